@@ -1,0 +1,49 @@
+"""The transportability certificate: centroid residuals over the class margin, in one metric."""
+
+from __future__ import annotations
+
+from array_api_compat import array_namespace, device
+
+from caster.core.linalg import Array, mahalanobis, whiten
+
+
+def centroid_residuals(
+    pulled: Array,  # (B, k), target features in source coordinates
+    assigned: Array,  # (B,), pseudo-class indices
+    kept: Array,  # (B,), boolean: confident samples
+    means: Array,  # (C, k)
+) -> tuple[Array, Array]:  # (C, k), (C,)
+    """delta_c, the kept centroid of every pseudo-class less its source mean (Eq. 7), and counts.
+
+    A class no kept sample is assigned to has count 0 and residual 0.
+    """
+    xp = array_namespace(pulled)
+    classes = xp.arange(means.shape[0], dtype=assigned.dtype, device=device(assigned))
+    member = xp.astype((assigned == classes[:, None]) & kept, pulled.dtype)  # (C, B)
+    counts = xp.sum(member, axis=1)
+    occupied = counts[:, None] > 0
+    centroids = (member @ pulled) / xp.where(occupied, counts[:, None], 1.0)
+    return xp.where(occupied, centroids - means, 0.0), counts
+
+
+def margin(means: Array, pooled: Array) -> Array:  # (C, k), (k, k) -> ()
+    """gamma_s, the smallest distance between two class means in the metric of `pooled` (Eq. 8).
+
+    Differences are taken class by class: the faster expansion of the square would cancel
+    exactly where it matters, at classes that lie close together.
+    """
+    xp = array_namespace(means)
+    whitened = whiten(means, xp.linalg.cholesky(pooled))
+    steps = (whitened[c + 1 :, :] - whitened[c, :] for c in range(means.shape[0] - 1))
+    return xp.sqrt(xp.min(xp.stack([xp.min(xp.sum(step * step, axis=1)) for step in steps])))
+
+
+def ratio(
+    residuals: Array,  # (C, k)
+    pooled: Array,  # (k, k)
+    margin: float,
+    eps: float,
+) -> Array:  # ()
+    """r_t, the largest residual over the margin, both in the metric of `pooled` (Eq. 9)."""
+    xp = array_namespace(residuals)
+    return xp.max(mahalanobis(residuals, pooled)) / (margin + eps)

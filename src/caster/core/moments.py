@@ -1,0 +1,142 @@
+"""Class moments from streams, and the moments of a target batch.
+
+`ClassScatter` (first pass, memory C*d + d^2) and `ClassMoments` (second pass, memory C*k^2)
+are sums over samples: ``of`` makes one from a chunk, ``+`` merges two, and neither holds data.
+Merging follows Chan, Golub and LeVeque: centred sums, so a large common offset cancels nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from array_api_compat import array_namespace, device
+
+from caster.core.linalg import Array
+
+
+@dataclass(frozen=True, eq=False)
+class ClassScatter:
+    """Counts, class means and the within-class scatter of everything seen so far.
+
+    >>> import numpy as np
+    >>> h, y = np.array([[0.0, 1.0], [2.0, 1.0], [5.0, 5.0], [5.0, 7.0]]), np.array([0, 0, 1, 1])
+    >>> whole = ClassScatter.of(h, y, n_classes=2)
+    >>> parts = ClassScatter.of(h[:3], y[:3], 2) + ClassScatter.of(h[3:], y[3:], 2)
+    >>> bool(np.allclose(whole.within, parts.within)), whole.means.tolist()
+    (True, [[1.0, 1.0], [5.0, 6.0]])
+    """
+
+    counts: Array  # (C,), floating, so that it multiplies
+    means: Array  # (C, d); zero where a class has no sample
+    within: Array  # (d, d), sum over samples of (h - mu_c)(h - mu_c)'
+
+    @classmethod
+    def of(
+        cls,
+        h: Array,  # (n, d)
+        y: Array,  # (n,), class indices
+        n_classes: int,
+    ) -> Self:
+        """The sums of one chunk, accumulated in float64 whatever the chunk's dtype."""
+        xp = array_namespace(h, y)
+        counts, means = class_means(h, y, n_classes)
+        centred = h - xp.astype(xp.take(means, y, axis=0), h.dtype)
+        # Unit scale: the squares of 1e30 or 1e-30 leave float32's range.
+        scale = xp.max(xp.abs(centred))
+        scale = xp.where(scale > 0, scale, xp.ones_like(scale))
+        centred = centred / scale
+        within = xp.astype(centred.T @ centred, xp.float64)
+        return cls(counts, means, within * xp.astype(scale, xp.float64) ** 2)
+
+    def __add__(self, other: Self) -> Self:
+        counts, means, step, weight = _merge_means(self, other)
+        within = self.within + other.within + (step * weight[:, None]).T @ step
+        return type(self)(counts, means, within)
+
+    @property
+    def total(self) -> float:
+        """Number of samples."""
+        return float(array_namespace(self.counts).sum(self.counts))
+
+    @property
+    def width(self) -> int:
+        """Number of features d."""
+        return int(self.means.shape[1])
+
+
+@dataclass(frozen=True, eq=False)
+class ClassMoments:
+    """Counts, means and scatter of every class, of projected features."""
+
+    counts: Array  # (C,), floating
+    means: Array  # (C, k)
+    scatters: Array  # (C, k, k)
+
+    @classmethod
+    def of(
+        cls,
+        z: Array,  # (n, k)
+        y: Array,  # (n,), class indices
+        n_classes: int,
+    ) -> Self:
+        """The sums of one chunk, accumulated in float64."""
+        xp = array_namespace(z, y)
+        z = xp.astype(z, xp.float64)
+        counts, means = class_means(z, y, n_classes)
+        centred = z - xp.take(means, y, axis=0)
+        by_class = xp.take(centred, xp.argsort(y), axis=0)
+        scatters, start = [], 0
+        for count in (int(n) for n in counts):
+            rows = by_class[start : start + count, :]
+            scatters.append(rows.T @ rows)
+            start += count
+        return cls(counts, means, xp.stack(scatters))
+
+    def __add__(self, other: Self) -> Self:
+        counts, means, step, weight = _merge_means(self, other)
+        outer = step[:, :, None] * (step * weight[:, None])[:, None, :]
+        return type(self)(counts, means, self.scatters + other.scatters + outer)
+
+    @property
+    def covariances(self) -> Array:  # (C, k, k)
+        """Class covariances, divided by n_c."""
+        return self.scatters / self.counts[:, None, None]
+
+
+def class_means(
+    rows: Array,  # (n, d)
+    y: Array,  # (n,), class indices
+    n_classes: int,
+) -> tuple[Array, Array]:  # (C,), (C, d)
+    """Sample count and mean of every class in float64; the mean of an absent class is zero."""
+    xp = array_namespace(rows, y)
+    classes = xp.arange(n_classes, dtype=y.dtype, device=device(y))
+    member = xp.astype(classes[:, None] == y[None, :], rows.dtype)
+    counts = xp.astype(xp.sum(member, axis=1), xp.float64)
+    sums = xp.astype(member @ rows, xp.float64)
+    return counts, sums / xp.clip(counts, min=1.0)[:, None]
+
+
+def _merge_means(
+    a: ClassScatter | ClassMoments, b: ClassScatter | ClassMoments
+) -> tuple[Array, Array, Array, Array]:
+    """Merged counts and means, the step between the two means and its weight n_a n_b / n."""
+    xp = array_namespace(a.means, b.means)
+    counts = a.counts + b.counts
+    share = b.counts / xp.clip(counts, min=1.0)
+    step = b.means - a.means
+    return counts, a.means + step * share[:, None], step, a.counts * share
+
+
+def batch_moments(z: Array) -> tuple[Array, Array]:  # (B, k) -> (k,), (k, k)
+    """Empirical mean and covariance of a target batch, divided by B.
+
+    >>> import numpy as np
+    >>> batch_moments(np.array([[0.0], [2.0]]))
+    (array([1.]), array([[1.]]))
+    """
+    xp = array_namespace(z)
+    mean = xp.mean(z, axis=0)
+    centred = z - mean
+    return mean, (centred.T @ centred) / z.shape[0]

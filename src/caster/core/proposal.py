@@ -1,0 +1,46 @@
+"""One target batch through Sec. 3 of the paper, up to but not including the decision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from array_api_compat import array_namespace
+
+from caster.core.certificate import centroid_residuals, ratio
+from caster.core.discriminant import confidence, gaussian_scores
+from caster.core.linalg import Array
+from caster.core.transport import estimate, pull, push
+from caster.core.types import AffineMap, SourceMoments
+
+
+@dataclass(frozen=True, eq=False)
+class Proposal:
+    """A transported classifier's answer for one batch, and the evidence to judge it by."""
+
+    scores: Array  # (B, C), g_c
+    assigned: Array  # (B,), class indices
+    map: AffineMap
+    evidence: Array  # (3,): ratio, confident samples, classes they occupy; one host transfer
+
+
+def propose(
+    z: Array,  # (B, k), B >= 2
+    moments: SourceMoments,  # restricted to the same k
+    *,
+    lam: float,
+    beta: float,
+    threshold: float,
+    eps: float,
+) -> Proposal:
+    """Transport the source to the batch, classify it, and measure its certificate (Eqs. 3-9)."""
+    xp = array_namespace(z)
+    fitted = estimate(z, moments.mean, moments.covariance, lam)
+    transported = push(fitted, moments.means, moments.covariances, beta)
+    scores = gaussian_scores(z, *transported, moments.priors)
+    assigned = xp.argmax(scores, axis=1)
+    kept = confidence(scores) > threshold
+    residuals, counts = centroid_residuals(pull(fitted, z), assigned, kept, moments.means)
+    r = ratio(residuals, moments.pooled, moments.margin, eps)
+    occupied = xp.astype(counts > 0, counts.dtype)
+    evidence = xp.stack([r, xp.sum(counts), xp.sum(occupied)])
+    return Proposal(scores, assigned, fitted, evidence)

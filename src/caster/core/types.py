@@ -1,0 +1,117 @@
+"""The values that travel between the equations: source moments, an affine map, a verdict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from array_api_compat import array_namespace
+
+from caster.core.certificate import margin
+from caster.core.linalg import Array
+
+Reason = Literal[
+    "accepted", "ratio", "min_samples", "min_classes", "no_confident_class", "batch_too_small"
+]
+
+
+@dataclass(frozen=True, eq=False)
+class SourceMoments:
+    """What CASTER retains of the source. Five values are stored; the others follow from them.
+
+    >>> import numpy as np
+    >>> moments = SourceMoments(
+    ...     U=np.eye(3)[:, :2], means=np.array([[0.0, 0.0], [3.0, 4.0]]),
+    ...     covariances=np.stack([np.eye(2), np.eye(2)]), counts=np.array([30, 10]), ridge=0.0)
+    >>> moments.priors, moments.mean, moments.margin
+    (array([0.75, 0.25]), array([0.75, 1.  ]), 5.0)
+    >>> moments.restrict(1).margin
+    3.0
+    """
+
+    U: Array  # (d, k), the discriminative basis
+    means: Array  # (C, k)
+    covariances: Array  # (C, k, k)
+    counts: Array  # (C,), integers
+    ridge: float  # what was added to the diagonal of S_w, in squared feature units
+
+    @property
+    def rank(self) -> int:
+        """Number of directions k."""
+        return int(self.means.shape[1])
+
+    @property
+    def n_classes(self) -> int:
+        """Number of classes C."""
+        return int(self.means.shape[0])
+
+    def restrict(self, k: int) -> SourceMoments:
+        """The moments in the first k directions."""
+        return SourceMoments(
+            self.U[:, :k], self.means[:, :k], self.covariances[:, :k, :k], self.counts, self.ridge
+        )
+
+    @cached_property
+    def priors(self) -> Array:  # (C,)
+        """Class shares n_c / N."""
+        xp = array_namespace(self.means)
+        counts = xp.astype(self.counts, self.means.dtype)
+        return counts / xp.sum(counts)
+
+    @cached_property
+    def mean(self) -> Array:  # (k,)
+        """Global source mean m_s."""
+        return self.priors @ self.means
+
+    @cached_property
+    def within(self) -> Array:  # (k, k)
+        """Prior-weighted mean of the class covariances."""
+        xp = array_namespace(self.means)
+        flat = xp.reshape(self.covariances, (self.n_classes, self.rank**2))
+        return xp.reshape(self.priors @ flat, (self.rank, self.rank))
+
+    @cached_property
+    def covariance(self) -> Array:  # (k, k)
+        """Global source covariance C_s, by the law of total covariance."""
+        spread = self.means - self.mean
+        return self.within + (spread * self.priors[:, None]).T @ spread
+
+    @cached_property
+    def pooled(self) -> Array:  # (k, k)
+        """Pooled within-class covariance Sigma_s = U' S_w U, the metric of the certificate.
+
+        It carries S_w's ridge: with fewer samples than features S_w alone is singular, and a
+        distance along a direction without variance would be infinite.
+        """
+        scaled = self.ridge**0.5 * self.U  # first, or U'U overflows for features near 1e-30
+        return self.within + scaled.T @ scaled
+
+    @cached_property
+    def margin(self) -> float:
+        """Smallest distance gamma_s between two class means in the metric of `pooled`."""
+        return float(margin(self.means, self.pooled))
+
+
+@dataclass(frozen=True, eq=False)
+class AffineMap:
+    """z -> A z + b from source to target coordinates; A is a diagonal matrix if `diagonal`."""
+
+    A: Array  # (k, k)
+    b: Array  # (k,)
+    diagonal: bool
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a batch supports its transport, and why.
+
+    >>> Verdict(accepted=False, reason="min_classes", ratio=0.4, confident=50, classes=1).accepted
+    False
+    """
+
+    accepted: bool
+    reason: Reason
+    ratio: float  # r_t; infinite where no confident sample exists to measure it on
+    confident: int  # samples kept by the confidence threshold
+    classes: int  # pseudo-classes those samples occupy

@@ -1,0 +1,9 @@
+"""Errors a user can act on: one line, what is wrong and what to do."""
+
+
+class CasterError(ValueError):
+    """Bad input. The message is one line; the command line prints it without a traceback."""
+
+
+class StateError(CasterError):
+    """A state file that cannot be trusted, or does not belong to what it is used with."""

@@ -1,0 +1,278 @@
+"""Caster: the scikit-learn-style shell around the mathematics in `caster.core`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+import numpy as np
+from array_api_compat import array_namespace, is_array_api_obj, is_numpy_array
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.exceptions import NotFittedError
+from sklearn.utils.validation import validate_data
+
+from caster import state as states
+from caster.arrays import as_real_array, like, to_numpy
+from caster.config import Settings
+from caster.core.discriminant import gaussian_scores
+from caster.core.gate import decide, refuse
+from caster.core.linalg import Array, identity_like
+from caster.core.proposal import propose
+from caster.core.subspace import active_rank
+from caster.core.types import AffineMap, SourceMoments, Verdict
+from caster.errors import CasterError
+from caster.fitting import Chunks, fit_moments
+from caster.labels import Labels, as_labels, unique_labels
+from caster.placement import Placement
+
+
+@dataclass(frozen=True, eq=False)
+class Adaptation:
+    """One adapted batch."""
+
+    predictions: Array  # (B,), labels: the proposed ones if accepted, else the fallback's
+    proposed: Array  # (B,), the transported classifier's labels, whatever the verdict
+    transported: Array  # (B, C), its scores g_c
+    verdict: Verdict
+    map: AffineMap
+
+
+class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Class-shared affine statistics transport with a certificate.
+
+    Fit once on the features a frozen model gives for labelled source data; then adapt batch by
+    batch. A batch's predictions depend on the batch: it is what the map is estimated from.
+
+    Parameters
+    ----------
+    k_max : most directions of the discriminative subspace that are retained.
+    lam, beta : shrinkage of the map's covariances, ridge of the class covariances.
+    tau : largest accepted certificate.
+    confidence : probability a sample must exceed to take part in the certificate.
+    min_samples, min_classes : fewest such samples, and classes they must occupy.
+    scatter_ridge, eps : numerical safeguards; see `caster.config`.
+
+    Attributes
+    ----------
+    classes_ : the labels, in the order of every score and count.
+    moments_ : `SourceMoments` of the source, NumPy float32: exactly what a state file holds.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> labels = rng.integers(3, size=600)
+    >>> features = rng.normal(size=(600, 8)) + 6 * np.eye(3, 8)[labels]
+    >>> clf = Caster().fit(features, labels)
+    >>> shifted = 1.5 * features[:64] + 2.0
+    >>> out = clf.adapt(shifted)
+    >>> out.verdict.reason, float(np.mean(out.predictions == labels[:64]))
+    ('accepted', 1.0)
+    """
+
+    def __init__(
+        self,
+        k_max: int = Settings.k_max,
+        lam: float = Settings.lam,
+        beta: float = Settings.beta,
+        tau: float = Settings.tau,
+        confidence: float = Settings.confidence,
+        min_samples: int = Settings.min_samples,
+        min_classes: int = Settings.min_classes,
+        scatter_ridge: float = Settings.scatter_ridge,
+        eps: float = Settings.eps,
+    ) -> None:
+        self.k_max = k_max
+        self.lam = lam
+        self.beta = beta
+        self.tau = tau
+        self.confidence = confidence
+        self.min_samples = min_samples
+        self.min_classes = min_classes
+        self.scatter_ridge = scatter_ridge
+        self.eps = eps
+
+    @property
+    def settings(self) -> Settings:
+        """The parameters, checked."""
+        return Settings(
+            **{constant.name: getattr(self, constant.name) for constant in fields(Settings)}
+        )
+
+    def fit(
+        self,
+        X: Any,  # (N, d)
+        y: Any,  # (N,), labels of any hashable kind
+    ) -> Self:
+        """Fit source moments from arrays in memory."""
+        if y is None:
+            raise CasterError("Caster requires y to be passed, but the target y is None")
+        if not is_array_api_obj(X) or is_numpy_array(X):
+            X = validate_data(self, X, dtype=[np.float64, np.float32], ensure_all_finite=False)
+        labels = as_labels(y)
+        return self.fit_stream([(X, labels)], unique_labels(labels))
+
+    def fit_stream(
+        self,
+        chunks: Chunks,
+        classes: Any,
+    ) -> Self:
+        """Fit from chunks of (features, labels) that are read twice and never held.
+
+        >>> import numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> y = np.repeat([0, 1], 50)
+        >>> X = rng.normal(size=(100, 4)) + y[:, None]
+        >>> chunks = [(X[i : i + 10], y[i : i + 10]) for i in range(0, 100, 10)]
+        >>> streamed = Caster().fit_stream(chunks, classes=[0, 1])
+        >>> bool(np.allclose(streamed.moments_.means, Caster().fit(X, y).moments_.means, atol=1e-5))
+        True
+        """
+        classes = as_labels(classes)
+        return self._adopt(fit_moments(chunks, classes, self.settings), classes)
+
+    def adapt(
+        self,
+        batch: Any,  # (B, d)
+        head_logits: Any = None,  # (B, C), columns in the order of classes_
+    ) -> Adaptation:
+        """Transport the source to one target batch, and say whether that is supported.
+
+        NumPy, torch, CuPy or JAX in, the same kind and device out; labels that are not numbers
+        come back as a NumPy array. Without `head_logits` a rejected batch falls back to
+        Source-GDA. A batch of one supports no direction: its verdict is "batch_too_small", its
+        scores are the log priors and its proposal is the fallback.
+        """
+        z = self._project(batch)
+        head = None if head_logits is None else self._head_choice(head_logits, z)
+        k = active_rank(self.moments_.rank, z.shape[0])
+        if k == 0:
+            return self._unsupported(z, head)
+        active, settings = self._placement.beside(z, k), self.settings
+        proposal = propose(
+            z[:, :k],
+            active,
+            lam=settings.lam,
+            beta=settings.beta,
+            threshold=settings.confidence,
+            eps=settings.eps,
+        )
+        verdict = decide(
+            *to_numpy(proposal.evidence).tolist(),
+            n_classes=active.n_classes,
+            tau=settings.tau,
+            min_samples=settings.min_samples,
+            min_classes=settings.min_classes,
+        )
+        proposed = predictions = self._labels(proposal.assigned)
+        if not verdict.accepted:
+            predictions = self._fallback(z, head)
+        return Adaptation(predictions, proposed, proposal.scores, verdict, proposal.map)
+
+    def predict(
+        self,
+        X: Any,  # (B, d), one batch
+        head_logits: Any = None,  # (B, C)
+    ) -> Array:  # (B,)
+        """Labels of one batch: the transported classifier's if accepted, else the fallback's."""
+        self._check_fitted()
+        if not is_array_api_obj(X) or is_numpy_array(X):
+            X = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
+        return self.adapt(X, head_logits).predictions
+
+    def source_scores(self, batch: Any) -> Array:  # (B, d) -> (B, C)
+        """Source-GDA: the untransported Gaussian discriminant in all retained directions."""
+        return self._source_scores(self._project(batch))
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        model_sha256: str | None = None,
+        preprocessing_sha256: str | None = None,
+    ) -> None:
+        """Write a state file, bound to the digests of what made the features where given."""
+        self._check_fitted()
+        state = states.State(
+            self.moments_, self.classes_, self.settings, model_sha256, preprocessing_sha256
+        )
+        states.save(state, path)
+
+    @classmethod
+    def from_state(cls, state: states.State) -> Self:
+        """The fitted estimator a state was saved from."""
+        return cls(**vars(state.settings))._adopt(state.moments, state.classes)
+
+    def _adopt(self, moments: SourceMoments, classes: Labels) -> Self:
+        self.moments_, self.classes_ = moments, classes
+        self.n_features_in_ = int(moments.U.shape[0])
+        self._placement = Placement(moments)
+        return self
+
+    def _check_fitted(self) -> None:
+        if not hasattr(self, "moments_"):
+            raise NotFittedError("this Caster is not fitted yet: call fit, or use caster.load")
+
+    def _project(self, batch: Any) -> Array:  # (B, d) -> (B, k0)
+        """z = U'h in all retained directions, of a batch that is checked on the way."""
+        self._check_fitted()
+        batch = as_real_array(batch)
+        if batch.ndim != 2 or batch.shape[0] == 0 or batch.shape[1] != self.n_features_in_:
+            raise CasterError(
+                f"a batch must be (samples, {self.n_features_in_}), not {tuple(batch.shape)}"
+            )
+        z = batch @ self._placement.beside(batch, self.moments_.rank).U
+        xp = array_namespace(z)
+        if not bool(xp.all(xp.isfinite(z))):  # NaN and infinity survive every product with U
+            raise CasterError("the batch holds NaN or infinity: drop or repair such rows")
+        return z
+
+    def _head_choice(self, head_logits: Any, z: Array) -> Array:  # (B, C) -> (B,)
+        logits = like(as_real_array(head_logits), z)
+        xp = array_namespace(logits)
+        expected = (z.shape[0], len(self.classes_))
+        if tuple(logits.shape) != expected:
+            raise CasterError(f"head_logits must be {expected}, not {tuple(logits.shape)}")
+        if bool(xp.any(xp.isnan(logits))):
+            raise CasterError("head_logits hold NaN: the frozen model's answer is undefined")
+        return xp.argmax(logits, axis=1)
+
+    def _source_scores(self, z: Array) -> Array:  # (B, k0) -> (B, C)
+        source = self._placement.beside(z, self.moments_.rank)
+        ridged = source.covariances + self.settings.beta * identity_like(source.covariances)
+        return gaussian_scores(z, source.means, ridged, source.priors)
+
+    def _fallback(self, z: Array, head: Array | None) -> Array:  # -> (B,), labels
+        if head is None:
+            head = array_namespace(z).argmax(self._source_scores(z), axis=1)
+        return self._labels(head)
+
+    def _unsupported(self, z: Array, head: Array | None) -> Adaptation:
+        """The answer for a batch of one, in which no direction is active."""
+        xp = array_namespace(z)
+        none = self._placement.beside(z, 0)
+        labels = self._fallback(z, head)
+        scores = xp.broadcast_to(xp.log(none.priors), (1, none.n_classes))
+        no_map = AffineMap(A=z[:0, :0], b=z[0, :0], diagonal=True)
+        return Adaptation(labels, labels, scores, refuse("batch_too_small"), no_map)
+
+    def _labels(self, indices: Array) -> Array:  # (B,) -> (B,)
+        if is_numpy_array(indices):
+            return self.classes_[indices]
+        if self.classes_.dtype.kind in "iufb":
+            xp = array_namespace(indices)
+            return xp.take(like(self.classes_, indices), indices, axis=0)
+        return self.classes_[to_numpy(indices)]
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    model_sha256: str | None = None,
+    preprocessing_sha256: str | None = None,
+) -> Caster:
+    """A fitted `Caster` from its state file; digests are checked against it where given."""
+    state = states.load(path)
+    state.check_origin(model_sha256=model_sha256, preprocessing_sha256=preprocessing_sha256)
+    return Caster.from_state(state)

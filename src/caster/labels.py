@@ -1,0 +1,101 @@
+"""Class labels of any hashable kind: to indices and back, and to JSON and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+from array_api_compat import is_array_api_obj
+from numpy.typing import NDArray
+
+from caster.arrays import to_numpy
+from caster.errors import CasterError
+
+Labels = NDArray[Any]
+
+
+def as_labels(values: Any) -> Labels:  # (n,)
+    """A one-dimensional label array; values NumPy has no scalar type for become objects.
+
+    >>> as_labels(["cat", "dog"]).dtype.kind, as_labels([("cat", 1), "dog"]).dtype.kind
+    ('U', 'O')
+    """
+    if is_array_api_obj(values):
+        values = to_numpy(values)
+    elif not hasattr(values, "__array__"):
+        values = list(values)
+        if len({type(value) for value in values}) > 1 or any(np.ndim(v) for v in values):
+            return as_object_array(values)
+    return np.asarray(values)
+
+
+def unique_labels(labels: Labels) -> Labels:  # (C,)
+    """The distinct labels: sorted where they can be, else in order of first appearance.
+
+    >>> unique_labels(as_labels(["dog", 3, "dog"]))
+    array(['dog', 3], dtype=object)
+    """
+    if labels.dtype.kind != "O":
+        return np.asarray(np.unique(labels))
+    distinct: list[Any] = list(dict.fromkeys(labels.tolist()))
+    with suppress(TypeError):  # kinds without a common order keep the order they came in
+        distinct.sort()
+    return as_object_array(distinct)
+
+
+def as_object_array(values: Iterable[Any]) -> Labels:
+    """An object array of these very values, sequences among them left whole."""
+    values = list(values)
+    objects = np.empty(len(values), dtype=object)
+    for i, value in enumerate(values):
+        objects[i] = value
+    return objects
+
+
+def encode(labels: Labels, classes: Labels) -> NDArray[np.int64]:  # (n,), (C,) -> (n,)
+    """Index of every label in `classes`; a label that is not there is an error.
+
+    >>> encode(as_labels(["b", "a"]), as_labels(["a", "b"]))
+    array([1, 0])
+    """
+    index = {label: i for i, label in enumerate(classes.tolist())}
+    try:
+        return np.fromiter((index[v] for v in labels.tolist()), dtype=np.int64, count=len(labels))
+    except KeyError as missing:
+        raise CasterError(f"label {missing.args[0]!r} is not among the declared classes") from None
+
+
+def to_json(classes: Labels) -> str:
+    """Labels as JSON; numbers, text, booleans, None and tuples of these can be stored."""
+    return json.dumps({"dtype": classes.dtype.str, "labels": [_pack(v) for v in classes.tolist()]})
+
+
+def from_json(text: str) -> Labels:
+    """The labels `to_json` wrote, of the same kind.
+
+    >>> from_json(to_json(as_labels([("cat", 1), "dog"])))
+    array([('cat', 1), 'dog'], dtype=object)
+    """
+    stored = json.loads(text)
+    values = [_unpack(v) for v in stored["labels"]]
+    if np.dtype(stored["dtype"]).kind == "O":
+        return as_object_array(values)
+    return np.asarray(values, dtype=stored["dtype"])
+
+
+def _pack(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_pack(v) for v in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise CasterError(
+        f"a label of type {type(value).__name__} cannot be stored in a state file: "
+        "use numbers, text, booleans, None or tuples of these"
+    )
+
+
+def _unpack(value: Any) -> Any:
+    return tuple(_unpack(v) for v in value) if isinstance(value, list) else value

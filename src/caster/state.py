@@ -1,0 +1,172 @@
+"""One safetensors file for everything CASTER retains of a source, checked on the way in.
+
+The file holds what cannot be recomputed: U, class means, packed upper triangles of the class
+covariances and class counts. Priors, global and pooled moments and the margin follow from these.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save as to_safetensors
+
+from caster import labels
+from caster._version import __version__
+from caster.config import STATE_DTYPE, Settings
+from caster.core.types import SourceMoments
+from caster.errors import CasterError, StateError
+from caster.files import replacing
+
+FORMAT, VERSION = "caster-state", "1"
+ARRAYS = ("U", "means", "covariances", "counts")
+
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """Source moments with the labels, constants and digests they belong to."""
+
+    moments: SourceMoments  # NumPy float32
+    classes: labels.Labels  # (C,)
+    settings: Settings
+    model_sha256: str | None = None
+    preprocessing_sha256: str | None = None
+    caster_version: str = __version__
+
+    def check_origin(
+        self,
+        *,
+        model_sha256: str | None = None,
+        preprocessing_sha256: str | None = None,
+    ) -> None:
+        """Refuse a model or preprocessing other than the one the moments were made with."""
+        for what, expected, given in (
+            ("model", self.model_sha256, model_sha256),
+            ("preprocessing", self.preprocessing_sha256, preprocessing_sha256),
+        ):
+            if given is not None and given != expected:
+                found = "none" if expected is None else f"{expected[:12]}…"
+                raise StateError(
+                    f"the state was fitted with another {what} (digest {found}, not "
+                    f"{given[:12]}…): fit again with this one"
+                )
+
+
+def save(state: State, path: str | os.PathLike[str]) -> None:
+    """Write a state file; an existing one is replaced whole or not at all."""
+    arrays = _pack(state.moments)
+    metadata = {
+        "format": FORMAT,
+        "version": VERSION,
+        "caster": state.caster_version,
+        "settings": json.dumps(asdict(state.settings)),
+        "classes": labels.to_json(state.classes),
+        "ridge": repr(state.moments.ridge),
+        "features": str(state.moments.U.shape[0]),
+        "samples": str(int(state.moments.counts.sum())),
+        "model_sha256": state.model_sha256 or "",
+        "preprocessing_sha256": state.preprocessing_sha256 or "",
+    }
+    metadata["content_sha256"] = content_digest(arrays, metadata)
+    content = to_safetensors(arrays, metadata)
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def load(path: str | os.PathLike[str]) -> State:
+    """Read a state file, or refuse it in one line."""
+    arrays, metadata = _read(Path(path))
+    try:
+        state = State(
+            moments=_unpack(arrays, float(metadata["ridge"])),
+            classes=labels.from_json(metadata["classes"]),
+            settings=Settings(**json.loads(metadata["settings"])),
+            model_sha256=metadata["model_sha256"] or None,
+            preprocessing_sha256=metadata["preprocessing_sha256"] or None,
+            caster_version=metadata["caster"],
+        )
+        _check_consistent(state, metadata)
+    except (KeyError, TypeError, ValueError) as error:
+        raise StateError(f"{path} is not a usable state file ({error}): fit again") from None
+    return state
+
+
+def content_digest(arrays: Arrays, metadata: dict[str, str]) -> str:
+    """SHA-256 over every array and every metadata entry but the digest itself."""
+    digest = hashlib.sha256()
+    described = {k: v for k, v in metadata.items() if k != "content_sha256"}
+    digest.update(json.dumps(described, sort_keys=True).encode())
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        digest.update(array.data)
+    return digest.hexdigest()
+
+
+def _read(path: Path) -> tuple[Arrays, dict[str, str]]:
+    try:
+        with safe_open(path, framework="np") as file:
+            metadata: dict[str, str] = file.metadata() or {}
+            if metadata.get("format") != FORMAT:
+                raise StateError(f"{path} is a safetensors file, but not a caster state file")
+            if metadata.get("version") != VERSION:
+                raise StateError(
+                    f"{path} has state format {metadata.get('version')}, not {VERSION}: "
+                    f"use the caster that wrote it ({metadata.get('caster')}) or fit again"
+                )
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise StateError(f"{path} does not exist: make it with `caster fit`") from None
+    except OSError as error:
+        raise StateError(f"cannot read {path}: {error.strerror or error}") from None
+    except SafetensorError:
+        raise StateError(f"{path} is truncated, damaged or not a caster state file") from None
+    if content_digest(arrays, metadata) != metadata.get("content_sha256"):
+        raise StateError(f"{path} does not match its own digest: it was damaged or edited")
+    return arrays, metadata
+
+
+def _check_consistent(state: State, metadata: dict[str, str]) -> None:
+    moments = state.moments
+    n_classes, k = moments.means.shape
+    shapes_agree = (
+        moments.U.shape == (int(metadata["features"]), k)
+        and moments.counts.shape == state.classes.shape == (n_classes,)
+        and int(moments.counts.sum()) == int(metadata["samples"])
+    )
+    if not shapes_agree or n_classes < 2 or k < 1 or moments.counts.min() < 1:
+        raise CasterError("its arrays do not fit together")
+    numbers = (moments.U, moments.means, moments.covariances, moments.ridge)
+    if not all(np.isfinite(values).all() for values in numbers):
+        raise CasterError("it holds NaN or infinity")
+
+
+def _pack(moments: SourceMoments) -> Arrays:
+    upper = np.triu_indices(moments.rank)
+    return {
+        "U": np.ascontiguousarray(moments.U, dtype=STATE_DTYPE),
+        "means": np.ascontiguousarray(moments.means, dtype=STATE_DTYPE),
+        "covariances": np.ascontiguousarray(moments.covariances[:, *upper], dtype=STATE_DTYPE),
+        "counts": np.ascontiguousarray(moments.counts, dtype=np.int64),
+    }
+
+
+def _unpack(arrays: Arrays, ridge: float) -> SourceMoments:
+    if sorted(arrays) != sorted(ARRAYS):
+        raise CasterError(f"it holds {', '.join(sorted(arrays))} instead of {', '.join(ARRAYS)}")
+    means, packed = arrays["means"], arrays["covariances"]
+    n_classes, k = means.shape
+    rows, columns = np.triu_indices(k)
+    covariances = np.empty((n_classes, k, k), dtype=packed.dtype)
+    covariances[:, rows, columns] = packed
+    covariances[:, columns, rows] = packed
+    return SourceMoments(arrays["U"], means, covariances, arrays["counts"], ridge)
