@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
@@ -15,7 +16,7 @@ from sklearn.utils.validation import validate_data
 from caster import state as states
 from caster.arrays import as_real_array, like, to_numpy
 from caster.config import Settings
-from caster.core.discriminant import gaussian_scores
+from caster.core.discriminant import ridged_scores
 from caster.core.gate import decide, refuse
 from caster.core.linalg import Array, identity_like
 from caster.core.proposal import propose
@@ -25,6 +26,9 @@ from caster.errors import CasterError
 from caster.fitting import Chunks, fit_moments
 from caster.labels import Labels, as_labels, unique_labels
 from caster.placement import Placement
+from caster.threads import one_blas_thread
+
+MANY_CLASSES = 64  # from here on, setting the number of BLAS threads pays for itself
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,6 +148,11 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Source-GDA. A batch of one supports no direction: its verdict is "batch_too_small", its
         scores are the log priors and its proposal is the fallback.
         """
+        many = len(getattr(self, "classes_", ())) >= MANY_CLASSES
+        with one_blas_thread() if many else nullcontext():
+            return self._adapt(batch, head_logits)
+
+    def _adapt(self, batch: Any, head_logits: Any) -> Adaptation:
         z = self._project(batch)
         head = None if head_logits is None else self._head_choice(head_logits, z)
         k = active_rank(self.moments_.rank, z.shape[0])
@@ -240,8 +249,7 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _source_scores(self, z: Array) -> Array:  # (B, k0) -> (B, C)
         source = self._placement.beside(z, self.moments_.rank)
-        ridged = source.covariances + self.settings.beta * identity_like(source.covariances)
-        return gaussian_scores(z, source.means, ridged, source.priors)
+        return ridged_scores(z, source, self.settings.beta * identity_like(source.pooled))
 
     def _fallback(self, z: Array, head: Array | None) -> Array:  # -> (B,), labels
         if head is None:
@@ -254,7 +262,7 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         none = self._placement.beside(z, 0)
         labels = self._fallback(z, head)
         scores = xp.broadcast_to(xp.log(none.priors), (1, none.n_classes))
-        no_map = AffineMap(A=z[:0, :0], b=z[0, :0], diagonal=True)
+        no_map = AffineMap(A=z[:0, :0], b=z[0, :0], inverse=z[:0, :0], diagonal=True)
         return Adaptation(labels, labels, scores, refuse("batch_too_small"), no_map)
 
     def _labels(self, indices: Array) -> Array:  # (B,) -> (B,)

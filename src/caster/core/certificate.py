@@ -26,24 +26,26 @@ def centroid_residuals(
     return xp.where(occupied, centroids - means, 0.0), counts
 
 
-def margin(means: Array, pooled: Array) -> Array:  # (C, k), (k, k) -> ()
-    """gamma_s, the smallest distance between two class means in the metric of `pooled` (Eq. 8).
+def margin(means: Array, metric: Array) -> Array:  # (C, k), (k, k) -> ()
+    """gamma_s, the smallest distance between two class means (Eq. 8).
+
+    `metric` is the Cholesky factor of the pooled within-class covariance.
 
     Differences are taken class by class: the faster expansion of the square would cancel
     exactly where it matters, at classes that lie close together.
     """
     xp = array_namespace(means)
-    whitened = whiten(means, xp.linalg.cholesky(pooled))
+    whitened = whiten(means, metric)
     steps = (whitened[c + 1 :, :] - whitened[c, :] for c in range(means.shape[0] - 1))
     return xp.sqrt(xp.min(xp.stack([xp.min(xp.sum(step * step, axis=1)) for step in steps])))
 
 
 def ratio(
     residuals: Array,  # (C, k)
-    pooled: Array,  # (k, k)
+    metric: Array,  # (k, k), the factor `margin` was measured with
     margin: float,
     eps: float,
 ) -> Array:  # ()
-    """r_t, the largest residual over the margin, both in the metric of `pooled` (Eq. 9)."""
+    """r_t, the largest residual over the margin, both in the same metric (Eq. 9)."""
     xp = array_namespace(residuals)
-    return xp.max(mahalanobis(residuals, pooled)) / (margin + eps)
+    return xp.max(mahalanobis(residuals, metric)) / (margin + eps)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, is_numpy_array
 
-from caster.core.linalg import Array, whiten
+from caster.core.linalg import Array, cholesky, whiten
+from caster.core.types import AffineMap, SourceMoments
 
 
 def gaussian_scores(
@@ -21,11 +22,51 @@ def gaussian_scores(
     [[0.0, -8.0], [-4.5, -0.5]]
     """
     xp = array_namespace(z)
-    factor = xp.linalg.cholesky(covariances)
+    factor = cholesky(covariances)
     whitened = whiten(z[None, :, :] - means[:, None, :], factor)  # (C, B, k)
-    distance = xp.sum(whitened * whitened, axis=-1)  # (C, B)
+    distance = xp.vecdot(whitened, whitened)  # (C, B)
     half_log_det = xp.sum(xp.log(xp.linalg.diagonal(factor)), axis=-1)  # (C,)
     return -0.5 * distance.T + (xp.log(priors) - half_log_det)
+
+
+def ridged_scores(
+    z: Array,  # (B, k)
+    moments: SourceMoments,  # restricted to the same k
+    ridge: Array,  # (k, k)
+) -> Array:  # (B, C)
+    """g_c with class covariances Sigma_c + ridge, a block of classes at a time."""
+    blocks = [
+        gaussian_scores(
+            z, moments.means[c, :], moments.covariances[c, :, :] + ridge, moments.priors[c]
+        )
+        for c in _class_blocks(z, moments.n_classes)
+    ]
+    return blocks[0] if len(blocks) == 1 else array_namespace(z).concat(blocks, axis=1)
+
+
+def transported_scores(
+    pulled: Array,  # (B, k), target features in source coordinates
+    fitted: AffineMap,
+    moments: SourceMoments,
+    beta: float,
+) -> Array:  # (B, C)
+    """g_c of the transported classes (Eqs. 4 and 5), computed in source coordinates.
+
+    A Sigma A' + beta I at z and Sigma + beta (A'A)^-1 at A^-1 (z - b) give one and the same
+    score but for log |det A|. There one matrix is added to all class covariances, where pushing
+    them would take two products of k x k matrices for every class.
+    """
+    ridge = beta * (fitted.inverse @ fitted.inverse.T)
+    log_det = array_namespace(pulled).linalg.slogdet(fitted.A).logabsdet
+    return ridged_scores(pulled, moments, ridge) - log_det
+
+
+def _class_blocks(z: Array, n_classes: int) -> list[slice]:
+    """Runs of classes whose temporaries fit a CPU's cache, or a share of a GPU's memory."""
+    batch_size, k = z.shape
+    budget = 2**18 if is_numpy_array(z) else 2**27
+    step = max(1, budget // (k * (k + batch_size)))
+    return [slice(c, c + step) for c in range(0, n_classes, step)]
 
 
 def confidence(scores: Array) -> Array:  # (B, C) -> (B,)

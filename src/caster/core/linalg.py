@@ -1,8 +1,12 @@
-"""Symmetric roots, Cholesky factors and the Mahalanobis norm, on any array namespace."""
+"""Symmetric roots, Cholesky factors and the Mahalanobis norm, on any array namespace.
+
+For NumPy the batched routines loop over SciPy's LAPACK and BLAS themselves: on a thousand
+63 x 63 matrices that is over twice as fast as the stock batched ones (docs/performance.md).
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import scipy.linalg
 from array_api_compat import array_namespace, device, is_numpy_array
@@ -16,31 +20,52 @@ def identity_like(matrix: Array) -> Array:  # (..., k, k) -> (k, k)
     return xp.eye(matrix.shape[-1], dtype=matrix.dtype, device=device(matrix))
 
 
-def symmetric_root(matrix: Array) -> Array:  # (k, k) -> (k, k)
-    """Symmetric positive-semidefinite square root of a symmetric matrix.
+class Spectrum(NamedTuple):
+    """Eigenvalues and eigenvectors of a symmetric matrix."""
+
+    values: Array  # (k,)
+    vectors: Array  # (k, k), one a column
+
+    def roots(self, lam: float) -> tuple[Array, Array]:  # (k, k), (k, k)
+        """Symmetric root of the matrix plus lam I, and that root's inverse.
+
+        >>> import numpy as np
+        >>> spectrum(np.diag([3.0, 15.0])).roots(1.0)
+        (array([[2., 0.],
+               [0., 4.]]), array([[0.5 , 0.  ],
+               [0.  , 0.25]]))
+        """
+        xp = array_namespace(self.values)
+        # Rounding can push an eigenvalue near zero just below it, where a root is NaN.
+        scales = xp.sqrt(xp.abs(self.values + lam))
+        V = self.vectors
+        return (V * scales) @ V.T, (V / scales) @ V.T
+
+
+def spectrum(matrix: Array) -> Spectrum:  # (k, k) -> (k,), (k, k)
+    """Eigendecomposition of a symmetric matrix."""
+    return Spectrum(*array_namespace(matrix).linalg.eigh(matrix))
+
+
+def cholesky(matrices: Array) -> Array:  # (..., k, k) -> (..., k, k)
+    """Lower-triangular L with L L' = matrix, batched.
 
     >>> import numpy as np
-    >>> symmetric_root(np.diag([4.0, 9.0]))
+    >>> cholesky(np.array([[4.0, 2.0], [2.0, 10.0]]))
     array([[2., 0.],
-           [0., 3.]])
+           [1., 3.]])
     """
-    xp = array_namespace(matrix)
-    values, vectors = xp.linalg.eigh(matrix)
-    # Rounding can push a zero eigenvalue just below zero, where a root is NaN.
-    return (vectors * xp.sqrt(xp.abs(values))) @ vectors.T
-
-
-def inverse_symmetric_root(matrix: Array) -> Array:  # (k, k) -> (k, k)
-    """Symmetric root of the inverse of a symmetric positive-definite matrix.
-
-    >>> import numpy as np
-    >>> inverse_symmetric_root(np.diag([4.0, 16.0]))
-    array([[0.5 , 0.  ],
-           [0.  , 0.25]])
-    """
-    xp = array_namespace(matrix)
-    values, vectors = xp.linalg.eigh(matrix)
-    return (vectors / xp.sqrt(values)) @ vectors.T
+    xp = array_namespace(matrices)
+    if not is_numpy_array(matrices):
+        return xp.linalg.cholesky(matrices)
+    (potrf,) = scipy.linalg.get_lapack_funcs(("potrf",), (matrices,))
+    factors = xp.array(matrices, order="C")
+    for matrix in xp.reshape(factors, (-1, *matrices.shape[-2:])):
+        # LAPACK counts by columns: the upper factor it leaves in place is our lower one.
+        _, failed_at = potrf(matrix.T, lower=0, clean=1, overwrite_a=1)
+        if failed_at:
+            raise xp.linalg.LinAlgError("matrix is not positive definite")
+    return factors
 
 
 def whiten(rows: Array, factor: Array) -> Array:  # (..., n, k), (..., k, k) -> (..., n, k)
@@ -51,35 +76,34 @@ def whiten(rows: Array, factor: Array) -> Array:  # (..., n, k), (..., k, k) -> 
     array([[1., 2.]])
     """
     xp = array_namespace(rows)
-    if is_numpy_array(rows):
-        return _whiten_in_blas(rows, factor)
-    transposed = xp.matrix_transpose(factor)
-    if hasattr(xp.linalg, "solve_triangular"):
-        return xp.linalg.solve_triangular(transposed, rows, upper=True, left=False)
-    # The standard has no triangular solve: the general one gives the same answer for more work.
-    return xp.matrix_transpose(xp.linalg.solve(factor, xp.matrix_transpose(rows)))
-
-
-def _whiten_in_blas(rows: Array, factor: Array) -> Array:
-    """The same in NumPy: SciPy's batched solver spends most of its time between the matrices."""
-    xp = array_namespace(rows)
+    if not is_numpy_array(rows):
+        return _whiten_in_namespace(rows, factor)
     (trsm,) = scipy.linalg.get_blas_funcs(("trsm",), (factor, rows))
     whitened = xp.array(rows, order="C")
-    k = rows.shape[-1]
-    factors, panels = xp.reshape(factor, (-1, k, k)), xp.reshape(whitened, (-1, *rows.shape[-2:]))
+    factors = xp.reshape(factor, (-1, *factor.shape[-2:]))
+    panels = xp.reshape(whitened, (-1, *rows.shape[-2:]))
     for L, panel in zip(factors, panels, strict=True):
-        # BLAS counts by columns, so both are handed over transposed; the panel is solved in place.
+        # BLAS counts by columns too, and solves the panel in place.
         trsm(1.0, L.T, panel.T, trans_a=1, overwrite_b=1)
     return whitened
 
 
-def mahalanobis(rows: Array, covariance: Array) -> Array:  # (n, k), (k, k) -> (n,)
-    """Norm of every row x in the metric of a covariance: ``sqrt(x' covariance^-1 x)``.
+def _whiten_in_namespace(rows: Array, factor: Array) -> Array:
+    xp = array_namespace(rows)
+    if hasattr(xp.linalg, "solve_triangular"):
+        upper = xp.matrix_transpose(factor)
+        return xp.linalg.solve_triangular(upper, rows, upper=True, left=False)
+    # The standard has no triangular solve: the general one gives the same answer for more work.
+    return xp.matrix_transpose(xp.linalg.solve(factor, xp.matrix_transpose(rows)))
+
+
+def mahalanobis(rows: Array, factor: Array) -> Array:  # (..., n, k), (..., k, k) -> (..., n)
+    """Norm of every row x in the metric of a covariance L L': ``sqrt(x' (L L')^-1 x)``.
 
     >>> import numpy as np
-    >>> mahalanobis(np.array([[2.0, 0.0], [0.0, 3.0]]), np.diag([4.0, 9.0]))
+    >>> mahalanobis(np.array([[2.0, 0.0], [0.0, 3.0]]), np.diag([2.0, 3.0]))
     array([1., 1.])
     """
     xp = array_namespace(rows)
-    whitened = whiten(rows, xp.linalg.cholesky(covariance))
-    return xp.sqrt(xp.sum(whitened * whitened, axis=-1))
+    whitened = whiten(rows, factor)
+    return xp.sqrt(xp.vecdot(whitened, whitened))

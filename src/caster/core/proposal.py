@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from array_api_compat import array_namespace
 
 from caster.core.certificate import centroid_residuals, ratio
-from caster.core.discriminant import confidence, gaussian_scores
+from caster.core.discriminant import confidence, transported_scores
 from caster.core.linalg import Array
-from caster.core.transport import estimate, pull, push
+from caster.core.transport import estimate, pull
 from caster.core.types import AffineMap, SourceMoments
 
 
@@ -34,13 +34,13 @@ def propose(
 ) -> Proposal:
     """Transport the source to the batch, classify it, and measure its certificate (Eqs. 3-9)."""
     xp = array_namespace(z)
-    fitted = estimate(z, moments.mean, moments.covariance, lam)
-    transported = push(fitted, moments.means, moments.covariances, beta)
-    scores = gaussian_scores(z, *transported, moments.priors)
+    fitted = estimate(z, moments, lam)
+    pulled = pull(fitted, z)
+    scores = transported_scores(pulled, fitted, moments, beta)
     assigned = xp.argmax(scores, axis=1)
     kept = confidence(scores) > threshold
-    residuals, counts = centroid_residuals(pull(fitted, z), assigned, kept, moments.means)
-    r = ratio(residuals, moments.pooled, moments.margin, eps)
+    residuals, counts = centroid_residuals(pulled, assigned, kept, moments.means)
+    r = ratio(residuals, moments.metric, moments.margin, eps)
     occupied = xp.astype(counts > 0, counts.dtype)
     evidence = xp.stack([r, xp.sum(counts), xp.sum(occupied)])
     return Proposal(scores, assigned, fitted, evidence)

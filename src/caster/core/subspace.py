@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array_api_compat import array_namespace
 
-from caster.core.linalg import Array, identity_like, whiten
+from caster.core.linalg import Array, cholesky, identity_like, whiten
 from caster.core.moments import ClassScatter
 
 
@@ -53,7 +53,7 @@ def discriminative_basis(S_w: Array, F: Array, k0: int) -> Array:  # (d, d), (C,
     out, so fewer than k0 may come back. Signs are fixed: the largest entry of each is positive.
     """
     xp = array_namespace(S_w, F)
-    L = xp.linalg.cholesky(S_w)
+    L = cholesky(S_w)
     _, strength, right = xp.linalg.svd(whiten(F, L), full_matrices=False)
     floor = xp.finfo(strength.dtype).eps * max(F.shape) * xp.max(strength)
     k = min(k0, int(xp.count_nonzero(strength > floor)))

@@ -4,43 +4,56 @@ from __future__ import annotations
 
 from array_api_compat import array_namespace
 
-from caster.core.linalg import Array, identity_like, inverse_symmetric_root, symmetric_root
+from caster.core.linalg import Array, Spectrum, identity_like, spectrum
 from caster.core.moments import batch_moments
-from caster.core.types import AffineMap
+from caster.core.types import AffineMap, SourceMoments
 
 
-def whiten_colour(C_t: Array, C_s: Array, lam: float) -> Array:  # (k, k), (k, k) -> (k, k)
-    """Whiten-colour map A = (C_t + lam I)^1/2 (C_s + lam I)^-1/2 (Eq. 3)."""
-    ridge = lam * identity_like(C_s)
-    return symmetric_root(C_t + ridge) @ inverse_symmetric_root(C_s + ridge)
+def whiten_colour(
+    C_t: Array,  # (k, k)
+    C_s: Spectrum,
+    lam: float,
+) -> tuple[Array, Array]:  # (k, k), (k, k)
+    """Whiten-colour map A = (C_t + lam I)^1/2 (C_s + lam I)^-1/2 (Eq. 3), and its inverse."""
+    target, target_inverse = spectrum(C_t).roots(lam)
+    source, source_inverse = C_s.roots(lam)
+    return target @ source_inverse, source @ target_inverse
 
 
-def whiten_colour_diagonal(C_t: Array, C_s: Array, lam: float) -> Array:  # -> (k, k)
-    """Diagonal analogue of Eq. 3: the same map from the variances alone."""
+def whiten_colour_diagonal(
+    C_t: Array,  # (k, k)
+    C_s: Array,  # (k, k)
+    lam: float,
+) -> tuple[Array, Array]:  # (k, k), (k, k)
+    """Diagonal analogue of Eq. 3: the same map and inverse from the variances alone."""
     xp = array_namespace(C_t)
     target, source = (xp.linalg.diagonal(C) + lam for C in (C_t, C_s))
-    return xp.sqrt(target / source) * identity_like(C_s)
+    eye = identity_like(C_s)
+    return xp.sqrt(target / source) * eye, xp.sqrt(source / target) * eye
 
 
 def estimate(
     z: Array,  # (B, k), target batch
-    mean: Array,  # (k,), m_s
-    covariance: Array,  # (k, k), C_s
+    moments: SourceMoments,  # restricted to the same k
     lam: float,
 ) -> AffineMap:
     """The map that carries the source's global moments to the batch's (Eq. 3).
 
     >>> import numpy as np
-    >>> z = np.array([[1.0], [3.0], [5.0], [7.0]])
-    >>> fitted = estimate(z, mean=np.array([0.0]), covariance=np.array([[1.25]]), lam=0.0)
+    >>> source = SourceMoments(U=np.eye(1), means=np.array([[-1.0], [1.0]]),
+    ...                        covariances=np.full((2, 1, 1), 0.25), counts=np.ones(2), ridge=0.0)
+    >>> fitted = estimate(np.array([[1.0], [3.0], [5.0], [7.0]]), source, lam=0.0)
     >>> fitted.A, fitted.b
     (array([[2.]]), array([4.]))
     """
     m_t, C_t = batch_moments(z)
     batch_size, k = z.shape
     diagonal = batch_size < 2 * k  # too few samples to support the k^2 parameters of a full map
-    A = (whiten_colour_diagonal if diagonal else whiten_colour)(C_t, covariance, lam)
-    return AffineMap(A, m_t - A @ mean, diagonal)
+    if diagonal:
+        A, inverse = whiten_colour_diagonal(C_t, moments.covariance, lam)
+    else:
+        A, inverse = whiten_colour(C_t, moments.spectrum, lam)
+    return AffineMap(A, m_t - A @ moments.mean, inverse, diagonal)
 
 
 def push(
@@ -64,10 +77,8 @@ def pull(fitted: AffineMap, z: Array) -> Array:  # (n, k) -> (n, k)
     """Inverse transport of target features, A^-1 (z - b) (Eq. 6).
 
     >>> import numpy as np
-    >>> pull(AffineMap(np.array([[2.0]]), np.array([4.0]), diagonal=True), np.array([[8.0]]))
+    >>> A, b, inverse = np.array([[2.0]]), np.array([4.0]), np.array([[0.5]])
+    >>> pull(AffineMap(A, b, inverse, diagonal=True), np.array([[8.0]]))
     array([[2.]])
     """
-    xp = array_namespace(z)
-    if fitted.diagonal:
-        return (z - fitted.b) / xp.linalg.diagonal(fitted.A)
-    return xp.linalg.solve(fitted.A, (z - fitted.b).T).T
+    return (z - fitted.b) @ fitted.inverse.T

@@ -9,7 +9,7 @@ from typing import Literal
 from array_api_compat import array_namespace
 
 from caster.core.certificate import margin
-from caster.core.linalg import Array
+from caster.core.linalg import Array, Spectrum, cholesky, spectrum
 
 Reason = Literal[
     "accepted", "ratio", "min_samples", "min_classes", "no_confident_class", "batch_too_small"
@@ -78,6 +78,11 @@ class SourceMoments:
         return self.within + (spread * self.priors[:, None]).T @ spread
 
     @cached_property
+    def spectrum(self) -> Spectrum:
+        """Eigendecomposition of C_s, from which its roots follow for every lambda."""
+        return spectrum(self.covariance)
+
+    @cached_property
     def pooled(self) -> Array:  # (k, k)
         """Pooled within-class covariance Sigma_s = U' S_w U, the metric of the certificate.
 
@@ -88,9 +93,14 @@ class SourceMoments:
         return self.within + scaled.T @ scaled
 
     @cached_property
+    def metric(self) -> Array:  # (k, k)
+        """Cholesky factor of `pooled`, in which the certificate measures."""
+        return cholesky(self.pooled)
+
+    @cached_property
     def margin(self) -> float:
         """Smallest distance gamma_s between two class means in the metric of `pooled`."""
-        return float(margin(self.means, self.pooled))
+        return float(margin(self.means, self.metric))
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +109,7 @@ class AffineMap:
 
     A: Array  # (k, k)
     b: Array  # (k,)
+    inverse: Array  # (k, k), of A; exact to rounding, from the same roots
     diagonal: bool
 
 
