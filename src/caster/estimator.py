@@ -17,9 +17,8 @@ from caster import state as states
 from caster.arrays import as_real_array, like, to_numpy
 from caster.config import Settings
 from caster.core.discriminant import ridged_scores
-from caster.core.gate import decide, refuse
+from caster.core.gate import refuse
 from caster.core.linalg import Array, identity_like
-from caster.core.proposal import propose
 from caster.core.subspace import active_rank
 from caster.core.types import AffineMap, SourceMoments, Verdict
 from caster.errors import CasterError
@@ -27,6 +26,7 @@ from caster.fitting import Chunks, fit_moments
 from caster.labels import Labels, as_labels, unique_labels
 from caster.placement import Placement
 from caster.threads import one_blas_thread
+from caster.trial import try_transport
 
 MANY_CLASSES = 64  # from here on, setting the number of BLAS threads pays for itself
 
@@ -158,22 +158,8 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         k = active_rank(self.moments_.rank, z.shape[0])
         if k == 0:
             return self._unsupported(z, head)
-        active, settings = self._placement.beside(z, k), self.settings
-        proposal = propose(
-            z[:, :k],
-            active,
-            lam=settings.lam,
-            beta=settings.beta,
-            threshold=settings.confidence,
-            eps=settings.eps,
-        )
-        verdict = decide(
-            *to_numpy(proposal.evidence).tolist(),
-            n_classes=active.n_classes,
-            tau=settings.tau,
-            min_samples=settings.min_samples,
-            min_classes=settings.min_classes,
-        )
+        active = self._placement.beside(z, k)
+        proposal, verdict = try_transport(z[:, :k], active, self.settings)
         proposed = predictions = self._labels(proposal.assigned)
         if not verdict.accepted:
             predictions = self._fallback(z, head)

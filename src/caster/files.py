@@ -39,3 +39,14 @@ def _umask() -> int:
     current = os.umask(0)
     os.umask(current)
     return current
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Refuse an output before the work that would be lost on it."""
+    target = Path(path)
+    if target.is_dir():
+        raise CasterError(f"cannot write {target}: it is a folder")
+    if not target.parent.is_dir():
+        raise CasterError(f"cannot write {target}: there is no folder {target.parent}")
+    if not os.access(target.parent, os.W_OK):
+        raise CasterError(f"cannot write {target}: no permission in {target.parent}")

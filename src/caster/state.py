@@ -63,7 +63,19 @@ class State:
 
 def save(state: State, path: str | os.PathLike[str]) -> None:
     """Write a state file; an existing one is replaced whole or not at all."""
-    arrays = _pack(state.moments)
+    arrays, metadata = _content(state)
+    sealed = metadata | {"content_sha256": content_digest(arrays, metadata)}
+    content = to_safetensors(arrays, sealed)
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def digest(state: State) -> str:
+    """SHA-256 of everything in a state: two files with the same one hold the same."""
+    return content_digest(*_content(state))
+
+
+def _content(state: State) -> tuple[Arrays, dict[str, str]]:
     metadata = {
         "format": FORMAT,
         "version": VERSION,
@@ -76,10 +88,7 @@ def save(state: State, path: str | os.PathLike[str]) -> None:
         "model_sha256": state.model_sha256 or "",
         "preprocessing_sha256": state.preprocessing_sha256 or "",
     }
-    metadata["content_sha256"] = content_digest(arrays, metadata)
-    content = to_safetensors(arrays, metadata)
-    with replacing(path) as temporary:
-        temporary.write_bytes(content)
+    return _pack(state.moments), metadata
 
 
 def load(path: str | os.PathLike[str]) -> State:
@@ -98,6 +107,11 @@ def load(path: str | os.PathLike[str]) -> State:
     except (KeyError, TypeError, ValueError) as error:
         raise StateError(f"{path} is not a usable state file ({error}): fit again") from None
     return state
+
+
+def array_sizes(state: State) -> list[tuple[str, int]]:
+    """Name and bytes of every stored array."""
+    return [(name, array.nbytes) for name, array in _pack(state.moments).items()]
 
 
 def content_digest(arrays: Arrays, metadata: dict[str, str]) -> str:

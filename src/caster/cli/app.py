@@ -1,0 +1,68 @@
+"""The application: its commands, and how errors and Ctrl-C end it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Annotated, Any
+
+import typer
+
+from caster._version import __version__
+from caster.cli import demo, features
+from caster.cli.console import errors
+from caster.errors import CasterError
+
+app = typer.Typer(
+    name="caster",
+    help="Adapt a frozen classifier to the data it meets, and say when not to.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+
+
+def _ending_well(command: Callable[..., None]) -> Callable[..., None]:
+    """Bad input and Ctrl-C end in one line and a non-zero status, not in a traceback."""
+
+    @wraps(command)
+    def run(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+        except CasterError as error:
+            _say(f"caster: {error}")
+            raise typer.Exit(1) from None
+        except KeyboardInterrupt:
+            _say("caster: interrupted, nothing was written")
+            raise typer.Exit(130) from None
+
+    return run
+
+
+def _say(line: str) -> None:
+    errors.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+for _command in (features.fit, features.predict, features.inspect, features.doctor, demo.demo):
+    app.command()(_ending_well(_command))
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"caster {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command line."""
+    app()

@@ -1,0 +1,1 @@
+"""What a frozen model gives: features, and logits where there are any."""

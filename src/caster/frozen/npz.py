@@ -1,0 +1,93 @@
+"""Arrays in NumPy's .npz format, streamed out of the zip file without unpickling anything."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from caster.errors import CasterError
+
+TOGETHER = ("features", "labels", "logits")
+
+
+class NpzFile:
+    """An .npz file, read by row."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with zipfile.ZipFile(path) as archive:
+                members = [n.removesuffix(".npy") for n in archive.namelist() if n.endswith(".npy")]
+                shapes = {name: self._shape(archive, name) for name in members}
+        except (zipfile.BadZipFile, EOFError, OSError):
+            raise CasterError(f"{path} is truncated, damaged or not an .npz file") from None
+        self.names = tuple(shapes)
+        self.rows = _common_rows(path, shapes)
+
+    def read(self, name: str) -> NDArray[Any]:
+        """One whole array."""
+        return next(self.chunks((name,), self.rows))[0]
+
+    def chunks(self, names: tuple[str, ...], rows: int) -> Iterator[tuple[NDArray[Any], ...]]:
+        """These arrays side by side, so many rows at a time."""
+        with ExitStack() as stack:
+            archive = stack.enter_context(zipfile.ZipFile(self.path))
+            members = [_Member(stack, archive, name, self.path) for name in names]
+            for start in range(0, self.rows, rows):
+                count = min(rows, self.rows - start)
+                yield tuple(member.take(count) for member in members)
+
+    def _shape(self, archive: zipfile.ZipFile, name: str) -> tuple[int, ...]:
+        with ExitStack() as stack:
+            return _Member(stack, archive, name, self.path).shape
+
+
+class _Member:
+    """One array of an open .npz file, handed out a few rows at a time."""
+
+    def __init__(self, stack: ExitStack, archive: zipfile.ZipFile, name: str, path: Path) -> None:
+        self.name, self.path = name, path
+        self.stream: IO[bytes] = stack.enter_context(archive.open(f"{name}.npy"))
+        try:
+            readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+            header = readers[npy.read_magic(self.stream)](self.stream)
+        except (KeyError, ValueError):
+            raise CasterError(f"`{name}` in {path} is not a plain NumPy array") from None
+        self.shape, fortran, self.dtype = header
+        if self.dtype.hasobject:
+            raise CasterError(
+                f"`{name}` in {path} holds Python objects, which caster never unpickles: "
+                "save numbers or text"
+            )
+        if fortran and len(self.shape) > 1:
+            raise CasterError(
+                f"`{name}` in {path} is stored by column: save np.ascontiguousarray of it"
+            )
+
+    def take(self, rows: int) -> NDArray[Any]:
+        """The next rows."""
+        row_shape = self.shape[1:]
+        wanted = rows * int(np.prod(row_shape)) * self.dtype.itemsize
+        try:
+            content = self.stream.read(wanted)
+        except (zipfile.BadZipFile, OSError, EOFError):
+            raise CasterError(f"`{self.name}` in {self.path} is damaged") from None
+        if len(content) < wanted:
+            raise CasterError(f"`{self.name}` in {self.path} ends early: the file is truncated")
+        return np.frombuffer(content, dtype=self.dtype).reshape(rows, *row_shape)
+
+
+def _common_rows(path: Path, shapes: dict[str, tuple[int, ...]]) -> int:
+    """Rows of the arrays that belong together; other arrays in the file may have any shape."""
+    rows = {name: shapes[name][0] for name in TOGETHER if shapes.get(name)}
+    if len(set(rows.values())) > 1:
+        found = ", ".join(f"{count} of `{name}`" for name, count in rows.items())
+        raise CasterError(f"the arrays in {path} differ in rows: {found}")
+    return next(iter(rows.values()), 0)

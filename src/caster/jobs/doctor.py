@@ -1,0 +1,177 @@
+"""Whether transport can be supported at a batch size, found out on batches like the source."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caster import state as states
+from caster.core.gate import refuse
+from caster.core.linalg import cholesky
+from caster.core.subspace import active_rank
+from caster.core.types import SourceMoments, Verdict
+from caster.errors import CasterError
+from caster.state import State
+from caster.trial import try_transport
+
+TRIALS = 32  # simulated batches of a size
+ENOUGH = 0.9  # share of them that must be accepted for a size to do
+LADDER = sorted({2**i for i in range(1, 12)} | {3 * 2**i for i in range(10)})  # 2, 3, 4, 6 ... 2048
+SEED = 0
+
+WHY = {
+    "ratio": "centroids of confident samples stray too far for the distance between classes",
+    "min_samples": "too few samples are classified with confidence",
+    "min_classes": "the confident samples occupy too few classes",
+    "no_confident_class": "no sample is classified with confidence",
+    "batch_too_small": "one sample has no covariance",
+}
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What a state and a batch size lead one to expect."""
+
+    batch_size: int
+    n_classes: int
+    k0: int
+    k: int
+    diagonal: bool
+    expected_classes: float  # distinct ones in an i.i.d. batch
+    reasons: Counter[str]  # verdicts on simulated batches of undisturbed source data
+    median_ratio: float
+    tau: float
+    smallest_batch: int | None  # None: none on the ladder
+    state_bytes: int
+    bank_bytes: int
+
+    @property
+    def acceptance(self) -> float:
+        """Share of simulated batches the gate accepts."""
+        return self.reasons["accepted"] / self.reasons.total()
+
+    def sentences(self) -> list[str]:
+        """The diagnosis in plain words."""
+        return [
+            self._map_words(),
+            f"An i.i.d. batch shows about {self.expected_classes:.1f} of {self.n_classes} classes.",
+            self._gate_words(),
+            self._size_words(),
+            f"State: {self.state_bytes:,} bytes; a k-NN bank of the same source in float32: "
+            f"{self.bank_bytes:,} bytes, {self.bank_bytes / self.state_bytes:.1f} times as much.",
+        ]
+
+    def _map_words(self) -> str:
+        if self.k == 0:
+            return (
+                "A batch of one has no covariance: no direction is active, nothing is transported."
+            )
+        kind = "diagonal" if self.diagonal else "full"
+        sign = "<" if self.diagonal else ">="
+        return (
+            f"{self.k} of {self.k0} directions are active, with a {kind} map "
+            f"(batch {self.batch_size} {sign} 2k = {2 * self.k})."
+        )
+
+    def _gate_words(self) -> str:
+        line = (
+            f"Of {self.reasons.total()} simulated batches that are just like the source, the gate "
+            f"accepts {self.acceptance:.0%} (median ratio {self.median_ratio:.2g}, tau {self.tau:g})"
+        )
+        if self.acceptance >= ENOUGH:
+            return f"{line}: transport can be supported."
+        reason = next(r for r, _ in self.reasons.most_common() if r != "accepted")
+        outlook = "only in part" if self.acceptance else "not at all"
+        return (
+            f"{line}: transport is supported {outlook}, and the other batches keep the frozen "
+            f"model's answer. Main reason `{reason}`: {WHY[reason]}."
+        )
+
+    def _size_words(self) -> str:
+        if self.smallest_batch is None:
+            return f"No batch size up to {LADDER[-1]} would do."
+        return (
+            f"The smallest batch that would do ({ENOUGH:.0%} accepted) has about "
+            f"{self.smallest_batch} samples."
+        )
+
+
+def diagnose(
+    path: Path, batch_size: int, tick: Callable[[int], None] = lambda size: None
+) -> Diagnosis:
+    """Draw batches from the stored class Gaussians and ask the gate about them.
+
+    A batch the gate rejects here is rejected although nothing has shifted: the batch is too
+    small for this many classes, and on shifted data the gate will say the same.
+    """
+    if batch_size < 1:
+        raise CasterError(f"the batch size must be at least 1, not {batch_size}")
+    state = states.load(path)
+    simulate = _Simulator(state)
+    verdicts = simulate(batch_size, TRIALS)
+    moments = state.moments
+    k = active_rank(moments.rank, batch_size)
+    return Diagnosis(
+        batch_size=batch_size,
+        n_classes=moments.n_classes,
+        k0=moments.rank,
+        k=k,
+        diagonal=batch_size < 2 * k,
+        expected_classes=float(np.sum(1 - (1 - moments.priors.astype(float)) ** batch_size)),
+        reasons=Counter(verdict.reason for verdict in verdicts),
+        median_ratio=float(np.median([verdict.ratio for verdict in verdicts])),
+        tau=state.settings.tau,
+        smallest_batch=_smallest_batch(simulate, tick),
+        state_bytes=path.stat().st_size,
+        bank_bytes=int(moments.counts.sum()) * moments.U.shape[0] * 4,
+    )
+
+
+class _Simulator:
+    """Verdicts on batches drawn from the source's own class Gaussians."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.moments: SourceMoments = state.moments
+        # A class with fewer samples than directions has a singular covariance.
+        floor = 1e-6 * np.eye(self.moments.rank, dtype=self.moments.covariances.dtype)
+        self.factors: NDArray[np.float32] = cholesky(self.moments.covariances + floor)
+
+    def __call__(self, batch_size: int, trials: int) -> list[Verdict]:
+        k = active_rank(self.moments.rank, batch_size)
+        if k == 0:
+            return [refuse("batch_too_small")] * trials
+        rng = np.random.default_rng((SEED, batch_size))
+        active, settings = self.moments.restrict(k), self.state.settings
+        batches = (self._draw(rng, batch_size, k) for _ in range(trials))
+        return [try_transport(z, active, settings)[1] for z in batches]
+
+    def _draw(self, rng: np.random.Generator, batch_size: int, k: int) -> NDArray[np.float32]:
+        priors = self.moments.counts / self.moments.counts.sum()
+        drawn = rng.choice(self.moments.n_classes, size=batch_size, p=priors)
+        z = rng.standard_normal((batch_size, k), dtype=np.float32)
+        for c in np.unique(drawn):
+            z[drawn == c] = z[drawn == c] @ self.factors[c, :k, :k].T + self.moments.means[c, :k]
+        return z
+
+
+def _smallest_batch(simulate: _Simulator, tick: Callable[[int], None]) -> int | None:
+    """The first size on the ladder that does.
+
+    Acceptance need not grow with the size: where the map turns from diagonal to full it can
+    fall. So every rung is tried, and none is skipped by bisection.
+    """
+    for size in LADDER:
+        tick(size)
+        if _share(simulate(size, TRIALS)) >= ENOUGH:
+            return size
+    return None
+
+
+def _share(verdicts: list[Verdict]) -> float:
+    return sum(verdict.accepted for verdict in verdicts) / len(verdicts)

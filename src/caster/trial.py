@@ -1,0 +1,34 @@
+"""One transport tried on projected features, and judged."""
+
+from __future__ import annotations
+
+from caster.arrays import to_numpy
+from caster.config import Settings
+from caster.core.gate import decide
+from caster.core.linalg import Array
+from caster.core.proposal import Proposal, propose
+from caster.core.types import SourceMoments, Verdict
+
+
+def try_transport(
+    z: Array,  # (B, k), B >= 2
+    moments: SourceMoments,  # restricted to the same k
+    settings: Settings,
+) -> tuple[Proposal, Verdict]:
+    """The transported classifier's answer for a batch, and whether the batch supports it."""
+    proposal = propose(
+        z,
+        moments,
+        lam=settings.lam,
+        beta=settings.beta,
+        threshold=settings.confidence,
+        eps=settings.eps,
+    )
+    verdict = decide(
+        *to_numpy(proposal.evidence).tolist(),
+        n_classes=moments.n_classes,
+        tau=settings.tau,
+        min_samples=settings.min_samples,
+        min_classes=settings.min_classes,
+    )
+    return proposal, verdict
