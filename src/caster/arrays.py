@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace, device, is_array_api_obj, is_numpy_array, to_device
+from array_api_compat import (
+    array_namespace,
+    device,
+    is_array_api_obj,
+    is_cupy_array,
+    is_torch_array,
+    to_device,
+)
 from numpy.typing import NDArray
 
 from caster.core.linalg import Array
@@ -18,6 +25,8 @@ def as_real_array(values: Any) -> Array:
     (dtype('float64'), dtype('float32'))
     """
     array: Any = values if is_array_api_obj(values) else np.asarray(values)
+    if is_torch_array(array):
+        array = array.detach()  # nothing here is differentiated
     if array.dtype == object:
         array = array.astype(np.float64)
     xp = array_namespace(array)
@@ -30,7 +39,7 @@ def as_real_array(values: Any) -> Array:
 
 def to_numpy(array: Any) -> NDArray[Any]:
     """A NumPy copy or view of an array on any device."""
-    if is_array_api_obj(array) and not is_numpy_array(array):
+    if is_torch_array(array) or is_cupy_array(array):
         array = to_device(array, "cpu")
     return np.asarray(array)
 

@@ -11,7 +11,7 @@ import numpy as np
 from array_api_compat import array_namespace, is_array_api_obj, is_numpy_array
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import NotFittedError
-from sklearn.utils.validation import validate_data
+from sklearn.utils.validation import column_or_1d, validate_data
 
 from caster import state as states
 from caster.arrays import as_real_array, like, to_numpy
@@ -114,7 +114,7 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise CasterError("Caster requires y to be passed, but the target y is None")
         if not is_array_api_obj(X) or is_numpy_array(X):
             X = validate_data(self, X, dtype=[np.float64, np.float32], ensure_all_finite=False)
-        labels = as_labels(y)
+        labels = as_labels(_raveled(y))
         return self.fit_stream([(X, labels)], unique_labels(labels))
 
     def fit_stream(
@@ -258,6 +258,11 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             xp = array_namespace(indices)
             return xp.take(like(self.classes_, indices), indices, axis=0)
         return self.classes_[to_numpy(indices)]
+
+
+def _raveled(y: Any) -> Any:
+    """A column of labels as scikit-learn takes it: raveled, with its warning."""
+    return column_or_1d(y, warn=True) if getattr(y, "ndim", 1) == 2 and y.shape[1] == 1 else y
 
 
 def load(

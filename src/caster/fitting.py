@@ -67,7 +67,8 @@ def _basis(scatter: ClassScatter, settings: Settings) -> tuple[NDArray[Any], flo
     exact = discriminative_basis(within_scatter(scatter, ridge), between_factor(scatter), k0)
     if exact.shape[1] == 0:
         raise CasterError("all class means coincide: these features do not tell the classes apart")
-    U = to_numpy(exact).astype(STATE_DTYPE)
+    with np.errstate(over="ignore"):
+        U = to_numpy(exact).astype(STATE_DTYPE)
     smallest = np.finfo(STATE_DTYPE).tiny
     if not (np.isfinite(U).all() and (np.abs(U).max(axis=0) > smallest).all()):
         raise CasterError("the features are too large or too small for float32: rescale them")
@@ -87,9 +88,9 @@ def _pieces(chunks: Chunks, classes: Labels) -> Iterator[tuple[Array, Array, int
         width = h.shape[1]
         rows = max(1, CHUNK_ELEMENTS // max(width, len(classes)))
         for start in range(0, len(y), rows):
-            piece = h[start : start + rows, :]
-            _check_finite(piece, seen + start)
-            yield piece, like(y[start : start + rows], h), len(classes)
+            stop = min(start + rows, len(y))
+            _check_finite(h[start:stop, :], seen + start)
+            yield h[start:stop, :], like(y[start:stop], h), len(classes)
         seen += len(y)
     if seen == 0:
         raise CasterError("there are no samples to fit")

@@ -23,13 +23,18 @@ def as_labels(values: Any) -> Labels:  # (n,)
     >>> as_labels(["cat", "dog"]).dtype.kind, as_labels([("cat", 1), "dog"]).dtype.kind
     ('U', 'O')
     """
-    if is_array_api_obj(values):
-        values = to_numpy(values)
-    elif not hasattr(values, "__array__"):
+    if is_array_api_obj(values) or hasattr(values, "__array__"):
+        labels = to_numpy(values)
+        if labels.ndim != 1:
+            raise CasterError(f"labels must be one-dimensional, not {labels.shape}")
+    else:
         values = list(values)
-        if len({type(value) for value in values}) > 1 or any(np.ndim(v) for v in values):
-            return as_object_array(values)
-    return np.asarray(values)
+        kinds = {type(value) for value in values}
+        plain = len(kinds) == 1 and kinds <= {bool, int, float, str}
+        labels = np.asarray(values) if plain else as_object_array(values)
+    if labels.dtype.kind == "f" and not np.all(labels == np.round(labels)):
+        raise CasterError("Unknown label type: continuous numbers are not classes")
+    return labels
 
 
 def unique_labels(labels: Labels) -> Labels:  # (C,)

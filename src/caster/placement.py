@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from caster.arrays import like
 from caster.core.linalg import Array
 from caster.core.types import SourceMoments
 
-KEPT = 8  # placements kept; each new batch size below k0 + 1 adds one
+KEPT = 8  # places, and ranks within them: every batch size up to k0 has a rank of its own
 
 
 class Placement:
@@ -26,20 +27,18 @@ class Placement:
 
     def __init__(self, stored: SourceMoments) -> None:
         self.stored = stored
-        self._placed: dict[Any, SourceMoments] = {}
+        self._whole: dict[Any, SourceMoments] = {}
+        self._restricted: dict[Any, SourceMoments] = {}
 
     def beside(self, batch: Array, k: int) -> SourceMoments:
         """The stored moments, restricted to k, in the batch's namespace, dtype and device."""
-        key = (array_namespace(batch), device(batch), batch.dtype, k)
-        if key not in self._placed:
-            if len(self._placed) == KEPT:
-                del self._placed[next(iter(self._placed))]
-            self._placed[key] = self._place(batch, k)
-        return self._placed[key]
+        place = (array_namespace(batch), device(batch), batch.dtype)
+        if k == self.stored.rank:
+            return _kept(self._whole, place, lambda: self._placed(batch))
+        whole = self.beside(batch, self.stored.rank)
+        return _kept(self._restricted, (*place, k), lambda: whole.restrict(k))
 
-    def _place(self, batch: Array, k: int) -> SourceMoments:
-        if k < self.stored.rank:
-            return self.beside(batch, self.stored.rank).restrict(k)
+    def _placed(self, batch: Array) -> SourceMoments:
         return replace(
             self.stored,
             U=like(self.stored.U, batch, batch.dtype),
@@ -50,4 +49,17 @@ class Placement:
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickles carry the stored moments alone."""
-        return {"stored": self.stored, "_placed": {}}
+        return {"stored": self.stored, "_whole": {}, "_restricted": {}}
+
+
+def _kept(
+    held: dict[Any, SourceMoments], key: Any, make: Callable[[], SourceMoments]
+) -> SourceMoments:
+    """The moments under a key, made on first use; the oldest make room."""
+    moments = held.get(key)
+    if moments is None:
+        moments = make()
+        if len(held) >= KEPT:
+            held.pop(next(iter(held)), None)
+        held[key] = moments
+    return moments

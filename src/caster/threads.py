@@ -9,30 +9,26 @@ from threading import Lock
 
 from threadpoolctl import ThreadpoolController
 
-_lock = Lock()
-_inside = 0
-_limiter = None
+_setting = Lock()
 
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Hold BLAS to one thread; the last of several concurrent holders restores the old count.
+    """Hold BLAS to one thread inside the block.
 
     On matrices of a few dozen rows a second thread gains nothing, while the idle workers of
-    NumPy's and SciPy's separate pools spin on the very cores the next matrix needs.
+    NumPy's and SciPy's separate pools spin on the very cores the next matrix needs. The count
+    belongs to the whole process: of several Python threads in here at once only the first sets
+    it, so that what it restores is what was there before any of them came.
     """
-    global _inside, _limiter
-    with _lock:
-        if _inside == 0:
-            _limiter = _blas().limit(limits=1)
-        _inside += 1
-    try:
+    if not _setting.acquire(blocking=False):
         yield
+        return
+    try:
+        with _blas().limit(limits=1):
+            yield
     finally:
-        with _lock:
-            _inside -= 1
-            if _inside == 0:
-                _limiter.restore_original_limits()
+        _setting.release()
 
 
 @cache

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from caster.cli.console import output, progress_bar
+from caster.files import check_writable
+
+if TYPE_CHECKING:
+    from caster.demo import Results
 
 
 def demo(
@@ -13,5 +22,36 @@ def demo(
         Path, typer.Option("--output", "-o", metavar="PAGE", help="HTML page to write.")
     ] = Path("caster-demo.html"),
 ) -> None:
-    """Train a small digit classifier, freeze it, shift its data, and watch the gate."""
-    raise NotImplementedError
+    """Freeze a small digit classifier, shift its data, and watch the gate at work.
+
+    Prints a row a stream, and writes one self-contained page with the figures.
+    """
+    from caster.demo import check_can_draw, run, write_page
+
+    check_writable(page)
+    check_can_draw()
+    with progress_bar() as progress:
+        results = run(lambda done, total, step: progress("streaming digits", done, total))
+    write_page(results, page)
+    output.print(_table(results))
+    for story in results.stories:
+        output.print(f"{story.sentence}\n", markup=False, highlight=False)
+    output.print(f"Figures: {page}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _table(results: Results) -> Table:
+    title = "Accuracy in percent, a row a stream"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1))
+    table.add_column("stream", no_wrap=True)
+    for heading in ("batch", "frozen", "GDA", "ungated", "gated", "accepted", "ratio"):
+        table.add_column(heading, justify="right")
+    for stream in results.streams:
+        accuracies = (stream.frozen, stream.source_gda, stream.ungated, stream.gated)
+        table.add_row(
+            stream.name if stream.order == "shuffled" else f"{stream.name}, {stream.order}",
+            str(stream.batch_size),
+            *(f"{100 * accuracy:.1f}" for accuracy in accuracies),
+            f"{stream.acceptance:.0%}",
+            f"{stream.ratio:.2f}" if math.isfinite(stream.ratio) else "none",
+        )
+    return table

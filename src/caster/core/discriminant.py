@@ -66,7 +66,7 @@ def _class_blocks(z: Array, n_classes: int) -> list[slice]:
     batch_size, k = z.shape
     budget = 2**18 if is_numpy_array(z) else 2**27
     step = max(1, budget // (k * (k + batch_size)))
-    return [slice(c, c + step) for c in range(0, n_classes, step)]
+    return [slice(c, min(c + step, n_classes)) for c in range(0, n_classes, step)]
 
 
 def confidence(scores: Array) -> Array:  # (B, C) -> (B,)

@@ -6,6 +6,7 @@ For NumPy the batched routines loop over SciPy's LAPACK and BLAS themselves: on 
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import scipy.linalg
@@ -60,7 +61,7 @@ def cholesky(matrices: Array) -> Array:  # (..., k, k) -> (..., k, k)
         return xp.linalg.cholesky(matrices)
     (potrf,) = scipy.linalg.get_lapack_funcs(("potrf",), (matrices,))
     factors = xp.array(matrices, order="C")
-    for matrix in xp.reshape(factors, (-1, *matrices.shape[-2:])):
+    for matrix in _stacked(factors):
         # LAPACK counts by columns: the upper factor it leaves in place is our lower one.
         _, failed_at = potrf(matrix.T, lower=0, clean=1, overwrite_a=1)
         if failed_at:
@@ -80,12 +81,15 @@ def whiten(rows: Array, factor: Array) -> Array:  # (..., n, k), (..., k, k) -> 
         return _whiten_in_namespace(rows, factor)
     (trsm,) = scipy.linalg.get_blas_funcs(("trsm",), (factor, rows))
     whitened = xp.array(rows, order="C")
-    factors = xp.reshape(factor, (-1, *factor.shape[-2:]))
-    panels = xp.reshape(whitened, (-1, *rows.shape[-2:]))
-    for L, panel in zip(factors, panels, strict=True):
+    for L, panel in zip(_stacked(factor), _stacked(whitened), strict=True):
         # BLAS counts by columns too, and solves the panel in place.
         trsm(1.0, L.T, panel.T, trans_a=1, overwrite_b=1)
     return whitened
+
+
+def _stacked(matrices: Array) -> Array:  # (..., n, k) -> (m, n, k)
+    """A view with a single batch axis; spelt out, because -1 has no answer for empty arrays."""
+    return matrices.reshape(math.prod(matrices.shape[:-2]), *matrices.shape[-2:])
 
 
 def _whiten_in_namespace(rows: Array, factor: Array) -> Array:

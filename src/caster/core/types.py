@@ -15,6 +15,15 @@ Reason = Literal[
     "accepted", "ratio", "min_samples", "min_classes", "no_confident_class", "batch_too_small"
 ]
 
+REASONS: dict[Reason, str] = {
+    "accepted": "transport is used",
+    "ratio": "certificate above tau",
+    "min_samples": "too few confident samples",
+    "min_classes": "confident samples in too few classes",
+    "no_confident_class": "no confident sample at all",
+    "batch_too_small": "a batch of one",
+}
+
 
 @dataclass(frozen=True, eq=False)
 class SourceMoments:

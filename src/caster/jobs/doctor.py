@@ -14,23 +14,17 @@ from caster import state as states
 from caster.core.gate import refuse
 from caster.core.linalg import cholesky
 from caster.core.subspace import active_rank
-from caster.core.types import SourceMoments, Verdict
+from caster.core.types import REASONS, Reason, SourceMoments, Verdict
 from caster.errors import CasterError
 from caster.state import State
 from caster.trial import try_transport
 
 TRIALS = 32  # simulated batches of a size
 ENOUGH = 0.9  # share of them that must be accepted for a size to do
-LADDER = sorted({2**i for i in range(1, 12)} | {3 * 2**i for i in range(10)})  # 2, 3, 4, 6 ... 2048
+LADDER: list[int] = sorted(
+    {2**i for i in range(1, 12)} | {3 * 2**i for i in range(10)}
+)  # 2, 3, 4, 6 ... 2048
 SEED = 0
-
-WHY = {
-    "ratio": "centroids of confident samples stray too far for the distance between classes",
-    "min_samples": "too few samples are classified with confidence",
-    "min_classes": "the confident samples occupy too few classes",
-    "no_confident_class": "no sample is classified with confidence",
-    "batch_too_small": "one sample has no covariance",
-}
 
 
 @dataclass(frozen=True)
@@ -43,7 +37,7 @@ class Diagnosis:
     k: int
     diagonal: bool
     expected_classes: float  # distinct ones in an i.i.d. batch
-    reasons: Counter[str]  # verdicts on simulated batches of undisturbed source data
+    reasons: Counter[Reason]  # verdicts on simulated batches of undisturbed source data
     median_ratio: float
     tau: float
     smallest_batch: int | None  # None: none on the ladder
@@ -80,16 +74,19 @@ class Diagnosis:
 
     def _gate_words(self) -> str:
         line = (
-            f"Of {self.reasons.total()} simulated batches that are just like the source, the gate "
-            f"accepts {self.acceptance:.0%} (median ratio {self.median_ratio:.2g}, tau {self.tau:g})"
+            f"Of {self.reasons.total()} simulated batches just like the source, the gate accepts "
+            f"{self.acceptance:.0%} (median ratio {self.median_ratio:.2g}, tau {self.tau:g})"
         )
         if self.acceptance >= ENOUGH:
             return f"{line}: transport can be supported."
         reason = next(r for r, _ in self.reasons.most_common() if r != "accepted")
-        outlook = "only in part" if self.acceptance else "not at all"
+        outlook = (
+            "only in part, and the other batches keep the frozen model's answer"
+            if self.acceptance
+            else "by none, and all of them keep the frozen model's answer"
+        )
         return (
-            f"{line}: transport is supported {outlook}, and the other batches keep the frozen "
-            f"model's answer. Main reason `{reason}`: {WHY[reason]}."
+            f"{line}: transport is supported {outlook}. Main reason `{reason}`: {REASONS[reason]}."
         )
 
     def _size_words(self) -> str:

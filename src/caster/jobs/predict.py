@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from caster.core.types import Verdict
+from caster.core.types import Reason, Verdict
 from caster.errors import CasterError
 from caster.estimator import Caster, load
 from caster.frozen.arrays import open_features
@@ -25,7 +25,7 @@ class Summary:
 
     rows: int
     batches: int
-    reasons: Counter[str]  # batches by verdict
+    reasons: Counter[Reason]  # batches by verdict
     median_ratio: float
     changed: int | None  # predictions that differ from the frozen head's, where it was given
 

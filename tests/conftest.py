@@ -1,0 +1,74 @@
+"""Problems and array namespaces the tests share."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["SCIPY_ARRAY_API"] = "1"  # or scikit-learn skips its check of array-API input
+
+import array_api_strict
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+
+settings.register_profile("caster", deadline=None, max_examples=40, derandomize=True)
+settings.load_profile("caster")
+
+
+class Kind:
+    """An array namespace and a dtype: how to get arrays into it and back out."""
+
+    def __init__(self, name: str, xp, dtype: str) -> None:
+        self.name, self.xp, self.dtype = name, xp, dtype
+        self.tolerance = {"float32": 2e-4, "float64": 1e-9}[dtype]
+
+    def __repr__(self) -> str:
+        return f"{self.name}-{self.dtype}"
+
+    def array(self, values):
+        return self.xp.asarray(values, dtype=getattr(self.xp, self.dtype))
+
+    def index(self, values):
+        return self.xp.asarray(np.asarray(values, dtype=np.int64))
+
+    def holds(self, array) -> bool:
+        """Whether an array is of this kind: same library, same dtype."""
+        return isinstance(array, type(self.array([0.0]))) and array.dtype == getattr(
+            self.xp, self.dtype
+        )
+
+
+KINDS = [
+    Kind(name, xp, dtype)
+    for name, xp in (("numpy", np), ("torch", torch), ("strict", array_api_strict))
+    for dtype in ("float32", "float64")
+]
+
+
+@pytest.fixture(params=KINDS, ids=repr)
+def kind(request) -> Kind:
+    return request.param
+
+
+def to_numpy(array) -> np.ndarray:
+    return np.asarray(array)
+
+
+def close(actual, expected, tolerance: float) -> None:
+    """Equal to a tolerance relative to the size of the largest expected entry."""
+    actual, expected = to_numpy(actual), np.asarray(expected)
+    assert actual.shape == expected.shape
+    scale = max(1.0, float(np.abs(expected).max(initial=0.0)))
+    np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance * scale)
+
+
+def problem(n=400, d=12, n_classes=5, spread=3.0, seed=0, dtype=np.float64):
+    """Gaussian classes of unequal size and shape: features, labels."""
+    rng = np.random.default_rng(seed)
+    y = np.concatenate([np.repeat(np.arange(n_classes), 4), rng.integers(n_classes, size=n)])
+    y = y[np.minimum(rng.permutation(len(y)), len(y) - 1)]
+    means = spread * rng.standard_normal((n_classes, d))
+    mixing = rng.standard_normal((n_classes, d, d)) / np.sqrt(d)
+    h = means[y] + np.einsum("nij,nj->ni", mixing[y], rng.standard_normal((len(y), d)))
+    return (h + 0.3 * rng.standard_normal(h.shape)).astype(dtype), y

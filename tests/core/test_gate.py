@@ -1,0 +1,42 @@
+import math
+
+import pytest
+
+from caster.core.gate import decide, refuse
+
+RULES = {"n_classes": 10, "tau": 0.8, "min_samples": 16, "min_classes": 3}
+
+
+@pytest.mark.parametrize(
+    ("ratio", "confident", "classes", "reason"),
+    [
+        (0.0, 0, 0, "no_confident_class"),
+        (0.1, 15, 9, "min_samples"),
+        (0.1, 16, 2, "min_classes"),
+        (9.9, 15, 2, "min_samples"),
+        (0.81, 16, 3, "ratio"),
+        (math.nan, 16, 3, "ratio"),
+        (math.inf, 16, 3, "ratio"),
+        (0.8, 16, 3, "accepted"),
+        (0.0, 64, 10, "accepted"),
+    ],
+)
+def test_reason(ratio, confident, classes, reason):
+    verdict = decide(ratio, confident, classes, **RULES)
+    assert verdict.reason == reason
+    assert verdict.accepted is (reason == "accepted")
+
+
+def test_min_classes_cannot_exceed_the_classes_there_are():
+    assert decide(0.1, 64, 2, n_classes=2, tau=0.8, min_samples=1, min_classes=5).accepted
+
+
+def test_a_verdict_keeps_what_it_was_based_on():
+    verdict = decide(0.5, 20.0, 4.0, **RULES)
+    assert (verdict.ratio, verdict.confident, verdict.classes) == (0.5, 20, 4)
+    assert isinstance(verdict.confident, int)
+
+
+def test_no_evidence_is_an_infinite_ratio_never_nan():
+    assert refuse("batch_too_small").ratio == math.inf
+    assert decide(0.0, 0, 0, **RULES).ratio == math.inf

@@ -1,0 +1,71 @@
+import numpy as np
+import pytest
+import scipy.linalg
+
+from caster.core import linalg
+from tests.conftest import close
+
+
+@pytest.fixture
+def matrices():
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((7, 4, 9))
+    return x @ x.transpose(0, 2, 1) / 9 + 0.1 * np.eye(4)
+
+
+def test_roots_are_scipys(kind, matrices):
+    root, inverse = linalg.spectrum(kind.array(matrices[0])).roots(0.5)
+    expected = scipy.linalg.sqrtm(matrices[0] + 0.5 * np.eye(4)).real
+    assert kind.holds(root)
+    close(root, expected, kind.tolerance)
+    close(inverse, np.linalg.inv(expected), kind.tolerance)
+
+
+def test_roots_of_a_singular_matrix_are_finite():
+    flat = np.ones((3, 3))
+    root, _ = linalg.spectrum(flat).roots(1e-12)
+    assert np.isfinite(root).all()
+    close(root @ root, flat, 1e-9)
+
+
+def test_cholesky_is_numpys(kind, matrices):
+    factors = linalg.cholesky(kind.array(matrices))
+    assert kind.holds(factors)
+    close(factors, np.linalg.cholesky(matrices), kind.tolerance)
+
+
+def test_cholesky_leaves_its_input_alone(matrices):
+    before = matrices.copy()
+    matrices.flags.writeable = False
+    linalg.cholesky(matrices)
+    assert np.array_equal(matrices, before)
+
+
+def test_cholesky_refuses_an_indefinite_matrix():
+    with pytest.raises(np.linalg.LinAlgError, match="not positive definite"):
+        linalg.cholesky(np.diag([1.0, -1.0]))
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_whiten_solves_for_every_row(kind, matrices, rows):
+    x = np.random.default_rng(2).standard_normal((7, rows, 4))
+    factors = np.linalg.cholesky(matrices)
+    whitened = linalg.whiten(kind.array(x), kind.array(factors))
+    assert kind.holds(whitened)
+    for got, row, factor in zip(np.asarray(whitened), x, factors, strict=True):
+        close(got, scipy.linalg.solve_triangular(factor, row.T, lower=True).T, kind.tolerance)
+
+
+def test_whiten_takes_views_and_keeps_them(matrices):
+    x = np.random.default_rng(3).standard_normal((4, 14, 7)).T  # Fortran order
+    before = x.copy()
+    whitened = linalg.whiten(x[:, ::2], np.linalg.cholesky(matrices))
+    assert np.array_equal(x, before)
+    expected = np.linalg.solve(np.linalg.cholesky(matrices), x[:, ::2].transpose(0, 2, 1))
+    close(whitened, expected.transpose(0, 2, 1), 1e-9)
+
+
+def test_mahalanobis_is_the_quadratic_form(kind, matrices):
+    x = np.random.default_rng(4).standard_normal((6, 4))
+    got = linalg.mahalanobis(kind.array(x), linalg.cholesky(kind.array(matrices[0])))
+    close(got, [np.sqrt(r @ np.linalg.inv(matrices[0]) @ r) for r in x], kind.tolerance)

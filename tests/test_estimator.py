@@ -1,0 +1,449 @@
+"""The estimator: its answers, its conventions, and what it refuses."""
+
+from __future__ import annotations
+
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
+import array_api_strict
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import caster
+from caster import Caster, CasterError
+from caster.placement import KEPT
+from caster.threads import _blas
+from tests import reference
+from tests.conftest import close, problem
+
+
+# None is expected to fail: scikit-learn's check of subset invariance predicts rows one by one, and
+# a batch of one falls back to Source-GDA. That predictions do depend on the batch is tested below.
+@parametrize_with_checks([Caster()])
+def test_scikit_learn_conventions(estimator, check):
+    check(estimator)
+
+
+@pytest.fixture(scope="module")
+def source():
+    return problem()
+
+
+@pytest.fixture(scope="module")
+def fitted(source):
+    return Caster().fit(*source)
+
+
+def shifted(source, rows=64):
+    return 1.4 * source[0][:rows] + 1.0
+
+
+def logits_for(labels, n_classes=5):
+    return 5.0 * np.eye(n_classes)[labels]
+
+
+# --- answers ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch_size", [2, 4, 7, 8, 64, 300])
+def test_adapt_is_the_reference_end_to_end(source, fitted, batch_size):
+    h, y = source
+    batch = shifted(source, batch_size)
+    U = fitted.moments_.U.astype(float)
+    k = min(4, batch_size - 1)
+    z, target = (h @ U)[:, :k], (batch @ U)[:, :k]
+    means, covariances, priors, m_s, C_s, pooled = reference.moments(z, y, 5)
+    pooled = pooled + fitted.moments_.ridge * (U.T @ U)[:k, :k]
+    A, b = reference.transport(target, m_s, C_s, 1.0)
+    g = reference.scores(target, means, covariances, priors, A, b, 1.0)
+    ratio, confident, classes = reference.certificate(target, g, means, pooled, A, b, 0.9, 1e-12)
+    out = fitted.adapt(batch)
+    close(out.map.A, A, 1e-4)
+    close(out.map.b, b, 1e-4)
+    close(out.transported, g, 1e-4)
+    assert np.array_equal(out.proposed, g.argmax(axis=1))
+    assert out.verdict.ratio == pytest.approx(ratio, rel=1e-4)
+    assert (out.verdict.confident, out.verdict.classes) == (confident, classes)
+
+
+def test_an_accepted_batch_gets_the_transported_answer(source, fitted):
+    batch = shifted(source)
+    wrong = logits_for((source[1][:64] + 1) % 5)
+    out = fitted.adapt(batch, head_logits=wrong)
+    assert out.verdict.accepted
+    assert np.array_equal(out.predictions, out.transported.argmax(axis=1))
+    assert np.mean(out.predictions == source[1][:64]) > 0.9
+
+
+def test_a_rejected_batch_gets_the_heads_answer(source):
+    clf = Caster(tau=1e-9).fit(*source)
+    head = np.random.default_rng(0).integers(5, size=64)
+    out = clf.adapt(shifted(source), head_logits=logits_for(head))
+    assert out.verdict.reason == "ratio"
+    assert np.array_equal(out.predictions, head)
+    assert np.array_equal(out.proposed, out.transported.argmax(axis=1))
+
+
+def test_without_logits_a_rejected_batch_gets_source_gda(source):
+    clf = Caster(tau=1e-9).fit(*source)
+    batch = shifted(source)
+    assert np.array_equal(clf.predict(batch), clf.source_scores(batch).argmax(axis=1))
+
+
+def test_source_scores_are_the_untransported_discriminant(source, fitted):
+    h, y = source
+    z = h @ fitted.moments_.U.astype(float)
+    means, covariances, priors, *_ = reference.moments(z, y, 5)
+    expected = reference.scores(z[:9], means, covariances, priors, np.eye(4), np.zeros(4), 1.0)
+    close(fitted.source_scores(h[:9]), expected, 1e-4)
+
+
+def test_a_batch_of_one_is_too_small(source, fitted):
+    out = fitted.adapt(source[0][:1], head_logits=logits_for([3]))
+    assert out.verdict.reason == "batch_too_small"
+    assert out.predictions.tolist() == out.proposed.tolist() == [3]
+    assert out.map.A.shape == (0, 0)
+    close(out.transported, np.log(fitted.moments_.priors)[None], 1e-6)
+    fallback = fitted.adapt(source[0][:1]).predictions
+    assert fallback == fitted.source_scores(source[0][:1]).argmax()
+
+
+def test_a_batch_of_two_is_judged_not_refused_outright(source, fitted):
+    verdict = fitted.adapt(source[0][:2]).verdict
+    assert verdict.reason == "min_samples"
+    assert not verdict.accepted
+
+
+def test_a_batch_of_one_class_is_never_accepted(source):
+    h, y = source
+    clf = Caster(min_samples=1, min_classes=2).fit(h, y)
+    same = np.repeat(h[y == 0][:1], 40, axis=0)
+    assert not clf.adapt(same).verdict.accepted
+
+
+def test_predictions_depend_on_the_batch(source, fitted):
+    """By design: the same rows in other company are mapped otherwise."""
+    h, _ = source
+    together = fitted.adapt(h[:64]).transported[:32]
+    apart = fitted.adapt(h[:32]).transported
+    assert not np.allclose(together, apart, rtol=1e-3)
+
+
+def test_parameters_take_effect_after_fitting(source):
+    clf = Caster().fit(*source)
+    assert clf.adapt(shifted(source)).verdict.accepted
+    clf.set_params(tau=1e-9)
+    assert not clf.adapt(shifted(source)).verdict.accepted
+
+
+# --- streams ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [1, 7, 64, 10_000])
+def test_a_stream_gives_what_the_array_gives(source, fitted, rows):
+    h, y = source
+    chunks = [(h[i : i + rows], y[i : i + rows]) for i in range(0, len(h), rows)]
+    streamed = Caster().fit_stream(chunks, classes=range(5))
+    for name in ("U", "means", "covariances"):
+        close(getattr(streamed.moments_, name), getattr(fitted.moments_, name), 1e-5)
+    assert np.array_equal(streamed.moments_.counts, fitted.moments_.counts)
+
+
+def test_large_chunks_are_cut(source, fitted, monkeypatch):
+    monkeypatch.setattr("caster.fitting.CHUNK_ELEMENTS", 12 * 10)
+    close(Caster().fit(*source).moments_.means, fitted.moments_.means, 1e-5)
+
+
+def test_a_stream_that_cannot_restart_is_refused(source):
+    with pytest.raises(CasterError, match="read only once"):
+        Caster().fit_stream(iter([source]), classes=range(5))
+
+
+def test_a_stream_that_changes_between_passes_is_refused(source):
+    h, y = source
+
+    class Shrinking:
+        rows = len(h) + 10
+
+        def __iter__(self):
+            self.rows -= 10
+            return iter([(h[: self.rows], y[: self.rows])])
+
+    with pytest.raises(CasterError, match="second pass"):
+        Caster().fit_stream(Shrinking(), classes=range(5))
+
+
+# --- kinds of arrays -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("xp", [torch, array_api_strict], ids=["torch", "strict"])
+def test_the_same_kind_comes_back(source, fitted, xp, dtype):
+    batch = shifted(source).astype(dtype)
+    expected = fitted.adapt(batch)
+    out = fitted.adapt(xp.asarray(batch), head_logits=xp.asarray(logits_for(source[1][:64])))
+    for array in (out.predictions, out.proposed, out.transported, out.map.A, out.map.b):
+        assert isinstance(array, type(xp.asarray(batch)))
+    assert out.transported.dtype == getattr(xp, dtype)
+    close(out.transported, expected.transported, 1e-4)
+    assert np.array_equal(np.asarray(out.predictions), expected.predictions)
+    assert out.verdict.reason == expected.verdict.reason
+
+
+def test_fitting_on_torch_gives_the_same_moments(source, fitted):
+    clf = Caster().fit(torch.asarray(source[0]), torch.asarray(source[1]))
+    assert isinstance(clf.moments_.means, np.ndarray)
+    close(clf.moments_.means, fitted.moments_.means, 1e-5)
+    close(clf.moments_.covariances, fitted.moments_.covariances, 1e-5)
+
+
+def test_text_labels_come_back_as_numpy_from_torch(source):
+    names = np.array(["ant", "bee", "cat", "dog", "eel"])
+    clf = Caster().fit(source[0], names[source[1]])
+    out = clf.adapt(torch.asarray(shifted(source)))
+    assert out.predictions.dtype.kind == "U"
+    assert np.mean(out.predictions == names[source[1][:64]]) > 0.9
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda b: b.tolist(),
+        lambda b: np.asfortranarray(b),
+        lambda b: np.concatenate([b, b], axis=1)[:, : b.shape[1]],
+        lambda b: np.repeat(b, 2, axis=0)[::2],
+        lambda b: b.astype(object),
+    ],
+    ids=["list", "fortran", "sliced", "strided", "object"],
+)
+def test_any_layout_gives_the_same_answer(source, fitted, convert):
+    batch = shifted(source)
+    close(fitted.adapt(convert(batch)).transported, fitted.adapt(batch).transported, 1e-9)
+
+
+def test_inputs_are_read_only_and_stay_so(source):
+    h, y = (a.copy() for a in source)
+    batch, logits = shifted(source), logits_for(y[:64])
+    arrays = (h, y, batch, logits)
+    before = [a.copy() for a in arrays]
+    for array in arrays:
+        array.flags.writeable = False
+    Caster().fit(h, y).adapt(batch, logits)
+    assert all(np.array_equal(a, b) for a, b in zip(arrays, before, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.int32, np.uint8])
+def test_other_number_types_are_widened(source, fitted, dtype):
+    batch = np.clip(np.round(shifted(source) * 4 + 60), 0, 200)
+    expected = fitted.adapt(batch.astype(np.float64)).transported
+    close(fitted.adapt(batch.astype(dtype)).transported, expected, 1e-2)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        lambda y: y.astype(np.int8) - 3,
+        lambda y: (y % 2).astype(bool),
+        lambda y: [f"class {c}" for c in y],
+        lambda y: [("grid", int(c)) for c in y],
+        lambda y: [[None, "one", 2, 3.5, (4, 4)][c] for c in y],
+        lambda y: y.astype(float),
+    ],
+    ids=["negative", "bool", "text", "tuples", "mixed", "whole floats"],
+)
+def test_labels_of_any_hashable_kind(tmp_path, source, labels):
+    given = labels(source[1])
+    clf = Caster().fit(source[0], given)
+    clf.save(tmp_path / "s.caster")
+    for estimator in (clf, caster.load(tmp_path / "s.caster")):
+        predicted = estimator.predict(source[0]).tolist()
+        agreement = [a == b for a, b in zip(predicted, list(given), strict=True)]
+        assert np.mean(agreement) > 0.9
+        assert set(estimator.classes_.tolist()) == set(given)
+
+
+# --- what is refused -------------------------------------------------------------------------
+
+
+def test_unfitted(source):
+    for use in ("adapt", "predict", "source_scores"):
+        with pytest.raises(NotFittedError, match="not fitted"):
+            getattr(Caster(), use)(source[0])
+    with pytest.raises(NotFittedError):
+        Caster().save("never.caster")
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_non_finite_features(source, fitted, bad):
+    h, y = source[0].copy(), source[1]
+    h[37, 5] = bad
+    with pytest.raises(CasterError, match="row 37, column 5"):
+        Caster().fit(h, y)
+    with pytest.raises(CasterError, match="batch holds NaN or infinity"):
+        fitted.adapt(h[:64])
+    with pytest.raises(CasterError, match="row 37"):
+        Caster().fit_stream([(h[:30], y[:30]), (h[30:], y[30:])], classes=range(5))
+
+
+def test_non_finite_logits(source, fitted):
+    logits = logits_for(source[1][:64])
+    logits[:, 0] = -np.inf  # a masked class is legitimate
+    fitted.adapt(shifted(source), logits)
+    logits[3, 1] = np.nan
+    with pytest.raises(CasterError, match="head_logits hold NaN"):
+        fitted.adapt(shifted(source), logits)
+
+
+@pytest.mark.parametrize("shape", [(64, 11), (12,), (64, 12, 1), (0, 12)])
+def test_wrong_shapes(fitted, shape):
+    with pytest.raises(CasterError, match="a batch must be"):
+        fitted.adapt(np.zeros(shape))
+
+
+@pytest.mark.parametrize("shape", [(64, 4), (63, 5), (64,)])
+def test_wrong_logits(source, fitted, shape):
+    with pytest.raises(CasterError, match="head_logits must be"):
+        fitted.adapt(shifted(source), np.zeros(shape))
+
+
+def test_a_class_of_one_sample(source):
+    h, y = source
+    y = y.copy()
+    y[0] = 9
+    with pytest.raises(CasterError, match=r"class 9 has 1 sample, a covariance needs 2"):
+        Caster().fit(h, y)
+
+
+def test_an_absent_class(source):
+    with pytest.raises(CasterError, match="class 5 has 0 samples"):
+        Caster().fit_stream([source], classes=range(6))
+
+
+def test_an_undeclared_class(source):
+    with pytest.raises(CasterError, match="label 4 is not among"):
+        Caster().fit_stream([source], classes=range(4))
+
+
+def test_continuous_labels(source):
+    with pytest.raises(CasterError, match="Unknown label type"):
+        Caster().fit(source[0], source[1] + 0.5)
+
+
+def test_constant_features_are_harmless_beside_others(source, fitted):
+    h = np.concatenate([source[0], np.full((len(source[0]), 3), 7.0)], axis=1)
+    out = Caster().fit(h, source[1]).adapt(h[:64])
+    assert np.mean(out.predictions == source[1][:64]) > 0.9
+
+
+def test_constant_features_alone(source):
+    with pytest.raises(CasterError, match="do not vary within any class"):
+        Caster().fit(np.ones((len(source[0]), 3)), source[1])
+
+
+def test_features_that_tell_no_classes_apart():
+    h = np.concatenate([np.eye(3), np.eye(3)])
+    with pytest.raises(CasterError, match="class means coincide"):
+        Caster().fit(h, [0, 0, 0, 1, 1, 1])
+
+
+def test_duplicate_rows(source):
+    h, y = np.repeat(source[0], 3, axis=0), np.repeat(source[1], 3)
+    close(Caster().fit(h, y).moments_.means, Caster().fit(*source).moments_.means, 1e-5)
+    same = np.repeat(source[0][:1], 64, axis=0)
+    out = Caster().fit(*source).adapt(same)
+    assert np.isfinite(out.transported).all()
+    assert len(set(out.predictions.tolist())) == 1
+
+
+def test_fewer_features_than_classes():
+    h, y = problem(d=3, n_classes=12, spread=6.0)
+    clf = Caster().fit(h, y)
+    assert clf.moments_.rank == 3
+    assert np.isfinite(clf.adapt(h[:64]).transported).all()
+
+
+def test_fewer_samples_than_features():
+    """S_w is singular: its ridge keeps the metric of the certificate finite."""
+    h, y = problem(n=60, d=300, n_classes=4)
+    clf = Caster().fit(h, y)
+    close(clf.moments_.pooled, np.eye(3), 1e-3)
+    assert np.isfinite(clf.moments_.margin)
+    assert np.isfinite(clf.adapt(h[:32]).verdict.ratio)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-12, 1e12, 1e30])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_huge_and_tiny_scales(source, fitted, scale, dtype):
+    h = (source[0] * scale).astype(dtype)
+    clf = Caster().fit(h, source[1])
+    out, expected = clf.adapt(h[:64]), fitted.adapt(source[0][:64])
+    close(out.transported, expected.transported, 1e-3)
+    assert out.verdict.ratio == pytest.approx(expected.verdict.ratio, rel=1e-3)
+
+
+def test_scales_beyond_float32(source):
+    for scale in (1e-60, 1e60):
+        with pytest.raises(CasterError, match="rescale them"):
+            Caster().fit(source[0] * scale, source[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tau", 0),
+        ("lam", -1.0),
+        ("beta", 0.0),
+        ("k_max", 2.5),
+        ("k_max", 0),
+        ("confidence", 1.0),
+        ("confidence", float("nan")),
+        ("tau", "0.8"),
+        ("min_samples", True),
+    ],
+)
+def test_bad_parameters(source, name, value):
+    with pytest.raises(CasterError, match=f"^{name} must be"):
+        Caster(**{name: value}).fit(*source)
+
+
+# --- the shell -------------------------------------------------------------------------------
+
+
+def test_clones_and_parameters():
+    clf = Caster(tau=0.5, k_max=7)
+    assert clone(clf).get_params() == clf.get_params()
+    assert clf.get_params()["tau"] == 0.5
+
+
+def test_pickles_carry_no_cached_arrays(source):
+    clf = Caster().fit(*source)
+    before = len(pickle.dumps(clf))
+    expected = clf.adapt(torch.asarray(shifted(source))).transported
+    assert len(pickle.dumps(clf)) == before
+    again = pickle.loads(pickle.dumps(clf)).adapt(torch.asarray(shifted(source)))
+    assert torch.equal(again.transported, expected)
+
+
+def test_the_cache_of_placements_is_bounded():
+    h, y = problem(d=40, n_classes=30, n=2000)
+    clf = Caster().fit(h, y)
+    answers = {n: clf.adapt(h[:n]).transported for n in range(2, 30)}
+    assert len(clf._placement._restricted) == KEPT
+    assert len(clf._placement._whole) == 1
+    for n, expected in answers.items():
+        assert np.array_equal(clf.adapt(h[:n]).transported, expected)
+
+
+def test_concurrent_batches_agree_and_restore_the_blas_threads():
+    h, y = problem(d=40, n_classes=80, n=3000)
+    clf = Caster().fit(h, y)
+    before = [pool["num_threads"] for pool in _blas().info()]
+    expected = clf.adapt(h[:64]).transported
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda _: clf.adapt(h[:64]).transported, range(40)))
+    assert all(np.array_equal(answer, expected) for answer in answers)
+    assert [pool["num_threads"] for pool in _blas().info()] == before
