@@ -67,8 +67,9 @@ def problem(n=400, d=12, n_classes=5, spread=3.0, seed=0, dtype=np.float64):
     """Gaussian classes of unequal size and shape: features, labels."""
     rng = np.random.default_rng(seed)
     y = np.concatenate([np.repeat(np.arange(n_classes), 4), rng.integers(n_classes, size=n)])
-    y = y[np.minimum(rng.permutation(len(y)), len(y) - 1)]
-    means = spread * rng.standard_normal((n_classes, d))
-    mixing = rng.standard_normal((n_classes, d, d)) / np.sqrt(d)
-    h = means[y] + np.einsum("nij,nj->ni", mixing[y], rng.standard_normal((len(y), d)))
-    return (h + 0.3 * rng.standard_normal(h.shape)).astype(dtype), y
+    rng.shuffle(y)
+    h = spread * rng.standard_normal((n_classes, d))[y] + 0.3 * rng.standard_normal((len(y), d))
+    for c in range(n_classes):
+        mixing = rng.standard_normal((d, d)) / np.sqrt(d)
+        h[y == c] += rng.standard_normal((np.sum(y == c), d)) @ mixing
+    return h.astype(dtype), y

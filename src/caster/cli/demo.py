@@ -41,7 +41,9 @@ def demo(
 
 def _table(results: Results) -> Table:
     title = "Accuracy in percent, a row a stream"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1))
+    table = Table(
+        title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True
+    )
     table.add_column("stream", no_wrap=True)
     for heading in ("batch", "frozen", "GDA", "ungated", "gated", "accepted", "ratio"):
         table.add_column(heading, justify="right")

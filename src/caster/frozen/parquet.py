@@ -67,5 +67,7 @@ class ParquetFile:
         lengths = compute.min_max(compute.list_value_length(column)).as_py()
         if lengths["min"] != lengths["max"]:
             raise CasterError(f"the rows of `{name}` in {self.path} differ in length")
-        values = column.flatten().to_numpy(zero_copy_only=False)
-        return np.asarray(values).reshape(len(column), -1)
+        values = column.flatten()
+        if values.null_count:
+            raise CasterError(f"`{name}` in {self.path} has missing values")
+        return np.asarray(values.to_numpy(zero_copy_only=False)).reshape(len(column), -1)

@@ -1,0 +1,5 @@
+"""``python -m caster``."""
+
+from caster.cli import main
+
+main()

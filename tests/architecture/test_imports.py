@@ -1,0 +1,45 @@
+"""The layers hold, and importing the package stays light."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import caster
+
+ROOT = Path(__file__).parents[2]
+
+
+def python(code: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout
+
+
+def test_importing_caster_imports_nothing_heavy():
+    heavy = "numpy", "scipy", "sklearn", "torch", "onnx", "ray", "matplotlib", "pyarrow", "typer"
+    loaded = python(f"import sys, caster; print([m for m in {heavy} if m in sys.modules])")
+    assert loaded.strip() == "[]"
+
+
+def test_the_estimator_needs_no_optional_library():
+    optional = "torch", "matplotlib", "onnx", "ray", "typer", "rich"
+    loaded = python(
+        f"import sys, caster; caster.Caster; print([m for m in {optional} if m in sys.modules])"
+    )
+    assert loaded.strip() == "[]"
+
+
+def test_every_public_name_resolves():
+    for name in caster.__all__:
+        assert getattr(caster, name) is not None
+    assert set(caster.__all__) <= set(dir(caster))
+
+
+def test_layers():
+    """Runs import-linter on the contracts in pyproject.toml."""
+    result = subprocess.run(
+        [Path(sys.executable).with_name("lint-imports")], cwd=ROOT, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stdout + result.stderr

@@ -1,0 +1,156 @@
+"""The commands, as a user types them: exit status, output, and one line for bad input."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import caster
+from caster.cli.app import app
+from tests.conftest import problem
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cli")
+    h, y = problem(n=900)
+    np.savez(folder / "source.npz", features=h, labels=y)
+    np.savez(folder / "target.npz", features=1.3 * h[:150] + 1, logits=5.0 * np.eye(5)[y[:150]])
+    assert run("fit", folder / "source.npz", "-o", folder / "s.caster").exit_code == 0
+    return folder
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def refusal(*arguments) -> str:
+    result = run(*arguments)
+    assert result.exit_code == 1, result.output
+    assert result.stdout == ""
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("caster: ")
+    return lines[0]
+
+
+def test_fit_says_what_it_made(folder):
+    result = run("fit", folder / "source.npz", "-o", folder / "again.caster", "--k-max", 2)
+    assert result.exit_code == 0
+    assert "920 samples of 5 classes, 12 features -> 2 directions" in result.stdout
+    assert caster.load(folder / "again.caster").get_params()["k_max"] == 2
+
+
+def test_predict_summarises_and_writes(folder):
+    result = run("predict", folder / "s.caster", folder / "target.npz", "-o", folder / "out.csv")
+    assert result.exit_code == 0
+    assert "150 rows in 3 batches" in result.stdout
+    assert "predictions differ from the frozen head's" in result.stdout
+    assert len((folder / "out.csv").read_text().splitlines()) == 151
+
+
+def test_predict_options(folder):
+    out = folder / "out.parquet"
+    result = run(
+        "predict", folder / "s.caster", folder / "target.npz", "-o", out,
+        "--batch-size", 30, "--tau", 1e-6, "--no-gate",
+    )  # fmt: skip
+    assert result.exit_code == 0
+    assert "150 rows in 5 batches" in result.stdout
+    assert "rejected: ratio" in result.stdout
+    assert "Gate off" in result.stdout
+
+
+def test_inspect_shows_what_is_held(folder):
+    result = run("inspect", folder / "s.caster")
+    assert result.exit_code == 0
+    moments = caster.load(folder / "s.caster").moments_
+    for part in ("920", "12 -> 4", f"{moments.margin:.4g}", "tau 0.8", "covariances", "not bound"):
+        assert part in result.stdout
+    counts = moments.counts
+    assert (
+        f"{counts.min()} ({counts.argmin()}) to {counts.max()} ({counts.argmax()})" in result.stdout
+    )
+
+
+def test_doctor_speaks(folder):
+    result = run("doctor", folder / "s.caster", "--batch-size", 4)
+    assert result.exit_code == 0
+    assert "diagonal map" in result.stdout
+    assert result.stdout.count("\n- ") == 4
+
+
+def test_demo_prints_and_writes(tmp_path):
+    result = run("demo", "-o", tmp_path / "page.html")
+    assert result.exit_code == 0
+    for part in ("sorted by class", "The gate saves", "The gate costs", "haze 5"):
+        assert part in result.stdout
+    assert "<html" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize(
+    "command", [(), ("fit",), ("predict",), ("inspect",), ("doctor",), ("demo",)]
+)
+def test_every_command_explains_itself(command):
+    result = run(*command, "--help")
+    assert result.exit_code == 0
+    assert "Usage:" in result.stdout
+
+
+def test_version():
+    assert run("--version").stdout == f"caster {caster.__version__}\n"
+
+
+def test_bad_input_is_one_line(folder, tmp_path):
+    source, target, state = (folder / n for n in ("source.npz", "target.npz", "s.caster"))
+    out = tmp_path / "out.csv"
+    assert "does not exist" in refusal("fit", tmp_path / "none.npz", "-o", tmp_path / "s")
+    assert "holds no `labels`" in refusal("fit", target, "-o", tmp_path / "s")
+    assert "no folder" in refusal("fit", source, "-o", tmp_path / "no" / "s")
+    assert "k_max must be" in refusal("fit", source, "-o", tmp_path / "s", "--k-max", 0)
+    assert "not a caster state" in refusal("predict", source, target, "-o", out)
+    assert "does not exist" in refusal("predict", tmp_path / "none", target, "-o", out)
+    assert "must end in" in refusal("predict", state, target, "-o", tmp_path / "out.xls")
+    assert "tau must be" in refusal("predict", state, target, "-o", out, "--tau", -1)
+    assert "not a caster state" in refusal("inspect", target)
+    assert "does not exist" in refusal("doctor", tmp_path / "none")
+    assert "it is a folder" in refusal("demo", "-o", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_wrong_width_is_one_line(folder, tmp_path):
+    np.savez(tmp_path / "narrow.npz", features=np.zeros((70, 3)))
+    message = refusal(
+        "predict", folder / "s.caster", tmp_path / "narrow.npz", "-o", tmp_path / "out.csv"
+    )
+    assert "a batch must be (samples, 12), not (64, 3)" in message
+
+
+def test_usage_errors_are_not_tracebacks(folder):
+    result = run(
+        "predict", folder / "s.caster", folder / "target.npz", "-o", "x.csv", "--tau", "high"
+    )
+    assert result.exit_code == 2
+    assert "Traceback" not in result.output
+
+
+def test_ctrl_c_ends_in_one_line_and_leaves_nothing(folder, tmp_path, monkeypatch):
+    def interrupted(self, batch, head_logits=None):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(caster.Caster, "adapt", interrupted)
+    result = run("predict", folder / "s.caster", folder / "target.npz", "-o", tmp_path / "out.csv")
+    assert result.exit_code == 130
+    assert result.stderr == "caster: interrupted, nothing was written\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_module_runs_as_the_command():
+    result = subprocess.run(
+        [sys.executable, "-m", "caster", "--version"], capture_output=True, text=True, check=True
+    )
+    assert result.stdout == f"caster {caster.__version__}\n"

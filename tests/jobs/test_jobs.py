@@ -1,0 +1,239 @@
+"""Files in, files out: fitting, predicting and diagnosing without the command line."""
+
+from __future__ import annotations
+
+import csv
+import math
+import tracemalloc
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+import caster
+from caster import Caster, CasterError
+from caster import state as states
+from caster.config import Settings
+from caster.jobs.doctor import LADDER, diagnose
+from caster.jobs.fit import fit_file
+from caster.jobs.predict import predict_file
+from tests.conftest import problem
+
+NAMES = np.array(["ant", "bee", "cat", "dog", "eel"])
+
+
+@pytest.fixture(scope="module")
+def source():
+    return problem(n=900)
+
+
+@pytest.fixture
+def files(tmp_path, source):
+    h, y = source
+    np.savez(tmp_path / "source.npz", features=h, labels=NAMES[y])
+    target = 1.3 * h[:150] + 1.0
+    np.savez(tmp_path / "target.npz", features=target, logits=5.0 * np.eye(5)[(y[:150] + 1) % 5])
+    np.savez(tmp_path / "bare.npz", features=target)
+    fit_file(tmp_path / "source.npz", tmp_path / "s.caster", Settings())
+    return tmp_path
+
+
+def rows_of(path):
+    if path.suffix == ".parquet":
+        return pq.read_table(path).to_pylist()
+    with path.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def test_a_file_gives_what_its_arrays_give(files, source):
+    h, y = source
+    expected = Caster().fit(h, NAMES[y])
+    loaded = caster.load(files / "s.caster")
+    assert np.array_equal(loaded.moments_.covariances, expected.moments_.covariances)
+    assert loaded.classes_.tolist() == NAMES.tolist()
+
+
+def test_fitting_tells_how_far_it_is(files):
+    heard = []
+    fit_file(files / "source.npz", files / "s.caster", Settings(), lambda *step: heard.append(step))
+    stages = list(dict.fromkeys(stage for stage, _, _ in heard))
+    assert len(stages) == 2
+    for stage in stages:
+        done = [d for s, d, total in heard if s == stage and total == 920]
+        assert done[0] == 0
+        assert done[-1] == 920
+        assert done == sorted(done)
+
+
+def test_fitting_holds_a_fraction_of_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr("caster.jobs.fit.CHUNK_ELEMENTS", 2**15)
+    h, y = problem(n=40_000, d=64, dtype=np.float32)
+    np.savez(tmp_path / "source.npz", features=h, labels=y)
+    tracemalloc.start()
+    fit_file(tmp_path / "source.npz", tmp_path / "s.caster", Settings())
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < h.nbytes / 2
+
+
+def test_a_failed_fit_writes_nothing_and_keeps_the_old_state(files, source):
+    h, y = source[0].copy(), source[1]
+    h[800, 2] = np.nan
+    np.savez(files / "bad.npz", features=h, labels=y)
+    before = (files / "s.caster").read_bytes()
+    with pytest.raises(CasterError, match="row 800, column 2"):
+        fit_file(files / "bad.npz", files / "s.caster", Settings())
+    assert (files / "s.caster").read_bytes() == before
+    assert not list(files.glob(".*"))
+
+
+def test_ctrl_c_while_fitting_leaves_nothing(files):
+    def interrupt(stage, done, total):
+        if stage.startswith("pass 2"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit_file(files / "source.npz", files / "new.caster", Settings(), interrupt)
+    assert not (files / "new.caster").exists()
+    assert not list(files.glob(".*"))
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_predictions_are_those_of_the_estimator(files, source, suffix):
+    out = files / f"out.{suffix}"
+    summary = predict_file(files / "s.caster", files / "target.npz", out, batch_size=64)
+    rows = rows_of(out)
+    clf = caster.load(files / "s.caster")
+    target = np.load(files / "target.npz")
+    assert [int(row["row"]) for row in rows] == list(range(150))
+    assert [int(row["batch"]) for row in rows] == [i // 64 for i in range(150)]
+    for batch, start in enumerate(range(0, 150, 64)):
+        stop = start + 64
+        expected = clf.adapt(target["features"][start:stop], target["logits"][start:stop])
+        got = rows[start:stop]
+        assert [row["prediction"] for row in got] == expected.predictions.tolist()
+        assert {row["reason"] for row in got} == {expected.verdict.reason}
+        assert {row["verdict"] == "accepted" for row in got} == {expected.verdict.accepted}
+        assert {float(row["ratio"]) for row in got} == {expected.verdict.ratio}
+        assert batch == int(got[0]["batch"])
+    assert (summary.rows, summary.batches) == (150, 3)
+    assert summary.reasons.total() == 3
+    head = NAMES[(source[1][:150] + 1) % 5]
+    assert summary.changed == sum(r["prediction"] != h for r, h in zip(rows, head, strict=True))
+
+
+def test_tau_and_the_gate(files, source):
+    out, head = files / "out.csv", NAMES[(source[1][:150] + 1) % 5].tolist()
+    arguments = (files / "s.caster", files / "target.npz", out)
+    refused = predict_file(*arguments, batch_size=50, tau=1e-6)
+    assert refused.reasons == {"ratio": 3}
+    assert [row["prediction"] for row in rows_of(out)] == head
+    assert refused.changed == 0
+    ungated = predict_file(*arguments, batch_size=50, tau=1e-6, gate=False)
+    assert ungated.reasons == {"ratio": 3}
+    truth = NAMES[source[1][:150]]
+    assert np.mean([r["prediction"] == t for r, t in zip(rows_of(out), truth, strict=True)]) > 0.9
+
+
+def test_without_logits_source_gda_answers(files):
+    out = files / "out.csv"
+    summary = predict_file(files / "s.caster", files / "bare.npz", out, batch_size=50, tau=1e-6)
+    assert summary.changed is None
+    clf, target = caster.load(files / "s.caster"), np.load(files / "bare.npz")["features"]
+    expected = clf.classes_[clf.source_scores(target).argmax(axis=1)]
+    assert [row["prediction"] for row in rows_of(out)] == expected.tolist()
+
+
+def test_a_last_batch_of_one(files):
+    summary = predict_file(
+        files / "s.caster", files / "target.npz", files / "out.csv", batch_size=149, gate=False
+    )
+    assert summary.reasons["batch_too_small"] == 1
+    assert rows_of(files / "out.csv")[-1]["ratio"] == "inf"
+
+
+def test_bad_rows_are_located_and_nothing_is_written(files):
+    target = np.load(files / "bare.npz")["features"].copy()
+    target[120, 0] = np.inf
+    np.savez(files / "bad.npz", features=target)
+    (files / "out.csv").write_text("precious")
+    with pytest.raises(CasterError, match=r"rows 64 to 127 of .*bad\.npz: the batch holds NaN"):
+        predict_file(files / "s.caster", files / "bad.npz", files / "out.csv", batch_size=64)
+    assert (files / "out.csv").read_text() == "precious"
+    assert not list(files.glob(".*"))
+
+
+def test_outputs_are_refused_before_the_work(files):
+    for out, why in (("out.txt", ".csv or .parquet"), ("no/out.csv", "no folder")):
+        with pytest.raises(CasterError, match=why):
+            predict_file(files / "none.caster", files / "none.npz", files / out, batch_size=64)
+
+
+def test_labels_of_no_common_kind_are_written_as_text(tmp_path, source):
+    h, y = source
+    Caster().fit(h, [[None, "one", 2, 3.5, (4, 4)][c] for c in y]).save(tmp_path / "s.caster")
+    np.savez(tmp_path / "target.npz", features=h[:64])
+    out = tmp_path / "out.parquet"
+    predict_file(tmp_path / "s.caster", tmp_path / "target.npz", out, batch_size=64)
+    assert {row["prediction"] for row in rows_of(out)} <= {"None", "one", "2", "3.5", "(4, 4)"}
+
+
+# --- the doctor ------------------------------------------------------------------------------
+
+
+def test_the_doctor_counts_right(files):
+    found = diagnose(files / "s.caster", 20)
+    moments = states.load(files / "s.caster").moments
+    assert (found.k, found.k0, found.n_classes) == (4, 4, 5)
+    assert not found.diagonal
+    assert found.reasons.total() == 32
+    assert found.state_bytes == (files / "s.caster").stat().st_size
+    assert found.bank_bytes == 920 * 12 * 4
+    rng = np.random.default_rng(0)
+    drawn = [len(set(rng.choice(5, 20, p=moments.counts / 920))) for _ in range(4000)]
+    assert found.expected_classes == pytest.approx(np.mean(drawn), abs=0.05)
+
+
+def test_the_doctor_repeats_itself(files):
+    assert diagnose(files / "s.caster", 32) == diagnose(files / "s.caster", 32)
+
+
+def test_the_doctor_foresees_real_batches(files, source):
+    """On held-out data like the source, the gate does what the simulation said."""
+    h, _ = problem(n=6000)
+    clf = caster.load(files / "s.caster")
+    for batch_size in (6, 64):
+        batches = [h[i : i + batch_size] for i in range(0, 60 * batch_size, batch_size)]
+        accepted = np.mean([clf.adapt(batch).verdict.accepted for batch in batches])
+        foreseen = diagnose(files / "s.caster", batch_size).acceptance
+        assert foreseen == pytest.approx(accepted, abs=0.25)
+
+
+def test_the_smallest_batch_does_and_smaller_ones_do_not(files):
+    found = diagnose(files / "s.caster", 64)
+    assert found.smallest_batch in LADDER
+    assert diagnose(files / "s.caster", found.smallest_batch).acceptance >= 0.9
+    for size in LADDER[: LADDER.index(found.smallest_batch)]:
+        assert diagnose(files / "s.caster", size).acceptance < 0.9
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "words"),
+    [
+        (1, ["batch of one", "batch_too_small", "0%", "by none"]),
+        (4, ["3 of 4 directions", "diagonal map", "4 < 2k = 6", "min_samples"]),
+        (400, ["4 of 4 directions", "full map", "400 >= 2k = 8", "can be supported"]),
+    ],
+)
+def test_the_doctor_speaks_plainly(files, batch_size, words):
+    text = "\n".join(diagnose(files / "s.caster", batch_size).sentences())
+    for word in (*words, "k-NN bank", "smallest batch that would do"):
+        assert word in text
+
+
+def test_the_doctor_says_when_nothing_would_do(tmp_path, source):
+    Caster(min_samples=10**6).fit(*source).save(tmp_path / "s.caster")
+    found = diagnose(tmp_path / "s.caster", 64)
+    assert found.smallest_batch is None
+    assert f"No batch size up to {LADDER[-1]}" in "\n".join(found.sentences())
+    assert not math.isnan(found.median_ratio)
