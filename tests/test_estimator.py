@@ -403,6 +403,7 @@ def test_scales_beyond_float32(source):
         ("confidence", float("nan")),
         ("tau", "0.8"),
         ("min_samples", True),
+        ("tau", [0.8]),
     ],
 )
 def test_bad_parameters(source, name, value):

@@ -35,8 +35,8 @@ class Settings:
     beta: float = _constant(1.0, "project", "ridge of every transported class covariance")
     tau: float = _constant(0.8, "paper", "largest accepted ratio r_t")
     confidence: float = _constant(0.9, "project", "probability a kept sample must exceed")
-    min_samples: int = _constant(16, "project", "fewest confident samples of a batch")
-    min_classes: int = _constant(2, "project", "fewest classes those samples occupy")
+    min_samples: int = _constant(8, "project", "fewest confident samples of a batch")
+    min_classes: int = _constant(6, "project", "fewest classes those occupy, or all there are")
     scatter_ridge: float = _constant(1e-4, "project", "ridge of S_w, relative to its mean variance")
     eps: float = _constant(1e-12, "project", "keeps r_t finite where two class means coincide")
 

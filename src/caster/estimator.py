@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any, Self
 
 import numpy as np
@@ -28,6 +29,7 @@ from caster.placement import Placement
 from caster.threads import one_blas_thread
 from caster.trial import try_transport
 
+CONSTANTS = tuple(constant.name for constant in fields(Settings))
 MANY_CLASSES = 64  # from here on, setting the number of BLAS threads pays for itself
 
 
@@ -100,9 +102,11 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     @property
     def settings(self) -> Settings:
         """The parameters, checked."""
-        return Settings(
-            **{constant.name: getattr(self, constant.name) for constant in fields(Settings)}
-        )
+        values = tuple([getattr(self, name) for name in CONSTANTS])
+        try:
+            return _checked(*values)
+        except TypeError:  # unhashable: no number, and Settings says so
+            return Settings(*values)
 
     def fit(
         self,
@@ -258,6 +262,11 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             xp = array_namespace(indices)
             return xp.take(like(self.classes_, indices), indices, axis=0)
         return self.classes_[to_numpy(indices)]
+
+
+@lru_cache(typed=True)  # typed: True equals 1, but is no number here
+def _checked(*values: Any) -> Settings:
+    return Settings(*values)
 
 
 def _raveled(y: Any) -> Any:

@@ -7,6 +7,7 @@ For NumPy the batched routines loop over SciPy's LAPACK and BLAS themselves: on 
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any, NamedTuple
 
 import scipy.linalg
@@ -59,7 +60,7 @@ def cholesky(matrices: Array) -> Array:  # (..., k, k) -> (..., k, k)
     xp = array_namespace(matrices)
     if not is_numpy_array(matrices):
         return xp.linalg.cholesky(matrices)
-    (potrf,) = scipy.linalg.get_lapack_funcs(("potrf",), (matrices,))
+    potrf = _lapack("potrf", matrices.dtype)
     factors = xp.array(matrices, order="C")
     for matrix in _stacked(factors):
         # LAPACK counts by columns: the upper factor it leaves in place is our lower one.
@@ -79,12 +80,22 @@ def whiten(rows: Array, factor: Array) -> Array:  # (..., n, k), (..., k, k) -> 
     xp = array_namespace(rows)
     if not is_numpy_array(rows):
         return _whiten_in_namespace(rows, factor)
-    (trsm,) = scipy.linalg.get_blas_funcs(("trsm",), (factor, rows))
+    trsm = _blas("trsm", rows.dtype)
     whitened = xp.array(rows, order="C")
     for L, panel in zip(_stacked(factor), _stacked(whitened), strict=True):
         # BLAS counts by columns too, and solves the panel in place.
         trsm(1.0, L.T, panel.T, trans_a=1, overwrite_b=1)
     return whitened
+
+
+@cache
+def _lapack(name: str, dtype: Any) -> Any:
+    return scipy.linalg.get_lapack_funcs((name,), dtype=dtype)[0]
+
+
+@cache
+def _blas(name: str, dtype: Any) -> Any:
+    return scipy.linalg.get_blas_funcs((name,), dtype=dtype)[0]
 
 
 def _stacked(matrices: Array) -> Array:  # (..., n, k) -> (m, n, k)

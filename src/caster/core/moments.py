@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
-from array_api_compat import array_namespace, device
+from array_api_compat import array_namespace
+from array_api_extra import one_hot
 
 from caster.core.linalg import Array
 
@@ -111,10 +112,9 @@ def class_means(
 ) -> tuple[Array, Array]:  # (C,), (C, d)
     """Sample count and mean of every class in float64; the mean of an absent class is zero."""
     xp = array_namespace(rows, y)
-    classes = xp.arange(n_classes, dtype=y.dtype, device=device(y))
-    member = xp.astype(classes[:, None] == y[None, :], rows.dtype)
-    counts = xp.astype(xp.sum(member, axis=1), xp.float64)
-    sums = xp.astype(member @ rows, xp.float64)
+    member = one_hot(y, n_classes, dtype=rows.dtype)  # (n, C)
+    counts = xp.astype(xp.sum(member, axis=0), xp.float64)
+    sums = xp.astype(member.T @ rows, xp.float64)
     return counts, sums / xp.clip(counts, min=1.0)[:, None]
 
 
@@ -137,6 +137,6 @@ def batch_moments(z: Array) -> tuple[Array, Array]:  # (B, k) -> (k,), (k, k)
     (array([1.]), array([[1.]]))
     """
     xp = array_namespace(z)
-    mean = xp.mean(z, axis=0)
+    mean = xp.sum(z, axis=0) / z.shape[0]
     centred = z - mean
     return mean, (centred.T @ centred) / z.shape[0]

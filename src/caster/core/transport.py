@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array_api_compat import array_namespace
+from array_api_extra import create_diagonal
 
 from caster.core.linalg import Array, Spectrum, identity_like, spectrum
 from caster.core.moments import batch_moments
@@ -28,8 +29,8 @@ def whiten_colour_diagonal(
     """Diagonal analogue of Eq. 3: the same map and inverse from the variances alone."""
     xp = array_namespace(C_t)
     target, source = (xp.linalg.diagonal(C) + lam for C in (C_t, C_s))
-    eye = identity_like(C_s)
-    return xp.sqrt(target / source) * eye, xp.sqrt(source / target) * eye
+    a = xp.sqrt(target / source)
+    return create_diagonal(a), create_diagonal(1.0 / a)
 
 
 def estimate(

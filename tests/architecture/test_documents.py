@@ -1,0 +1,70 @@
+"""What the documents say is run or compared with the code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from caster import config
+from caster.cli.app import app
+from caster.core import certificate, discriminant, gate, moments, proposal, subspace, transport
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def test_the_readme_example_runs(tmp_path, monkeypatch):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    exec(code, names)
+    assert names["out"].verdict.accepted
+    assert (names["out"].predictions == names["labels"][:64]).mean() > 0.95
+    assert len([line for line in code.splitlines() if line.strip()]) <= 12
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(path):
+    for link in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
+        if not link.startswith("http"):
+            assert (path.parent / link).exists(), link
+
+
+def test_every_command_and_option_named_in_the_documents_exists():
+    commands = get_command(app).commands
+    text = "".join(path.read_text() for path in DOCUMENTS)
+    named = set(re.findall(r"caster (fit|predict|inspect|doctor|demo)\b", text))
+    assert named == set(commands)
+    known = {option for c in commands.values() for p in c.params for option in p.opts}
+    known |= {option for c in commands.values() for p in c.params for option in p.secondary_opts}
+    for option in re.findall(r"`(--[a-z-]+)`", (ROOT / "docs/command-line.md").read_text()):
+        assert option in known | {"--help"}, option
+
+
+def test_every_function_the_method_names_exists():
+    table = (ROOT / "docs/method.md").read_text().split("`proposal.propose`")[0]
+    modules = (subspace, moments, transport, discriminant, certificate, gate, proposal)
+    homes = {module.__name__.rsplit(".", 1)[1]: module for module in modules}
+    named = re.findall(r"`(\w+)\.(\w+)`", table)
+    assert len(named) >= 12
+    for module, function in named:
+        if module in homes:
+            assert hasattr(homes[module], function), f"{module}.{function}"
+
+
+def test_the_coverage_constants_are_the_documented_ones():
+    text = (ROOT / "docs/coverage.md").read_text()
+    for name in ("min_samples", "min_classes"):
+        assert f"**`{name}` = {getattr(config.Settings, name)}" in text or (
+            f"`{name}` = {getattr(config.Settings, name)}**" in text
+        )
+
+
+def test_every_constant_says_who_chose_it():
+    for name, default, origin, why in config.describe():
+        assert origin in ("paper", "project"), name
+        assert why
+        assert default == getattr(config.Settings, name)
