@@ -69,3 +69,10 @@ def test_a_mixed_metric_would_change_with_the_scale_of_a_coordinate():
     (same, euclidean), (same_again, stretched) = seen
     assert same == pytest.approx(same_again)
     assert stretched == pytest.approx(100 * euclidean)
+
+
+def test_coinciding_classes_give_a_large_ratio_not_a_division_by_zero():
+    means = np.zeros((2, 1))
+    gamma = certificate.margin(means, np.eye(1))
+    assert gamma == 0
+    assert certificate.ratio(np.ones((2, 1)), np.eye(1), gamma, 1e-12) == pytest.approx(1e12)
