@@ -7,11 +7,13 @@ import os
 os.environ["SCIPY_ARRAY_API"] = "1"  # or scikit-learn skips its check of array-API input
 
 import array_api_strict
+import jax
 import numpy as np
 import pytest
 import torch
 from hypothesis import settings
 
+jax.config.update("jax_enable_x64", True)
 settings.register_profile("caster", deadline=None, max_examples=40, derandomize=True)
 settings.load_profile("caster")
 

@@ -6,6 +6,7 @@ import pickle
 from concurrent.futures import ThreadPoolExecutor
 
 import array_api_strict
+import jax
 import numpy as np
 import pytest
 import torch
@@ -181,7 +182,7 @@ def test_a_stream_that_changes_between_passes_is_refused(source):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("xp", [torch, array_api_strict], ids=["torch", "strict"])
+@pytest.mark.parametrize("xp", [torch, array_api_strict, jax.numpy], ids=lambda xp: xp.__name__)
 def test_the_same_kind_comes_back(source, fitted, xp, dtype):
     batch = shifted(source).astype(dtype)
     expected = fitted.adapt(batch)
@@ -198,7 +199,30 @@ def test_fitting_on_torch_gives_the_same_moments(source, fitted):
     clf = Caster().fit(torch.asarray(source[0]), torch.asarray(source[1]))
     assert isinstance(clf.moments_.means, np.ndarray)
     close(clf.moments_.means, fitted.moments_.means, 1e-5)
-    close(clf.moments_.covariances, fitted.moments_.covariances, 1e-5)
+    covariances = clf.moments_.covariances
+    close(covariances, fitted.moments_.covariances, 1e-5)
+    assert np.array_equal(covariances, covariances.transpose(0, 2, 1))
+
+
+def test_gradients_are_neither_needed_nor_kept(source, fitted):
+    batch = torch.asarray(shifted(source)).requires_grad_()
+    out = fitted.adapt(batch, head_logits=torch.ones(64, 5, requires_grad=True))
+    assert not out.transported.requires_grad
+
+
+def test_bfloat16_is_widened(source, fitted):
+    batch = torch.asarray(shifted(source))
+    out = fitted.adapt(batch.bfloat16())
+    assert out.transported.dtype == torch.float32
+    close(out.transported, fitted.adapt(batch.bfloat16().double()).transported, 1e-4)
+
+
+def test_logits_of_another_kind_are_taken_along(source, fitted):
+    batch, logits = shifted(source), logits_for(source[1][:64])
+    clf = Caster(tau=1e-9).fit(*source)
+    mixed = clf.adapt(torch.asarray(batch), logits).predictions
+    assert torch.equal(mixed, torch.asarray(source[1][:64]))
+    assert np.array_equal(clf.adapt(batch, torch.asarray(logits)).predictions, source[1][:64])
 
 
 def test_text_labels_come_back_as_numpy_from_torch(source):

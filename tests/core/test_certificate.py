@@ -4,6 +4,7 @@ import pytest
 from caster.core import certificate
 from caster.core.linalg import cholesky
 from caster.core.proposal import propose
+from caster.core.types import SourceMoments
 from tests import reference
 from tests.conftest import close, problem
 from tests.core.test_transport import source_moments
@@ -28,6 +29,14 @@ def test_evidence_is_the_reference(kind, batch_size):
     assert (n, c) == (confident, classes)
     close(r, ratio, 20 * kind.tolerance)
     assert np.array_equal(np.asarray(got.assigned), g.argmax(axis=1))
+
+
+def test_confidence_must_exceed_the_threshold_not_reach_it():
+    twins = SourceMoments(np.eye(1), np.array([[-1.0], [1.0]]), np.ones((2, 1, 1)), np.ones(2), 0.0)
+    z = np.zeros((4, 1))  # halfway: both classes are exactly as likely
+    for threshold, confident in ((0.5, 0), (0.49, 4)):
+        evidence = propose(z, twins, **CONSTANTS | {"threshold": threshold}).evidence
+        assert evidence[1] == confident
 
 
 def test_margin_is_the_smallest_pairwise_distance(kind):
