@@ -69,13 +69,12 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--limit", type=int, help="images of every set, to try the script")
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "records.npz"
     if not path.exists():
-        measured = measure(options.data, options.limit, options.seed, options.workers)
+        measured = measure(options.data, options.seed, options.workers)
         np.savez_compressed(path, allow_pickle=False, **measured)
     report = summarise(Records(dict(np.load(path, allow_pickle=False))))
     (options.out / "coverage.json").write_text(json.dumps(report, indent=1))

@@ -94,13 +94,13 @@ def extract(net: nn.Sequential, images: Array) -> tuple[Array, Array]:  # -> (N,
     return features.cpu().numpy(), net[1](features).cpu().numpy()
 
 
-def read(data: Path, source: Source, limit: int | None) -> tuple[Array, Array, Array, Array]:
+def read(data: Path, source: Source) -> tuple[Array, Array, Array, Array]:
     """Training images and labels, test images and labels, of the classes the source knows."""
     with np.load(data / f"{source.data}.npz", allow_pickle=False) as arrays:
 
         def load(part: str) -> tuple[Array, Array]:
             labels = arrays[f"{part}_labels"]
-            known = np.flatnonzero(np.isin(labels, source.labels))[:limit]
+            known = np.flatnonzero(np.isin(labels, source.labels))
             images = arrays[f"{part}_images"][known]
             return images, np.searchsorted(source.labels, labels[known])
 

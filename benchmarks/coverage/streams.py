@@ -67,14 +67,14 @@ def stream(
     return np.array(rows, dtype=np.float64)
 
 
-def measure(data: Path, limit: int | None, seed: int, workers: int) -> dict[str, Array]:
+def measure(data: Path, seed: int, workers: int) -> dict[str, Array]:
     """One row a batch of every model, condition, order and batch size."""
     os.environ["OMP_NUM_THREADS"] = "1"  # of the workers
     futures: list[tuple[tuple[int, int, int], Future[Array]]] = []
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         for m, source in enumerate(SOURCES):
             began = time.perf_counter()
-            images, labels, test_images, test_labels = read(data, source, limit)
+            images, labels, test_images, test_labels = read(data, source)
             net = train(source, images, labels, seed)
             trained = time.perf_counter()
             clf = Caster().fit(extract(net, images)[0], labels)
