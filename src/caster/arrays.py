@@ -10,31 +10,53 @@ from array_api_compat import (
     device,
     is_array_api_obj,
     is_cupy_array,
+    is_numpy_array,
     is_torch_array,
     to_device,
 )
 from numpy.typing import NDArray
 
 from caster.core.linalg import Array
+from caster.errors import CasterError
 
 
 def as_real_array(values: Any) -> Array:
-    """An array of float32 or float64; half precision widens to float32, integers to float64.
+    """An array of float32 or float64; half precision widens to float32, other numbers to float64.
 
     >>> as_real_array([[1, 2]]).dtype, as_real_array(np.float16([1])).dtype
     (dtype('float64'), dtype('float32'))
     """
-    array: Any = values if is_array_api_obj(values) else np.asarray(values)
+    array: Any = values if is_array_api_obj(values) else _from_sequence(values)
+    if is_numpy_array(array):
+        return _real_numpy(array)
     if is_torch_array(array):
         array = array.detach()  # nothing here is differentiated
-    if array.dtype == object:
-        array = array.astype(np.float64)
     xp = array_namespace(array)
     if array.dtype in (xp.float32, xp.float64):
         return array
-    if xp.isdtype(array.dtype, "real floating"):
-        return xp.astype(array, xp.float32)
-    return xp.astype(array, xp.float64)
+    if not xp.isdtype(array.dtype, ("bool", "integral", "real floating")):
+        raise CasterError(f"numbers are needed, not an array of {array.dtype}")
+    narrow = xp.isdtype(array.dtype, "real floating")
+    return xp.astype(array, xp.float32 if narrow else xp.float64)
+
+
+def _from_sequence(values: Any) -> NDArray[Any]:
+    try:
+        return np.asarray(values)
+    except ValueError:
+        raise CasterError("numbers are needed in rows of equal length") from None
+
+
+def _real_numpy(array: NDArray[Any]) -> NDArray[Any]:
+    if array.dtype.kind == "O":
+        try:
+            return array.astype(np.float64)
+        except (TypeError, ValueError):
+            raise CasterError("numbers are needed, and not all of these objects are") from None
+    if array.dtype.kind not in "biuf":
+        raise CasterError(f"numbers are needed, not an array of {array.dtype}")
+    narrow = array.dtype.kind == "f" and array.dtype.itemsize <= 4
+    return array.astype(np.float32 if narrow else np.float64, copy=False)
 
 
 def to_numpy(array: Any) -> NDArray[Any]:

@@ -19,7 +19,7 @@ from caster.errors import CasterError
 
 Origin = Literal["paper", "project"]
 STATE_DTYPE = "float32"  # of everything retained: half the bytes, far finer than sampling error
-CHUNK_ELEMENTS = 2**25  # of a chunk of features held at once: 128 MiB of float32
+CHUNK_ELEMENTS = 2**24  # of a chunk of features worked on at once: 64 MiB of float32
 
 
 def _constant(default: float, origin: Origin, why: str, low: float = 0.0) -> Any:

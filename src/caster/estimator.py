@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any, Self
 
@@ -21,21 +20,29 @@ from caster.core.discriminant import ridged_scores
 from caster.core.gate import refuse
 from caster.core.linalg import Array, identity_like
 from caster.core.subspace import active_rank
-from caster.core.types import AffineMap, SourceMoments, Verdict
+from caster.core.types import AffineMap, Verdict
 from caster.errors import CasterError
 from caster.fitting import Chunks, fit_moments
 from caster.labels import Labels, as_labels, unique_labels
 from caster.placement import Placement
-from caster.threads import one_blas_thread
+from caster.state import State
+from caster.threads import threads_for
 from caster.trial import try_transport
 
+NUMBERS: dict[str, Any] = {"dtype": [np.float64, np.float32], "ensure_all_finite": False}
 CONSTANTS = tuple(constant.name for constant in fields(Settings))
-MANY_CLASSES = 64  # from here on, setting the number of BLAS threads pays for itself
 
 
 @dataclass(frozen=True, eq=False)
 class Adaptation:
-    """One adapted batch."""
+    """One adapted batch.
+
+    >>> import numpy as np
+    >>> clf = Caster().fit(np.array([[0.0], [1.0], [4.0], [5.0]]), ["low", "low", "high", "high"])
+    >>> out = clf.adapt(np.array([[0.5]]))
+    >>> out.predictions.tolist(), out.verdict.reason
+    (['low'], 'batch_too_small')
+    """
 
     predictions: Array  # (B,), labels: the proposed ones if accepted, else the fallback's
     proposed: Array  # (B,), the transported classifier's labels, whatever the verdict
@@ -116,10 +123,11 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Fit source moments from arrays in memory."""
         if y is None:
             raise CasterError("Caster requires y to be passed, but the target y is None")
+        self.__dict__.pop("feature_names_in_", None)  # of an earlier fit
         if not is_array_api_obj(X) or is_numpy_array(X):
-            X = validate_data(self, X, dtype=[np.float64, np.float32], ensure_all_finite=False)
+            X = validate_data(self, X, **NUMBERS)
         labels = as_labels(_raveled(y))
-        return self.fit_stream([(X, labels)], unique_labels(labels))
+        return self._fit([(X, labels)], unique_labels(labels))
 
     def fit_stream(
         self,
@@ -137,8 +145,12 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         >>> bool(np.allclose(streamed.moments_.means, Caster().fit(X, y).moments_.means, atol=1e-5))
         True
         """
-        classes = as_labels(classes)
-        return self._adopt(fit_moments(chunks, classes, self.settings), classes)
+        self.__dict__.pop("feature_names_in_", None)  # of an earlier fit; chunks have no names
+        return self._fit(chunks, as_labels(classes))
+
+    def _fit(self, chunks: Chunks, classes: Labels) -> Self:
+        settings = self.settings
+        return self._adopt(State(fit_moments(chunks, classes, settings), classes, settings))
 
     def adapt(
         self,
@@ -151,13 +163,16 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         come back as a NumPy array. Without `head_logits` a rejected batch falls back to
         Source-GDA. A batch of one supports no direction: its verdict is "batch_too_small", its
         scores are the log priors and its proposal is the fallback.
-        """
-        many = len(getattr(self, "classes_", ())) >= MANY_CLASSES
-        with one_blas_thread() if many else nullcontext():
-            return self._adapt(batch, head_logits)
 
-    def _adapt(self, batch: Any, head_logits: Any) -> Adaptation:
-        z = self._project(batch)
+        >>> clf = Caster().fit([[0.0], [1.0], [4.0], [5.0]], [0, 0, 1, 1])
+        >>> clf.adapt([[0.5], [4.5]], head_logits=[[2.0, 1.0], [0.0, 3.0]]).verdict.reason
+        'min_samples'
+        """
+        self._check_fitted()
+        with threads_for(len(self.classes_)):
+            return self._adapt(self._project(batch), head_logits)
+
+    def _adapt(self, z: Array, head_logits: Any) -> Adaptation:
         head = None if head_logits is None else self._head_choice(head_logits, z)
         k = active_rank(self.moments_.rank, z.shape[0])
         if k == 0:
@@ -174,15 +189,27 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         X: Any,  # (B, d), one batch
         head_logits: Any = None,  # (B, C)
     ) -> Array:  # (B,)
-        """Labels of one batch: the transported classifier's if accepted, else the fallback's."""
+        """Labels of one batch: the transported classifier's if accepted, else the fallback's.
+
+        >>> clf = Caster().fit([[0.0], [1.0], [4.0], [5.0]], [0, 0, 1, 1])
+        >>> clf.predict([[0.5], [4.5]])
+        array([0, 1])
+        """
         self._check_fitted()
         if not is_array_api_obj(X) or is_numpy_array(X):
-            X = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
+            X = validate_data(self, X, reset=False, **NUMBERS)
         return self.adapt(X, head_logits).predictions
 
     def source_scores(self, batch: Any) -> Array:  # (B, d) -> (B, C)
-        """Source-GDA: the untransported Gaussian discriminant in all retained directions."""
-        return self._source_scores(self._project(batch))
+        """Source-GDA: the untransported Gaussian discriminant in all retained directions.
+
+        >>> clf = Caster().fit([[0.0], [1.0], [4.0], [5.0]], [0, 0, 1, 1])
+        >>> clf.source_scores([[0.5], [4.5]]).argmax(axis=1)
+        array([0, 1])
+        """
+        self._check_fitted()
+        with threads_for(len(self.classes_)):
+            return self._source_scores(self._project(batch))
 
     def save(
         self,
@@ -191,22 +218,38 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         model_sha256: str | None = None,
         preprocessing_sha256: str | None = None,
     ) -> None:
-        """Write a state file, bound to the digests of what made the features where given."""
+        """Write a state file, bound to the digests of what made the features.
+
+        A loaded estimator keeps the digests it came with unless others are given.
+
+        >>> import tempfile, pathlib
+        >>> clf = Caster().fit([[0.0], [1.0], [4.0], [5.0]], ["low", "low", "high", "high"])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     clf.save(pathlib.Path(folder) / "model.caster")
+        ...     load(pathlib.Path(folder) / "model.caster").classes_.tolist()
+        ['high', 'low']
+        """
         self._check_fitted()
-        state = states.State(
-            self.moments_, self.classes_, self.settings, model_sha256, preprocessing_sha256
+        fitted = self._state.settings  # the moments were made with these two
+        now = replace(self.settings, k_max=fitted.k_max, scatter_ridge=fitted.scatter_ridge)
+        state = replace(
+            self._state,
+            settings=now,
+            model_sha256=model_sha256 or self._state.model_sha256,
+            preprocessing_sha256=preprocessing_sha256 or self._state.preprocessing_sha256,
         )
         states.save(state, path)
 
     @classmethod
-    def from_state(cls, state: states.State) -> Self:
+    def from_state(cls, state: State) -> Self:
         """The fitted estimator a state was saved from."""
-        return cls(**vars(state.settings))._adopt(state.moments, state.classes)
+        return cls(**vars(state.settings))._adopt(state)
 
-    def _adopt(self, moments: SourceMoments, classes: Labels) -> Self:
-        self.moments_, self.classes_ = moments, classes
-        self.n_features_in_ = int(moments.U.shape[0])
-        self._placement = Placement(moments)
+    def _adopt(self, state: State) -> Self:
+        self._state = state
+        self.moments_, self.classes_ = state.moments, state.classes
+        self.n_features_in_ = int(state.moments.U.shape[0])
+        self._placement = Placement(state.moments)
         return self
 
     def _check_fitted(self) -> None:
@@ -215,7 +258,8 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _project(self, batch: Any) -> Array:  # (B, d) -> (B, k0)
         """z = U'h in all retained directions, of a batch that is checked on the way."""
-        self._check_fitted()
+        if hasattr(batch, "columns"):  # a data frame: its columns must be those of the fit
+            batch = validate_data(self, batch, reset=False, **NUMBERS)
         batch = as_real_array(batch)
         if batch.ndim != 2 or batch.shape[0] == 0 or batch.shape[1] != self.n_features_in_:
             raise CasterError(
@@ -223,8 +267,11 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             )
         z = batch @ self._placement.beside(batch, self.moments_.rank).U
         xp = array_namespace(z)
-        if not bool(xp.all(xp.isfinite(z))):  # NaN and infinity survive every product with U
-            raise CasterError("the batch holds NaN or infinity: drop or repair such rows")
+        largest = xp.finfo(z.dtype).max ** 0.4  # z is squared, and the squares added up
+        if not bool(xp.all(xp.abs(z) < largest)):  # NaN is not below it either
+            if not bool(xp.all(xp.isfinite(batch))):
+                raise CasterError("the batch holds NaN or infinity: drop or repair such rows")
+            raise CasterError(f"the batch is too large for {z.dtype}: rescale it like the source")
         return z
 
     def _head_choice(self, head_logits: Any, z: Array) -> Array:  # (B, C) -> (B,)
@@ -260,7 +307,10 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return self.classes_[indices]
         if self.classes_.dtype.kind in "iufb":
             xp = array_namespace(indices)
-            return xp.take(like(self.classes_, indices), indices, axis=0)
+            classes = self.classes_
+            if classes.dtype.kind == "u":  # torch cannot index all unsigned kinds
+                classes = classes.astype(np.int64)
+            return xp.take(like(classes, indices), indices, axis=0)
         return self.classes_[to_numpy(indices)]
 
 

@@ -10,43 +10,51 @@ from pathlib import Path
 
 from caster.errors import CasterError
 
+AnyPath = str | os.PathLike[str]
+
 
 @contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+def replacing(path: AnyPath) -> Iterator[Path]:
     """A temporary path that takes the place of `path` when the block ends without an error.
 
     Readers see the old file or the new one, never part of one, and an error or Ctrl-C in the
-    block leaves the old one untouched.
+    block leaves the old one untouched. A link stays a link: what it points to is replaced.
     """
-    target = Path(path)
+    check_writable(path)
+    target = Path(path).resolve()
     try:
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+        os.close(handle)
     except OSError as error:
-        raise CasterError(f"cannot write {target}: {error.strerror}") from None
-    os.close(handle)
+        raise CasterError(f"cannot write {path}: {error.strerror}") from None
     temporary = Path(name)
     try:
         yield temporary
         temporary.chmod(0o666 & ~_umask())  # mkstemp made it private
         os.replace(temporary, target)
-    except IsADirectoryError:
-        raise CasterError(f"cannot write {target}: it is a folder") from None
+    except OSError as error:  # a full disk, for one
+        raise CasterError(f"cannot write {path}: {error.strerror or error}") from None
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def check_writable(path: AnyPath, *inputs: AnyPath) -> None:
+    """Refuse an output before the work that would be lost on it, or the input it would replace."""
+    target = Path(path)
+    if target.is_dir():
+        raise CasterError(f"cannot write {target}: it is a folder")
+    if target.exists() and not target.is_file():
+        raise CasterError(f"cannot write {target}: it is not a regular file")
+    if not target.parent.is_dir():
+        raise CasterError(f"cannot write {target}: there is no folder {target.parent}")
+    if not os.access(target.parent, os.W_OK):
+        raise CasterError(f"cannot write {target}: no permission in {target.parent}")
+    for given in inputs:
+        if target.exists() and os.path.exists(given) and target.samefile(given):
+            raise CasterError(f"{target} is an input: write to another file")
 
 
 def _umask() -> int:
     current = os.umask(0)
     os.umask(current)
     return current
-
-
-def check_writable(path: str | os.PathLike[str]) -> None:
-    """Refuse an output before the work that would be lost on it."""
-    target = Path(path)
-    if target.is_dir():
-        raise CasterError(f"cannot write {target}: it is a folder")
-    if not target.parent.is_dir():
-        raise CasterError(f"cannot write {target}: there is no folder {target.parent}")
-    if not os.access(target.parent, os.W_OK):
-        raise CasterError(f"cannot write {target}: no permission in {target.parent}")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from functools import reduce
 from operator import add
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, is_jax_array
 from numpy.typing import NDArray
 
 from caster.arrays import as_real_array, like, to_numpy
@@ -31,7 +32,7 @@ Chunks = Iterable[tuple[Any, Any]]
 
 def fit_moments(chunks: Chunks, classes: Labels, settings: Settings) -> SourceMoments:
     """Two passes over chunks of (features, labels): the subspace, then the moments in it."""
-    if iter(chunks) is chunks:
+    if isinstance(chunks, Iterator):
         raise CasterError(
             "the chunks can be read only once, and fitting reads them twice: "
             "pass a list, or an object whose __iter__ starts anew"
@@ -47,20 +48,33 @@ def fit_moments(chunks: Chunks, classes: Labels, settings: Settings) -> SourceMo
     )
     if not np.array_equal(to_numpy(moments.counts), to_numpy(scatter.counts)):
         raise CasterError("the second pass over the chunks gave other samples than the first")
-    covariances = to_numpy(moments.covariances)
     return SourceMoments(
         U=U,
         means=to_numpy(moments.means).astype(STATE_DTYPE),
-        # Exactly symmetric, so that the packed half in the state file is the whole.
-        covariances=((covariances + covariances.transpose(0, 2, 1)) / 2).astype(STATE_DTYPE),
+        covariances=_storable(to_numpy(moments.covariances)),
         counts=to_numpy(moments.counts).astype(np.int64),
         ridge=ridge,
     )
 
 
+def _storable(covariances: NDArray[Any]) -> NDArray[Any]:  # (C, k, k)
+    """Covariances that rounding leaves symmetric, for the packed half to be the whole, and PSD.
+
+    A class of fewer samples than directions has a singular covariance, which rounding alone would
+    make indefinite; twice the rounding error on the diagonal keeps it from that.
+    """
+    symmetric = (covariances + covariances.transpose(0, 2, 1)) / 2
+    traces = np.trace(symmetric, axis1=1, axis2=2)[:, None, None]
+    slack = 2 * np.finfo(STATE_DTYPE).eps * traces * np.eye(covariances.shape[1])
+    rounded: NDArray[Any] = (symmetric + slack).astype(STATE_DTYPE)
+    return rounded
+
+
 def _basis(scatter: ClassScatter, settings: Settings) -> tuple[NDArray[Any], float]:
     """U and its ridge. U is rounded before the second pass: source and target share its error."""
     ridge = scatter_ridge(scatter, settings.scatter_ridge)
+    if not math.isfinite(ridge):
+        raise CasterError("the features are too large to square: rescale them")
     if ridge == 0:
         raise CasterError("the features do not vary within any class: there is nothing to model")
     k0 = retained_rank(settings.k_max, int(scatter.counts.shape[0]), scatter.width)
@@ -78,7 +92,10 @@ def _basis(scatter: ClassScatter, settings: Settings) -> tuple[NDArray[Any], flo
 def _pieces(chunks: Chunks, classes: Labels) -> Iterator[tuple[Array, Array, int]]:
     """Chunks as (features, class indices, C), checked, and cut so that a piece stays small."""
     width, seen = None, 0
-    for features, labels in chunks:
+    for chunk in chunks:
+        features, labels = _pair(chunk)
+        # JAX has no float64 unless told so at its start, and sums need it.
+        features = to_numpy(features) if is_jax_array(features) else features
         h, y = as_real_array(features), encode(as_labels(labels), classes)
         if h.ndim != 2 or (width is not None and h.shape[1] != width) or h.shape[1] == 0:
             shape = tuple(h.shape)
@@ -94,6 +111,14 @@ def _pieces(chunks: Chunks, classes: Labels) -> Iterator[tuple[Array, Array, int
         seen += len(y)
     if seen == 0:
         raise CasterError("there are no samples to fit")
+
+
+def _pair(chunk: Any) -> tuple[Any, Any]:
+    try:
+        features, labels = chunk
+    except (TypeError, ValueError):
+        raise CasterError("every chunk must be a pair: features, labels") from None
+    return features, labels
 
 
 def _check_finite(piece: Array, first_row: int) -> None:

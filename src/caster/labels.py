@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -28,13 +28,27 @@ def as_labels(values: Any) -> Labels:  # (n,)
         if labels.ndim != 1:
             raise CasterError(f"labels must be one-dimensional, not {labels.shape}")
     else:
-        values = list(values)
+        values = [v.item() if isinstance(v, np.generic) else v for v in values]
         kinds = {type(value) for value in values}
         plain = len(kinds) == 1 and kinds <= {bool, int, float, str}
         labels = np.asarray(values) if plain else as_object_array(values)
+    _check_classes(labels)
+    return labels
+
+
+def _check_classes(labels: Labels) -> None:
+    if labels.dtype.kind not in "biufUO":
+        raise CasterError(f"labels of type {labels.dtype} are not supported: use numbers or text")
+    if labels.dtype.kind == "f" and not np.all(np.isfinite(labels)):
+        raise CasterError("labels are missing (NaN) or infinite: drop those rows")
     if labels.dtype.kind == "f" and not np.all(labels == np.round(labels)):
         raise CasterError("Unknown label type: continuous numbers are not classes")
-    return labels
+    if labels.dtype.kind == "O":
+        for label in labels.tolist():
+            if label != label:
+                raise CasterError("labels are missing (NaN): drop those rows")
+            if not isinstance(label, Hashable):
+                raise CasterError(f"labels must be hashable, and {label!r} is not")
 
 
 def unique_labels(labels: Labels) -> Labels:  # (C,)

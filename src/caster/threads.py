@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from threading import Lock
 
 from threadpoolctl import ThreadpoolController
+
+MANY_CLASSES = 64  # from here on, setting the number of threads pays for itself
 
 _setting = Lock()
 
@@ -29,6 +31,11 @@ def one_blas_thread() -> Iterator[None]:
             yield
     finally:
         _setting.release()
+
+
+def threads_for(n_classes: int) -> AbstractContextManager[None]:
+    """One BLAS thread where the classes are many enough for it to pay; else no change."""
+    return one_blas_thread() if n_classes >= MANY_CLASSES else nullcontext()
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array_api_compat import array_namespace, is_numpy_array
 
-from caster.core.linalg import Array, cholesky, whiten
+from caster.core.linalg import Array, cholesky, identity_like, whiten
 from caster.core.types import AffineMap, SourceMoments
 
 
@@ -34,7 +34,12 @@ def ridged_scores(
     moments: SourceMoments,  # restricted to the same k
     ridge: Array,  # (k, k)
 ) -> Array:  # (B, C)
-    """g_c with class covariances Sigma_c + ridge, a block of classes at a time."""
+    """g_c with class covariances Sigma_c + ridge, a block of classes at a time.
+
+    Where the target is far larger than the source a pulled ridge all but vanishes; the moments'
+    slack then keeps a class of few samples positive definite in spite of rounding.
+    """
+    ridge = ridge + moments.slack * identity_like(ridge)
     blocks = [
         gaussian_scores(
             z, moments.means[c, :], moments.covariances[c, :, :] + ridge, moments.priors[c]

@@ -29,7 +29,7 @@ class ClassScatter:
     """
 
     counts: Array  # (C,), floating, so that it multiplies
-    means: Array  # (C, d); zero where a class has no sample
+    means: Array  # (C, d); of no meaning where a class has no sample
     within: Array  # (d, d), sum over samples of (h - mu_c)(h - mu_c)'
 
     @classmethod
@@ -39,8 +39,13 @@ class ClassScatter:
         y: Array,  # (n,), class indices
         n_classes: int,
     ) -> Self:
-        """The sums of one chunk, accumulated in float64 whatever the chunk's dtype."""
+        """The sums of one chunk: products in the chunk's dtype, added up in float64.
+
+        Everything is measured from the first row, so that a common offset costs no digits.
+        """
         xp = array_namespace(h, y)
+        origin = h[:1, :]
+        h = h - origin
         counts, means = class_means(h, y, n_classes)
         centred = h - xp.astype(xp.take(means, y, axis=0), h.dtype)
         # Unit scale: the squares of 1e30 or 1e-30 leave float32's range.
@@ -48,7 +53,8 @@ class ClassScatter:
         scale = xp.where(scale > 0, scale, xp.ones_like(scale))
         centred = centred / scale
         within = xp.astype(centred.T @ centred, xp.float64)
-        return cls(counts, means, within * xp.astype(scale, xp.float64) ** 2)
+        within = within * xp.astype(scale, xp.float64) ** 2
+        return cls(counts, means + xp.astype(origin, xp.float64), within)
 
     def __add__(self, other: Self) -> Self:
         counts, means, step, weight = _merge_means(self, other)

@@ -102,6 +102,13 @@ class SourceMoments:
         return self.within + scaled.T @ scaled
 
     @cached_property
+    def slack(self) -> float:
+        """What rounding may take from an eigenvalue of a class covariance, in this dtype."""
+        xp = array_namespace(self.covariances)
+        traces = xp.sum(xp.linalg.diagonal(self.covariances), axis=-1)
+        return float(4 * xp.finfo(self.covariances.dtype).eps * xp.max(traces))
+
+    @cached_property
     def metric(self) -> Array:  # (k, k)
         """Cholesky factor of `pooled`, in which the certificate measures."""
         return cholesky(self.pooled)

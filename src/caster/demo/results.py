@@ -136,19 +136,19 @@ class Results:
     def saves(self) -> Story:
         """Where the gate gains most over transport without it."""
         best = max(self.streams, key=lambda stream: stream.gated - stream.ungated)
-        return _story("The gate saves", best, best.gated - best.ungated)
+        return _story("The gate saves", best, best.gated - best.ungated, _refusals(best))
 
     @property
     def costs(self) -> Story:
         """Where the gate loses most against transport without it."""
         worst = max(self.streams, key=lambda stream: stream.ungated - stream.gated)
-        return _story("The gate costs", worst, worst.ungated - worst.gated)
+        return _story("The gate costs", worst, worst.ungated - worst.gated, _refusals(worst))
 
     @property
     def misses(self) -> Story:
         """Where the gated answer loses most against the frozen head: the gate is no guarantee."""
         worst = max(self.streams, key=lambda stream: stream.frozen - stream.gated)
-        return _story("The gate misses", worst, worst.frozen - worst.gated)
+        return _story("The gate misses", worst, worst.frozen - worst.gated, _acceptances(worst))
 
     @property
     def stories(self) -> tuple[Story, Story, Story]:
@@ -156,14 +156,13 @@ class Results:
         return self.saves, self.costs, self.misses
 
 
-def _story(title: str, stream: Stream, difference: float) -> Story:
+def _story(title: str, stream: Stream, difference: float, why: str) -> Story:
     if difference <= 0:
         return Story(title, None, f"{title} on no stream of this run.")
     sentence = (
         f"{title} {100 * difference:.1f} points on {stream.words}, in batches of "
         f"{stream.batch_size}: the frozen head gets {stream.frozen:.1%} right, transport without "
-        f"the gate {stream.ungated:.1%} and with it {stream.gated:.1%}, since it refused "
-        f"{_refusals(stream)}."
+        f"the gate {stream.ungated:.1%} and with it {stream.gated:.1%}, since it {why}."
     )
     return Story(title, stream, sentence)
 
@@ -172,6 +171,10 @@ def _refusals(stream: Stream) -> str:
     refused = {reason: n for reason, n in stream.reasons.items() if reason != "accepted"}
     n, total = sum(refused.values()), len(stream.batches)
     if n == 0:
-        return f"none of {total} batches"
+        return f"refused none of {total} batches"
     why = ", ".join(f"{REASONS[reason]}: {count}" for reason, count in refused.items())
-    return f"{'all' if n == total else f'{n} of'} {total} batches ({why})"
+    return f"refused {'all' if n == total else f'{n} of'} {total} batches ({why})"
+
+
+def _acceptances(stream: Stream) -> str:
+    return f"accepted {stream.reasons.get('accepted', 0)} of {len(stream.batches)} batches"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from caster.core.subspace import active_rank
 from caster.core.types import REASONS, Reason, SourceMoments, Verdict
 from caster.errors import CasterError
 from caster.state import State
+from caster.threads import threads_for
 from caster.trial import try_transport
 
 TRIALS = 32  # simulated batches of a size
@@ -39,6 +40,7 @@ class Diagnosis:
     expected_classes: float  # distinct ones in an i.i.d. batch
     reasons: Counter[Reason]  # verdicts on simulated batches of undisturbed source data
     median_ratio: float
+    one_class_acceptance: float  # share accepted of batches that hold a single class
     tau: float
     smallest_batch: int | None  # None: none on the ladder
     state_bytes: int
@@ -55,6 +57,12 @@ class Diagnosis:
             self._map_words(),
             f"An i.i.d. batch shows about {self.expected_classes:.1f} of {self.n_classes} classes.",
             self._gate_words(),
+            f"Of as many batches of a single class each it accepts {self.one_class_acceptance:.0%}"
+            + (
+                ": transport ruins such batches, so keep a stream's classes mixed."
+                if self.one_class_acceptance
+                else "."
+            ),
             self._size_words(),
             f"State: {self.state_bytes:,} bytes; a k-NN bank of the same source in float32: "
             f"{self.bank_bytes:,} bytes, {self.bank_bytes / self.state_bytes:.1f} times as much.",
@@ -109,10 +117,12 @@ def diagnose(
     if batch_size < 1:
         raise CasterError(f"the batch size must be at least 1, not {batch_size}")
     state = states.load(path)
-    simulate = _Simulator(state)
-    verdicts = simulate(batch_size, TRIALS)
-    moments = state.moments
+    moments, simulate = state.moments, _Simulator(state)
     k = active_rank(moments.rank, batch_size)
+    with threads_for(moments.n_classes):
+        verdicts = list(simulate(batch_size))
+        alone = list(simulate(batch_size, one_class=True))
+        smallest = _smallest_batch(simulate, tick)
     return Diagnosis(
         batch_size=batch_size,
         n_classes=moments.n_classes,
@@ -122,8 +132,9 @@ def diagnose(
         expected_classes=float(np.sum(1 - (1 - moments.priors.astype(float)) ** batch_size)),
         reasons=Counter(verdict.reason for verdict in verdicts),
         median_ratio=float(np.median([verdict.ratio for verdict in verdicts])),
+        one_class_acceptance=sum(verdict.accepted for verdict in alone) / TRIALS,
         tau=state.settings.tau,
-        smallest_batch=_smallest_batch(simulate, tick),
+        smallest_batch=smallest,
         state_bytes=path.stat().st_size,
         bank_bytes=int(moments.counts.sum()) * moments.U.shape[0] * 4,
     )
@@ -133,28 +144,40 @@ class _Simulator:
     """Verdicts on batches drawn from the source's own class Gaussians."""
 
     def __init__(self, state: State) -> None:
-        self.state = state
+        self.settings = state.settings
         self.moments: SourceMoments = state.moments
-        # A class with fewer samples than directions has a singular covariance.
-        floor = 1e-6 * np.eye(self.moments.rank, dtype=self.moments.covariances.dtype)
-        self.factors: NDArray[np.float32] = cholesky(self.moments.covariances + floor)
+        covariances = state.moments.covariances.astype(np.float64)
+        # Of fewer samples than directions, a class has a singular covariance.
+        floor = 1e-6 * np.trace(covariances, axis1=1, axis2=2)[:, None, None]
+        self.factors: NDArray[np.float64] = cholesky(
+            covariances + floor * np.eye(state.moments.rank)
+        )
 
-    def __call__(self, batch_size: int, trials: int) -> list[Verdict]:
+    def __call__(self, batch_size: int, *, one_class: bool = False) -> Iterator[Verdict]:
+        """Verdicts on TRIALS batches, one by one; each of a single class if so asked."""
         k = active_rank(self.moments.rank, batch_size)
-        if k == 0:
-            return [refuse("batch_too_small")] * trials
         rng = np.random.default_rng((SEED, batch_size))
-        active, settings = self.moments.restrict(k), self.state.settings
-        batches = (self._draw(rng, batch_size, k) for _ in range(trials))
-        return [try_transport(z, active, settings)[1] for z in batches]
+        active = self.moments.restrict(k)
+        for _ in range(TRIALS):
+            if k == 0:
+                yield refuse("batch_too_small")
+            else:
+                classes = self._classes(rng, 1 if one_class else batch_size)
+                z = self._draw(rng, np.resize(classes, batch_size), k)
+                yield try_transport(z, active, self.settings)[1]
 
-    def _draw(self, rng: np.random.Generator, batch_size: int, k: int) -> NDArray[np.float32]:
-        priors = self.moments.counts / self.moments.counts.sum()
-        drawn = rng.choice(self.moments.n_classes, size=batch_size, p=priors)
-        z = rng.standard_normal((batch_size, k), dtype=np.float32)
-        for c in np.unique(drawn):
-            z[drawn == c] = z[drawn == c] @ self.factors[c, :k, :k].T + self.moments.means[c, :k]
-        return z
+    def _classes(self, rng: np.random.Generator, count: int) -> NDArray[np.intp]:
+        shares = self.moments.counts / self.moments.counts.sum()
+        return rng.choice(self.moments.n_classes, size=count, p=shares)
+
+    def _draw(
+        self, rng: np.random.Generator, classes: NDArray[np.intp], k: int
+    ) -> NDArray[np.float32]:
+        z = rng.standard_normal((len(classes), k))
+        for c in np.unique(classes):
+            rows = classes == c
+            z[rows] = z[rows] @ self.factors[c, :k, :k].T + self.moments.means[c, :k]
+        return z.astype(np.float32)
 
 
 def _smallest_batch(simulate: _Simulator, tick: Callable[[int], None]) -> int | None:
@@ -165,10 +188,16 @@ def _smallest_batch(simulate: _Simulator, tick: Callable[[int], None]) -> int | 
     """
     for size in LADDER:
         tick(size)
-        if _share(simulate(size, TRIALS)) >= ENOUGH:
+        if _does(simulate(size)):
             return size
     return None
 
 
-def _share(verdicts: list[Verdict]) -> float:
-    return sum(verdict.accepted for verdict in verdicts) / len(verdicts)
+def _does(verdicts: Iterator[Verdict]) -> bool:
+    """Whether enough are accepted, told as soon as too many are not."""
+    refusals = 0
+    for verdict in verdicts:
+        refusals += not verdict.accepted
+        if refusals > (1 - ENOUGH) * TRIALS:
+            return False
+    return True

@@ -18,7 +18,7 @@ from caster.labels import as_labels, unique_labels
 
 def fit_file(source: Path, output: Path, settings: Settings, progress: Progress = silent) -> Caster:
     """Fit a state from a feature file, reading it twice and never whole, and save it."""
-    check_writable(output)
+    check_writable(output, source)
     file = open_features(source, "features", "labels")
     classes = unique_labels(as_labels(file.read("labels")))
     clf = Caster(**vars(settings)).fit_stream(_Passes(file, progress), classes)

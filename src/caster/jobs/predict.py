@@ -29,11 +29,6 @@ class Summary:
     median_ratio: float
     changed: int | None  # predictions that differ from the frozen head's, where it was given
 
-    @property
-    def accepted(self) -> int:
-        """Batches whose transport was accepted."""
-        return self.reasons["accepted"]
-
 
 def predict_file(
     state: Path,
@@ -52,10 +47,11 @@ def predict_file(
     """
     if batch_size < 1:
         raise CasterError(f"the batch size must be at least 1, not {batch_size}")
-    check_table(output)
+    check_table(output, state, target)
     clf = load(state)
     if tau is not None:
         clf.set_params(tau=tau)
+    _ = clf.settings  # refuses a bad tau before any row is blamed for it
     file = open_features(target, "features")
     names = ("features", "logits") if "logits" in file.names else ("features",)
     verdicts: list[Verdict] = []

@@ -22,9 +22,9 @@ class Table(Protocol):
         ...
 
 
-def check_table(path: Path) -> None:
+def check_table(path: Path, *inputs: Path) -> None:
     """Refuse an output of another kind, or one that cannot be written."""
-    check_writable(path)
+    check_writable(path, *inputs)
     if path.suffix not in (".csv", ".parquet"):
         raise CasterError(f"{path} must end in .csv or .parquet")
     if path.suffix == ".parquet":
