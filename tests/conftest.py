@@ -13,6 +13,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from caster import Caster
+
 jax.config.update("jax_enable_x64", True)
 settings.register_profile("caster", deadline=None, max_examples=40, derandomize=True)
 settings.load_profile("caster")
@@ -75,3 +77,11 @@ def problem(n=400, d=12, n_classes=5, spread=3.0, seed=0, dtype=np.float64):
         mixing = rng.standard_normal((d, d)) / np.sqrt(d)
         h[y == c] += rng.standard_normal((np.sum(y == c), d)) @ mixing
     return h.astype(dtype), y
+
+
+def few_samples(n_classes=60, d=80):
+    """An estimator some of whose classes have two samples in 59 directions."""
+    rng = np.random.default_rng(0)
+    y = np.concatenate([np.repeat(np.arange(n_classes), 2), rng.integers(n_classes // 2, size=900)])
+    h = 3 * rng.standard_normal((n_classes, d))[y] + rng.standard_normal((len(y), d))
+    return Caster().fit(h, y)

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import array_api_strict
 import jax
 import numpy as np
+import pandas
 import pytest
 import torch
 from sklearn.base import clone
@@ -19,7 +20,7 @@ from caster import Caster, CasterError
 from caster.placement import KEPT
 from caster.threads import _blas
 from tests import reference
-from tests.conftest import close, problem
+from tests.conftest import close, few_samples, problem
 
 
 # None is expected to fail: scikit-learn's check of subset invariance predicts rows one by one, and
@@ -119,11 +120,19 @@ def test_a_batch_of_two_is_judged_not_refused_outright(source, fitted):
     assert not verdict.accepted
 
 
-def test_a_batch_of_one_class_is_never_accepted(source):
+def test_a_batch_of_one_repeated_row_is_not_accepted(source):
     h, y = source
     clf = Caster(min_samples=1, min_classes=2).fit(h, y)
     same = np.repeat(h[y == 0][:1], 40, axis=0)
     assert not clf.adapt(same).verdict.accepted
+
+
+def test_the_known_limit_one_class_batches_of_a_two_class_source_are_accepted():
+    """Not a wish but a warning, given in docs/method.md and by `caster doctor`."""
+    h, y = problem(n_classes=2)
+    out = Caster().fit(h, y).adapt(h[y == 0][:64])
+    assert out.verdict.accepted
+    assert np.mean(out.predictions == 0) < 0.9
 
 
 def test_predictions_depend_on_the_batch(source, fitted):
@@ -352,6 +361,33 @@ def test_an_undeclared_class(source):
         Caster().fit_stream([source], classes=range(4))
 
 
+@pytest.mark.parametrize(
+    ("labels", "why"),
+    [
+        (lambda y: y.astype("datetime64[s]"), "not supported"),
+        (lambda y: np.where(y == 0, np.nan, y), "missing"),
+        (lambda y: [float("nan") if c == 0 else "x" for c in y], "missing"),
+        (lambda y: [[int(c)] for c in y], "hashable"),
+        (lambda y: np.eye(5)[y], "one-dimensional"),
+        (lambda y: y[:-1], "rows of features have"),
+    ],
+)
+def test_labels_that_are_no_classes(source, labels, why):
+    with pytest.raises(CasterError, match=why):
+        Caster().fit(source[0], labels(source[1]))
+
+
+@pytest.mark.parametrize("bad", [["x", "y"], [1j, 2j], [[1], [1, 2]], np.array(["a"], "O")])
+def test_features_that_are_no_numbers(fitted, bad):
+    with pytest.raises(CasterError, match="numbers are needed"):
+        fitted.adapt(bad)
+
+
+def test_chunks_that_are_no_pairs(source):
+    with pytest.raises(CasterError, match="must be a pair"):
+        Caster().fit_stream([source[0]], classes=range(5))
+
+
 def test_continuous_labels(source):
     with pytest.raises(CasterError, match="Unknown label type"):
         Caster().fit(source[0], source[1] + 0.5)
@@ -409,8 +445,29 @@ def test_huge_and_tiny_scales(source, fitted, scale, dtype):
     assert out.verdict.ratio == pytest.approx(expected.verdict.ratio, rel=1e-3)
 
 
+@pytest.mark.parametrize("scale", [1e-12, 1e-3, 1e3, 1e6, 1e12])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("kind", [np.asarray, torch.asarray, jax.numpy.asarray])
+def test_a_target_of_another_scale_than_the_source(scale, dtype, kind):
+    """Classes of fewer samples than directions: rounding could make covariances indefinite."""
+    clf = few_samples()
+    batch = (scale * np.random.default_rng(1).standard_normal((64, 80))).astype(dtype)
+    out = clf.adapt(kind(batch))
+    assert np.isfinite(np.asarray(out.transported)).all()
+    assert np.isfinite(np.asarray(clf.source_scores(kind(batch)))).all()
+    assert not np.isnan(out.verdict.ratio)
+
+
+def test_a_target_too_large_to_square(source, fitted):
+    for dtype, scale in ((np.float32, 1e19), (np.float32, 1e37), (np.float64, 1e200)):
+        batch = (source[0][:64] * dtype(scale)).astype(dtype)
+        for use in (fitted.adapt, fitted.source_scores, fitted.predict):
+            with pytest.raises(CasterError, match=r"too large for .*float"):
+                use(batch)
+
+
 def test_scales_beyond_float32(source):
-    for scale in (1e-60, 1e60):
+    for scale in (1e-60, 1e60, 1e200):
         with pytest.raises(CasterError, match="rescale them"):
             Caster().fit(source[0] * scale, source[1])
 
@@ -436,6 +493,43 @@ def test_bad_parameters(source, name, value):
 
 
 # --- the shell -------------------------------------------------------------------------------
+
+
+def test_data_frames_are_held_to_their_columns(source):
+    frame = pandas.DataFrame(source[0], columns=[f"f{i}" for i in range(12)])
+    clf = Caster().fit(frame, source[1])
+    close(clf.adapt(frame[:64]).transported, clf.adapt(source[0][:64]).transported, 1e-9)
+    for use in (clf.adapt, clf.predict, clf.source_scores):
+        with pytest.raises(ValueError, match="feature names"):
+            use(frame[frame.columns[::-1]])
+    clf.fit_stream([(source[0][:, :5], source[1])], classes=range(5))
+    assert not hasattr(clf, "feature_names_in_")
+
+
+@pytest.mark.parametrize("dtype", [">f8", ">f4", np.longdouble])
+def test_foreign_number_formats(source, fitted, dtype):
+    batch = shifted(source)
+    close(fitted.adapt(batch.astype(dtype)).transported, fitted.adapt(batch).transported, 1e-4)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.uint64])
+def test_unsigned_labels_with_torch(source, dtype):
+    clf = Caster().fit(source[0], source[1].astype(dtype))
+    assert clf.adapt(torch.asarray(source[0][:64])).predictions.dtype == torch.int64
+
+
+def test_lists_of_numpy_scalars_are_ordinary_labels(tmp_path, source):
+    clf = Caster().fit(source[0], list(source[1]))
+    clf.save(tmp_path / "s.caster")
+    assert caster.load(tmp_path / "s.caster").classes_.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_saving_again_keeps_digests_and_what_the_moments_were_made_with(tmp_path, source):
+    Caster(k_max=3).fit(*source).save(tmp_path / "a", model_sha256="a" * 64)
+    clf = caster.load(tmp_path / "a").set_params(k_max=2, tau=0.5)
+    clf.save(tmp_path / "b")
+    again = caster.load(tmp_path / "b", model_sha256="a" * 64)
+    assert (again.k_max, again.tau, again.moments_.rank) == (3, 0.5, 3)
 
 
 def test_clones_and_parameters():

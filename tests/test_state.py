@@ -82,6 +82,15 @@ def test_covariances_take_half_the_bytes_of_full_ones(tmp_path, n_classes, d, k_
     assert contents(tmp_path / "s.caster")[0]["covariances"].nbytes <= full / 2
 
 
+def test_beyond_two_classes_a_direction_the_diagonal_shows(tmp_path):
+    """Packed triangles alone are (k + 1) / 2k of full class covariances, and that is the limit."""
+    h, y = problem(n=600, d=20, n_classes=60, dtype=np.float32)
+    Caster(k_max=10).fit(h, y).save(tmp_path / "s.caster")
+    moments = caster.load(tmp_path / "s.caster").moments_
+    packed = contents(tmp_path / "s.caster")[0]["covariances"].nbytes
+    assert packed == moments.covariances.nbytes * 11 / 20
+
+
 def test_the_digest_names_the_content(tmp_path, clf):
     clf.save(tmp_path / "a.caster")
     clf.save(tmp_path / "b.caster")

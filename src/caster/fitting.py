@@ -39,7 +39,8 @@ def fit_moments(chunks: Chunks, classes: Labels, settings: Settings) -> SourceMo
         )
     if len(classes) < 2:
         raise CasterError(f"at least 2 classes are needed, the labels name {len(classes)} class")
-    scatter = reduce(add, (ClassScatter.of(*piece) for piece in _pieces(chunks, classes)))
+    with np.errstate(over="ignore", invalid="ignore"):  # found out below, and told in one line
+        scatter = reduce(add, (ClassScatter.of(*piece) for piece in _pieces(chunks, classes)))
     _check_counts(to_numpy(scatter.counts), classes)
     U, ridge = _basis(scatter, settings)
     moments = reduce(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import caster
+from caster import state as states
 from caster.cli.app import app
 from tests.conftest import problem
 
@@ -71,17 +73,27 @@ def test_inspect_shows_what_is_held(folder):
     moments = caster.load(folder / "s.caster").moments_
     for part in ("920", "12 -> 4", f"{moments.margin:.4g}", "tau 0.8", "covariances", "not bound"):
         assert part in result.stdout
-    counts = moments.counts
-    assert (
-        f"{counts.min()} ({counts.argmin()}) to {counts.max()} ({counts.argmax()})" in result.stdout
-    )
+    assert states.digest(states.load(folder / "s.caster"))[:40] in result.stdout
+    for label, count in enumerate(moments.counts):
+        assert re.search(rf"^ +{label} +{count} *$", result.stdout, re.MULTILINE)
+
+
+def test_inspect_lists_many_classes_when_asked_to(tmp_path):
+    h, y = problem(n_classes=30, n=300)
+    caster.Caster().fit(h, [f"[bold]kind {c}[/]" for c in y]).save(tmp_path / "run[a].caster")
+    short = run("inspect", tmp_path / "run[a].caster").stdout
+    assert "run[a].caster" in "".join(short.split())  # however the title is wrapped
+    assert "10 more" in short
+    assert short.count("[bold]kind") == 20
+    assert run("inspect", tmp_path / "run[a].caster", "--classes").stdout.count("[bold]kind") == 30
 
 
 def test_doctor_speaks(folder):
     result = run("doctor", folder / "s.caster", "--batch-size", 4)
     assert result.exit_code == 0
     assert "diagonal map" in result.stdout
-    assert result.stdout.count("\n- ") == 4
+    assert "single class" in result.stdout
+    assert result.stdout.count("\n- ") == 5
 
 
 def test_demo_prints_and_writes(tmp_path):
@@ -119,6 +131,9 @@ def test_bad_input_is_one_line(folder, tmp_path):
     assert "not a caster state" in refusal("inspect", target)
     assert "does not exist" in refusal("doctor", tmp_path / "none")
     assert "it is a folder" in refusal("demo", "-o", tmp_path)
+    before = source.read_bytes()
+    assert "is an input" in refusal("fit", source, "-o", source)
+    assert source.read_bytes() == before
     assert list(tmp_path.iterdir()) == []
 
 

@@ -42,9 +42,12 @@ def test_float32_scatter_survives_scale(scale):
     close(scatter.within / scatter.total / scale**2, expected, 1e-5)
 
 
-def test_a_large_offset_cancels_nothing():
-    h, y = problem()
+@pytest.mark.parametrize(("dtype", "offset"), [(np.float64, 1e6), (np.float32, 1e3)])
+def test_a_large_offset_cancels_nothing(dtype, offset):
+    h, y = problem(n=20_000)
+    far = (h + offset).astype(dtype)
+    h = far.astype(float) - offset  # what rounding to the dtype has left
     expected, _ = reference.scatter_matrices(h, y, 5)
-    far = h + 1e6
-    scatter = ClassScatter.of(far[:100], y[:100], 5) + ClassScatter.of(far[100:], y[100:], 5)
-    close(scatter.within / scatter.total, expected, 1e-7)
+    scatter = ClassScatter.of(far[:99], y[:99], 5) + ClassScatter.of(far[99:], y[99:], 5)
+    close(scatter.within / scatter.total, expected, 1e-6)
+    close(scatter.means - offset, [h[y == c].mean(axis=0) for c in range(5)], 1e-6)

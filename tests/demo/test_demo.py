@@ -72,7 +72,7 @@ def test_one_stream_is_sorted_by_class_and_the_others_are_not():
     assert sum(plan.order == "sorted by class" for plan in streams.PLANS) == 1
 
 
-def test_the_streams_cover_what_the_issue_asks_for(results):
+def test_the_streams_cover_clean_shifted_ordered_and_small(results):
     assert [Plan(s.shift, s.severity, s.batch_size, s.order) for s in results.streams] == list(
         streams.PLANS
     )

@@ -85,6 +85,38 @@ def test_damaged_inside(tmp_path):
     assert "damaged" in refusal(path)
 
 
+def test_any_flipped_bit_is_read_or_refused_in_one_line(path):
+    original, refusals = path.read_bytes(), []
+    rng = np.random.default_rng(0)
+    for at in rng.choice(len(original), 150, replace=False):
+        damaged = bytearray(original)
+        damaged[at] ^= 1 << int(rng.integers(8))
+        path.write_bytes(damaged)
+        try:
+            file = open_features(path, "features")
+            list(file.chunks(("features",), 10))
+        except CasterError as error:
+            refusals.append(str(error))
+    assert len(refusals) > 20
+    assert not any("\n" in refusal for refusal in refusals)
+
+
+def test_columns_of_other_shapes(tmp_path):
+    path = tmp_path / "f.parquet"
+    pq.write_table(pa.table({"features": [{"a": 1.0}]}), path)
+    assert "lists of numbers" in refusal(path)
+    pq.write_table(pa.table({"features": [[[1.0]]]}), path)
+    assert "lists of numbers" in refusal(path)
+    columns = [pa.array([[1.0]]), pa.array([[2.0]])]
+    pq.write_table(pa.Table.from_arrays(columns, ["features", "features"]), path)
+    assert "two columns" in refusal(path)
+
+
+def test_chunks_larger_than_any_file(path):
+    ((features,),) = open_features(path).chunks(("features",), 10**22)
+    assert len(features) == 25
+
+
 def test_not_there_and_other_kinds(tmp_path):
     assert "does not exist" in refusal(tmp_path / "none.npz")
     (tmp_path / "features.csv").write_text("1,2\n")

@@ -10,7 +10,7 @@ import typer
 
 from caster._version import __version__
 from caster.cli import demo, features
-from caster.cli.console import errors
+from caster.cli.console import errors, say
 from caster.errors import CasterError
 
 app = typer.Typer(
@@ -31,17 +31,13 @@ def _ending_well(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(*args, **kwargs)
         except CasterError as error:
-            _say(f"caster: {error}")
+            say(f"caster: {error}", errors)
             raise typer.Exit(1) from None
         except KeyboardInterrupt:
-            _say("caster: interrupted, nothing was written")
+            say("caster: interrupted, nothing was written", errors)
             raise typer.Exit(130) from None
 
     return run
-
-
-def _say(line: str) -> None:
-    errors.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 for _command in (features.fit, features.predict, features.inspect, features.doctor, demo.demo):

@@ -14,6 +14,11 @@ output = Console()
 errors = Console(stderr=True)
 
 
+def say(line: str, console: Console = output) -> None:
+    """Print a line as it is: a label or a path may look like markup."""
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
 @contextmanager
 def progress_bar() -> Iterator[Report]:
     """A bar for every stage of a job, on a terminal; nothing where output is piped."""

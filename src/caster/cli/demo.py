@@ -10,7 +10,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from caster.cli.console import output, progress_bar
+from caster.cli.console import output, progress_bar, say
 from caster.files import check_writable
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def demo(
     output.print(_table(results))
     for story in results.stories:
         output.print(f"{story.sentence}\n", markup=False, highlight=False)
-    output.print(f"Figures: {page}", markup=False, highlight=False, soft_wrap=True)
+    say(f"Figures: {page}")
 
 
 def _table(results: Results) -> Table:
@@ -46,7 +46,7 @@ def _table(results: Results) -> Table:
     )
     table.add_column("stream", no_wrap=True)
     for heading in ("batch", "frozen", "GDA", "ungated", "gated", "accepted", "ratio"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True, min_width=len(heading))
     for stream in results.streams:
         accuracies = (stream.frozen, stream.source_gda, stream.ungated, stream.gated)
         table.add_row(

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.box import SIMPLE_HEAD
+from rich.table import Column, Table
+from rich.text import Text
 
-from caster.cli.console import errors, output, progress_bar, size
+from caster.cli.console import errors, output, progress_bar, say, size
 from caster.config import Settings
 
+if TYPE_CHECKING:
+    from caster.jobs.predict import Summary
+
+LISTED = 20  # classes `inspect` lists unasked
 StateFile = Annotated[Path, typer.Argument(metavar="STATE", help="State file, from `caster fit`.")]
 
 
@@ -37,13 +43,10 @@ def fit(
     with progress_bar() as progress:
         clf = fit_file(source, state, settings, progress)
     moments = clf.moments_
-    output.print(
+    say(
         f"{int(moments.counts.sum()):,} samples of {moments.n_classes:,} classes, "
         f"{moments.U.shape[0]:,} features -> {moments.rank} directions, "
-        f"margin {moments.margin:.3g}: {state} ({size(state.stat().st_size)})",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
+        f"margin {moments.margin:.3g}: {state} ({size(state.stat().st_size)})"
     )
 
 
@@ -79,38 +82,43 @@ def predict(
         summary = predict_file(
             state, target, table, batch_size=batch_size, tau=tau, gate=gate, progress=progress
         )
-    rows = Table(
-        title=f"{summary.rows:,} rows in {summary.batches:,} batches", title_justify="left"
-    )
-    rows.add_column("verdict")
-    rows.add_column("batches", justify="right")
-    rows.add_column("share", justify="right")
-    for reason, count in summary.reasons.most_common():
-        name = reason if reason == "accepted" else f"rejected: {reason}"
-        rows.add_row(name, f"{count:,}", f"{count / summary.batches:.1%}")
-    output.print(rows)
+    output.print(_summary_table(summary))
     if not gate:
         output.print("Gate off: rejected batches were answered by the transported classifier too.")
     changed = "no `logits` given: rejected batches got Source-GDA's answer"
     if summary.changed is not None:
         changed = f"{summary.changed:,} predictions differ from the frozen head's"
-    output.print(f"Median ratio {summary.median_ratio:.3g}; {changed}.", highlight=False)
-    output.print(f"Written: {table}", markup=False, highlight=False, soft_wrap=True)
+    say(f"Median ratio {summary.median_ratio:.3g}; {changed}.")
+    say(f"Written: {table}")
 
 
-def inspect(state: StateFile) -> None:
-    """What a state file holds: classes, sizes, margin, constants, digests."""
+def _summary_table(summary: Summary) -> Table:
+    title = f"{summary.rows:,} rows in {summary.batches:,} batches"
+    right = [Column(name, justify="right") for name in ("batches", "share")]
+    table = Table("verdict", *right, title=title, title_justify="left")
+    for reason, count in summary.reasons.most_common():
+        name = reason if reason == "accepted" else f"rejected: {reason}"
+        table.add_row(name, f"{count:,}", f"{count / summary.batches:.1%}")
+    return table
+
+
+def inspect(
+    state: StateFile,
+    classes: Annotated[
+        bool, typer.Option("--classes", help=f"List all classes, also beyond {LISTED}.")
+    ] = False,
+) -> None:
+    """What a state file holds: classes and their counts, sizes, margin, constants, digests."""
     from caster import state as states
 
     held = states.load(state)
     moments, counts = held.moments, held.moments.counts
-    table = Table(title=str(state), title_justify="left", show_header=False)
-    fewest, most = held.classes[counts.argmin()], held.classes[counts.argmax()]
-    named = ", ".join(str(label) for label in held.classes[:8].tolist())
+    table = Table(title=Text(str(state)), title_justify="left", show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     for name, value in (
-        ("classes", f"{moments.n_classes:,}: {named}{', …' if moments.n_classes > 8 else ''}"),
-        ("samples", f"{int(counts.sum()):,}"),
-        ("samples a class", f"{counts.min():,} ({fewest}) to {counts.max():,} ({most})"),
+        ("classes", f"{moments.n_classes:,}"),
+        ("samples", f"{int(counts.sum()):,}, {counts.min():,} to {counts.max():,} a class"),
         ("features -> directions", f"{moments.U.shape[0]:,} -> {moments.rank}"),
         ("margin", f"{moments.margin:.4g}"),
         ("file", size(state.stat().st_size)),
@@ -121,8 +129,19 @@ def inspect(state: StateFile) -> None:
         ("preprocessing digest", held.preprocessing_sha256 or "not bound to a preprocessing"),
         ("written by", f"caster {held.caster_version}, state format {states.VERSION}"),
     ):
-        table.add_row(name, value)
+        table.add_row(name, Text(value))
     output.print(table)
+    output.print(_class_table(held.classes.tolist(), counts.tolist(), everything=classes))
+
+
+def _class_table(labels: list[Any], counts: list[int], *, everything: bool) -> Table:
+    shown = len(labels) if everything else min(LISTED, len(labels))
+    table = Table("class", Column("samples", justify="right"), box=SIMPLE_HEAD)
+    for label, count in zip(labels[:shown], counts[:shown], strict=True):
+        table.add_row(Text(str(label)), f"{count:,}")
+    if shown < len(labels):
+        table.caption = f"{len(labels) - shown:,} more: --classes lists them"
+    return table
 
 
 def doctor(
@@ -135,4 +154,4 @@ def doctor(
     with errors.status("drawing batches like the source") as status:
         found = diagnose(state, batch_size, lambda n: status.update(f"trying batches of {n}"))
     for line in found.sentences():
-        output.print(f"- {line}", markup=False, highlight=False, soft_wrap=True)
+        say(f"- {line}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +16,9 @@ from numpy.typing import NDArray
 from caster.errors import CasterError
 
 TOGETHER = ("features", "labels", "logits")
+# What a damaged archive raises, by where the damage is: an unknown method of compression is a
+# NotImplementedError and an encrypted member a RuntimeError, of which the former is one.
+DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError)
 
 
 class NpzFile:
@@ -26,7 +30,9 @@ class NpzFile:
             with zipfile.ZipFile(path) as archive:
                 members = [n.removesuffix(".npy") for n in archive.namelist() if n.endswith(".npy")]
                 shapes = {name: self._shape(archive, name) for name in members}
-        except (zipfile.BadZipFile, EOFError, OSError):
+        except PermissionError:
+            raise CasterError(f"cannot read {path}: no permission") from None
+        except DAMAGE:
             raise CasterError(f"{path} is truncated, damaged or not an .npz file") from None
         self.names = tuple(shapes)
         self.rows = _common_rows(path, shapes)
@@ -54,11 +60,14 @@ class _Member:
 
     def __init__(self, stack: ExitStack, archive: zipfile.ZipFile, name: str, path: Path) -> None:
         self.name, self.path = name, path
-        self.stream: IO[bytes] = stack.enter_context(archive.open(f"{name}.npy"))
+        try:
+            self.stream: IO[bytes] = stack.enter_context(archive.open(f"{name}.npy"))
+        except DAMAGE:
+            raise CasterError(f"`{name}` in {path} is damaged") from None
         try:
             readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
             header = readers[npy.read_magic(self.stream)](self.stream)
-        except (KeyError, ValueError):
+        except (KeyError, ValueError, *DAMAGE):
             raise CasterError(f"`{name}` in {path} is not a plain NumPy array") from None
         self.shape, fortran, self.dtype = header
         if self.dtype.hasobject:
@@ -77,7 +86,7 @@ class _Member:
         wanted = rows * int(np.prod(row_shape)) * self.dtype.itemsize
         try:
             content = self.stream.read(wanted)
-        except (zipfile.BadZipFile, OSError, EOFError):
+        except DAMAGE:
             raise CasterError(f"`{self.name}` in {self.path} is damaged") from None
         if len(content) < wanted:
             raise CasterError(f"`{self.name}` in {self.path} ends early: the file is truncated")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,29 +19,51 @@ class ParquetFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            import pyarrow
             import pyarrow.parquet
         except ModuleNotFoundError:
             raise CasterError(
                 f"reading {path} needs pyarrow: pip install 'caster-tta[parquet]'"
             ) from None
-        try:
+        with self._reading():
             self._file = pyarrow.parquet.ParquetFile(path)
-        except pyarrow.ArrowInvalid:
-            raise CasterError(f"{path} is truncated, damaged or not a Parquet file") from None
-        self.names = tuple(self._file.schema_arrow.names)
-        self.rows = int(self._file.metadata.num_rows)
+            self.names = tuple(self._file.schema_arrow.names)
+            self.rows = int(self._file.metadata.num_rows)
+        twice = [name for name in self.names if self.names.count(name) > 1]
+        if twice:
+            raise CasterError(f"{path} has two columns named `{twice[0]}`")
 
     def read(self, name: str) -> NDArray[Any]:
         """One whole column."""
-        return self._array(name, self._file.read([name]).column(0))
+        with self._reading():
+            column = self._file.read([name]).column(0)
+            return self._array(name, column)
 
     def chunks(self, names: tuple[str, ...], rows: int) -> Iterator[tuple[NDArray[Any], ...]]:
         """These columns side by side, so many rows at a time."""
-        for batch in self._rows(names, rows):
-            yield tuple(self._array(name, batch.column(name)) for name in names)
+        tables = self._tables(names, min(rows, self.rows))
+        while True:
+            with self._reading():  # not around the yield: what the caller raises is no damage
+                table = next(tables, None)
+                if table is None:
+                    return
+                chunk = tuple(self._array(name, table.column(name)) for name in names)
+            yield chunk
 
-    def _rows(self, names: tuple[str, ...], rows: int) -> Iterator[Any]:
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Damage is told in one line, wherever in the file it is met."""
+        from pyarrow import ArrowException
+
+        try:
+            yield
+        except PermissionError:
+            raise CasterError(f"cannot read {self.path}: no permission") from None
+        except CasterError:
+            raise
+        except (ArrowException, OSError, UnicodeDecodeError, ValueError):
+            raise CasterError(f"{self.path} is truncated, damaged or no Parquet file") from None
+
+    def _tables(self, names: tuple[str, ...], rows: int) -> Iterator[Any]:
         """Tables of exactly so many rows: Parquet's own batches end with every row group."""
         import pyarrow
 
@@ -55,19 +78,29 @@ class ParquetFile:
             yield pending.combine_chunks()
 
     def _array(self, name: str, column: Any) -> NDArray[Any]:
-        import pyarrow
+        from pyarrow import ChunkedArray, types
+
+        if isinstance(column, ChunkedArray):
+            column = column.combine_chunks()
+        self._check_complete(name, column)
+        kind = column.type
+        if not types.is_nested(kind):
+            return np.asarray(column.to_pylist())
+        lists = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+        if not lists or types.is_nested(kind.value_type):
+            raise CasterError(f"`{name}` in {self.path} must be numbers or lists of numbers")
+        return self._matrix(name, column)
+
+    def _matrix(self, name: str, column: Any) -> NDArray[Any]:
         from pyarrow import compute
 
-        if isinstance(column, pyarrow.ChunkedArray):
-            column = column.combine_chunks()
-        if column.null_count:
-            raise CasterError(f"`{name}` in {self.path} has missing values")
-        if not pyarrow.types.is_nested(column.type):
-            return np.asarray(column.to_pylist())
         lengths = compute.min_max(compute.list_value_length(column)).as_py()
         if lengths["min"] != lengths["max"]:
             raise CasterError(f"the rows of `{name}` in {self.path} differ in length")
         values = column.flatten()
-        if values.null_count:
-            raise CasterError(f"`{name}` in {self.path} has missing values")
+        self._check_complete(name, values)
         return np.asarray(values.to_numpy(zero_copy_only=False)).reshape(len(column), -1)
+
+    def _check_complete(self, name: str, column: Any) -> None:
+        if column.null_count:
+            raise CasterError(f"`{name}` in {self.path} has missing values")

@@ -149,9 +149,8 @@ class _Simulator:
         covariances = state.moments.covariances.astype(np.float64)
         # Of fewer samples than directions, a class has a singular covariance.
         floor = 1e-6 * np.trace(covariances, axis1=1, axis2=2)[:, None, None]
-        self.factors: NDArray[np.float64] = cholesky(
-            covariances + floor * np.eye(state.moments.rank)
-        )
+        eye = np.eye(state.moments.rank)
+        self.factors: NDArray[np.float64] = cholesky(covariances + floor * eye)
 
     def __call__(self, batch_size: int, *, one_class: bool = False) -> Iterator[Verdict]:
         """Verdicts on TRIALS batches, one by one; each of a single class if so asked."""
