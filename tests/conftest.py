@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 
 os.environ["SCIPY_ARRAY_API"] = "1"  # or scikit-learn skips its check of array-API input
 
@@ -79,6 +80,7 @@ def problem(n=400, d=12, n_classes=5, spread=3.0, seed=0, dtype=np.float64):
     return h.astype(dtype), y
 
 
+@cache
 def few_samples(n_classes=60, d=80):
     """An estimator some of whose classes have two samples in 59 directions."""
     rng = np.random.default_rng(0)

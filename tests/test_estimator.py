@@ -447,7 +447,7 @@ def test_huge_and_tiny_scales(source, fitted, scale, dtype):
 
 @pytest.mark.parametrize("scale", [1e-12, 1e-3, 1e3, 1e6, 1e12])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("kind", [np.asarray, torch.asarray, jax.numpy.asarray])
+@pytest.mark.parametrize("kind", [np.asarray, torch.asarray], ids=["numpy", "torch"])
 def test_a_target_of_another_scale_than_the_source(scale, dtype, kind):
     """Classes of fewer samples than directions: rounding could make covariances indefinite."""
     clf = few_samples()

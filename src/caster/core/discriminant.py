@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array_api_compat import array_namespace, is_numpy_array
 
-from caster.core.linalg import Array, cholesky, identity_like, whiten
+from caster.core.linalg import Array, cholesky, whiten
 from caster.core.types import AffineMap, SourceMoments
 
 
@@ -39,7 +39,7 @@ def ridged_scores(
     Where the target is far larger than the source a pulled ridge all but vanishes; the moments'
     slack then keeps a class of few samples positive definite in spite of rounding.
     """
-    ridge = ridge + moments.slack * identity_like(ridge)
+    ridge = ridge + moments.slack
     blocks = [
         gaussian_scores(
             z, moments.means[c, :], moments.covariances[c, :, :] + ridge, moments.priors[c]

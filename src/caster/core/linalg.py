@@ -7,11 +7,14 @@ For NumPy the batched routines loop over SciPy's LAPACK and BLAS themselves: on 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import scipy.linalg
 from array_api_compat import array_namespace, device, is_numpy_array
+
+SMALL = 24  # order of matrices below which NumPy's own loop over them is the faster one
 
 Array = Any  # an array of any array-API namespace: the standard has no static type for one yet
 
@@ -22,7 +25,8 @@ def identity_like(matrix: Array) -> Array:  # (..., k, k) -> (k, k)
     return xp.eye(matrix.shape[-1], dtype=matrix.dtype, device=device(matrix))
 
 
-class Spectrum(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Spectrum:
     """Eigenvalues and eigenvectors of a symmetric matrix."""
 
     values: Array  # (k,)
@@ -58,7 +62,7 @@ def cholesky(matrices: Array) -> Array:  # (..., k, k) -> (..., k, k)
            [1., 3.]])
     """
     xp = array_namespace(matrices)
-    if not is_numpy_array(matrices):
+    if not is_numpy_array(matrices) or matrices.shape[-1] < SMALL:
         return xp.linalg.cholesky(matrices)
     potrf = _lapack("potrf", matrices.dtype)
     factors = xp.array(matrices, order="C")

@@ -45,13 +45,13 @@ class ClassScatter:
         """
         xp = array_namespace(h, y)
         origin = h[:1, :]
-        h = h - origin
-        counts, means = class_means(h, y, n_classes)
-        centred = h - xp.astype(xp.take(means, y, axis=0), h.dtype)
+        centred = h - origin  # a copy of our own, from here on changed in place
+        counts, means = class_means(centred, y, n_classes)
+        centred -= xp.take(xp.astype(means, h.dtype), y, axis=0)
         # Unit scale: the squares of 1e30 or 1e-30 leave float32's range.
-        scale = xp.max(xp.abs(centred))
+        scale = xp.maximum(xp.max(centred), -xp.min(centred))
         scale = xp.where(scale > 0, scale, xp.ones_like(scale))
-        centred = centred / scale
+        centred /= scale
         within = xp.astype(centred.T @ centred, xp.float64)
         within = within * xp.astype(scale, xp.float64) ** 2
         return cls(counts, means + xp.astype(origin, xp.float64), within)

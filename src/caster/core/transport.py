@@ -5,31 +5,31 @@ from __future__ import annotations
 from array_api_compat import array_namespace
 from array_api_extra import create_diagonal
 
-from caster.core.linalg import Array, Spectrum, identity_like, spectrum
+from caster.core.linalg import Array, identity_like, spectrum
 from caster.core.moments import batch_moments
 from caster.core.types import AffineMap, SourceMoments
 
 
 def whiten_colour(
     C_t: Array,  # (k, k)
-    C_s: Spectrum,
+    source: SourceMoments,
     lam: float,
 ) -> tuple[Array, Array]:  # (k, k), (k, k)
     """Whiten-colour map A = (C_t + lam I)^1/2 (C_s + lam I)^-1/2 (Eq. 3), and its inverse."""
     target, target_inverse = spectrum(C_t).roots(lam)
-    source, source_inverse = C_s.roots(lam)
-    return target @ source_inverse, source @ target_inverse
+    root, inverse = source.roots(lam)
+    return target @ inverse, root @ target_inverse
 
 
 def whiten_colour_diagonal(
     C_t: Array,  # (k, k)
-    C_s: Array,  # (k, k)
+    source: SourceMoments,
     lam: float,
 ) -> tuple[Array, Array]:  # (k, k), (k, k)
     """Diagonal analogue of Eq. 3: the same map and inverse from the variances alone."""
     xp = array_namespace(C_t)
-    target, source = (xp.linalg.diagonal(C) + lam for C in (C_t, C_s))
-    a = xp.sqrt(target / source)
+    target, variance = (xp.linalg.diagonal(C) + lam for C in (C_t, source.covariance))
+    a = xp.sqrt(target / variance)
     return create_diagonal(a), create_diagonal(1.0 / a)
 
 
@@ -50,10 +50,7 @@ def estimate(
     m_t, C_t = batch_moments(z)
     batch_size, k = z.shape
     diagonal = batch_size < 2 * k  # too few samples to support the k^2 parameters of a full map
-    if diagonal:
-        A, inverse = whiten_colour_diagonal(C_t, moments.covariance, lam)
-    else:
-        A, inverse = whiten_colour(C_t, moments.spectrum, lam)
+    A, inverse = (whiten_colour_diagonal if diagonal else whiten_colour)(C_t, moments, lam)
     return AffineMap(A, m_t - A @ moments.mean, inverse, diagonal)
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 from array_api_compat import array_namespace
 
 from caster.core.certificate import margin
-from caster.core.linalg import Array, Spectrum, cholesky, spectrum
+from caster.core.linalg import Array, Spectrum, cholesky, identity_like, spectrum
 
 Reason = Literal[
     "accepted", "ratio", "min_samples", "min_classes", "no_confident_class", "batch_too_small"
@@ -91,6 +91,17 @@ class SourceMoments:
         """Eigendecomposition of C_s, from which its roots follow for every lambda."""
         return spectrum(self.covariance)
 
+    def roots(self, lam: float) -> tuple[Array, Array]:  # (k, k), (k, k)
+        """(C_s + lam I)^1/2 and its inverse; those of the last lambda are kept."""
+        if lam not in self._roots:
+            self._roots.clear()
+            self._roots[lam] = self.spectrum.roots(lam)
+        return self._roots[lam]
+
+    @cached_property
+    def _roots(self) -> dict[float, tuple[Array, Array]]:
+        return {}
+
     @cached_property
     def pooled(self) -> Array:  # (k, k)
         """Pooled within-class covariance Sigma_s = U' S_w U, the metric of the certificate.
@@ -102,11 +113,12 @@ class SourceMoments:
         return self.within + scaled.T @ scaled
 
     @cached_property
-    def slack(self) -> float:
-        """What rounding may take from an eigenvalue of a class covariance, in this dtype."""
+    def slack(self) -> Array:  # (k, k)
+        """What rounding may take from the eigenvalues of a class covariance, times I."""
         xp = array_namespace(self.covariances)
         traces = xp.sum(xp.linalg.diagonal(self.covariances), axis=-1)
-        return float(4 * xp.finfo(self.covariances.dtype).eps * xp.max(traces))
+        eps = xp.finfo(self.covariances.dtype).eps
+        return 4 * eps * xp.max(traces) * identity_like(self.covariances)
 
     @cached_property
     def metric(self) -> Array:  # (k, k)
