@@ -16,6 +16,13 @@ def centroid_residuals(
     """delta_c, the kept centroid of every pseudo-class less its source mean (Eq. 7), and counts.
 
     A class no kept sample is assigned to has count 0 and residual 0.
+
+    >>> import numpy as np
+    >>> pulled, assigned = np.array([[1.0], [3.0], [9.0]]), np.array([0, 0, 1])
+    >>> kept, means = np.array([True, True, False]), np.array([[1.5], [8.0]])
+    >>> centroid_residuals(pulled, assigned, kept, means)
+    (array([[0.5],
+           [0. ]]), array([2., 0.]))
     """
     xp = array_namespace(pulled)
     classes = xp.arange(means.shape[0], dtype=assigned.dtype, device=device(assigned))
@@ -33,6 +40,10 @@ def margin(means: Array, metric: Array) -> Array:  # (C, k), (k, k) -> ()
 
     Differences are taken class by class: the faster expansion of the square would cancel
     exactly where it matters, at classes that lie close together.
+
+    >>> import numpy as np
+    >>> float(margin(np.array([[0.0], [4.0], [10.0]]), metric=np.array([[2.0]])))
+    2.0
     """
     xp = array_namespace(means)
     whitened = whiten(means, metric)
@@ -46,6 +57,11 @@ def ratio(
     margin: float,
     eps: float,
 ) -> Array:  # ()
-    """r_t, the largest residual over the margin, both in the same metric (Eq. 9)."""
+    """r_t, the largest residual over the margin, both in the same metric (Eq. 9).
+
+    >>> import numpy as np
+    >>> float(ratio(np.array([[1.0], [0.0]]), np.array([[2.0]]), margin=2.0, eps=0.0))
+    0.25
+    """
     xp = array_namespace(residuals)
     return xp.max(mahalanobis(residuals, metric)) / (margin + eps)

@@ -32,7 +32,16 @@ def propose(
     threshold: float,
     eps: float,
 ) -> Proposal:
-    """Transport the source to the batch, classify it, and measure its certificate (Eqs. 3-9)."""
+    """Transport the source to the batch, classify it, and measure its certificate (Eqs. 3-9).
+
+    >>> import numpy as np
+    >>> source = SourceMoments(U=np.eye(1), means=np.array([[-5.0], [5.0]]),
+    ...                        covariances=np.ones((2, 1, 1)), counts=np.ones(2), ridge=0.0)
+    >>> shifted = np.array([[1.0], [2.0], [11.0], [12.0]])
+    >>> found = propose(shifted, source, lam=1.0, beta=1.0, threshold=0.9, eps=1e-12)
+    >>> found.assigned, found.evidence.round(2)
+    (array([0, 0, 1, 1]), array([0.01, 4.  , 2.  ]))
+    """
     xp = array_namespace(z)
     fitted = estimate(z, moments, lam)
     pulled = pull(fitted, z)

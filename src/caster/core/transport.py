@@ -60,7 +60,14 @@ def push(
     covariances: Array,  # (C, k, k)
     beta: float,
 ) -> tuple[Array, Array]:  # (C, k), (C, k, k)
-    """Transport class moments: A mu + b and A Sigma A' + beta I (Eq. 4)."""
+    """Transport class moments: A mu + b and A Sigma A' + beta I (Eq. 4).
+
+    >>> import numpy as np
+    >>> A, b, inverse = np.array([[2.0]]), np.array([4.0]), np.array([[0.5]])
+    >>> fitted = AffineMap(A, b, inverse, diagonal=True)
+    >>> push(fitted, means=np.array([[1.0]]), covariances=np.array([[[3.0]]]), beta=1.0)
+    (array([[6.]]), array([[[13.]]]))
+    """
     xp = array_namespace(means)
     A = fitted.A
     if fitted.diagonal:

@@ -133,7 +133,13 @@ class SourceMoments:
 
 @dataclass(frozen=True, eq=False)
 class AffineMap:
-    """z -> A z + b from source to target coordinates; A is a diagonal matrix if `diagonal`."""
+    """z -> A z + b from source to target coordinates; A is a diagonal matrix if `diagonal`.
+
+    >>> import numpy as np
+    >>> fitted = AffineMap(2.0 * np.eye(1), np.array([4.0]), 0.5 * np.eye(1), diagonal=True)
+    >>> np.array([[1.0]]) @ fitted.A.T + fitted.b  # rows are samples
+    array([[6.]])
+    """
 
     A: Array  # (k, k)
     b: Array  # (k,)
