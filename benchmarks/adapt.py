@@ -24,7 +24,7 @@ from caster.threads import one_blas_thread
 from measure import in_turns, machine
 
 BATCH = 64
-DEPTH = 8  # adapt, _adapt, try_transport, propose, *_scores (3), whiten
+DEPTH = 8  # adapt (2), try_transport, propose, *_scores (3), whiten
 
 
 def fitted(n_classes: int, width: int, dtype: type) -> tuple[Caster, NDArray[Any]]:
@@ -85,15 +85,16 @@ def ten_classes(dtype: type) -> None:
 
 def parts(clf: Caster, batch: NDArray[Any]) -> dict[str, Callable[[], object]]:
     """The steps of one call of adapt, each on its own."""
-    z = clf._project(batch)
-    active = clf._placement.beside(z, clf.moments_.rank)
+    transporter = clf._transporter
+    z = transporter.project(batch)
+    active = transporter.placement.beside(z, clf.moments_.rank)
     fitted_map = estimate(z, active, 1.0)
     pulled = pull(fitted_map, z)
     scores = transported_scores(pulled, fitted_map, active, 1.0)
     kept, assigned = confidence(scores) > 0.9, scores.argmax(axis=1)
     residuals, _ = centroid_residuals(pulled, assigned, kept, active.means)
     return {
-        "checks, projection, settings": lambda: (clf._project(batch), clf.settings),
+        "checks, projection, settings": lambda: (transporter.project(batch), clf.settings),
         "map (batch moments, one eigh)": lambda: estimate(z, active, 1.0),
         "pull": lambda: pull(fitted_map, z),
         "scores (10 factors, 10 solves)": lambda: transported_scores(

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from caster._version import __version__
 
 if TYPE_CHECKING:
+    from caster.adaptation import Adaptation
     from caster.core.types import AffineMap, SourceMoments, Verdict
     from caster.errors import CasterError, StateError
-    from caster.estimator import Adaptation, Caster, load
+    from caster.estimator import Caster, load
 
 __all__ = [
     "Adaptation",
@@ -30,7 +31,7 @@ __all__ = [
 ]
 
 _HOME = {
-    "Adaptation": "caster.estimator",
+    "Adaptation": "caster.adaptation",
     "Caster": "caster.estimator",
     "load": "caster.estimator",
     "AffineMap": "caster.core.types",

@@ -3,52 +3,27 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import lru_cache
 from typing import Any, Self
 
 import numpy as np
-from array_api_compat import array_namespace, is_array_api_obj, is_numpy_array
+from array_api_compat import is_array_api_obj, is_numpy_array
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import column_or_1d, validate_data
 
 from caster import state as states
-from caster.arrays import as_real_array, like, to_numpy
+from caster.adaptation import Adaptation, Transporter
 from caster.config import Settings
-from caster.core.discriminant import ridged_scores
-from caster.core.gate import refuse
-from caster.core.linalg import Array, identity_like
-from caster.core.subspace import active_rank
-from caster.core.types import AffineMap, Verdict
+from caster.core.linalg import Array
 from caster.errors import CasterError
 from caster.fitting import Chunks, fit_moments
 from caster.labels import Labels, as_labels, unique_labels
-from caster.placement import Placement
 from caster.state import State
-from caster.threads import threads_for
-from caster.trial import try_transport
 
 NUMBERS: dict[str, Any] = {"dtype": [np.float64, np.float32], "ensure_all_finite": False}
 CONSTANTS = tuple(constant.name for constant in fields(Settings))
-
-
-@dataclass(frozen=True, eq=False)
-class Adaptation:
-    """One adapted batch.
-
-    >>> import numpy as np
-    >>> clf = Caster().fit(np.array([[0.0], [1.0], [4.0], [5.0]]), ["low", "low", "high", "high"])
-    >>> out = clf.adapt(np.array([[0.5]]))
-    >>> out.predictions.tolist(), out.verdict.reason
-    (['low'], 'batch_too_small')
-    """
-
-    predictions: Array  # (B,), labels: the proposed ones if accepted, else the fallback's
-    proposed: Array  # (B,), the transported classifier's labels, whatever the verdict
-    transported: Array  # (B, C), its scores g_c
-    verdict: Verdict
-    map: AffineMap
 
 
 class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -169,20 +144,7 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         'min_samples'
         """
         self._check_fitted()
-        with threads_for(len(self.classes_)):
-            return self._adapt(self._project(batch), head_logits)
-
-    def _adapt(self, z: Array, head_logits: Any) -> Adaptation:
-        head = None if head_logits is None else self._head_choice(head_logits, z)
-        k = active_rank(self.moments_.rank, z.shape[0])
-        if k == 0:
-            return self._unsupported(z, head)
-        active = self._placement.beside(z, k)
-        proposal, verdict = try_transport(z[:, :k], active, self.settings)
-        proposed = predictions = self._labels(proposal.assigned)
-        if not verdict.accepted:
-            predictions = self._fallback(z, head)
-        return Adaptation(predictions, proposed, proposal.scores, verdict, proposal.map)
+        return self._transporter.adapt(self._named(batch), head_logits, self.settings)
 
     def predict(
         self,
@@ -208,8 +170,7 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         array([0, 1])
         """
         self._check_fitted()
-        with threads_for(len(self.classes_)):
-            return self._source_scores(self._project(batch))
+        return self._transporter.source_scores(self._named(batch), self.settings)
 
     def save(
         self,
@@ -249,69 +210,18 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._state = state
         self.moments_, self.classes_ = state.moments, state.classes
         self.n_features_in_ = int(state.moments.U.shape[0])
-        self._placement = Placement(state.moments)
+        self._transporter = Transporter(state.moments, state.classes)
         return self
 
     def _check_fitted(self) -> None:
         if not hasattr(self, "moments_"):
             raise NotFittedError("this Caster is not fitted yet: call fit, or use caster.load")
 
-    def _project(self, batch: Any) -> Array:  # (B, d) -> (B, k0)
-        """z = U'h in all retained directions, of a batch that is checked on the way."""
-        if hasattr(batch, "columns"):  # a data frame: its columns must be those of the fit
-            batch = validate_data(self, batch, reset=False, **NUMBERS)
-        batch = as_real_array(batch)
-        if batch.ndim != 2 or batch.shape[0] == 0 or batch.shape[1] != self.n_features_in_:
-            raise CasterError(
-                f"a batch must be (samples, {self.n_features_in_}), not {tuple(batch.shape)}"
-            )
-        z = batch @ self._placement.beside(batch, self.moments_.rank).U
-        xp = array_namespace(z)
-        largest = xp.finfo(z.dtype).max ** 0.4  # z is squared, and the squares added up
-        if not bool(xp.all(xp.abs(z) < largest)):  # NaN is not below it either
-            if not bool(xp.all(xp.isfinite(batch))):
-                raise CasterError("the batch holds NaN or infinity: drop or repair such rows")
-            raise CasterError(f"the batch is too large for {z.dtype}: rescale it like the source")
-        return z
-
-    def _head_choice(self, head_logits: Any, z: Array) -> Array:  # (B, C) -> (B,)
-        logits = like(as_real_array(head_logits), z)
-        xp = array_namespace(logits)
-        expected = (z.shape[0], len(self.classes_))
-        if tuple(logits.shape) != expected:
-            raise CasterError(f"head_logits must be {expected}, not {tuple(logits.shape)}")
-        if bool(xp.any(xp.isnan(logits))):
-            raise CasterError("head_logits hold NaN: the frozen model's answer is undefined")
-        return xp.argmax(logits, axis=1)
-
-    def _source_scores(self, z: Array) -> Array:  # (B, k0) -> (B, C)
-        source = self._placement.beside(z, self.moments_.rank)
-        return ridged_scores(z, source, self.settings.beta * identity_like(source.pooled))
-
-    def _fallback(self, z: Array, head: Array | None) -> Array:  # -> (B,), labels
-        if head is None:
-            head = array_namespace(z).argmax(self._source_scores(z), axis=1)
-        return self._labels(head)
-
-    def _unsupported(self, z: Array, head: Array | None) -> Adaptation:
-        """The answer for a batch of one, in which no direction is active."""
-        xp = array_namespace(z)
-        none = self._placement.beside(z, 0)
-        labels = self._fallback(z, head)
-        scores = xp.broadcast_to(xp.log(none.priors), (1, none.n_classes))
-        no_map = AffineMap(A=z[:0, :0], b=z[0, :0], inverse=z[:0, :0], diagonal=True)
-        return Adaptation(labels, labels, scores, refuse("batch_too_small"), no_map)
-
-    def _labels(self, indices: Array) -> Array:  # (B,) -> (B,)
-        if is_numpy_array(indices):
-            return self.classes_[indices]
-        if self.classes_.dtype.kind in "iufb":
-            xp = array_namespace(indices)
-            classes = self.classes_
-            if classes.dtype.kind == "u":  # torch cannot index all unsigned kinds
-                classes = classes.astype(np.int64)
-            return xp.take(like(classes, indices), indices, axis=0)
-        return self.classes_[to_numpy(indices)]
+    def _named(self, batch: Any) -> Any:
+        """A data frame's columns must be those of the fit; anything else has no names."""
+        if hasattr(batch, "columns"):
+            return validate_data(self, batch, reset=False, **NUMBERS)
+        return batch
 
 
 @lru_cache(typed=True)  # typed: True equals 1, but is no number here
