@@ -9,7 +9,9 @@ against an empty call of the same Python depth. Times are medians taken in turns
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import scipy.linalg
@@ -60,11 +62,21 @@ def thousand_classes(dtype: type) -> None:
         with one_blas_thread():
             linalg.whiten(differences, linalg.cholesky(covariances))
 
-    times = in_turns({"adapt": lambda: clf.adapt(batch), "stock": stock, "ours": ours}, rounds=15)
+    def threaded() -> None:
+        with mock.patch("caster.adaptation.threads_for", return_value=nullcontext()):
+            clf.adapt(batch)
+
+    contenders: dict[str, Callable[[], object]] = {
+        "adapt": lambda: clf.adapt(batch), "stock": stock, "ours": ours, "threaded": threaded,
+    }  # fmt: skip
+    times = in_turns(contenders, rounds=15)
     print(f"\nadapt, C = 1,000, k = {k}, B = {BATCH}, {np.dtype(dtype)}")
     print(f"  adapt                                       {1e3 * times['adapt']:7.1f} ms")
-    for name, label in (("stock", "np.linalg.cholesky + scipy.solve_triangular"),
-                        ("ours", "caster.core.linalg, one BLAS thread")):  # fmt: skip
+    for name, label in (
+        ("stock", "np.linalg.cholesky + scipy.solve_triangular"),
+        ("ours", "caster.core.linalg, one BLAS thread"),
+        ("threaded", "adapt with all BLAS threads"),
+    ):
         share = times["adapt"] / times[name]
         print(f"  {label:44}{1e3 * times[name]:7.1f} ms   adapt takes {share:.2f} times that")
 

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+PAUSE = 0.15  # seconds before every timing
+
 
 def machine() -> str:
     """Processor, cores and the versions that matter to linear algebra."""
@@ -29,12 +31,17 @@ def machine() -> str:
 def in_turns(
     contenders: dict[str, Callable[[], object]], rounds: int, repeats: int = 1
 ) -> dict[str, float]:
-    """Median seconds of each, taken in turns so that a slow moment of the machine hits all."""
+    """Median seconds of each, taken in turns so that a slow moment of the machine hits all.
+
+    Idle BLAS workers spin for a while after their last product; the pause lets them fall asleep,
+    or each contender would pay for the one before it.
+    """
     for run in contenders.values():
         run()
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, run in contenders.items():
+            time.sleep(PAUSE)
             start = time.perf_counter()
             for _ in range(repeats):
                 run()

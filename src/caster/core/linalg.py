@@ -1,7 +1,7 @@
 """Symmetric roots, Cholesky factors and the Mahalanobis norm, on any array namespace.
 
 For NumPy the batched routines loop over SciPy's LAPACK and BLAS themselves: on a thousand
-63 x 63 matrices that is over twice as fast as the stock batched ones (docs/performance.md).
+63 x 63 float32 matrices that is twice as fast as the stock batched ones (docs/performance.md).
 """
 
 from __future__ import annotations

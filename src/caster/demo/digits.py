@@ -68,7 +68,7 @@ def train(images: Floats, labels: NDArray[Any]) -> Network:  # (n, 8, 8), (n,)
     model = MLPClassifier(
         (64, 32), alpha=1e-2, learning_rate_init=3e-3, max_iter=500, random_state=SEED
     )
-    # On a busy machine a second BLAS thread makes this ten times slower. On Ctrl-C scikit-learn
+    # On a busy machine a second BLAS thread makes this far slower. On Ctrl-C scikit-learn
     # warns and hands out the network as it is; a demo of that would be a lie.
     with one_blas_thread(), warnings.catch_warnings():
         warnings.filterwarnings("error", "Training interrupted", UserWarning)
