@@ -98,15 +98,15 @@ def ten_classes(dtype: type) -> None:
 def parts(clf: Caster, batch: NDArray[Any]) -> dict[str, Callable[[], object]]:
     """The steps of one call of adapt, each on its own."""
     transporter = clf._transporter
-    z = transporter.project(batch)
-    active = transporter.placement.beside(z, clf.moments_.rank)
+    active = transporter.placement.beside(batch, clf.moments_.rank)
+    z, _ = transporter._project(batch, active)
     fitted_map = estimate(z, active, 1.0)
     pulled = pull(fitted_map, z)
     scores = transported_scores(pulled, fitted_map, active, 1.0)
     kept, assigned = confidence(scores) > 0.9, scores.argmax(axis=1)
     residuals, _ = centroid_residuals(pulled, assigned, kept, active.means)
     return {
-        "checks, projection, settings": lambda: (transporter.project(batch), clf.settings),
+        "checks, projection, settings": lambda: (transporter._project(batch, active), clf.settings),
         "map (batch moments, one eigh)": lambda: estimate(z, active, 1.0),
         "pull": lambda: pull(fitted_map, z),
         "scores (10 factors, 10 solves)": lambda: transported_scores(

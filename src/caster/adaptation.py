@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace, is_numpy_array
+from array_api_compat import array_namespace, device, is_numpy_array
+from numpy.typing import NDArray
 
 from caster.arrays import as_real_array, like, to_numpy
 from caster.config import Settings
 from caster.core.discriminant import ridged_scores
 from caster.core.gate import refuse
-from caster.core.linalg import Array, identity_like
+from caster.core.linalg import Array, identity_like, on_gpu
+from caster.core.proposal import Proposal
 from caster.core.subspace import active_rank
 from caster.core.types import AffineMap, SourceMoments, Verdict
 from caster.errors import CasterError
 from caster.labels import Labels
 from caster.placement import Placement
 from caster.threads import threads_for
-from caster.trial import try_transport
+from caster.trial import judge, transport
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +43,15 @@ class Adaptation:
     map: AffineMap
 
 
+@dataclass(frozen=True, eq=False)
+class Attempt:
+    """A batch transported and measured, of which nothing need have reached the host yet."""
+
+    proposal: Proposal
+    head: Array | None  # (B,), class indices the frozen head chooses
+    evidence: Array  # the proposal's, and on a GPU whether features and logits are sound
+
+
 class Transporter:
     """Stored moments at work on batches of any namespace and device."""
 
@@ -51,62 +63,102 @@ class Transporter:
 
     def adapt(self, batch: Any, head_logits: Any, settings: Settings) -> Adaptation:
         """Transport the source to a batch, and answer it."""
+        batch = self.checked(batch)
         with threads_for(len(self.classes)):
-            z = self.project(batch)
-            head = None if head_logits is None else self._head_choice(head_logits, z)
-            k = active_rank(self.rank, z.shape[0])
-            if k == 0:
-                return self._unsupported(z, head, settings)
-            active = self.placement.beside(z, k)
-            proposal, verdict = try_transport(z[:, :k], active, settings)
-            proposed = predictions = self._labels(proposal.assigned)
-            if not verdict.accepted:
-                predictions = self._fallback(z, head, settings)
+            if batch.shape[0] == 1:
+                return self._unsupported(batch, head_logits, settings)
+            attempt = self.attempt(batch, head_logits, settings)
+            return self.conclude(batch, attempt, to_numpy(attempt.evidence), settings)
+
+    def attempt(self, batch: Array, head_logits: Any, settings: Settings) -> Attempt:
+        """Transport a batch of two rows or more, and measure what the verdict rests on.
+
+        On a GPU nothing in here waits for the device: unsound numbers are noted in the evidence,
+        where `conclude` finds them.
+        """
+        k = active_rank(self.rank, batch.shape[0])
+        active = self.placement.beside(batch, k)
+        z, sound = self._project(batch, active)
+        head, sound_head = self._head_choice(head_logits, z)
+        proposal = transport(z, active, settings)
+        evidence = proposal.evidence
+        if on_gpu(z):
+            xp = array_namespace(z)
+            flags = xp.astype(xp.stack([sound, sound_head]), evidence.dtype)
+            evidence = xp.concat([evidence, flags])
+        return Attempt(proposal, head, evidence)
+
+    def conclude(
+        self,
+        batch: Array,  # (B, d)
+        attempt: Attempt,
+        evidence: NDArray[Any],  # the attempt's, on the host
+        settings: Settings,
+    ) -> Adaptation:
+        """Judge an attempt, and answer its batch in labels."""
+        *measured, sound, sound_head = (*evidence.tolist(), 1.0, 1.0)[:5]
+        _insist(bool(sound), bool(sound_head), batch)
+        proposal = attempt.proposal
+        verdict = judge(measured, len(self.classes), settings)
+        proposed = predictions = self._labels(proposal.assigned)
+        if not verdict.accepted:
+            predictions = self._fallback(batch, attempt.head, settings)
         return Adaptation(predictions, proposed, proposal.scores, verdict, proposal.map)
 
     def source_scores(self, batch: Any, settings: Settings) -> Array:  # (B, d) -> (B, C)
         """Source-GDA in all retained directions."""
         with threads_for(len(self.classes)):
-            return self._source_scores(self.project(batch), settings)
+            return self._source_scores(self.checked(batch), settings)
 
-    def project(self, batch: Any) -> Array:  # (B, d) -> (B, k0)
-        """z = U'h in all retained directions, of a batch that is checked on the way."""
+    def checked(self, batch: Any) -> Array:  # (B, d)
+        """A batch as real numbers of the right shape."""
         batch = as_real_array(batch)
         if batch.ndim != 2 or batch.shape[0] == 0 or batch.shape[1] != self.width:
             raise CasterError(f"a batch must be (samples, {self.width}), not {tuple(batch.shape)}")
-        z = batch @ self.placement.beside(batch, self.rank).U
-        xp = array_namespace(z)
-        largest = xp.finfo(z.dtype).max ** 0.4  # z is squared, and the squares added up
-        if not bool(xp.all(xp.abs(z) < largest)):  # NaN is not below it either
-            if not bool(xp.all(xp.isfinite(batch))):
-                raise CasterError("the batch holds NaN or infinity: drop or repair such rows")
-            raise CasterError(f"the batch is too large for {z.dtype}: rescale it like the source")
-        return z
+        return batch
 
-    def _head_choice(self, head_logits: Any, z: Array) -> Array:  # (B, C) -> (B,)
+    def _project(self, batch: Array, moments: SourceMoments) -> tuple[Array, Array]:
+        """z = U'h, and whether it can be calculated with; elsewhere than on a GPU it must be."""
+        z = batch @ moments.U
+        xp = array_namespace(z)
+        sound = xp.all(xp.abs(z) < _largest(z))  # NaN is not below it either
+        if not on_gpu(z):
+            _insist(bool(sound), True, batch)
+        return z, sound
+
+    def _head_choice(self, head_logits: Any, z: Array) -> tuple[Array | None, Array]:
+        """Index of every row's largest logit, and whether none is NaN."""
+        xp = array_namespace(z)
+        if head_logits is None:
+            return None, xp.ones((), dtype=xp.bool, device=device(z))
         logits = like(as_real_array(head_logits), z)
-        xp = array_namespace(logits)
         expected = (z.shape[0], len(self.classes))
         if tuple(logits.shape) != expected:
             raise CasterError(f"head_logits must be {expected}, not {tuple(logits.shape)}")
-        if bool(xp.any(xp.isnan(logits))):
-            raise CasterError("head_logits hold NaN: the frozen model's answer is undefined")
-        return xp.argmax(logits, axis=1)
+        sound = xp.logical_not(xp.any(xp.isnan(logits)))
+        if not on_gpu(z):
+            _insist(True, bool(sound), z)
+        return xp.argmax(logits, axis=1), sound
 
-    def _source_scores(self, z: Array, settings: Settings) -> Array:  # (B, k0) -> (B, C)
-        source = self.placement.beside(z, self.rank)
+    def _source_scores(self, batch: Array, settings: Settings) -> Array:  # (B, d) -> (B, C)
+        source = self.placement.beside(batch, self.rank)
+        z, sound = self._project(batch, source)
+        _insist(bool(sound), True, batch)
         return ridged_scores(z, source, settings.beta * identity_like(source.pooled))
 
-    def _fallback(self, z: Array, head: Array | None, settings: Settings) -> Array:  # -> (B,)
+    def _fallback(self, batch: Array, head: Array | None, settings: Settings) -> Array:  # -> (B,)
         if head is None:
-            head = array_namespace(z).argmax(self._source_scores(z, settings), axis=1)
+            head = array_namespace(batch).argmax(self._source_scores(batch, settings), axis=1)
         return self._labels(head)
 
-    def _unsupported(self, z: Array, head: Array | None, settings: Settings) -> Adaptation:
+    def _unsupported(self, batch: Array, head_logits: Any, settings: Settings) -> Adaptation:
         """The answer for a batch of one, in which no direction is active."""
+        z, sound = self._project(batch, self.placement.beside(batch, self.rank))
+        head, sound_head = self._head_choice(head_logits, z)
+        _insist(bool(sound), bool(sound_head), batch)
         xp = array_namespace(z)
         none = self.placement.beside(z, 0)
-        labels = self._fallback(z, head, settings)
+        labels = self._fallback(batch, head, settings)
         scores = xp.broadcast_to(xp.log(none.priors), (1, none.n_classes))
         no_map = AffineMap(A=z[:0, :0], b=z[0, :0], inverse=z[:0, :0], diagonal=True)
         return Adaptation(labels, labels, scores, refuse("batch_too_small"), no_map)
@@ -116,6 +168,37 @@ class Transporter:
             return self.classes[indices]
         if self.classes.dtype.kind not in "iufb":
             return self.classes[to_numpy(indices)]
-        # torch cannot index all unsigned kinds
-        classes = self.classes.astype(np.int64) if self.classes.dtype.kind == "u" else self.classes
-        return array_namespace(indices).take(like(classes, indices), indices, axis=0)
+        return array_namespace(indices).take(self._classes_beside(indices), indices, axis=0)
+
+    def _classes_beside(self, indices: Array) -> Array:  # (C,)
+        key = (array_namespace(indices), device(indices))
+        if key not in self._placed_classes:
+            # torch cannot index all unsigned kinds
+            unsigned = self.classes.dtype.kind == "u"
+            classes = self.classes.astype(np.int64) if unsigned else self.classes
+            self._placed_classes[key] = like(classes, indices)
+        return self._placed_classes[key]
+
+    @cached_property
+    def _placed_classes(self) -> dict[Any, Array]:
+        return {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickles carry the stored moments and labels alone."""
+        return {k: v for k, v in vars(self).items() if k != "_placed_classes"}
+
+
+def _largest(z: Array) -> float:
+    """What z must stay below, since it is squared and the squares added up."""
+    return float(array_namespace(z).finfo(z.dtype).max ** 0.4)
+
+
+def _insist(sound: bool, sound_head: bool, batch: Array) -> None:
+    """Refuse a batch that cannot be calculated with, and say why."""
+    if not sound:
+        xp = array_namespace(batch)
+        if not bool(xp.all(xp.isfinite(batch))):
+            raise CasterError("the batch holds NaN or infinity: drop or repair such rows")
+        raise CasterError(f"the batch is too large for {batch.dtype}: rescale it like the source")
+    if not sound_head:
+        raise CasterError("head_logits hold NaN: the frozen model's answer is undefined")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +11,7 @@ from caster.arrays import like
 from caster.core.linalg import Array
 from caster.core.types import SourceMoments
 
-KEPT = 8  # places, and ranks within them: every batch size up to k0 has a rank of its own
+KEPT = 8  # every place and rank is one, and every batch size up to k0 has a rank of its own
 
 
 class Placement:
@@ -27,39 +26,30 @@ class Placement:
 
     def __init__(self, stored: SourceMoments) -> None:
         self.stored = stored
-        self._whole: dict[Any, SourceMoments] = {}
-        self._restricted: dict[Any, SourceMoments] = {}
+        self._held: dict[Any, SourceMoments] = {}
 
     def beside(self, batch: Array, k: int) -> SourceMoments:
         """The stored moments, restricted to k, in the batch's namespace, dtype and device."""
-        place = (array_namespace(batch), device(batch), batch.dtype)
-        if k == self.stored.rank:
-            return _kept(self._whole, place, lambda: self._placed(batch))
-        whole = self.beside(batch, self.stored.rank)
-        return _kept(self._restricted, (*place, k), lambda: whole.restrict(k))
+        key = (array_namespace(batch), device(batch), batch.dtype, k)
+        moments = self._held.get(key)
+        if moments is None:
+            moments = self._placed(batch, k)
+            if len(self._held) >= KEPT:
+                self._held.pop(next(iter(self._held)), None)  # the oldest makes room
+            self._held[key] = moments
+        return moments
 
-    def _placed(self, batch: Array) -> SourceMoments:
+    def _placed(self, batch: Array, k: int) -> SourceMoments:
+        # Restricted first: what a batch cannot use takes no memory on its device.
+        active = self.stored if k == self.stored.rank else self.stored.restrict(k)
         return replace(
-            self.stored,
-            U=like(self.stored.U, batch, batch.dtype),
-            means=like(self.stored.means, batch, batch.dtype),
-            covariances=like(self.stored.covariances, batch, batch.dtype),
-            counts=like(self.stored.counts, batch),
+            active,
+            U=like(active.U, batch, batch.dtype),
+            means=like(active.means, batch, batch.dtype),
+            covariances=like(active.covariances, batch, batch.dtype),
+            counts=like(active.counts, batch),
         )
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickles carry the stored moments alone."""
-        return {"stored": self.stored, "_whole": {}, "_restricted": {}}
-
-
-def _kept(
-    held: dict[Any, SourceMoments], key: Any, make: Callable[[], SourceMoments]
-) -> SourceMoments:
-    """The moments under a key, made on first use; the oldest make room."""
-    moments = held.get(key)
-    if moments is None:
-        moments = make()
-        if len(held) >= KEPT:
-            held.pop(next(iter(held)), None)
-        held[key] = moments
-    return moments
+        return {"stored": self.stored, "_held": {}}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from caster.arrays import to_numpy
 from caster.config import Settings
 from caster.core.gate import decide
@@ -16,7 +18,13 @@ def try_transport(
     settings: Settings,
 ) -> tuple[Proposal, Verdict]:
     """The transported classifier's answer for a batch, and whether the batch supports it."""
-    proposal = propose(
+    proposal = transport(z, moments, settings)
+    return proposal, judge(to_numpy(proposal.evidence).tolist(), moments.n_classes, settings)
+
+
+def transport(z: Array, moments: SourceMoments, settings: Settings) -> Proposal:
+    """`propose` with these settings."""
+    return propose(
         z,
         moments,
         lam=settings.lam,
@@ -24,11 +32,14 @@ def try_transport(
         threshold=settings.confidence,
         eps=settings.eps,
     )
-    verdict = decide(
-        *to_numpy(proposal.evidence).tolist(),
-        n_classes=moments.n_classes,
+
+
+def judge(evidence: Sequence[float], n_classes: int, settings: Settings) -> Verdict:
+    """`decide` with these settings."""
+    return decide(
+        *evidence,
+        n_classes=n_classes,
         tau=settings.tau,
         min_samples=settings.min_samples,
         min_classes=settings.min_classes,
     )
-    return proposal, verdict

@@ -14,7 +14,7 @@ def matrices():
 
 
 def test_roots_are_scipys(kind, matrices):
-    root, inverse = linalg.spectrum(kind.array(matrices[0])).roots(0.5)
+    root, inverse = linalg.symmetric_roots(kind.array(matrices[0]), 0.5)
     expected = scipy.linalg.sqrtm(matrices[0] + 0.5 * np.eye(4)).real
     assert kind.holds(root)
     close(root, expected, kind.tolerance)
@@ -23,7 +23,7 @@ def test_roots_are_scipys(kind, matrices):
 
 def test_roots_of_a_singular_matrix_are_finite():
     flat = np.ones((3, 3))
-    root, _ = linalg.spectrum(flat).roots(1e-12)
+    root, _ = linalg.symmetric_roots(flat, 1e-12)
     assert np.isfinite(root).all()
     close(root @ root, flat, 1e-9)
 
@@ -69,3 +69,24 @@ def test_mahalanobis_is_the_quadratic_form(kind, matrices):
     x = np.random.default_rng(4).standard_normal((6, 4))
     got = linalg.mahalanobis(kind.array(x), linalg.cholesky(kind.array(matrices[0])))
     close(got, [np.sqrt(r @ np.linalg.inv(matrices[0]) @ r) for r in x], kind.tolerance)
+
+
+@pytest.mark.parametrize("condition", [1.0, 1e3, 1e7])
+def test_newton_schulz_gives_the_same_roots(kind, condition):
+    rng = np.random.default_rng(0)
+    basis, _ = np.linalg.qr(rng.standard_normal((6, 6)))
+    matrix = (basis * np.geomspace(1.0, condition, 6)) @ basis.T
+    root, inverse = linalg.newton_schulz_roots(kind.array(matrix))
+    assert kind.holds(root)
+    expected = (basis * np.geomspace(1.0, condition, 6) ** 0.5) @ basis.T
+    # What float32 itself loses of the smallest eigenvalue grows with the condition.
+    tolerance = kind.tolerance if kind.dtype == "float64" else 1e-7 * condition**0.5 + 1e-6
+    close(root, expected, tolerance)
+    if kind.dtype == "float64":
+        close(inverse, np.linalg.inv(expected), 1e-8 * condition**0.25)
+
+
+def test_newton_schulz_refuses_what_it_cannot_reach():
+    root, inverse = linalg.newton_schulz_roots(np.diag([1.0, 1e14]))
+    assert np.isnan(root).all()
+    assert np.isnan(inverse).all()

@@ -21,8 +21,11 @@ def gaussian_scores(
     >>> gaussian_scores(np.array([[0.0], [3.0]]), means, covariances, np.ones(2)).tolist()
     [[0.0, -8.0], [-4.5, -0.5]]
     """
+    return _factored_scores(z, means, cholesky(covariances), priors)
+
+
+def _factored_scores(z: Array, means: Array, factor: Array, priors: Array) -> Array:
     xp = array_namespace(z)
-    factor = cholesky(covariances)
     whitened = whiten(z[None, :, :] - means[:, None, :], factor)  # (C, B, k)
     distance = xp.vecdot(whitened, whitened)  # (C, B)
     half_log_det = xp.sum(xp.log(xp.linalg.diagonal(factor)), axis=-1)  # (C,)
@@ -41,8 +44,11 @@ def ridged_scores(
     """
     ridge = ridge + moments.slack
     blocks = [
-        gaussian_scores(
-            z, moments.means[c, :], moments.covariances[c, :, :] + ridge, moments.priors[c]
+        _factored_scores(
+            z,
+            moments.means[c, :],
+            cholesky(moments.covariances[c, :, :] + ridge),
+            moments.priors[c],
         )
         for c in _class_blocks(z, moments.n_classes)
     ]

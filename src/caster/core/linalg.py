@@ -7,13 +7,13 @@ For NumPy the batched routines loop over SciPy's LAPACK and BLAS themselves: on 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import scipy.linalg
-from array_api_compat import array_namespace, device, is_numpy_array
+from array_api_compat import array_namespace, device, is_numpy_array, is_torch_array
 
+NEWTON_SCHULZ_STEPS = 30
 SMALL = 24  # order of matrices below which NumPy's own loop over them is the faster one
 
 Array = Any  # an array of any array-API namespace: the standard has no static type for one yet
@@ -25,32 +25,52 @@ def identity_like(matrix: Array) -> Array:  # (..., k, k) -> (k, k)
     return xp.eye(matrix.shape[-1], dtype=matrix.dtype, device=device(matrix))
 
 
-@dataclass(frozen=True, eq=False)
-class Spectrum:
-    """Eigenvalues and eigenvectors of a symmetric matrix."""
-
-    values: Array  # (k,)
-    vectors: Array  # (k, k), one a column
-
-    def roots(self, lam: float) -> tuple[Array, Array]:  # (k, k), (k, k)
-        """Symmetric root of the matrix plus lam I, and that root's inverse.
-
-        >>> import numpy as np
-        >>> spectrum(np.diag([3.0, 15.0])).roots(1.0)
-        (array([[2., 0.],
-               [0., 4.]]), array([[0.5 , 0.  ],
-               [0.  , 0.25]]))
-        """
-        xp = array_namespace(self.values)
-        # Rounding can push an eigenvalue near zero just below it, where a root is NaN.
-        scales = xp.sqrt(xp.abs(self.values + lam))
-        V = self.vectors
-        return (V * scales) @ V.T, (V / scales) @ V.T
+def on_gpu(array: Array) -> bool:
+    """Whether an array is torch's on a GPU: there a check of the outcome would stop the host."""
+    return is_torch_array(array) and array.device.type == "cuda"
 
 
-def spectrum(matrix: Array) -> Spectrum:  # (k, k) -> (k,), (k, k)
-    """Eigendecomposition of a symmetric matrix."""
-    return Spectrum(*array_namespace(matrix).linalg.eigh(matrix))
+def symmetric_roots(matrix: Array, lam: float) -> tuple[Array, Array]:  # (k, k) -> (k, k), (k, k)
+    """Symmetric root of a covariance plus lam I, and that root's inverse.
+
+    >>> import numpy as np
+    >>> symmetric_roots(np.diag([3.0, 15.0]), 1.0)
+    (array([[2., 0.],
+           [0., 4.]]), array([[0.5 , 0.  ],
+           [0.  , 0.25]]))
+    """
+    if on_gpu(matrix):
+        return newton_schulz_roots(matrix + lam * identity_like(matrix))
+    xp = array_namespace(matrix)
+    values, V = xp.linalg.eigh(matrix)
+    # Rounding can push an eigenvalue near zero just below it, where a root is NaN.
+    scales = xp.sqrt(xp.abs(values + lam))
+    return (V * scales) @ V.T, (V / scales) @ V.T
+
+
+def newton_schulz_roots(matrix: Array) -> tuple[Array, Array]:  # (k, k) -> (k, k), (k, k)
+    """Both roots of a positive definite matrix by products alone, in float64.
+
+    An eigendecomposition on a GPU makes the host wait for it, products do not. Each step brings
+    an eigenvalue 2.25 times nearer to 1 until it is close, then doubles its digits; the steps
+    taken are enough for condition numbers up to 1e8. Beyond, both roots come back as NaN.
+
+    >>> import numpy as np
+    >>> root, inverse = newton_schulz_roots(np.diag([4.0, 16.0]))
+    >>> np.diag(root).round(9), np.diag(inverse).round(9)
+    (array([2., 4.]), array([0.5 , 0.25]))
+    """
+    xp = array_namespace(matrix)
+    wide = xp.astype(matrix, xp.float64)
+    scale = xp.linalg.matrix_norm(wide)
+    Y, Z = wide / scale, identity_like(wide)
+    middle = 3 * Z
+    for _ in range(NEWTON_SCHULZ_STEPS):
+        T = 0.5 * (middle - Z @ Y)
+        Y, Z = Y @ T, T @ Z
+    off = xp.max(xp.abs(Z @ Y - identity_like(wide)))
+    scale = xp.where(off < 1e-6, xp.sqrt(scale), xp.nan)
+    return xp.astype(Y * scale, matrix.dtype), xp.astype(Z / scale, matrix.dtype)
 
 
 def cholesky(matrices: Array) -> Array:  # (..., k, k) -> (..., k, k)
@@ -60,8 +80,14 @@ def cholesky(matrices: Array) -> Array:  # (..., k, k) -> (..., k, k)
     >>> cholesky(np.array([[4.0, 2.0], [2.0, 10.0]]))
     array([[2., 0.],
            [1., 3.]])
+
+    A matrix that is not positive definite raises; on a GPU, where the host would have to wait to
+    find out, its factor is NaN.
     """
     xp = array_namespace(matrices)
+    if on_gpu(matrices):
+        factors, failed_at = xp.linalg.cholesky_ex(matrices)
+        return xp.where(failed_at[..., None, None] > 0, xp.nan, factors)
     if not is_numpy_array(matrices) or matrices.shape[-1] < SMALL:
         return xp.linalg.cholesky(matrices)
     potrf = _lapack("potrf", matrices.dtype)

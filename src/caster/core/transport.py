@@ -5,7 +5,7 @@ from __future__ import annotations
 from array_api_compat import array_namespace
 from array_api_extra import create_diagonal
 
-from caster.core.linalg import Array, identity_like, spectrum
+from caster.core.linalg import Array, identity_like, symmetric_roots
 from caster.core.moments import batch_moments
 from caster.core.types import AffineMap, SourceMoments
 
@@ -16,7 +16,7 @@ def whiten_colour(
     lam: float,
 ) -> tuple[Array, Array]:  # (k, k), (k, k)
     """Whiten-colour map A = (C_t + lam I)^1/2 (C_s + lam I)^-1/2 (Eq. 3), and its inverse."""
-    target, target_inverse = spectrum(C_t).roots(lam)
+    target, target_inverse = symmetric_roots(C_t, lam)
     root, inverse = source.roots(lam)
     return target @ inverse, root @ target_inverse
 

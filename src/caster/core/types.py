@@ -9,7 +9,7 @@ from typing import Literal
 from array_api_compat import array_namespace
 
 from caster.core.certificate import margin
-from caster.core.linalg import Array, Spectrum, cholesky, identity_like, spectrum
+from caster.core.linalg import Array, cholesky, identity_like, symmetric_roots
 
 Reason = Literal[
     "accepted", "ratio", "min_samples", "min_classes", "no_confident_class", "batch_too_small"
@@ -86,16 +86,11 @@ class SourceMoments:
         spread = self.means - self.mean
         return self.within + (spread * self.priors[:, None]).T @ spread
 
-    @cached_property
-    def spectrum(self) -> Spectrum:
-        """Eigendecomposition of C_s, from which its roots follow for every lambda."""
-        return spectrum(self.covariance)
-
     def roots(self, lam: float) -> tuple[Array, Array]:  # (k, k), (k, k)
         """(C_s + lam I)^1/2 and its inverse; those of the last lambda are kept."""
         if lam not in self._roots:
             self._roots.clear()
-            self._roots[lam] = self.spectrum.roots(lam)
+            self._roots[lam] = symmetric_roots(self.covariance, lam)
         return self._roots[lam]
 
     @cached_property
