@@ -97,7 +97,7 @@ def ten_classes(dtype: type) -> None:
 
 def parts(clf: Caster, batch: NDArray[Any]) -> dict[str, Callable[[], object]]:
     """The steps of one call of adapt, each on its own."""
-    transporter = clf._transporter
+    transporter = clf.transporter
     active = transporter.placement.beside(batch, clf.moments_.rank)
     z, _ = transporter._project(batch, active)
     fitted_map = estimate(z, active, 1.0)

@@ -551,7 +551,7 @@ def test_the_cache_of_placements_is_bounded():
     h, y = problem(d=40, n_classes=30, n=2000)
     clf = Caster().fit(h, y)
     answers = {n: clf.adapt(h[:n]).transported for n in range(2, 30)}
-    assert len(clf._transporter.placement._held) == KEPT
+    assert len(clf.transporter.placement._held) == KEPT
     for n, expected in answers.items():
         assert np.array_equal(clf.adapt(h[:n]).transported, expected)
 

@@ -57,7 +57,7 @@ def test_the_file_is_plain_safetensors(path, clf):
     assert arrays["U"].dtype == arrays["covariances"].dtype == np.float32
     assert arrays["covariances"].shape == (5, 4 * 5 // 2)
     assert metadata["format"] == "caster-state"
-    assert metadata["version"] == "1"
+    assert metadata["version"] == "2"
     assert metadata["caster"] == caster.__version__
     assert json.loads(metadata["settings"])["tau"] == 0.8
     assert json.loads(metadata["classes"])["labels"] == [0, 1, 2, 3, 4]
@@ -124,8 +124,8 @@ def test_trailing_bytes(path):
 
 def test_another_version(path):
     arrays, metadata = contents(path)
-    rewrite(path, arrays, metadata | {"version": "2", "caster": "9.1"})
-    assert "state format 2" in (message := refusal(path))
+    rewrite(path, arrays, metadata | {"version": "3", "caster": "9.1"})
+    assert "state format 3" in (message := refusal(path))
     assert "9.1" in message
 
 

@@ -14,26 +14,40 @@ from caster._version import __version__
 
 if TYPE_CHECKING:
     from caster.adaptation import Adaptation
+    from caster.adapter import Adapter
     from caster.core.types import AffineMap, SourceMoments, Verdict
     from caster.errors import CasterError, StateError
     from caster.estimator import Caster, load
+    from caster.frozen.preprocessing import Preprocessing
+    from caster.frozen.protocol import FrozenModel, Outputs
+    from caster.frozen.wrap import wrap
 
 __all__ = [
     "Adaptation",
+    "Adapter",
     "AffineMap",
     "Caster",
     "CasterError",
+    "FrozenModel",
+    "Outputs",
+    "Preprocessing",
     "SourceMoments",
     "StateError",
     "Verdict",
     "__version__",
     "load",
+    "wrap",
 ]
 
 _HOME = {
     "Adaptation": "caster.adaptation",
+    "Adapter": "caster.adapter",
     "Caster": "caster.estimator",
     "load": "caster.estimator",
+    "FrozenModel": "caster.frozen.protocol",
+    "Outputs": "caster.frozen.protocol",
+    "Preprocessing": "caster.frozen.preprocessing",
+    "wrap": "caster.frozen.wrap",
     "AffineMap": "caster.core.types",
     "SourceMoments": "caster.core.types",
     "Verdict": "caster.core.types",

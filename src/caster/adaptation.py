@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from array_api_compat import array_namespace, device, is_numpy_array
 from numpy.typing import NDArray
 
-from caster.arrays import as_real_array, like, to_numpy
+from caster.arrays import Beside, as_real_array, like, to_numpy
 from caster.config import Settings
 from caster.core.discriminant import ridged_scores
 from caster.core.gate import refuse
 from caster.core.linalg import Array, identity_like, on_gpu
 from caster.core.proposal import Proposal
 from caster.core.subspace import active_rank
+from caster.core.transport import is_diagonal
 from caster.core.types import AffineMap, SourceMoments, Verdict
 from caster.errors import CasterError
 from caster.labels import Labels
@@ -51,12 +52,29 @@ class Attempt:
     head: Array | None  # (B,), class indices the frozen head chooses
     evidence: Array  # the proposal's, and on a GPU whether features and logits are sound
 
+    def arrays(self) -> list[Array]:
+        """Everything in it, in a row."""
+        found = self.proposal.map
+        head = [] if self.head is None else [self.head]
+        scores, assigned = self.proposal.scores, self.proposal.assigned
+        return [self.evidence, scores, assigned, found.A, found.b, found.inverse, *head]
+
+    @classmethod
+    def of(cls, arrays: Sequence[Array]) -> Self:
+        """The attempt whose arrays these are."""
+        evidence, scores, assigned, A, b, inverse, *head = arrays
+        found = AffineMap(A, b, inverse, is_diagonal(scores.shape[0], A.shape[0]))
+        proposal = Proposal(scores, assigned, found, evidence[:3])
+        return cls(proposal, head[0] if head else None, evidence)
+
 
 class Transporter:
     """Stored moments at work on batches of any namespace and device."""
 
     def __init__(self, moments: SourceMoments, classes: Labels) -> None:
         self.classes = classes
+        # torch cannot index all unsigned kinds
+        self._classes = Beside(classes.astype(np.int64) if classes.dtype.kind == "u" else classes)
         self.rank = moments.rank
         self.width = int(moments.U.shape[0])
         self.placement = Placement(moments)
@@ -76,8 +94,7 @@ class Transporter:
         On a GPU nothing in here waits for the device: unsound numbers are noted in the evidence,
         where `conclude` finds them.
         """
-        k = active_rank(self.rank, batch.shape[0])
-        active = self.placement.beside(batch, k)
+        active = self.active(batch)
         z, sound = self._project(batch, active)
         head, sound_head = self._head_choice(head_logits, z)
         proposal = transport(z, active, settings)
@@ -87,6 +104,10 @@ class Transporter:
             flags = xp.astype(xp.stack([sound, sound_head]), evidence.dtype)
             evidence = xp.concat([evidence, flags])
         return Attempt(proposal, head, evidence)
+
+    def active(self, batch: Array) -> SourceMoments:
+        """The moments beside a batch, in the directions it can support."""
+        return self.placement.beside(batch, active_rank(self.rank, batch.shape[0]))
 
     def conclude(
         self,
@@ -168,24 +189,7 @@ class Transporter:
             return self.classes[indices]
         if self.classes.dtype.kind not in "iufb":
             return self.classes[to_numpy(indices)]
-        return array_namespace(indices).take(self._classes_beside(indices), indices, axis=0)
-
-    def _classes_beside(self, indices: Array) -> Array:  # (C,)
-        key = (array_namespace(indices), device(indices))
-        if key not in self._placed_classes:
-            # torch cannot index all unsigned kinds
-            unsigned = self.classes.dtype.kind == "u"
-            classes = self.classes.astype(np.int64) if unsigned else self.classes
-            self._placed_classes[key] = like(classes, indices)
-        return self._placed_classes[key]
-
-    @cached_property
-    def _placed_classes(self) -> dict[Any, Array]:
-        return {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Pickles carry the stored moments and labels alone."""
-        return {k: v for k, v in vars(self).items() if k != "_placed_classes"}
+        return array_namespace(indices).take(self._classes(indices), indices, axis=0)
 
 
 def _largest(z: Array) -> float:

@@ -72,3 +72,26 @@ def like(array: Any, reference: Array, dtype: Any = None) -> Array:
     if is_array_api_obj(array) and array_namespace(array) is not xp:
         array = to_numpy(array)
     return xp.asarray(array, dtype=dtype, device=device(reference))
+
+
+class Beside:
+    """A NumPy array wherever it is needed: a copy for every namespace and device, made once.
+
+    >>> Beside(np.array([3, 4]))(np.zeros(1))
+    array([3, 4])
+    """
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        self.array = array
+        self._placed: dict[Any, Array] = {}
+
+    def __call__(self, reference: Array) -> Array:
+        """The array in the reference's namespace and on its device."""
+        place = (array_namespace(reference), device(reference))
+        if place not in self._placed:
+            self._placed[place] = like(self.array, reference)
+        return self._placed[place]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickles carry the array alone."""
+        return {"array": self.array, "_placed": {}}

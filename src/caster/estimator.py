@@ -143,8 +143,7 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         >>> clf.adapt([[0.5], [4.5]], head_logits=[[2.0, 1.0], [0.0, 3.0]]).verdict.reason
         'min_samples'
         """
-        self._check_fitted()
-        return self._transporter.adapt(self._named(batch), head_logits, self.settings)
+        return self.transporter.adapt(self._named(batch), head_logits, self.settings)
 
     def predict(
         self,
@@ -169,8 +168,7 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         >>> clf.source_scores([[0.5], [4.5]]).argmax(axis=1)
         array([0, 1])
         """
-        self._check_fitted()
-        return self._transporter.source_scores(self._named(batch), self.settings)
+        return self.transporter.source_scores(self._named(batch), self.settings)
 
     def save(
         self,
@@ -205,6 +203,12 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def from_state(cls, state: State) -> Self:
         """The fitted estimator a state was saved from."""
         return cls(**vars(state.settings))._adopt(state)
+
+    @property
+    def transporter(self) -> Transporter:
+        """What works on batches, for who wants its steps one by one."""
+        self._check_fitted()
+        return self._transporter
 
     def _adopt(self, state: State) -> Self:
         self._state = state

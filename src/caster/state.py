@@ -25,7 +25,7 @@ from caster.core.types import SourceMoments
 from caster.errors import CasterError, StateError
 from caster.files import replacing
 
-FORMAT, VERSION = "caster-state", "1"
+FORMAT, VERSION = "caster-state", "2"
 ARRAYS = ("U", "means", "covariances", "counts")
 
 Arrays = dict[str, NDArray[Any]]
@@ -40,6 +40,7 @@ class State:
     settings: Settings
     model_sha256: str | None = None
     preprocessing_sha256: str | None = None
+    head: tuple[int, ...] | None = None  # for every class its column among the model's logits
     caster_version: str = __version__
 
     def check_origin(
@@ -49,16 +50,27 @@ class State:
         preprocessing_sha256: str | None = None,
     ) -> None:
         """Refuse a model or preprocessing other than the one the moments were made with."""
-        for what, expected, given in (
-            ("model", self.model_sha256, model_sha256),
-            ("preprocessing", self.preprocessing_sha256, preprocessing_sha256),
-        ):
-            if given is not None and given != expected:
-                found = "none" if expected is None else f"{expected[:12]}…"
-                raise StateError(
-                    f"the state was fitted with another {what} (digest {found}, not "
-                    f"{given[:12]}…): fit again with this one"
-                )
+        if model_sha256 is not None:
+            self.check_model(model_sha256)
+        if preprocessing_sha256 is not None:
+            self.check_preprocessing(preprocessing_sha256)
+
+    def check_model(self, sha256: str | None) -> None:
+        """Refuse another model; None is one that cannot be told from another."""
+        _check_same("model", self.model_sha256, sha256)
+
+    def check_preprocessing(self, sha256: str | None) -> None:
+        """Refuse another preprocessing; None is one that was not stated."""
+        _check_same("preprocessing", self.preprocessing_sha256, sha256)
+
+
+def _check_same(what: str, fitted: str | None, given: str | None) -> None:
+    if given != fitted:
+        digests = [sha256 and f"{sha256[:12]}…" for sha256 in (fitted, given)]
+        raise StateError(
+            f"the state was fitted with another {what} (digest {digests[0] or 'none'}, not "
+            f"{digests[1] or 'none'}): fit again with this one, or allow it by name"
+        )
 
 
 def save(state: State, path: str | os.PathLike[str]) -> None:
@@ -87,6 +99,7 @@ def _content(state: State) -> tuple[Arrays, dict[str, str]]:
         "samples": str(int(state.moments.counts.sum())),
         "model_sha256": state.model_sha256 or "",
         "preprocessing_sha256": state.preprocessing_sha256 or "",
+        "head": json.dumps(state.head),
     }
     return _pack(state.moments), metadata
 
@@ -101,12 +114,17 @@ def load(path: str | os.PathLike[str]) -> State:
             settings=Settings(**json.loads(metadata["settings"])),
             model_sha256=metadata["model_sha256"] or None,
             preprocessing_sha256=metadata["preprocessing_sha256"] or None,
+            head=_head(json.loads(metadata["head"])),
             caster_version=metadata["caster"],
         )
         _check_consistent(state, metadata)
     except (KeyError, TypeError, ValueError) as error:
         raise StateError(f"{path} is not a usable state file ({error}): fit again") from None
     return state
+
+
+def _head(columns: list[int] | None) -> tuple[int, ...] | None:
+    return None if columns is None else tuple(columns)
 
 
 def array_sizes(state: State) -> list[tuple[str, int]]:
@@ -159,6 +177,8 @@ def _check_consistent(state: State, metadata: dict[str, str]) -> None:
     )
     if not shapes_agree or n_classes < 2 or k < 1 or moments.counts.min() < 1:
         raise CasterError("its arrays do not fit together")
+    if state.head is not None and (len(state.head) != n_classes or min(state.head) < 0):
+        raise CasterError("its head does not fit its classes")
     numbers = (moments.U, moments.means, moments.covariances, moments.ridge)
     if not all(np.isfinite(values).all() for values in numbers):
         raise CasterError("it holds NaN or infinity")

@@ -33,6 +33,15 @@ def whiten_colour_diagonal(
     return create_diagonal(a), create_diagonal(1.0 / a)
 
 
+def is_diagonal(batch_size: int, k: int) -> bool:
+    """Whether a batch is too small to support the k^2 parameters of a full map.
+
+    >>> is_diagonal(64, k=9), is_diagonal(64, k=63)
+    (False, True)
+    """
+    return batch_size < 2 * k
+
+
 def estimate(
     z: Array,  # (B, k), target batch
     moments: SourceMoments,  # restricted to the same k
@@ -48,8 +57,7 @@ def estimate(
     (array([[2.]]), array([4.]))
     """
     m_t, C_t = batch_moments(z)
-    batch_size, k = z.shape
-    diagonal = batch_size < 2 * k  # too few samples to support the k^2 parameters of a full map
+    diagonal = is_diagonal(*z.shape)
     A, inverse = (whiten_colour_diagonal if diagonal else whiten_colour)(C_t, moments, lam)
     return AffineMap(A, m_t - A @ moments.mean, inverse, diagonal)
 

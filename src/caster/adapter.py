@@ -1,0 +1,211 @@
+"""Adapter: a frozen model and the state fitted with it, at work on batches."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+from array_api_compat import array_namespace
+
+from caster import state as states
+from caster.adaptation import Adaptation, Attempt
+from caster.arrays import Beside, to_numpy
+from caster.config import Settings
+from caster.core.linalg import Array, on_gpu
+from caster.errors import CasterError
+from caster.estimator import Caster
+from caster.frozen.heads import head_columns
+from caster.frozen.protocol import FrozenModel, Outputs, preprocessing_sha256
+from caster.labels import as_labels, unique_labels
+from caster.state import State
+
+
+class Adapter:
+    """A frozen model that answers with a verdict.
+
+    The state must have been fitted with this very model and preprocessing: their digests are
+    compared, and `allow_other_model` or `allow_other_preprocessing` say that you know better.
+
+    Attributes
+    ----------
+    model : the frozen model.
+    clf : the fitted `Caster`.
+    head : for every class the column of the model's logits; None if the model does not know
+        these classes, and a refused batch gets Source-GDA's answer.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from caster import Adapter, wrap
+    >>> rng = np.random.default_rng(0)
+    >>> labels = rng.integers(3, size=600)
+    >>> images = rng.normal(size=(600, 8)) + 6 * np.eye(3, 8)[labels]
+    >>> model = wrap(lambda batch: (batch, batch[:, :3]), version="example-1")
+    >>> adapter = Adapter.fit(model, [(images, labels)])
+    >>> adapter(1.5 * images[:64] + 2.0).verdict.reason
+    'accepted'
+    """
+
+    def __init__(
+        self,
+        model: FrozenModel,
+        state: State | str | os.PathLike[str],
+        *,
+        allow_other_model: bool = False,
+        allow_other_preprocessing: bool = False,
+    ) -> None:
+        held = state if isinstance(state, State) else states.load(state)
+        if not allow_other_model:
+            held.check_model(model.sha256)
+        if not allow_other_preprocessing:
+            held.check_preprocessing(preprocessing_sha256(model))
+        self.model = model
+        self.clf = Caster.from_state(held)
+        self.head = held.head
+        self._columns = Beside(np.asarray(held.head))
+
+    @classmethod
+    def fit(
+        cls,
+        model: FrozenModel,
+        batches: Iterable[tuple[Any, Any]],
+        *,
+        classes: Any = None,
+        use_head: bool = True,
+        **settings: Any,
+    ) -> Self:
+        """Fit source statistics from batches of (images, labels), each seen by the model once.
+
+        `classes` names the model's outputs in their order, where labels are neither their column
+        numbers nor, sorted, as many as the columns. `use_head=False` says the model's outputs are
+        other classes altogether. The features stay in memory while it fits; `caster fit --model`
+        keeps them on disk. `settings` are those of `Caster`.
+        """
+        chunks, columns = [], None
+        for images, labels in batches:
+            outputs = model(images)
+            chunks.append((to_numpy(outputs.features), as_labels(labels)))
+            columns = None if outputs.logits is None else int(outputs.logits.shape[1])
+        if not chunks:
+            raise CasterError("there are no batches to fit")
+        found = unique_labels(as_labels(np.concatenate([labels for _, labels in chunks])))
+        head = head_columns(found, columns, classes) if use_head else None
+        clf = Caster(**settings).fit_stream(chunks, found)
+        model.verify()
+        return cls(model, bound_state(clf, model, head))
+
+    def __call__(self, batch: Any) -> Adaptation:
+        """Adapt to one batch, prepared as the model takes it."""
+        return self._start(batch)()
+
+    def stream(self, batches: Iterable[Any]) -> Iterator[Adaptation]:
+        """Adapt to batch after batch; on a GPU one batch's verdict is read during the next.
+
+        >>> from caster import wrap
+        >>> model = wrap(lambda batch: batch, version="example-2")
+        >>> source = np.array([[0.0], [1.0], [4.0], [5.0]]), [0, 0, 1, 1]
+        >>> adapter = Adapter.fit(model, [source])
+        >>> batches = np.array([[0.5], [4.5]]), np.array([[3.9]])
+        >>> [out.predictions.tolist() for out in adapter.stream(batches)]
+        [[0, 1], [1]]
+        """
+        pending: Callable[[], Adaptation] | None = None
+        for batch in batches:
+            started = self._start(batch)
+            if pending is not None:
+                yield pending()
+            pending = started
+        if pending is not None:
+            yield pending()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the state, bound to the model and its preprocessing."""
+        self.clf.save(path)
+
+    def head_logits(self, outputs: Outputs) -> Array | None:  # (B, C)
+        """The model's logits of the state's classes, in their order; None without a head."""
+        if self.head is None:
+            return None
+        width = 0 if outputs.logits is None else int(outputs.logits.shape[1])
+        if width <= max(self.head):
+            raise CasterError(f"{self.model.name} gives {width} logits, too few for the state")
+        if self.head == tuple(range(width)):
+            return outputs.logits
+        xp = array_namespace(outputs.logits)
+        return xp.take(outputs.logits, self._columns(outputs.logits), axis=1)
+
+    def _start(self, batch: Any) -> Callable[[], Adaptation]:
+        """Send a batch on its way; the function returned waits for its answer."""
+        outputs = self.model(batch)
+        logits = self.head_logits(outputs)
+        if on_gpu(outputs.features) and outputs.features.shape[0] > 1:
+            return self._on_gpu.start(outputs.features, logits)
+        answer = self.clf.adapt(outputs.features, logits)
+        return lambda: answer
+
+    @cached_property
+    def _on_gpu(self) -> _OnGpu:
+        return _OnGpu(self.clf)
+
+
+class _OnGpu:
+    """Batches on a GPU: recorded work, and answers that are waited for when they are wanted."""
+
+    def __init__(self, clf: Caster) -> None:
+        self.clf = clf
+        self.transporter = clf.transporter
+        self.numeric = clf.classes_.dtype.kind in "biuf"  # labels that can stay on the device
+        self.settings: Settings | None = None
+        self.recorder: Any = None
+
+    def start(self, features: Array, logits: Array | None) -> Callable[[], Adaptation]:
+        from caster.frozen.cuda import Recorder, fetch
+
+        settings = self.clf.settings
+        if settings != self.settings:  # they are part of what is recorded
+            self.settings, self.recorder = settings, Recorder(self._work)
+        batch = self.transporter.checked(features)
+        attempt = Attempt.of(self.recorder(batch, *([] if logits is None else [logits])))
+        evidence = fetch(attempt.evidence)
+        chosen = None if self.numeric else _fetch_choices(attempt, fetch)
+
+        def finish() -> Adaptation:
+            found = attempt if chosen is None else chosen()
+            return self.transporter.conclude(batch, found, evidence(), settings)
+
+        return finish
+
+    def _work(self, features: Array, *logits: Array) -> tuple[list[Array], object]:
+        settings = self.clf.settings
+        head_logits = logits[0] if logits else None
+        attempt = self.transporter.attempt(features, head_logits, settings)
+        active = self.transporter.active(features)
+        return attempt.arrays(), (active, active.roots(settings.lam))
+
+
+def _fetch_choices(attempt: Attempt, fetch: Callable[..., Any]) -> Callable[[], Attempt]:
+    """Begin to copy class indices to the host, where labels that are no numbers are looked up."""
+    assigned = fetch(attempt.proposal.assigned)
+    head = None if attempt.head is None else fetch(attempt.head)
+
+    def wait() -> Attempt:
+        proposal = replace(attempt.proposal, assigned=assigned())
+        return replace(attempt, proposal=proposal, head=None if head is None else head())
+
+    return wait
+
+
+def bound_state(clf: Caster, model: FrozenModel, head: tuple[int, ...] | None) -> State:
+    """What an estimator was fitted to, bound to the model that made its features."""
+    return State(
+        clf.moments_,
+        clf.classes_,
+        clf.settings,
+        model_sha256=model.sha256,
+        preprocessing_sha256=preprocessing_sha256(model),
+        head=head,
+    )

@@ -1,0 +1,193 @@
+"""From decoded pictures to the batch a model takes: stated in full, never guessed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import tomllib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caster.errors import CasterError
+
+Picture = NDArray[np.uint8]  # (H, W, 3), RGB
+
+INTERPOLATIONS = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
+REQUIRED = ("range", "mean", "std", "layout")
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """How a decoded RGB picture becomes a row of a batch, in this order.
+
+    >>> half = Preprocessing(range=1.0, mean=(0.5,) * 3, std=(0.5,) * 3, layout="NCHW")
+    >>> half.batch([np.full((2, 2, 3), 255, dtype=np.uint8)]).shape
+    (1, 3, 2, 2)
+    """
+
+    range: float  # largest pixel value: 1 or 255
+    mean: tuple[float, float, float]  # subtracted, in units of the range
+    std: tuple[float, float, float]  # divided by
+    layout: str  # "NCHW" or "NHWC"
+    resize: int | tuple[int, int] | None = None  # shorter side, or height and width
+    interpolation: str | None = None  # of the resizing
+    crop: tuple[int, int] | None = None  # centred height and width
+    channels: str = "RGB"  # or "BGR"; the order of mean and std too
+    dtype: str = "float32"  # or "float16", "uint8"
+
+    def __post_init__(self) -> None:
+        _check(self.range in (1, 255), f"range must be 1 or 255, not {self.range!r}")
+        for name in ("mean", "std"):
+            values = getattr(self, name)
+            numbers = len(values) == 3 and all(_is_finite(value) for value in values)
+            _check(numbers, f"{name} must be three numbers, not {list(values)!r}")
+        _check(all(value > 0 for value in self.std), f"std must be above 0, not {self.std!r}")
+        _check(self.layout in ("NCHW", "NHWC"), f"layout must be NCHW or NHWC, not {self.layout!r}")
+        _check(self.channels in ("RGB", "BGR"), f"channels must be RGB or BGR: {self.channels!r}")
+        _check(
+            self.dtype in ("float32", "float16", "uint8"),
+            f"dtype must be float32, float16 or uint8, not {self.dtype!r}",
+        )
+        untouched = self.range == 255 and set(self.mean) == {0} and set(self.std) == {1}
+        _check(
+            self.dtype != "uint8" or untouched,
+            "dtype uint8 takes pixels as they are: range 255, mean 0 and std 1",
+        )
+        _check(
+            (self.resize is None) == (self.interpolation is None)
+            and self.interpolation in (None, *INTERPOLATIONS),
+            f"a resize needs an interpolation, one of {', '.join(INTERPOLATIONS)}",
+        )
+        for name in ("resize", "crop"):
+            value = getattr(self, name)
+            sizes = value if isinstance(value, tuple) else (value,)
+            whole = all(isinstance(size, int) and size > 0 for size in sizes)
+            _check(value is None or whole, f"{name} must be whole numbers above 0, not {value!r}")
+
+    @classmethod
+    def from_toml(cls, path: str | Path) -> Self:
+        """Read a small TOML file; `range`, `mean`, `std` and `layout` must be in it."""
+        try:
+            values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise CasterError(f"cannot read the preprocessing {path}: {reason}") from None
+        unknown = sorted(set(values) - {field.name for field in fields(cls)})
+        missing = [name for name in REQUIRED if name not in values]
+        _check(not unknown, f"{path} has no use for `{', '.join(unknown)}`")
+        _check(not missing, f"{path} must also say `{', '.join(missing)}`: nothing is guessed")
+        try:
+            return cls(**{name: _from_toml(name, value) for name, value in values.items()})
+        except (CasterError, TypeError) as error:
+            raise CasterError(f"{path}: {error}") from None
+
+    @classmethod
+    def in_graph(cls, layout: str, dtype: str) -> Self:
+        """Pictures as they are, 0 to 255: the model resizes and normalises itself."""
+        return cls(255.0, (0.0,) * 3, (1.0,) * 3, layout, dtype=dtype)
+
+    @classmethod
+    def from_timm(cls, config: dict[str, Any]) -> Self:
+        """What timm's `resolve_model_data_config` says of a model."""
+        height, width = config["input_size"][1:]
+        mode = config["crop_mode"]
+        scaled = tuple(math.floor(side / config["crop_pct"]) for side in (height, width))
+        _check(mode in ("center", "squash"), f"timm's crop mode {mode!r} is not supported")
+        _check(mode == "squash" or height == width, "timm's centre crop of a wide picture")
+        return cls(
+            range=1.0,
+            mean=tuple(config["mean"]),
+            std=tuple(config["std"]),
+            layout="NCHW",
+            resize=scaled[0] if mode == "center" else (scaled[0], scaled[1]),
+            interpolation=config["interpolation"],
+            crop=(height, width),
+        )
+
+    @property
+    def sha256(self) -> str:
+        """Digest of the values: a comment or another order in the TOML file changes nothing."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+    def fitted(self, picture: Picture) -> Picture:
+        """A picture resized and cropped."""
+        if self.resize is not None:
+            picture = _resized(picture, self.resize, str(self.interpolation))
+        if self.crop is not None:
+            picture = _centre(picture, self.crop)
+        return picture
+
+    def batch(self, pictures: Sequence[Picture] | Picture) -> NDArray[Any]:
+        """Fitted pictures of one size, as the model takes them."""
+        if not isinstance(pictures, np.ndarray):
+            sizes = {picture.shape[:2] for picture in pictures}
+            if len(sizes) > 1:
+                some = " and ".join(f"{w}x{h}" for h, w in sorted(sizes)[:2])
+                raise CasterError(f"pictures of a batch differ in size ({some}): state a resize")
+            pictures = np.stack(pictures)
+        if self.channels == "BGR":
+            pictures = pictures[..., ::-1]
+        if self.layout == "NCHW":
+            pictures = np.ascontiguousarray(pictures.transpose(0, 3, 1, 2))
+        if self.dtype == "uint8":
+            return np.ascontiguousarray(pictures)
+        return self._scaled(pictures)
+
+    def _scaled(self, pictures: NDArray[np.uint8]) -> NDArray[Any]:
+        """(pixel * range / 255 - mean) / std, as one product and one sum."""
+        shape = (1, 3, 1, 1) if self.layout == "NCHW" else (1, 1, 1, 3)
+        std = np.asarray(self.std, dtype=np.float64)
+        scale = (self.range / 255 / std).astype(np.float32).reshape(shape)
+        shift = (-np.asarray(self.mean) / std).astype(np.float32).reshape(shape)
+        if np.all(scale == 1) and np.all(shift == 0):
+            return pictures.astype(self.dtype)
+        batch = pictures * scale
+        batch += shift
+        return batch.astype(self.dtype, copy=False)
+
+
+def _from_toml(name: str, value: Any) -> Any:
+    """Lists as tuples; a single number means the same thing three or two times over."""
+    if isinstance(value, list):
+        return tuple(value)
+    if name in ("mean", "std"):
+        return (value,) * 3
+    return (value, value) if name == "crop" else value
+
+
+def _resized(picture: Picture, size: int | tuple[int, int], interpolation: str) -> Picture:
+    from PIL import Image
+
+    height, width = picture.shape[:2]
+    if isinstance(size, int):  # the shorter side; the longer one truncates, as torchvision's does
+        short = min(height, width)
+        size = (int(size * height / short), int(size * width / short))
+    if size == (height, width):
+        return picture
+    how = Image.Resampling[interpolation.upper()]
+    return np.asarray(Image.fromarray(picture).resize((size[1], size[0]), how))
+
+
+def _centre(picture: Picture, size: tuple[int, int]) -> Picture:
+    height, width = picture.shape[:2]
+    if height < size[0] or width < size[1]:
+        raise CasterError(
+            f"a picture of {width}x{height} has no crop of {size[1]}x{size[0]}: state a resize"
+        )
+    top, left = (round((have - want) / 2) for have, want in zip((height, width), size, strict=True))
+    return picture[top : top + size[0], left : left + size[1]]
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _check(holds: bool, message: str) -> None:
+    if not holds:
+        raise CasterError(message)

@@ -1,0 +1,42 @@
+"""What every frozen model is to the rest of caster: images in, features and logits out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from caster.core.linalg import Array
+from caster.frozen.preprocessing import Preprocessing
+
+
+@dataclass(frozen=True, eq=False)
+class Outputs:
+    """One batch through a frozen model: the input of its classifier layer, and its answer."""
+
+    features: Array  # (B, d)
+    logits: Array | None  # (B, n); None from a model without a classifier
+
+
+class FrozenModel(Protocol):
+    """A model that answers and never changes."""
+
+    name: str  # for people: a path, a timm name, a class
+    preprocessing: Preprocessing | None  # pictures to batches; None: the caller's own business
+
+    @property
+    def sha256(self) -> str | None:
+        """Digest of weights and graph; None where a model cannot be told from another one."""
+        ...
+
+    def __call__(self, batch: Any) -> Outputs:
+        """Answer a batch that is prepared as the model takes it."""
+        ...
+
+    def verify(self) -> None:
+        """Raise unless the model still is what it was when it was wrapped."""
+        ...
+
+
+def preprocessing_sha256(model: FrozenModel) -> str | None:
+    """Digest of a model's preprocessing; None if it has none of its own."""
+    return None if model.preprocessing is None else model.preprocessing.sha256
