@@ -16,6 +16,11 @@ from hypothesis import settings
 
 from caster import Caster
 
+if "+cpu" in torch.__version__:  # a CUDA-built torchvision beside it lacks these two operators
+    _torchvision = torch.library.Library("torchvision", "DEF")
+    for _name in ("nms", "qnms"):
+        _torchvision.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
 jax.config.update("jax_enable_x64", True)
 settings.register_profile("caster", deadline=None, max_examples=40, derandomize=True)
 settings.load_profile("caster")

@@ -1,0 +1,6 @@
+"""What pictures there are, their labels, and how one is decoded."""
+
+from caster.data.decode import UnreadablePicture
+from caster.data.pictures import Pictures, open_pictures
+
+__all__ = ["Pictures", "UnreadablePicture", "open_pictures"]

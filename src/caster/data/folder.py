@@ -1,0 +1,151 @@
+"""Picture files: a folder for each class, one folder, or a list."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from caster.data.decode import decode
+from caster.data.traits import digest, is_by_class
+from caster.errors import CasterError
+from caster.frozen.preprocessing import Picture
+from caster.labels import Labels, as_labels
+
+SUFFIXES = frozenset(
+    (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm")
+)
+
+
+@dataclass(frozen=True, eq=False)
+class FilePictures:
+    """Pictures that are a file each, decoded when asked for.
+
+    >>> shots = FilePictures("shots", Path("/shots"), ("cat/1.jpg",), np.array(["cat"]))
+    >>> len(shots), shots.names[0], shots.classes
+    (1, 'cat/1.jpg', None)
+    """
+
+    name: str
+    root: Path  # where the names start
+    names: Sequence[str]
+    labels: Labels | None = None
+    classes: Labels | None = None
+
+    @cached_property
+    def by_class(self) -> bool:
+        """Whether the pictures come class by class."""
+        return is_by_class(self.labels)
+
+    @cached_property
+    def sha256(self) -> str:
+        """Digest of the path, size and time of change of every file, in this order, and labels."""
+        files = ((name, self.root / name) for name in self.names)
+        return digest(files, *(x if x is None else x.tolist() for x in (self.labels, self.classes)))
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def read(self, index: int) -> Picture:
+        """Decode one."""
+        return decode(self.root / self.names[index])
+
+
+def open_folder(folder: Path, all_classes: bool = False) -> FilePictures:
+    """Images in one folder, or below one folder a class in the order of torchvision's ImageFolder.
+
+    `all_classes` refuses a class folder without an image. Otherwise it stays among the classes:
+    the output of the model that stands for it is still there.
+    """
+    inside = sorted(name for name in _listed(folder) if not name.startswith("."))
+    classes = [name for name in inside if os.path.isdir(folder / name)]
+    images = [name for name in inside if _is_image(name) and name not in classes]
+    found = {name: _below(folder, name) for name in classes}
+    filled = [name for name in classes if found[name]]
+    if images and filled:
+        raise CasterError(
+            f"{folder} holds images ({images[0]}) beside class folders ({filled[0]}): "
+            "keep every image in a class folder, or none"
+        )
+    if images:
+        return FilePictures(str(folder), folder.absolute(), tuple(images))
+    if not filled:
+        raise CasterError(
+            f"{folder} holds no image, and no folder with one (an image ends in "
+            f"{', '.join(sorted(SUFFIXES))})"
+        )
+    empty = [name for name in classes if not found[name]]
+    if empty and all_classes:
+        raise CasterError(f"no image in the class folder {', '.join(empty)} of {folder}")
+    labels = np.repeat(np.asarray(classes), [len(found[name]) for name in classes])
+    names = tuple(image for name in classes for image in found[name])
+    return FilePictures(str(folder), folder.absolute(), names, labels, as_labels(classes))
+
+
+def open_list(path: Path) -> FilePictures:
+    """A text file with the path of an image on each line, relative to the file's own folder."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
+        raise CasterError(f"cannot read the list {path}: {reason}") from None
+    numbered = [(i, line.strip()) for i, line in enumerate(lines, start=1)]
+    numbered = [(i, name) for i, name in numbered if name and not name.startswith("#")]
+    for i, name in numbered:
+        if not os.path.isfile(path.parent / name):
+            raise CasterError(f"{path}, line {i}: there is no file {name}")
+    if not numbered:
+        raise CasterError(f"the list {path} names no file")
+    return FilePictures(str(path), path.parent.absolute(), tuple(name for _, name in numbered))
+
+
+def open_files(paths: Sequence[Path]) -> FilePictures:
+    """Image files in the order given."""
+    for path in paths:
+        if os.path.isdir(path):
+            raise CasterError(f"{path} is a folder: give it alone, or image files only")
+        if not os.path.isfile(path):
+            raise CasterError(f"there is no file {path}")
+    names = tuple(str(path) for path in paths)
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return FilePictures(names[0] + more, Path.cwd(), names)
+
+
+def _is_image(name: str) -> bool:
+    return not name.startswith(".") and os.path.splitext(name)[1].lower() in SUFFIXES
+
+
+def _listed(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError as error:
+        raise CasterError(f"cannot read the folder {folder}: {error.strerror}") from None
+
+
+def _below(root: Path, name: str) -> list[str]:
+    """The images anywhere below a class folder, folder by folder, relative to the root."""
+    found = []
+    for where, images in sorted(_walk(root / name)):
+        relative = Path(where).relative_to(root).as_posix()
+        found += [f"{relative}/{image}" for image in sorted(images)]
+    return found
+
+
+def _walk(folder: Path) -> Iterator[tuple[str, list[str]]]:
+    seen = set()
+    for where, folders, names in os.walk(folder, onerror=_refuse, followlinks=True):
+        real = os.path.realpath(where)
+        if real in seen:  # a link to a folder above it would be walked until the system gives up
+            raise CasterError(f"{where} leads to {real} a second time: remove that link")
+        seen.add(real)
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield where, [name for name in names if _is_image(name)]
+
+
+def _refuse(error: OSError) -> None:
+    """`os.walk` passes over a folder it cannot read; its pictures would be missing in silence."""
+    raise CasterError(f"cannot read the folder {error.filename}: {error.strerror}")

@@ -1,0 +1,130 @@
+"""Any source of pictures, behind one protocol."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from caster.data.arrays import open_npz
+from caster.data.decode import UnreadablePicture
+from caster.data.folder import SUFFIXES, open_files, open_folder, open_list
+from caster.data.sets import known, open_set
+from caster.errors import CasterError
+from caster.frozen.preprocessing import Picture
+from caster.labels import Labels
+
+__all__ = ["Pictures", "UnreadablePicture", "open_pictures"]
+
+
+class Pictures(Protocol):
+    """What pictures there are, and one of them when asked for."""
+
+    @property
+    def name(self) -> str:
+        """For people: a path, or "cifar10:test"."""
+        ...
+
+    @property
+    def names(self) -> Sequence[str]:
+        """One a picture: a path as the user would recognise it, or "images.npz[17]"."""
+        ...
+
+    @property
+    def labels(self) -> Labels | None:  # (N,)
+        """One a picture; None where nothing says them."""
+        ...
+
+    @property
+    def classes(self) -> Labels | None:  # (C,)
+        """The labels in the order that the model's outputs are assumed to have.
+
+        Sorted folder names; the publisher's order of a named set; for an .npz file its `classes`,
+        or the sorted labels.
+        """
+        ...
+
+    @property
+    def by_class(self) -> bool:
+        """Whether the pictures come class by class: batches in this order hold few classes."""
+        ...
+
+    @property
+    def sha256(self) -> str:
+        """Digest of what is there: names, sizes and times of change of files, and labels.
+
+        No picture is read for it, so that a second fit on the same pictures reads none at all.
+        """
+        ...
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: int) -> Picture:
+        """One picture, uint8 (H, W, 3) RGB, or an UnreadablePicture; several threads may call it.
+
+        A file of many pictures that turns out to be damaged is a plain CasterError: none of them
+        can be read.
+        """
+        ...
+
+
+def open_pictures(
+    source: str | Path | Sequence[Path], root: Path | None = None, labelled: bool = False
+) -> Pictures:
+    """Pictures from a folder, an .npz file, a list of files, or a named set below a root.
+
+    `root` stands in for the environment variable CASTER_DATA; `labelled` refuses a source without
+    labels. A folder with one folder a class is labelled, and so is an .npz file with `labels`.
+
+    >>> import tempfile
+    >>> import numpy as np
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     images = np.zeros((2, 8, 8, 3), dtype=np.uint8)
+    ...     np.savez(Path(folder, "two.npz"), images=images, labels=["dog", "cat"])
+    ...     two = open_pictures(Path(folder, "two.npz"), labelled=True)
+    >>> two.names, two.classes.tolist(), two.read(0).shape
+    (('two.npz[0]', 'two.npz[1]'), ['cat', 'dog'], (8, 8, 3))
+    """
+    pictures = _open(source, root, labelled)
+    if labelled and pictures.labels is None:
+        raise CasterError(
+            f"{pictures.name} has no labels: give a folder with one folder a class, an .npz file "
+            f"with `labels`, or one of {', '.join(known())}"
+        )
+    return pictures
+
+
+def _open(source: str | Path | Sequence[Path], root: Path | None, labelled: bool) -> Pictures:
+    if not source:
+        raise CasterError(f"no pictures are named: {_kinds()}")
+    if not isinstance(source, str | Path):
+        if len(source) != 1:
+            return open_files(source)
+        (source,) = source
+    path = Path(source)
+    if os.path.isdir(path):
+        return open_folder(path, all_classes=labelled)
+    if os.path.isfile(path):
+        return _open_file(path)
+    if str(source).partition(":")[0] in {name.partition(":")[0] for name in known()}:
+        return open_set(str(source), root)
+    raise CasterError(f"there is no {source}: {_kinds()}")
+
+
+def _open_file(path: Path) -> Pictures:
+    suffix = path.suffix.lower()
+    if suffix == ".npz":
+        return open_npz(path)
+    if suffix == ".txt":
+        return open_list(path)
+    if suffix in SUFFIXES:
+        return open_files([path])
+    raise CasterError(f"{path} is of no known kind: {_kinds()}")
+
+
+def _kinds() -> str:
+    return (
+        "DATA is a folder of images or of class folders, an .npz file, a .txt list of images, "
+        f"image files, or one of {', '.join(known())}"
+    )
