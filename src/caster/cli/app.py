@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from caster._version import __version__
-from caster.cli import demo, features
+from caster.cli import demo, evaluate, fit, predict, state
 from caster.cli.console import errors, say
 from caster.errors import CasterError
 
@@ -40,7 +40,14 @@ def _ending_well(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-for _command in (features.fit, features.predict, features.inspect, features.doctor, demo.demo):
+for _command in (
+    fit.fit,
+    predict.predict,
+    evaluate.evaluate,
+    state.inspect,
+    state.doctor,
+    demo.demo,
+):
     app.command()(_ending_well(_command))
 
 

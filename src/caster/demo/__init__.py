@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import os
-from importlib.util import find_spec
 
 from caster.demo.results import Batch, Results, Story, Stream
 from caster.demo.streams import run
-from caster.errors import CasterError
+from caster.report import check_can_draw
 
 __all__ = ["Batch", "Results", "Story", "Stream", "check_can_draw", "run", "write_page"]
-
-
-def check_can_draw() -> None:
-    """Refuse where matplotlib is missing, before the work that would be lost on it."""
-    if find_spec("matplotlib") is None:
-        raise CasterError("the page needs matplotlib: pip install 'caster-tta[report]'")
 
 
 def write_page(results: Results, path: str | os.PathLike[str]) -> None:

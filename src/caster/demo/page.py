@@ -2,64 +2,52 @@
 
 from __future__ import annotations
 
-import io
-import math
 import os
-from base64 import b64encode
-from collections.abc import Callable
 from html import escape
-from importlib.resources import files
 from statistics import mean
-from string import Template
 
-from matplotlib import rc_context
-from matplotlib.figure import Figure
-
-from caster import config
 from caster._version import __version__
-from caster.core.types import REASONS
 from caster.demo import figures
 from caster.demo.results import Results, Stream
-from caster.files import replacing
-
-INK = "#1b1f25"  # a colour nothing else has: replaced by the one that suits the reader's page
-STYLE = (
-    "<style>:root{color:#1b1f24}@media (prefers-color-scheme:dark){:root{color:#e8eaed}}</style>"
-)
+from caster.report import certificates, html
 
 
 def write(results: Results, path: str | os.PathLike[str]) -> None:
     """Write the page, whole or not at all."""
-    text = render(results)
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    html.write(render(results), path)
 
 
 def render(results: Results) -> str:
     """The page's HTML."""
-    template = Template(files("caster.demo").joinpath("page.html").read_text(encoding="utf-8"))
-    clean = results.clean
-    return template.substitute(
+    body = html.fill(
+        "caster.demo",
+        "page.html",
         summary=escape(summary(results)),
         stories="\n".join(
             f'<div class="story {kind}"><p>{escape(story.sentence)}</p></div>'
             for kind, story in zip(("saves", "costs", "misses"), results.stories, strict=True)
         ),
-        accuracy=_svg(figures.accuracy_by_severity, results, height=6.0),
-        accuracy_alt=escape(_accuracy_alt(results)),
-        certificate=_svg(figures.certificate_against_gain, results, height=5.2),
-        certificate_alt=escape(_certificate_alt(results)),
-        batch_size=clean.batch_size,
-        n_target=sum(batch.size for batch in clean.batches),
-        rows="\n".join(_row(stream) for stream in results.streams),
-        tau=f"{results.settings.tau:g}",
-        reasons="\n".join(
-            f"<li><code>{reason}</code>: {escape(words)}</li>" for reason, words in REASONS.items()
+        accuracy=html.picture(
+            lambda canvas, ink: figures.accuracy_by_severity(canvas, results, ink),
+            _accuracy_alt(results),
+            height=6.0,
         ),
-        constants="\n".join(_constants(results)),
+        certificate=html.picture(
+            lambda canvas, ink: figures.certificate_against_gain(canvas, results, ink),
+            certificates.in_words(figures.points(results), "frozen"),
+            height=5.2,
+        ),
+        batch_size=results.clean.batch_size,
+        n_target=sum(batch.size for batch in results.clean.batches),
+        rows="\n".join(_row(stream) for stream in results.streams),
+        terms=html.terms(results.settings),
+        constants=html.constants(
+            results.settings, "All at their defaults, none tuned to these digits."
+        ),
         version=escape(__version__),
         seed=results.seed,
     )
+    return html.page("caster demo", body)
 
 
 def summary(results: Results) -> str:
@@ -76,35 +64,11 @@ def summary(results: Results) -> str:
     )
 
 
-def _svg(draw: Callable[[Figure, Results, str], None], results: Results, height: float) -> str:
-    """A figure as a data address, in SVG that follows the reader's light or dark page."""
-    figure = Figure(figsize=(8.6, height), layout="constrained")
-    figure.patch.set_alpha(0)
-    draw(figure, results, INK)
-    buffer = io.StringIO()
-    with rc_context({"svg.hashsalt": "caster"}):  # the same results give the same bytes
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    svg = buffer.getvalue().replace(INK, "currentColor").replace("<defs>", f"{STYLE}<defs>", 1)
-    return "data:image/svg+xml;base64," + b64encode(svg.encode()).decode()
-
-
 def _accuracy_alt(results: Results) -> str:
     worst = [stream for stream in results.streams if stream.severity == 5]
     return "Accuracy against severity for each shift. At severity 5: " + "; ".join(
         f"{s.shift}, frozen head {s.frozen:.0%}, ungated {s.ungated:.0%}, gated {s.gated:.0%}"
         for s in worst
-    )
-
-
-def _certificate_alt(results: Results) -> str:
-    batches = [batch for stream in results.streams for batch in stream.batches]
-    accepted = [batch.gain for batch in batches if batch.verdict.accepted]
-    refused = [batch.gain for batch in batches if not batch.verdict.accepted]
-    return (
-        "Gain of transport over the frozen head against the certificate, a point a batch. "
-        f"{len(accepted)} batches are accepted, and {sum(gain < 0 for gain in accepted)} of them "
-        f"lose; {len(refused)} are refused, and {sum(gain > 0 for gain in refused)} of them would "
-        f"have gained, {sum(gain < 0 for gain in refused)} lost."
     )
 
 
@@ -115,20 +79,12 @@ def _row(stream: Stream) -> str:
         for reason, count in stream.reasons.items()
         if reason != "accepted"
     )
-    cells = [
-        f"<td>{stream.batch_size}</td>",
-        f'<td class="words">{escape(stream.order)}</td>',
-        *(f"<td>{100 * accuracy:.1f}</td>" for accuracy in accuracies),
-        f"<td>{stream.acceptance:.0%}</td>",
-        f"<td>{f'{stream.ratio:.2f}' if math.isfinite(stream.ratio) else 'none'}</td>",
-        f'<td class="words">{escape(refused)}</td>',
-    ]
-    return f'<tr><th scope="row">{escape(stream.name)}</th>{"".join(cells)}</tr>'
-
-
-def _constants(results: Results) -> list[str]:
-    return [
-        f'<tr><th scope="row">{escape(name)}</th><td>{getattr(results.settings, name):g}</td>'
-        f'<td class="words">{origin}</td><td class="words">{escape(why)}</td></tr>'
-        for name, _, origin, why in config.describe()
-    ]
+    return html.row(
+        stream.name,
+        html.number(stream.batch_size),
+        html.words(stream.order),
+        *(html.number(f"{100 * accuracy:.1f}") for accuracy in accuracies),
+        html.number(f"{stream.acceptance:.0%}"),
+        html.number(html.certificate(stream.ratio)),
+        html.words(refused),
+    )

@@ -21,9 +21,20 @@ from caster.frozen.parquet import ParquetFile
 class FeatureFile(Protocol):
     """A file of features, read by row."""
 
-    path: Path
-    rows: int
-    names: tuple[str, ...]
+    @property
+    def path(self) -> Path:
+        """Where it lies."""
+        ...
+
+    @property
+    def rows(self) -> int:
+        """Rows in all."""
+        ...
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The arrays there are."""
+        ...
 
     def read(self, name: str) -> NDArray[Any]:
         """One whole array."""

@@ -1,33 +1,60 @@
-"""A file of target features in, a table of adapted predictions out."""
+"""Target features or pictures in, a table of adapted predictions out."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from caster.adaptation import Adaptation
+from caster.adapter import Adapter
+from caster.arrays import to_numpy
 from caster.core.types import Reason, Verdict
+from caster.data import Pictures
 from caster.errors import CasterError
 from caster.estimator import Caster, load
 from caster.frozen.arrays import open_features
+from caster.jobs.extract import stated_preprocessing
 from caster.jobs.progress import Progress, silent
-from caster.jobs.table import check_table, open_table
+from caster.jobs.reading import read_batches
+from caster.jobs.table import Columns, Table, check_table, open_table
 from caster.labels import Labels
 
 
-@dataclass(frozen=True)
+@dataclass
 class Summary:
     """What a prediction run did."""
 
-    rows: int
-    batches: int
-    reasons: Counter[Reason]  # batches by verdict
-    median_ratio: float
-    changed: int | None  # predictions that differ from the frozen head's, where it was given
+    rows: int = 0
+    reasons: Counter[Reason] = field(default_factory=Counter)  # batches by verdict
+    ratios: list[float] = field(default_factory=list)  # one a batch
+    changed: int | None = None  # predictions that differ from the frozen head's, where it answers
+    unreadable: list[str] = field(default_factory=list)  # pictures skipped, and why
+
+    @property
+    def batches(self) -> int:
+        """Batches in all."""
+        return len(self.ratios)
+
+    @property
+    def median_ratio(self) -> float:
+        """Median certificate; infinite where most batches have no confident sample."""
+        return float(np.median(self.ratios))
+
+
+@dataclass(frozen=True, eq=False)
+class _Answer:
+    """One batch, answered."""
+
+    rows: Sequence[int]
+    out: Adaptation
+    frozen: Labels | None  # (B,), what the frozen head says
+    names: list[str] | None = None  # of the pictures
 
 
 def predict_file(
@@ -40,23 +67,19 @@ def predict_file(
     gate: bool = True,
     progress: Progress = silent,
 ) -> Summary:
-    """Adapt a file batch by batch, in its own order, and write one row a sample.
+    """Adapt a feature file batch by batch, in its own order, and write one row a sample.
 
     Without the gate the transported classifier answers every batch that has one; a batch of a
     single row has none and gets the fallback.
     """
-    if batch_size < 1:
-        raise CasterError(f"the batch size must be at least 1, not {batch_size}")
+    _check_batch_size(batch_size)
     check_table(output, state, target)
-    clf = load(state)
-    if tau is not None:
-        clf.set_params(tau=tau)
-    _ = clf.settings  # refuses a bad tau before any row is blamed for it
+    clf = _with_tau(load(state), tau)
     file = open_features(target, "features")
     names = ("features", "logits") if "logits" in file.names else ("features",)
-    verdicts: list[Verdict] = []
-    changed, row = 0, 0
-    with open_table(output) as table:
+
+    def answers() -> Iterator[_Answer]:
+        row = 0
         for features, *logits in file.chunks(names, batch_size):
             head_logits = logits[0] if logits else None
             try:
@@ -64,36 +87,110 @@ def predict_file(
             except CasterError as error:
                 where = f"rows {row} to {row + len(features) - 1} of {target}"
                 raise CasterError(f"{where}: {error}") from None
-            labels = out.predictions if gate else out.proposed
-            table.write(_columns(labels, row, len(verdicts), out.verdict))
-            changed += _changed(clf, labels, head_logits)
-            verdicts.append(out.verdict)
+            yield _Answer(range(row, row + len(features)), out, _frozen(clf, head_logits))
             row += len(features)
             progress("adapting", row, file.rows)
-    return Summary(
-        rows=row,
-        batches=len(verdicts),
-        reasons=Counter(verdict.reason for verdict in verdicts),
-        median_ratio=float(np.median([verdict.ratio for verdict in verdicts])),
-        changed=changed if "logits" in names else None,
-    )
+
+    with open_table(output) as table:
+        return _written(answers(), table, Summary(), gate)
 
 
-def _columns(labels: Labels, first_row: int, batch: int, verdict: Verdict) -> dict[str, list[Any]]:
+def predict_pictures(
+    adapter: Adapter,
+    pictures: Pictures,
+    output: Path,
+    *,
+    batch_size: int,
+    tau: float | None = None,
+    gate: bool = True,
+    shuffle: int | None = None,
+    skip_unreadable: bool = False,
+    progress: Progress = silent,
+) -> Summary:
+    """Adapt to pictures batch by batch, and write one row a picture.
+
+    They come in their own order, or shuffled by a seed: a batch's answer depends on what is in
+    it, and pictures sorted by class make batches of few classes.
+    """
+    _check_batch_size(batch_size)
+    check_table(output, Path(adapter.model.name), Path(pictures.name))
+    preprocessing = stated_preprocessing(adapter.model)
+    clf = _with_tau(adapter.clf, tau)
+    rows = list(range(len(pictures)))
+    if shuffle is not None:
+        rows = np.random.default_rng(shuffle).permutation(len(pictures)).tolist()
+    summary = Summary()
+
+    def answers() -> Iterator[_Answer]:
+        seen = 0
+        for batch in read_batches(
+            pictures, preprocessing, rows, batch_size, skip_unreadable=skip_unreadable
+        ):
+            if batch.prepared is not None:
+                outputs = adapter.model(batch.prepared)
+                logits = adapter.head_logits(outputs)
+                out = clf.adapt(outputs.features, logits)
+                names = [pictures.names[row] for row in batch.rows]
+                yield _Answer(batch.rows, out, _frozen(clf, logits), names)
+            summary.unreadable.extend(batch.unreadable.values())
+            seen += len(batch.rows) + len(batch.unreadable)
+            progress("adapting", seen, len(pictures))
+
+    with open_table(output) as table:
+        _written(answers(), table, summary, gate)
+        if summary.rows == 0:
+            raise CasterError(f"none of the pictures of {pictures.name} can be read")
+        adapter.model.verify()
+    return summary
+
+
+def _written(answers: Iterable[_Answer], table: Table, summary: Summary, gate: bool) -> Summary:
+    for answer in answers:
+        labels = to_numpy(answer.out.predictions if gate else answer.out.proposed)
+        table.write(_columns(answer, labels, summary.batches))
+        summary.rows += len(labels)
+        summary.reasons[answer.out.verdict.reason] += 1
+        summary.ratios.append(answer.out.verdict.ratio)
+        if answer.frozen is not None:
+            summary.changed = (summary.changed or 0) + int(np.sum(labels != answer.frozen))
+    return summary
+
+
+def _columns(answer: _Answer, labels: Labels, batch: int) -> Columns:
+    verdict: Verdict = answer.out.verdict
     count = len(labels)
-    values = labels.tolist()
     return {
-        "row": list(range(first_row, first_row + count)),
+        "row": list(answer.rows),
+        **({} if answer.names is None else {"picture": answer.names}),
         "batch": [batch] * count,
-        # Labels of no common kind have no common column type either.
-        "prediction": [str(v) for v in values] if labels.dtype.kind == "O" else values,
+        "prediction": _values(labels),
+        **({} if answer.frozen is None else {"frozen": _values(answer.frozen)}),
         "verdict": ["accepted" if verdict.accepted else "rejected"] * count,
         "ratio": [verdict.ratio] * count,
         "reason": [verdict.reason] * count,
     }
 
 
-def _changed(clf: Caster, labels: Labels, head_logits: NDArray[Any] | None) -> int:
+def _values(labels: Labels) -> list[Any]:
+    """Labels for a column; those of no common kind have no common column type either."""
+    values = labels.tolist()
+    return [str(value) for value in values] if labels.dtype.kind == "O" else values
+
+
+def _frozen(clf: Caster, head_logits: Any) -> Labels | None:
     if head_logits is None:
-        return 0
-    return int(np.sum(labels != clf.classes_[np.argmax(head_logits, axis=1)]))
+        return None
+    chosen: NDArray[Any] = np.argmax(to_numpy(head_logits), axis=1)
+    return clf.classes_[chosen]  # type: ignore[no-any-return]
+
+
+def _with_tau(clf: Caster, tau: float | None) -> Caster:
+    if tau is not None:
+        clf.set_params(tau=tau)
+    _ = clf.settings  # refuses a bad tau before any row is blamed for it
+    return clf
+
+
+def _check_batch_size(batch_size: int) -> None:
+    if batch_size < 1:
+        raise CasterError(f"the batch size must be at least 1, not {batch_size}")

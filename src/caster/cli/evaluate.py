@@ -1,0 +1,130 @@
+"""The evaluate command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from caster.cli.console import errors, output, progress_bar, say
+from caster.cli.model import with_model
+from caster.cli.pictures import (
+    BatchSize,
+    DataRoot,
+    OtherModel,
+    OtherPreprocessing,
+    SkipUnreadable,
+    Store,
+    Tau,
+    features_path,
+    say_skipped,
+)
+from caster.cli.state import StateFile
+from caster.frozen.protocol import FrozenModel
+
+if TYPE_CHECKING:
+    from caster.evaluation import Evaluation
+
+
+@with_model
+def evaluate(
+    state: StateFile,
+    data: Annotated[
+        str,
+        typer.Argument(
+            metavar="DATA",
+            help="Labelled target data: features in .npz or .parquet, or with --model pictures, "
+            "as `caster fit` takes them.",
+        ),
+    ],
+    model: FrozenModel | None,
+    page: Annotated[
+        Path, typer.Option("--output", "-o", metavar="PAGE", help="HTML page; .json goes beside.")
+    ] = Path("caster-evaluation.html"),
+    batch_size: BatchSize = 64,
+    tau: Tau = None,
+    seed: Annotated[int, typer.Option(help="Of the shuffling.")] = 0,
+    in_order: Annotated[
+        bool, typer.Option("--in-order", help="Do not shuffle: batches as the data come.")
+    ] = False,
+    skip_unreadable: SkipUnreadable = False,
+    data_root: DataRoot = None,
+    store: Store = None,
+    allow_other_model: OtherModel = False,
+    allow_other_preprocessing: OtherPreprocessing = False,
+) -> None:
+    """Whether adapting would have paid: the score of four classifiers on labelled data.
+
+    Frozen head, Source-GDA, and transport without and with the gate: accuracy, harm against the
+    frozen head, likelihood and calibration; a page with the figures, and the numbers as JSON.
+    """
+    from caster.jobs.evaluate import data_file, evaluate_file, evaluate_pictures
+
+    order = None if in_order else seed
+    skipped: list[str] = []
+    with progress_bar() as progress:
+        if model is None:
+            found = evaluate_file(
+                state,
+                features_path(data),
+                page,
+                batch_size=batch_size,
+                seed=order,
+                tau=tau,
+                progress=progress,
+            )
+        else:
+            from caster.adapter import Adapter
+            from caster.data import open_pictures
+            from caster.jobs.store import default_store
+
+            adapter = Adapter(
+                model,
+                state,
+                allow_other_model=allow_other_model,
+                allow_other_preprocessing=allow_other_preprocessing,
+            )
+            found, skipped = evaluate_pictures(
+                adapter,
+                open_pictures(data, data_root, labelled=True),
+                page,
+                store=store or default_store(),
+                batch_size=batch_size,
+                seed=order,
+                tau=tau,
+                skip_unreadable=skip_unreadable,
+                progress=progress,
+            )
+    say_skipped(skipped)
+    output.print(_table(found))
+    say(found.summary)
+    if found.warning:
+        say(f"caster: {found.warning}", errors)
+    say(f"Written: {page}, {data_file(page)}")
+
+
+def _table(found: Evaluation) -> Table:
+    from caster.report import CLASSIFIERS
+
+    title = f"{found.size:,} samples in {len(found.batches):,} batches, percent"
+    table = Table(
+        title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True
+    )
+    table.add_column("classifier", no_wrap=True)
+    for heading in ("accuracy", "95 %", "harm", "help", "NLL", "ECE"):
+        table.add_column(heading, justify="right", no_wrap=True, min_width=len(heading))
+    for name, score in found.scores.items():
+        ends = score.interval
+        table.add_row(
+            CLASSIFIERS[name],
+            f"{100 * score.accuracy:.1f}",
+            "" if ends is None else f"{100 * ends.low:.1f}-{100 * ends.high:.1f}",
+            f"{100 * score.harm:.1f}",
+            f"{100 * score.help:.1f}",
+            f"{score.nll:.3f}",
+            f"{100 * score.calibration_error:.1f}",
+        )
+    return table

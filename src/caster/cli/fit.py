@@ -1,0 +1,97 @@
+"""The fit command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from caster.cli.console import progress_bar, say, size
+from caster.cli.model import with_model
+from caster.cli.pictures import (
+    BatchSize,
+    DataRoot,
+    SkipUnreadable,
+    Store,
+    features_path,
+    say_skipped,
+)
+from caster.config import Settings
+from caster.errors import CasterError
+from caster.frozen.protocol import FrozenModel
+
+
+@with_model
+def fit(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="DATA",
+            help="Features: .npz or .parquet with `features` and `labels`. With --model pictures: "
+            "a folder with one folder a class, an .npz with `images` and `labels`, or a named set "
+            "such as cifar10:train.",
+        ),
+    ],
+    state: Annotated[Path, typer.Option("--output", "-o", metavar="STATE", help="File to write.")],
+    model: FrozenModel | None,
+    k_max: Annotated[int, typer.Option(help="Most directions to retain.")] = Settings.k_max,
+    lam: Annotated[float, typer.Option(help="Shrinkage of the map (λ).")] = Settings.lam,
+    beta: Annotated[float, typer.Option(help="Ridge of class covariances (β).")] = Settings.beta,
+    classes: Annotated[
+        Path | None,
+        typer.Option(metavar="TXT", help="Names of the model's outputs in order, one a line."),
+    ] = None,
+    use_head: Annotated[
+        bool,
+        typer.Option("--use-head/--no-head", help="Whether the outputs are the data's classes."),
+    ] = True,
+    batch_size: BatchSize = 64,
+    skip_unreadable: SkipUnreadable = False,
+    data_root: DataRoot = None,
+    store: Store = None,
+) -> None:
+    """Fit source class statistics once, and keep them in one small file.
+
+    From features the file is read twice, in chunks: it may be larger than memory. From pictures
+    the model runs once; its features are kept, so that a second fit reads no picture.
+    """
+    from caster.jobs.fit import fit_file, fit_pictures
+
+    settings = Settings(k_max=k_max, lam=lam, beta=beta)
+    skipped: list[str] = []
+    with progress_bar() as progress:
+        if model is None:
+            clf = fit_file(features_path(source), state, settings, progress)
+        else:
+            from caster.data import open_pictures
+            from caster.jobs.store import default_store
+
+            clf, skipped = fit_pictures(
+                model,
+                open_pictures(source, data_root, labelled=True),
+                state,
+                settings,
+                store=store or default_store(),
+                batch_size=batch_size,
+                named_classes=None if classes is None else _lines(classes),
+                use_head=use_head,
+                skip_unreadable=skip_unreadable,
+                progress=progress,
+            )
+    say_skipped(skipped)
+    moments = clf.moments_
+    say(
+        f"{int(moments.counts.sum()):,} samples of {moments.n_classes:,} classes, "
+        f"{moments.U.shape[0]:,} features -> {moments.rank} directions, "
+        f"margin {moments.margin:.3g}: {state} ({size(state.stat().st_size)})"
+    )
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise CasterError(f"cannot read the class names in {path}: {reason}") from None
+    return [line.strip() for line in text.splitlines() if line.strip()]

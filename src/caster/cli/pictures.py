@@ -1,0 +1,70 @@
+"""What the commands on pictures share: their options, and one line for what was skipped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from caster.cli.console import errors, say
+from caster.errors import CasterError
+
+PANEL = "Pictures"
+NAMED = 5  # skipped pictures named one by one
+
+SkipUnreadable = Annotated[
+    bool,
+    typer.Option(
+        "--skip-unreadable",
+        help="Leave out pictures that cannot be decoded, instead of stopping at the first.",
+        rich_help_panel=PANEL,
+    ),
+]
+DataRoot = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Where named sets lie, instead of $CASTER_DATA.",
+        rich_help_panel=PANEL,
+    ),
+]
+Store = Annotated[
+    Path | None,
+    typer.Option(
+        "--cache",
+        metavar="FOLDER",
+        help="Where features are kept, instead of ~/.cache/caster.",
+        rich_help_panel=PANEL,
+    ),
+]
+BatchSize = Annotated[int, typer.Option(min=1, help="Samples taken together.")]
+OtherModel = Annotated[
+    bool, typer.Option("--allow-other-model", help="Use a state fitted with another model.")
+]
+OtherPreprocessing = Annotated[
+    bool,
+    typer.Option("--allow-other-preprocessing", help="Use one fitted with other preprocessing."),
+]
+Tau = Annotated[
+    float | None, typer.Option(help="Largest accepted certificate, instead of the state's.")
+]
+
+
+def features_path(source: str) -> Path:
+    """The feature file that a command without a model is given."""
+    path = Path(source)
+    if path.suffix not in (".npz", ".parquet") and (path.exists() or ":" in source):
+        raise CasterError(f"{source} holds no features: name the model for pictures with --model")
+    return path
+
+
+def say_skipped(unreadable: list[str]) -> None:
+    """Name the pictures that were left out."""
+    if not unreadable:
+        return
+    say(f"caster: skipped {len(unreadable):,} unreadable pictures:", errors)
+    for line in unreadable[:NAMED]:
+        say(f"  {line}", errors)
+    if len(unreadable) > NAMED:
+        say(f"  and {len(unreadable) - NAMED:,} more", errors)

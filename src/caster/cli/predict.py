@@ -1,0 +1,133 @@
+"""The predict command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Column, Table
+
+from caster.cli.console import errors, output, progress_bar, say
+from caster.cli.model import with_model
+from caster.cli.pictures import (
+    BatchSize,
+    DataRoot,
+    OtherModel,
+    OtherPreprocessing,
+    SkipUnreadable,
+    Tau,
+    features_path,
+    say_skipped,
+)
+from caster.cli.state import StateFile
+from caster.errors import CasterError
+from caster.frozen.protocol import FrozenModel
+
+if TYPE_CHECKING:
+    from caster.jobs.predict import Summary
+
+
+@with_model
+def predict(
+    state: StateFile,
+    target: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="INPUTS...",
+            help="Features: one .npz or .parquet with `features` and, to fall back on, the head's "
+            "`logits`. With --model pictures: a folder, image files, a .txt list of them, an .npz "
+            "with `images`, or a named set.",
+        ),
+    ],
+    table: Annotated[
+        Path, typer.Option("--output", "-o", metavar="OUT", help=".csv or .parquet to write.")
+    ],
+    model: FrozenModel | None,
+    batch_size: BatchSize = 64,
+    tau: Tau = None,
+    gate: Annotated[
+        bool,
+        typer.Option("--gate/--no-gate", help="Whether rejected batches keep the frozen answer."),
+    ] = True,
+    shuffle: Annotated[
+        int | None,
+        typer.Option(metavar="SEED", help="Mix the pictures, so that batches hold all classes."),
+    ] = None,
+    skip_unreadable: SkipUnreadable = False,
+    data_root: DataRoot = None,
+    allow_other_model: OtherModel = False,
+    allow_other_preprocessing: OtherPreprocessing = False,
+) -> None:
+    """Adapted predictions, batch by batch in the order of the inputs.
+
+    Every row gets its batch, verdict, certificate ratio and reason. A rejected batch keeps the
+    frozen head's answer, or Source-GDA's where there are no logits of these classes.
+    """
+    from caster.jobs.predict import predict_file, predict_pictures
+
+    with progress_bar() as progress:
+        if model is None:
+            if len(target) > 1:
+                raise CasterError("one file of features at a time, or pictures with --model")
+            summary = predict_file(
+                state,
+                features_path(target[0]),
+                table,
+                batch_size=batch_size,
+                tau=tau,
+                gate=gate,
+                progress=progress,
+            )
+        else:
+            from caster.adapter import Adapter
+            from caster.data import open_pictures
+
+            adapter = Adapter(
+                model,
+                state,
+                allow_other_model=allow_other_model,
+                allow_other_preprocessing=allow_other_preprocessing,
+            )
+            several = [Path(path) for path in target]
+            pictures = open_pictures(target[0] if len(target) == 1 else several, data_root)
+            if pictures.by_class and shuffle is None:
+                say(
+                    f"caster: {pictures.name} comes class by class, and batches of few classes "
+                    "cannot be adapted to: --shuffle 0 mixes them",
+                    errors,
+                )
+            summary = predict_pictures(
+                adapter,
+                pictures,
+                table,
+                batch_size=batch_size,
+                tau=tau,
+                gate=gate,
+                shuffle=shuffle,
+                skip_unreadable=skip_unreadable,
+                progress=progress,
+            )
+    say_skipped(summary.unreadable)
+    output.print(_summary_table(summary))
+    _say_outcome(summary, table, gate)
+
+
+def _say_outcome(summary: Summary, table: Path, gate: bool) -> None:
+    if not gate:
+        output.print("Gate off: rejected batches were answered by the transported classifier too.")
+    changed = "no `logits` given: rejected batches got Source-GDA's answer"
+    if summary.changed is not None:
+        changed = f"{summary.changed:,} predictions differ from the frozen head's"
+    say(f"Median ratio {summary.median_ratio:.3g}; {changed}.")
+    say(f"Written: {table}")
+
+
+def _summary_table(summary: Summary) -> Table:
+    title = f"{summary.rows:,} rows in {summary.batches:,} batches"
+    right = [Column(name, justify="right") for name in ("batches", "share")]
+    table = Table("verdict", *right, title=title, title_justify="left")
+    for reason, count in summary.reasons.most_common():
+        name = reason if reason == "accepted" else f"rejected: {reason}"
+        table.add_row(name, f"{count:,}", f"{count / summary.batches:.1%}")
+    return table

@@ -1,0 +1,71 @@
+"""Commands on state files: inspect, doctor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Column, Table
+from rich.text import Text
+
+from caster.cli.console import errors, output, say, size
+
+LISTED = 20  # classes `inspect` lists unasked
+StateFile = Annotated[Path, typer.Argument(metavar="STATE", help="State file, from `caster fit`.")]
+
+
+def inspect(
+    state: StateFile,
+    classes: Annotated[
+        bool, typer.Option("--classes", help=f"List all classes, also beyond {LISTED}.")
+    ] = False,
+) -> None:
+    """What a state file holds: classes and their counts, sizes, margin, constants, digests."""
+    from caster import state as states
+
+    held = states.load(state)
+    moments, counts = held.moments, held.moments.counts
+    table = Table(title=Text(str(state)), title_justify="left", show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in (
+        ("classes", f"{moments.n_classes:,}"),
+        ("samples", f"{int(counts.sum()):,}, {counts.min():,} to {counts.max():,} a class"),
+        ("features -> directions", f"{moments.U.shape[0]:,} -> {moments.rank}"),
+        ("margin", f"{moments.margin:.4g}"),
+        ("file", size(state.stat().st_size)),
+        *((f"  {name}", size(bytes_)) for name, bytes_ in states.array_sizes(held)),
+        ("constants", ", ".join(f"{k} {v:g}" for k, v in vars(held.settings).items())),
+        ("content digest", states.digest(held)),
+        ("model digest", held.model_sha256 or "not bound to a model"),
+        ("preprocessing digest", held.preprocessing_sha256 or "not bound to a preprocessing"),
+        ("written by", f"caster {held.caster_version}, state format {states.VERSION}"),
+    ):
+        table.add_row(name, Text(value))
+    output.print(table)
+    output.print(_class_table(held.classes.tolist(), counts.tolist(), everything=classes))
+
+
+def _class_table(labels: list[Any], counts: list[int], *, everything: bool) -> Table:
+    shown = len(labels) if everything else min(LISTED, len(labels))
+    table = Table("class", Column("samples", justify="right"), box=SIMPLE_HEAD)
+    for label, count in zip(labels[:shown], counts[:shown], strict=True):
+        table.add_row(Text(str(label)), f"{count:,}")
+    if shown < len(labels):
+        table.caption = f"{len(labels) - shown:,} more: --classes lists them"
+    return table
+
+
+def doctor(
+    state: StateFile,
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows adapted together.")] = 64,
+) -> None:
+    """Say in plain words whether transport can be supported at a batch size."""
+    from caster.jobs.doctor import diagnose
+
+    with errors.status("drawing batches like the source") as status:
+        found = diagnose(state, batch_size, lambda n: status.update(f"trying batches of {n}"))
+    for line in found.sentences():
+        say(f"- {line}")

@@ -1,0 +1,134 @@
+"""An evaluation as one HTML page that loads nothing else."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from html import escape
+
+from matplotlib.figure import Figure
+
+from caster._version import __version__
+from caster.core.types import REASONS
+from caster.evaluation import classes, figures
+from caster.evaluation.figures import MOST
+from caster.evaluation.metrics import BINS
+from caster.evaluation.results import Evaluation, Score
+from caster.report import CLASSIFIERS, certificates, html, noun
+
+ROUGH = 20  # batches below which an interval from resampling them is rough
+
+
+def write(found: Evaluation, path: str | os.PathLike[str]) -> None:
+    """Write the page, whole or not at all."""
+    html.write(render(found), path)
+
+
+def render(found: Evaluation) -> str:
+    """The page's HTML."""
+    n = len(found.batches)
+    body = html.fill(
+        "caster.evaluation",
+        "page.html",
+        name=escape(found.name),
+        summary=escape(found.summary),
+        warning=f'<div class="story costs"><p>{escape(found.warning)}</p></div>'
+        if found.warning
+        else "",
+        size=f"{found.size:,}",
+        rough=_roughness(n),
+        baseline=noun(found.baseline),
+        scores="\n".join(_score(name, score) for name, score in found.scores.items()),
+        batches=f"{n:,} batches" if n > 1 else "One batch",
+        batch_size=f"{found.batch_size:,}",
+        ratio=html.certificate(found.ratio),
+        verdicts="\n".join(
+            html.row(
+                reason,
+                html.number(f"{count:,}"),
+                html.number(f"{count / n:.0%}"),
+                html.words(REASONS[reason]),
+            )
+            for reason, count in found.reasons.items()
+        ),
+        smoothed=f", neighbours joined in {MOST} stretches" if n > MOST else "",
+        bins=BINS,
+        classes=classes.table(found),
+        head=_head(found),
+        terms=html.terms(found.settings),
+        constants=html.constants(found.settings, "As evaluated with."),
+        version=escape(__version__),
+        digests="".join(
+            f"<br>SHA-256 of the {escape(what)}: <code>{escape(digest)}</code>"
+            for what, digest in found.digests.items()
+        ),
+        **_pictures(found),
+    )
+    return html.page(f"caster: evaluation of {found.name}", body)
+
+
+def _pictures(found: Evaluation) -> dict[str, str]:
+    """The page's pictures by their placeholders."""
+
+    def picture(draw: Callable[[Figure, Evaluation, str], None], alt: str, height: float) -> str:
+        return html.picture(lambda canvas, ink: draw(canvas, found, ink), alt, height)
+
+    names = [CLASSIFIERS[found.baseline], CLASSIFIERS["gated"]]
+    errors = [found.scores[name].calibration_error for name in (found.baseline, "gated")]
+    return {
+        "accuracies": picture(
+            figures.accuracies,
+            "Accuracy: "
+            + ", ".join(f"{CLASSIFIERS[c]} {s.accuracy:.1%}" for c, s in found.scores.items()),
+            height=0.7 + 0.5 * len(found.scores),
+        ),
+        "certificate": picture(
+            figures.certificate_against_gain,
+            certificates.in_words(figures.points(found), found.baseline),
+            height=5.0,
+        ),
+        "stream": picture(
+            figures.along_the_stream,
+            "Accuracy batch by batch, and the verdicts: "
+            + ", ".join(f"{reason} {count}" for reason, count in found.reasons.items()),
+            height=4.4,
+        ),
+        "reliability": picture(
+            figures.reliability,
+            "Accuracy against confidence. Expected calibration error: "
+            + ", ".join(f"{n} {100 * e:.1f} points" for n, e in zip(names, errors, strict=True)),
+            height=4.5,
+        ),
+    }
+
+
+def _score(name: str, score: Score) -> str:
+    interval = "none"
+    if score.interval:
+        interval = f"{100 * score.interval.low:.1f} to {100 * score.interval.high:.1f}"
+    return html.row(
+        CLASSIFIERS[name],
+        html.number(f"{100 * score.accuracy:.1f}"),
+        html.number(interval),
+        html.number(f"{score.harm:.1%}"),
+        html.number(f"{score.help:.1%}"),
+        html.number(f"{score.nll:.3f}" if math.isfinite(score.nll) else "infinite"),
+        html.number(f"{100 * score.calibration_error:.1f}"),
+    )
+
+
+def _roughness(n: int) -> str:
+    if n == 1:
+        return " (none: there is only one)"
+    return f" (rough: there are only {n})" if n < ROUGH else ""
+
+
+def _head(found: Evaluation) -> str:
+    words = "The frozen model's own answer. It is also what a refused batch gets."
+    if found.baseline != "frozen":
+        words = (
+            "Not evaluated: no logits were given. Source-GDA takes its place: harm and help are "
+            "measured against it, and it is what a refused batch gets."
+        )
+    return f"<dt>Frozen head</dt><dd>{words}</dd>"

@@ -1,0 +1,155 @@
+"""One pass over a labelled stream, and the score of four classifiers on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caster.arrays import as_real_array, to_numpy
+from caster.core.types import Verdict
+from caster.errors import CasterError
+from caster.estimator import Caster
+from caster.evaluation import metrics
+from caster.evaluation.intervals import Interval, bootstrap
+from caster.evaluation.metrics import Flags, Floats
+from caster.evaluation.results import Batch, ClassScore, Evaluation, Score
+from caster.labels import as_labels, encode
+
+Chunk = tuple[Any, Any, Any]  # features (B, d), labels (B,), logits (B, C) or None
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """One classifier on some samples: a number each, never one for every class."""
+
+    right: Flags  # (n,)
+    log_likelihood: Floats  # (n,), of the true class
+    confidence: Floats  # (n,), probability of the answer
+
+    @classmethod
+    def of(cls, scores: Any, truth: NDArray[np.int64]) -> Self:  # (B, C), (B,)
+        """The answers to a batch."""
+        scores = to_numpy(as_real_array(scores))
+        log_probabilities = metrics.log_softmax(scores)
+        rows, answer = np.arange(len(truth)), scores.argmax(axis=1)
+        return cls(
+            answer == truth,
+            log_probabilities[rows, truth],
+            np.exp(log_probabilities[rows, answer]),
+        )
+
+    @classmethod
+    def joined(cls, parts: Iterable[Self]) -> Self:
+        """The answers to many batches."""
+        parts = list(parts)
+        names = ("right", "log_likelihood", "confidence")
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+
+def evaluate(
+    clf: Caster,
+    chunks: Iterable[Chunk],
+    *,
+    name: str = "target",
+    digests: Mapping[str, str] | None = None,
+) -> Evaluation:
+    """Adapt to every chunk as one batch, in order, and keep the score against its labels.
+
+    Frozen head, Source-GDA, and transport without and with the gate are compared. Without
+    logits Source-GDA, then the fallback, takes the frozen head's place. `name` says what was
+    evaluated, and `digests` the SHA-256 of what took part; both are only passed on.
+
+    >>> rng = np.random.default_rng(0)
+    >>> labels = rng.integers(8, size=1200)
+    >>> features = rng.normal(size=(1200, 8)) + 6 * np.eye(8)[labels]
+    >>> clf = Caster().fit(features, labels)
+    >>> shifted = 1.5 * features + 2.0
+    >>> found = evaluate(clf, [(shifted[i : i + 60], labels[i : i + 60], features[i : i + 60])
+    ...                        for i in range(0, 300, 60)])
+    >>> found.scores["frozen"].accuracy, found.scores["gated"].accuracy, found.acceptance
+    (1.0, 1.0, 1.0)
+    """
+    truths: list[NDArray[np.int64]] = []
+    answers: list[dict[str, Answers]] = []
+    batches: list[Batch] = []
+    row = 0
+    for features, labels, logits in chunks:
+        try:
+            truth, given, verdict = _answer(clf, features, labels, logits)
+            if answers and given.keys() != answers[0].keys():
+                raise CasterError("logits must come with every batch or with none")
+        except CasterError as error:
+            raise CasterError(f"rows {row} to {row + len(features) - 1}: {error}") from None
+        right = {classifier: int(given[classifier].right.sum()) for classifier in given}
+        truths.append(truth)
+        answers.append(given)
+        batches.append(Batch(len(truth), len(np.unique(truth)), right, verdict))
+        row += len(truth)
+    if not batches:
+        raise CasterError("there is nothing to evaluate: not a single batch")
+    whole = {c: Answers.joined(given[c] for given in answers) for c in answers[0]}
+    intervals = _intervals(batches, list(whole))
+    baseline = whole[next(iter(whole))]
+    return Evaluation(
+        name=name,
+        settings=clf.settings,
+        digests=dict(digests or {}),
+        scores={c: _score(whole[c], baseline, intervals[c]) for c in whole},
+        gain_interval=intervals["gain"],
+        batches=tuple(batches),
+        classes=tuple(_by_class(clf, np.concatenate(truths), baseline, whole["gated"])),
+    )
+
+
+def _answer(
+    clf: Caster, features: Any, labels: Any, logits: Any
+) -> tuple[NDArray[np.int64], dict[str, Answers], Verdict]:
+    """True classes of a batch, every classifier's answers to it, and the verdict on it."""
+    truth = encode(as_labels(labels), clf.classes_)
+    out = clf.adapt(features, head_logits=logits)
+    if len(truth) != len(out.predictions):
+        raise CasterError(f"{len(out.predictions)} samples have {len(truth)} labels")
+    given = {} if logits is None else {"frozen": Answers.of(logits, truth)}
+    given["source_gda"] = Answers.of(clf.source_scores(features), truth)
+    fallback = given[next(iter(given))]
+    # A batch of one has no map: its scores are the priors', but its proposal is the fallback.
+    alone = out.verdict.reason == "batch_too_small"
+    given["ungated"] = fallback if alone else Answers.of(out.transported, truth)
+    given["gated"] = given["ungated"] if out.verdict.accepted else fallback
+    return truth, given, out.verdict
+
+
+def _score(answers: Answers, baseline: Answers, interval: Interval | None) -> Score:
+    return Score(
+        accuracy=metrics.accuracy(answers.right),
+        interval=interval,
+        harm=metrics.harm(baseline.right, answers.right),
+        help=metrics.help(baseline.right, answers.right),
+        nll=metrics.nll(answers.log_likelihood),
+        calibration_error=metrics.calibration_error(answers.confidence, answers.right),
+        reliability=metrics.reliability(answers.confidence, answers.right),
+    )
+
+
+def _intervals(batches: list[Batch], classifiers: list[str]) -> dict[str, Interval | None]:
+    """Intervals of every accuracy, and of the gain of gated transport over the baseline."""
+    counts = np.array([[batch.right[c] for c in classifiers] for batch in batches])
+    gained = counts[:, -1] - counts[:, 0]  # the gated one is last, the baseline first
+    sizes = np.array([batch.size for batch in batches])
+    found = bootstrap(np.column_stack([counts, gained]), sizes)
+    return dict(zip([*classifiers, "gain"], found, strict=True))
+
+
+def _by_class(
+    clf: Caster, truth: NDArray[np.int64], baseline: Answers, gated: Answers
+) -> Iterator[ClassScore]:
+    """The classes that came, in the order of `clf.classes_`."""
+    columns = (truth, truth[baseline.right], truth[gated.right])
+    counts = (np.bincount(column, minlength=len(clf.classes_)).tolist() for column in columns)
+    for label, n, *right in zip(clf.classes_.tolist(), *counts, strict=True):
+        if n:
+            yield ClassScore(label, n, *right)
