@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 PAUSE = 0.15  # seconds before every timing
+_LIBRARIES: list[object] = []
 
 
 def machine() -> str:
@@ -47,3 +48,14 @@ def in_turns(
                 run()
             times[name].append((time.perf_counter() - start) / repeats)
     return {name: statistics.median(taken) for name, taken in times.items()}
+
+
+def complete_torchvision() -> None:
+    """Let a CUDA-built torchvision be imported beside a CPU-only torch: it lacks two operators."""
+    import torch
+
+    if "+cpu" in torch.__version__ and not hasattr(torch.ops.torchvision, "nms"):
+        library = torch.library.Library("torchvision", "DEF")
+        for name in ("nms", "qnms"):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        _LIBRARIES.append(library)  # its operators go when it does

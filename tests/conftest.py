@@ -21,6 +21,7 @@ if "+cpu" in torch.__version__:  # a CUDA-built torchvision beside it lacks thes
     for _name in ("nms", "qnms"):
         _torchvision.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
+torch.set_num_threads(1)  # layers this small gain nothing from a second, and wait for it
 jax.config.update("jax_enable_x64", True)
 settings.register_profile("caster", deadline=None, max_examples=40, derandomize=True)
 settings.load_profile("caster")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -48,24 +48,21 @@ class Adaptation:
 class Attempt:
     """A batch transported and measured, of which nothing need have reached the host yet."""
 
-    proposal: Proposal
+    proposal: Proposal  # on a GPU its evidence ends with whether features and logits are sound
     head: Array | None  # (B,), class indices the frozen head chooses
-    evidence: Array  # the proposal's, and on a GPU whether features and logits are sound
 
     def arrays(self) -> list[Array]:
         """Everything in it, in a row."""
-        found = self.proposal.map
+        made, found = self.proposal, self.proposal.map
         head = [] if self.head is None else [self.head]
-        scores, assigned = self.proposal.scores, self.proposal.assigned
-        return [self.evidence, scores, assigned, found.A, found.b, found.inverse, *head]
+        return [made.evidence, made.scores, made.assigned, found.A, found.b, found.inverse, *head]
 
     @classmethod
     def of(cls, arrays: Sequence[Array]) -> Self:
         """The attempt whose arrays these are."""
         evidence, scores, assigned, A, b, inverse, *head = arrays
         found = AffineMap(A, b, inverse, is_diagonal(scores.shape[0], A.shape[0]))
-        proposal = Proposal(scores, assigned, found, evidence[:3])
-        return cls(proposal, head[0] if head else None, evidence)
+        return cls(Proposal(scores, assigned, found, evidence), head[0] if head else None)
 
 
 class Transporter:
@@ -73,6 +70,7 @@ class Transporter:
 
     def __init__(self, moments: SourceMoments, classes: Labels) -> None:
         self.classes = classes
+        self._plain = classes.dtype == np.int64 and np.array_equal(classes, range(len(classes)))
         # torch cannot index all unsigned kinds
         self._classes = Beside(classes.astype(np.int64) if classes.dtype.kind == "u" else classes)
         self.rank = moments.rank
@@ -86,7 +84,7 @@ class Transporter:
             if batch.shape[0] == 1:
                 return self._unsupported(batch, head_logits, settings)
             attempt = self.attempt(batch, head_logits, settings)
-            return self.conclude(batch, attempt, to_numpy(attempt.evidence), settings)
+            return self.conclude(batch, attempt, to_numpy(attempt.proposal.evidence), settings)
 
     def attempt(self, batch: Array, head_logits: Any, settings: Settings) -> Attempt:
         """Transport a batch of two rows or more, and measure what the verdict rests on.
@@ -98,12 +96,11 @@ class Transporter:
         z, sound = self._project(batch, active)
         head, sound_head = self._head_choice(head_logits, z)
         proposal = transport(z, active, settings)
-        evidence = proposal.evidence
         if on_gpu(z):
             xp = array_namespace(z)
-            flags = xp.astype(xp.stack([sound, sound_head]), evidence.dtype)
-            evidence = xp.concat([evidence, flags])
-        return Attempt(proposal, head, evidence)
+            flags = xp.astype(xp.stack([sound, sound_head]), z.dtype)
+            proposal = replace(proposal, evidence=xp.concat([proposal.evidence, flags]))
+        return Attempt(proposal, head)
 
     def active(self, batch: Array) -> SourceMoments:
         """The moments beside a batch, in the directions it can support."""
@@ -187,6 +184,8 @@ class Transporter:
     def _labels(self, indices: Array) -> Array:  # (B,) -> (B,)
         if is_numpy_array(indices):
             return self.classes[indices]
+        if self._plain and on_gpu(indices):
+            return indices  # they are the labels already, and a look-up is one more launch
         if self.classes.dtype.kind not in "iufb":
             return self.classes[to_numpy(indices)]
         return array_namespace(indices).take(self._classes(indices), indices, axis=0)

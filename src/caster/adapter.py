@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -14,12 +13,11 @@ from array_api_compat import array_namespace
 from caster import state as states
 from caster.adaptation import Adaptation, Attempt
 from caster.arrays import Beside, to_numpy
-from caster.config import Settings
 from caster.core.linalg import Array, on_gpu
 from caster.errors import CasterError
 from caster.estimator import Caster
 from caster.frozen.heads import head_columns
-from caster.frozen.protocol import FrozenModel, Outputs, preprocessing_sha256
+from caster.frozen.protocol import FrozenModel, Outputs, preprocessing_sha256, runs_on_gpu
 from caster.labels import as_labels, unique_labels
 from caster.state import State
 
@@ -67,6 +65,9 @@ class Adapter:
         self.clf = Caster.from_state(held)
         self.head = held.head
         self._columns = Beside(np.asarray(held.head))
+        self._least = 0 if held.head is None else max(held.head) + 1  # columns the state needs
+        self._in_order = held.head is not None and held.head == tuple(range(len(held.head)))
+        self._lanes: dict[Any, Any] = {}  # one a GPU
 
     @classmethod
     def fit(
@@ -131,63 +132,69 @@ class Adapter:
         if self.head is None:
             return None
         width = 0 if outputs.logits is None else int(outputs.logits.shape[1])
-        if width <= max(self.head):
+        if width < self._least:
             raise CasterError(f"{self.model.name} gives {width} logits, too few for the state")
-        if self.head == tuple(range(width)):
+        if self._in_order and width == len(self.head):
             return outputs.logits
         xp = array_namespace(outputs.logits)
         return xp.take(outputs.logits, self._columns(outputs.logits), axis=1)
 
     def _start(self, batch: Any) -> Callable[[], Adaptation]:
         """Send a batch on its way; the function returned waits for its answer."""
-        outputs = self.model(batch)
-        logits = self.head_logits(outputs)
-        if on_gpu(outputs.features) and outputs.features.shape[0] > 1:
-            return self._on_gpu.start(outputs.features, logits)
-        answer = self.clf.adapt(outputs.features, logits)
+        model = self.model
+        if runs_on_gpu(model):
+            return self._start_on_gpu(
+                model.device,
+                lambda: (model.placed(batch),) if model.cuda_graph else model.run(batch),
+            )
+        outputs = model(batch)
+        if on_gpu(outputs.features):  # of a function, which may work on whatever stream it likes
+            made = (outputs.features, outputs.logits)[: 1 if outputs.logits is None else 2]
+            return self._start_on_gpu(outputs.features.device, lambda: made)
+        answer = self.clf.adapt(outputs.features, self.head_logits(outputs))
         return lambda: answer
 
-    @cached_property
-    def _on_gpu(self) -> _OnGpu:
-        return _OnGpu(self.clf)
+    def _start_on_gpu(
+        self,
+        device: Any,
+        first: Callable[[], tuple[Array, ...]],  # what is not recorded; gives what `_work` takes
+    ) -> Callable[[], Adaptation]:
+        from caster.frozen.cuda import Lane
 
-
-class _OnGpu:
-    """Batches on a GPU: recorded work, and answers that are waited for when they are wanted."""
-
-    def __init__(self, clf: Caster) -> None:
-        self.clf = clf
-        self.transporter = clf.transporter
-        self.numeric = clf.classes_.dtype.kind in "biuf"  # labels that can stay on the device
-        self.settings: Settings | None = None
-        self.recorder: Any = None
-
-    def start(self, features: Array, logits: Array | None) -> Callable[[], Adaptation]:
-        from caster.frozen.cuda import Recorder, fetch
-
+        if device not in self._lanes:
+            self._lanes[device] = Lane(device)
         settings = self.clf.settings
-        if settings != self.settings:  # they are part of what is recorded
-            self.settings, self.recorder = settings, Recorder(self._work)
-        batch = self.transporter.checked(features)
-        attempt = Attempt.of(self.recorder(batch, *([] if logits is None else [logits])))
-        evidence = fetch(attempt.evidence)
-        chosen = None if self.numeric else _fetch_choices(attempt, fetch)
+        (batch, *arrays), fetch = self._lanes[device].run(first, self._work, settings)
+        if batch.shape[0] == 1:
+            answer = self.clf.adapt(batch, *arrays)
+            return lambda: answer
+        attempt = Attempt.of(arrays)
+        evidence = fetch(attempt.proposal.evidence)
+        numeric = self.clf.classes_.dtype.kind in "biuf"  # labels that can stay on the device
+        chosen = None if numeric else _fetch_choices(attempt, fetch)
 
         def finish() -> Adaptation:
             found = attempt if chosen is None else chosen()
-            return self.transporter.conclude(batch, found, evidence(), settings)
+            return self.clf.transporter.conclude(batch, found, evidence(), settings)
 
         return finish
 
-    def _work(self, features: Array, *logits: Array) -> tuple[list[Array], object]:
-        settings = self.clf.settings
-        head_logits = logits[0] if logits else None
-        attempt = self.transporter.attempt(features, head_logits, settings)
-        active = self.transporter.active(features)
-        return attempt.arrays(), (active, active.roots(settings.lam))
+    def _work(self, *inputs: Array) -> tuple[list[Array], object]:
+        """What is recorded: from a batch on, or from features and logits; and what it reads."""
+        transporter, settings = self.clf.transporter, self.clf.settings
+        model = self.model if runs_on_gpu(self.model) and self.model.cuda_graph else None
+        features, *rest = model.run(*inputs) if model else inputs
+        batch = transporter.checked(features)
+        logits = self.head_logits(Outputs(batch, rest[0] if rest else None))
+        if batch.shape[0] == 1:
+            return [batch, *([] if logits is None else [logits])], None
+        attempt = transporter.attempt(batch, logits, settings)
+        active = transporter.active(batch)
+        read = active, active.roots(settings.lam), model.values() if model else None
+        return [batch, *attempt.arrays()], read
 
 
-def _fetch_choices(attempt: Attempt, fetch: Callable[..., Any]) -> Callable[[], Attempt]:
+def _fetch_choices(attempt: Attempt, fetch: Callable[[Array], Any]) -> Callable[[], Attempt]:
     """Begin to copy class indices to the host, where labels that are no numbers are looked up."""
     assigned = fetch(attempt.proposal.assigned)
     head = None if attempt.head is None else fetch(attempt.head)

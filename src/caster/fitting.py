@@ -83,7 +83,7 @@ def _basis(scatter: ClassScatter, settings: Settings) -> tuple[NDArray[Any], flo
     if exact.shape[1] == 0:
         raise CasterError("all class means coincide: these features do not tell the classes apart")
     with np.errstate(over="ignore"):
-        U = to_numpy(exact).astype(STATE_DTYPE)
+        U = np.ascontiguousarray(to_numpy(exact), dtype=STATE_DTYPE)  # as a file gives it back
     smallest = np.finfo(STATE_DTYPE).tiny
     if not (np.isfinite(U).all() and (np.abs(U).max(axis=0) > smallest).all()):
         raise CasterError("the features are too large or too small for float32: rescale them")

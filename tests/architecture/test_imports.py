@@ -9,6 +9,7 @@ from pathlib import Path
 import caster
 
 ROOT = Path(__file__).parents[2]
+OPTIONAL = "torch", "timm", "onnx", "onnxruntime", "PIL", "matplotlib", "pyarrow", "ray"
 
 
 def python(code: str) -> str:
@@ -18,13 +19,21 @@ def python(code: str) -> str:
 
 
 def test_importing_caster_imports_nothing_heavy():
-    heavy = "numpy", "scipy", "sklearn", "torch", "onnx", "ray", "matplotlib", "pyarrow", "typer"
+    heavy = "numpy", "scipy", "sklearn", "typer", "rich", *OPTIONAL
     loaded = python(f"import sys, caster; print([m for m in {heavy} if m in sys.modules])")
     assert loaded.strip() == "[]"
 
 
+def test_the_command_line_starts_without_the_mathematics():
+    """Every --help would wait for it."""
+    heavy = "numpy", "scipy", "sklearn", *OPTIONAL
+    loaded = python(f"import sys, caster.cli; print([m for m in {heavy} if m in sys.modules])")
+    assert loaded.strip() == "[]"
+
+
 def test_the_estimator_needs_no_optional_library():
-    optional = "torch", "matplotlib", "onnx", "ray", "typer", "rich"
+    # scikit-learn loads pandas where it is installed, and pandas pyarrow.
+    optional = "typer", "rich", *(name for name in OPTIONAL if name != "pyarrow")
     loaded = python(
         f"import sys, caster; caster.Caster; print([m for m in {optional} if m in sys.modules])"
     )

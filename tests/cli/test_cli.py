@@ -105,7 +105,8 @@ def test_demo_prints_and_writes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "command", [(), ("fit",), ("predict",), ("inspect",), ("doctor",), ("demo",)]
+    "command",
+    [(), ("fit",), ("predict",), ("evaluate",), ("inspect",), ("doctor",), ("demo",)],
 )
 def test_every_command_explains_itself(command):
     result = run(*command, "--help")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import wraps
 from typing import Annotated, Any
@@ -10,7 +11,8 @@ import typer
 
 from caster._version import __version__
 from caster.cli import demo, evaluate, fit, predict, state
-from caster.cli.console import errors, say
+from caster.cli.console import Warnings, errors, say
+from caster.cli.words import as_typed
 from caster.errors import CasterError
 
 app = typer.Typer(
@@ -31,10 +33,10 @@ def _ending_well(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(*args, **kwargs)
         except CasterError as error:
-            say(f"caster: {error}", errors)
+            say(f"caster: {as_typed(str(error))}", errors)
             raise typer.Exit(1) from None
-        except KeyboardInterrupt:
-            say("caster: interrupted, nothing was written", errors)
+        except KeyboardInterrupt as interrupt:
+            say(f"caster: interrupted, {str(interrupt) or 'nothing was written'}", errors)
             raise typer.Exit(130) from None
 
     return run
@@ -49,6 +51,9 @@ for _command in (
     demo.demo,
 ):
     app.command()(_ending_well(_command))
+
+
+logging.getLogger("caster").addHandler(Warnings())
 
 
 def _show_version(wanted: bool) -> None:

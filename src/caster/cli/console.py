@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from caster.jobs.progress import Progress as Report
 
-output = Console()
-errors = Console(stderr=True)
+output = Console(emoji=False)  # or `pets:x: ...` would show a cross
+errors = Console(stderr=True, emoji=False)
 
 
 def say(line: str, console: Console = output) -> None:
     """Print a line as it is: a label or a path may look like markup."""
     console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+class Warnings(logging.Handler):
+    """What the library logs, as the lines that the commands themselves print."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print it to standard error, above a progress bar if there is one."""
+        say(f"caster: {record.getMessage()}", errors)
 
 
 @contextmanager
@@ -25,21 +41,32 @@ def progress_bar() -> Iterator[Report]:
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
-        TaskProgressColumn(),
+        MofNCompleteColumn(),
         TimeRemainingColumn(),
         console=errors,
         transient=True,
         disable=not errors.is_terminal,
     )
-    tasks: dict[str, object] = {}
+    tasks: dict[str, TaskID] = {}
     with bar:
 
         def report(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = bar.add_task(stage, total=total)
-            bar.update(tasks[stage], completed=done)  # type: ignore[arg-type]
+            if stage in tasks:
+                bar.update(tasks[stage], completed=done)
+            else:  # what is done already, by an earlier run, says nothing about the time to go
+                tasks[stage] = bar.add_task(stage, total=total, completed=done)
 
         yield report
+
+
+def counted(count: int, what: str) -> str:
+    """How many of something, in words.
+
+    >>> counted(1, "picture"), counted(2_000, "batch")
+    ('1 picture', '2,000 batches')
+    """
+    plural = "es" if what.endswith("ch") else "s"
+    return f"{count:,} {what}{'' if count == 1 else plural}"
 
 
 def size(count: float) -> str:

@@ -9,7 +9,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from caster.cli.console import errors, output, progress_bar, say
+from caster.cli.console import counted, errors, output, progress_bar, say
 from caster.cli.model import with_model
 from caster.cli.pictures import (
     BatchSize,
@@ -23,13 +23,13 @@ from caster.cli.pictures import (
     say_skipped,
 )
 from caster.cli.state import StateFile
-from caster.frozen.protocol import FrozenModel
 
 if TYPE_CHECKING:
     from caster.evaluation import Evaluation
+    from caster.frozen.protocol import FrozenModel
 
 
-@with_model
+@with_model(output="page", beside=".json")
 def evaluate(
     state: StateFile,
     data: Annotated[
@@ -46,7 +46,7 @@ def evaluate(
     ] = Path("caster-evaluation.html"),
     batch_size: BatchSize = 64,
     tau: Tau = None,
-    seed: Annotated[int, typer.Option(help="Of the shuffling.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the shuffling.")] = 0,
     in_order: Annotated[
         bool, typer.Option("--in-order", help="Do not shuffle: batches as the data come.")
     ] = False,
@@ -77,13 +77,15 @@ def evaluate(
                 progress=progress,
             )
         else:
-            from caster.adapter import Adapter
+            from caster import state as states
             from caster.data import open_pictures
+            from caster.jobs.deployed import deploy
             from caster.jobs.store import default_store
 
-            adapter = Adapter(
+            held = states.load(state)
+            adapter = deploy(
                 model,
-                state,
+                held,
                 allow_other_model=allow_other_model,
                 allow_other_preprocessing=allow_other_preprocessing,
             )
@@ -96,11 +98,17 @@ def evaluate(
                 seed=order,
                 tau=tau,
                 skip_unreadable=skip_unreadable,
+                digests={"state": states.digest(held)},
                 progress=progress,
             )
     say_skipped(skipped)
     output.print(_table(found))
     say(found.summary)
+    verdicts = ", ".join(
+        f"{count:,} accepted" if reason == "accepted" else f"{count:,} rejected ({reason})"
+        for reason, count in found.reasons.items()
+    )
+    say(f"Verdicts: {verdicts}; median ratio {found.ratio:.3g}.")
     if found.warning:
         say(f"caster: {found.warning}", errors)
     say(f"Written: {page}, {data_file(page)}")
@@ -109,7 +117,10 @@ def evaluate(
 def _table(found: Evaluation) -> Table:
     from caster.report import CLASSIFIERS
 
-    title = f"{found.size:,} samples in {len(found.batches):,} batches, percent"
+    title = (
+        f"{counted(found.size, 'sample')} in {counted(len(found.batches), 'batch')}; "
+        "percent, but for NLL"
+    )
     table = Table(
         title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True
     )

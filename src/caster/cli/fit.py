@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from caster.cli.console import progress_bar, say, size
+from caster.cli.console import counted, progress_bar, say, size
 from caster.cli.model import with_model
-from caster.cli.pictures import (
-    BatchSize,
-    DataRoot,
-    SkipUnreadable,
-    Store,
-    features_path,
-    say_skipped,
-)
+from caster.cli.pictures import PANEL, DataRoot, SkipUnreadable, Store, features_path, say_skipped
 from caster.config import Settings
 from caster.errors import CasterError
-from caster.frozen.protocol import FrozenModel
+
+if TYPE_CHECKING:
+    from caster.frozen.protocol import FrozenModel
+
+AT_ONCE = 64
 
 
-@with_model
+@with_model(output="state")
 def fit(
     source: Annotated[
         str,
@@ -40,13 +37,30 @@ def fit(
     beta: Annotated[float, typer.Option(help="Ridge of class covariances (β).")] = Settings.beta,
     classes: Annotated[
         Path | None,
-        typer.Option(metavar="TXT", help="Names of the model's outputs in order, one a line."),
+        typer.Option(
+            metavar="TXT",
+            help="Names of the model's outputs in order, one a line, where they are not just the "
+            "data's classes.",
+            rich_help_panel=PANEL,
+        ),
     ] = None,
-    use_head: Annotated[
+    no_head: Annotated[
         bool,
-        typer.Option("--use-head/--no-head", help="Whether the outputs are the data's classes."),
-    ] = True,
-    batch_size: BatchSize = 64,
+        typer.Option(
+            "--no-head",
+            help="The model's outputs are other classes than the data's: use its features only.",
+            rich_help_panel=PANEL,
+        ),
+    ] = False,
+    pictures_at_once: Annotated[
+        int | None,
+        typer.Option(
+            "--batch-size",
+            min=1,
+            help=f"Pictures that go through the model together. [default: {AT_ONCE}]",
+            rich_help_panel=PANEL,
+        ),
+    ] = None,
     skip_unreadable: SkipUnreadable = False,
     data_root: DataRoot = None,
     store: Store = None,
@@ -54,7 +68,8 @@ def fit(
     """Fit source class statistics once, and keep them in one small file.
 
     From features the file is read twice, in chunks: it may be larger than memory. From pictures
-    the model runs once; its features are kept, so that a second fit reads no picture.
+    the model runs once; its features are kept, so that a second fit reads no picture, and one that
+    was interrupted goes on from there.
     """
     from caster.jobs.fit import fit_file, fit_pictures
 
@@ -73,9 +88,9 @@ def fit(
                 state,
                 settings,
                 store=store or default_store(),
-                batch_size=batch_size,
+                batch_size=pictures_at_once or AT_ONCE,
                 named_classes=None if classes is None else _lines(classes),
-                use_head=use_head,
+                use_head=not no_head,
                 skip_unreadable=skip_unreadable,
                 progress=progress,
             )
@@ -83,14 +98,14 @@ def fit(
     moments = clf.moments_
     say(
         f"{int(moments.counts.sum()):,} samples of {moments.n_classes:,} classes, "
-        f"{moments.U.shape[0]:,} features -> {moments.rank} directions, "
+        f"{moments.U.shape[0]:,} features -> {counted(moments.rank, 'direction')}, "
         f"margin {moments.margin:.3g}: {state} ({size(state.stat().st_size)})"
     )
 
 
 def _lines(path: Path) -> list[str]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise CasterError(f"cannot read the class names in {path}: {reason}") from None

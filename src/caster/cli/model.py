@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from caster.errors import CasterError
-from caster.frozen.protocol import FrozenModel
+from caster.files import check_writable
+
+if TYPE_CHECKING:
+    from caster.frozen.protocol import FrozenModel
 
 PANEL = "The model"
+KEPT = "no output was written; features so far are kept, and the same command goes on from there"
 
 
 def _option(kind: Any, *names: str, help: str, **extra: Any) -> Any:
@@ -27,45 +32,92 @@ OPTIONS: dict[str, Any] = {
         metavar="TOML",
         help="File that says how pictures become batches, or `in-graph`; timm models know.",
     ),
-    "checkpoint": _option(Path | None, help="Weights of a timm model (.safetensors)."),
-    "head": _option(str | None, help="The classifier, where it cannot be found by itself."),
-    "provider": _option(list[str] | None, help="Of ONNX Runtime; repeat in order of preference."),
-    "device": _option(str | None, help="Of a timm model: cpu, cuda, cuda:1 ..."),
+    "checkpoint": _option(
+        Path | None, metavar="FILE", help="Weights of a timm model (.safetensors)."
+    ),
+    "head": _option(
+        str | None, metavar="NAME", help="The classifier, where it cannot be found by itself."
+    ),
+    "provider": _option(
+        list[str] | None, metavar="NAME", help="Of ONNX Runtime; repeat in order of preference."
+    ),
+    "device": _option(str | None, metavar="NAME", help="Of a timm model: cpu, cuda, cuda:1 ..."),
     "bf16": _option(bool, "--bf16", help="Run a timm model in bfloat16 where it is safe."),
     "channels_last": _option(bool, "--channels-last", help="Memory layout of a timm model."),
 }
 DEFAULTS = {"bf16": False, "channels_last": False}
+FOR_PICTURES = {  # what else means nothing without a model, and how it is typed
+    "skip_unreadable": "--skip-unreadable",
+    "data_root": "--data-root",
+    "store": "--cache",
+    "shuffle": "--shuffle",
+    "classes": "--classes",
+    "no_head": "--no-head",
+    "pictures_at_once": "--batch-size",
+    "allow_other_model": "--allow-other-model",
+    "allow_other_preprocessing": "--allow-other-preprocessing",
+}
+
+Command = Callable[..., None]
 
 
-def with_model(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the model's options; it gets the model itself, or None, as `model`."""
-    own = inspect.signature(command, eval_str=True)
-    shared = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
-        for name, kind in OPTIONS.items()
-        for default in [DEFAULTS.get(name)]
-    ]
+def with_model(output: str, beside: str | None = None) -> Callable[[Command], Command]:
+    """Give a command the model's options; it gets the model itself, or None, as `model`.
 
-    @wraps(command)
-    def run(**given: Any) -> None:
-        options = {name: given.pop(name) for name in OPTIONS}
-        command(model=_wrapped(**options), **given)
+    `output` is its parameter for the file it writes, and `beside` the suffix of a second one:
+    neither may be a file that it reads.
+    """
 
-    kept = [p.replace(kind=p.KEYWORD_ONLY) for p in own.parameters.values() if p.name != "model"]
-    run.__signature__ = own.replace(parameters=[*kept, *shared])  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in [*kept, *shared]}
-    return run
+    def decorate(command: Command) -> Command:
+        # The model's type is for mypy: importing it would slow down every --help.
+        own = inspect.signature(command, eval_str=True, locals={"FrozenModel": object})
+        shared = [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=DEFAULTS.get(name)
+            )
+            for name, kind in OPTIONS.items()
+        ]
+
+        @wraps(command)
+        def run(**given: Any) -> None:
+            inputs = list(_files(value for name, value in given.items() if name != output))
+            for path in [given[output], *([given[output].with_suffix(beside)] if beside else [])]:
+                check_writable(path, *inputs)
+            model = _wrapped({name: given.pop(name) for name in OPTIONS}, given)
+            try:
+                command(model=model, **given)
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt(*([] if model is None else [KEPT])) from None
+
+        kept = [p.replace(kind=p.KEYWORD_ONLY) for p in own.parameters.values()]
+        parameters = [*(p for p in kept if p.name != "model"), *shared]
+        run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in parameters}
+        return run
+
+    return decorate
 
 
-def _wrapped(model: str | None, provider: list[str] | None, **options: Any) -> FrozenModel | None:
+def _files(values: Any) -> Iterator[str | Path]:
+    """Which of these are names of files."""
+    for value in values:
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, str | Path) and os.path.isfile(one):
+                yield one
+
+
+def _wrapped(options: dict[str, Any], others: dict[str, Any]) -> FrozenModel | None:
+    model, providers = options.pop("model"), options.pop("provider")
     if model is None:
-        stray = [name for name, value in options.items() if value]
-        if stray or provider:
-            option = (stray or ["provider"])[0].replace("_", "-")
-            raise CasterError(f"--{option} needs --model: name the model it is about")
+        stray = [f"--{name.replace('_', '-')}" for name, value in options.items() if value]
+        stray += ["--provider"] if providers else []
+        given = [name for name, value in others.items() if value is not None and value is not False]
+        stray += [typed for name, typed in FOR_PICTURES.items() if name in given]
+        if stray:
+            raise CasterError(f"{stray[0]} is for pictures: name the model they go to with --model")
         return None
     if not model.endswith(".onnx") and not model.startswith("timm:"):
         raise CasterError(f"{model} is no model: give the path of an .onnx file, or timm:NAME")
     from caster.frozen.wrap import wrap
 
-    return wrap(model, providers=provider or None, **options)
+    return wrap(model, providers=providers or None, **options)

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from caster.cli.console import errors, say
+from caster.cli.console import counted, errors, say
+from caster.cli.model import PANEL as MODEL_PANEL
 from caster.errors import CasterError
 
 PANEL = "Pictures"
@@ -38,13 +39,22 @@ Store = Annotated[
         rich_help_panel=PANEL,
     ),
 ]
-BatchSize = Annotated[int, typer.Option(min=1, help="Samples taken together.")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Samples adapted to together.")]
 OtherModel = Annotated[
-    bool, typer.Option("--allow-other-model", help="Use a state fitted with another model.")
+    bool,
+    typer.Option(
+        "--allow-other-model",
+        help="Use a state that was fitted with another model.",
+        rich_help_panel=MODEL_PANEL,
+    ),
 ]
 OtherPreprocessing = Annotated[
     bool,
-    typer.Option("--allow-other-preprocessing", help="Use one fitted with other preprocessing."),
+    typer.Option(
+        "--allow-other-preprocessing",
+        help="Use one that was fitted with other preprocessing.",
+        rich_help_panel=MODEL_PANEL,
+    ),
 ]
 Tau = Annotated[
     float | None, typer.Option(help="Largest accepted certificate, instead of the state's.")
@@ -56,6 +66,12 @@ def features_path(source: str) -> Path:
     path = Path(source)
     if path.suffix not in (".npz", ".parquet") and (path.exists() or ":" in source):
         raise CasterError(f"{source} holds no features: name the model for pictures with --model")
+    if path.suffix == ".npz" and path.is_file():
+        from caster.frozen.npz import NpzFile
+
+        names = NpzFile(path).names
+        if "images" in names and "features" not in names:
+            raise CasterError(f"{source} holds pictures: name the model they go to with --model")
     return path
 
 
@@ -63,7 +79,7 @@ def say_skipped(unreadable: list[str]) -> None:
     """Name the pictures that were left out."""
     if not unreadable:
         return
-    say(f"caster: skipped {len(unreadable):,} unreadable pictures:", errors)
+    say(f"caster: skipped {counted(len(unreadable), 'unreadable picture')}:", errors)
     for line in unreadable[:NAMED]:
         say(f"  {line}", errors)
     if len(unreadable) > NAMED:

@@ -8,27 +8,30 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Column, Table
 
-from caster.cli.console import errors, output, progress_bar, say
+from caster.cli.console import counted, errors, output, progress_bar, say
 from caster.cli.model import with_model
 from caster.cli.pictures import (
+    PANEL,
     BatchSize,
     DataRoot,
     OtherModel,
     OtherPreprocessing,
     SkipUnreadable,
+    Store,
     Tau,
     features_path,
     say_skipped,
 )
 from caster.cli.state import StateFile
 from caster.errors import CasterError
-from caster.frozen.protocol import FrozenModel
 
 if TYPE_CHECKING:
+    from caster.data import Pictures
+    from caster.frozen.protocol import FrozenModel
     from caster.jobs.predict import Summary
 
 
-@with_model
+@with_model(output="table")
 def predict(
     state: StateFile,
     target: Annotated[
@@ -52,17 +55,24 @@ def predict(
     ] = True,
     shuffle: Annotated[
         int | None,
-        typer.Option(metavar="SEED", help="Mix the pictures, so that batches hold all classes."),
+        typer.Option(
+            metavar="SEED",
+            min=0,
+            help="Mix the pictures, so that batches hold all classes.",
+            rich_help_panel=PANEL,
+        ),
     ] = None,
     skip_unreadable: SkipUnreadable = False,
     data_root: DataRoot = None,
+    store: Store = None,
     allow_other_model: OtherModel = False,
     allow_other_preprocessing: OtherPreprocessing = False,
 ) -> None:
     """Adapted predictions, batch by batch in the order of the inputs.
 
     Every row gets its batch, verdict, certificate ratio and reason. A rejected batch keeps the
-    frozen head's answer, or Source-GDA's where there are no logits of these classes.
+    frozen head's answer, or Source-GDA's where there are no logits of these classes. On pictures,
+    the same command goes on from where it was interrupted.
     """
     from caster.jobs.predict import predict_file, predict_pictures
 
@@ -80,23 +90,23 @@ def predict(
                 progress=progress,
             )
         else:
-            from caster.adapter import Adapter
+            from caster import state as states
             from caster.data import open_pictures
+            from caster.jobs.deployed import deploy
+            from caster.jobs.store import default_store
+            from caster.jobs.table import check_table
 
-            adapter = Adapter(
+            check_table(table)  # before anything is said about the pictures
+            adapter = deploy(
                 model,
-                state,
+                states.load(state),
                 allow_other_model=allow_other_model,
                 allow_other_preprocessing=allow_other_preprocessing,
             )
             several = [Path(path) for path in target]
             pictures = open_pictures(target[0] if len(target) == 1 else several, data_root)
-            if pictures.by_class and shuffle is None:
-                say(
-                    f"caster: {pictures.name} comes class by class, and batches of few classes "
-                    "cannot be adapted to: --shuffle 0 mixes them",
-                    errors,
-                )
+            if shuffle is None:
+                _warn_of_order(pictures, batch_size)
             summary = predict_pictures(
                 adapter,
                 pictures,
@@ -106,6 +116,7 @@ def predict(
                 gate=gate,
                 shuffle=shuffle,
                 skip_unreadable=skip_unreadable,
+                store=store or default_store(),
                 progress=progress,
             )
     say_skipped(summary.unreadable)
@@ -113,18 +124,28 @@ def predict(
     _say_outcome(summary, table, gate)
 
 
+def _warn_of_order(pictures: Pictures, batch_size: int) -> None:
+    if pictures.by_class and len(pictures) > batch_size:
+        say(
+            f"caster: {pictures.name} comes class by class, and batches of few classes cannot be "
+            "adapted to: --shuffle 0 mixes them",
+            errors,
+        )
+
+
 def _say_outcome(summary: Summary, table: Path, gate: bool) -> None:
     if not gate:
         output.print("Gate off: rejected batches were answered by the transported classifier too.")
-    changed = "no `logits` given: rejected batches got Source-GDA's answer"
+    changed = "no frozen head's answer: rejected batches got Source-GDA's"
     if summary.changed is not None:
-        changed = f"{summary.changed:,} predictions differ from the frozen head's"
+        verb = "differs" if summary.changed == 1 else "differ"
+        changed = f"{counted(summary.changed, 'prediction')} {verb} from the frozen head's"
     say(f"Median ratio {summary.median_ratio:.3g}; {changed}.")
     say(f"Written: {table}")
 
 
 def _summary_table(summary: Summary) -> Table:
-    title = f"{summary.rows:,} rows in {summary.batches:,} batches"
+    title = f"{counted(summary.rows, 'row')} in {counted(summary.batches, 'batch')}"
     right = [Column(name, justify="right") for name in ("batches", "share")]
     table = Table("verdict", *right, title=title, title_justify="left")
     for reason, count in summary.reasons.most_common():

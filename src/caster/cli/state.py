@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -11,6 +11,9 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from caster.cli.console import errors, output, say, size
+
+if TYPE_CHECKING:
+    from caster.state import State
 
 LISTED = 20  # classes `inspect` lists unasked
 StateFile = Annotated[Path, typer.Argument(metavar="STATE", help="State file, from `caster fit`.")]
@@ -22,7 +25,7 @@ def inspect(
         bool, typer.Option("--classes", help=f"List all classes, also beyond {LISTED}.")
     ] = False,
 ) -> None:
-    """What a state file holds: classes and their counts, sizes, margin, constants, digests."""
+    """What a state file holds: classes, counts, sizes, margin, constants, digests, head."""
     from caster import state as states
 
     held = states.load(state)
@@ -41,11 +44,24 @@ def inspect(
         ("content digest", states.digest(held)),
         ("model digest", held.model_sha256 or "not bound to a model"),
         ("preprocessing digest", held.preprocessing_sha256 or "not bound to a preprocessing"),
+        ("head", _head(held)),
         ("written by", f"caster {held.caster_version}, state format {states.VERSION}"),
     ):
         table.add_row(name, Text(value))
     output.print(table)
     output.print(_class_table(held.classes.tolist(), counts.tolist(), everything=classes))
+
+
+def _head(held: State) -> str:
+    """Which of the model's logits are the classes'."""
+    if held.head is None:
+        if held.model_sha256 is None:
+            return "not bound to a model: logits come with the features, in the order of classes"
+        return "no head: rejected batches get Source-GDA's answer"
+    if held.head == tuple(range(len(held.head))):
+        return f"logits 0 to {len(held.head) - 1}, in the order of classes"
+    more = " ..." if len(held.head) > LISTED else ""
+    return f"logits {', '.join(map(str, held.head[:LISTED]))}{more}"
 
 
 def _class_table(labels: list[Any], counts: list[int], *, everything: bool) -> Table:

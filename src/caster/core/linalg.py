@@ -13,7 +13,7 @@ from typing import Any
 import scipy.linalg
 from array_api_compat import array_namespace, device, is_numpy_array, is_torch_array
 
-NEWTON_SCHULZ_STEPS = 30
+LARGEST_CONDITION = 1e9  # of a matrix whose roots are to be had by products
 SMALL = 24  # order of matrices below which NumPy's own loop over them is the faster one
 
 Array = Any  # an array of any array-API namespace: the standard has no static type for one yet
@@ -51,9 +51,9 @@ def symmetric_roots(matrix: Array, lam: float) -> tuple[Array, Array]:  # (k, k)
 def newton_schulz_roots(matrix: Array) -> tuple[Array, Array]:  # (k, k) -> (k, k), (k, k)
     """Both roots of a positive definite matrix by products alone, in float64.
 
-    An eigendecomposition on a GPU makes the host wait for it, products do not. Each step brings
-    an eigenvalue 2.25 times nearer to 1 until it is close, then doubles its digits; the steps
-    taken are enough for condition numbers up to 1e8. Beyond, both roots come back as NaN.
+    An eigendecomposition on a GPU makes the host wait for it, products do not. Each step takes
+    the root's eigenvalues, scaled into (0, 1], from x to a x (3 - (a x)^2) / 2, nearer to 1.
+    Where the condition number is too large for the steps taken, both roots come back as NaN.
 
     >>> import numpy as np
     >>> root, inverse = newton_schulz_roots(np.diag([4.0, 16.0]))
@@ -63,14 +63,32 @@ def newton_schulz_roots(matrix: Array) -> tuple[Array, Array]:  # (k, k) -> (k, 
     xp = array_namespace(matrix)
     wide = xp.astype(matrix, xp.float64)
     scale = xp.linalg.matrix_norm(wide)
-    Y, Z = wide / scale, identity_like(wide)
-    middle = 3 * Z
-    for _ in range(NEWTON_SCHULZ_STEPS):
-        T = 0.5 * (middle - Z @ Y)
-        Y, Z = Y @ T, T @ Z
-    off = xp.max(xp.abs(Z @ Y - identity_like(wide)))
+    identity = identity_like(wide)
+    middle = 1.5 * identity
+    # Y lacks all stretches so far, and Z carries what T = 3/2 I - a^2/2 Z Y asks for: the steps
+    # are a long row of tiny launches, and this way there are two fewer in each.
+    stretches = _stretches(LARGEST_CONDITION**-0.5)
+    Y, Z = wide / scale, 0.5 * stretches[0] ** 2 * identity
+    for following in (*stretches[1:], 1.0):
+        T = middle - Z @ Y
+        Y, Z = Y @ T, following**2 * (T @ Z)
+    off = xp.max(xp.abs(2 * (Z @ Y) - identity))
     scale = xp.where(off < 1e-6, xp.sqrt(scale), xp.nan)
-    return xp.astype(Y * scale, matrix.dtype), xp.astype(Z / scale, matrix.dtype)
+    stretch = math.prod(stretches)
+    root, inverse = Y * (stretch * scale), Z * (2 / stretch / scale)
+    return xp.astype(root, matrix.dtype), xp.astype(inverse, matrix.dtype)
+
+
+@cache
+def _stretches(low: float) -> tuple[float, ...]:
+    """Factors a for eigenvalues from low to 1 (Chen and Chow 2014): half the steps of a = 1."""
+    stretches = []
+    while low < 1 - 1e-12:
+        # Both ends land on one value; 1.7 keeps the upper one clear of 0, and of rounding.
+        a = min(1.7, math.sqrt(3 / (1 + low + low**2)))
+        low = a * low * (3 - (a * low) ** 2) / 2
+        stretches.append(a)
+    return tuple(stretches)
 
 
 def cholesky(matrices: Array) -> Array:  # (..., k, k) -> (..., k, k)
@@ -82,12 +100,13 @@ def cholesky(matrices: Array) -> Array:  # (..., k, k) -> (..., k, k)
            [1., 3.]])
 
     A matrix that is not positive definite raises; on a GPU, where the host would have to wait to
-    find out, its factor is NaN.
+    find out, its factor begins with NaN, and so all it solves is NaN.
     """
     xp = array_namespace(matrices)
     if on_gpu(matrices):
         factors, failed_at = xp.linalg.cholesky_ex(matrices)
-        return xp.where(failed_at[..., None, None] > 0, xp.nan, factors)
+        factors[..., 0, 0].masked_fill_(failed_at > 0, xp.nan)  # no second copy of all factors
+        return factors
     if not is_numpy_array(matrices) or matrices.shape[-1] < SMALL:
         return xp.linalg.cholesky(matrices)
     potrf = _lapack("potrf", matrices.dtype)
@@ -100,7 +119,12 @@ def cholesky(matrices: Array) -> Array:  # (..., k, k) -> (..., k, k)
     return factors
 
 
-def whiten(rows: Array, factor: Array) -> Array:  # (..., n, k), (..., k, k) -> (..., n, k)
+def whiten(
+    rows: Array,  # (..., n, k)
+    factor: Array,  # (..., k, k)
+    *,
+    overwrite: bool = False,  # the rows' memory may be used
+) -> Array:  # (..., n, k)
     """Solve L w = x for every row x, batched: rows of covariance L L' get covariance I.
 
     >>> import numpy as np
@@ -109,9 +133,9 @@ def whiten(rows: Array, factor: Array) -> Array:  # (..., n, k), (..., k, k) -> 
     """
     xp = array_namespace(rows)
     if not is_numpy_array(rows):
-        return _whiten_in_namespace(rows, factor)
+        return _whiten_in_namespace(rows, factor, overwrite)
     trsm = _blas("trsm", rows.dtype)
-    whitened = xp.array(rows, order="C")
+    whitened = xp.array(rows, order="C", copy=None if overwrite else True)
     for L, panel in zip(_stacked(factor), _stacked(whitened), strict=True):
         # BLAS counts by columns too, and solves the panel in place.
         trsm(1.0, L.T, panel.T, trans_a=1, overwrite_b=1)
@@ -133,11 +157,12 @@ def _stacked(matrices: Array) -> Array:  # (..., n, k) -> (m, n, k)
     return matrices.reshape(math.prod(matrices.shape[:-2]), *matrices.shape[-2:])
 
 
-def _whiten_in_namespace(rows: Array, factor: Array) -> Array:
+def _whiten_in_namespace(rows: Array, factor: Array, overwrite: bool) -> Array:
     xp = array_namespace(rows)
     if hasattr(xp.linalg, "solve_triangular"):
         upper = xp.matrix_transpose(factor)
-        return xp.linalg.solve_triangular(upper, rows, upper=True, left=False)
+        out = rows if overwrite else None
+        return xp.linalg.solve_triangular(upper, rows, upper=True, left=False, out=out)
     # The standard has no triangular solve: the general one gives the same answer for more work.
     return xp.matrix_transpose(xp.linalg.solve(factor, xp.matrix_transpose(rows)))
 
@@ -149,6 +174,17 @@ def mahalanobis(rows: Array, factor: Array) -> Array:  # (..., n, k), (..., k, k
     >>> mahalanobis(np.array([[2.0, 0.0], [0.0, 3.0]]), np.diag([2.0, 3.0]))
     array([1., 1.])
     """
+    return array_namespace(rows).sqrt(squares(whiten(rows, factor)))
+
+
+def squares(rows: Array) -> Array:  # (..., n, k) -> (..., n)
+    """Squared length of every row.
+
+    >>> import numpy as np
+    >>> squares(np.array([[3.0, 4.0]]))
+    array([25.])
+    """
     xp = array_namespace(rows)
-    whitened = whiten(rows, factor)
-    return xp.sqrt(xp.vecdot(whitened, whitened))
+    if is_numpy_array(rows):
+        return xp.vecdot(rows, rows)
+    return xp.linalg.vector_norm(rows, axis=-1) ** 2  # torch's vecdot is many small products

@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Callable
 from typing import Any
 
+from caster.arrays import as_real_array
+from caster.core.linalg import Array
 from caster.errors import CasterError
 from caster.frozen.preprocessing import Preprocessing
 from caster.frozen.protocol import Outputs
@@ -49,12 +51,19 @@ class FunctionModel:
         """What the function makes of a batch."""
         returned = self.function(batch)
         if isinstance(returned, Outputs):
-            return returned
-        features, logits = returned if isinstance(returned, tuple) else (returned, None)
-        for what, array in (("features", features), ("logits", logits)):
-            if array is not None and getattr(array, "shape", (None,))[0] != len(batch):
-                shape = getattr(array, "shape", type(array).__name__)
-                raise CasterError(
-                    f"{self.name} must give {what} ({len(batch)}, width), an array, not {shape}"
-                )
-        return Outputs(features, logits)
+            returned = (returned.features, returned.logits)
+        pair = isinstance(returned, tuple) and len(returned) == 2
+        features, logits = returned if pair else (returned, None)
+        rows = len(batch)
+        return Outputs(
+            self._checked("features", features, rows),
+            None if logits is None else self._checked("logits", logits, rows),
+        )
+
+    def _checked(self, what: str, array: Any, rows: int) -> Array:  # (B, width)
+        shape = getattr(array, "shape", type(array).__name__)
+        if len(shape) != 2 or shape[0] != rows:
+            raise CasterError(
+                f"{self.name} must give {what} as an array ({rows}, width), not {shape}"
+            )
+        return as_real_array(array)

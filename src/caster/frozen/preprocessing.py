@@ -42,11 +42,12 @@ class Preprocessing:
     dtype: str = "float32"  # or "float16", "uint8"
 
     def __post_init__(self) -> None:
-        _check(self.range in (1, 255), f"range must be 1 or 255, not {self.range!r}")
+        either = _is_number(self.range) and self.range in (1, 255)
+        _check(either, f"range must be 1 or 255, not {self.range!r}")
         for name in ("mean", "std"):
             values = getattr(self, name)
-            numbers = len(values) == 3 and all(_is_finite(value) for value in values)
-            _check(numbers, f"{name} must be three numbers, not {list(values)!r}")
+            numbers = _has(values, 3) and all(_is_number(value) for value in values)
+            _check(numbers, f"{name} must be three numbers, not {values!r}")
         _check(all(value > 0 for value in self.std), f"std must be above 0, not {self.std!r}")
         _check(self.layout in ("NCHW", "NHWC"), f"layout must be NCHW or NHWC, not {self.layout!r}")
         _check(self.channels in ("RGB", "BGR"), f"channels must be RGB or BGR: {self.channels!r}")
@@ -66,8 +67,8 @@ class Preprocessing:
         )
         for name in ("resize", "crop"):
             value = getattr(self, name)
-            sizes = value if isinstance(value, tuple) else (value,)
-            whole = all(isinstance(size, int) and size > 0 for size in sizes)
+            sides = (value, value) if name == "resize" and isinstance(value, int) else value
+            whole = _has(sides, 2) and all(type(side) is int and side > 0 for side in sides)
             _check(value is None or whole, f"{name} must be whole numbers above 0, not {value!r}")
 
     @classmethod
@@ -95,11 +96,15 @@ class Preprocessing:
     @classmethod
     def from_timm(cls, config: dict[str, Any]) -> Self:
         """What timm's `resolve_model_data_config` says of a model."""
-        height, width = config["input_size"][1:]
-        mode = config["crop_mode"]
-        scaled = tuple(math.floor(side / config["crop_pct"]) for side in (height, width))
-        _check(mode in ("center", "squash"), f"timm's crop mode {mode!r} is not supported")
-        _check(mode == "squash" or height == width, "timm's centre crop of a wide picture")
+        channels, height, width = config["input_size"]
+        mode, share = config["crop_mode"], config["crop_pct"]
+        known = mode == "squash" or (mode == "center" and height == width)
+        _check(
+            known and channels == 3 and share <= 1,  # above 1 it pads with black
+            f"timm's crop mode {mode!r} of {share} to {channels}x{height}x{width} is not known "
+            "here: state the preprocessing in a TOML file",
+        )
+        scaled = tuple(math.floor(side / share) for side in (height, width))
         return cls(
             range=1.0,
             mean=tuple(config["mean"]),
@@ -112,8 +117,10 @@ class Preprocessing:
 
     @property
     def sha256(self) -> str:
-        """Digest of the values: a comment or another order in the TOML file changes nothing."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+        """Digest of the values: a comment, another order or 1 for 1.0 changes nothing."""
+        mean, std = (tuple(map(float, values)) for values in (self.mean, self.std))
+        values = asdict(self) | {"range": float(self.range), "mean": mean, "std": std}
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
     def fitted(self, picture: Picture) -> Picture:
         """A picture resized and cropped."""
@@ -125,6 +132,8 @@ class Preprocessing:
 
     def batch(self, pictures: Sequence[Picture] | Picture) -> NDArray[Any]:
         """Fitted pictures of one size, as the model takes them."""
+        rgb = [p.dtype == np.uint8 and p.ndim == 3 and p.shape[2] == 3 for p in pictures]
+        _check(len(rgb) > 0 and all(rgb), "a batch needs pictures: uint8 (height, width, 3)")
         if not isinstance(pictures, np.ndarray):
             sizes = {picture.shape[:2] for picture in pictures}
             if len(sizes) > 1:
@@ -162,8 +171,10 @@ def _from_toml(name: str, value: Any) -> Any:
 
 
 def _resized(picture: Picture, size: int | tuple[int, int], interpolation: str) -> Picture:
-    from PIL import Image
-
+    try:
+        from PIL import Image
+    except ModuleNotFoundError:
+        raise CasterError("resizing needs Pillow: pip install 'caster-tta[images]'") from None
     height, width = picture.shape[:2]
     if isinstance(size, int):  # the shorter side; the longer one truncates, as torchvision's does
         short = min(height, width)
@@ -184,8 +195,12 @@ def _centre(picture: Picture, size: tuple[int, int]) -> Picture:
     return picture[top : top + size[0], left : left + size[1]]
 
 
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _is_number(value: Any) -> bool:  # one that float32 can hold
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e38
+
+
+def _has(values: Any, length: int) -> bool:
+    return isinstance(values, tuple | list) and len(values) == length
 
 
 def _check(holds: bool, message: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 from caster.core.linalg import Array
 from caster.frozen.preprocessing import Preprocessing
@@ -35,6 +35,34 @@ class FrozenModel(Protocol):
     def verify(self) -> None:
         """Raise unless the model still is what it was when it was wrapped."""
         ...
+
+
+class TorchLike(FrozenModel, Protocol):
+    """A torch module, whose work can be put on a stream and recorded."""
+
+    cuda_graph: bool
+
+    @property
+    def device(self) -> Any:
+        """Where it is now."""
+        ...
+
+    def placed(self, batch: Any) -> Array:
+        """A batch as the module takes it, beside the module."""
+        ...
+
+    def run(self, batch: Any) -> tuple[Array, Array]:
+        """Features and logits in the precision they come in."""
+        ...
+
+    def values(self) -> list[Array]:
+        """Every parameter and buffer."""
+        ...
+
+
+def runs_on_gpu(model: FrozenModel) -> TypeGuard[TorchLike]:
+    """Whether a model is a torch module on a GPU."""
+    return getattr(getattr(model, "device", None), "type", None) == "cuda"
 
 
 def preprocessing_sha256(model: FrozenModel) -> str | None:

@@ -12,39 +12,46 @@ from caster.errors import CasterError
 from caster.frozen.preprocessing import Preprocessing
 
 
-def create(name: str, checkpoint: Path | None) -> tuple[Any, Preprocessing]:
-    """A timm module with its weights, and the preprocessing timm states for it."""
+def create(name: str, checkpoint: Path | None) -> Any:
+    """A timm module with its weights, and as many classes as the checkpoint has."""
     try:
         import timm
-        from timm.data import resolve_model_data_config
     except ModuleNotFoundError:
         raise CasterError(f"timm:{name} needs timm: pip install 'caster-tta[timm]'") from None
     # Its retries would fill the screen; what came of them is said below.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    weights = None if checkpoint is None else _weights(checkpoint)
     try:
-        module = timm.create_model(name, pretrained=checkpoint is None)
-        if checkpoint is not None:
-            module = _loaded(name, checkpoint, module.pretrained_cfg.get("classifier"))
+        if weights is None:
+            return timm.create_model(name, pretrained=True)
+        classifier = getattr(timm.get_pretrained_cfg(name), "classifier", None)
+        module = timm.create_model(name, **_n_classes(weights, classifier))
+        module.load_state_dict(weights)
+        return module
     except OSError:
         raise CasterError(
             f"cannot fetch the pretrained weights of timm:{name}: without a network, give a local "
             "checkpoint (.safetensors)"
         ) from None
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         line = " ".join(str(error).split())
         raise CasterError(f"timm:{name} cannot be made: {line[:300]}") from None
-    return module, Preprocessing.from_timm(resolve_model_data_config(module))
 
 
-def _loaded(name: str, checkpoint: Path, classifier: Any) -> Any:
-    """The module with a checkpoint's weights, and as many classes as the checkpoint has."""
-    import timm
+def preprocessing(module: Any) -> Preprocessing:
+    """What timm states for a module."""
+    from timm.data import resolve_model_data_config
 
-    weights = _weights(checkpoint)
-    rows = weights.get(f"{classifier}.weight")
-    module = timm.create_model(name, **({} if rows is None else {"num_classes": rows.shape[0]}))
-    module.load_state_dict(weights)
-    return module
+    return Preprocessing.from_timm(resolve_model_data_config(module))
+
+
+def _n_classes(
+    weights: dict[str, Any],
+    classifier: str | tuple[str, ...] | None,  # several where a teacher had a head of its own
+) -> dict[str, int]:
+    names = (classifier,) if isinstance(classifier, str) else classifier or ()
+    heads = [weights[f"{name}.weight"] for name in names if f"{name}.weight" in weights]
+    return {"num_classes": heads[0].shape[0]} if heads else {}
 
 
 def _weights(checkpoint: Path) -> dict[str, Any]:

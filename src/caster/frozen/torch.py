@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,16 @@ from caster.errors import CasterError
 from caster.frozen.preprocessing import Preprocessing
 from caster.frozen.protocol import Outputs
 
+_TRAINING = attrgetter("training")
+
 
 class TorchModel:
     """An `nn.Module` in eval mode, without gradients, and never written to.
 
     The classifier is the Linear layer whose output the module returns, found on the first batch;
-    `head` names another layer. Its input, whatever the architecture, are the features.
+    `head` names another layer. Its input, whatever the architecture, are the features. With
+    `cuda_graph` an `Adapter` on a GPU records the module together with its own work, and replays
+    both: for modules that do the same on every batch, whose launches keep the GPU waiting.
 
     >>> module = nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 3))
     >>> model = TorchModel(module)
@@ -39,6 +44,7 @@ class TorchModel:
         device: str | None = None,
         bf16: bool = False,
         channels_last: bool = False,
+        cuda_graph: bool = False,
     ) -> None:
         self.module = _moved(module.eval(), device, channels_last)
         self.name = name or type(module).__name__
@@ -46,7 +52,10 @@ class TorchModel:
         self.preprocessing = preprocessing
         self.bf16 = bf16
         self.channels_last = channels_last
+        self.cuda_graph = cuda_graph
         self._named_head = head
+        self._parts = tuple(module.modules())  # walked once: there are hundreds
+        self._weight = next(module.parameters(), None)
         if head is not None and head not in dict(module.named_modules()):
             raise CasterError(f"{self.name} has no layer {head!r}: {_linear_layers(module)}")
         if preprocessing is not None and preprocessing.layout != "NCHW":
@@ -61,34 +70,48 @@ class TorchModel:
 
     def __call__(self, batch: Any) -> Outputs:
         """Features and logits of a batch, on the module's device, in float32."""
-        if any(part.training for part in self.module.modules()):
-            raise CasterError(f"{self.name} was put into training mode: call eval() on it")
-        batch = self._placed(batch)
-        with torch.inference_mode(), torch.autocast(self._device.type, torch.bfloat16, self.bf16):
+        features, logits = self.run(batch)
+        return Outputs(features.float(), logits.float())
+
+    def run(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """Features and logits as the module gives them, in bf16 if it computes in that."""
+        batch = self.placed(batch)
+        # A recording must not read copies of weights that autocast keeps, and then lets go.
+        autocast = torch.autocast(
+            self.device.type, torch.bfloat16, self.bf16, cache_enabled=not self.cuda_graph
+        )
+        with torch.inference_mode(), autocast:
             if self.head is None:
                 self.head = _find_head(self.module, batch, self.name)
             with _input_of(self.module.get_submodule(self.head)) as inputs:
                 logits = _logits(self.module(batch), self.name)
             if not inputs:
                 raise CasterError(f"{self.name} answered without using its layer {self.head!r}")
-            return Outputs(_rows(inputs[-1], self.head).float(), logits.float())
+            return _rows(inputs[-1], self.head), logits
 
-    @property
-    def _device(self) -> torch.device:
-        values = next(self.module.parameters(), None)
-        return values.device if values is not None else torch.device("cpu")
-
-    def _placed(self, batch: Any) -> Tensor:
+    def placed(self, batch: Any) -> Tensor:
+        """A batch as the module takes it, beside the module, which must be in eval mode."""
+        if any(map(_TRAINING, self._parts)):
+            raise CasterError(f"{self.name} was put into training mode: call eval() on it")
         if isinstance(batch, np.ndarray) and not batch.flags.writeable:
             batch = batch.copy()  # torch warns of memory it may not write to
         given = torch.as_tensor(batch)
         if given.ndim == 0 or len(given) == 0:
             raise CasterError(f"a batch for {self.name} must hold at least one sample")
         # Pinned memory would let this copy overlap; arrays from elsewhere are not pinned.
-        placed = given.to(self._device, non_blocking=True)
+        placed = given.to(self.device, non_blocking=True)
         if self.channels_last and placed.ndim == 4:
             placed = placed.contiguous(memory_format=torch.channels_last)
         return placed
+
+    def values(self) -> list[Tensor]:
+        """Every parameter and buffer, where it is now."""
+        return [value.detach() for value in (*self.module.parameters(), *self.module.buffers())]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the module is now."""
+        return torch.device("cpu") if self._weight is None else self._weight.device
 
 
 def _moved(module: nn.Module, device: str | None, channels_last: bool) -> nn.Module:

@@ -63,7 +63,9 @@ def wrap(
 
         chosen = {} if providers is None else {"providers": providers}
         return OnnxModel(Path(model), head=head, preprocessing=stated, **chosen)
-    if callable(model):
+    if hasattr(model, "verify") and hasattr(model, "preprocessing"):
+        raise CasterError(f"{model.name} is wrapped already")
+    if callable(model) and not isinstance(model, type):
         others = {"head": head, "checkpoint": checkpoint, "providers": providers}
         _refuse_options(model, torch_only | others)
         from caster.frozen.function import FunctionModel
@@ -71,7 +73,7 @@ def wrap(
         if stated == IN_GRAPH:
             raise CasterError("state a function's preprocessing in full: it shows no input shape")
         return FunctionModel(model, version=version, preprocessing=stated)
-    raise CasterError(f"a model is {KINDS}, not {model!r}")
+    raise CasterError(f"a model is {KINDS}, not {_called(model)}")
 
 
 def _stated(preprocessing: Preprocessing | str | os.PathLike[str]) -> Any:
@@ -99,13 +101,13 @@ def _torch_model(
 
     name = None
     if isinstance(model, str):
-        from caster.frozen.timm import create
+        from caster.frozen import timm
 
         name = model
-        module, timms = create(
+        module = timm.create(
             model.removeprefix("timm:"), None if checkpoint is None else Path(checkpoint)
         )
-        preprocessing = timms if preprocessing is None else preprocessing
+        preprocessing = timm.preprocessing(module) if preprocessing is None else preprocessing
     else:
         module = model
     if preprocessing == IN_GRAPH:
@@ -117,4 +119,9 @@ def _refuse_options(model: Any, options: dict[str, Any]) -> None:
     """An option that means nothing to this kind of model is a mistake, not a default."""
     for name, value in options.items():
         if value is not None and value is not False:
-            raise CasterError(f"{name} is not an option of {model!r}")
+            raise CasterError(f"{name} is not an option of {_called(model)}")
+
+
+def _called(model: Any) -> str:
+    """A model in a message: as it was typed, or its class, which takes one line."""
+    return repr(str(model)) if isinstance(model, str | os.PathLike) else type(model).__name__

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from caster import state as states
 from caster.adapter import Adapter
@@ -16,13 +13,16 @@ from caster.data import Pictures
 from caster.errors import CasterError
 from caster.estimator import Caster
 from caster.evaluation import Evaluation, check_can_draw, evaluate, write_page
+from caster.evaluation.run import Chunk
 from caster.files import check_writable, replacing
-from caster.frozen.arrays import FeatureFile, open_features
+from caster.frozen.arrays import open_features
 from caster.frozen.protocol import preprocessing_sha256
-from caster.jobs.extract import extract
+from caster.jobs.deployed import Batch, batches, check_batch_size, check_outputs, with_tau
+from caster.jobs.extract import AT_ONCE, extract
 from caster.jobs.progress import Progress, silent
+from caster.labels import Labels, as_labels, unique_labels
 
-Rows = NDArray[np.intp]
+SHOWN = 5  # classes of the state that a message names
 
 
 def evaluate_file(
@@ -36,11 +36,14 @@ def evaluate_file(
     progress: Progress = silent,
 ) -> Evaluation:
     """Score a file of labelled features, shuffled by a seed or in its own order."""
+    check_batch_size(batch_size)
     _check_outputs(page, state, target)
     held = states.load(state)
+    clf = with_tau(Caster.from_state(held), tau)
     file = open_features(target, "features", "labels")
-    clf = _with_tau(Caster.from_state(held), tau)
-    chunks = _Stream(file, _logits(file), batch_size, seed, progress)
+    labels = as_labels(file.read("labels"))
+    _check_labels(labels, clf, str(target))
+    chunks = _labelled(batches(file, batch_size, seed, progress), labels)
     found = evaluate(clf, chunks, name=str(target), digests={"state": states.digest(held)})
     _write(found, page)
     return found
@@ -56,71 +59,54 @@ def evaluate_pictures(
     seed: int | None,
     tau: float | None = None,
     skip_unreadable: bool = False,
+    digests: Mapping[str, str] | None = None,
     progress: Progress = silent,
 ) -> tuple[Evaluation, list[str]]:
-    """Score labelled pictures; also returns what was wrong with every picture skipped."""
+    """Score labelled pictures; also returns what was wrong with every picture skipped.
+
+    `digests` are those of what took part beside the model, its preprocessing and the pictures.
+    """
+    check_batch_size(batch_size)
     _check_outputs(page, Path(adapter.model.name), Path(pictures.name))
+    clf = with_tau(adapter.clf, tau)
+    if pictures.labels is None:
+        raise CasterError(f"{pictures.name} has no labels")
+    _check_labels(pictures.labels, clf, pictures.name)
     features = extract(
         adapter.model,
         pictures,
         store,
-        batch_size=batch_size,
+        batch_size=min(batch_size, AT_ONCE),
         skip_unreadable=skip_unreadable,
+        check=partial(check_outputs, adapter),
         progress=progress,
     )
-    logits = _logits(features)
-    if adapter.head is None:
-        logits = None
-    elif logits is not None:
-        logits = logits[:, np.asarray(adapter.head)]
-    clf = _with_tau(adapter.clf, tau)
-    chunks = _Stream(features, logits, batch_size, seed, progress)
-    digests = {
+    stream = batches(features, batch_size, seed, progress, adapter)
+    known = {
         "model": adapter.model.sha256 or "",
         "preprocessing": preprocessing_sha256(adapter.model) or "",
         "pictures": pictures.sha256,
     }
-    found = evaluate(clf, chunks, name=pictures.name, digests=digests)
+    chunks = _labelled(stream, features.read("labels"))
+    found = evaluate(clf, chunks, name=pictures.name, digests={**(digests or {}), **known})
     _write(found, page)
     return found, features.unreadable
 
 
-class _Stream:
-    """Batches of a labelled file in the order they are to be met."""
-
-    def __init__(
-        self,
-        file: FeatureFile,
-        logits: NDArray[Any] | None,
-        batch_size: int,
-        seed: int | None,
-        progress: Progress,
-    ) -> None:
-        if batch_size < 1:
-            raise CasterError(f"the batch size must be at least 1, not {batch_size}")
-        self.features, self.labels = file.read("features"), file.read("labels")
-        self.logits = logits
-        self.batch_size, self.progress = batch_size, progress
-        rows: Rows = np.arange(file.rows)
-        self.order = rows if seed is None else np.random.default_rng(seed).permutation(rows)
-
-    def __iter__(self) -> Iterator[tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]]:
-        for start in range(0, len(self.order), self.batch_size):
-            rows = self.order[start : start + self.batch_size]
-            logits = None if self.logits is None else self.logits[rows]
-            yield self.features[rows], self.labels[rows], logits
-            self.progress("adapting", start + len(rows), len(self.order))
+def _labelled(stream: Iterable[Batch], labels: Labels) -> Iterator[Chunk]:
+    return ((batch.features, labels[batch.rows], batch.logits) for batch in stream)
 
 
-def _logits(file: FeatureFile) -> NDArray[Any] | None:
-    return file.read("logits") if "logits" in file.names else None
-
-
-def _with_tau(clf: Caster, tau: float | None) -> Caster:
-    if tau is not None:
-        clf.set_params(tau=tau)
-    _ = clf.settings  # refuses a bad tau before any row is blamed for it
-    return clf
+def _check_labels(labels: Labels, clf: Caster, name: str) -> None:
+    """Refuse a class the state does not know, before the work that would be lost on it."""
+    classes = clf.classes_.tolist()
+    strange = [label for label in unique_labels(labels).tolist() if label not in set(classes)]
+    if strange:
+        known = ", ".join(map(repr, classes[:SHOWN])) + (" ..." if len(classes) > SHOWN else "")
+        raise CasterError(
+            f"the state does not know the class {strange[0]!r} of {name}: it was fitted to "
+            f"{len(classes):,} classes ({known})"
+        )
 
 
 def data_file(page: Path) -> Path:
@@ -137,6 +123,7 @@ def _check_outputs(page: Path, *inputs: Path) -> None:
 
 
 def _write(found: Evaluation, page: Path) -> None:
+    """Both files or, where drawing fails or is interrupted, neither."""
     with replacing(data_file(page)) as temporary:
         temporary.write_text(json.dumps(found.to_json(), indent=1), encoding="utf-8")
-    write_page(found, page)
+        write_page(found, page)

@@ -2,64 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from caster.arrays import to_numpy
-from caster.data import Pictures
+from caster.data import Pictures, UnreadablePicture
 from caster.errors import CasterError
 from caster.frozen.preprocessing import Preprocessing
-from caster.frozen.protocol import FrozenModel
+from caster.frozen.protocol import FrozenModel, Outputs
+from caster.jobs.features import PictureFeatures
 from caster.jobs.progress import Progress, silent
-from caster.jobs.reading import read_batches
-from caster.jobs.store import Entry, Filling, entry_key, filling, find
-from caster.labels import Labels
+from caster.jobs.reading import PictureBatch, read_batches, refuse_unreadable
+from caster.jobs.running import run
+from caster.jobs.store import Arrays, discard, entry_key, filling, find
 
 STAGE = "through the model"
+AT_ONCE = 64  # pictures the model takes, however many are adapted to together: they need memory
+
+Check = Callable[[Outputs], object]  # raises what is wrong with a batch
 
 
-@dataclass(frozen=True, eq=False)
-class PictureFeatures:
-    """What a model makes of labelled pictures, as the feature file other jobs read."""
-
-    path: Path
-    pictures: Pictures
-    entry: Entry
-
-    @property
-    def rows(self) -> int:
-        """Pictures that could be read."""
-        return self.entry.note.kept
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The arrays there are."""
-        return ("features", *(("logits",) if self.entry.has("logits") else ()), "labels")
-
-    @property
-    def unreadable(self) -> list[str]:
-        """What is wrong with each picture that was skipped."""
-        return list(self.entry.note.unreadable.values())
-
-    def read(self, name: str) -> NDArray[Any]:
-        """One whole array."""
-        if name != "labels":
-            return self.entry.array(name)
-        if self.pictures.labels is None:
-            raise CasterError(f"{self.pictures.name} has no labels")
-        labels: Labels = self.pictures.labels[self.entry.array("rows")]
-        return labels
-
-    def chunks(self, names: tuple[str, ...], rows: int) -> Iterator[tuple[NDArray[Any], ...]]:
-        """These arrays side by side, so many rows at a time."""
-        arrays = [self.read(name) for name in names]
-        for start in range(0, self.rows, rows):
-            yield tuple(array[start : start + rows] for array in arrays)
+def _nothing(outputs: Outputs) -> None:
+    """Find nothing wrong."""
 
 
 def stated_preprocessing(model: FrozenModel) -> Preprocessing:
@@ -77,52 +43,105 @@ def extract(
     pictures: Pictures,
     store: Path,
     *,
-    batch_size: int,
+    batch_size: int = AT_ONCE,
     skip_unreadable: bool = False,
+    check: Check = _nothing,
     progress: Progress = silent,
 ) -> PictureFeatures:
-    """Features and logits of all pictures, kept in the store for the next time."""
+    """Features and logits of all pictures, kept in the store for the next time.
+
+    `check` may refuse the first batch's, before the rest is worked on.
+    """
+    key = _key(model, pictures)
+    entry = find(store, key, len(pictures))
+    if entry is not None and _repaired(pictures, entry.note.unreadable):
+        discard(store, key)
+        entry = None
+    known = entry is not None
+    if entry is None:
+        _fill(model, pictures, store, batch_size, skip_unreadable, check, progress)
+        entry = find(store, key, len(pictures))
+        if entry is None:
+            raise CasterError(f"the features kept in {store} were taken away or damaged: run again")
+    _refuse(entry.note.unreadable, skip_unreadable)
+    if entry.note.kept == 0:
+        raise CasterError(f"none of the pictures of {pictures.name} can be read")
+    return PictureFeatures(Path(pictures.name), pictures, entry, known)
+
+
+def forget(features: PictureFeatures, model: FrozenModel, store: Path) -> None:
+    """Give up features that were kept for one job only."""
+    with suppress(CasterError):  # the job is done; what cannot be removed does no harm
+        discard(store, _key(model, features.pictures))
+
+
+def _key(model: FrozenModel, pictures: Pictures) -> str:
     preprocessing = stated_preprocessing(model)
     if model.sha256 is None:
         raise CasterError(f"{model.name} states no version: its features cannot be kept")
-    key = entry_key(model.sha256, preprocessing.sha256, pictures.sha256)
-    entry = find(store, key)
-    if entry is None:
-        with filling(store, key, len(pictures)) as partial:
-            rows = range(partial.note.seen, len(pictures))
-            batches = read_batches(
-                pictures, preprocessing, rows, batch_size, skip_unreadable=skip_unreadable
-            )
-            progress(STAGE, partial.note.seen, len(pictures))
-            for batch in batches:
-                _append(partial, model, batch.rows, batch.prepared, batch.unreadable)
-                progress(STAGE, partial.note.seen, len(pictures))
-            model.verify()
-        entry = Entry(store / key)
-    features = PictureFeatures(Path(pictures.name), pictures, entry)
-    _check(features, skip_unreadable)
-    return features
+    # The same weights, but other features.
+    precision = " bf16" if getattr(model, "bf16", False) else ""
+    return entry_key(model.sha256 + precision, preprocessing.sha256, pictures.sha256)
 
 
-def _append(
-    partial: Filling,
+def _fill(
     model: FrozenModel,
-    rows: list[int],
-    prepared: NDArray[Any] | None,
-    unreadable: dict[int, str],
+    pictures: Pictures,
+    store: Path,
+    batch_size: int,
+    skip_unreadable: bool,
+    check: Check,
+    progress: Progress,
 ) -> None:
-    columns: dict[str, NDArray[Any]] = {"rows": np.asarray(rows, dtype=np.int64)}
-    if prepared is not None:
-        outputs = model(prepared)
-        columns["features"] = to_numpy(outputs.features)
-        if outputs.logits is not None:
-            columns["logits"] = to_numpy(outputs.logits)
-    partial.append(columns, unreadable)
+    with filling(store, _key(model, pictures), len(pictures)) as partial:
+        if _repaired(pictures, partial.note.unreadable):
+            partial.clear()
+        _refuse(partial.note.unreadable, skip_unreadable)
+        progress(STAGE, partial.note.seen, len(pictures))
+        batches = read_batches(
+            pictures,
+            stated_preprocessing(model),
+            range(partial.note.seen, len(pictures)),
+            batch_size,
+            skip_unreadable=skip_unreadable,
+        )
+        with closing(batches):  # or an error would leave its threads at work
+            for batch in batches:
+                partial.append(_columns(model, batch, pictures, check), batch.unreadable)
+                check = _nothing if batch.rows else check
+                progress(STAGE, partial.note.seen, len(pictures))
+        try:
+            model.verify()
+        except CasterError:
+            partial.clear()  # whose features they are, nobody knows
+            raise
 
 
-def _check(features: PictureFeatures, skip_unreadable: bool) -> None:
+def _columns(model: FrozenModel, batch: PictureBatch, pictures: Pictures, check: Check) -> Arrays:
+    rows = np.asarray(batch.rows, dtype=np.int64)
+    if not batch.rows:
+        return {"rows": rows}
+    outputs = run(model, batch, pictures.names)
+    check(outputs)
+    logits = {} if outputs.logits is None else {"logits": outputs.logits}
+    return {"rows": rows, "features": outputs.features, **logits}
+
+
+def _repaired(pictures: Pictures, unreadable: Mapping[str, str]) -> bool:
+    """Whether a picture noted as unreadable can be read by now.
+
+    A permission given or a decoder installed changes no file, and so not the pictures' digest.
+    """
+    for row in unreadable:
+        try:
+            pictures.read(int(row))
+        except UnreadablePicture:
+            continue
+        return True
+    return False
+
+
+def _refuse(unreadable: Mapping[str, str], skip_unreadable: bool) -> None:
     """What an earlier run was asked to skip, this one may not have been."""
-    if features.unreadable and not skip_unreadable:
-        raise CasterError(f"{features.unreadable[0]}: repair it, or skip it with --skip-unreadable")
-    if features.rows == 0:
-        raise CasterError(f"none of the pictures of {features.pictures.name} can be read")
+    if unreadable and not skip_unreadable:
+        raise refuse_unreadable(next(iter(unreadable.values())))

@@ -6,20 +6,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from caster import state as states
 from caster.adapter import bound_state
 from caster.config import CHUNK_ELEMENTS, Settings
 from caster.data import Pictures
+from caster.data.folder import SUFFIXES
+from caster.errors import CasterError
 from caster.estimator import Caster
 from caster.files import check_writable
 from caster.frozen.arrays import FeatureFile, open_features
 from caster.frozen.heads import head_columns
-from caster.frozen.protocol import FrozenModel
+from caster.frozen.protocol import FrozenModel, Outputs
 from caster.jobs.extract import extract
 from caster.jobs.progress import Progress, silent
-from caster.labels import Labels, as_labels, unique_labels
+from caster.labels import Labels, as_labels, encode, unique_labels
 
 
 def fit_file(source: Path, output: Path, settings: Settings, progress: Progress = silent) -> Caster:
@@ -49,24 +52,49 @@ def fit_pictures(
     `named_classes` are the model's outputs in their order; without `use_head` they are other
     classes than the data's. Also returns what was wrong with every picture skipped.
     """
-    check_writable(output, model.name, pictures.name)
+    _check_output(output, model, pictures)
+    classes = _check_classes(pictures)
+
+    def head(outputs: Outputs) -> tuple[int, ...] | None:
+        if not use_head or outputs.logits is None:
+            return None
+        return head_columns(classes, int(outputs.logits.shape[1]), named_classes)
+
     features = extract(
         model,
         pictures,
         store,
         batch_size=batch_size,
         skip_unreadable=skip_unreadable,
+        check=head,
         progress=progress,
     )
-    classes = pictures.classes
-    if classes is None:
-        classes = unique_labels(as_labels(features.read("labels")))
-    head = None
-    if use_head and "logits" in features.names:
-        head = head_columns(classes, features.read("logits").shape[1], named_classes)
     clf = _fit(features, classes, settings, progress)
-    states.save(bound_state(clf, model, head), output)
+    states.save(bound_state(clf, model, head(features.outputs)), output)
     return clf, features.unreadable
+
+
+def _check_output(output: Path, model: FrozenModel, pictures: Pictures) -> None:
+    check_writable(output, model.name, pictures.name)
+    if output.suffix.lower() in SUFFIXES:
+        raise CasterError(f"{output} has the name of a picture: give the state another one")
+
+
+def _check_classes(pictures: Pictures) -> Labels:
+    """The classes, refused where they cannot be fitted: before the work that would be lost."""
+    if pictures.labels is None:
+        raise CasterError(f"{pictures.name} has no labels")
+    classes = unique_labels(pictures.labels) if pictures.classes is None else pictures.classes
+    counts = np.bincount(encode(pictures.labels, classes), minlength=len(classes))
+    if len(classes) < 2:
+        raise CasterError(f"at least 2 classes are needed, {pictures.name} has {len(classes)}")
+    if counts.min() < 2:
+        label = classes.tolist()[counts.argmin()]
+        raise CasterError(
+            f"the class {label!r} of {pictures.name} has {counts.min() or 'no'} picture, and a "
+            "covariance needs 2: add pictures, or drop the class"
+        )
+    return classes
 
 
 def _fit(file: FeatureFile, classes: Labels, settings: Settings, progress: Progress) -> Caster:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -19,9 +22,9 @@ from caster.data import Pictures
 from caster.errors import CasterError
 from caster.estimator import Caster, load
 from caster.frozen.arrays import open_features
-from caster.jobs.extract import stated_preprocessing
+from caster.jobs.deployed import batches, check_batch_size, check_outputs, with_tau
+from caster.jobs.extract import AT_ONCE, extract, forget
 from caster.jobs.progress import Progress, silent
-from caster.jobs.reading import read_batches
 from caster.jobs.table import Columns, Table, check_table, open_table
 from caster.labels import Labels
 
@@ -72,9 +75,9 @@ def predict_file(
     Without the gate the transported classifier answers every batch that has one; a batch of a
     single row has none and gets the fallback.
     """
-    _check_batch_size(batch_size)
+    check_batch_size(batch_size)
     check_table(output, state, target)
-    clf = _with_tau(load(state), tau)
+    clf = with_tau(load(state), tau)
     file = open_features(target, "features")
     names = ("features", "logits") if "logits" in file.names else ("features",)
 
@@ -105,42 +108,43 @@ def predict_pictures(
     gate: bool = True,
     shuffle: int | None = None,
     skip_unreadable: bool = False,
+    store: Path | None = None,
     progress: Progress = silent,
 ) -> Summary:
     """Adapt to pictures batch by batch, and write one row a picture.
 
     They come in their own order, or shuffled by a seed: a batch's answer depends on what is in
-    it, and pictures sorted by class make batches of few classes.
+    it, and pictures sorted by class make batches of few classes. Features are in the store while
+    it works, for an interrupted run to go on from, and stay there only if they were kept before.
     """
-    _check_batch_size(batch_size)
+    check_batch_size(batch_size)
     check_table(output, Path(adapter.model.name), Path(pictures.name))
-    preprocessing = stated_preprocessing(adapter.model)
-    clf = _with_tau(adapter.clf, tau)
-    rows = list(range(len(pictures)))
-    if shuffle is not None:
-        rows = np.random.default_rng(shuffle).permutation(len(pictures)).tolist()
-    summary = Summary()
+    clf = with_tau(adapter.clf, tau)
+    with ExitStack() as stack:
+        if store is None:
+            temporary = TemporaryDirectory(prefix="caster-", ignore_cleanup_errors=True)
+            store = Path(stack.enter_context(temporary))
+        features = extract(
+            adapter.model,
+            pictures,
+            store,
+            batch_size=min(batch_size, AT_ONCE),
+            skip_unreadable=skip_unreadable,
+            check=partial(check_outputs, adapter),
+            progress=progress,
+        )
 
-    def answers() -> Iterator[_Answer]:
-        seen = 0
-        for batch in read_batches(
-            pictures, preprocessing, rows, batch_size, skip_unreadable=skip_unreadable
-        ):
-            if batch.prepared is not None:
-                outputs = adapter.model(batch.prepared)
-                logits = adapter.head_logits(outputs)
-                out = clf.adapt(outputs.features, logits)
-                names = [pictures.names[row] for row in batch.rows]
-                yield _Answer(batch.rows, out, _frozen(clf, logits), names)
-            summary.unreadable.extend(batch.unreadable.values())
-            seen += len(batch.rows) + len(batch.unreadable)
-            progress("adapting", seen, len(pictures))
+        def answers() -> Iterator[_Answer]:
+            for batch in batches(features, batch_size, shuffle, progress, adapter):
+                rows = features.places[batch.rows].tolist()
+                out = clf.adapt(batch.features, batch.logits)
+                names = [pictures.names[row] for row in rows]
+                yield _Answer(rows, out, _frozen(clf, batch.logits), names)
 
-    with open_table(output) as table:
-        _written(answers(), table, summary, gate)
-        if summary.rows == 0:
-            raise CasterError(f"none of the pictures of {pictures.name} can be read")
-        adapter.model.verify()
+        with open_table(output) as table:
+            summary = _written(answers(), table, Summary(unreadable=features.unreadable), gate)
+        if not features.known:
+            forget(features, adapter.model, store)
     return summary
 
 
@@ -182,15 +186,3 @@ def _frozen(clf: Caster, head_logits: Any) -> Labels | None:
         return None
     chosen: NDArray[Any] = np.argmax(to_numpy(head_logits), axis=1)
     return clf.classes_[chosen]  # type: ignore[no-any-return]
-
-
-def _with_tau(clf: Caster, tau: float | None) -> Caster:
-    if tau is not None:
-        clf.set_params(tau=tau)
-    _ = clf.settings  # refuses a bad tau before any row is blamed for it
-    return clf
-
-
-def _check_batch_size(batch_size: int) -> None:
-    if batch_size < 1:
-        raise CasterError(f"the batch size must be at least 1, not {batch_size}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -18,11 +18,19 @@ THREADS = min(8, os.cpu_count() or 1)
 
 
 @dataclass(frozen=True, eq=False)
+class Group:
+    """Pictures of one size, as the model takes them."""
+
+    places: list[int]  # in the batch
+    prepared: NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
 class PictureBatch:
     """Pictures as the model takes them, and which ones they are."""
 
     rows: list[int]  # of the pictures that could be read
-    prepared: NDArray[Any] | None  # None if none could
+    groups: list[Group]  # one, unless the preprocessing leaves pictures of several sizes
     unreadable: dict[int, str]  # row to what is wrong with it
 
 
@@ -33,18 +41,26 @@ def read_batches(
     batch_size: int,
     *,
     skip_unreadable: bool,
-) -> Iterator[PictureBatch]:
-    """Batches of these rows, in this order. An unreadable picture ends it, unless skipped."""
+) -> Generator[PictureBatch]:
+    """Batches of these rows, in this order. An unreadable picture ends it, unless skipped.
 
-    def prepared(row: int) -> Picture:
-        return preprocessing.fitted(pictures.read(row))
+    Close it when you stop early: its threads end then.
+    """
+
+    def fitted(row: int) -> Picture:
+        picture = pictures.read(row)
+        try:
+            return preprocessing.fitted(picture)
+        except (ValueError, MemoryError) as error:  # a line of pixels, resized by its short side
+            reason = str(error) or "not enough memory to resize it"
+            raise CasterError(f"{pictures.names[row]}: {reason}") from None
 
     pool = ThreadPoolExecutor(THREADS, thread_name_prefix="caster-read")
     try:
         pending: tuple[Sequence[int], list[Future[Picture]]] | None = None
         for start in range(0, len(rows), batch_size):
             chosen = rows[start : start + batch_size]
-            begun = chosen, [pool.submit(prepared, row) for row in chosen]
+            begun = chosen, [pool.submit(fitted, row) for row in chosen]
             if pending is not None:
                 yield _gathered(*pending, preprocessing, skip_unreadable)
             pending = begun
@@ -52,6 +68,11 @@ def read_batches(
             yield _gathered(*pending, preprocessing, skip_unreadable)
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def refuse_unreadable(why: str) -> CasterError:
+    """The error for a picture that nobody asked to skip."""
+    return CasterError(f"{why}: repair or remove it, or leave it out with --skip-unreadable")
 
 
 def _gathered(
@@ -67,9 +88,17 @@ def _gathered(
             readable[row] = future.result()
         except UnreadablePicture as error:
             if not skip_unreadable:
-                raise CasterError(
-                    f"{error}: repair it, or skip it with --skip-unreadable"
-                ) from None
+                raise refuse_unreadable(str(error)) from None
             unreadable[row] = str(error)
-    batch = preprocessing.batch(list(readable.values())) if readable else None
-    return PictureBatch(list(readable), batch, unreadable)
+    return PictureBatch(list(readable), _groups(list(readable.values()), preprocessing), unreadable)
+
+
+def _groups(pictures: list[Picture], preprocessing: Preprocessing) -> list[Group]:
+    """A model that resizes by itself takes pictures of any size, but of one size at a time."""
+    places: dict[tuple[int, ...], list[int]] = {}
+    for place, picture in enumerate(pictures):
+        places.setdefault(picture.shape, []).append(place)
+    return [
+        Group(those, preprocessing.batch([pictures[place] for place in those]))
+        for those in places.values()
+    ]

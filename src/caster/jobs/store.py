@@ -1,35 +1,50 @@
 """Features kept on disk, so that no picture is read twice: filled in order, resumed where it ended.
 
 An entry is a folder named by what determines its content. While it fills it carries the suffix
-`.partial`, with a note of how far it is complete; only a whole one gets its final name.
+`.partial`; only a whole one gets its final name. Its note says how far it is complete, with a
+checksum of every array: what a crash or a bad disk left behind is made anew, never believed.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
+import logging
 import os
+import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
 from caster.errors import CasterError
-from caster.files import replacing
+from caster.jobs.growing import Damaged, GrowingArray
+from caster.jobs.lock import locked
+from caster.jobs.note import Note, array_file, read_folder, write_note
 
-FORMAT = "1"
+FORMAT = "2"
 NOTE_EVERY = 5.0  # seconds between notes of progress: what a crash may cost
+BUSY = (
+    "another caster is reading these pictures with this model: wait until it is done, or name "
+    "another folder with --cache"
+)
+
+Arrays = Mapping[str, NDArray[Any]]
+
+log = logging.getLogger(__name__)
 
 
 def default_store() -> Path:
     """Where features are kept unless told otherwise."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    try:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:  # a container's user without a home
+        raise CasterError(
+            "there is no home folder to keep features in: name a folder with --cache"
+        ) from None
     return Path(base) / "caster"
 
 
@@ -39,78 +54,109 @@ def entry_key(model_sha256: str, preprocessing_sha256: str, pictures_sha256: str
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-@dataclass
-class Note:
-    """How far an entry is complete."""
-
-    seen: int = 0  # pictures read or found unreadable, from the first on
-    kept: int = 0  # rows of features
-    unreadable: dict[str, str] = field(default_factory=dict)  # row to what is wrong with it
-
-
+@dataclass(frozen=True, eq=False)
 class Entry:
-    """The features of one model on one set of pictures, as files of NumPy arrays."""
+    """The features of one model on one set of pictures."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.note = Note(**json.loads((folder / "note.json").read_text(encoding="utf-8")))
-
-    def array(self, name: str) -> NDArray[Any]:
-        """`features`, `logits` or `rows`: mapped from disk, read where it is looked at."""
-        mapped: NDArray[Any] = np.load(self.folder / f"{name}.npy", mmap_mode="r")
-        return mapped[: self.note.kept]
-
-    def has(self, name: str) -> bool:
-        """Whether the entry holds that array."""
-        return (self.folder / f"{name}.npy").exists()
+    note: Note
+    arrays: Arrays  # `rows`, `features` and maybe `logits`: mapped from disk, read when looked at
 
 
 class Filling:
     """An entry in the making."""
 
-    def __init__(self, folder: Path, total: int) -> None:
-        self.folder, self.total = folder, total
-        note = folder / "note.json"
-        self.note = (
-            Note(**json.loads(note.read_text(encoding="utf-8"))) if note.exists() else Note()
-        )
-        self._arrays: dict[str, NDArray[Any]] = {}
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.note = folder, Note()
+        self._arrays: dict[str, GrowingArray] = {}
         self._noted_at = time.monotonic()
 
-    def append(self, columns: dict[str, NDArray[Any]], unreadable: dict[int, str]) -> None:
+    def resume(self) -> None:
+        """Go on from what an earlier attempt left in the folder, if it did."""
+        self.folder.mkdir(exist_ok=True)
+        if not (self.folder / "note.json").exists():
+            return
+        try:
+            note, arrays = read_folder(self.folder)
+        except Damaged:
+            self.clear()
+            _say_damaged(self.folder)
+            return
+        self.note = note
+        for name, held in arrays.items():
+            file = array_file(self.folder, name)
+            self._arrays[name] = GrowingArray(file, held, note.kept, note.checksums[name])
+
+    def append(self, columns: Arrays, unreadable: Mapping[int, str]) -> None:
         """Add the outputs for the next pictures, and the rows among them that have none."""
-        count = len(columns["rows"])
-        for name, values in columns.items():
-            held = self._array(name, values)
-            held[self.note.kept : self.note.kept + count] = values
-        self.note.kept += count
-        self.note.seen += count + len(unreadable)
-        self.note.unreadable |= {str(row): why for row, why in unreadable.items()}
+        note, count = self.note, len(columns["rows"])
+        checksums = note.checksums
+        if count:
+            if note.kept and columns.keys() != checksums.keys():
+                raise CasterError("the model gives logits with some batches and not with others")
+            with _telling(self.folder.parent):
+                checksums = {name: self._grown(name, columns[name]) for name in columns}
+        # One assignment: Ctrl-C finds the note of before this batch or of after it.
+        self.note = Note(
+            note.seen + count + len(unreadable),
+            note.kept + count,
+            {**note.unreadable, **{str(row): why for row, why in unreadable.items()}},
+            checksums,
+        )
         if time.monotonic() - self._noted_at > NOTE_EVERY:
             self.save()
 
     def save(self) -> None:
         """Put everything so far on disk, the note last."""
-        for held in self._arrays.values():
-            held.flush()  # type: ignore[attr-defined]
-        with replacing(self.folder / "note.json") as temporary:
-            temporary.write_text(json.dumps(vars(self.note)), encoding="utf-8")
+        with _telling(self.folder.parent):
+            for array in self._arrays.values():
+                array.sync(self.note.kept)
+            write_note(self.note, self.folder)
         self._noted_at = time.monotonic()
 
-    def _array(self, name: str, like: NDArray[Any]) -> NDArray[Any]:
+    def close(self) -> None:
+        """Leave what there is to the next attempt; where there is nothing, leave nothing."""
+        try:
+            if self.note.seen:
+                self.save()
+        finally:
+            self._let_go()
+        if self.note.seen == 0:
+            shutil.rmtree(self.folder)
+
+    def clear(self) -> None:
+        """Start anew."""
+        self._let_go()
+        with _telling(self.folder.parent):
+            shutil.rmtree(self.folder)
+            self.folder.mkdir()
+        self.note = Note()
+
+    def _let_go(self) -> None:
+        for array in self._arrays.values():
+            array.close()
+        self._arrays = {}
+
+    def _grown(self, name: str, values: NDArray[Any]) -> int:
+        """Append to one array; returns its checksum."""
         if name not in self._arrays:
-            path = self.folder / f"{name}.npy"
-            shape = (self.total, *like.shape[1:])
-            if self.note.kept:
-                self._arrays[name] = open_memmap(path, mode="r+")
-            else:
-                self._arrays[name] = open_memmap(path, mode="w+", dtype=like.dtype, shape=shape)
-        return self._arrays[name]
+            self._arrays[name] = GrowingArray(array_file(self.folder, name), values)
+        return self._arrays[name].append(values)
 
 
-def find(root: Path, key: str) -> Entry | None:
-    """The complete entry of that name, if there is one."""
-    return Entry(root / key) if (root / key / "note.json").exists() else None
+def find(root: Path, key: str, total: int) -> Entry | None:
+    """The entry of that name, if it is there with all the pictures in it."""
+    with _telling(root):
+        try:
+            note, arrays = read_folder(root / key)
+        except Damaged:  # or not there at all
+            return None
+    return Entry(note, arrays) if note.seen == total else None
+
+
+def discard(root: Path, key: str) -> None:
+    """Forget a whole entry."""
+    with _telling(root):
+        shutil.rmtree(root / key)
 
 
 @contextmanager
@@ -119,34 +165,38 @@ def filling(root: Path, key: str, total: int) -> Iterator[Filling]:
 
     An error or Ctrl-C in the block keeps what is there for the next attempt.
     """
-    partial = root / f"{key}.partial"
-    try:
-        partial.mkdir(parents=True, exist_ok=True)
-        with _locked(root / f"{key}.lock"):
-            entry = Filling(partial, total)
-            try:
-                yield entry
-            finally:
-                entry.save()
-            os.replace(partial, root / key)
-    except OSError as error:
-        raise CasterError(f"cannot keep features in {root}: {error.strerror or error}") from None
+    entry = Filling(root / f"{key}.partial")
+    with ExitStack() as held:
+        with _telling(root):
+            root.mkdir(parents=True, exist_ok=True)
+            held.enter_context(locked(root / f"{key}.lock", BUSY))
+        if find(root, key, total):  # completed since the caller looked for it
+            raise CasterError(BUSY)
+        with _telling(root):
+            if (root / key).exists():
+                discard(root, key)
+                _say_damaged(root / key)
+            entry.resume()
+        try:
+            yield entry
+        finally:
+            with _telling(root):
+                entry.close()
+        with _telling(root):
+            os.replace(entry.folder, root / key)
+
+
+def _say_damaged(folder: Path) -> None:
+    log.warning("the features kept in %s were damaged, and are made anew", folder)
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock that ends with the process, or refuse if another one holds it."""
+def _telling(root: Path) -> Iterator[None]:
+    """What the disk has to say, in one line."""
     try:
-        import fcntl
-    except ModuleNotFoundError:  # Windows: two runs at once on the same pictures are up to the user
         yield
-        return
-    with path.open("w") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise CasterError(
-                "another caster is reading these pictures with this model: wait until it is done"
-            ) from None
-        yield
-        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise CasterError(
+            f"cannot keep features in {root}: {error.strerror or error}; --cache names another "
+            "folder"
+        ) from None

@@ -1,0 +1,79 @@
+"""A state at work: with its model, on batches of features in the order they are to be met."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caster.adapter import Adapter
+from caster.errors import CasterError
+from caster.estimator import Caster
+from caster.frozen.arrays import FeatureFile
+from caster.frozen.protocol import FrozenModel, Outputs
+from caster.jobs.extract import stated_preprocessing
+from caster.jobs.progress import Progress
+from caster.state import State
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Features that are adapted to together."""
+
+    rows: NDArray[np.intp]  # (B,), which ones they are
+    features: NDArray[Any]  # (B, d)
+    logits: NDArray[Any] | None  # (B, C), of the state's classes
+
+
+def deploy(model: FrozenModel, state: State, **allowed: bool) -> Adapter:
+    """A model that reads pictures, and its state; `allowed` is what `Adapter` may overlook."""
+    stated_preprocessing(model)  # that there is none is clearer than that its digest differs
+    return Adapter(model, state, **allowed)
+
+
+def check_outputs(adapter: Adapter, outputs: Outputs) -> None:
+    """Refuse a model whose features or logits the state was not made for."""
+    width, given = adapter.clf.n_features_in_, outputs.features.shape[1]
+    if given != width:
+        raise CasterError(
+            f"the state was fitted to {width:,} features, and {adapter.model.name} gives {given:,}"
+        )
+    adapter.head_logits(outputs)
+
+
+def with_tau(clf: Caster, tau: float | None) -> Caster:
+    """The estimator, with another threshold if there is one."""
+    if tau is not None:
+        clf.set_params(tau=tau)
+    _ = clf.settings  # refuses a bad tau before any row is blamed for it
+    return clf
+
+
+def check_batch_size(batch_size: int) -> None:
+    """Refuse a batch without a sample."""
+    if batch_size < 1:
+        raise CasterError(f"the batch size must be at least 1, not {batch_size}")
+
+
+def batches(
+    file: FeatureFile,
+    batch_size: int,
+    seed: int | None,  # of the order; None: the file's own
+    progress: Progress,
+    adapter: Adapter | None = None,  # that knows which logits are the state's; None: all of them
+) -> Iterator[Batch]:
+    """The rows of a file, so many at a time."""
+    features = file.read("features")
+    logits = file.read("logits") if "logits" in file.names else None
+    order: NDArray[np.intp] = np.arange(file.rows)
+    if seed is not None:
+        order = np.random.default_rng(seed).permutation(order)
+    for start in range(0, len(order), batch_size):
+        rows = order[start : start + batch_size]
+        chosen = Outputs(features[rows], None if logits is None else logits[rows])
+        head = chosen.logits if adapter is None else adapter.head_logits(chosen)
+        yield Batch(rows, chosen.features, head)
+        progress("adapting", start + len(rows), len(order))

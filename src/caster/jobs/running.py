@@ -1,0 +1,46 @@
+"""One batch of pictures through a frozen model, and errors that say which picture it was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caster.arrays import to_numpy
+from caster.errors import CasterError
+from caster.frozen.protocol import FrozenModel, Outputs
+from caster.jobs.reading import Group, PictureBatch
+
+
+def run(model: FrozenModel, batch: PictureBatch, names: Sequence[str]) -> Outputs:
+    """Features and logits in NumPy, in the order of the batch's rows."""
+    given = [_answer(model, group, names[batch.rows[group.places[0]]]) for group in batch.groups]
+    order = np.argsort([place for group in batch.groups for place in group.places])
+    features = _joined([outputs.features for outputs in given], order)
+    broken = ~np.isfinite(features).all(axis=tuple(range(1, features.ndim)))
+    if broken.any():
+        name = names[batch.rows[int(broken.argmax())]]
+        raise CasterError(f"{model.name} gives NaN or infinity for {name}")
+    if any(outputs.logits is None for outputs in given):
+        return Outputs(features, None)
+    return Outputs(features, _joined([outputs.logits for outputs in given], order))
+
+
+def _answer(model: FrozenModel, group: Group, first: str) -> Outputs:
+    count = len(group.places)
+    those = first if count == 1 else f"{first} and {count - 1} more"
+    try:
+        outputs = model(group.prepared)
+    except (CasterError, RuntimeError) as error:  # torch's, of a shape or of too little memory
+        line = " ".join(str(error).split())
+        raise CasterError(f"{line[:300]} (on {those})") from None
+    for array in (outputs.features, outputs.logits):
+        if array is not None and len(array) != count:
+            raise CasterError(f"{model.name} gives {len(array)} rows for {count} pictures")
+    return outputs
+
+
+def _joined(parts: list[Any], order: NDArray[np.intp]) -> NDArray[Any]:
+    return np.concatenate([to_numpy(part) for part in parts])[order]

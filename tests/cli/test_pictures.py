@@ -1,0 +1,592 @@
+"""Fit, predict and evaluate on pictures, as a user types them."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+import caster
+from caster import state as states
+from caster.cli import console
+from caster.cli.app import app
+from caster.cli.words import WORDS, as_typed
+from caster.frozen.onnx import OnnxModel
+from tests.jobs.colours import CAST, NAMES, TOML, patches, write_folder, write_model
+
+SAID = {  # by the library, and how one types it
+    "name another layer with head=": "name another layer with --head",
+    "device is not an option of": "--device is not an option of",
+    "channels_last is not an option of": "--channels-last is not an option of",
+    "providers is not an option of": "--provider is not an option of",
+    "name the model's classes in their order, or use its features without its head": (
+        "name the model's classes in their order with --classes, or use its features without its "
+        "head with --no-head"
+    ),
+    "fitted with another model (digest x, not y): fit again with this one, or allow it by name": (
+        "fitted with another model (digest x, not y): fit again with this one, or allow it with "
+        "--allow-other-model"
+    ),
+    "set CASTER_DATA or give a root": "set CASTER_DATA or give --data-root",
+    "give a local checkpoint (.safetensors)": (
+        "give a local checkpoint (.safetensors) with --checkpoint"
+    ),
+    "state the preprocessing in a TOML file": (
+        "state the preprocessing in a TOML file with --preprocessing"
+    ),
+    ": state a resize": ": state a `resize` in the file that --preprocessing names",
+}
+PIXELS, TRUTH = patches(20)
+SHIFTED, TARGET = patches(10, seed=1, cast=CAST)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("typed")
+    write_folder(folder / "source", PIXELS, TRUTH)
+    write_folder(folder / "target", SHIFTED, TARGET)
+    write_model(folder / "m.onnx")
+    (folder / "p.toml").write_text(TOML)
+    (folder / "names.txt").write_text("".join(f"{name}\n" for name in NAMES))
+    np.savez(folder / "features.npz", features=np.zeros((4, 3)), labels=[0, 0, 1, 1])
+    return folder
+
+
+@pytest.fixture
+def typed(made, tmp_path, monkeypatch):
+    """Types a command in an empty folder, with a cache of its own; M stands for the model."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(made / "cache"))
+    monkeypatch.delenv("CASTER_DATA", raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    model = f"--model {made}/m.onnx --preprocessing {made}/p.toml"
+
+    def typed(line):
+        words = line.replace("M ", f"{model} ").replace("@", f"{made}/").split()
+        return CliRunner().invoke(app, words)
+
+    if not (made / "s.caster").exists():
+        assert typed("fit M @source -o @s.caster").exit_code == 0
+    return typed
+
+
+@pytest.fixture
+def refusal(typed, tmp_path):
+    """The one line that a command ends in, having written nothing."""
+
+    def refusal(line):
+        before = sorted(path.name for path in tmp_path.iterdir())
+        result = typed(line)
+        assert result.exit_code == 1, result.output
+        assert result.stdout == ""
+        (said,) = result.stderr.splitlines()
+        assert sorted(path.name for path in tmp_path.iterdir()) == before
+        return said.removeprefix("caster: ")
+
+    return refusal
+
+
+def no_reading(monkeypatch):
+    def read(self, index):
+        raise AssertionError(f"picture {index} was read")
+
+    monkeypatch.setattr("caster.data.folder.FilePictures.read", read)
+
+
+# the three commands
+
+
+def test_fit_says_what_it_made_and_reads_no_picture_twice(typed, made, monkeypatch):
+    no_reading(monkeypatch)
+    result = typed("fit M @source --k-max 2 -o two.caster")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("160 samples of 8 classes, 3 features -> 2 directions, margin")
+    assert result.stderr == ""
+    held = states.load("two.caster")
+    assert (held.settings.k_max, held.head) == (2, tuple(range(8)))
+    assert held.model_sha256 == OnnxModel(made / "m.onnx").sha256
+
+
+def test_predict_warns_of_sorted_pictures_and_mixes_them_if_told_to(typed):
+    result = typed("predict M @s.caster @target -o out.csv")
+    assert result.exit_code == 0, result.output
+    assert re.fullmatch(
+        r"caster: .*target comes class by class, and batches of few classes cannot be adapted to: "
+        r"--shuffle 0 mixes them\n",
+        result.stderr,
+    )
+    assert "80 rows in 2 batches" in result.stdout
+    mixed = typed("predict M @s.caster @target --shuffle 0 -o out.csv")
+    assert (mixed.exit_code, mixed.stderr) == (0, "")
+    assert "accepted" in mixed.stdout
+    rows = [line.split(",") for line in Path("out.csv").read_text().splitlines()[1:]]
+    assert len(rows) == 80
+    assert np.mean([row[1].split("/")[0] == row[3] for row in rows]) > 0.9
+    changed = sum(row[3] != row[4] for row in rows)
+    assert f"{changed} predictions differ from the frozen head's" in mixed.stdout
+
+
+def test_one_batch_of_everything_is_no_cause_for_a_warning(typed):
+    result = typed("predict M @s.caster @target --batch-size 80 -o out.csv")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "80 rows in 1 batch\n" in re.sub(" +\n", "\n", result.stdout)
+
+
+def test_predict_on_files(typed):
+    names = " ".join(f"@target/{NAMES[c]}/{i:03}.png" for i, c in enumerate(TARGET) if c < 3)
+    result = typed(f"predict M @s.caster {names} -o out.parquet")
+    assert result.exit_code == 0, result.output
+    assert "30 rows in 1 batch" in result.stdout
+    assert result.stderr == ""
+
+
+def test_evaluate_prints_and_writes(typed, made):
+    result = typed("evaluate M @s.caster @target --batch-size 40 --seed 2 -o page.html")
+    assert (result.exit_code, result.stderr) == (0, ""), result.output
+    found = json.loads(Path("page.json").read_text())
+    assert "80 samples in 2 batches" in result.stdout
+    for name, label in (
+        ("frozen", "frozen head"),
+        ("source_gda", "Source-GDA"),
+        ("ungated", "transport, ungated"),
+        ("gated", "transport, gated"),
+    ):
+        score = found["scores"][name]
+        (line,) = (x for x in result.stdout.splitlines() if x.strip().startswith(label + " "))
+        numbers = line.split(label)[1].split()
+        assert numbers[0] == f"{100 * score['accuracy']:.1f}"
+        assert numbers[2:] == [
+            f"{100 * score['harm']:.1f}",
+            f"{100 * score['help']:.1f}",
+            f"{score['nll']:.3f}",
+            f"{100 * score['calibration_error']:.1f}",
+        ]
+        assert len(line) <= 80
+    assert found["scores"]["gated"]["accuracy"] > found["scores"]["frozen"]["accuracy"] + 0.5
+    assert "Verdicts: 2 accepted; median ratio" in result.stdout
+    assert "Written: page.html, page.json" in result.stdout
+    assert found["digests"]["state"] == states.digest(states.load(made / "s.caster"))
+    assert "<svg" in Path("page.html").read_text()
+
+
+def test_evaluate_in_order_warns(typed):
+    result = typed("evaluate M @s.caster @target --in-order --batch-size 20")
+    assert result.exit_code == 0, result.output
+    found = json.loads(Path("caster-evaluation.json").read_text())
+    assert len(found["reasons"]) > 1
+    assert "accepted" not in found["reasons"]
+    verdicts = ", ".join(f"{n} rejected ({reason})" for reason, n in found["reasons"].items())
+    assert f"Verdicts: {verdicts}; median ratio inf." in result.stdout
+    assert "caster: The stream looks ordered by class" in result.stderr
+    assert os.path.exists("caster-evaluation.html")
+
+
+def test_evaluate_on_features(typed, made):
+    h, y = np.random.default_rng(0).normal(size=(300, 4)), np.arange(300) % 6
+    h += 5 * np.eye(6, 4)[y]
+    np.savez("f.npz", features=h, labels=y, logits=np.eye(6)[y])
+    caster.Caster().fit(h, y).save("f.caster")
+    result = typed("evaluate f.caster f.npz -o f.html")
+    assert result.exit_code == 0, result.output
+    assert json.loads(Path("f.json").read_text())["scores"]["frozen"]["accuracy"] == 1.0
+
+
+def test_inspect_shows_the_head(typed, made):
+    def head(path):
+        words = typed(f"inspect {path}").stdout
+        return " ".join(re.search(r"│ head +│(.*?)│\n(?:│ +│(.*?)│\n)?", words).groups("")).split()
+
+    assert " ".join(head("@s.caster")) == "logits 0 to 7, in the order of classes"
+    some = np.isin(TRUTH, [1, 4, 6])
+    write_folder(made / "some", PIXELS[some], TRUTH[some])
+    assert typed("fit M @some --classes @names.txt -o some.caster").exit_code == 0
+    assert " ".join(head("some.caster")) == "logits 1, 4, 6"
+    assert typed("fit M @some --no-head -o none.caster").exit_code == 0
+    assert " ".join(head("none.caster")).startswith("no head: rejected batches get Source-GDA's")
+
+
+@pytest.mark.parametrize("command", ["fit", "predict", "evaluate"])
+def test_help_shows_every_option_in_full(typed, command):
+    result = typed(f"{command} --help")
+    assert result.exit_code == 0
+    for option in ("--model", "--preprocessing", "--skip-unreadable", "--cache", "--data-root"):
+        assert re.search(rf"{option}\s", result.stdout)
+    if command != "fit":
+        assert re.search(r"--allow-other-preprocessing\s", result.stdout)
+    assert "…" not in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+# one line for bad input
+
+
+def test_pictures_without_a_model(refusal):
+    wanted = "name the model for pictures with --model"
+    assert refusal("fit @source -o s").endswith(f"source holds no features: {wanted}")
+    assert refusal("fit cifar10:train -o s") == f"cifar10:train holds no features: {wanted}"
+    assert wanted in refusal("predict @s.caster @target/azure/000.png -o o.csv")
+    assert wanted in refusal("evaluate @s.caster @target")
+
+
+def test_an_npz_of_pictures_without_a_model(refusal, made):
+    np.savez(made / "shots.npz", images=SHIFTED, labels=TARGET)
+    wanted = "holds pictures: name the model they go to with --model"
+    for line in ("fit @shots.npz -o s", "predict @s.caster @shots.npz -o o.csv"):
+        assert refusal(line).endswith(wanted)
+
+
+@pytest.mark.parametrize(
+    ("line", "option"),
+    [
+        ("fit @features.npz -o s --head fc", "--head"),
+        ("fit @features.npz -o s --preprocessing in-graph", "--preprocessing"),
+        ("fit @features.npz -o s --provider CPUExecutionProvider", "--provider"),
+        ("fit @features.npz -o s --channels-last", "--channels-last"),
+        ("fit @features.npz -o s --no-head", "--no-head"),
+        ("fit @features.npz -o s --classes @names.txt", "--classes"),
+        ("fit @features.npz -o s --batch-size 8", "--batch-size"),
+        ("fit @features.npz -o s --cache .", "--cache"),
+        ("predict @s.caster @features.npz -o o.csv --shuffle 0", "--shuffle"),
+        ("predict @s.caster @features.npz -o o.csv --skip-unreadable", "--skip-unreadable"),
+        ("evaluate @s.caster @features.npz --allow-other-model", "--allow-other-model"),
+        ("evaluate @s.caster @features.npz --data-root .", "--data-root"),
+    ],
+)
+def test_options_of_pictures_without_a_model(refusal, line, option):
+    assert refusal(line) == f"{option} is for pictures: name the model they go to with --model"
+
+
+def test_models_that_will_not_do(refusal, made):
+    prepared = f"--preprocessing {made}/p.toml @source -o s"
+    assert "model.pt is no model" in refusal(f"fit --model model.pt {prepared}")
+    assert "none.onnx: No such file" in refusal(f"fit --model none.onnx {prepared}")
+    (made / "text.onnx").write_text("no model")
+    assert "text.onnx is truncated, damaged or not" in refusal(f"fit --model @text.onnx {prepared}")
+    assert "no provider Gpu: onnxruntime here has" in refusal("fit M @source -o s --provider Gpu")
+    assert refusal("fit M @source -o s --device cuda").startswith("--device is not an option of")
+    assert refusal("fit M @source -o s --channels-last").startswith("--channels-last is not an opt")
+    assert "no output, node or tensor is named 'nose'" in refusal("fit M @source -o s --head nose")
+
+
+def test_a_classifier_that_must_be_named_is_asked_for_as_it_is_typed(refusal, made):
+    import onnx
+
+    several = onnx.load(made / "m.onnx")
+    several.graph.output.append(onnx.helper.make_tensor_value_info("h", 1, ["N", 3]))
+    onnx.save(several, made / "several.onnx")
+    line = "fit --model @several.onnx --preprocessing @p.toml @source -o s"
+    assert "say with --head which output holds the logits: `y`, `h`" in refusal(line)
+
+
+def test_preprocessing_that_will_not_do(refusal, made):
+    wanted = "give --preprocessing FILE.toml, or in-graph if the model resizes and normalises"
+    for line in (
+        "fit @source -o s",
+        "predict @s.caster @target -o o.csv",
+        "evaluate @s.caster @source",
+    ):
+        assert wanted in refusal(f"{line} --model @m.onnx")
+    fit = "fit --model @m.onnx @source -o s --preprocessing"
+    assert "cannot read the preprocessing none.toml" in refusal(f"{fit} none.toml")
+    (made / "bytes.toml").write_text('range=255\nmean=0\nstd=1\nlayout="NCHW"\ndtype="uint8"')
+    assert "takes float32, the preprocessing makes uint8" in refusal(f"{fit} @bytes.toml")
+    (made / "last.toml").write_text(TOML.replace("NCHW", "NHWC"))
+    assert "the preprocessing makes (any, any, any, 3) (NHWC)" in refusal(f"{fit} @last.toml")
+    (made / "large.toml").write_text(TOML + "crop = 9\n")
+    assert "the preprocessing makes (any, 3, 9, 9)" in refusal(f"{fit} @large.toml")
+
+
+def test_a_picture_of_the_wrong_size_is_named(refusal, made):
+    tall = write_folder(made / "tall", [np.repeat(p, 2, axis=0) for p in PIXELS], TRUTH)
+    said = refusal(f"fit M {tall} -o s")
+    assert "takes (any, 3, 6, 6), not (64, 3, 12, 6) (on azure/000.png and 63 more)" in said
+    (made / "crop.toml").write_text(TOML + "crop = 6\n")
+    small = write_folder(made / "small", PIXELS[:, :3], TRUTH)
+    said = refusal(f"fit --model @m.onnx --preprocessing @crop.toml {small} -o s")
+    assert said == (
+        "azure/000.png: a picture of 6x3 has no crop of 6x6: state a `resize` in the file that "
+        "--preprocessing names"
+    )
+
+
+def test_timm_without_a_network(refusal, monkeypatch):
+    def create_model(name, pretrained=False, **options):
+        raise OSError("We couldn't connect to 'https://huggingface.co'\nto load the files")
+
+    offline = SimpleNamespace(create_model=create_model)
+    monkeypatch.setitem(sys.modules, "timm", offline)
+    assert refusal("fit --model timm:resnet50 @source -o s") == (
+        "cannot fetch the pretrained weights of timm:resnet50: without a network, give a local "
+        "checkpoint (.safetensors) with --checkpoint"
+    )
+
+
+def test_an_unreadable_picture_is_named_and_skipped_when_asked_to(typed, refusal, made):
+    folder = write_folder(made / "spoilt", SHIFTED, TARGET)
+    for name in ("azure/001.png", "fawn/055.png"):
+        (folder / name).write_bytes(b"")
+    for line in (
+        f"fit M {folder} -o s",
+        f"predict M @s.caster {folder} --shuffle 0 -o o.csv",
+        f"evaluate M @s.caster {folder}",
+    ):
+        said = refusal(line)
+        assert said.startswith(f"cannot read {folder}/azure/001.png: it is empty, damaged or")
+        assert said.endswith("repair or remove it, or leave it out with --skip-unreadable")
+        result = typed(f"{line} --skip-unreadable")
+        assert result.exit_code == 0, result.output
+        lines = result.stderr.splitlines()
+        assert lines[0] == "caster: skipped 2 unreadable pictures:"
+        assert [re.search(r"\w+/\d+\.png", line).group() for line in lines[1:]] == [
+            "azure/001.png",
+            "fawn/055.png",
+        ]
+
+
+def test_many_skipped_pictures_are_counted(typed, made):
+    folder = write_folder(made / "ruined", SHIFTED, TARGET)
+    for i in range(7):
+        (folder / "azure" / f"{i:03}.png").write_bytes(b"")
+    result = typed(f"evaluate M @s.caster {folder} --skip-unreadable")
+    lines = result.stderr.splitlines()
+    assert lines[0] == "caster: skipped 7 unreadable pictures:"
+    assert len(lines) == 7
+    assert lines[-1] == "  and 2 more"
+
+
+def test_names_are_printed_as_they_are(refusal):
+    assert refusal("fit M sets:x -o s").startswith("there is no sets:x: DATA is")
+    assert refusal("fit M [red]sets -o s").startswith("there is no [red]sets: DATA is")
+
+
+def test_data_that_will_not_do(refusal, made):
+    assert "there is no nowhere: DATA is" in refusal("fit M nowhere -o s")
+    assert refusal("fit M pets:test -o s") == (
+        "no folder is named to find pets:test in: set CASTER_DATA or give --data-root"
+    )
+    assert "has no labels" in refusal("fit M @target/azure -o s")
+    assert "has no labels" in refusal("evaluate M @s.caster @target/azure")
+    strange = write_folder(made / "strange", SHIFTED, TARGET, [*NAMES[:7], "[ivory]"])
+    assert "the state does not know the class '[ivory]'" in refusal(
+        f"evaluate M @s.caster {strange}"
+    )
+    few = write_folder(made / "few", PIXELS[:60], TRUTH[:60])
+    assert refusal(f"fit M {few} -o s") == (
+        "the model gives 8 logits and the data have 3 classes: name the model's classes in their "
+        "order with --classes, or use its features without its head with --no-head"
+    )
+    assert "cannot read the class names in none.txt" in refusal(
+        f"fit M {few} --classes none.txt -o s"
+    )
+
+
+def test_another_model_or_preprocessing_is_refused_by_the_name_that_allows_it(typed, refusal, made):
+    write_model(made / "other.onnx", bias=1.0)
+    (made / "other.toml").write_text(TOML.replace("0.5", "0.4"))
+    model = "--model @other.onnx --preprocessing @p.toml"
+    toml = "--model @m.onnx --preprocessing @other.toml"
+    for command in ("predict @s.caster @target --shuffle 1 -o o.csv", "evaluate @s.caster @target"):
+        said = refusal(f"{command} {model}")
+        assert "the state was fitted with another model (digest" in said
+        assert said.endswith("fit again with this one, or allow it with --allow-other-model")
+        said = refusal(f"{command} {toml}")
+        assert said.endswith("or allow it with --allow-other-preprocessing")
+        assert typed(f"{command} {model} --allow-other-model").exit_code == 0
+        assert typed(f"{command} {toml} --allow-other-preprocessing").exit_code == 0
+        for path in ("o.csv", "caster-evaluation.html", "caster-evaluation.json"):
+            if os.path.exists(path):
+                os.unlink(path)
+
+
+def test_outputs_that_will_not_do(refusal, made):
+    assert "page.txt must end in .html" in refusal("evaluate M @s.caster @target -o page.txt")
+    assert "must end in .csv or .parquet" in refusal("predict M @s.caster @target -o o.xls")
+    assert "no folder no" in refusal("fit M @source -o no/s.caster")
+    assert "has the name of a picture" in refusal("fit M @source -o s.png")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "fit M @source -o @m.onnx",
+        "fit M @source -o @p.toml",
+        "fit M @source --classes @names.txt -o @names.txt",
+        "predict M @state.csv @target -o @state.csv",
+        "evaluate M @state.html @target -o @state.html",
+        "evaluate M @state.json @target -o @state.html",
+    ],
+)
+def test_no_output_takes_the_place_of_an_input(refusal, made, line):
+    for suffix in ("csv", "html", "json"):
+        (made / f"state.{suffix}").write_bytes((made / "s.caster").read_bytes())
+    before = {path: path.read_bytes() for path in made.iterdir() if path.is_file()}
+    assert refusal(line).endswith("is an input: write to another file")
+    assert before == {path: path.read_bytes() for path in made.iterdir() if path.is_file()}
+
+
+def test_a_cache_that_cannot_be_written(refusal, made):
+    said = refusal("predict M @s.caster @target --shuffle 0 -o o.csv --cache @p.toml/below")
+    assert said.startswith(f"cannot keep features in {made}/p.toml/below: ")
+    assert said.endswith("; --cache names another folder")
+
+
+def test_a_damaged_cache_is_told_of_and_made_anew(typed, made):
+    assert typed("fit M @source -o s.caster --cache c").exit_code == 0
+    before = states.digest(states.load("s.caster"))
+    (folder,) = os.listdir("c")
+    with open(f"c/{folder}/features.npy", "r+b") as stream:
+        stream.truncate(200)
+    result = typed("fit M @source -o s.caster --cache c")
+    assert result.exit_code == 0, result.output
+    assert (
+        result.stderr == f"caster: the features kept in c/{folder} were damaged, and are made "
+        "anew\n"
+    )
+    assert states.digest(states.load("s.caster")) == before
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "predict M @s.caster @target -o o.csv --shuffle -1",
+        "evaluate M @s.caster @target --seed -1",
+        "fit M @source -o s --batch-size 0",
+    ],
+)
+def test_numbers_out_of_range(typed, line):
+    result = typed(line)
+    assert result.exit_code == 2
+    assert re.search(r"greater than or equal|not in the range", result.output)
+
+
+def test_every_word_that_is_replaced_is_one_the_library_says():
+    """Where the library words an error anew, the command line must follow."""
+    folder = Path(caster.__file__).parent
+    files = [path for path in folder.rglob("*.py") if path.parent.name != "cli"]
+    joined = [re.sub(r'"\s*\n\s*f?"', "", path.read_text()) for path in files]
+    for said, typed in SAID.items():
+        assert as_typed(said) == typed
+        fixed = re.sub(r"^(device|channels_last|providers) |^.*: (?=fit again)", "", said)
+        assert any(fixed in text for text in joined), fixed
+    replaced = {p for p, _ in WORDS if any(re.search(p, said) for said in SAID)}
+    assert replaced == {pattern for pattern, _ in WORDS}
+
+
+# progress and Ctrl-C
+
+
+def test_progress_on_a_terminal(typed, made, monkeypatch):
+    screen = io.StringIO()
+    terminal = Console(file=screen, force_terminal=True, width=80)
+    monkeypatch.setattr(console, "errors", terminal)
+    assert typed("fit M @source -o s.caster --cache c").exit_code == 0
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
+    for stage in ("through the model", "pass 1 of 2: subspace", "pass 2 of 2: moments"):
+        assert re.search(rf"{stage}\s.*160/160", shown)
+    assert "Traceback" not in shown
+
+
+def test_progress_starts_where_an_earlier_run_ended(monkeypatch):
+    screen = io.StringIO()
+    monkeypatch.setattr(console, "errors", Console(file=screen, force_terminal=True, width=80))
+    with console.progress_bar() as progress:
+        progress("through the model", 128, 200)
+    assert "128/200" in screen.getvalue()
+
+
+def test_no_progress_where_nobody_watches(typed):
+    assert typed("fit M @source -o s.caster --cache c").stderr == ""
+
+
+def interrupted_at(monkeypatch, call):
+    """Ctrl-C while the model has its so-many-th batch."""
+    answer, calls = OnnxModel.__call__, []
+
+    def interrupted(self, batch):
+        calls.append(len(batch))
+        if len(calls) == call:
+            raise KeyboardInterrupt
+        return answer(self, batch)
+
+    monkeypatch.setattr(OnnxModel, "__call__", interrupted)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("line", "outputs"),
+    [
+        ("fit M @source --batch-size 40 -o s.caster", ["s.caster"]),
+        ("predict M @s.caster @target --batch-size 20 --shuffle 0 -o o.csv", ["o.csv"]),
+        ("evaluate M @s.caster @target --batch-size 20 -o e.html", ["e.html", "e.json"]),
+    ],
+)
+def test_ctrl_c_leaves_nothing_half_written_and_the_next_run_goes_on(
+    typed, tmp_path, monkeypatch, line, outputs
+):
+    calls = interrupted_at(monkeypatch, 3)
+    result = typed(f"{line} --cache c")
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert result.stderr == (
+        "caster: interrupted, no output was written; features so far are kept, and the same "
+        "command goes on from there\n"
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+    assert len(calls) == 3
+    result = typed(f"{line} --cache c")
+    assert result.exit_code == 0, result.output
+    assert len(calls) == 5  # the third batch again, and the fourth
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(["c", *outputs])
+
+
+def test_ctrl_c_on_features_keeps_nothing(typed, made, monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("caster.jobs.fit.open_features", interrupted)
+    result = typed("fit @features.npz -o s.caster")
+    assert (result.exit_code, result.stderr) == (130, "caster: interrupted, nothing was written\n")
+
+
+SLOW = """
+import sys, time
+from caster.cli import main
+from caster.frozen.onnx import OnnxModel
+answer = OnnxModel.__call__
+def slow(self, batch):
+    print("batch", flush=True)
+    time.sleep(0.3)
+    return answer(self, batch)
+OnnxModel.__call__ = slow
+sys.argv = ["caster", *sys.argv[1:]]
+main()
+"""
+
+
+def test_a_real_ctrl_c(made, tmp_path):
+    options = ["--model", made / "m.onnx", "--preprocessing", made / "p.toml", "--batch-size", "8"]
+    command = ["fit", *options, made / "source", "-o", tmp_path / "s", "--cache", tmp_path / "c"]
+    with subprocess.Popen(
+        [sys.executable, "-c", SLOW, *command], text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        for _ in range(3):
+            assert process.stdout.readline() == "batch\n"
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert said.splitlines()[-1].startswith("caster: interrupted, no output was written")
+    assert "Traceback" not in said
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+    (partial,) = (tmp_path / "c").iterdir()
+    assert json.loads((partial / "note.json").read_text())["seen"] in (16, 24)
