@@ -16,6 +16,7 @@ from caster.arrays import Beside, to_numpy
 from caster.core.linalg import Array, on_gpu
 from caster.errors import CasterError
 from caster.estimator import Caster
+from caster.fitting import pair
 from caster.frozen.heads import head_columns
 from caster.frozen.protocol import FrozenModel, Outputs, preprocessing_sha256, runs_on_gpu
 from caster.labels import as_labels, unique_labels
@@ -57,6 +58,7 @@ class Adapter:
         allow_other_preprocessing: bool = False,
     ) -> None:
         held = state if isinstance(state, State) else states.load(state)
+        model.verify()  # its digest was taken when it was wrapped
         if not allow_other_model:
             held.check_model(model.sha256)
         if not allow_other_preprocessing:
@@ -87,7 +89,7 @@ class Adapter:
         keeps them on disk. `settings` are those of `Caster`.
         """
         chunks, columns = [], None
-        for images, labels in batches:
+        for images, labels in map(pair, batches):
             outputs = model(images)
             chunks.append((to_numpy(outputs.features), as_labels(labels)))
             columns = None if outputs.logits is None else int(outputs.logits.shape[1])
@@ -96,7 +98,6 @@ class Adapter:
         found = unique_labels(as_labels(np.concatenate([labels for _, labels in chunks])))
         head = head_columns(found, columns, classes) if use_head else None
         clf = Caster(**settings).fit_stream(chunks, found)
-        model.verify()
         return cls(model, bound_state(clf, model, head))
 
     def __call__(self, batch: Any) -> Adaptation:
@@ -114,14 +115,19 @@ class Adapter:
         >>> [out.predictions.tolist() for out in adapter.stream(batches)]
         [[0, 1], [1]]
         """
-        pending: Callable[[], Adaptation] | None = None
-        for batch in batches:
-            started = self._start(batch)
-            if pending is not None:
-                yield pending()
-            pending = started
-        if pending is not None:
-            yield pending()
+        if not runs_on_gpu(self.model):  # nothing to overlap: no answer waits for the next batch
+            yield from map(self, batches)
+            return
+        pending: list[Callable[[], Adaptation]] = []
+        try:
+            for batch in batches:
+                pending.append(self._start(batch))
+                if len(pending) > 1:
+                    yield pending.pop(0)()
+        except CasterError:  # of the later batch: the earlier one has its answer all the same
+            yield from (finish() for finish in pending)
+            raise
+        yield from (finish() for finish in pending)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state, bound to the model and its preprocessing."""
@@ -186,12 +192,12 @@ class Adapter:
         features, *rest = model.run(*inputs) if model else inputs
         batch = transporter.checked(features)
         logits = self.head_logits(Outputs(batch, rest[0] if rest else None))
+        weights = model.values() if model else []
         if batch.shape[0] == 1:
-            return [batch, *([] if logits is None else [logits])], None
+            return [batch, *([] if logits is None else [logits])], weights
         attempt = transporter.attempt(batch, logits, settings)
         active = transporter.active(batch)
-        read = active, active.roots(settings.lam), model.values() if model else None
-        return [batch, *attempt.arrays()], read
+        return [batch, *attempt.arrays()], (weights, active, active.roots(settings.lam))
 
 
 def _fetch_choices(attempt: Attempt, fetch: Callable[[Array], Any]) -> Callable[[], Attempt]:

@@ -94,7 +94,7 @@ def _pieces(chunks: Chunks, classes: Labels) -> Iterator[tuple[Array, Array, int
     """Chunks as (features, class indices, C), checked, and cut so that a piece stays small."""
     width, seen = None, 0
     for chunk in chunks:
-        features, labels = _pair(chunk)
+        features, labels = pair(chunk)
         # JAX has no float64 unless told so at its start, and sums need it.
         features = to_numpy(features) if is_jax_array(features) else features
         h, y = as_real_array(features), encode(as_labels(labels), classes)
@@ -114,11 +114,14 @@ def _pieces(chunks: Chunks, classes: Labels) -> Iterator[tuple[Array, Array, int
         raise CasterError("there are no samples to fit")
 
 
-def _pair(chunk: Any) -> tuple[Any, Any]:
+def pair(chunk: Any) -> tuple[Any, Any]:
+    """A chunk's features and labels, or a batch's images and labels."""
     try:
         features, labels = chunk
     except (TypeError, ValueError):
-        raise CasterError("every chunk must be a pair: features, labels") from None
+        raise CasterError(
+            "every chunk or batch must be a pair: features or images, and labels"
+        ) from None
     return features, labels
 
 

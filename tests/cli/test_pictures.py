@@ -583,7 +583,7 @@ def test_a_real_ctrl_c(made, tmp_path):
         for _ in range(3):
             assert process.stdout.readline() == "batch\n"
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=30)
+        _, said = process.communicate(timeout=90)
     assert process.returncode == 130
     assert said.splitlines()[-1].startswith("caster: interrupted, no output was written")
     assert "Traceback" not in said

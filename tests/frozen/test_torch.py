@@ -360,7 +360,7 @@ def test_the_module_is_left_as_it_was(net):
 
 def test_hooks_go_even_when_the_module_fails(net):
     for head in (None, "fc"):
-        with pytest.raises(RuntimeError):
+        with pytest.raises(CasterError, match=r"cannot take a batch of float32 \(4, 2, 32, 32\)"):
             TorchModel(net, head=head)(IMAGES[:, :2])
     refusal(nn.Sequential(net, nn.Softmax(1)))
     assert not any(hooks(net))
@@ -653,3 +653,72 @@ def test_the_digest_is_the_same_on_a_gpu(net):
     torch.testing.assert_close(
         model(IMAGES).logits.cpu(), TorchModel(small())(IMAGES).logits, rtol=1e-3, atol=1e-3
     )
+
+
+# --- what torch itself would answer with a traceback, or not notice -----------------------------
+
+
+def test_float64_becomes_what_the_weights_are(net):
+    model = TorchModel(net)
+    assert torch.equal(model(IMAGES.double().numpy()).logits, model(IMAGES).logits)
+
+
+@pytest.mark.parametrize("batch", [{"images": 1}, "images", [[1.0], [1.0, 2.0]]])
+def test_what_is_no_array_is_refused(net, batch):
+    with pytest.raises(CasterError, match="must be an array"):
+        TorchModel(net)(batch)
+
+
+def test_a_first_batch_of_nan_still_shows_the_head(net):
+    model = TorchModel(net)
+    model(torch.full_like(IMAGES, torch.nan))
+    assert model.head == TorchModel(net).head or model.head == "fc"
+
+
+def test_a_head_called_by_keyword_is_seen():
+    class Keyword(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(12, 3)
+
+        def forward(self, x):
+            return self.fc(input=x.flatten(1))
+
+    images = torch.randn(2, 3, 2, 2)
+    assert torch.equal(TorchModel(Keyword())(images).features, images.flatten(1))
+
+
+def test_a_named_layer_that_works_in_place_shows_its_input():
+    class InPlace(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.relu, self.fc = nn.ReLU(inplace=True), nn.Linear(12, 3)
+
+        def forward(self, x):
+            return self.fc(self.relu(x.flatten(1) * 1.0))
+
+    images = torch.randn(2, 3, 2, 2)
+    assert torch.equal(TorchModel(InPlace(), head="relu")(images).features, images.flatten(1))
+
+
+def test_weights_that_torch_does_not_show_are_refused():
+    lazy = nn.Sequential(nn.Flatten(), nn.LazyLinear(3))
+    sparse = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    sparse[1].weight = nn.Parameter(sparse[1].weight.detach().to_sparse())
+    for module in (lazy, sparse):
+        with pytest.raises(CasterError, match="sparse or not initialised"):
+            TorchModel(module)
+
+
+def test_a_quantised_module_is_refused():
+    class Packed(nn.Linear):
+        """As torch's own dynamically quantised layers: weights that are no tensors."""
+
+        def get_extra_state(self):
+            return (1, 2)
+
+        def set_extra_state(self, state):
+            pass
+
+    with pytest.raises(CasterError, match="export such a model to ONNX"):
+        TorchModel(nn.Sequential(nn.Flatten(), Packed(4, 3)))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from operator import attrgetter
 from typing import Any
 
@@ -13,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from caster.errors import CasterError
+from caster.frozen.layers import as_rows, digest_of, find_head, input_of, linear_layers, logits_of
 from caster.frozen.preprocessing import Preprocessing
 from caster.frozen.protocol import Outputs
 
@@ -57,15 +55,15 @@ class TorchModel:
         self._parts = tuple(module.modules())  # walked once: there are hundreds
         self._weight = next(module.parameters(), None)
         if head is not None and head not in dict(module.named_modules()):
-            raise CasterError(f"{self.name} has no layer {head!r}: {_linear_layers(module)}")
+            raise CasterError(f"{self.name} has no layer {head!r}: {linear_layers(module)}")
         if preprocessing is not None and preprocessing.layout != "NCHW":
             raise CasterError(f"{self.name} is a torch module, and takes the layout NCHW")
         # Of every parameter and buffer, of the layers, and of a head named by hand.
-        self.sha256 = _digest(self.module, head)
+        self.sha256 = digest_of(self.module, head)
 
     def verify(self) -> None:
         """Raise if a parameter, a buffer or a layer is not what it was when wrapped."""
-        if _digest(self.module, self._named_head) != self.sha256:
+        if digest_of(self.module, self._named_head) != self.sha256:
             raise CasterError(f"{self.name} was changed while it was in use: it is not frozen")
 
     def __call__(self, batch: Any) -> Outputs:
@@ -82,12 +80,12 @@ class TorchModel:
         )
         with torch.inference_mode(), autocast:
             if self.head is None:
-                self.head = _find_head(self.module, batch, self.name)
-            with _input_of(self.module.get_submodule(self.head)) as inputs:
-                logits = _logits(self.module(batch), self.name)
+                self.head = find_head(self.module, self._answer, batch, self.name)
+            with input_of(self.module.get_submodule(self.head)) as inputs:
+                logits = logits_of(self._answer(batch), self.name)
             if not inputs:
                 raise CasterError(f"{self.name} answered without using its layer {self.head!r}")
-            return _rows(inputs[-1], self.head), logits
+            return as_rows(inputs[-1], self.head), logits
 
     def placed(self, batch: Any) -> Tensor:
         """A batch as the module takes it, beside the module, which must be in eval mode."""
@@ -95,14 +93,33 @@ class TorchModel:
             raise CasterError(f"{self.name} was put into training mode: call eval() on it")
         if isinstance(batch, np.ndarray) and not batch.flags.writeable:
             batch = batch.copy()  # torch warns of memory it may not write to
-        given = torch.as_tensor(batch)
+        try:
+            given = torch.as_tensor(batch)
+        except (TypeError, ValueError, RuntimeError) as error:  # no array, or of an odd kind
+            raise CasterError(f"a batch for {self.name} must be an array: {error}") from None
         if given.ndim == 0 or len(given) == 0:
             raise CasterError(f"a batch for {self.name} must hold at least one sample")
         # Pinned memory would let this copy overlap; arrays from elsewhere are not pinned.
-        placed = given.to(self.device, non_blocking=True)
+        placed = given.to(self.device, self._dtype_for(given), non_blocking=True)
         if self.channels_last and placed.ndim == 4:
             placed = placed.contiguous(memory_format=torch.channels_last)
         return placed
+
+    def _dtype_for(self, given: Tensor) -> torch.dtype:
+        """NumPy's float64 is nobody's wish, and torch refuses it to float32 weights."""
+        weight = self._weight
+        both_real = weight is not None and given.is_floating_point() and weight.is_floating_point()
+        return weight.dtype if weight is not None and both_real else given.dtype
+
+    def _answer(self, batch: Tensor) -> Any:
+        try:
+            return self.module(batch)
+        except RuntimeError as error:
+            line = " ".join(str(error).split())
+            shape, dtype = tuple(batch.shape), str(batch.dtype).removeprefix("torch.")
+            raise CasterError(
+                f"{self.name} cannot take a batch of {dtype} {shape}: {line[:300]}"
+            ) from error
 
     def values(self) -> list[Tensor]:
         """Every parameter and buffer, where it is now."""
@@ -123,78 +140,3 @@ def _moved(module: nn.Module, device: str | None, channels_last: bool) -> nn.Mod
     if channels_last:
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return module
-
-
-@contextmanager
-def _input_of(layer: nn.Module) -> Iterator[list[Tensor]]:
-    """What a layer is given while the block runs."""
-    seen: list[Tensor] = []
-    handle = layer.register_forward_pre_hook(lambda layer, inputs: seen.append(inputs[0]))
-    try:
-        yield seen
-    finally:
-        handle.remove()
-
-
-def _find_head(module: nn.Module, batch: Tensor, name: str) -> str:
-    """Name of the Linear layer that yields the logits of a batch."""
-    outputs: list[tuple[str, Tensor]] = []
-    with ExitStack() as hooks:
-        for layer_name, layer in module.named_modules():
-            if isinstance(layer, nn.Linear):
-                handle = layer.register_forward_hook(_noting(outputs, layer_name))
-                hooks.callback(handle.remove)
-        logits = _logits(module(batch), name)
-    for layer_name, output in reversed(outputs):
-        if output.shape == logits.shape and torch.equal(output, logits):
-            return layer_name
-    raise CasterError(
-        f"{name} does not return the output of a Linear layer as it is: name its classifier "
-        f"with head=; {_linear_layers(module)}"
-    )
-
-
-def _noting(outputs: list[tuple[str, Tensor]], name: str) -> Any:
-    def note(layer: nn.Module, inputs: Any, output: Tensor) -> None:
-        outputs.append((name, output))
-
-    return note
-
-
-def _linear_layers(module: nn.Module) -> str:
-    """The last few Linear layers in words, for a message."""
-    names = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
-    return f"its last Linear layers are {', '.join(names[-3:])}" if names else "it has no Linear"
-
-
-def _logits(returned: Any, name: str) -> Tensor:
-    """The logits a module returns: a tensor, or what transformers wraps them in."""
-    logits = getattr(returned, "logits", returned)
-    if not isinstance(logits, Tensor) or logits.ndim != 2:
-        shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise CasterError(f"{name} must return logits (samples, classes), not {shape}")
-    return logits
-
-
-def _rows(features: Tensor, head: str) -> Tensor:  # (B, d) or (B, d, 1, 1) -> (B, d)
-    if features.ndim == 4 and features.shape[2:] == (1, 1):
-        features = features.flatten(1)
-    if features.ndim != 2:
-        raise CasterError(
-            f"the input of {head!r} is {tuple(features.shape)}, not (samples, features): "
-            "name a layer after the pooling with head="
-        )
-    return features
-
-
-def _digest(module: nn.Module, head: str | None) -> str:
-    """SHA-256 over layers and their settings, parameters, and buffers, stored ones or not."""
-    digest = hashlib.sha256(f"head {head}".encode())
-    for name, layer in module.named_modules():
-        digest.update(f"{name} {type(layer).__name__}({layer.extra_repr()})\n".encode())
-    for values in (module.named_parameters(), module.named_buffers()):
-        for name, value in values:
-            plain = value.detach().cpu().contiguous()
-            digest.update(f"{name} {plain.dtype} {tuple(plain.shape)}\n".encode())
-            digest.update(plain.view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()

@@ -27,6 +27,7 @@ def wrap(
     device: str | None = None,
     bf16: bool = False,
     channels_last: bool = False,
+    cuda_graph: bool = False,
     providers: Sequence[str] | None = None,
     version: str | None = None,
 ) -> FrozenModel:
@@ -42,6 +43,8 @@ def wrap(
     checkpoint : local weights of a timm model, .safetensors.
     device : where a torch model runs, "cpu" or "cuda"; a module stays where it is by default.
     bf16, channels_last : of a torch model.
+    cuda_graph : record a torch model on a GPU and replay it: for modules that do the same on every
+        batch. Faster, and holds the memory of one batch.
     providers : of ONNX Runtime, in order of preference.
     version : what a function's provider calls the model; binds states to it.
 
@@ -51,7 +54,12 @@ def wrap(
     (2, 16)
     """
     stated = None if preprocessing is None else _stated(preprocessing)
-    torch_only = {"device": device, "bf16": bf16, "channels_last": channels_last}
+    torch_only = {
+        "device": device,
+        "bf16": bf16,
+        "channels_last": channels_last,
+        "cuda_graph": cuda_graph,
+    }
     if _is_module(model) or (isinstance(model, str) and model.startswith("timm:")):
         _refuse_options(model, {"providers": providers, "version": version})
         if _is_module(model):

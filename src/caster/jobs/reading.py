@@ -55,19 +55,22 @@ def read_batches(
             reason = str(error) or "not enough memory to resize it"
             raise CasterError(f"{pictures.names[row]}: {reason}") from None
 
-    pool = ThreadPoolExecutor(THREADS, thread_name_prefix="caster-read")
+    readers = ThreadPoolExecutor(THREADS, thread_name_prefix="caster-read")
+    gatherer = ThreadPoolExecutor(1, thread_name_prefix="caster-gather")
     try:
-        pending: tuple[Sequence[int], list[Future[Picture]]] | None = None
+        pending: Future[PictureBatch] | None = None
         for start in range(0, len(rows), batch_size):
             chosen = rows[start : start + batch_size]
-            begun = chosen, [pool.submit(fitted, row) for row in chosen]
+            decoded = [readers.submit(fitted, row) for row in chosen]
+            begun = gatherer.submit(_gathered, chosen, decoded, preprocessing, skip_unreadable)
             if pending is not None:
-                yield _gathered(*pending, preprocessing, skip_unreadable)
+                yield pending.result()
             pending = begun
         if pending is not None:
-            yield _gathered(*pending, preprocessing, skip_unreadable)
+            yield pending.result()
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        for pool in (readers, gatherer):
+            pool.shutdown(wait=True, cancel_futures=True)
 
 
 def refuse_unreadable(why: str) -> CasterError:

@@ -1,0 +1,108 @@
+"""Looking into a torch module: its classifier, what a layer is given, its digest."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from caster.errors import CasterError
+
+
+@contextmanager
+def input_of(layer: nn.Module) -> Iterator[list[Tensor]]:
+    """What a layer is given while the block runs."""
+    seen: list[Tensor] = []
+    # A Linear leaves its input alone; another layer, named by hand, may work in place.
+    keep = (lambda given: given) if isinstance(layer, nn.Linear) else Tensor.clone
+
+    def note(layer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        seen.append(keep(next(iter((*inputs, *named.values())))))
+
+    handle = layer.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+def find_head(module: nn.Module, answer: Callable[[Tensor], Any], batch: Tensor, name: str) -> str:
+    """Name of the Linear layer that yields the logits of a batch."""
+    outputs: list[tuple[str, Tensor]] = []
+    with ExitStack() as hooks:
+        for layer_name, layer in module.named_modules():
+            if isinstance(layer, nn.Linear):
+                handle = layer.register_forward_hook(_noting(outputs, layer_name))
+                hooks.callback(handle.remove)
+        logits = logits_of(answer(batch), name)
+    for layer_name, output in reversed(outputs):
+        if output.shape == logits.shape and torch.allclose(output, logits, 0, 0, equal_nan=True):
+            return layer_name
+    raise CasterError(
+        f"{name} does not return the output of a Linear layer as it is: name its classifier "
+        f"with head=; {linear_layers(module)}"
+    )
+
+
+def _noting(outputs: list[tuple[str, Tensor]], name: str) -> Any:
+    def note(layer: nn.Module, inputs: Any, output: Tensor) -> None:
+        outputs.append((name, output))
+
+    return note
+
+
+def linear_layers(module: nn.Module) -> str:
+    """The last few Linear layers in words, for a message."""
+    names = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
+    return f"its last Linear layers are {', '.join(names[-3:])}" if names else "it has no Linear"
+
+
+def logits_of(returned: Any, name: str) -> Tensor:
+    """The logits a module returns: a tensor, or what transformers wraps them in."""
+    logits = getattr(returned, "logits", returned)
+    if not isinstance(logits, Tensor) or logits.ndim != 2:
+        shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise CasterError(f"{name} must return logits (samples, classes), not {shape}")
+    return logits
+
+
+def as_rows(features: Tensor, head: str) -> Tensor:  # (B, d) or (B, d, 1, 1) -> (B, d)
+    """What a head is given, as one row a sample."""
+    if features.ndim == 4 and features.shape[2:] == (1, 1):
+        features = features.flatten(1)
+    if features.ndim != 2:
+        raise CasterError(
+            f"the input of {head!r} is {tuple(features.shape)}, not (samples, features): "
+            "name a layer after the pooling with head="
+        )
+    return features
+
+
+def digest_of(module: nn.Module, head: str | None) -> str:
+    """SHA-256 over layers and their settings, parameters, and buffers, stored ones or not.
+
+    Settings are what a layer shows of itself: a plain attribute of your own module, or another
+    `forward`, is not seen.
+    """
+    digest = hashlib.sha256(f"head {head}".encode())
+    for name, layer in module.named_modules():
+        digest.update(f"{name} {type(layer).__name__}({layer.extra_repr()})\n".encode())
+    for name, value in module.state_dict().items():
+        if not isinstance(value, Tensor) or value.is_quantized:
+            raise CasterError(
+                f"`{name}` is quantised, and torch shows nothing of it: export such a model to ONNX"
+            )
+    for name, value in (*module.named_parameters(), *module.named_buffers()):
+        if is_lazy(value) or value.layout != torch.strided:
+            raise CasterError(
+                f"`{name}` is sparse or not initialised: no digest can be taken of it"
+            )
+        plain = value.detach().cpu().contiguous()
+        digest.update(f"{name} {plain.dtype} {tuple(plain.shape)}\n".encode())
+        digest.update(plain.view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
