@@ -125,8 +125,11 @@ class Transporter:
 
     def source_scores(self, batch: Any, settings: Settings) -> Array:  # (B, d) -> (B, C)
         """Source-GDA in all retained directions."""
+        batch = self.checked(batch)
         with threads_for(len(self.classes)):
-            return self._source_scores(self.checked(batch), settings)
+            scores, sound = self._source_scores(batch, settings)
+        _insist(bool(sound), True, batch)
+        return scores
 
     def checked(self, batch: Any) -> Array:  # (B, d)
         """A batch as real numbers of the right shape."""
@@ -158,15 +161,16 @@ class Transporter:
             _insist(True, bool(sound), z)
         return xp.argmax(logits, axis=1), sound
 
-    def _source_scores(self, batch: Array, settings: Settings) -> Array:  # (B, d) -> (B, C)
+    def _source_scores(self, batch: Array, settings: Settings) -> tuple[Array, Array]:
+        """Source-GDA's scores (B, C), and whether they could be calculated."""
         source = self.placement.beside(batch, self.rank)
         z, sound = self._project(batch, source)
-        _insist(bool(sound), True, batch)
-        return ridged_scores(z, source, settings.beta * identity_like(source.pooled))
+        return ridged_scores(z, source, settings.beta * identity_like(source.pooled)), sound
 
     def _fallback(self, batch: Array, head: Array | None, settings: Settings) -> Array:  # -> (B,)
         if head is None:
-            head = array_namespace(batch).argmax(self._source_scores(batch, settings), axis=1)
+            scores, _ = self._source_scores(batch, settings)  # the batch is known to be sound
+            head = array_namespace(batch).argmax(scores, axis=1)
         return self._labels(head)
 
     def _unsupported(self, batch: Array, head_logits: Any, settings: Settings) -> Adaptation:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caster import CasterError
-from caster.frozen.heads import head_columns
+from caster.frozen.heads import head_columns, of_classes
 from caster.labels import as_labels
 
 # NumPy drops a NUL at the end of a text, and takes two that differ by it for one.
@@ -107,3 +107,19 @@ def test_names_that_will_not_do():
     )
     assert "class 0 is not among" in refusal(np.array([0, 1]), 2, ["0", "1"])
     assert "one-dimensional" in refusal(classes, 2, np.array([["a", "b"]]))
+
+
+def test_folders_named_by_numbers_are_columns():
+    folders = as_labels(sorted(str(i) for i in range(12)))  # '0', '1', '10', '11', '2' ...
+    assert head_columns(folders, 12) == (0, 1, 10, 11, 2, 3, 4, 5, 6, 7, 8, 9)
+    with pytest.raises(CasterError, match="labels 1 to 12 are no columns"):
+        head_columns(as_labels([str(i) for i in range(1, 13)]), 12)
+    assert head_columns(as_labels(["00", "01"]), 2) == (0, 1)
+
+
+def test_a_file_gives_logits_as_the_model_does():
+    logits = np.arange(6.0).reshape(2, 3)
+    assert of_classes(logits, None) is logits
+    assert of_classes(logits, (2, 0)).tolist() == [[2.0, 0.0], [5.0, 3.0]]
+    with pytest.raises(CasterError, match="at least 4 logits"):
+        of_classes(logits, (3, 0))

@@ -6,6 +6,7 @@ import csv
 import math
 import os
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -293,3 +294,20 @@ def test_a_full_disk_is_one_line(files, monkeypatch):
     with pytest.raises(CasterError, match=r"cannot write .*o\.csv: No space left"):
         predict_file(files / "s.caster", files / "target.npz", files / "o.csv", batch_size=64)
     assert not list(files.glob(".*"))
+
+
+def test_logits_of_a_bound_state_are_the_models(files, source, tmp_path):
+    """A file holds them as the model gave them, whatever order the state has its classes in."""
+    h, y = source
+    order = [3, 1, 4, 0, 2]  # the model's outputs, by class index
+    head = tuple(order.index(c) for c in range(5))
+    held = states.load(files / "s.caster")
+    states.save(replace(held, head=head, model_sha256="0" * 64), tmp_path / "bound.caster")
+    logits = np.ascontiguousarray(5.0 * np.eye(5)[y[:150]][:, order])
+    np.savez(tmp_path / "t.npz", features=h[:150], logits=logits, labels=NAMES[y[:150]])
+    summary = predict_file(
+        tmp_path / "bound.caster", tmp_path / "t.npz", tmp_path / "o.csv", batch_size=50
+    )
+    frozen = [row["frozen"] for row in rows_of(tmp_path / "o.csv")]
+    assert frozen == NAMES[y[:150]].tolist()
+    assert summary.rows == 150

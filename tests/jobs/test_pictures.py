@@ -71,7 +71,7 @@ def fit(made, tmp_path, source="source", **options):
     arguments = {"store": tmp_path / "cache", "batch_size": 64} | options
     model = arguments.pop("model", None) or model_of(made)
     settings = arguments.pop("settings", Settings())
-    _, unreadable = fit_pictures(model, pictures, out, settings, **arguments)
+    _, unreadable, _ = fit_pictures(model, pictures, out, settings, **arguments)
     return states.load(out), unreadable
 
 

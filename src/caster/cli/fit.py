@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from caster.cli.console import counted, progress_bar, say, size
+from caster.cli.console import counted, errors, progress_bar, say, size
 from caster.cli.model import with_model
 from caster.cli.pictures import PANEL, DataRoot, SkipUnreadable, Store, features_path, say_skipped
 from caster.config import Settings
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from caster.frozen.protocol import FrozenModel
 
 AT_ONCE = 64
+DOUBTFUL = 0.5  # accuracy on its own source below which a head is asked about
 
 
 @with_model(output="state")
@@ -75,6 +76,7 @@ def fit(
 
     settings = Settings(k_max=k_max, lam=lam, beta=beta)
     skipped: list[str] = []
+    head_accuracy = None
     with progress_bar() as progress:
         if model is None:
             clf = fit_file(features_path(source), state, settings, progress)
@@ -82,7 +84,7 @@ def fit(
             from caster.data import open_pictures
             from caster.jobs.store import default_store
 
-            clf, skipped = fit_pictures(
+            clf, skipped, head_accuracy = fit_pictures(
                 model,
                 open_pictures(source, data_root, labelled=True),
                 state,
@@ -101,6 +103,28 @@ def fit(
         f"{moments.U.shape[0]:,} features -> {counted(moments.rank, 'direction')}, "
         f"margin {moments.margin:.3g}: {state} ({size(state.stat().st_size)})"
     )
+    _say_head(head_accuracy)
+    fewest = int(moments.counts.min())
+    if fewest < moments.rank:
+        say(
+            f"caster: the smallest class has {counted(fewest, 'sample')} for "
+            f"{counted(moments.rank, 'direction')}, which makes a poor Gaussian: more samples, or "
+            "a smaller --k-max",
+            errors,
+        )
+
+
+def _say_head(accuracy: float | None) -> None:
+    """A head whose classes are in another order than was thought is seldom right on its source."""
+    if accuracy is None:
+        return
+    say(f"The frozen head gets {accuracy:.1%} of the source right.")
+    if accuracy < DOUBTFUL:
+        say(
+            "caster: that is little: are the model's classes in this order (--classes), and is "
+            "this its preprocessing?",
+            errors,
+        )
 
 
 def _lines(path: Path) -> list[str]:

@@ -18,9 +18,9 @@ def digest(files: Iterable[tuple[str, Path]], *also: Any) -> str:
     """SHA-256 of the names, sizes and times of change of files, and of other plain values.
 
     The files stay closed: a second fit on the same million pictures must not read them to find out
-    that they are the same. An edited file that keeps its size and its time is taken for the old
-    one, as make, rsync and git's index do. Names are those the caller gives, so that a folder
-    moved as a whole, with its times, keeps its digest.
+    that they are the same. Of both times a file has, that of its last change of any kind cannot be
+    set by hand: an archive that gives all its files one date does not make them one. Names are
+    those the caller gives, so that a folder that was renamed keeps its digest; a copy does not.
 
     >>> here = Path(__file__)
     >>> digest([("a", here)]) == digest([("b", here)])
@@ -32,7 +32,7 @@ def digest(files: Iterable[tuple[str, Path]], *also: Any) -> str:
             stat = path.stat()
         except OSError as error:
             raise CasterError(f"cannot read {path}: {error.strerror}") from None
-        sha256.update(json.dumps([name, stat.st_size, stat.st_mtime_ns]).encode())
+        sha256.update(json.dumps([name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]).encode())
     return sha256.hexdigest()
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from threading import Lock
 from typing import Any, Self
 
 import torch
@@ -123,6 +124,7 @@ class Lane:
         self._caller = self.stream  # the last one
         self._settings: object = None
         self._recorder = Recorder()
+        self._alone = Lock()  # recordings have one memory for all who call
 
     def run(
         self,
@@ -131,17 +133,18 @@ class Lane:
         settings: object,  # what is recorded depends on; others start anew
     ) -> tuple[list[Tensor], Fetch]:
         """Outputs of the work, the caller's to keep, and how to copy them to the host."""
-        if settings != self._settings:
-            self._settings, self._recorder = settings, Recorder()
         index = self.stream.device.index
         caller = torch.cuda.current_stream(index)
-        with torch.cuda.device(index):
+        with self._alone, torch.cuda.device(index):
+            if settings != self._settings:
+                self._settings, self._recorder = settings, Recorder()
             self._enter(caller)
             try:
                 packed = self._recorder(work, *first())
             finally:
                 self._leave(caller)
-        return packed.copies(), partial(fetch, stream=caller)
+            copies = packed.copies()
+        return copies, partial(fetch, stream=caller)
 
     def _enter(self, caller: torch.cuda.Stream) -> None:
         """Start after what the caller has begun, and after what an earlier one still copies."""

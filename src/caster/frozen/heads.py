@@ -15,8 +15,9 @@ def head_columns(
 ) -> tuple[int, ...] | None:
     """For every class its column among the logits; None if the model has no logits.
 
-    Names decide where there are any. Whole numbers are columns themselves, as in torch; other
-    labels must be as many as the columns, and are taken to be in their order.
+    Names decide where there are any. Whole numbers, also as names of folders, are columns
+    themselves, as in torch; other labels must be as many as the columns, and are taken to be in
+    their order.
 
     >>> import numpy as np
     >>> head_columns(np.array([3, 7]), n_logits=10), head_columns(np.array(["cat", "dog"]), 2)
@@ -28,19 +29,48 @@ def head_columns(
         return None
     if names is not None:
         return _by_name(classes, n_logits, as_labels(names).tolist())
-    if classes.dtype.kind in "iu":
-        if classes.min() < 0 or classes.max() >= n_logits:
+    numbers = _as_numbers(classes)
+    if numbers is not None:
+        if min(numbers) < 0 or max(numbers) >= n_logits:
             raise CasterError(
-                f"labels {classes.min()} to {classes.max()} are no columns of {n_logits} logits: "
+                f"labels {min(numbers)} to {max(numbers)} are no columns of {n_logits} logits: "
                 "name the model's classes in their order, or use its features without its head"
             )
-        return tuple(classes.tolist())
+        return tuple(numbers)
     if len(classes) != n_logits:
         raise CasterError(
             f"the model gives {n_logits} logits and the data have {len(classes)} classes: "
             "name the model's classes in their order, or use its features without its head"
         )
     return tuple(range(n_logits))
+
+
+def of_classes(logits: Any, head: tuple[int, ...] | None) -> Any:  # (B, n) -> (B, C), NumPy
+    """A model's logits, of a state's classes in their order; without a head they are so already.
+
+    >>> import numpy as np
+    >>> of_classes(np.array([[1.0, 2.0, 3.0]]), head=(2, 0))
+    array([[3., 1.]])
+    """
+    if head is None:
+        return logits
+    if logits.ndim != 2 or logits.shape[1] <= max(head):
+        raise CasterError(
+            f"the state is bound to a model of at least {max(head) + 1} logits, and the file has "
+            f"{tuple(logits.shape)}: give them as the model does"
+        )
+    return logits[:, list(head)]
+
+
+def _as_numbers(classes: Labels) -> list[int] | None:
+    """Labels that are whole numbers, written as numbers or as text; None if they are not."""
+    labels: list[Any] = classes.tolist()
+    if classes.dtype.kind in "iu":
+        return labels
+    written = all(isinstance(text, str) and text.isascii() and text.isdigit() for text in labels)
+    if not written or any(text != str(int(text)) for text in labels):  # 007 is a name
+        return None
+    return [int(text) for text in labels]
 
 
 def _by_name(classes: Labels, n_logits: int, names: list[Any]) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -21,8 +22,11 @@ def input_of(layer: nn.Module) -> Iterator[list[Tensor]]:
     # A Linear leaves its input alone; another layer, named by hand, may work in place.
     keep = (lambda given: given) if isinstance(layer, nn.Linear) else Tensor.clone
 
+    thread = get_ident()  # another one may be in the same layer at the same time
+
     def note(layer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-        seen.append(keep(next(iter((*inputs, *named.values())))))
+        if get_ident() == thread:
+            seen.append(keep(next(iter((*inputs, *named.values())))))
 
     handle = layer.register_forward_pre_hook(note, with_kwargs=True)
     try:
@@ -50,8 +54,11 @@ def find_head(module: nn.Module, answer: Callable[[Tensor], Any], batch: Tensor,
 
 
 def _noting(outputs: list[tuple[str, Tensor]], name: str) -> Any:
+    thread = get_ident()
+
     def note(layer: nn.Module, inputs: Any, output: Tensor) -> None:
-        outputs.append((name, output))
+        if get_ident() == thread:
+            outputs.append((name, output))
 
     return note
 
@@ -83,13 +90,28 @@ def as_rows(features: Tensor, head: str) -> Tensor:  # (B, d) or (B, d, 1, 1) ->
     return features
 
 
-def digest_of(module: nn.Module, head: str | None) -> str:
-    """SHA-256 over layers and their settings, parameters, and buffers, stored ones or not.
+def settings_of(module: nn.Module) -> str:
+    """How those layers are set that do not say so themselves: by their plain attributes."""
+    lines = []
+    for name, layer in module.named_modules():
+        speaks = type(layer).extra_repr is not nn.Module.extra_repr
+        if not (speaks and type(layer).__module__.startswith("torch.")):  # torch's say it all
+            own = {k: v for k, v in vars(layer).items() if k[0] != "_" and k != "training"}
+            plain = {key: _in_words(own[key]) for key in sorted(own)}
+            lines.append(f"{name} {plain}")
+    return "\n".join(lines)
 
-    Settings are what a layer shows of itself: a plain attribute of your own module, or another
-    `forward`, is not seen.
-    """
-    digest = hashlib.sha256(f"head {head}".encode())
+
+def _in_words(value: Any) -> str | None:
+    """A plain value, or a function by its name; None of what cannot be put in words."""
+    if isinstance(value, bool | int | float | str | tuple | list | torch.dtype | None):
+        return repr(value)
+    return getattr(value, "__qualname__", None)
+
+
+def digest_of(module: nn.Module) -> str:
+    """SHA-256 over the layers' own words, parameters, and buffers, stored ones or not."""
+    digest = hashlib.sha256()
     for name, layer in module.named_modules():
         digest.update(f"{name} {type(layer).__name__}({layer.extra_repr()})\n".encode())
     for name, value in module.state_dict().items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from operator import attrgetter
 from typing import Any
 
@@ -10,7 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from caster.errors import CasterError
-from caster.frozen.layers import as_rows, digest_of, find_head, input_of, linear_layers, logits_of
+from caster.frozen.layers import (
+    as_rows,
+    digest_of,
+    find_head,
+    input_of,
+    linear_layers,
+    logits_of,
+    settings_of,
+)
 from caster.frozen.preprocessing import Preprocessing
 from caster.frozen.protocol import Outputs
 
@@ -51,19 +60,20 @@ class TorchModel:
         self.bf16 = bf16
         self.channels_last = channels_last
         self.cuda_graph = cuda_graph
-        self._named_head = head
         self._parts = tuple(module.modules())  # walked once: there are hundreds
         self._weight = next(module.parameters(), None)
         if head is not None and head not in dict(module.named_modules()):
             raise CasterError(f"{self.name} has no layer {head!r}: {linear_layers(module)}")
         if preprocessing is not None and preprocessing.layout != "NCHW":
             raise CasterError(f"{self.name} is a torch module, and takes the layout NCHW")
-        # Of every parameter and buffer, of the layers, and of a head named by hand.
-        self.sha256 = digest_of(self.module, head)
+        self._content = digest_of(self.module)
+        # With attributes that a module may change as it works, so not what `verify` looks at.
+        identity = f"head {head}\n{settings_of(self.module)}\n{self._content}"
+        self.sha256 = hashlib.sha256(identity.encode()).hexdigest()
 
     def verify(self) -> None:
         """Raise if a parameter, a buffer or a layer is not what it was when wrapped."""
-        if digest_of(self.module, self._named_head) != self.sha256:
+        if digest_of(self.module) != self._content:
             raise CasterError(f"{self.name} was changed while it was in use: it is not frozen")
 
     def __call__(self, batch: Any) -> Outputs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,7 @@ class Batch:
 
     rows: NDArray[np.intp]  # (B,), which ones they are
     features: NDArray[Any]  # (B, d)
-    logits: NDArray[Any] | None  # (B, C), of the state's classes
+    logits: NDArray[Any] | None  # (B, n), as the model gives them
 
 
 def deploy(model: FrozenModel, state: State, **allowed: bool) -> Adapter:
@@ -47,7 +48,7 @@ def check_outputs(adapter: Adapter, outputs: Outputs) -> None:
 def with_tau(clf: Caster, tau: float | None) -> Caster:
     """The estimator, with another threshold if there is one."""
     if tau is not None:
-        clf.set_params(tau=tau)
+        clf = copy(clf).set_params(tau=tau)  # the caller's keeps its own
     _ = clf.settings  # refuses a bad tau before any row is blamed for it
     return clf
 
@@ -63,7 +64,6 @@ def batches(
     batch_size: int,
     seed: int | None,  # of the order; None: the file's own
     progress: Progress,
-    adapter: Adapter | None = None,  # that knows which logits are the state's; None: all of them
 ) -> Iterator[Batch]:
     """The rows of a file, so many at a time."""
     features = file.read("features")
@@ -73,7 +73,5 @@ def batches(
         order = np.random.default_rng(seed).permutation(order)
     for start in range(0, len(order), batch_size):
         rows = order[start : start + batch_size]
-        chosen = Outputs(features[rows], None if logits is None else logits[rows])
-        head = chosen.logits if adapter is None else adapter.head_logits(chosen)
-        yield Batch(rows, chosen.features, head)
+        yield Batch(rows, features[rows], None if logits is None else logits[rows])
         progress("adapting", start + len(rows), len(order))

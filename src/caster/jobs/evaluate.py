@@ -16,6 +16,7 @@ from caster.evaluation import Evaluation, check_can_draw, evaluate, write_page
 from caster.evaluation.run import Chunk
 from caster.files import check_writable, replacing
 from caster.frozen.arrays import open_features
+from caster.frozen.heads import of_classes
 from caster.frozen.protocol import preprocessing_sha256
 from caster.jobs.deployed import Batch, batches, check_batch_size, check_outputs, with_tau
 from caster.jobs.extract import AT_ONCE, extract
@@ -43,7 +44,8 @@ def evaluate_file(
     file = open_features(target, "features", "labels")
     labels = as_labels(file.read("labels"))
     _check_labels(labels, clf, str(target))
-    chunks = _labelled(batches(file, batch_size, seed, progress), labels)
+    stream = batches(file, batch_size, seed, progress)
+    chunks = _labelled(stream, labels, held.head)
     found = evaluate(clf, chunks, name=str(target), digests={"state": states.digest(held)})
     _write(found, page)
     return found
@@ -81,20 +83,27 @@ def evaluate_pictures(
         check=partial(check_outputs, adapter),
         progress=progress,
     )
-    stream = batches(features, batch_size, seed, progress, adapter)
+    stream = batches(features, batch_size, seed, progress)
     known = {
         "model": adapter.model.sha256 or "",
         "preprocessing": preprocessing_sha256(adapter.model) or "",
         "pictures": pictures.sha256,
     }
-    chunks = _labelled(stream, features.read("labels"))
+    chunks = _labelled(
+        stream, features.read("labels"), adapter.head, use_head=adapter.head is not None
+    )
     found = evaluate(clf, chunks, name=pictures.name, digests={**(digests or {}), **known})
     _write(found, page)
     return found, features.unreadable
 
 
-def _labelled(stream: Iterable[Batch], labels: Labels) -> Iterator[Chunk]:
-    return ((batch.features, labels[batch.rows], batch.logits) for batch in stream)
+def _labelled(
+    stream: Iterable[Batch], labels: Labels, head: tuple[int, ...] | None, use_head: bool = True
+) -> Iterator[Chunk]:
+    for batch in stream:
+        known = use_head and batch.logits is not None
+        logits = of_classes(batch.logits, head) if known else None
+        yield batch.features, labels[batch.rows], logits
 
 
 def _check_labels(labels: Labels, clf: Caster, name: str) -> None:

@@ -14,7 +14,7 @@ from caster.frozen.preprocessing import Preprocessing
 from caster.frozen.protocol import FrozenModel, Outputs
 from caster.jobs.features import PictureFeatures
 from caster.jobs.progress import Progress, silent
-from caster.jobs.reading import PictureBatch, read_batches, refuse_unreadable
+from caster.jobs.reading import read_batches, refuse_unreadable
 from caster.jobs.running import run
 from caster.jobs.store import Arrays, discard, entry_key, filling, find
 
@@ -22,10 +22,11 @@ STAGE = "through the model"
 AT_ONCE = 64  # pictures the model takes, however many are adapted to together: they need memory
 
 Check = Callable[[Outputs], object]  # raises what is wrong with a batch
+Hear = Callable[[int, Outputs], object]  # the row a batch begins with, and the batch
 
 
-def _nothing(outputs: Outputs) -> None:
-    """Find nothing wrong."""
+def nothing(*_: object) -> None:
+    """Find nothing wrong, and do nothing."""
 
 
 def stated_preprocessing(model: FrozenModel) -> Preprocessing:
@@ -45,12 +46,14 @@ def extract(
     *,
     batch_size: int = AT_ONCE,
     skip_unreadable: bool = False,
-    check: Check = _nothing,
+    check: Check = nothing,
+    hear: Hear = nothing,
     progress: Progress = silent,
 ) -> PictureFeatures:
     """Features and logits of all pictures, kept in the store for the next time.
 
-    `check` may refuse the first batch's, before the rest is worked on.
+    `check` may refuse the first batch's, before the rest is worked on; `hear` is told of every
+    batch that was not kept before.
     """
     key = _key(model, pictures)
     entry = find(store, key, len(pictures))
@@ -59,7 +62,7 @@ def extract(
         entry = None
     known = entry is not None
     if entry is None:
-        _fill(model, pictures, store, batch_size, skip_unreadable, check, progress)
+        _fill(model, pictures, store, batch_size, skip_unreadable, check, hear, progress)
         entry = find(store, key, len(pictures))
         if entry is None:
             raise CasterError(f"the features kept in {store} were taken away or damaged: run again")
@@ -91,6 +94,7 @@ def _fill(
     batch_size: int,
     skip_unreadable: bool,
     check: Check,
+    hear: Hear,
     progress: Progress,
 ) -> None:
     with filling(store, _key(model, pictures), len(pictures)) as partial:
@@ -107,8 +111,14 @@ def _fill(
         )
         with closing(batches):  # or an error would leave its threads at work
             for batch in batches:
-                partial.append(_columns(model, batch, pictures, check), batch.unreadable)
-                check = _nothing if batch.rows else check
+                columns: Arrays = {"rows": np.asarray(batch.rows, dtype=np.int64)}
+                if batch.rows:
+                    outputs = run(model, batch, pictures.names)
+                    check(outputs)
+                    check = nothing
+                    hear(partial.note.kept, outputs)
+                    columns = {**columns, **_columns(outputs)}
+                partial.append(columns, batch.unreadable)
                 progress(STAGE, partial.note.seen, len(pictures))
         try:
             model.verify()
@@ -117,14 +127,9 @@ def _fill(
             raise
 
 
-def _columns(model: FrozenModel, batch: PictureBatch, pictures: Pictures, check: Check) -> Arrays:
-    rows = np.asarray(batch.rows, dtype=np.int64)
-    if not batch.rows:
-        return {"rows": rows}
-    outputs = run(model, batch, pictures.names)
-    check(outputs)
+def _columns(outputs: Outputs) -> Arrays:
     logits = {} if outputs.logits is None else {"logits": outputs.logits}
-    return {"rows": rows, "features": outputs.features, **logits}
+    return {"features": outputs.features, **logits}
 
 
 def _repaired(pictures: Pictures, unreadable: Mapping[str, str]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from caster.errors import CasterError
 from caster.estimator import Caster
 from caster.files import check_writable
 from caster.frozen.arrays import FeatureFile, open_features
-from caster.frozen.heads import head_columns
+from caster.frozen.heads import head_columns, of_classes
 from caster.frozen.protocol import FrozenModel, Outputs
 from caster.jobs.extract import extract
 from caster.jobs.progress import Progress, silent
@@ -34,6 +34,14 @@ def fit_file(source: Path, output: Path, settings: Settings, progress: Progress 
     return clf
 
 
+class FittedPictures(NamedTuple):
+    """A fit on pictures, and what there is to say of it."""
+
+    clf: Caster
+    unreadable: list[str]  # what was wrong with each picture that was skipped
+    head_accuracy: float | None  # of the frozen head on the source; None without a head
+
+
 def fit_pictures(
     model: FrozenModel,
     pictures: Pictures,
@@ -46,11 +54,11 @@ def fit_pictures(
     use_head: bool = True,
     skip_unreadable: bool = False,
     progress: Progress = silent,
-) -> tuple[Caster, list[str]]:
+) -> FittedPictures:
     """Fit a state from labelled pictures, bound to the model, and save it.
 
     `named_classes` are the model's outputs in their order; without `use_head` they are other
-    classes than the data's. Also returns what was wrong with every picture skipped.
+    classes than the data's.
     """
     _check_output(output, model, pictures)
     classes = _check_classes(pictures)
@@ -70,8 +78,22 @@ def fit_pictures(
         progress=progress,
     )
     clf = _fit(features, classes, settings, progress)
-    states.save(bound_state(clf, model, head(features.outputs)), output)
-    return clf, features.unreadable
+    columns = head(features.outputs)
+    states.save(bound_state(clf, model, columns), output)
+    return FittedPictures(clf, features.unreadable, _head_accuracy(features, classes, columns))
+
+
+def _head_accuracy(
+    features: FeatureFile, classes: Labels, head: tuple[int, ...] | None
+) -> float | None:
+    """How often the frozen head is right on the source: classes in another order show here."""
+    if head is None:
+        return None
+    right = 0
+    for labels, logits in features.chunks(("labels", "logits"), 4096):
+        answers = of_classes(logits, head).argmax(axis=1)
+        right += int(np.count_nonzero(answers == encode(as_labels(labels), classes)))
+    return right / features.rows
 
 
 def _check_output(output: Path, model: FrozenModel, pictures: Pictures) -> None:

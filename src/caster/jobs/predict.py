@@ -9,21 +9,23 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-from caster.adaptation import Adaptation
+from caster import state as states
 from caster.adapter import Adapter
 from caster.arrays import to_numpy
 from caster.core.types import Reason, Verdict
 from caster.data import Pictures
 from caster.errors import CasterError
-from caster.estimator import Caster, load
+from caster.estimator import Caster
 from caster.frozen.arrays import open_features
+from caster.frozen.heads import of_classes
+from caster.frozen.protocol import Outputs
+from caster.jobs.ahead import Ahead
 from caster.jobs.deployed import batches, check_batch_size, check_outputs, with_tau
-from caster.jobs.extract import AT_ONCE, extract, forget
+from caster.jobs.extract import AT_ONCE, extract, forget, nothing
 from caster.jobs.progress import Progress, silent
 from caster.jobs.table import Columns, Table, check_table, open_table
 from caster.labels import Labels
@@ -52,12 +54,24 @@ class Summary:
 
 @dataclass(frozen=True, eq=False)
 class _Answer:
-    """One batch, answered."""
+    """One batch, answered; without its scores, which many batches have no room for."""
 
-    rows: Sequence[int]
-    out: Adaptation
+    predictions: Labels  # (B,)
+    proposed: Labels  # (B,)
     frozen: Labels | None  # (B,), what the frozen head says
-    names: list[str] | None = None  # of the pictures
+    verdict: Verdict
+
+    @classmethod
+    def of(cls, clf: Caster, features: Any, head_logits: Any) -> Self:
+        """The answer to a batch."""
+        out = clf.adapt(features, head_logits)
+        frozen = None
+        if head_logits is not None:
+            frozen = clf.classes_[np.argmax(to_numpy(head_logits), axis=1)]
+        return cls(to_numpy(out.predictions), to_numpy(out.proposed), frozen, out.verdict)
+
+
+_Row = tuple[Sequence[int], list[str] | None, _Answer]  # rows, names of pictures, the answer
 
 
 def predict_file(
@@ -77,20 +91,21 @@ def predict_file(
     """
     check_batch_size(batch_size)
     check_table(output, state, target)
-    clf = with_tau(load(state), tau)
+    held = states.load(state)
+    clf = with_tau(Caster.from_state(held), tau)
     file = open_features(target, "features")
     names = ("features", "logits") if "logits" in file.names else ("features",)
 
-    def answers() -> Iterator[_Answer]:
+    def answers() -> Iterator[_Row]:
         row = 0
         for features, *logits in file.chunks(names, batch_size):
-            head_logits = logits[0] if logits else None
             try:
-                out = clf.adapt(features, head_logits)
+                head_logits = of_classes(logits[0], held.head) if logits else None
+                answer = _Answer.of(clf, features, head_logits)
             except CasterError as error:
                 where = f"rows {row} to {row + len(features) - 1} of {target}"
                 raise CasterError(f"{where}: {error}") from None
-            yield _Answer(range(row, row + len(features)), out, _frozen(clf, head_logits))
+            yield range(row, row + len(features)), None, answer
             row += len(features)
             progress("adapting", row, file.rows)
 
@@ -120,10 +135,15 @@ def predict_pictures(
     check_batch_size(batch_size)
     check_table(output, Path(adapter.model.name), Path(pictures.name))
     clf = with_tau(adapter.clf, tau)
+
+    def answer(outputs: Outputs) -> _Answer:
+        return _Answer.of(clf, outputs.features, adapter.head_logits(outputs))
+
     with ExitStack() as stack:
         if store is None:
             temporary = TemporaryDirectory(prefix="caster-", ignore_cleanup_errors=True)
             store = Path(stack.enter_context(temporary))
+        ahead = stack.enter_context(Ahead(answer, batch_size))
         features = extract(
             adapter.model,
             pictures,
@@ -131,15 +151,17 @@ def predict_pictures(
             batch_size=min(batch_size, AT_ONCE),
             skip_unreadable=skip_unreadable,
             check=partial(check_outputs, adapter),
+            # Shuffled batches take their rows from all over the place: they come afterwards.
+            hear=ahead.hear if shuffle is None else nothing,
             progress=progress,
         )
 
-        def answers() -> Iterator[_Answer]:
-            for batch in batches(features, batch_size, shuffle, progress, adapter):
+        def answers() -> Iterator[_Row]:
+            for batch in batches(features, batch_size, shuffle, progress):
+                found = ahead.take(int(batch.rows[0])) if shuffle is None else None
                 rows = features.places[batch.rows].tolist()
-                out = clf.adapt(batch.features, batch.logits)
                 names = [pictures.names[row] for row in rows]
-                yield _Answer(rows, out, _frozen(clf, batch.logits), names)
+                yield rows, names, found or answer(Outputs(batch.features, batch.logits))
 
         with open_table(output) as table:
             summary = _written(answers(), table, Summary(unreadable=features.unreadable), gate)
@@ -148,24 +170,25 @@ def predict_pictures(
     return summary
 
 
-def _written(answers: Iterable[_Answer], table: Table, summary: Summary, gate: bool) -> Summary:
-    for answer in answers:
-        labels = to_numpy(answer.out.predictions if gate else answer.out.proposed)
-        table.write(_columns(answer, labels, summary.batches))
+def _written(answers: Iterable[_Row], table: Table, summary: Summary, gate: bool) -> Summary:
+    for rows, names, answer in answers:
+        labels = answer.predictions if gate else answer.proposed
+        table.write(_columns(rows, names, answer, labels, summary.batches))
         summary.rows += len(labels)
-        summary.reasons[answer.out.verdict.reason] += 1
-        summary.ratios.append(answer.out.verdict.ratio)
+        summary.reasons[answer.verdict.reason] += 1
+        summary.ratios.append(answer.verdict.ratio)
         if answer.frozen is not None:
             summary.changed = (summary.changed or 0) + int(np.sum(labels != answer.frozen))
     return summary
 
 
-def _columns(answer: _Answer, labels: Labels, batch: int) -> Columns:
-    verdict: Verdict = answer.out.verdict
-    count = len(labels)
+def _columns(
+    rows: Sequence[int], names: list[str] | None, answer: _Answer, labels: Labels, batch: int
+) -> Columns:
+    verdict, count = answer.verdict, len(labels)
     return {
-        "row": list(answer.rows),
-        **({} if answer.names is None else {"picture": answer.names}),
+        "row": list(rows),
+        **({} if names is None else {"picture": names}),
         "batch": [batch] * count,
         "prediction": _values(labels),
         **({} if answer.frozen is None else {"frozen": _values(answer.frozen)}),
@@ -179,10 +202,3 @@ def _values(labels: Labels) -> list[Any]:
     """Labels for a column; those of no common kind have no common column type either."""
     values = labels.tolist()
     return [str(value) for value in values] if labels.dtype.kind == "O" else values
-
-
-def _frozen(clf: Caster, head_logits: Any) -> Labels | None:
-    if head_logits is None:
-        return None
-    chosen: NDArray[Any] = np.argmax(to_numpy(head_logits), axis=1)
-    return clf.classes_[chosen]  # type: ignore[no-any-return]
