@@ -30,7 +30,7 @@ from caster.frozen.preprocessing import Preprocessing
 from caster.jobs.predict import predict_pictures
 from measure import PAUSE, complete_torchvision, machine
 
-BATCH, BATCHES, ROUNDS = 64, 16, 5
+BATCH, BATCHES, ROUNDS = 64, 16, 3
 WIDTH = 1280
 TIMMS = Preprocessing(range=1.0, mean=(0.5,) * 3, std=(0.5,) * 3, layout="NCHW")
 

@@ -6,8 +6,9 @@ import hashlib
 import json
 import math
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -130,35 +131,48 @@ class Preprocessing:
             picture = _centre(picture, self.crop)
         return picture
 
-    def batch(self, pictures: Sequence[Picture] | Picture) -> NDArray[Any]:
+    def batch(
+        self,
+        pictures: Sequence[Picture] | Picture,
+        spread: Callable[..., Iterable[None]] = map,  # or a pool's, for several threads
+    ) -> NDArray[Any]:
         """Fitted pictures of one size, as the model takes them."""
         rgb = [p.dtype == np.uint8 and p.ndim == 3 and p.shape[2] == 3 for p in pictures]
         _check(len(rgb) > 0 and all(rgb), "a batch needs pictures: uint8 (height, width, 3)")
-        if not isinstance(pictures, np.ndarray):
-            sizes = {picture.shape[:2] for picture in pictures}
-            if len(sizes) > 1:
-                some = " and ".join(f"{w}x{h}" for h, w in sorted(sizes)[:2])
-                raise CasterError(f"pictures of a batch differ in size ({some}): state a resize")
-            pictures = np.stack(pictures)
-        if self.channels == "BGR":
-            pictures = pictures[..., ::-1]
-        if self.layout == "NCHW":
-            pictures = np.ascontiguousarray(pictures.transpose(0, 3, 1, 2))
-        if self.dtype == "uint8":
-            return np.ascontiguousarray(pictures)
-        return self._scaled(pictures)
+        sizes = {picture.shape[:2] for picture in pictures}
+        if len(sizes) > 1:
+            some = " and ".join(f"{w}x{h}" for h, w in sorted(sizes)[:2])
+            raise CasterError(f"pictures of a batch differ in size ({some}): state a resize")
+        height, width = sizes.pop()
+        shape = (3, height, width) if self.layout == "NCHW" else (height, width, 3)
+        batch = np.empty((len(pictures), *shape), dtype=self.dtype)
+        list(spread(self._fill, batch, pictures))  # one by one, which fits a cache
+        return batch
 
-    def _scaled(self, pictures: NDArray[np.uint8]) -> NDArray[Any]:
+    def _fill(self, row: NDArray[Any], picture: Picture) -> None:
         """(pixel * range / 255 - mean) / std, as one product and one sum."""
-        shape = (1, 3, 1, 1) if self.layout == "NCHW" else (1, 1, 1, 3)
+        if self.channels == "BGR":
+            picture = picture[..., ::-1]
+        if self.layout == "NCHW":
+            picture = picture.transpose(2, 0, 1)
+        scale, shift = self._affine
+        if scale is None:
+            row[...] = picture
+        elif row.dtype == np.float32:
+            np.multiply(picture, scale, out=row)
+            row += shift
+        else:  # rounded once, at the end
+            row[...] = picture * scale + shift
+
+    @cached_property
+    def _affine(self) -> tuple[NDArray[Any] | None, NDArray[Any] | None]:
+        """Factor and summand of every channel; None where pixels are taken as they are."""
+        shape = (3, 1, 1) if self.layout == "NCHW" else (1, 1, 3)
         std = np.asarray(self.std, dtype=np.float64)
         scale = (self.range / 255 / std).astype(np.float32).reshape(shape)
         shift = (-np.asarray(self.mean) / std).astype(np.float32).reshape(shape)
-        if np.all(scale == 1) and np.all(shift == 0):
-            return pictures.astype(self.dtype)
-        batch = pictures * scale
-        batch += shift
-        return batch.astype(self.dtype, copy=False)
+        untouched = bool(np.all(scale == 1) and np.all(shift == 0))
+        return (None, None) if untouched else (scale, shift)
 
 
 def _from_toml(name: str, value: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -56,21 +56,25 @@ def read_batches(
             raise CasterError(f"{pictures.names[row]}: {reason}") from None
 
     readers = ThreadPoolExecutor(THREADS, thread_name_prefix="caster-read")
-    gatherer = ThreadPoolExecutor(1, thread_name_prefix="caster-gather")
+
+    def batch(rows: Sequence[int], decoded: list[Future[Picture]]) -> PictureBatch:
+        readable, unreadable = _sorted_out(rows, decoded, skip_unreadable)
+        # Not ahead of time: a model on the CPU loses more to a thread beside it than this takes.
+        groups = _groups(list(readable.values()), preprocessing, readers.map)
+        return PictureBatch(list(readable), groups, unreadable)
+
     try:
-        pending: Future[PictureBatch] | None = None
+        pending: tuple[Sequence[int], list[Future[Picture]]] | None = None
         for start in range(0, len(rows), batch_size):
             chosen = rows[start : start + batch_size]
-            decoded = [readers.submit(fitted, row) for row in chosen]
-            begun = gatherer.submit(_gathered, chosen, decoded, preprocessing, skip_unreadable)
+            begun = chosen, [readers.submit(fitted, row) for row in chosen]
             if pending is not None:
-                yield pending.result()
+                yield batch(*pending)
             pending = begun
         if pending is not None:
-            yield pending.result()
+            yield batch(*pending)
     finally:
-        for pool in (readers, gatherer):
-            pool.shutdown(wait=True, cancel_futures=True)
+        readers.shutdown(wait=True, cancel_futures=True)
 
 
 def refuse_unreadable(why: str) -> CasterError:
@@ -78,12 +82,10 @@ def refuse_unreadable(why: str) -> CasterError:
     return CasterError(f"{why}: repair or remove it, or leave it out with --skip-unreadable")
 
 
-def _gathered(
-    rows: Sequence[int],
-    decoded: list[Future[Picture]],
-    preprocessing: Preprocessing,
-    skip_unreadable: bool,
-) -> PictureBatch:
+def _sorted_out(
+    rows: Sequence[int], decoded: list[Future[Picture]], skip_unreadable: bool
+) -> tuple[dict[int, Picture], dict[int, str]]:
+    """The pictures that could be read, by row, and what is wrong with the others."""
     readable: dict[int, Picture] = {}
     unreadable: dict[int, str] = {}
     for row, future in zip(rows, decoded, strict=True):
@@ -93,15 +95,17 @@ def _gathered(
             if not skip_unreadable:
                 raise refuse_unreadable(str(error)) from None
             unreadable[row] = str(error)
-    return PictureBatch(list(readable), _groups(list(readable.values()), preprocessing), unreadable)
+    return readable, unreadable
 
 
-def _groups(pictures: list[Picture], preprocessing: Preprocessing) -> list[Group]:
+def _groups(
+    pictures: list[Picture], preprocessing: Preprocessing, spread: Callable[..., Iterator[None]]
+) -> list[Group]:
     """A model that resizes by itself takes pictures of any size, but of one size at a time."""
     places: dict[tuple[int, ...], list[int]] = {}
     for place, picture in enumerate(pictures):
         places.setdefault(picture.shape, []).append(place)
     return [
-        Group(those, preprocessing.batch([pictures[place] for place in those]))
+        Group(those, preprocessing.batch([pictures[place] for place in those], spread))
         for those in places.values()
     ]
