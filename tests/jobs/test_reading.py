@@ -152,21 +152,6 @@ def test_nothing_to_read():
     assert reading_threads() == []
 
 
-def test_batches_are_prepared_ahead_too():
-    """The model need not wait for pixels to be scaled and turned."""
-    where = []
-
-    class Noting(Preprocessing):
-        def batch(self, pictures):
-            where.append(threading.current_thread())
-            return super().batch(pictures)
-
-    noting = Noting(1.0, (0.5,) * 3, (0.5,) * 3, "NCHW")
-    assert len(list(batches(FakePictures(9), preprocessing=noting))) == 3
-    assert len(where) == 3
-    assert threading.main_thread() not in where
-
-
 # pictures that cannot be read
 
 
