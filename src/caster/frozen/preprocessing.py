@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import tomllib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -131,11 +131,7 @@ class Preprocessing:
             picture = _centre(picture, self.crop)
         return picture
 
-    def batch(
-        self,
-        pictures: Sequence[Picture] | Picture,
-        spread: Callable[..., Iterable[None]] = map,  # or a pool's, for several threads
-    ) -> NDArray[Any]:
+    def batch(self, pictures: Sequence[Picture] | Picture) -> NDArray[Any]:
         """Fitted pictures of one size, as the model takes them."""
         rgb = [p.dtype == np.uint8 and p.ndim == 3 and p.shape[2] == 3 for p in pictures]
         _check(len(rgb) > 0 and all(rgb), "a batch needs pictures: uint8 (height, width, 3)")
@@ -146,7 +142,8 @@ class Preprocessing:
         height, width = sizes.pop()
         shape = (3, height, width) if self.layout == "NCHW" else (height, width, 3)
         batch = np.empty((len(pictures), *shape), dtype=self.dtype)
-        list(spread(self._fill, batch, pictures))  # one by one, which fits a cache
+        for row, picture in zip(batch, pictures, strict=True):  # one by one: it fits a cache
+            self._fill(row, picture)
         return batch
 
     def _fill(self, row: NDArray[Any], picture: Picture) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -60,7 +60,7 @@ def read_batches(
     def batch(rows: Sequence[int], decoded: list[Future[Picture]]) -> PictureBatch:
         readable, unreadable = _sorted_out(rows, decoded, skip_unreadable)
         # Not ahead of time: a model on the CPU loses more to a thread beside it than this takes.
-        groups = _groups(list(readable.values()), preprocessing, readers.map)
+        groups = _groups(list(readable.values()), preprocessing)
         return PictureBatch(list(readable), groups, unreadable)
 
     try:
@@ -98,14 +98,12 @@ def _sorted_out(
     return readable, unreadable
 
 
-def _groups(
-    pictures: list[Picture], preprocessing: Preprocessing, spread: Callable[..., Iterator[None]]
-) -> list[Group]:
+def _groups(pictures: list[Picture], preprocessing: Preprocessing) -> list[Group]:
     """A model that resizes by itself takes pictures of any size, but of one size at a time."""
     places: dict[tuple[int, ...], list[int]] = {}
     for place, picture in enumerate(pictures):
         places.setdefault(picture.shape, []).append(place)
     return [
-        Group(those, preprocessing.batch([pictures[place] for place in those], spread))
+        Group(those, preprocessing.batch([pictures[place] for place in those]))
         for those in places.values()
     ]
