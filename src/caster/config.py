@@ -19,6 +19,7 @@ from caster.errors import CasterError
 
 Origin = Literal["paper", "project"]
 STATE_DTYPE = "float32"  # of everything retained: half the bytes, far finer than sampling error
+PICTURES_AT_ONCE = 64  # that a model takes, however many are adapted to together
 CHUNK_ELEMENTS = 2**24  # of a chunk of features worked on at once: 64 MiB of float32
 
 

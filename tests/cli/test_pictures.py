@@ -550,8 +550,7 @@ def test_ctrl_c_leaves_nothing_half_written_and_the_next_run_goes_on(
     result = typed(f"{line} --cache c")
     assert (result.exit_code, result.stdout) == (130, "")
     assert result.stderr == (
-        "caster: interrupted, no output was written; features so far are kept, and the same "
-        "command goes on from there\n"
+        "caster: interrupted, no output was written; the same command goes on from where it was\n"
     )
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
     assert len(calls) == 3

@@ -618,9 +618,8 @@ def test_torch(tmp_path, options):
 
 
 def test_timm(tmp_path):
-    if torch.__version__.endswith("+cpu") and not hasattr(torch.ops.torchvision, "nms"):
-        pytest.skip("torchvision's own operators are missing")
-    timm = pytest.importorskip("timm")
+    import timm
+
     torch.manual_seed(0)
     net = timm.create_model("resnet10t", num_classes=10).eval()
     images = torch.randn(3, 3, 64, 64)

@@ -10,13 +10,12 @@ import typer
 from caster.cli.console import counted, errors, progress_bar, say, size
 from caster.cli.model import with_model
 from caster.cli.pictures import PANEL, DataRoot, SkipUnreadable, Store, features_path, say_skipped
-from caster.config import Settings
+from caster.config import PICTURES_AT_ONCE, Settings
 from caster.errors import CasterError
 
 if TYPE_CHECKING:
     from caster.frozen.protocol import FrozenModel
 
-AT_ONCE = 64
 DOUBTFUL = 0.5  # accuracy on its own source below which a head is asked about
 
 
@@ -58,7 +57,7 @@ def fit(
         typer.Option(
             "--batch-size",
             min=1,
-            help=f"Pictures that go through the model together. [default: {AT_ONCE}]",
+            help=f"Pictures that go through the model together. [default: {PICTURES_AT_ONCE}]",
             rich_help_panel=PANEL,
         ),
     ] = None,
@@ -90,7 +89,7 @@ def fit(
                 state,
                 settings,
                 store=store or default_store(),
-                batch_size=pictures_at_once or AT_ONCE,
+                batch_size=pictures_at_once or PICTURES_AT_ONCE,
                 named_classes=None if classes is None else _lines(classes),
                 use_head=not no_head,
                 skip_unreadable=skip_unreadable,

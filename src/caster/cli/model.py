@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from caster.frozen.protocol import FrozenModel
 
 PANEL = "The model"
-KEPT = "no output was written; features so far are kept, and the same command goes on from there"
+GO_ON = "no output was written; the same command goes on from where it was"
 
 
 def _option(kind: Any, *names: str, help: str, **extra: Any) -> Any:
@@ -87,7 +87,7 @@ def with_model(output: str, beside: str | None = None) -> Callable[[Command], Co
             try:
                 command(model=model, **given)
             except KeyboardInterrupt:
-                raise KeyboardInterrupt(*([] if model is None else [KEPT])) from None
+                raise KeyboardInterrupt(*([] if model is None else [GO_ON])) from None
 
         kept = [p.replace(kind=p.KEYWORD_ONLY) for p in own.parameters.values()]
         parameters = [*(p for p in kept if p.name != "model"), *shared]

@@ -20,7 +20,9 @@ def create(name: str, checkpoint: Path | None) -> Any:
         raise CasterError(f"timm:{name} needs timm: pip install 'caster-tta[timm]'") from None
     except (ImportError, RuntimeError) as error:  # a torchvision built for another torch
         line = " ".join(str(error).split())
-        raise CasterError(f"timm:{name}: timm cannot be imported here: {line[:200]}") from None
+        raise CasterError(
+            f"timm:{name} needs a timm and a torchvision that go with this torch: {line[:200]}"
+        ) from None
     # Its retries would fill the screen; what came of them is said below.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     weights = None if checkpoint is None else _weights(checkpoint)

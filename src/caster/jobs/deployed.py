@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from caster.adapter import Adapter
+from caster.config import PICTURES_AT_ONCE
+from caster.data import Pictures
 from caster.errors import CasterError
 from caster.estimator import Caster
 from caster.frozen.arrays import FeatureFile
 from caster.frozen.protocol import FrozenModel, Outputs
-from caster.jobs.extract import stated_preprocessing
+from caster.jobs.extract import extract, stated_preprocessing
+from caster.jobs.features import PictureFeatures
 from caster.jobs.progress import Progress
 from caster.state import State
 
@@ -43,6 +48,27 @@ def check_outputs(adapter: Adapter, outputs: Outputs) -> None:
             f"the state was fitted to {width:,} features, and {adapter.model.name} gives {given:,}"
         )
     adapter.head_logits(outputs)
+
+
+def extract_for(
+    adapter: Adapter,
+    pictures: Pictures,
+    store: Path,
+    *,
+    batch_size: int,
+    skip_unreadable: bool,
+    progress: Progress,
+) -> PictureFeatures:
+    """Features of pictures for an adapter; what it cannot take is refused after one batch."""
+    return extract(
+        adapter.model,
+        pictures,
+        store,
+        batch_size=min(batch_size, PICTURES_AT_ONCE),
+        skip_unreadable=skip_unreadable,
+        check=partial(check_outputs, adapter),
+        progress=progress,
+    )
 
 
 def with_tau(clf: Caster, tau: float | None) -> Caster:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 
 from caster import state as states
@@ -18,8 +17,7 @@ from caster.files import check_writable, replacing
 from caster.frozen.arrays import open_features
 from caster.frozen.heads import of_classes
 from caster.frozen.protocol import preprocessing_sha256
-from caster.jobs.deployed import Batch, batches, check_batch_size, check_outputs, with_tau
-from caster.jobs.extract import AT_ONCE, extract
+from caster.jobs.deployed import Batch, batches, check_batch_size, extract_for, with_tau
 from caster.jobs.progress import Progress, silent
 from caster.labels import Labels, as_labels, unique_labels
 
@@ -74,13 +72,12 @@ def evaluate_pictures(
     if pictures.labels is None:
         raise CasterError(f"{pictures.name} has no labels")
     _check_labels(pictures.labels, clf, pictures.name)
-    features = extract(
-        adapter.model,
+    features = extract_for(
+        adapter,
         pictures,
         store,
-        batch_size=min(batch_size, AT_ONCE),
+        batch_size=batch_size,
         skip_unreadable=skip_unreadable,
-        check=partial(check_outputs, adapter),
         progress=progress,
     )
     stream = batches(features, batch_size, seed, progress)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from caster.config import PICTURES_AT_ONCE
 from caster.data import Pictures, UnreadablePicture
 from caster.errors import CasterError
 from caster.frozen.preprocessing import Preprocessing
@@ -19,21 +20,19 @@ from caster.jobs.running import run
 from caster.jobs.store import Arrays, discard, entry_key, filling, find
 
 STAGE = "through the model"
-AT_ONCE = 64  # pictures the model takes, however many are adapted to together: they need memory
 
 Check = Callable[[Outputs], object]  # raises what is wrong with a batch
-Hear = Callable[[int, Outputs], object]  # the row a batch begins with, and the batch
 
 
-def nothing(*_: object) -> None:
-    """Find nothing wrong, and do nothing."""
+def _nothing(outputs: Outputs) -> None:
+    """Find nothing wrong."""
 
 
 def stated_preprocessing(model: FrozenModel) -> Preprocessing:
     """A model's preprocessing, without which no picture can be read for it."""
     if model.preprocessing is None:
         raise CasterError(
-            f"nothing says how pictures become batches for {model.name}: give --preprocessing "
+            f"_nothing says how pictures become batches for {model.name}: give --preprocessing "
             "FILE.toml, or in-graph if the model resizes and normalises itself"
         )
     return model.preprocessing
@@ -44,16 +43,14 @@ def extract(
     pictures: Pictures,
     store: Path,
     *,
-    batch_size: int = AT_ONCE,
+    batch_size: int = PICTURES_AT_ONCE,
     skip_unreadable: bool = False,
-    check: Check = nothing,
-    hear: Hear = nothing,
+    check: Check = _nothing,
     progress: Progress = silent,
 ) -> PictureFeatures:
     """Features and logits of all pictures, kept in the store for the next time.
 
-    `check` may refuse the first batch's, before the rest is worked on; `hear` is told of every
-    batch that was not kept before.
+    `check` may refuse the first batch's, before the rest is worked on.
     """
     key = _key(model, pictures)
     entry = find(store, key, len(pictures))
@@ -62,7 +59,7 @@ def extract(
         entry = None
     known = entry is not None
     if entry is None:
-        _fill(model, pictures, store, batch_size, skip_unreadable, check, hear, progress)
+        _fill(model, pictures, store, batch_size, skip_unreadable, check, progress)
         entry = find(store, key, len(pictures))
         if entry is None:
             raise CasterError(f"the features kept in {store} were taken away or damaged: run again")
@@ -94,7 +91,6 @@ def _fill(
     batch_size: int,
     skip_unreadable: bool,
     check: Check,
-    hear: Hear,
     progress: Progress,
 ) -> None:
     with filling(store, _key(model, pictures), len(pictures)) as partial:
@@ -115,8 +111,7 @@ def _fill(
                 if batch.rows:
                     outputs = run(model, batch, pictures.names)
                     check(outputs)
-                    check = nothing
-                    hear(partial.note.kept, outputs)
+                    check = _nothing
                     columns = {**columns, **_columns(outputs)}
                 partial.append(columns, batch.unreadable)
                 progress(STAGE, partial.note.seen, len(pictures))

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
@@ -23,9 +22,8 @@ from caster.estimator import Caster
 from caster.frozen.arrays import open_features
 from caster.frozen.heads import of_classes
 from caster.frozen.protocol import Outputs
-from caster.jobs.ahead import Ahead
-from caster.jobs.deployed import batches, check_batch_size, check_outputs, with_tau
-from caster.jobs.extract import AT_ONCE, extract, forget, nothing
+from caster.jobs.deployed import batches, check_batch_size, extract_for, with_tau
+from caster.jobs.extract import forget
 from caster.jobs.progress import Progress, silent
 from caster.jobs.table import Columns, Table, check_table, open_table
 from caster.labels import Labels
@@ -54,7 +52,7 @@ class Summary:
 
 @dataclass(frozen=True, eq=False)
 class _Answer:
-    """One batch, answered; without its scores, which many batches have no room for."""
+    """One batch, answered."""
 
     predictions: Labels  # (B,)
     proposed: Labels  # (B,)
@@ -135,33 +133,25 @@ def predict_pictures(
     check_batch_size(batch_size)
     check_table(output, Path(adapter.model.name), Path(pictures.name))
     clf = with_tau(adapter.clf, tau)
-
-    def answer(outputs: Outputs) -> _Answer:
-        return _Answer.of(clf, outputs.features, adapter.head_logits(outputs))
-
     with ExitStack() as stack:
         if store is None:
             temporary = TemporaryDirectory(prefix="caster-", ignore_cleanup_errors=True)
             store = Path(stack.enter_context(temporary))
-        ahead = stack.enter_context(Ahead(answer, batch_size))
-        features = extract(
-            adapter.model,
+        features = extract_for(
+            adapter,
             pictures,
             store,
-            batch_size=min(batch_size, AT_ONCE),
+            batch_size=batch_size,
             skip_unreadable=skip_unreadable,
-            check=partial(check_outputs, adapter),
-            # Shuffled batches take their rows from all over the place: they come afterwards.
-            hear=ahead.hear if shuffle is None else nothing,
             progress=progress,
         )
 
         def answers() -> Iterator[_Row]:
             for batch in batches(features, batch_size, shuffle, progress):
-                found = ahead.take(int(batch.rows[0])) if shuffle is None else None
                 rows = features.places[batch.rows].tolist()
                 names = [pictures.names[row] for row in rows]
-                yield rows, names, found or answer(Outputs(batch.features, batch.logits))
+                logits = adapter.head_logits(Outputs(batch.features, batch.logits))
+                yield rows, names, _Answer.of(clf, batch.features, logits)
 
         with open_table(output) as table:
             summary = _written(answers(), table, Summary(unreadable=features.unreadable), gate)
