@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -18,7 +19,13 @@ from caster.errors import CasterError
 from caster.estimator import Caster
 from caster.fitting import pair
 from caster.frozen.heads import head_columns
-from caster.frozen.protocol import FrozenModel, Outputs, preprocessing_sha256, runs_on_gpu
+from caster.frozen.protocol import (
+    FrozenModel,
+    Outputs,
+    TorchLike,
+    preprocessing_sha256,
+    runs_on_gpu,
+)
 from caster.labels import as_labels, unique_labels
 from caster.state import State
 
@@ -32,6 +39,7 @@ class Adapter:
     Attributes
     ----------
     model : the frozen model.
+    state : what was fitted with it.
     clf : the fitted `Caster`.
     head : for every class the column of the model's logits; None if the model does not know
         these classes, and a refused batch gets Source-GDA's answer.
@@ -64,6 +72,7 @@ class Adapter:
         if not allow_other_preprocessing:
             held.check_preprocessing(preprocessing_sha256(model))
         self.model = model
+        self.state = held
         self.clf = Caster.from_state(held)
         self.head = held.head
         self._columns = Beside(np.asarray(held.head))
@@ -103,6 +112,10 @@ class Adapter:
     def __call__(self, batch: Any) -> Adaptation:
         """Adapt to one batch, prepared as the model takes it."""
         return self._start(batch)()
+
+    def adapt(self, outputs: Outputs) -> Adaptation:
+        """Adapt to a batch that the model has answered already."""
+        return self._start_from(outputs)()
 
     def stream(self, batches: Iterable[Any]) -> Iterator[Adaptation]:
         """Adapt to batch after batch; on a GPU one batch's verdict is read during the next.
@@ -148,29 +161,32 @@ class Adapter:
     def _start(self, batch: Any) -> Callable[[], Adaptation]:
         """Send a batch on its way; the function returned waits for its answer."""
         model = self.model
-        if runs_on_gpu(model):
-            return self._start_on_gpu(
-                model.device,
-                lambda: (model.placed(batch),) if model.cuda_graph else model.run(batch),
-            )
-        outputs = model(batch)
+        if not runs_on_gpu(model):
+            return self._start_from(model(batch))
+        if model.cuda_graph:
+            work = partial(self._work_with, model)
+            return self._start_on_gpu(model.device, lambda: (model.placed(batch),), work)
+        return self._start_on_gpu(model.device, lambda: model.run(batch), self._work)
+
+    def _start_from(self, outputs: Outputs) -> Callable[[], Adaptation]:
         if on_gpu(outputs.features):  # of a function, which may work on whatever stream it likes
             made = (outputs.features, outputs.logits)[: 1 if outputs.logits is None else 2]
-            return self._start_on_gpu(outputs.features.device, lambda: made)
+            return self._start_on_gpu(outputs.features.device, lambda: made, self._work)
         answer = self.clf.adapt(outputs.features, self.head_logits(outputs))
         return lambda: answer
 
     def _start_on_gpu(
         self,
         device: Any,
-        first: Callable[[], tuple[Array, ...]],  # what is not recorded; gives what `_work` takes
+        first: Callable[[], tuple[Array, ...]],  # what is not recorded; gives what `work` takes
+        work: Callable[..., tuple[list[Array], object]],
     ) -> Callable[[], Adaptation]:
         from caster.frozen.cuda import Lane
 
         if device not in self._lanes:
             self._lanes[device] = Lane(device)
         settings = self.clf.settings
-        (batch, *arrays), fetch = self._lanes[device].run(first, self._work, settings)
+        (batch, *arrays), fetch = self._lanes[device].run(first, work, settings)
         if batch.shape[0] == 1:
             answer = self.clf.adapt(batch, *arrays)
             return lambda: answer
@@ -185,19 +201,21 @@ class Adapter:
 
         return finish
 
-    def _work(self, *inputs: Array) -> tuple[list[Array], object]:
-        """What is recorded: from a batch on, or from features and logits; and what it reads."""
+    def _work(self, features: Array, *rest: Array) -> tuple[list[Array], object]:
+        """What is recorded: from features and logits on; and what it reads."""
         transporter, settings = self.clf.transporter, self.clf.settings
-        model = self.model if runs_on_gpu(self.model) and self.model.cuda_graph else None
-        features, *rest = model.run(*inputs) if model else inputs
         batch = transporter.checked(features)
         logits = self.head_logits(Outputs(batch, rest[0] if rest else None))
-        weights = model.values() if model else []
         if batch.shape[0] == 1:
-            return [batch, *([] if logits is None else [logits])], weights
+            return [batch, *([] if logits is None else [logits])], ()
         attempt = transporter.attempt(batch, logits, settings)
         active = transporter.active(batch)
-        return [batch, *attempt.arrays()], (weights, active, active.roots(settings.lam))
+        return [batch, *attempt.arrays()], (active, active.roots(settings.lam))
+
+    def _work_with(self, model: TorchLike, batch: Array) -> tuple[list[Array], object]:
+        """What is recorded of a model that is recorded itself; it reads its weights too."""
+        arrays, read_from = self._work(*model.run(batch))
+        return arrays, (model.values(), read_from)
 
 
 def _fetch_choices(attempt: Attempt, fetch: Callable[[Array], Any]) -> Callable[[], Attempt]:

@@ -16,13 +16,16 @@ def try_transport(
     z: Array,  # (B, k), B >= 2
     moments: SourceMoments,  # restricted to the same k
     settings: Settings,
+    metric: Array | None = None,
 ) -> tuple[Proposal, Verdict]:
     """The transported classifier's answer for a batch, and whether the batch supports it."""
-    proposal = transport(z, moments, settings)
+    proposal = transport(z, moments, settings, metric)
     return proposal, judge(to_numpy(proposal.evidence).tolist(), moments.n_classes, settings)
 
 
-def transport(z: Array, moments: SourceMoments, settings: Settings) -> Proposal:
+def transport(
+    z: Array, moments: SourceMoments, settings: Settings, metric: Array | None = None
+) -> Proposal:
     """`propose` with these settings."""
     return propose(
         z,
@@ -31,6 +34,7 @@ def transport(z: Array, moments: SourceMoments, settings: Settings) -> Proposal:
         beta=settings.beta,
         threshold=settings.confidence,
         eps=settings.eps,
+        metric=metric,
     )
 
 

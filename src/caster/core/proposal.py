@@ -31,8 +31,11 @@ def propose(
     beta: float,
     threshold: float,
     eps: float,
+    metric: Array | None = None,  # (k, k), to measure residuals in; None: the margin's own
 ) -> Proposal:
     """Transport the source to the batch, classify it, and measure its certificate (Eqs. 3-9).
+
+    Another `metric` than the margin's makes the ratio one of unlike things: an ablation.
 
     >>> import numpy as np
     >>> source = SourceMoments(U=np.eye(1), means=np.array([[-5.0], [5.0]]),
@@ -49,7 +52,7 @@ def propose(
     assigned = xp.argmax(scores, axis=1)
     kept = confidence(scores) > threshold
     residuals, counts = centroid_residuals(pulled, assigned, kept, moments.means)
-    r = ratio(residuals, moments.metric, moments.margin, eps)
+    r = ratio(residuals, moments.metric if metric is None else metric, moments.margin, eps)
     occupied = xp.astype(counts > 0, counts.dtype)
     evidence = xp.stack([r, xp.sum(counts), xp.sum(occupied)])
     return Proposal(scores, assigned, fitted, evidence)

@@ -121,6 +121,15 @@ class SourceMoments:
         return cholesky(self.pooled)
 
     @cached_property
+    def euclidean(self) -> Array:  # (k, k)
+        """What takes the place of `metric` to measure along unit vectors of the feature space.
+
+        For the ablation the paper warns of: over `margin` such a length is no pure number.
+        """
+        xp = array_namespace(self.U)
+        return identity_like(self.pooled) * xp.linalg.vector_norm(self.U, axis=0)
+
+    @cached_property
     def margin(self) -> float:
         """Smallest distance gamma_s between two class means in the metric of `pooled`."""
         return float(margin(self.means, self.metric))

@@ -1,0 +1,101 @@
+"""BN-adapt: batch normalisation by the batch's own statistics, shrunk towards the source's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from caster.errors import CasterError
+from caster.frozen.protocol import FrozenModel
+from caster.methods.frozen import Frozen
+from caster.methods.inert import answered_inert, warn_inert
+from caster.methods.network import (
+    Network,
+    gradients,
+    norm_layers,
+    placed,
+    torch_model,
+    use_batch_statistics,
+)
+from caster.methods.protocol import Prediction, Retained
+from caster.methods.source import Source, columns_of
+
+
+class BNAdapt:
+    """Normalise by N/(N+n) of the source's statistics and n/(N+n) of the batch's, n samples.
+
+    Schneider et al. 2020. `prior` is N; 0 drops the source's statistics altogether, which is Tent
+    without its update.
+
+    >>> from caster import wrap
+    >>> net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 2))
+    >>> BNAdapt(wrap(net), Source(), prior=16).layers
+    ('1',)
+    """
+
+    def __init__(
+        self, model: FrozenModel, source: Source, *, name: str = "bn-adapt", prior: float = 0.0
+    ) -> None:
+        if not 0 <= prior < float("inf"):
+            raise CasterError(f"prior of {name} is a number of samples from 0 up, not {prior!r}")
+        self.name = name
+        self.model = torch_model(model, name)
+        self.frozen = Frozen(model, source)
+        self.prior = prior
+        self._network = Network(self.model, columns_of(source, name))
+        module = self._network.module
+        found = norm_layers(module, ("batch",))
+        self.layers = tuple(k for k, layer in found.items() if layer.running_mean is not None)
+        if not self.layers:
+            warn_inert(name, model, "BatchNorm with running statistics")
+        elif prior == 0:
+            use_batch_statistics(module)
+        else:
+            for layer in self.layers:
+                blend(found[layer], prior)
+
+    @property
+    def inert(self) -> bool:
+        """Whether the model has nothing to adapt."""
+        return not self.layers
+
+    def predict(self, images: Any) -> Prediction:
+        """The logits of the network with these statistics."""
+        if self.inert:
+            return answered_inert(self.frozen, images)
+        with gradients(False):
+            return Prediction(self._network(placed(self.model, images)))
+
+    def reset(self) -> None:
+        """Nothing to do: no batch leaves a trace."""
+
+    def retained(self) -> Retained:
+        """Its copy of the network."""
+        return self._network.retained()
+
+
+def blend(layer: nn.Module, prior: float) -> None:
+    """Have a BatchNorm normalise by a mixture of its running statistics and its batch's.
+
+    >>> import torch
+    >>> layer = nn.BatchNorm1d(1, affine=False, eps=0.0).eval()
+    >>> blend(layer, prior=1.0)  # source mean 0 and variance 1; batch mean 4 and variance 0
+    >>> layer(torch.tensor([[4.0]])).item()  # (4 - 2) / sqrt(0.5)
+    2.82842...
+    """
+    assert isinstance(layer, _BatchNorm)
+    assert layer.running_mean is not None
+    assert layer.running_var is not None
+    mean, var = layer.running_mean.clone(), layer.running_var.clone()
+
+    def mix(layer: _BatchNorm, inputs: tuple[Tensor, ...]) -> None:
+        (given,) = inputs
+        share = prior / (prior + given.shape[0])
+        every = [dim for dim in range(given.ndim) if dim != 1]
+        values = given.float()
+        layer.running_mean = share * mean + (1 - share) * values.mean(every)
+        layer.running_var = share * var + (1 - share) * values.var(every, correction=0)
+
+    layer.register_forward_pre_hook(mix)

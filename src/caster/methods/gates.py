@@ -1,0 +1,110 @@
+"""Gates: whether a method may adapt to a batch, by what the frozen model says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any, Protocol
+
+from array_api_compat import array_namespace
+
+from caster.errors import CasterError
+from caster.frozen.protocol import FrozenModel, Outputs
+from caster.methods.protocol import Retained
+from caster.methods.source import Source, adapter_of, moments_of
+
+ACCEPTED = "accepted"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether to adapt, why, and the number it rests on: the smaller, the better."""
+
+    accepted: bool
+    reason: str
+    ratio: float
+
+
+class Gate(Protocol):
+    """Decides on a batch before any method has seen it."""
+
+    name: str
+
+    def judge(self, outputs: Outputs) -> Decision:
+        """Whether a method may adapt to the batch these came from."""
+        ...
+
+    def retained(self) -> Retained:
+        """What it keeps from batch to batch."""
+        ...
+
+
+class Certificate:
+    """CASTER's certificate: whether the batch supports an affine transport of the source.
+
+    It certifies that transport alone. In front of a method that changes the representation it is
+    an experiment, of which the paper reports that it fails.
+    """
+
+    name = "certificate"
+
+    def __init__(self, model: FrozenModel, source: Source) -> None:
+        self._adapter = adapter_of(model, source, self.name)
+
+    def judge(self, outputs: Outputs) -> Decision:
+        """The verdict on the transport to this batch."""
+        verdict = self._adapter.adapt(outputs).verdict
+        return Decision(verdict.accepted, verdict.reason, verdict.ratio)
+
+    def retained(self) -> Retained:
+        """The source's moments."""
+        return moments_of(self._adapter)
+
+
+class Referee:
+    """The source-statistic referee: whether head and Source-GDA agree on the batch.
+
+    Accepts if they give at least a share `agreement` of the batch the same class. Its ratio is
+    the share on which they differ, over the share that may.
+    """
+
+    name = "referee"
+
+    def __init__(self, model: FrozenModel, source: Source, *, agreement: float = 0.8) -> None:
+        if source.require_state(self.name).head is None:
+            raise CasterError(
+                "the referee compares the model's own classes, and the state's are others"
+            )
+        if not 0 < agreement < 1:
+            raise CasterError(f"agreement must be a share between 0 and 1, not {agreement!r}")
+        self.agreement = agreement
+        self._adapter = adapter_of(model, source, self.name)
+
+    def judge(self, outputs: Outputs) -> Decision:
+        """Whether two answers that rest on the source alone agree."""
+        head = self._adapter.head_logits(outputs)
+        gda = self._adapter.clf.source_scores(outputs.features)
+        xp = array_namespace(gda)
+        differ = xp.argmax(head, axis=1) != xp.argmax(gda, axis=1)
+        share = float(xp.mean(xp.astype(differ, gda.dtype)))
+        ratio = share / (1 - self.agreement)
+        return Decision(ratio <= 1, ACCEPTED if ratio <= 1 else "disagreement", ratio)
+
+    def retained(self) -> Retained:
+        """The source's moments."""
+        return moments_of(self._adapter)
+
+
+GATES = {gate.name: gate for gate in (Certificate, Referee)}
+
+
+def make_gate(name: str, model: FrozenModel, source: Source, **settings: Any) -> Gate:
+    """A gate by name."""
+    maker: Callable[..., Gate] = GATES[name]
+    known = [p.name for p in signature(maker).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    unknown = [setting for setting in settings if setting not in known]
+    if unknown:
+        possible = ", ".join(known) or "none"
+        raise CasterError(f"the {name} has no setting {unknown[0]!r}: its settings are {possible}")
+    return maker(model, source, **settings)

@@ -1,0 +1,1 @@
+"""Methods that learn by gradients; each on its own copy of the network."""

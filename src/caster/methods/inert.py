@@ -1,0 +1,23 @@
+"""A method that finds nothing to adapt answers as the frozen model, and says so."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+from caster.frozen.protocol import FrozenModel
+from caster.methods.frozen import Frozen
+from caster.methods.protocol import INERT, Prediction
+
+log = logging.getLogger("caster")
+
+
+def warn_inert(name: str, model: FrozenModel, what: str) -> None:
+    """Log that a model has none of what a method adapts."""
+    log.warning("%s is inert: %s has no %s; it answers as frozen", name, model.name, what)
+
+
+def answered_inert(frozen: Frozen, images: Any) -> Prediction:
+    """The frozen model's own answer."""
+    return replace(frozen.predict(images), reason=INERT)

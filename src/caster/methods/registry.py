@@ -1,0 +1,233 @@
+"""Methods by name: those of this package, those of others, and any of them behind a gate."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Literal
+
+from caster.errors import CasterError
+from caster.frozen.protocol import FrozenModel
+from caster.methods.gated import Gated
+from caster.methods.gates import GATES, make_gate
+from caster.methods.protocol import Method
+from caster.methods.source import Source
+from caster.state import State
+
+GROUP = "caster.methods"  # entry points of other packages
+Need = Literal["torch", "transformer", "linear head", "state", "source images"]
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method as the registry knows it, without loading it.
+
+    `make` is called with the model, a `Source`, its name and its settings; as text it is
+    "module:name", and imported when it is needed. Another package registers one under the entry
+    point group "caster.methods".
+
+    >>> Entry("mine", "Does nothing.", make="caster.methods.frozen:Frozen").gradients
+    False
+    """
+
+    name: str
+    line: str  # what it does, in one line
+    make: str | Callable[..., Method]
+    needs: tuple[Need, ...] = ()
+    gradients: bool = False
+    settings: Settings = field(default_factory=dict)  # that make this one of several
+    presets: Mapping[str, Settings] = field(default_factory=dict)  # published, by benchmark
+    gate: str | None = None  # that it is behind
+
+    def maker(self) -> Callable[..., Method]:
+        """What makes the method."""
+        if not isinstance(self.make, str):
+            return self.make
+        home, _, attribute = self.make.partition(":")
+        try:
+            made: Callable[..., Method] = getattr(import_module(home), attribute)
+        except ModuleNotFoundError as error:
+            if (error.name or "").startswith("caster"):
+                raise
+            extra = EXTRAS.get(error.name or "", error.name)
+            raise CasterError(
+                f"{self.name} needs {error.name}: pip install 'caster-tta[{extra}]'"
+            ) from None
+        return made
+
+    def options(self) -> dict[str, Any]:
+        """Its settings and their defaults."""
+        given = inspect.signature(self.maker()).parameters.values()
+        own = {p.name: p.default for p in given if p.kind is p.KEYWORD_ONLY and p.name != "name"}
+        return own | dict(self.settings)
+
+
+EXTRAS = {"torch": "torch", "cma": "methods"}
+
+_GRADIENT = "caster.methods.gradient"
+_TRANSPORT = "caster.methods.transport"
+_IMAGENET = {"imagenet": {"optimizer": "sgd", "lr": 2.5e-4}}
+_IMAGENET_VIT = {"imagenet-vit": {"optimizer": "sgd", "lr": 1e-3, "norms": ("layer",)}}
+
+OWN = (
+    Entry("frozen", "The frozen model's own answer.", "caster.methods.frozen:Frozen"),
+    Entry(
+        "source-gda",
+        "Gaussian discriminant of the source, nothing transported.",
+        "caster.methods.source_gda:SourceGDA",
+        ("state",),
+    ),
+    Entry(
+        "caster",
+        "Class moments transported to the batch, if its certificate allows.",
+        f"{_TRANSPORT}:Caster",
+        ("state",),
+    ),
+    Entry(
+        "caster-ungated",
+        "The same transport whatever the certificate says.",
+        f"{_TRANSPORT}:Ungated",
+        ("state",),
+    ),
+    Entry(
+        "caster-no-transport",
+        "Ablation: the classifier of caster with the identity for a map.",
+        f"{_TRANSPORT}:NoTransport",
+        ("state",),
+    ),
+    Entry(
+        "caster-mixed-metric",
+        "Ablation: gated by a Euclidean residual over a Mahalanobis margin.",
+        f"{_TRANSPORT}:MixedMetric",
+        ("state",),
+    ),
+    Entry(
+        "bn-adapt",
+        "BatchNorm by the batch's statistics, shrunk towards the source's.",
+        "caster.methods.batchnorm:BNAdapt",
+        ("torch",),
+    ),
+    Entry(
+        "tent",
+        "Entropy minimisation on normalisation scales and shifts.",
+        f"{_GRADIENT}.tent:Tent",
+        ("torch",),
+        gradients=True,
+        presets=_IMAGENET | _IMAGENET_VIT,
+    ),
+)
+GATED = ("tent+certificate", "tent+referee")
+
+
+def names() -> list[str]:
+    """Every registered method, and the gated ones of the paper.
+
+    Any other method goes behind a gate in the same way: "sar+referee".
+
+    >>> names()[:2]
+    ['frozen', 'source-gda']
+    """
+    return [entry.name for entry in entries()]
+
+
+def entries() -> list[Entry]:
+    """Every registered method, those of other packages last."""
+    known = {entry.name: entry for entry in OWN}
+    gated = [_gated(name, known[name.rpartition("+")[0]]) for name in GATED]
+    points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
+    others = [_load(point) for point in points if point.name not in known]
+    return [*OWN, *gated, *others]
+
+
+def find(name: str) -> Entry:
+    """A method by name."""
+    known = {entry.name: entry for entry in entries()}
+    method, _, gate = name.rpartition("+")
+    if name in known:
+        return known[name]
+    if method in known and known[method].gate is None and gate in GATES:
+        return _gated(name, known[method])
+    near = get_close_matches(name, names(), n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names())}"
+    raise CasterError(f"there is no method {name!r}: {hint}")
+
+
+def create(
+    name: str,
+    model: FrozenModel,
+    source: Source | State | str | os.PathLike[str] | None = None,
+    *,
+    preset: str | None = None,
+    gate: Settings | None = None,
+    **settings: Any,
+) -> Method:
+    """A method at work on a model.
+
+    `source` is a fitted state, its file, or a `Source` that also holds labelled source batches.
+    `preset` takes published settings by benchmark; `gate` are settings of the gate of a gated
+    method, the others are the method's own. The model is never changed.
+
+    >>> import numpy as np
+    >>> from caster import wrap
+    >>> method = create("frozen", wrap(lambda batch: (batch, batch), version="example-1"))
+    >>> method.predict(np.array([[1.0, 2.0]])).logits
+    array([[1., 2.]])
+    """
+    entry = find(name)
+    known = Source.of(source)
+    known.check(model)
+    chosen = _preset(entry, preset) | settings
+    unknown = sorted(chosen.keys() - entry.options().keys())
+    if unknown:
+        possible = ", ".join(entry.options()) or "none"
+        raise CasterError(f"{name} has no setting {unknown[0]!r}: its settings are {possible}")
+    if gate is not None and entry.gate is None:
+        raise CasterError(f"{name} has no gate to set: name one, as in '{name}+certificate'")
+    inner = name if entry.gate is None else name.rpartition("+")[0]
+    method = entry.maker()(model, known, name=inner, **(dict(entry.settings) | chosen))
+    return (
+        Gated(method, make_gate(entry.gate, model, known, **(gate or {}))) if entry.gate else method
+    )
+
+
+def _preset(entry: Entry, preset: str | None) -> dict[str, Any]:
+    if preset is None:
+        return {}
+    if preset not in entry.presets:
+        known = ", ".join(entry.presets) or "none"
+        raise CasterError(f"{entry.name} has no preset {preset!r}: its presets are {known}")
+    return dict(entry.presets[preset])
+
+
+def _gated(name: str, inner: Entry) -> Entry:
+    """A method behind the gate its name ends with."""
+    gate = name.rpartition("+")[2]
+    return replace(
+        inner,
+        name=name,
+        line=f"{inner.name}, where the {gate} allows the update.",
+        needs=tuple(dict.fromkeys((*inner.needs, "state"))),
+        gate=gate,
+    )
+
+
+def _load(point: EntryPoint) -> Entry:
+    """Another package's method; one that cannot be loaded says so when it is used."""
+    try:
+        entry = point.load()
+        if not isinstance(entry, Entry) or entry.name != point.name:
+            raise TypeError(f"{point.value} is not a caster.methods.Entry named {point.name!r}")
+    except Exception as error:  # another package's code may raise anything
+        reason = f"{point.name} cannot be loaded from {point.value}: {error}"
+
+        def fail(model: FrozenModel, source: Source, *, name: str) -> Method:
+            raise CasterError(reason)
+
+        return Entry(point.name, reason, fail)
+    return entry

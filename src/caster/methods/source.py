@@ -1,0 +1,130 @@
+"""What a method may know of the source, and which of a model's logits are its classes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from array_api_compat import array_namespace
+
+from caster import state as states
+from caster.adapter import Adapter
+from caster.arrays import Beside
+from caster.core.linalg import Array
+from caster.errors import CasterError
+from caster.fitting import pair
+from caster.frozen.protocol import FrozenModel, preprocessing_sha256
+from caster.methods.protocol import Retained
+from caster.state import State
+
+GIVE_BATCHES = "give Source(batches=...), a list of (images, labels) as the model takes them"
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """All that a method learns of the source: nothing else reaches it, target labels least of all.
+
+    `batches` is read as often as a method needs, so a list or another iterable that can be read
+    again, not a generator. Labels in it are those of the state, or without a state the numbers of
+    the model's logits.
+
+    >>> import numpy as np
+    >>> Source(batches=[(np.zeros((2, 3)), [0, 1])]).state is None
+    True
+    """
+
+    state: State | None = None
+    batches: Iterable[tuple[Any, Any]] | None = None
+    allow_other_model: bool = False  # a state of another model or preprocessing
+
+    def __post_init__(self) -> None:
+        if isinstance(self.batches, Iterator):
+            raise CasterError(
+                "source batches are read more than once: give a list, not a generator"
+            )
+
+    @classmethod
+    def fit(cls, model: FrozenModel, batches: Iterable[tuple[Any, Any]], **settings: Any) -> Self:
+        """The source of labelled batches, with the state `Adapter.fit` makes of them."""
+        held = list(batches) if isinstance(batches, Iterator) else batches
+        return cls(Adapter.fit(model, held, **settings).state, held)
+
+    @classmethod
+    def of(cls, given: Source | State | str | os.PathLike[str] | None) -> Source:
+        """A source from what `create` is given: a source, a state, or its file."""
+        if given is None or isinstance(given, Source):
+            return given or Source()
+        return Source(given if isinstance(given, State) else states.load(given))
+
+    def check(self, model: FrozenModel) -> None:
+        """Refuse a state that another model or preprocessing was fitted with."""
+        model.verify()
+        if self.state is not None and not self.allow_other_model:
+            self.state.check_model(model.sha256)
+            self.state.check_preprocessing(preprocessing_sha256(model))
+
+    def require_state(self, name: str) -> State:
+        """The state, which a method cannot do without."""
+        if self.state is None:
+            raise CasterError(
+                f"{name} needs a state: give source=, a file of `caster fit` or a State"
+            )
+        return self.state
+
+    def labelled(self, name: str) -> Iterator[tuple[Any, Any]]:
+        """The batches, which a method cannot do without."""
+        empty = True
+        for images, labels in map(pair, self.batches or ()):
+            empty = False
+            yield images, labels
+        if empty:
+            raise CasterError(f"{name} needs source images: {GIVE_BATCHES}")
+
+
+def adapter_of(model: FrozenModel, source: Source, name: str) -> Adapter:
+    """The model with the source's state, for a method or gate that cannot do without."""
+    return Adapter(
+        model,
+        source.require_state(name),
+        allow_other_model=source.allow_other_model,
+        allow_other_preprocessing=source.allow_other_model,
+    )
+
+
+def moments_of(adapter: Adapter) -> Retained:
+    """What a method that works with a state retains."""
+    return Retained(statistics=sum(size for _, size in states.array_sizes(adapter.state)))
+
+
+class Columns:
+    """A model's logits of the classes at hand, in their order.
+
+    >>> import numpy as np
+    >>> Columns((2, 0))(np.array([[1.0, 2.0, 3.0]]))
+    array([[3., 1.]])
+    """
+
+    def __init__(self, head: tuple[int, ...] | None) -> None:
+        self.head = head  # None: all of them
+        self._indices = Beside(np.asarray(head or ()))
+
+    def __call__(self, logits: Array) -> Array:  # (B, n) -> (B, C)
+        """Those of the classes; the very same array where they are all of them."""
+        width = int(logits.shape[1])
+        if self.head is None or self.head == tuple(range(width)):
+            return logits
+        if width <= max(self.head):
+            raise CasterError(
+                f"the state needs {max(self.head) + 1} logits of the model, which gives {width}"
+            )
+        return array_namespace(logits).take(logits, self._indices(logits), axis=1)
+
+
+def columns_of(source: Source, name: str) -> Columns:
+    """The model's logits of a source's classes, for a method that works on those logits."""
+    if source.state is not None and source.state.head is None:
+        raise CasterError(f"{name} works on the model's own classes, and the state's are others")
+    return Columns(None if source.state is None else source.state.head)
