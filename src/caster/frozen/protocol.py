@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 from caster.core.linalg import Array
 from caster.frozen.preprocessing import Preprocessing
@@ -34,6 +34,18 @@ class FrozenModel(Protocol):
 
     def verify(self) -> None:
         """Raise unless the model still is what it was when it was wrapped."""
+        ...
+
+
+@runtime_checkable
+class ShowsHead(Protocol):
+    """A model whose classifier can be looked at."""
+
+    def linear_head(self) -> tuple[Array, Array] | None:  # (n, d), (n,)
+        """Weight and bias, so that logits = features @ weight.T + bias, or an error if it has none.
+
+        None while the model does not know which of its layers the classifier is.
+        """
         ...
 
 

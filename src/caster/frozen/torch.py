@@ -131,6 +131,18 @@ class TorchModel:
                 f"{self.name} cannot take a batch of {dtype} {shape}: {line[:300]}"
             ) from error
 
+    def linear_head(self) -> tuple[Tensor, Tensor] | None:  # (n, d), (n,)
+        """Weight and bias of the classifier, in float32; None before the first batch found it."""
+        if self.head is None:
+            return None
+        layer = self.module.get_submodule(self.head)
+        if not isinstance(layer, nn.Linear):
+            kind = type(layer).__name__
+            raise CasterError(f"the head {self.head!r} of {self.name} is a {kind}, not a Linear")
+        weight = layer.weight.detach().float()
+        bias = weight.new_zeros(len(weight)) if layer.bias is None else layer.bias.detach().float()
+        return weight, bias
+
     def values(self) -> list[Tensor]:
         """Every parameter and buffer, where it is now."""
         return [value.detach() for value in (*self.module.parameters(), *self.module.buffers())]

@@ -17,6 +17,7 @@ from caster.frozen.onnx.file import Seal, external_files, follow_links, read_mod
 from caster.frozen.onnx.graph import expose, widen
 from caster.frozen.onnx.head import find_head
 from caster.frozen.onnx.input import declared_input, sizes
+from caster.frozen.onnx.linear import affine_path, constants_of, fold, keep_constants
 from caster.frozen.preprocessing import Preprocessing
 from caster.frozen.protocol import Outputs
 
@@ -93,6 +94,20 @@ class OnnxModel:
     def verify(self) -> None:
         """Raise unless every file holds what it held when the model was wrapped."""
         self._seal.verify()
+
+    def linear_head(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:  # (n, d), (n,)
+        """Weight and bias of the classifier, as the graph computes them from its constants."""
+        self.verify()
+        model = read_model(self._path)
+        weights = follow_links(model, self._path)
+        try:
+            path = affine_path(model, self._head)
+            names = constants_of(path)
+            keep_constants(model, names)
+            values = self._start(model, weights).run(None, {})
+            return fold(path, dict(zip(names, values, strict=True)))
+        except CasterError as error:
+            raise CasterError(f"{self.name}: {error}") from None
 
     def _run(
         self,
