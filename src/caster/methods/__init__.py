@@ -5,11 +5,12 @@
 True
 """
 
+from caster.methods.catalogue import Entry
 from caster.methods.frozen import Frozen
 from caster.methods.gated import Gated
 from caster.methods.gates import Certificate, Decision, Gate, Referee
 from caster.methods.protocol import Method, OnFeatures, Prediction, Retained
-from caster.methods.registry import Entry, create, entries, find, names
+from caster.methods.registry import create, entries, find, names
 from caster.methods.source import Source
 
 __all__ = [

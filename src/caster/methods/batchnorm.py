@@ -14,8 +14,10 @@ from caster.methods.inert import answered_inert, warn_inert
 from caster.methods.network import (
     Network,
     gradients,
+    keep_source_statistics,
     norm_layers,
     placed,
+    source_statistics,
     torch_model,
     use_batch_statistics,
 )
@@ -86,16 +88,19 @@ def blend(layer: nn.Module, prior: float) -> None:
     2.82842...
     """
     assert isinstance(layer, _BatchNorm)
-    assert layer.running_mean is not None
-    assert layer.running_var is not None
-    mean, var = layer.running_mean.clone(), layer.running_var.clone()
+    keep_source_statistics(layer)
 
     def mix(layer: _BatchNorm, inputs: tuple[Tensor, ...]) -> None:
-        (given,) = inputs
-        share = prior / (prior + given.shape[0])
-        every = [dim for dim in range(given.ndim) if dim != 1]
-        values = given.float()
+        mean, var = source_statistics(layer)
+        share = prior / (prior + inputs[0].shape[0])
+        every = [dim for dim in range(inputs[0].ndim) if dim != 1]
+        values = inputs[0].to(mean.dtype)  # of a half precision the sums would be rough
         layer.running_mean = share * mean + (1 - share) * values.mean(every)
         layer.running_var = share * var + (1 - share) * values.var(every, correction=0)
 
     layer.register_forward_pre_hook(mix)
+    layer.register_forward_hook(_unmix)
+
+
+def _unmix(layer: _BatchNorm, inputs: Any, output: Any) -> None:
+    layer.running_mean, layer.running_var = source_statistics(layer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from caster.frozen.protocol import Outputs
 from caster.methods.gates import Gate
 from caster.methods.protocol import Method, OnFeatures, Prediction, Retained
 
@@ -43,14 +44,15 @@ class Gated:
         if not decision.accepted:
             kept = self.frozen.answer(outputs)
             return replace(kept, reason=decision.reason, ratio=decision.ratio)
-        method = self.method
-        if isinstance(method, OnFeatures):  # one pass through the model will do
-            given = method.answer(outputs)
-        else:
-            given = method.predict(images)
+        given = self._answer(images, outputs)
         if not given.accepted:  # the method has its own reason not to
             return replace(given, ratio=decision.ratio)
         return replace(given, reason=decision.reason, ratio=decision.ratio)
+
+    def _answer(self, images: Any, outputs: Outputs) -> Prediction:
+        if isinstance(self.method, OnFeatures):  # one pass through the model will do
+            return self.method.answer(outputs)
+        return self.method.predict(images)
 
     def reset(self) -> None:
         """Reset the method; a gate remembers nothing."""

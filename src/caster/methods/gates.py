@@ -66,7 +66,7 @@ class Referee:
     """The source-statistic referee: whether head and Source-GDA agree on the batch.
 
     Accepts if they give at least a share `agreement` of the batch the same class. Its ratio is
-    the share on which they differ, over the share that may.
+    the share on which they differ.
     """
 
     name = "referee"
@@ -86,10 +86,10 @@ class Referee:
         head = self._adapter.head_logits(outputs)
         gda = self._adapter.clf.source_scores(outputs.features)
         xp = array_namespace(gda)
-        differ = xp.argmax(head, axis=1) != xp.argmax(gda, axis=1)
-        share = float(xp.mean(xp.astype(differ, gda.dtype)))
-        ratio = share / (1 - self.agreement)
-        return Decision(ratio <= 1, ACCEPTED if ratio <= 1 else "disagreement", ratio)
+        same = xp.argmax(head, axis=1) == xp.argmax(gda, axis=1)
+        share = int(xp.count_nonzero(same)) / gda.shape[0]
+        accepted = share >= self.agreement
+        return Decision(accepted, ACCEPTED if accepted else "disagreement", 1 - share)
 
     def retained(self) -> Retained:
         """The source's moments."""
@@ -99,10 +99,16 @@ class Referee:
 GATES = {gate.name: gate for gate in (Certificate, Referee)}
 
 
+def keywords(maker: Callable[..., Any]) -> dict[str, Any]:
+    """The settings of what makes a method or a gate, and their defaults."""
+    given = signature(maker).parameters.values()
+    return {p.name: p.default for p in given if p.kind is p.KEYWORD_ONLY}
+
+
 def make_gate(name: str, model: FrozenModel, source: Source, **settings: Any) -> Gate:
     """A gate by name."""
     maker: Callable[..., Gate] = GATES[name]
-    known = [p.name for p in signature(maker).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    known = keywords(maker)
     unknown = [setting for setting in settings if setting not in known]
     if unknown:
         possible = ", ".join(known) or "none"

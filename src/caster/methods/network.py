@@ -35,7 +35,11 @@ class Network:
     def __init__(self, model: TorchModel, columns: Columns) -> None:
         self.model = model
         self.columns = columns
-        self.module = copy.deepcopy(model.module).eval().requires_grad_(False)
+        try:
+            self.module = copy.deepcopy(model.module).eval().requires_grad_(False)
+        except (RuntimeError, TypeError, NotImplementedError) as error:
+            line = str(error).splitlines()[0]
+            raise CasterError(f"{model.name} cannot be copied: {line}") from error
 
     def __call__(self, batch: Tensor) -> Tensor:  # (B, C), of the classes at hand, in float32
         """Logits of a batch that is `placed`."""
@@ -102,24 +106,31 @@ def use_batch_statistics(module: nn.Module) -> None:
     """
     for layer in norm_layers(module, ("batch",)).values():
         assert isinstance(layer, _BatchNorm)
-        mean, var = layer.running_mean, layer.running_var
-        if mean is None or var is None:  # it has always worked so
-            continue
-        layer.running_mean = layer.running_var = None
-        layer.num_batches_tracked = None
-        layer.track_running_stats = False
-        layer.register_forward_pre_hook(_lending(mean, var))
-        layer.register_forward_hook(_taking_back)
+        if keep_source_statistics(layer):
+            layer.running_mean = layer.running_var = layer.num_batches_tracked = None
+            layer.track_running_stats = False
+            layer.register_forward_pre_hook(_lend)
+            layer.register_forward_hook(_take_back)
 
 
-def _lending(mean: Tensor, var: Tensor) -> Any:
-    def lend(layer: _BatchNorm, inputs: tuple[Tensor, ...]) -> None:
-        (given,) = inputs
-        if given.numel() == given.shape[1]:
-            layer.running_mean, layer.running_var = mean, var
+def keep_source_statistics(layer: _BatchNorm) -> bool:
+    """Keep a layer's running statistics under names that no forward writes to; False without."""
+    if layer.running_mean is None or layer.running_var is None:
+        return False
+    layer.register_buffer("source_mean", layer.running_mean.clone())
+    layer.register_buffer("source_var", layer.running_var.clone())
+    return True
 
-    return lend
+
+def source_statistics(layer: nn.Module) -> tuple[Tensor, Tensor]:
+    """The mean and variance that were kept."""
+    return layer.get_buffer("source_mean"), layer.get_buffer("source_var")
 
 
-def _taking_back(layer: _BatchNorm, inputs: Any, output: Any) -> None:
+def _lend(layer: _BatchNorm, inputs: tuple[Tensor, ...]) -> None:
+    if inputs[0].numel() == inputs[0].shape[1]:
+        layer.running_mean, layer.running_var = source_statistics(layer)
+
+
+def _take_back(layer: _BatchNorm, inputs: Any, output: Any) -> None:
     layer.running_mean = layer.running_var = None

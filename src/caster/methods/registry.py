@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from difflib import get_close_matches
-from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Literal
+from typing import Any
 
 from caster.errors import CasterError
 from caster.frozen.protocol import FrozenModel
+from caster.methods.catalogue import OWN, Entry, Settings
 from caster.methods.gated import Gated
 from caster.methods.gates import GATES, make_gate
 from caster.methods.protocol import Method
@@ -20,109 +18,7 @@ from caster.methods.source import Source
 from caster.state import State
 
 GROUP = "caster.methods"  # entry points of other packages
-Need = Literal["torch", "transformer", "linear head", "state", "source images"]
-Settings = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A method as the registry knows it, without loading it.
-
-    `make` is called with the model, a `Source`, its name and its settings; as text it is
-    "module:name", and imported when it is needed. Another package registers one under the entry
-    point group "caster.methods".
-
-    >>> Entry("mine", "Does nothing.", make="caster.methods.frozen:Frozen").gradients
-    False
-    """
-
-    name: str
-    line: str  # what it does, in one line
-    make: str | Callable[..., Method]
-    needs: tuple[Need, ...] = ()
-    gradients: bool = False
-    settings: Settings = field(default_factory=dict)  # that make this one of several
-    presets: Mapping[str, Settings] = field(default_factory=dict)  # published, by benchmark
-    gate: str | None = None  # that it is behind
-
-    def maker(self) -> Callable[..., Method]:
-        """What makes the method."""
-        if not isinstance(self.make, str):
-            return self.make
-        home, _, attribute = self.make.partition(":")
-        try:
-            made: Callable[..., Method] = getattr(import_module(home), attribute)
-        except ModuleNotFoundError as error:
-            if (error.name or "").startswith("caster"):
-                raise
-            extra = EXTRAS.get(error.name or "", error.name)
-            raise CasterError(
-                f"{self.name} needs {error.name}: pip install 'caster-tta[{extra}]'"
-            ) from None
-        return made
-
-    def options(self) -> dict[str, Any]:
-        """Its settings and their defaults."""
-        given = inspect.signature(self.maker()).parameters.values()
-        own = {p.name: p.default for p in given if p.kind is p.KEYWORD_ONLY and p.name != "name"}
-        return own | dict(self.settings)
-
-
-EXTRAS = {"torch": "torch", "cma": "methods"}
-
-_GRADIENT = "caster.methods.gradient"
-_TRANSPORT = "caster.methods.transport"
-_IMAGENET = {"imagenet": {"optimizer": "sgd", "lr": 2.5e-4}}
-_IMAGENET_VIT = {"imagenet-vit": {"optimizer": "sgd", "lr": 1e-3, "norms": ("layer",)}}
-
-OWN = (
-    Entry("frozen", "The frozen model's own answer.", "caster.methods.frozen:Frozen"),
-    Entry(
-        "source-gda",
-        "Gaussian discriminant of the source, nothing transported.",
-        "caster.methods.source_gda:SourceGDA",
-        ("state",),
-    ),
-    Entry(
-        "caster",
-        "Class moments transported to the batch, if its certificate allows.",
-        f"{_TRANSPORT}:Caster",
-        ("state",),
-    ),
-    Entry(
-        "caster-ungated",
-        "The same transport whatever the certificate says.",
-        f"{_TRANSPORT}:Ungated",
-        ("state",),
-    ),
-    Entry(
-        "caster-no-transport",
-        "Ablation: the classifier of caster with the identity for a map.",
-        f"{_TRANSPORT}:NoTransport",
-        ("state",),
-    ),
-    Entry(
-        "caster-mixed-metric",
-        "Ablation: gated by a Euclidean residual over a Mahalanobis margin.",
-        f"{_TRANSPORT}:MixedMetric",
-        ("state",),
-    ),
-    Entry(
-        "bn-adapt",
-        "BatchNorm by the batch's statistics, shrunk towards the source's.",
-        "caster.methods.batchnorm:BNAdapt",
-        ("torch",),
-    ),
-    Entry(
-        "tent",
-        "Entropy minimisation on normalisation scales and shifts.",
-        f"{_GRADIENT}.tent:Tent",
-        ("torch",),
-        gradients=True,
-        presets=_IMAGENET | _IMAGENET_VIT,
-    ),
-)
-GATED = ("tent+certificate", "tent+referee")
+GATED = ("tent+certificate", "tent+referee", "eata+certificate", "eata+referee")
 
 
 def names() -> list[str]:
@@ -191,9 +87,9 @@ def create(
         raise CasterError(f"{name} has no gate to set: name one, as in '{name}+certificate'")
     inner = name if entry.gate is None else name.rpartition("+")[0]
     method = entry.maker()(model, known, name=inner, **(dict(entry.settings) | chosen))
-    return (
-        Gated(method, make_gate(entry.gate, model, known, **(gate or {}))) if entry.gate else method
-    )
+    if entry.gate is None:
+        return method
+    return Gated(method, make_gate(entry.gate, model, known, **(gate or {})))
 
 
 def _preset(entry: Entry, preset: str | None) -> dict[str, Any]:

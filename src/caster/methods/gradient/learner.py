@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -52,8 +53,7 @@ class Learner:
         optimizer: Optimisers,
         lr: float,
     ) -> None:
-        if not 0 <= lr < float("inf"):
-            raise CasterError(f"lr of {name} is a number from 0 up, not {lr!r}")
+        check_from_zero(name, lr=lr)
         if optimizer not in ("adam", "sgd"):
             raise CasterError(f"optimizer of {name} is adam or sgd, not {optimizer!r}")
         self.name = name
@@ -73,18 +73,26 @@ class Learner:
         """Whether the model has nothing to learn."""
         return not self.parameters
 
+    @cached_property
+    def origin(self) -> dict[str, Tensor]:
+        """What is learnt as it is in the frozen model, by name: that model's own, no copies."""
+        return {k: value.detach() for k, value in self.eligible(self.model.module).items()}
+
     def reset(self) -> None:
         """A new copy of the network, and an optimizer that remembers nothing."""
-        self.network = Network(self.model, self._columns)
-        self.parameters = self.eligible(self.network.module)
-        for parameter in self.parameters.values():
-            parameter.requires_grad_(True)
-        if not self.inert:
+        self.parameters: dict[str, nn.Parameter] = {}
+        if not self.origin:  # nothing to learn needs no copy
+            return
+        with gradients():  # what is copied in inference mode could never learn
+            self.network = Network(self.model, self._columns)
+            self.parameters = self.eligible(self.network.module)
+            for parameter in self.parameters.values():
+                parameter.requires_grad_(True)
             if "batch" in self.norms:
                 use_batch_statistics(self.network.module)
-            self.optimizer = make_optimizer(
-                self._optimizer_kind, list(self.parameters.values()), self.lr
-            )
+        self.optimizer = make_optimizer(
+            self._optimizer_kind, list(self.parameters.values()), self.lr
+        )
 
     def eligible(self, module: nn.Module) -> dict[str, nn.Parameter]:
         """What of a module is learnt, by name."""
@@ -97,6 +105,7 @@ class Learner:
         with gradients():
             batch = placed(self.model, images)
             logits = self.network(batch)
+            check_finite(logits, self.name)
             self.step(batch, logits)
         return Prediction(logits.detach())
 
@@ -128,6 +137,21 @@ class Learner:
         if self.inert:
             return Retained()
         return self.network.retained() + Retained(optimizer=optimizer_bytes(self.optimizer))
+
+
+def check_from_zero(name: str, **settings: float) -> None:
+    """Refuse settings of a method that are not finite numbers from 0 up."""
+    for setting, value in settings.items():
+        if not 0 <= value < float("inf"):
+            raise CasterError(f"{setting} of {name} is a number from 0 up, not {value!r}")
+
+
+def check_finite(logits: Tensor, name: str) -> None:
+    """Refuse a batch that would turn what is learnt into NaN, before anything is learnt from it."""
+    if not bool(logits.detach().isfinite().all()):
+        raise CasterError(
+            f"{name} got logits that are not finite, and learnt nothing: drop or repair such images"
+        )
 
 
 def make_optimizer(kind: Optimisers, parameters: list[nn.Parameter], lr: float) -> Optimizer:

@@ -1,0 +1,70 @@
+"""The methods command."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from caster.cli.console import output, say
+
+if TYPE_CHECKING:
+    from caster.methods import Entry
+
+
+def methods(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="One method, with its settings.")
+    ] = None,
+) -> None:
+    """List the methods of test-time adaptation, what they need, and whether they use gradients.
+
+    Any of them goes behind a gate by name: `sar+certificate`, `t3a+referee`.
+    """
+    from caster.methods import entries, find
+
+    if name is None:
+        output.print(_table(entries()))
+    else:
+        _describe(find(name))
+
+
+def _table(entries: list[Entry]) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("method", no_wrap=True)
+    for heading in ("what it does", "needs", "gradients"):
+        table.add_column(heading)
+    for entry in entries:
+        needs = ", ".join(entry.needs) or "-"
+        words = (entry.name, entry.line, needs, "yes" if entry.gradients else "no")
+        table.add_row(*map(Text, words))
+    return table
+
+
+def _describe(entry: Entry) -> None:
+    from caster.methods.gates import GATES, keywords
+
+    options = entry.options()  # first: it fails where a library is missing
+    say(f"{entry.name}: {entry.line}\n")
+    say(_docstring(entry))
+    say(f"\nneeds      {', '.join(entry.needs) or 'nothing but a model'}")
+    say(f"gradients  {'yes' if entry.gradients else 'no'}")
+    for setting, default in options.items():
+        say(f"setting    {setting} = {default!r}")
+    for preset, settings in entry.presets.items():
+        say(f"preset     {preset}: {', '.join(f'{k} = {v!r}' for k, v in settings.items())}")
+    if entry.gate is not None:
+        gate = GATES[entry.gate]
+        say(f"\nbehind the {entry.gate}: {inspect.getdoc(gate)}")
+        for setting, default in keywords(gate).items():
+            say(f"gate       {setting} = {default!r}")
+
+
+def _docstring(entry: Entry) -> str:
+    """What its author says of it, without the example."""
+    text = inspect.getdoc(entry.maker()) or ""
+    return text.partition(">>>")[0].strip()
