@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,13 +10,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from networks import convnext12, resnet18
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch import nn
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+import training
+from networks import convnext12, resnet18
+from training import ADAMW, DEVICE, SGD, normalise
 
 Array = NDArray[Any]
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @dataclass(frozen=True)
@@ -44,45 +48,13 @@ SOURCES = (  # the slowest stream first: the others train meanwhile
 )
 
 
-def normalise(images: Tensor) -> Tensor:  # uint8 (N, H, W, 3) -> (N, 3, H, W), channels last
-    return images.permute(0, 3, 1, 2).float() / 127.5 - 1
+def train(source: Source, images: Array, labels: Array, seed: int) -> nn.Sequential:
+    recipe = SGD if source.build is resnet18 else ADAMW
 
+    def build() -> nn.Sequential:
+        return source.build(len(source.labels))
 
-def augment(padded: Tensor, index: Tensor, size: int = 32) -> Tensor:
-    """Random crops and flips of images padded by 4."""
-    at, n = torch.arange(size, device=padded.device), len(index)
-    top, left = torch.randint(0, 9, (2, n, 1), device=padded.device)
-    columns = torch.where(torch.rand(n, 1, device=padded.device) < 0.5, at, size - 1 - at) + left
-    return padded[index[:, None, None], (top + at)[:, :, None], columns[:, None, :]]
-
-
-def train(
-    source: Source, images: Array, labels: Array, seed: int, batch: int = 512
-) -> nn.Sequential:
-    torch.manual_seed(seed)
-    net = source.build(len(source.labels)).to(DEVICE, memory_format=torch.channels_last)
-    padded = torch.from_numpy(np.pad(images, ((0, 0), (4, 4), (4, 4), (0, 0)))).to(DEVICE)
-    targets = torch.from_numpy(labels).to(DEVICE)
-    steps = source.epochs * (len(images) // batch)
-    optimiser: torch.optim.Optimizer
-    if source.build is resnet18:
-        peak = 0.4
-        optimiser = torch.optim.SGD(net.parameters(), peak, 0.9, weight_decay=5e-4, nesterov=True)
-    else:
-        peak = 2e-3
-        optimiser = torch.optim.AdamW(net.parameters(), peak, weight_decay=0.05)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, peak, steps, pct_start=0.2)
-    for _ in range(source.epochs):
-        shuffled = torch.randperm(len(images), device=DEVICE)
-        for index in shuffled[: len(images) // batch * batch].split(batch):
-            with torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE == "cuda"):
-                logits = net(normalise(augment(padded, index)))
-            loss = cross_entropy(logits.float(), targets[index], label_smoothing=0.1)
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-            schedule.step()
-    return net.eval()
+    return training.train(build, images, labels, recipe, source.epochs, seed)
 
 
 @torch.inference_mode()

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from caster.frozen.preprocessing import Preprocessing
 
 sys.path.append(str(Path(__file__).parents[1]))
-sys.path.append(str(Path(__file__).parents[1] / "coverage"))  # its CIFAR network and corruptions
+sys.path.append(str(Path(__file__).parents[1] / "coverage"))  # its corruptions
 
 from corruptions import CONDITIONS, corrupt
-from networks import resnet18
 
 from measure import complete_torchvision
+from networks import resnet18
 
 __all__ = ["CONDITIONS", "RAW_32", "RAW_224", "Normalised", "corrupt", "exported", "load"]
 
