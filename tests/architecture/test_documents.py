@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from caster import config
+from caster import checks, config, methods
 from caster.cli.app import app
 from caster.core import certificate, discriminant, gate, moments, proposal, subspace, transport
 
@@ -62,6 +62,21 @@ def test_the_coverage_constants_are_the_documented_ones():
         assert f"**`{name}` = {getattr(config.Settings, name)}" in text or (
             f"`{name}` = {getattr(config.Settings, name)}**" in text
         )
+
+
+def test_every_method_is_in_its_document_as_the_catalogue_has_it():
+    table = (ROOT / "docs/methods.md").read_text().split("## The protocol")[0]
+    rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| `")]
+    assert [row[0].strip("| `") for row in rows] == [entry.name for entry in methods.entries()]
+    for row, entry in zip(rows, methods.entries(), strict=True):
+        assert row[1] == entry.line
+        assert row[2] == (", ".join(entry.needs) or "-")
+        assert row[3].startswith("yes" if entry.gradients else "no")
+
+
+def test_every_check_is_in_the_document():
+    text = (ROOT / "docs/methods.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \| [^|]+ \|$", text, re.MULTILINE) == list(checks.ALL)
 
 
 def test_every_constant_says_who_chose_it():
