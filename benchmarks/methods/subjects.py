@@ -123,7 +123,7 @@ def prepare(subject: Subject, pictures: Pictures, run: Run) -> tuple[FrozenModel
     batches = Batches(pictures.train_images, pictures.train_labels)
     path = run.out / f"{subject.key}.caster"
     if path.exists():
-        return model, Source(states.load(path), batches)
+        return model, Source(state=states.load(path), batches=batches)
     began = time.perf_counter()
     source = Source.fit(model, batches)
     states.save(source.require_state(subject.name), path)

@@ -161,6 +161,14 @@ class Transporter:
             _insist(True, bool(sound), z)
         return xp.argmax(logits, axis=1), sound
 
+    def projected(self, batch: Any) -> tuple[Array, SourceMoments]:
+        """Features in the directions a batch can support, and the moments in those."""
+        batch = self.checked(batch)
+        active = self.active(batch)
+        z, sound = self._project(batch, active)
+        _insist(bool(sound), True, batch)
+        return z, active
+
     def _source_scores(self, batch: Array, settings: Settings) -> tuple[Array, Array]:
         """Source-GDA's scores (B, C), and whether they could be calculated."""
         source = self.placement.beside(batch, self.rank)

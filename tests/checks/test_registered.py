@@ -30,7 +30,7 @@ def cases():
         needs, own = entry.needs, entry.gate is None
         suited = entry.name, "vit" if "transformer" in needs else "batch", {}
         (first if own else more).append(suited)
-        if own and "torch" in needs and "transformer" not in needs:
+        if own and "torch module" in needs and "transformer" not in needs:
             more.append((entry.name, "layer", {}))  # perhaps it has nothing to adapt there
             if "batch" in entry.options().get("norms", ()):
                 more.append((entry.name, "layer", {"norms": ("layer",)}))
@@ -50,3 +50,17 @@ def test_registered(name, kind, settings, check, monkeypatch):
     model, source = problem.model(kind), problem.source(kind)
     chosen = QUICK.get(name.partition("+")[0], {}) | settings
     check(lambda: methods.create(name, model, source, **chosen), problem.stream(5, 16))
+
+
+def test_what_learns_shows_the_answer_before_its_update():
+    learners = {"tent", "eata", "eta", "sar", "cotta", "foa"}
+    assert learners == {e.name for e in ENTRIES if hasattr(e.maker(), "forward") and not e.gate}
+
+
+def test_some_methods_are_inert_on_layer_norm():
+    inert = set()
+    for name in ("tent", "eata", "eta", "sar", "bn-adapt", "cotta"):
+        method = methods.create(name, problem.model("layer"), problem.source("layer"))
+        if method.inert:
+            inert.add(name)
+    assert inert == {"tent", "eata", "eta", "bn-adapt"}

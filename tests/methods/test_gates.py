@@ -25,6 +25,9 @@ class Every:
         self.seen += 1
         return Decision(self.seen % self.n == 0, "turn", 0.5)
 
+    def reset(self):
+        self.seen = 0
+
     def retained(self):
         return Retained()
 
@@ -93,7 +96,7 @@ def test_gate_settings_are_apart_from_the_methods():
         create("tent+referee", model(), source(), gate={"tau": 1})
     with pytest.raises(CasterError, match="has no gate to set: name one"):
         create("tent", model(), source(), gate={"agreement": 0.5})
-    with pytest.raises(CasterError, match="agreement must be a share"):
+    with pytest.raises(CasterError, match="agreement must be a share from 0 to 1"):
         create("tent+referee", model(), source(), gate={"agreement": 1.5})
 
 
@@ -106,3 +109,20 @@ def test_gates_need_a_state():
     known = Source.fit(frozen, [(h, y)], use_head=False)
     with pytest.raises(CasterError, match="the referee compares the model's own classes"):
         Referee(frozen, known)
+
+
+def test_a_gate_is_reset_with_its_method():
+    method = Gated(create("frozen", model(), source()), Every(2))
+    (batch,) = stream(1)
+    first = [method.predict(batch).ratio, method.gate.seen]
+    method.reset()
+    assert method.gate.seen == 0
+    assert [method.predict(batch).ratio, method.gate.seen] == first
+
+
+def test_the_certificates_threshold_can_be_set():
+    (batch,) = stream(1)
+    assert Certificate(model(), source()).judge(model()(batch)).accepted
+    assert not Certificate(model(), source(), tau=1e-6).judge(model()(batch)).accepted
+    with pytest.raises(CasterError, match="tau must be a number above 0"):
+        Certificate(model(), source(), tau=0.0)

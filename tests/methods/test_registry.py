@@ -141,14 +141,47 @@ def other_package(tmp_path, monkeypatch):
         "broken = nowhere.at_all:ENTRY\n"
         f"wrong = {__name__}:SHOUTING\n"
         f"tent = {__name__}:SHOUTING\n"
+        f"tent+certificate = {__name__}:SHOUTING\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
+
+
+CANONICAL = {  # as the papers have them
+    "tent": {"norms": ("batch",), "optimizer": "adam", "lr": 1e-3},
+    "eata": {"norms": ("batch",), "margin_e0": 0.4, "redundancy": 0.4, "lr": 1e-3,
+             "fisher_strength": 1.0, "fisher_samples": 2000},
+    "sar": {"margin_e0": 0.4, "rho": 0.05, "recovery": 0.2, "lr": 1e-3},
+    "cotta": {"optimizer": "adam", "lr": 1e-3, "ema": 0.999, "restore": 0.01,
+              "augmentations": 32, "threshold": 0.92},
+    "foa": {"prompts": 3, "population": 28, "strength": 0.4},
+    "bn-adapt": {"prior": 0.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CANONICAL)
+def test_defaults_are_the_canonical_ones(name):
+    options = find(name).options()
+    assert {setting: options[setting] for setting in CANONICAL[name]} == CANONICAL[name]
+
+
+def test_first_mistakes_end_in_one_line():
+    net = torch.nn.Linear(2, 2)
+    with pytest.raises(CasterError, match=r"Linear is no frozen model: give caster\.wrap of it"):
+        create("frozen", net)
+    with pytest.raises(CasterError, match=r"not list: labelled batches are Source\(batches="):
+        create("knn", model(), [(np.zeros((2, 3, 8, 8)), [0, 1])])
+    with pytest.raises(CasterError, match="k of knn is a number of neighbours"):
+        create("knn", model(), source(), k=2.5)
+    with pytest.raises(CasterError, match="tau must be a number above 0"):
+        create("caster", model(), source(), tau=-1)
+    with pytest.raises(CasterError, match="cannot be made: there is no"):
+        Entry("mine", "Mine.", "caster.methods.frozen:Nobody").maker()
 
 
 @pytest.mark.usefixtures("other_package")
 def test_other_packages_bring_methods():
     assert {"shouting", "broken"} < set(names())
-    assert names().count("tent") == 1
+    assert names().count("tent") == names().count("tent+certificate") == 1
     assert create("shouting", model(), times=3).times == 3
     assert create("shouting+referee", model(), source()).name == "shouting+referee"
     assert "tent" in create("tent", model()).name

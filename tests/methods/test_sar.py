@@ -161,7 +161,7 @@ def test_an_error_at_the_worst_point_leaves_the_weights():
             raise RuntimeError("out of memory")
 
     handle = method.network.module.register_forward_pre_hook(fail)
-    with pytest.raises(RuntimeError, match="out of memory"):
+    with pytest.raises(CasterError, match="out of memory"):
         method.predict(stream(1)[0])
     handle.remove()
     assert np.linalg.norm(calls[1] - start) == pytest.approx(0.05, rel=1e-4)

@@ -127,8 +127,10 @@ def test_one_value_a_channel_keeps_the_sources_statistics():
     assert torch.equal(create("bn-adapt", frozen).predict(row).logits, frozen(row).logits)
     tent = create("tent", frozen)
     tent.predict(small.batch)
-    tent.predict(row)  # and goes on learning
-    assert torch.isfinite(tent.predict(small.batch).logits).all()
+    tent.predict(row)  # and goes on learning, from the batch's own statistics
+    gamma, beta = (value.detach().numpy().copy() for value in tent.parameters.values())
+    answer = tent.predict(small.batch).logits
+    np.testing.assert_allclose(answer, small.logits(gamma, beta), rtol=1e-4)
 
 
 def test_the_norms_that_learn_are_named():
@@ -208,4 +210,66 @@ def test_a_batch_with_nan_is_refused_and_nothing_is_learnt(name, kind):
         method.predict(bad)
     if name != "cotta":  # whose augmentations have moved on
         assert torch.equal(method.forward(good), expected)
+    assert torch.isfinite(method.predict(good).logits).all()
+
+
+class Called(nn.Module):
+    """A network that calls its BatchNorm by keyword, under no gradients if told to."""
+
+    def __init__(self, gradients=True):
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm1d(3), nn.Linear(3, 2)
+        self.gradients = gradients
+
+    def forward(self, x):
+        with torch.set_grad_enabled(self.gradients and torch.is_grad_enabled()):
+            x = self.norm(input=x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("settings", [{}, {"prior": 4.0}])
+def test_layers_may_be_called_by_keyword(settings):
+    net = Called().eval()
+    batch = 3 * np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32) + 1
+    given = create("bn-adapt", wrap(net), **settings).predict(batch).logits
+    share = settings.get("prior", 0.0) / (settings.get("prior", 0.0) + 8)
+    mean, var = (1 - share) * batch.mean(0), share + (1 - share) * batch.var(0)
+    h = (batch - mean) / np.sqrt(var + net.norm.eps)
+    expected = h @ net.head.weight.detach().numpy().T + net.head.bias.detach().numpy()
+    np.testing.assert_allclose(given, expected, rtol=1e-4, atol=1e-5)
+    create("tent", wrap(net)).predict(batch)
+
+
+def test_what_cannot_learn_says_so():
+    batch = np.ones((4, 3), np.float32) * np.arange(4, dtype=np.float32)[:, None]
+    with pytest.raises(CasterError, match="no gradient reaches what tent would learn"):
+        create("tent", wrap(Called(gradients=False).eval())).predict(batch)
+    for half in (torch.float16, torch.bfloat16):
+        with pytest.raises(CasterError, match=r"tent cannot learn norm\.weight in torch"):
+            create("tent", wrap(Called().eval().to(half)))
+    with pytest.raises(CasterError, match="Called cannot take a batch of float32"):
+        create("tent", wrap(Called().eval())).predict(batch[:, :2])
+
+
+def test_a_shared_parameter_is_learnt_once():
+    net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+    net[2].weight = net[1].weight
+    assert list(create("tent", wrap(net)).parameters) == ["1.weight", "1.bias", "2.bias"]
+
+
+def test_a_model_that_was_changed_is_not_copied_again():
+    frozen = wrap(Called().eval())
+    tent = create("tent", frozen)
+    with torch.no_grad():
+        frozen.module.head.weight.add_(1.0)
+    with pytest.raises(CasterError, match="was changed while it was in use"):
+        tent.reset()
+
+
+def test_bn_adapt_refuses_a_batch_with_nan():
+    good, bad = stream(2)
+    method = create("bn-adapt", model())
+    bad[0] = np.nan
+    with pytest.raises(CasterError, match="bn-adapt got logits that are not finite"):
+        method.predict(bad)
     assert torch.isfinite(method.predict(good).logits).all()

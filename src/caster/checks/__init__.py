@@ -85,5 +85,6 @@ def check_method(make: Make, batches: Sequence[Any]) -> None:
     `make` gives a new method each time, on a model that is there already. `batches` are four or
     more with 64 images together, prepared as the model takes them.
     """
+    held = list(batches)  # a generator would last for one check
     for check in ALL.values():
-        check(make, batches)
+        check(make, held)

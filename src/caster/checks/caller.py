@@ -65,10 +65,17 @@ def any_grad_mode(make: Make, stream: Stream) -> None:
     for mode in (torch.no_grad, torch.inference_mode):
         for made in (make(), None):
             with mode(), _left_as_it_was(torch, mode.__name__):
-                method = made or make()
-                insist_equal(expected, replay(method, batches), f"under torch.{mode.__name__} it")
-                method.reset()
-                again = replay(method, batches)
+                try:
+                    method = made or make()
+                    found = replay(method, batches)
+                    method.reset()
+                    again = replay(method, batches)
+                except RuntimeError as error:  # what torch says names neither cause nor remedy
+                    raise CheckFailed(
+                        f"used, made or reset under torch.{mode.__name__} it fails: copy modules "
+                        f"under torch.inference_mode(False); {error}"
+                    ) from error
+            insist_equal(expected, found, f"under torch.{mode.__name__} it")
             insist_equal(after, again, f"after a reset under torch.{mode.__name__} it")
 
 

@@ -24,12 +24,17 @@ class Scripted:
     name = "scripted"
 
     def __init__(self, decisions: list[bool]) -> None:
-        self._decisions = cycle(decisions)
+        self._told = decisions
+        self.reset()
 
     def judge(self, outputs: Outputs) -> Decision:
         """The next decision."""
         accepted = next(self._decisions)
         return Decision(accepted, "told to" if accepted else "told not to", 0.0)
+
+    def reset(self) -> None:
+        """From the first decision on."""
+        self._decisions = cycle(self._told)
 
     def retained(self) -> Retained:
         """Nothing."""

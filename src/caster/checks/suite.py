@@ -32,7 +32,10 @@ class Stream:
     """
 
     def __init__(self, batches: Iterable[Any]) -> None:
-        self.batches = [batch if is_array(batch) else np.asarray(batch) for batch in batches]
+        given = list(batches)
+        if any(isinstance(batch, tuple) for batch in given):
+            raise CasterError("checks take batches of images alone, not pairs with labels")
+        self.batches = [batch if is_array(batch) else np.asarray(batch) for batch in given]
         count = sum(len(batch) for batch in self.batches)
         if len(self.batches) < LEAST_BATCHES or count < LEAST_IMAGES:
             raise CasterError(
@@ -53,6 +56,10 @@ def check(function: Callable[[Make, Stream], None]) -> Check:
 
     @wraps(function)
     def run(make: Make, batches: Sequence[Any]) -> None:
+        if not callable(make):
+            raise CasterError(
+                f"checks take a function that makes a method, not a {type(make).__name__}"
+            )
         stream = Stream(batches)
         names = ["the method"]
 

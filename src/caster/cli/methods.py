@@ -28,7 +28,8 @@ def methods(
     from caster.methods import entries, find
 
     if name is None:
-        output.print(_table(entries()))
+        # A row a line where it is piped: a terminal wraps, and grep should find whole rows.
+        output.print(_table(entries()), width=None if output.is_terminal else 160)
     else:
         _describe(find(name))
 

@@ -69,6 +69,16 @@ def linear_layers(module: nn.Module) -> str:
     return f"its last Linear layers are {', '.join(names[-3:])}" if names else "it has no Linear"
 
 
+def answer_of(module: nn.Module, batch: Tensor, name: str) -> Any:
+    """What a module returns for a batch, or one line that says why it does not."""
+    try:
+        return module(batch)
+    except RuntimeError as error:
+        line = " ".join(str(error).split())
+        shape, dtype = tuple(batch.shape), str(batch.dtype).removeprefix("torch.")
+        raise CasterError(f"{name} cannot take a batch of {dtype} {shape}: {line[:300]}") from error
+
+
 def logits_of(returned: Any, name: str) -> Tensor:
     """The logits a module returns: a tensor, or what transformers wraps them in."""
     logits = getattr(returned, "logits", returned)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from caster.errors import CasterError
 from caster.frozen.layers import (
+    answer_of,
     as_rows,
     digest_of,
     find_head,
@@ -122,14 +123,7 @@ class TorchModel:
         return weight.dtype if weight is not None and both_real else given.dtype
 
     def _answer(self, batch: Tensor) -> Any:
-        try:
-            return self.module(batch)
-        except RuntimeError as error:
-            line = " ".join(str(error).split())
-            shape, dtype = tuple(batch.shape), str(batch.dtype).removeprefix("torch.")
-            raise CasterError(
-                f"{self.name} cannot take a batch of {dtype} {shape}: {line[:300]}"
-            ) from error
+        return answer_of(self.module, batch, self.name)
 
     def linear_head(self) -> tuple[Tensor, Tensor] | None:  # (n, d), (n,)
         """Weight and bias of the classifier, in float32; None before the first batch found it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from caster.errors import CasterError
@@ -13,6 +13,8 @@ from caster.methods.frozen import Frozen
 from caster.methods.inert import answered_inert, warn_inert
 from caster.methods.network import (
     Network,
+    check_finite,
+    given_to,
     gradients,
     keep_source_statistics,
     norm_layers,
@@ -68,7 +70,9 @@ class BNAdapt:
         if self.inert:
             return answered_inert(self.frozen, images)
         with gradients(False):
-            return Prediction(self._network(placed(self.model, images)))
+            logits = self._network(placed(self.model, images))
+        check_finite(logits, self.name)
+        return Prediction(logits)
 
     def reset(self) -> None:
         """Nothing to do: no batch leaves a trace."""
@@ -90,15 +94,15 @@ def blend(layer: nn.Module, prior: float) -> None:
     assert isinstance(layer, _BatchNorm)
     keep_source_statistics(layer)
 
-    def mix(layer: _BatchNorm, inputs: tuple[Tensor, ...]) -> None:
+    def mix(layer: _BatchNorm, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         mean, var = source_statistics(layer)
-        share = prior / (prior + inputs[0].shape[0])
-        every = [dim for dim in range(inputs[0].ndim) if dim != 1]
-        values = inputs[0].to(mean.dtype)  # of a half precision the sums would be rough
+        values = given_to(inputs, named).to(mean.dtype)  # sums of a half precision are rough
+        share = prior / (prior + values.shape[0])
+        every = [dim for dim in range(values.ndim) if dim != 1]
         layer.running_mean = share * mean + (1 - share) * values.mean(every)
         layer.running_var = share * var + (1 - share) * values.var(every, correction=0)
 
-    layer.register_forward_pre_hook(mix)
+    layer.register_forward_pre_hook(mix, with_kwargs=True)
     layer.register_forward_hook(_unmix)
 
 

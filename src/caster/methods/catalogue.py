@@ -11,7 +11,7 @@ from caster.errors import CasterError
 from caster.methods.gates import keywords
 from caster.methods.protocol import Method
 
-Need = Literal["torch module", "transformer", "linear head", "state", "source images"]
+Need = Literal["torch", "torch module", "transformer", "linear head", "state", "source images"]
 Settings = Mapping[str, Any]
 EXTRAS = {"torch": "'caster-tta[torch]'", "cma": "'caster-tta[methods]'"}
 
@@ -44,6 +44,8 @@ class Entry:
         home, _, attribute = self.make.partition(":")
         try:
             made: Callable[..., Method] = getattr(import_module(home), attribute)
+        except AttributeError:
+            raise CasterError(f"{self.name} cannot be made: there is no {self.make}") from None
         except ModuleNotFoundError as error:
             if (error.name or "").startswith("caster"):
                 raise
@@ -100,13 +102,13 @@ OWN = (
         "knn",
         "Majority among the nearest source features.",
         "caster.methods.knn:KNN",
-        ("source images",),
+        ("torch", "source images"),
     ),
     Entry(
         "t3a",
         "Class prototypes from confident test features, in place of the classifier's rows.",
         "caster.methods.t3a:T3A",
-        ("linear head",),
+        ("torch", "linear head"),
         presets={
             "cifar10": {"filter_k": 100},
             "cifar100": {"filter_k": 100},
@@ -117,13 +119,13 @@ OWN = (
         "coral",
         "The batch's features given the source's mean and covariance, then the frozen classifier.",
         "caster.methods.coral:Coral",
-        ("linear head", "source images"),
+        ("torch", "linear head", "source images"),
     ),
     Entry(
         "linear-tca",
         "Test features aligned to the confident ones among them, then the frozen classifier.",
         "caster.methods.linear_tca:LinearTCA",
-        ("linear head",),
+        ("torch", "linear head"),
     ),
     Entry(
         "bn-adapt",

@@ -24,6 +24,8 @@ class Gated:
     ...     name = "never"
     ...     def judge(self, outputs):
     ...         return Decision(False, "never", float("inf"))
+    ...     def reset(self):
+    ...         pass
     ...     def retained(self):
     ...         return Retained()
     >>> frozen = Frozen(wrap(lambda batch: (batch, batch), version="example-1"), Source())
@@ -55,8 +57,9 @@ class Gated:
         return self.method.predict(images)
 
     def reset(self) -> None:
-        """Reset the method; a gate remembers nothing."""
+        """Reset method and gate."""
         self.method.reset()
+        self.gate.reset()
 
     def retained(self) -> Retained:
         """What method and gate retain."""

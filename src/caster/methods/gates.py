@@ -35,12 +35,32 @@ class Gate(Protocol):
         """Whether a method may adapt to the batch these came from."""
         ...
 
+    def reset(self) -> None:
+        """Exactly as constructed."""
+        ...
+
     def retained(self) -> Retained:
         """What it keeps from batch to batch."""
         ...
 
 
-class Certificate:
+class OnState:
+    """A gate that rests on the source's state, and remembers nothing."""
+
+    name: str
+
+    def __init__(self, model: FrozenModel, source: Source) -> None:
+        self._adapter = adapter_of(model, source, self.name)
+
+    def reset(self) -> None:
+        """Nothing to do."""
+
+    def retained(self) -> Retained:
+        """The source's moments."""
+        return moments_of(self._adapter)
+
+
+class Certificate(OnState):
     """CASTER's certificate: whether the batch supports an affine transport of the source.
 
     It certifies that transport alone. In front of a method that changes the representation it is
@@ -49,20 +69,18 @@ class Certificate:
 
     name = "certificate"
 
-    def __init__(self, model: FrozenModel, source: Source) -> None:
-        self._adapter = adapter_of(model, source, self.name)
+    def __init__(self, model: FrozenModel, source: Source, *, tau: float | None = None) -> None:
+        super().__init__(model, source)
+        if tau is not None:
+            _ = self._adapter.clf.set_params(tau=tau).settings  # refuses what is no threshold
 
     def judge(self, outputs: Outputs) -> Decision:
         """The verdict on the transport to this batch."""
         verdict = self._adapter.adapt(outputs).verdict
         return Decision(verdict.accepted, verdict.reason, verdict.ratio)
 
-    def retained(self) -> Retained:
-        """The source's moments."""
-        return moments_of(self._adapter)
 
-
-class Referee:
+class Referee(OnState):
     """The source-statistic referee: whether head and Source-GDA agree on the batch.
 
     Accepts if they give at least a share `agreement` of the batch the same class. The paper does
@@ -78,10 +96,10 @@ class Referee:
             raise CasterError(
                 "the referee compares the model's own classes, and the state's are others"
             )
-        if not 0 < agreement < 1:
-            raise CasterError(f"agreement must be a share between 0 and 1, not {agreement!r}")
+        if not 0 <= agreement <= 1:
+            raise CasterError(f"agreement must be a share from 0 to 1, not {agreement!r}")
         self.agreement = agreement
-        self._adapter = adapter_of(model, source, self.name)
+        super().__init__(model, source)
 
     def judge(self, outputs: Outputs) -> Decision:
         """Whether two answers that rest on the source alone agree."""
@@ -93,18 +111,14 @@ class Referee:
         accepted = share >= self.agreement
         return Decision(accepted, ACCEPTED if accepted else "disagreement", 1 - share)
 
-    def retained(self) -> Retained:
-        """The source's moments."""
-        return moments_of(self._adapter)
 
-
-GATES = {gate.name: gate for gate in (Certificate, Referee)}
+GATES: dict[str, type[Certificate | Referee]] = {gate.name: gate for gate in (Certificate, Referee)}
 
 
 def keywords(maker: Callable[..., Any]) -> dict[str, Any]:
     """The settings of what makes a method or a gate, and their defaults."""
-    given = signature(maker).parameters.values()
-    return {p.name: p.default for p in given if p.kind is p.KEYWORD_ONLY}
+    given = list(signature(maker).parameters.values())[2:]  # after the model and the source
+    return {p.name: p.default for p in given if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
 
 
 def make_gate(name: str, model: FrozenModel, source: Source, **settings: Any) -> Gate:

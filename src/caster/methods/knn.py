@@ -36,7 +36,7 @@ class KNN(OnFeatures):
         self, model: FrozenModel, source: Source, *, name: str = "knn", k: int = 20
     ) -> None:
         super().__init__(model)
-        if k < 1:
+        if not isinstance(k, int) or k < 1:
             raise CasterError(f"k of {name} is a number of neighbours from 1 up, not {k!r}")
         self.name = name
         self.k = k

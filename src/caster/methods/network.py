@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from caster.errors import CasterError
-from caster.frozen.layers import logits_of
+from caster.frozen.layers import answer_of, logits_of
 from caster.frozen.protocol import FrozenModel
 from caster.frozen.torch import TorchModel
 from caster.methods.protocol import Retained, nbytes
@@ -44,7 +44,8 @@ class Network:
     def __call__(self, batch: Tensor) -> Tensor:  # (B, C), of the classes at hand, in float32
         """Logits of a batch that is `placed`."""
         with torch.autocast(batch.device.type, torch.bfloat16, self.model.bf16):
-            logits = logits_of(self.module(batch), self.model.name)
+            answer = answer_of(self.module, batch, self.model.name)
+            logits = logits_of(answer, self.model.name)
         chosen: Tensor = self.columns(logits.float())
         return chosen
 
@@ -75,6 +76,12 @@ def placed(model: TorchModel, images: Any) -> Tensor:
     return batch.clone() if batch.is_inference() else batch
 
 
+def check_finite(logits: Tensor, name: str) -> None:
+    """Refuse a batch whose answer is not finite, before anything is learnt from it."""
+    if not bool(logits.detach().isfinite().all()):
+        raise CasterError(f"{name} got logits that are not finite: drop or repair such images")
+
+
 def checked_norms(norms: Sequence[str], name: str) -> tuple[Norm, ...]:
     """Kinds of normalisation layers as a user names them."""
     known = get_args(Norm)
@@ -90,13 +97,14 @@ def norm_layers(module: nn.Module, norms: Sequence[Norm]) -> dict[str, nn.Module
 
 
 def affine_parameters(layers: dict[str, nn.Module]) -> dict[str, nn.Parameter]:
-    """Scales and shifts of normalisation layers, by name."""
-    return {
-        f"{name}.{part}": value
-        for name, layer in layers.items()
-        for part, value in layer.named_parameters(recurse=False)
-        if part in ("weight", "bias")
-    }
+    """Scales and shifts of normalisation layers, by name; one that layers share, once."""
+    found: dict[str, nn.Parameter] = {}
+    for name, layer in layers.items():
+        for part, value in layer.named_parameters(recurse=False):
+            known = any(value is other for other in found.values())
+            if part in ("weight", "bias") and not known:
+                found[f"{name}.{part}"] = value
+    return found
 
 
 def use_batch_statistics(module: nn.Module) -> None:
@@ -109,7 +117,7 @@ def use_batch_statistics(module: nn.Module) -> None:
         if keep_source_statistics(layer):
             layer.running_mean = layer.running_var = layer.num_batches_tracked = None
             layer.track_running_stats = False
-            layer.register_forward_pre_hook(_lend)
+            layer.register_forward_pre_hook(_lend, with_kwargs=True)
             layer.register_forward_hook(_take_back)
 
 
@@ -127,8 +135,15 @@ def source_statistics(layer: nn.Module) -> tuple[Tensor, Tensor]:
     return layer.get_buffer("source_mean"), layer.get_buffer("source_var")
 
 
-def _lend(layer: _BatchNorm, inputs: tuple[Tensor, ...]) -> None:
-    if inputs[0].numel() == inputs[0].shape[1]:
+def given_to(inputs: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
+    """What a layer is called with, also if it is by name."""
+    first: Tensor = next(iter((*inputs, *named.values())))
+    return first
+
+
+def _lend(layer: _BatchNorm, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+    given = given_to(inputs, named)
+    if given.numel() == given.shape[1]:
         layer.running_mean, layer.running_var = source_statistics(layer)
 
 

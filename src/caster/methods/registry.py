@@ -36,9 +36,9 @@ def entries() -> list[Entry]:
     """Every registered method, those of other packages last."""
     known = {entry.name: entry for entry in OWN}
     gated = [_gated(name, known[name.rpartition("+")[0]]) for name in GATED]
-    points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
-    others = [_load(point) for point in points if point.name not in known]
-    return [*OWN, *gated, *others]
+    ours = {*known, *GATED}
+    points = {point.name: point for point in entry_points(group=GROUP) if point.name not in ours}
+    return [*OWN, *gated, *(_load(points[name]) for name in sorted(points))]
 
 
 def find(name: str) -> Entry:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
@@ -23,7 +23,7 @@ from caster.state import State
 GIVE_BATCHES = "give Source(batches=...), a list of (images, labels) as the model takes them"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Source:
     """All that a method learns of the source: nothing else reaches it, target labels least of all.
 
@@ -37,7 +37,7 @@ class Source:
     """
 
     state: State | None = None
-    batches: Iterable[tuple[Any, Any]] | None = None
+    batches: Iterable[tuple[Any, Any]] | None = field(default=None, repr=False)
     allow_other_model: bool = False  # a state of another model or preprocessing
 
     def __post_init__(self) -> None:
@@ -50,17 +50,26 @@ class Source:
     def fit(cls, model: FrozenModel, batches: Iterable[tuple[Any, Any]], **settings: Any) -> Self:
         """The source of labelled batches, with the state `Adapter.fit` makes of them."""
         held = list(batches) if isinstance(batches, Iterator) else batches
-        return cls(Adapter.fit(model, held, **settings).state, held)
+        return cls(state=Adapter.fit(model, held, **settings).state, batches=held)
 
     @classmethod
     def of(cls, given: Source | State | str | os.PathLike[str] | None) -> Source:
         """A source from what `create` is given: a source, a state, or its file."""
         if given is None or isinstance(given, Source):
             return given or Source()
-        return Source(given if isinstance(given, State) else states.load(given))
+        if isinstance(given, State):
+            return Source(state=given)
+        if isinstance(given, str | os.PathLike):
+            return Source(state=states.load(given))
+        raise CasterError(
+            f"source is a Source, a State or the path of its file, not {type(given).__name__}: "
+            "labelled batches are Source(batches=...)"
+        )
 
     def check(self, model: FrozenModel) -> None:
         """Refuse a state that another model or preprocessing was fitted with."""
+        if not hasattr(model, "verify"):
+            raise CasterError(f"{type(model).__name__} is no frozen model: give caster.wrap of it")
         model.verify()
         if self.state is not None and not self.allow_other_model:
             self.state.check_model(model.sha256)

@@ -110,7 +110,10 @@ class PromptedTransformer:
 
     def _check(self, last: Block, batch: Tensor) -> None:
         """That the class token alone is classified, by the classifier, with prompts as well."""
-        logits, heard = self(batch)
+        try:
+            logits, heard = self(batch)
+        except RuntimeError as error:  # tokens of several widths
+            raise self._refusal("its blocks do not all work on the same tokens") from error
         if not torch.allclose(self.classify(heard[:, -self.n_features :]), logits, 1e-3, 1e-3):
             raise self._refusal(f"its logits are not the output of {self._head_name!r}")
         poison = last.register_forward_hook(_forget_all_but_first)

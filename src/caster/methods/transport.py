@@ -7,7 +7,7 @@ from dataclasses import replace
 from caster.core.discriminant import ridged_scores
 from caster.core.gate import refuse
 from caster.core.linalg import Array, identity_like
-from caster.core.types import SourceMoments, Verdict
+from caster.core.types import Verdict
 from caster.frozen.protocol import FrozenModel, Outputs
 from caster.methods.frozen import Frozen
 from caster.methods.protocol import OnFeatures, Prediction, Retained
@@ -43,6 +43,7 @@ class Caster(OnFeatures):
         chosen |= {"min_samples": min_samples, "min_classes": min_classes}
         given = {constant: value for constant, value in chosen.items() if value is not None}
         self._clf = self._adapter.clf.set_params(**given)
+        _ = self._clf.settings  # refuses what is no constant
         self.frozen = Frozen(model, source)
 
     def answer(self, outputs: Outputs) -> Prediction:
@@ -59,12 +60,6 @@ class Caster(OnFeatures):
             return Prediction(scores, True, verdict.reason, verdict.ratio)
         kept = self.frozen.answer(outputs)
         return replace(kept, reason=verdict.reason, ratio=verdict.ratio)
-
-    def _projected(self, outputs: Outputs) -> tuple[Array, SourceMoments]:
-        """Features in the directions the batch can support, and the moments in those."""
-        features = self._clf.transporter.checked(outputs.features)
-        active = self._clf.transporter.active(features)
-        return features @ active.U, active
 
 
 class Ungated(Caster):
@@ -86,7 +81,7 @@ class NoTransport(Caster):
 
     def answer(self, outputs: Outputs) -> Prediction:
         """Source scores in the directions that a transport to this batch would use."""
-        z, active = self._projected(outputs)
+        z, active = self._clf.transporter.projected(outputs.features)
         if z.shape[0] == 1:
             return self._decided(outputs, z, TOO_SMALL)
         ridge = self._clf.settings.beta * identity_like(active.pooled)
@@ -101,7 +96,7 @@ class MixedMetric(Caster):
 
     def answer(self, outputs: Outputs) -> Prediction:
         """As `Caster`, judged by the wrong ratio."""
-        z, active = self._projected(outputs)
+        z, active = self._clf.transporter.projected(outputs.features)
         if z.shape[0] == 1:
             return self._decided(outputs, z, TOO_SMALL)
         proposal, verdict = try_transport(z, active, self._clf.settings, active.euclidean)

@@ -12,10 +12,10 @@ from caster.errors import CasterError
 from caster.frozen.protocol import FrozenModel
 from caster.methods.gradient.augment import Augmentation, draw_seed
 from caster.methods.gradient.entropy import cross_entropy
-from caster.methods.gradient.learner import Learner, Optimisers, check_finite
+from caster.methods.gradient.learner import Learner, Optimisers
 from caster.methods.gradient.pixels import Numbers, Scale
 from caster.methods.inert import answered_inert
-from caster.methods.network import Network, gradients, placed, use_batch_statistics
+from caster.methods.network import Network, check_finite, gradients, placed, use_batch_statistics
 from caster.methods.protocol import Prediction, Retained
 from caster.methods.source import Source
 

@@ -17,6 +17,7 @@ from caster.methods.inert import answered_inert, warn_inert
 from caster.methods.network import (
     Network,
     affine_parameters,
+    check_finite,
     checked_norms,
     gradients,
     norm_layers,
@@ -83,10 +84,16 @@ class Learner:
         self.parameters: dict[str, nn.Parameter] = {}
         if not self.origin:  # nothing to learn needs no copy
             return
+        self.model.verify()  # or the copy would be of another model than at first
         with gradients():  # what is copied in inference mode could never learn
             self.network = Network(self.model, self._columns)
             self.parameters = self.eligible(self.network.module)
-            for parameter in self.parameters.values():
+            for name, parameter in self.parameters.items():
+                if parameter.dtype not in (torch.float32, torch.float64):
+                    raise CasterError(
+                        f"{self.name} cannot learn {name} in {parameter.dtype}, too coarse for its "
+                        "steps: give a float32 module, with bf16=True for speed"
+                    )
                 parameter.requires_grad_(True)
             if "batch" in self.norms:
                 use_batch_statistics(self.network.module)
@@ -106,6 +113,11 @@ class Learner:
             batch = placed(self.model, images)
             logits = self.network(batch)
             check_finite(logits, self.name)
+            if not logits.requires_grad:
+                raise CasterError(
+                    f"no gradient reaches what {self.name} would learn: {self.model.name} computes "
+                    "without gradients"
+                )
             self.step(batch, logits)
         return Prediction(logits.detach())
 
@@ -144,14 +156,6 @@ def check_from_zero(name: str, **settings: float) -> None:
     for setting, value in settings.items():
         if not 0 <= value < float("inf"):
             raise CasterError(f"{setting} of {name} is a number from 0 up, not {value!r}")
-
-
-def check_finite(logits: Tensor, name: str) -> None:
-    """Refuse a batch that would turn what is learnt into NaN, before anything is learnt from it."""
-    if not bool(logits.detach().isfinite().all()):
-        raise CasterError(
-            f"{name} got logits that are not finite, and learnt nothing: drop or repair such images"
-        )
 
 
 def make_optimizer(kind: Optimisers, parameters: list[nn.Parameter], lr: float) -> Optimizer:
