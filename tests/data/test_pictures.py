@@ -14,7 +14,9 @@ from caster.data.sets import known
 from .conftest import noise, refusal
 
 
-@pytest.mark.parametrize("source", ["cifar11:test", "imagenet", "no/such/folder", "C:\\pictures"])
+@pytest.mark.parametrize(
+    "source", ["cifar11:test", "imagenet22k", "no/such/folder", "C:\\pictures"]
+)
 def test_unknown(source):
     for given in (source, Path(source), [Path(source)]):
         message = refusal(given)

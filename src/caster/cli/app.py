@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from caster._version import __version__
-from caster.cli import demo, evaluate, fit, methods, predict, state
+from caster.cli import data, demo, evaluate, fit, methods, predict, state
 from caster.cli.console import Warnings, errors, say
 from caster.cli.words import as_typed
 from caster.errors import CasterError
@@ -52,6 +52,12 @@ for _command in (
     demo.demo,
 ):
     app.command()(_ending_well(_command))
+
+
+_sets = typer.Typer(help="Published sets: which there are, which are here.", no_args_is_help=True)
+for _name, _command in (("list", data.list_sets), ("check", data.check), ("get", data.get)):
+    _sets.command(_name)(_ending_well(_command))
+app.add_typer(_sets, name="data")
 
 
 logging.getLogger("caster").addHandler(Warnings())

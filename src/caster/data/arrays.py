@@ -41,6 +41,7 @@ class ArrayPictures:
     labels: Labels | None
     classes: Labels | None
     picture: Callable[[int], Picture]
+    share: str = ""  # which of the pictures in the files, where it is not all
 
     @cached_property
     def by_class(self) -> bool:
@@ -49,8 +50,9 @@ class ArrayPictures:
 
     @cached_property
     def sha256(self) -> str:
-        """Digest of the names, sizes and times of change of the files."""
-        return digest((file.name, file) for file in self.files)
+        """Digest of the names, sizes and times of change of the files, and which share of them."""
+        also = [self.share] if self.share else []
+        return digest(((file.name, file) for file in self.files), *also)
 
     def __len__(self) -> int:
         return len(self.names)

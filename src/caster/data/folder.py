@@ -61,10 +61,10 @@ def open_folder(folder: Path, all_classes: bool = False) -> FilePictures:
     `all_classes` refuses a class folder without an image. Otherwise it stays among the classes:
     the output of the model that stands for it is still there.
     """
-    inside = sorted(name for name in _listed(folder) if not name.startswith("."))
+    inside = sorted(name for name in listed(folder) if not name.startswith("."))
     classes = [name for name in inside if os.path.isdir(folder / name)]
     images = [name for name in inside if _is_image(name) and name not in classes]
-    found = {name: _below(folder, name) for name in classes}
+    found = {name: images_below(folder, name) for name in classes}
     filled = [name for name in classes if found[name]]
     if images and filled:
         raise CasterError(
@@ -115,24 +115,25 @@ def open_files(paths: Sequence[Path]) -> FilePictures:
     return FilePictures(names[0] + more, Path.cwd(), names)
 
 
-def _is_image(name: str) -> bool:
-    return not name.startswith(".") and os.path.splitext(name)[1].lower() in SUFFIXES
-
-
-def _listed(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError as error:
-        raise CasterError(f"cannot read the folder {folder}: {error.strerror}") from None
-
-
-def _below(root: Path, name: str) -> list[str]:
-    """The images anywhere below a class folder, folder by folder, relative to the root."""
+def images_below(root: Path, name: str) -> list[str]:
+    """The images anywhere below a folder, folder by folder, relative to the root."""
     found = []
     for where, images in sorted(_walk(root / name)):
         relative = Path(where).relative_to(root).as_posix()
         found += [f"{relative}/{image}" for image in sorted(images)]
     return found
+
+
+def _is_image(name: str) -> bool:
+    return not name.startswith(".") and os.path.splitext(name)[1].lower() in SUFFIXES
+
+
+def listed(folder: Path) -> list[str]:
+    """The names in a folder."""
+    try:
+        return os.listdir(folder)
+    except OSError as error:
+        raise CasterError(f"cannot read the folder {folder}: {error.strerror}") from None
 
 
 def _walk(folder: Path) -> Iterator[tuple[str, list[str]]]:

@@ -90,7 +90,7 @@ def open_pictures(
     if labelled and pictures.labels is None:
         raise CasterError(
             f"{pictures.name} has no labels: give a folder with one folder a class, an .npz file "
-            f"with `labels`, or one of {', '.join(known())}"
+            f"with `labels`, or a split of {', '.join(known())}"
         )
     return pictures
 
@@ -107,7 +107,7 @@ def _open(source: str | Path | Sequence[Path], root: Path | None, labelled: bool
         return open_folder(path, all_classes=labelled)
     if os.path.isfile(path):
         return _open_file(path)
-    if str(source).partition(":")[0] in {name.partition(":")[0] for name in known()}:
+    if str(source).partition(":")[0] in known():
         return open_set(str(source), root)
     raise CasterError(f"there is no {source}: {_kinds()}")
 
@@ -126,5 +126,5 @@ def _open_file(path: Path) -> Pictures:
 def _kinds() -> str:
     return (
         "DATA is a folder of images or of class folders, an .npz file, a .txt list of images, "
-        f"image files, or one of {', '.join(known())}"
+        f"image files, or a split of a named set, such as cifar10:test, among {', '.join(known())}"
     )

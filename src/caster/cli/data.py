@@ -1,0 +1,134 @@
+"""Commands on published sets: list, check, get."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
+
+from caster.cli.console import errors, progress_bar, say
+from caster.cli.pictures import DataRoot
+
+if TYPE_CHECKING:
+    from caster.data.download import Report
+    from caster.data.sets.check import Checked
+    from caster.data.sets.layout import Splits
+
+SetName = Annotated[
+    str, typer.Argument(metavar="NAME", help="A set, or one of its splits: cifar10, pacs:sketch.")
+]
+
+
+def list_sets() -> None:
+    """List the published sets that have a loader, where they come from, and their licences.
+
+    Besides, any folder with one folder a class, and any .npz file with `images` and `labels`, is
+    a set: give its path.
+    """
+    from caster.data.sets import SETS
+
+    for name, data in SETS.items():
+        splits = ", ".join(map(_spelt, data.splits))
+        classes = f"{data.present} of {data.classes:,}" if data.present else f"{data.classes:,}"
+        say(f"{name:<16} {data.title}: {splits} pictures, {classes} classes")
+        how = f"caster data get {name}" if data.archives else "by hand"
+        say(f"{'':<16} {data.source} ({how})")
+        say(f"{'':<16} licence: {data.licence}")
+
+
+def check(name: SetName, data_root: DataRoot = None) -> None:
+    """Say whether a set is there, and all of it: files, counts, and digests where they are known.
+
+    Ends with status 1 where something is missing or not as it was published.
+    """
+    from caster.data.sets import check as checks
+
+    with progress_bar() as report:
+        checked = checks.check(name, data_root, report)
+    _show(checked)
+    if not checked.complete:
+        raise typer.Exit(1)
+
+
+def get(name: SetName, data_root: DataRoot = None) -> None:
+    """Download a set, or what is missing of it, where its publisher lets anyone do so.
+
+    A download that was interrupted goes on where it stopped, and every file is compared with its
+    published digest. Sets that need their publisher's leave say where to ask.
+    """
+    from caster.data.sets import check as checks
+    from caster.data.sets import get as gets
+
+    with _download_bar() as report:
+        try:
+            taken = gets.get(name, data_root, report)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("what came is kept: run it again to go on") from None
+    with progress_bar() as report:
+        checked = checks.check(name, data_root, report)
+    for archive in taken:
+        kind = archive.digest.partition(":")[0].upper()
+        say(f"{archive.file}: its {kind} is the one that {archive.stated_by} states")
+    _show(checked)
+    if not checked.complete:
+        raise typer.Exit(1)
+
+
+def _show(checked: Checked) -> None:
+    from caster.data.sets.layout import SHOWN, some
+
+    if not checked.begun:
+        for folder, files in checked.gaps().items():
+            say(f"{checked.name} is not there: {some(files)} in {folder}")
+        return
+    for split in checked.splits if len(checked.splits) <= SHOWN else ():
+        counted = "cannot be opened" if split.pictures is None else f"{split.pictures:,}"
+        say(f"  {split.split:<18} {counted} of {split.expected:,} pictures")
+    whole = sum(split.complete for split in checked.splits)
+    say(f"{checked.name} in {_places(checked)}: {whole} of {len(checked.splits)} splits complete")
+    for folder, files in checked.gaps().items():
+        say(f"missing in {folder}: {some(files)}")
+    wrong = checked.wrong()
+    for line in wrong[:SHOWN]:
+        say(line)
+    if len(wrong) > SHOWN:
+        say(f"and {len(wrong) - SHOWN:,} more")
+    if changed := checked.changed():
+        say(f"not the published files, for their MD5 is another: {some(list(map(str, changed)))}")
+    elif checked.published:
+        say(f"{len(checked.published)} files have the published MD5")
+    say("complete" if checked.complete else "not complete, or not as published")
+
+
+def _places(checked: Checked) -> str:
+    return ", ".join(dict.fromkeys(str(split.folder) for split in checked.splits if split.begun))
+
+
+def _spelt(splits: Splits) -> str:
+    names = f"{len(splits.names)} of {splits.spelt}" if splits.spelt else ", ".join(splits.names)
+    return f"{names} {'each ' if len(splits.names) > 1 else ''}{splits.pictures:,}"
+
+
+@contextmanager
+def _download_bar() -> Iterator[Report]:
+    """A bar in bytes for every stage, on a terminal; nothing where output is piped."""
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        console=errors,
+        transient=True,
+        disable=not errors.is_terminal,
+    )
+    tasks: dict[str, TaskID] = {}
+    with bar:
+
+        def report(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bar.add_task(stage)
+            bar.update(tasks[stage], completed=done, total=total or None)
+
+        yield report

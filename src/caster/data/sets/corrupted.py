@@ -1,0 +1,61 @@
+"""CIFAR-10-C and CIFAR-100-C: an array a corruption, its severities one after the other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caster.data.arrays import ArrayPictures
+from caster.data.sets.layout import Part
+from caster.data.sets.names import SEVERITIES, class_names, corruption
+from caster.errors import CasterError
+from caster.frozen.preprocessing import Picture
+from caster.labels import as_labels
+
+
+def open_corrupted(part: Part, classes: str) -> ArrayPictures:
+    """A corruption at a severity: a fifth of `<corruption>.npy` and of `labels.npy`.
+
+    The array stays on the disk; a picture is copied out of it when it is asked for.
+    """
+    pictures_file, labels_file = (part.folder / file for file in part.files)
+    pixels, numbers = _mapped(pictures_file), _mapped(labels_file)
+    if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[-1] != 3:
+        raise CasterError(
+            f"{pictures_file} is not a published file: {pixels.dtype} {pixels.shape} is not uint8 "
+            "(N, H, W, 3)"
+        )
+    if numbers.dtype.kind not in "iu" or numbers.shape != pixels.shape[:1]:
+        raise CasterError(f"{labels_file} has no label for every picture of {pictures_file.name}")
+    size, rest = divmod(len(pixels), len(SEVERITIES))
+    if rest or not size:
+        raise CasterError(
+            f"{pictures_file} holds {len(pixels):,} pictures: that is not five severities"
+        )
+    ordered = as_labels(class_names(classes))
+    if numbers.min() < 0 or numbers.max() >= len(ordered):
+        raise CasterError(f"{labels_file}: a label is none of the {len(ordered)} classes")
+    start = size * (corruption(part.split)[1] - 1)
+
+    def picture(index: int) -> Picture:
+        return np.array(pixels[start : start + size][index])
+
+    names = tuple(f"{pictures_file.name}[{i}]" for i in range(start, start + size))
+    labels = ordered[np.asarray(numbers[start : start + size])]
+    files = (pictures_file, labels_file)  # of all five severities: the split tells them apart
+    return ArrayPictures(part.name, files, names, labels, ordered, picture, share=part.split)
+
+
+def _mapped(path: Path) -> NDArray[Any]:
+    try:
+        content = np.load(path, mmap_mode="r", allow_pickle=False)
+    except OSError as error:
+        raise CasterError(f"cannot read {path}: {error.strerror or error}") from None
+    except (EOFError, ValueError):
+        content = None
+    if not isinstance(content, np.ndarray):
+        raise CasterError(f"{path} is truncated, damaged or no .npy file")
+    return content

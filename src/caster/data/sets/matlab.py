@@ -1,0 +1,73 @@
+"""What two publishers keep in files of MATLAB, read through SciPy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caster.data.folder import FilePictures
+from caster.data.sets.layout import Part
+from caster.data.sets.lists import Listed, assembled, read_lines
+from caster.errors import CasterError
+
+FLOWER_SPLITS = {"train": "trnid", "val": "valid", "test": "tstid"}
+GROUND_TRUTH = "data/ILSVRC2012_validation_ground_truth.txt"
+
+
+def open_flowers(part: Part, classes: Sequence[str]) -> FilePictures:
+    """Flowers-102: the numbers of a split's pictures, and the class of every picture from 1."""
+    labels_file, splits_file = (part.folder / file for file in part.files)
+    labels = _numbers(labels_file, "labels")  # (N,)
+    chosen = _numbers(splits_file, FLOWER_SPLITS[part.split])
+    if not len(chosen) or chosen.min() < 1 or chosen.max() > len(labels):
+        raise CasterError(f"{splits_file} is damaged: it names pictures that have no label")
+    if labels.min() < 1 or labels.max() > len(classes):
+        raise CasterError(f"{labels_file} is damaged: a label is not from 1 to {len(classes)}")
+    pictures = [(f"jpg/image_{i:05d}.jpg", classes[labels[i - 1] - 1]) for i in chosen.tolist()]
+    return assembled(part, pictures, classes)
+
+
+def read_devkit(folder: Path) -> Listed:
+    """The pictures of ImageNet's val and their classes, from the development kit of ILSVRC 2012.
+
+    Line i of its ground truth is the kit's own number of picture i's class; `meta.mat` says which
+    WordNet identifier that is. The kit's numbers are not in the order of the identifiers.
+    """
+    meta, truth = folder / "data/meta.mat", folder / GROUND_TRUTH
+    try:
+        synsets = np.atleast_1d(_loaded(meta)["synsets"])
+        wnids = {
+            int(number): str(wnid)
+            for number, wnid in zip(synsets["ILSVRC2012_ID"], synsets["WNID"], strict=True)
+        }
+        numbers = [int(line) for line in read_lines(truth)]
+        return [(f"ILSVRC2012_val_{i:08d}.JPEG", wnids[n]) for i, n in enumerate(numbers, start=1)]
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        if isinstance(error, CasterError):
+            raise
+        raise CasterError(f"{folder} is damaged: its {meta.name} and {truth.name} differ") from None
+
+
+def _numbers(path: Path, name: str) -> NDArray[Any]:
+    content = _loaded(path)
+    if name not in content:
+        raise CasterError(f"{path} is damaged: it holds no `{name}`")
+    values = np.atleast_1d(content[name])
+    if values.ndim != 1 or values.dtype.kind not in "iu" or not len(values):
+        raise CasterError(f"{path} is damaged: `{name}` is no list of whole numbers")
+    return values
+
+
+def _loaded(path: Path) -> dict[str, Any]:
+    from scipy.io import loadmat
+
+    try:
+        return dict(loadmat(path, squeeze_me=True))
+    except OSError as error:
+        raise CasterError(f"cannot read {path}: {error.strerror or error}") from None
+    except Exception:  # its readers raise whatever damaged bytes lead them to
+        raise CasterError(f"{path} is damaged, or no file of MATLAB 4 to 7.2") from None
