@@ -138,6 +138,25 @@ def test_where_the_source_is_sure_the_teacher_answers_plainly():
     assert not torch.allclose(averaged, plain, atol=1e-2)
 
 
+def test_the_source_decides_whether_a_batch_is_a_hard_one():
+    method = create("cotta", model(), source(), threshold=0.5, augmentations=2)
+    (batch,) = stream(1, shift=0.0)
+    placed = torch.from_numpy(batch)
+    sure = method.anchor(placed).softmax(1).amax(1).mean()
+    assert sure > 0.5
+    with torch.no_grad():
+        for value in method.teacher.module[-1].parameters():
+            value.zero_()  # it is sure of nothing, and is not asked
+    state = method._generator.get_state()
+    method.taught(placed)
+    assert torch.equal(state, method._generator.get_state())  # nothing was drawn
+    with torch.no_grad():
+        for value in method.anchor.module[-1].parameters():
+            value.zero_()
+    method.taught(placed)
+    assert not torch.equal(state, method._generator.get_state())  # augmentations were
+
+
 def test_the_anchor_stays_the_source():
     method = cotta(threshold=1.0, lr=0.05, ema=0.0)
     (batch,) = stream(1)

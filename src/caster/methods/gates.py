@@ -19,7 +19,11 @@ ACCEPTED = "accepted"
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether to adapt, why, and the number it rests on: the smaller, the better."""
+    """Whether to adapt, why, and the number it rests on: the smaller, the better.
+
+    >>> Decision(accepted=False, reason="disagreement", ratio=0.3).accepted
+    False
+    """
 
     accepted: bool
     reason: str
@@ -64,7 +68,16 @@ class Certificate(OnState):
     """CASTER's certificate: whether the batch supports an affine transport of the source.
 
     It certifies that transport alone. In front of a method that changes the representation it is
-    an experiment, of which the paper reports that it fails.
+    an experiment, of which the paper reports that it fails. `tau` is the state's by default.
+
+    >>> import numpy as np
+    >>> from caster import wrap
+    >>> labels = np.arange(300) % 3
+    >>> images = np.random.default_rng(0).normal(size=(300, 4)) + 6 * np.eye(3, 4)[labels]
+    >>> model = wrap(lambda batch: (batch, batch[:, :3]), version="example-1")
+    >>> gate = Certificate(model, Source.fit(model, [(images, labels)]))
+    >>> gate.judge(model(images[:64] + 2)).reason, gate.judge(model(images[:1])).reason
+    ('accepted', 'batch_too_small')
     """
 
     name = "certificate"
@@ -87,6 +100,15 @@ class Referee(OnState):
     not say how many must; 0.95 was chosen on the four spare corruptions, where it accepts about as
     many batches as the paper's referee did on its own. Its ratio is the share on which they
     differ.
+
+    >>> import numpy as np
+    >>> from caster import wrap
+    >>> labels = np.arange(300) % 3
+    >>> images = np.random.default_rng(0).normal(size=(300, 4)) + 6 * np.eye(3, 4)[labels]
+    >>> model = wrap(lambda batch: (batch, batch[:, :3]), version="example-1")
+    >>> gate = Referee(model, Source.fit(model, [(images, labels)]))
+    >>> gate.judge(model(images[:64])).accepted
+    True
     """
 
     name = "referee"

@@ -81,6 +81,15 @@ class OnFeatures:
     """A method that needs nothing of a batch but what the frozen model says of it.
 
     Several of them can share one pass through the model: `answer` takes what it gave.
+
+    >>> import numpy as np
+    >>> from caster import wrap
+    >>> class Sharper(OnFeatures):
+    ...     def answer(self, outputs):
+    ...         return Prediction(2 * outputs.logits)
+    >>> model = wrap(lambda batch: (batch, batch), version="example-1")
+    >>> Sharper(model).predict(np.array([[1.0, 3.0]])).logits
+    array([[2., 6.]])
     """
 
     def __init__(self, model: FrozenModel) -> None:

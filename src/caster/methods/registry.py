@@ -33,7 +33,11 @@ def names() -> list[str]:
 
 
 def entries() -> list[Entry]:
-    """Every registered method, those of other packages last."""
+    """Every registered method, those of other packages last.
+
+    >>> [entry.name for entry in entries() if entry.gradients][:2]
+    ['tent', 'eata']
+    """
     known = {entry.name: entry for entry in OWN}
     gated = [_gated(name, known[name.rpartition("+")[0]]) for name in GATED]
     ours = {*known, *GATED}
@@ -42,7 +46,11 @@ def entries() -> list[Entry]:
 
 
 def find(name: str) -> Entry:
-    """A method by name."""
+    """A method by name.
+
+    >>> find("sar+referee").gate
+    'referee'
+    """
     known = {entry.name: entry for entry in entries()}
     method, _, gate = name.rpartition("+")
     if name in known:

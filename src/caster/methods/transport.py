@@ -21,6 +21,16 @@ class Caster(OnFeatures):
     """Transport the source's class moments to the batch, if its certificate allows.
 
     The constants are those of `caster.Caster`; None is the state's own.
+
+    >>> import numpy as np
+    >>> from caster import wrap
+    >>> from caster.methods import create
+    >>> labels = np.arange(300) % 3
+    >>> images = np.random.default_rng(0).normal(size=(300, 4)) + 6 * np.eye(3, 4)[labels]
+    >>> model = wrap(lambda batch: (batch, batch[:, :3]), version="example-1")
+    >>> method = create("caster", model, Source.fit(model, [(images, labels)]))
+    >>> method.predict(1.5 * images[:64] + 2.0).reason
+    'accepted'
     """
 
     def __init__(
@@ -63,7 +73,7 @@ class Caster(OnFeatures):
 
 
 class Ungated(Caster):
-    """Transport whatever the certificate says, and report what it says."""
+    """Transport whatever the certificate says, and report what it says in the ratio."""
 
     def answer(self, outputs: Outputs) -> Prediction:
         """Transported scores."""

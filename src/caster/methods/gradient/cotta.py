@@ -89,10 +89,15 @@ class CoTTA(Learner):
         """The teacher's answer, and the student's step."""
         if self.inert:
             return answered_inert(self.frozen, images)
+        before = self._generator.get_state()
         with gradients():
             batch = self._pictures(images)
             taught = self.taught(batch)
-            check_finite(taught, self.name)
+            try:
+                check_finite(taught, self.name)
+            except CasterError:
+                self._generator.set_state(before)  # a refused batch leaves no trace
+                raise
             self.step(batch, taught)
         return Prediction(taught)
 
