@@ -9,16 +9,15 @@ from functools import partial
 from typing import Any, Self
 
 import numpy as np
-from array_api_compat import array_namespace
 
 from caster import state as states
 from caster.adaptation import Adaptation, Attempt
-from caster.arrays import Beside, to_numpy
+from caster.arrays import to_numpy
 from caster.core.linalg import Array, on_gpu
 from caster.errors import CasterError
 from caster.estimator import Caster
 from caster.fitting import pair
-from caster.frozen.heads import head_columns
+from caster.frozen.heads import Columns, head_columns
 from caster.frozen.protocol import (
     FrozenModel,
     Outputs,
@@ -75,9 +74,7 @@ class Adapter:
         self.state = held
         self.clf = Caster.from_state(held)
         self.head = held.head
-        self._columns = Beside(np.asarray(held.head))
-        self._least = 0 if held.head is None else max(held.head) + 1  # columns the state needs
-        self._in_order = held.head is not None and held.head == tuple(range(len(held.head)))
+        self._columns = Columns(held.head)
         self._lanes: dict[Any, Any] = {}  # one a GPU
 
     @classmethod
@@ -150,13 +147,9 @@ class Adapter:
         """The model's logits of the state's classes, in their order; None without a head."""
         if self.head is None:
             return None
-        width = 0 if outputs.logits is None else int(outputs.logits.shape[1])
-        if width < self._least:
-            raise CasterError(f"{self.model.name} gives {width} logits, too few for the state")
-        if self._in_order and width == len(self.head):
-            return outputs.logits
-        xp = array_namespace(outputs.logits)
-        return xp.take(outputs.logits, self._columns(outputs.logits), axis=1)
+        if outputs.logits is None:
+            raise CasterError(f"{self.model.name} gives no logits, and the state needs them")
+        return self._columns(outputs.logits)
 
     def _start(self, batch: Any) -> Callable[[], Adaptation]:
         """Send a batch on its way; the function returned waits for its answer."""

@@ -98,7 +98,7 @@ def test_columns_are_the_states_classes():
     given = create("frozen", frozen, known).predict(images[:4])
     np.testing.assert_array_equal(given.logits, images[:4, [1, 3]])
     narrow = wrap(lambda batch: (batch, batch[:, :2]), version="columns-1")
-    with pytest.raises(CasterError, match="the state needs 4 logits of the model, which gives 2"):
+    with pytest.raises(CasterError, match="the model gives 2 logits, too few for the state: 4"):
         create("frozen", narrow, known).predict(images[:4])
 
 

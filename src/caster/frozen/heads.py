@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+from array_api_compat import array_namespace
+
+from caster.arrays import Beside
+from caster.core.linalg import Array
 from caster.errors import CasterError
 from caster.labels import Labels, as_labels
 
@@ -60,6 +65,28 @@ def of_classes(logits: Any, head: tuple[int, ...] | None) -> Any:  # (B, n) -> (
             f"{tuple(logits.shape)}: give them as the model does"
         )
     return logits[:, list(head)]
+
+
+class Columns:
+    """A model's logits of the classes at hand, in their order.
+
+    >>> Columns((2, 0))(np.array([[1.0, 2.0, 3.0]]))
+    array([[3., 1.]])
+    """
+
+    def __init__(self, head: tuple[int, ...] | None) -> None:
+        self.head = head  # None: all of them
+        self._indices = Beside(np.asarray(head or ()))
+
+    def __call__(self, logits: Array) -> Array:  # (B, n) -> (B, C)
+        """Those of the classes; the very same array where those are all there are."""
+        width = int(logits.shape[1])
+        if self.head is None or self.head == tuple(range(width)):
+            return logits
+        if width <= max(self.head):
+            needed = max(self.head) + 1
+            raise CasterError(f"the model gives {width} logits, too few for the state: {needed}")
+        return array_namespace(logits).take(logits, self._indices(logits), axis=1)
 
 
 def _as_numbers(classes: Labels) -> list[int] | None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from caster.core.linalg import Array
 from caster.errors import CasterError
 from caster.estimator import Caster
+from caster.frozen.heads import Columns
 from caster.frozen.protocol import FrozenModel, Outputs
 from caster.methods.protocol import FROZEN, OnFeatures, Prediction
-from caster.methods.source import Columns, Source
+from caster.methods.source import Source
 
 
 class Frozen(OnFeatures):

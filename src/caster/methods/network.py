@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from caster.errors import CasterError
+from caster.frozen.heads import Columns
 from caster.frozen.layers import answer_of, logits_of
 from caster.frozen.protocol import FrozenModel
 from caster.frozen.torch import TorchModel
 from caster.methods.protocol import Retained, nbytes
-from caster.methods.source import Columns
 
 Norm = Literal["batch", "layer", "group"]
 KINDS: dict[Norm, tuple[type[nn.Module], ...]] = {

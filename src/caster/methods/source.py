@@ -7,15 +7,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-import numpy as np
-from array_api_compat import array_namespace
-
 from caster import state as states
 from caster.adapter import Adapter
-from caster.arrays import Beside
-from caster.core.linalg import Array
 from caster.errors import CasterError
 from caster.fitting import pair
+from caster.frozen.heads import Columns
 from caster.frozen.protocol import FrozenModel, preprocessing_sha256
 from caster.methods.protocol import Retained
 from caster.state import State
@@ -106,30 +102,6 @@ def adapter_of(model: FrozenModel, source: Source, name: str) -> Adapter:
 def moments_of(adapter: Adapter) -> Retained:
     """What a method that works with a state retains."""
     return Retained(statistics=sum(size for _, size in states.array_sizes(adapter.state)))
-
-
-class Columns:
-    """A model's logits of the classes at hand, in their order.
-
-    >>> import numpy as np
-    >>> Columns((2, 0))(np.array([[1.0, 2.0, 3.0]]))
-    array([[3., 1.]])
-    """
-
-    def __init__(self, head: tuple[int, ...] | None) -> None:
-        self.head = head  # None: all of them
-        self._indices = Beside(np.asarray(head or ()))
-
-    def __call__(self, logits: Array) -> Array:  # (B, n) -> (B, C)
-        """Those of the classes; the very same array where they are all of them."""
-        width = int(logits.shape[1])
-        if self.head is None or self.head == tuple(range(width)):
-            return logits
-        if width <= max(self.head):
-            raise CasterError(
-                f"the state needs {max(self.head) + 1} logits of the model, which gives {width}"
-            )
-        return array_namespace(logits).take(logits, self._indices(logits), axis=1)
 
 
 def columns_of(source: Source, name: str) -> Columns:
