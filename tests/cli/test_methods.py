@@ -6,19 +6,20 @@ import pytest
 from typer.testing import CliRunner
 
 from caster.cli.app import app
-from caster.methods import names
+from caster.methods import entries, names
 
 run = CliRunner().invoke
 
 
-def test_every_method_is_listed_with_needs_and_gradients(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
+def test_every_method_is_listed_with_needs_and_gradients():
     done = run(app, ["methods"])
     assert done.exit_code == 0
     rows = {line.split()[0]: line for line in done.stdout.splitlines() if line.strip()}
     assert set(names()) <= set(rows)
     assert rows["tent"].split()[-1] == "yes"
     assert rows["caster"].split()[-2:] == ["state", "no"]
+    for entry in entries():
+        assert entry.line in rows[entry.name]  # piped, a row is a line
 
 
 @pytest.mark.parametrize("name", names())

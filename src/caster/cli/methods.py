@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -14,6 +15,8 @@ from caster.cli.console import output, say
 
 if TYPE_CHECKING:
     from caster.methods import Entry
+
+WIDE = 160  # characters, enough for every row
 
 
 def methods(
@@ -29,7 +32,8 @@ def methods(
 
     if name is None:
         # A row a line where it is piped: a terminal wraps, and grep should find whole rows.
-        output.print(_table(entries()), width=None if output.is_terminal else 160)
+        console = output if output.is_terminal else Console(width=WIDE)
+        console.print(_table(entries()))
     else:
         _describe(find(name))
 
