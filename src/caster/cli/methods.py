@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,7 +17,7 @@ from caster.cli.console import output, say
 if TYPE_CHECKING:
     from caster.methods import Entry
 
-WIDE = 160  # characters, enough for every row
+WIDE = 180  # characters, enough for every row
 
 
 def methods(
@@ -55,7 +56,7 @@ def _describe(entry: Entry) -> None:
 
     options = entry.options()  # first: it fails where a library is missing
     say(f"{entry.name}: {entry.line}\n")
-    say(_docstring(entry))
+    say(_words(entry.maker()))
     say(f"\nneeds      {', '.join(entry.needs) or 'nothing but a model'}")
     say(f"gradients  {'yes' if entry.gradients else 'no'}")
     for setting, default in options.items():
@@ -64,12 +65,12 @@ def _describe(entry: Entry) -> None:
         say(f"preset     {preset}: {', '.join(f'{k} = {v!r}' for k, v in settings.items())}")
     if entry.gate is not None:
         gate = GATES[entry.gate]
-        say(f"\nbehind the {entry.gate}: {inspect.getdoc(gate)}")
+        say(f"\nbehind the {entry.gate}: {_words(gate)}")
         for setting, default in keywords(gate).items():
             say(f"gate       {setting} = {default!r}")
 
 
-def _docstring(entry: Entry) -> str:
-    """What its author says of it, without the example."""
-    text = inspect.getdoc(entry.maker()) or ""
+def _words(maker: Callable[..., object]) -> str:
+    """What its author says of a method or a gate, without the example."""
+    text = inspect.getdoc(maker) or ""
     return text.partition(">>>")[0].strip()
