@@ -11,6 +11,7 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TaskID,
     TextColumn,
     TimeRemainingColumn,
@@ -36,12 +37,15 @@ class Warnings(logging.Handler):
 
 
 @contextmanager
-def progress_bar() -> Iterator[Report]:
-    """A bar for every stage of a job, on a terminal; nothing where output is piped."""
+def progress_bar(*counts: ProgressColumn) -> Iterator[Report]:
+    """A bar for every stage of a job, on a terminal; nothing where output is piped.
+
+    Counts pieces unless told otherwise; a total of 0 is one that is not known.
+    """
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
-        MofNCompleteColumn(),
+        *(counts or (MofNCompleteColumn(),)),
         TimeRemainingColumn(),
         console=errors,
         transient=True,
@@ -52,9 +56,9 @@ def progress_bar() -> Iterator[Report]:
 
         def report(stage: str, done: int, total: int) -> None:
             if stage in tasks:
-                bar.update(tasks[stage], completed=done)
+                bar.update(tasks[stage], completed=done, total=total or None)
             else:  # what is done already, by an earlier run, says nothing about the time to go
-                tasks[stage] = bar.add_task(stage, total=total, completed=done)
+                tasks[stage] = bar.add_task(stage, total=total or None, completed=done)
 
         yield report
 

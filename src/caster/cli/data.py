@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
+from rich.progress import DownloadColumn
 
-from caster.cli.console import errors, progress_bar, say
+from caster.cli.console import progress_bar, say
 from caster.cli.pictures import DataRoot
 
 if TYPE_CHECKING:
-    from caster.data.download import Report
     from caster.data.sets.check import Checked
     from caster.data.sets.layout import Splits
 
@@ -62,7 +59,7 @@ def get(name: SetName, data_root: DataRoot = None) -> None:
     from caster.data.sets import check as checks
     from caster.data.sets import get as gets
 
-    with _download_bar() as report:
+    with progress_bar(DownloadColumn()) as report:
         try:
             taken = gets.get(name, data_root, report)
         except KeyboardInterrupt:
@@ -110,25 +107,3 @@ def _places(checked: Checked) -> str:
 def _spelt(splits: Splits) -> str:
     names = f"{len(splits.names)} of {splits.spelt}" if splits.spelt else ", ".join(splits.names)
     return f"{names} {'each ' if len(splits.names) > 1 else ''}{splits.pictures:,}"
-
-
-@contextmanager
-def _download_bar() -> Iterator[Report]:
-    """A bar in bytes for every stage, on a terminal; nothing where output is piped."""
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        console=errors,
-        transient=True,
-        disable=not errors.is_terminal,
-    )
-    tasks: dict[str, TaskID] = {}
-    with bar:
-
-        def report(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = bar.add_task(stage)
-            bar.update(tasks[stage], completed=done, total=total or None)
-
-        yield report

@@ -97,9 +97,8 @@ class Referee(OnState):
     """The source-statistic referee: whether head and Source-GDA agree on the batch.
 
     Accepts if they give at least a share `agreement` of the batch the same class. The paper does
-    not say how many must; 0.95 was chosen on the four spare corruptions, where it accepts about as
-    many batches as the paper's referee did on its own. Its ratio is the share on which they
-    differ.
+    not say how many must; 0.95 is ours, from the four spare corruptions. Its ratio is the share on
+    which they differ.
 
     >>> import numpy as np
     >>> from caster import wrap
