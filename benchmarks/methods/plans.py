@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import corruptions as spare
 from conditions import REPORTED, conditions
 from subjects import CONVNEXT, RESNET18, VIT, Run, Subject
 from variants import Variant, published, suited
 from work import Job, carry_out
 
+from caster.data.corruptions import SPARE
 from caster.methods import find
 
 NETWORKS = (RESNET18, CONVNEXT, VIT)
 SLOW = ("cotta", "foa")  # dozens of passes through the network a batch
 SLOW_ORDER = ("gaussian_noise-5", "fog-5", "clean", "jpeg_compression-5", "contrast-5")
-THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+THRESHOLDS = (0.8, 0.9, 0.95, 0.97, 0.99)
 
 
 def behaviour(run: Run, workers: int, seconds: float, slow_cells: int) -> None:
@@ -37,7 +37,7 @@ def referee(run: Run, workers: int, seconds: float) -> None:
     It must have something to learn: on networks without BatchNorm it is Tent as published for
     LayerNorm.
     """
-    wanted = conditions(spare.CORRUPTIONS, (5, 3))[: 1 if run.tiny else None]
+    wanted = conditions(SPARE, (5, 3))[: 1 if run.tiny else None]
 
     def plan(subject: Subject) -> list[Job]:
         preset = None if subject is RESNET18 else "imagenet-vit"

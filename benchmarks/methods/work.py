@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from conditions import corrupt
+from conditions import under
 from lines import Lines, append, words
 from streams import Stream
 from subjects import SUBJECTS, Array, Pictures, Run, Subject, prepare, setup
@@ -70,7 +70,7 @@ def make_pictures(run: Run, condition: str) -> None:
     path = run.out / f"{condition}.npy"
     if not path.exists():
         part = path.with_suffix(".part.npy")
-        np.save(part, corrupt(loaded(run).test_images, condition))
+        np.save(part, under(loaded(run).test_images, condition))
         part.rename(path)
 
 
