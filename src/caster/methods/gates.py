@@ -97,7 +97,7 @@ class Referee(OnState):
     """The source-statistic referee: whether head and Source-GDA agree on the batch.
 
     Accepts if they give at least a share `agreement` of the batch the same class. The paper does
-    not say how many must; 0.95 is ours, from the four spare corruptions. Its ratio is the share on
+    not say how many must; 0.97 is ours, from the four spare corruptions. Its ratio is the share on
     which they differ.
 
     >>> import numpy as np
@@ -112,7 +112,7 @@ class Referee(OnState):
 
     name = "referee"
 
-    def __init__(self, model: FrozenModel, source: Source, *, agreement: float = 0.95) -> None:
+    def __init__(self, model: FrozenModel, source: Source, *, agreement: float = 0.97) -> None:
         if source.require_state(self.name).head is None:
             raise CasterError(
                 "the referee compares the model's own classes, and the state's are others"
