@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from caster.cli.app import app
+from caster.data import CORRUPTIONS
 from caster.data.sets import SETS
 from caster.data.sets.layout import Archive, Splits
 from tests.data import publish
@@ -70,26 +72,39 @@ def test_check_names_what_is_missing(food):
     (food / "food-101/images/waffles/9.jpg").unlink()
     done = run("check", "food101", "--data-root", food)
     assert done.exit_code == 1
-    assert f"missing in {food / 'food-101'}: images/waffles/9.jpg" in done.stdout
+    assert f"missing: {food / 'food-101/images/waffles/9.jpg'}" in done.stdout.splitlines()
     assert "0 of 2 splits complete" in done.stdout
     assert done.stdout.splitlines()[-1].startswith("not complete")
 
 
-def test_check_names_eight_and_counts_the_rest(tmp_path):
+def test_check_names_file_by_file(tmp_path):
     publish.corrupted_arrays(tmp_path, "CIFAR-10-C", ["fog"])
     done = run("check", "cifar10-c", "--data-root", tmp_path)
     assert done.exit_code == 1
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("missing in")]
-    assert line.count(".npy") == 8
-    assert line.endswith(" and 10 more")
+    missing = [line for line in done.stdout.splitlines() if line.startswith("missing: ")]
+    files = {f"{name}.npy" for name in CORRUPTIONS} - {"fog.npy"}
+    assert sorted(missing) == sorted(f"missing: {tmp_path / 'CIFAR-10-C' / x}" for x in files)
     assert "cifar10-c:fog-1 has 4 pictures and 10,000 are published" in done.stdout
-    assert "not the published files" in done.stdout
+    changed = f"not the published file, for its MD5 is another: {tmp_path / 'CIFAR-10-C/fog.npy'}"
+    assert changed in done.stdout.splitlines()
+
+
+def test_a_terminal_shows_eight_and_counts_the_rest(tmp_path, monkeypatch):
+    publish.corrupted_arrays(tmp_path, "CIFAR-10-C", ["fog"])
+    monkeypatch.setattr("caster.cli.data.output", Console(force_terminal=True))
+    lines = run("check", "cifar10-c", "--data-root", tmp_path).stdout.splitlines()
+    assert sum(line.startswith("missing: ") for line in lines) == 8
+    assert "and 10 more: pipe the output to see them" in lines
 
 
 def test_check_of_a_set_that_is_not_there(tmp_path):
     done = run("check", "pacs", "--data-root", tmp_path)
     assert done.exit_code == 1
-    assert "pacs is not there" in done.stdout
+    styles = ("art_painting", "cartoon", "photo", "sketch")
+    assert done.stdout.splitlines() == [
+        "pacs is not there",
+        *(f"missing: {tmp_path / 'PACS' / style}/" for style in styles),
+    ]
 
 
 def test_names_that_are_none():
@@ -119,6 +134,13 @@ def test_get(tmp_path, monkeypatch):
         assert len(server.asked) == 1
         assert run("get", "food101", "--data-root", tmp_path).exit_code == 0
         assert len(server.asked) == 1
+
+
+def test_get_leaves_what_is_there(food):
+    (food / "food-101/images/waffles/9.jpg").unlink()
+    done = run("get", "food101", "--data-root", food)
+    assert done.exit_code == 1
+    assert "remove what is amiss, and get it anew" in done.stdout.splitlines()[-1]
 
 
 def test_get_without_a_network(tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ from scipy.io import savemat
 from caster.data.sets.names import class_names
 
 WNIDS = class_names("imagenet")
+CAT, GOLDFISH = "n02124075", "n01443537"
 
 
 def jpeg(shade: int = 0) -> bytes:
@@ -53,20 +54,19 @@ def class_folders(folder: Path, names: Iterable[str], each: int = 1, suffix: str
         put(folder / name, [f"{name}_{i}.{suffix}" for i in range(each)])
 
 
-def tiny_imagenet(root: Path) -> list[str]:
-    """Two classes, listed in no order, as the real wnids.txt is."""
-    folder, wnids = root / "tiny-imagenet-200", ["n02124075", "n01443537"]
-    put_text(folder / "wnids.txt", wnids)
+def tiny_imagenet(root: Path) -> None:
+    """A picture a class for training, three for validation; wnids.txt is in no order."""
+    folder, wnids = root / "tiny-imagenet-200", class_names("tiny-imagenet")
+    put_text(folder / "wnids.txt", reversed(wnids))
     for wnid in wnids:
-        put(folder / "train" / wnid / "images", [f"{wnid}_{i}.JPEG" for i in range(2)])
+        put(folder / "train" / wnid / "images", [f"{wnid}_0.JPEG"])
         put_text(folder / "train" / wnid / f"{wnid}_boxes.txt", [f"{wnid}_0.JPEG\t0\t10\t63\t58"])
-    listed = {"val_0.JPEG": wnids[0], "val_1.JPEG": wnids[1], "val_2.JPEG": wnids[0]}
+    listed = {"val_0.JPEG": CAT, "val_1.JPEG": GOLDFISH, "val_2.JPEG": CAT}
     put(folder / "val/images", listed)
     put_text(
         folder / "val/val_annotations.txt", [f"{k}\t{v}\t0\t32\t44\t62" for k, v in listed.items()]
     )
     put(folder / "test/images", ["test_0.JPEG"])
-    return wnids
 
 
 def imagenet_validation(folder: Path, labels: Iterable[str]) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import random
 import shutil
 import tarfile
 import zipfile
@@ -12,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from caster import CasterError
@@ -124,6 +125,22 @@ def test_a_server_that_does_not_say_how_long_a_file_is(server, tmp_path):
     assert load(server, tmp_path).read_bytes() == CONTENT
 
 
+def test_a_break_of_a_server_that_does_not_say_how_long_a_file_is(server, tmp_path):
+    """It looks like the end: only the published size tells it from one."""
+    server.counted = False
+    server.breaks = [3_000_000]
+    assert load(server, tmp_path, size=len(CONTENT)).read_bytes() == CONTENT
+    assert server.asked == [None, "bytes=3000000-"]
+
+
+def test_more_than_is_published(server, tmp_path):
+    server.counted = False
+    with pytest.raises(CasterError, match="is published: it was removed"):
+        load(server, tmp_path, digest=md5(CONTENT[:-1]), size=len(CONTENT) - 1)
+    assert os.listdir(tmp_path) == []
+    assert len(server.asked) == 1
+
+
 def test_a_server_that_goes_on_elsewhere(server, tmp_path):
     server.shift = 7
     (tmp_path / "a.tar.part").write_bytes(CONTENT[:1000])
@@ -194,6 +211,8 @@ def test_a_full_disk(server, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
     with pytest.raises(CasterError, match="has room for 1,000 bytes, and 10,240,000 are to come"):
         load(server, tmp_path)
+    (tmp_path / "a.tar.part").write_bytes(CONTENT[:-1000])  # what is there needs no more room
+    assert load(server, tmp_path).read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize(
@@ -258,12 +277,47 @@ def test_no_name_leads_out_of_the_folder(tmp_path_factory, name):
     assert sorted(os.listdir(base)) == ["archive", "into"]
 
 
-@pytest.mark.parametrize("content", [b"", b"no archive", tar(FILES)[:-30], zipped(FILES)[:-30]])
+LETTERS = bytes(random.Random(0).choices(b"abcdefgh", k=400_000))  # more than is read at once
+SPOILT = bytearray(tar({"letters": LETTERS}, "w:xz"))
+SPOILT[len(SPOILT) // 2] ^= 255
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"no archive", tar(FILES)[:-30], zipped(FILES)[:-30], bytes(SPOILT)]
+)
 def test_damaged_archives(tmp_path, content):
     (tmp_path / "into").mkdir()
     (tmp_path / "archive").write_bytes(content)
     with pytest.raises(CasterError, match="is damaged, or no archive"):
         unpack(tmp_path / "archive", tmp_path / "into", quiet)
+
+
+def encrypted(content: bytes) -> bytes:
+    """The same .zip with the flag of encryption in the headers of all its members."""
+    flagged = bytearray(content)
+    for signature, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        place = -1
+        while (place := content.find(signature, place + 1)) >= 0:
+            flagged[place + flags] |= 1
+    return bytes(flagged)
+
+
+@given(
+    st.sampled_from([tar(FILES), tar(FILES, "w"), tar(FILES, "w:xz"), zipped(FILES)]),
+    st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=4),
+)
+@example(encrypted(zipped(FILES)), [])
+@settings(max_examples=150, deadline=None)
+def test_damage_anywhere_is_refused_in_one_line_or_harmless(tmp_path_factory, packed, changes):
+    base = tmp_path_factory.mktemp("x")
+    (base / "into").mkdir()
+    damaged = bytearray(packed)
+    for place, byte in changes:
+        damaged[place % len(damaged)] = byte
+    (base / "archive").write_bytes(damaged)
+    with suppress(CasterError):
+        unpack(base / "archive", base / "into", quiet)
+    assert sorted(os.listdir(base)) == ["archive", "into"]
 
 
 def made(server, name: str, content: bytes, gives: tuple[str, ...], **more) -> Archive:
@@ -289,6 +343,12 @@ def test_pieces_in_the_only_folder_of_an_archive(server, tmp_path):
     assert obtain(archive, tmp_path, quiet)
     assert (tmp_path / "home/a.txt").read_bytes() == b"mine"  # what is there stays
     assert (tmp_path / "home/below/b.txt").read_bytes() == b"second"
+
+
+def test_pieces_in_one_folder_of_two_are_not_taken(server, tmp_path):
+    archive = made(server, "set.zip", zipped({**FILES, "other/a": b""}), ("home/below",))
+    with pytest.raises(CasterError, match=r"set\.zip does not hold below"):
+        obtain(archive, tmp_path, quiet)
 
 
 def test_a_plain_file(server, tmp_path):

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from caster import CasterError
-from caster.data import open_pictures
+from caster.data import CORRUPTIONS, open_pictures
 from caster.data.sets import SETS, find, known, open_set
-from caster.data.sets.names import CORRUPTIONS, class_names, corrupted
+from caster.data.sets.names import GROUPS, class_names, corrupted
 
 from . import publish
 from .conftest import refusal
-from .publish import WNIDS
+from .publish import CAT, GOLDFISH, WNIDS
+from .test_sets import TEN
 
 FIRST, SECOND = WNIDS[:2]
 
@@ -55,10 +57,56 @@ def test_the_table_is_sound(name):
     assert served in (set(), set(names))
 
 
-def test_the_corruptions_are_the_nineteen():
-    from caster.data.corruptions import CORRUPTIONS as MADE_HERE
+SIZES = {  # as the publishers count them: (pictures of each split, classes)
+    "cifar10": ({"train": 50_000, "test": 10_000}, 10),
+    "cifar100": ({"train": 50_000, "test": 10_000}, 100),
+    "cifar10-c": (dict.fromkeys(corrupted(), 10_000), 10),
+    "cifar100-c": (dict.fromkeys(corrupted(), 10_000), 100),
+    "tiny-imagenet": ({"train": 100_000, "val": 10_000}, 200),
+    "tiny-imagenet-c": (dict.fromkeys(corrupted(), 10_000), 200),
+    "imagenet": ({"train": 1_281_167, "val": 50_000}, 1_000),
+    "imagenet-c": (dict.fromkeys(corrupted(), 50_000), 1_000),
+    "imagenet-v2": (
+        {"matched-frequency": 10_000, "threshold-0.7": 10_000, "top-images": 10_000},
+        1_000,
+    ),
+    "imagenet-r": ({"test": 30_000}, 200),
+    "imagenet-a": ({"test": 7_500}, 200),
+    "imagenet-sketch": ({"test": 50_889}, 1_000),
+    "pets": ({"trainval": 3_680, "test": 3_669}, 37),
+    "dtd": ({f"{x}{i}": 1_880 for x in ("train", "val", "test") for i in range(1, 11)}, 47),
+    "flowers102": ({"train": 1_020, "val": 1_020, "test": 6_149}, 102),
+    "food101": ({"train": 75_750, "test": 25_250}, 101),
+    "pacs": ({"art_painting": 2_048, "cartoon": 2_344, "photo": 1_670, "sketch": 3_929}, 7),
+    "office-home": ({"art": 2_427, "clipart": 4_365, "product": 4_439, "real-world": 4_357}, 65),
+}
 
-    assert {name for group in CORRUPTIONS.values() for name in group} == set(MADE_HERE)
+
+def test_sizes():
+    found = {
+        name: (
+            {split: data.of(split).pictures for split in data.names()},
+            data.present or data.classes,
+        )
+        for name, data in SETS.items()
+    }
+    assert found == SIZES
+    assert {name for name, data in SETS.items() if data.present} == {"imagenet-r", "imagenet-a"}
+    uneven = {
+        f"{name}:{split}"
+        for name, data in SETS.items()
+        for split in data.names()
+        if not data.of(split).balanced
+    }
+    assert uneven == {
+        *("imagenet:train", "imagenet-r:test", "imagenet-a:test", "imagenet-sketch:test"),
+        *("pets:trainval", "pets:test", "flowers102:test"),
+        *(f"{name}:{split}" for name in ("pacs", "office-home") for split in SIZES[name][0]),
+    }
+
+
+def test_the_corruptions_are_the_nineteen():
+    assert {name for group in GROUPS.values() for name in group} == set(CORRUPTIONS)
     assert len(set(corrupted())) == 95
 
 
@@ -77,6 +125,16 @@ def test_lists_of_classes():
         assert list(names) == sorted(names)
         assert set(names) < set(WNIDS)
         assert names[0] == first
+    tiny = class_names("tiny-imagenet")
+    assert len(set(tiny)) == 200
+    assert list(tiny) == sorted(tiny)
+    assert set(tiny) < set(WNIDS)
+    assert [tiny[i] for i in (0, 32, 199)] == ["n01443537", "n02124075", "n12267677"]
+    home = class_names("office-home")
+    assert len(set(home)) == 65
+    assert list(home) == sorted(home)  # as ImageFolder does: capitals before small letters
+    assert [home[i] for i in (0, 58, 59, 64)] == ["Alarm_Clock", "TV", "Table", "Webcam"]
+    assert class_names("cifar10") == tuple(TEN)
     hundred = class_names("cifar100")
     assert len(hundred) == 100
     assert list(hundred) == sorted(hundred)
@@ -167,14 +225,14 @@ def test_truncated_array(tmp_path):
 
 
 def test_tiny_imagenet(tmp_path):
-    cat, goldfish = publish.tiny_imagenet(tmp_path)
+    publish.tiny_imagenet(tmp_path)
+    tiny = class_names("tiny-imagenet")
     train = open_set("tiny-imagenet:train", tmp_path)
-    assert train.classes.tolist() == [goldfish, cat]  # sorted, unlike wnids.txt
-    assert train.labels.tolist() == [goldfish, goldfish, cat, cat]
-    assert train.names[0] == f"train/{goldfish}/images/{goldfish}_0.JPEG"
+    assert train.labels.tolist() == train.classes.tolist() == list(tiny)
+    assert train.names[0] == f"train/{GOLDFISH}/images/{GOLDFISH}_0.JPEG"
     val = open_set("tiny-imagenet:val", tmp_path)
-    assert val.classes.tolist() == [goldfish, cat]
-    assert val.labels.tolist() == [cat, goldfish, cat]
+    assert val.classes.tolist() == list(tiny)
+    assert val.labels.tolist() == [CAT, GOLDFISH, CAT]
     assert val.names == tuple(f"val/images/val_{i}.JPEG" for i in range(3))
     assert val.read(0).shape == (8, 8, 3)
 
@@ -191,13 +249,17 @@ def test_tiny_imagenet_that_is_damaged(tmp_path):
 
 
 def test_tiny_imagenet_c(tmp_path):
-    publish.class_folders(tmp_path / "Tiny-ImageNet-C/fog/3", ["n02124075", "n01443537"], 2)
+    """Without a class folder every later class would have another number."""
+    tiny = class_names("tiny-imagenet")
+    publish.class_folders(tmp_path / "Tiny-ImageNet-C/fog/3", tiny, 2)
     pictures = open_set("tiny-imagenet-c:fog-3", tmp_path)
-    assert pictures.classes.tolist() == ["n01443537", "n02124075"]
-    assert len(pictures) == 4
+    assert pictures.classes.tolist() == list(tiny)
+    assert pictures.labels.tolist() == [wnid for wnid in tiny for _ in range(2)]
+    shutil.rmtree(tmp_path / "Tiny-ImageNet-C/fog/3" / CAT)
+    assert f"misses fog/3/{CAT}/* in" in refusal("tiny-imagenet-c:fog-3", tmp_path)
     assert "misses fog/4/ in" in refusal("tiny-imagenet-c:fog-4", tmp_path)
     (tmp_path / "Tiny-ImageNet-C/fog/4").mkdir()
-    assert "misses fog/4/*/* in" in refusal("tiny-imagenet-c:fog-4", tmp_path)
+    assert f"misses fog/4/{GOLDFISH}/*, " in refusal("tiny-imagenet-c:fog-4", tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -366,12 +428,23 @@ def test_pacs(tmp_path, folder):
     assert "misses photo/ in" in refusal("pacs:photo", tmp_path)
 
 
-def test_office_home(tmp_path):
-    folder = tmp_path / "OfficeHomeDataset_10072016"
-    for style, classes in {"Art": ["Mug", "Alarm_Clock"], "Real World": ["Mug", "TV"]}.items():
-        publish.class_folders(folder / style, classes, suffix="jpg")
-    assert open_set("office-home:art", tmp_path).classes.tolist() == ["Alarm_Clock", "Mug"]
-    assert open_set("office-home:real-world", tmp_path).classes.tolist() == ["Mug", "TV"]
+STYLES = {
+    "art": "Art",
+    "clipart": "Clipart",
+    "product": "Product",
+    "real-world": "Real World",
+}
+
+
+@pytest.mark.parametrize("folder", ["OfficeHomeDataset_10072016", "office_home"])
+@pytest.mark.parametrize("split", STYLES)
+def test_office_home(tmp_path, folder, split):
+    classes = class_names("office-home")
+    publish.class_folders(tmp_path / folder / STYLES[split], classes, suffix="jpg")
+    pictures = open_set(f"office-home:{split}", tmp_path)
+    assert pictures.classes.tolist() == pictures.labels.tolist() == list(classes)
+    shutil.rmtree(tmp_path / folder / STYLES[split] / "Mug")
+    assert f"misses {STYLES[split]}/Mug/* in" in refusal(f"office-home:{split}", tmp_path)
 
 
 def test_no_picture_is_read_to_open_a_set(tmp_path, monkeypatch):

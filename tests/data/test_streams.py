@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
@@ -15,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caster import CasterError
+from caster.data import CORRUPTIONS
 from caster.data.streams import Condition, StreamSettings, all_conditions, make_stream
 from caster.data.traits import is_by_class
 
@@ -136,6 +140,38 @@ def test_plans_stay_what_they_were():
     assert sha256.hexdigest()[:16] == "808cfde09a7ac6e8"
 
 
+WORKER = """
+import sys
+from caster.data.streams import Condition, StreamSettings, make_stream
+
+conditions = (Condition("fog", 1), Condition("snow", 5))
+labels = ["cat", "dog", ("a", 1), None, True, 3] * 20
+settings = StreamSettings(batch_size=7, order="dirichlet", schedule="mixed", conditions=conditions)
+worker, workers = map(int, sys.argv[1:])
+stream = make_stream(labels, settings)
+for index in range(worker, len(stream), workers):
+    batch = next(stream.batches(index))
+    print(index, batch.rows.tolist(), batch.condition)
+"""
+
+
+def test_workers_share_one_stream():
+    """Interpreters hash names differently: neither that nor the number of workers may matter."""
+    found = {}
+    for workers in (1, 2):
+        lines = []
+        for worker in range(workers):
+            command = [sys.executable, "-c", WORKER, str(worker), str(workers)]
+            environment = os.environ | {"PYTHONHASHSEED": str(worker + workers)}
+            done = subprocess.run(
+                command, env=environment, capture_output=True, text=True, check=True
+            )
+            lines += done.stdout.splitlines()
+        found[workers] = sorted(lines)
+    assert found[1] == found[2]
+    assert len(found[1]) == -(-240 // 7)
+
+
 def test_batches_cannot_be_written_to():
     with pytest.raises(ValueError, match="read-only"):
         next(iter(stream([0, 1] * 9))).rows[0] = 3
@@ -232,6 +268,35 @@ def test_diversity_by_counting(labels, batch_size, seed, order):
     assert len(found.classes) == len(made)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"schedule": "mixed", "conditions": (FOG, SNOW)},
+        {"order": "long-tailed", "imbalance": 3},
+        {"last": "drop"},
+    ],
+)
+def test_diversity_is_that_of_what_the_stream_holds(options):
+    labels = np.repeat(np.arange(4), [9, 12, 15, 18])
+    made = stream(labels, batch_size=7, **options)
+    whole = stream(labels, batch_size=7, **(options | {"last": "keep"}))
+    totals, n = np.bincount(labels[rows(whole)]), len(rows(whole))
+    found = made.diversity
+    for i, batch in enumerate(made):
+        size = len(batch.rows)
+        assert found.classes[i] == len(set(labels[batch.rows]))
+        at_random = sum(1 - comb(n - c, size) / comb(n, size) for c in totals.tolist())
+        assert found.expected[i] == pytest.approx(at_random)
+    assert len(found.sizes) == len(made)
+
+
+def test_a_last_batch_of_one_picture_is_no_pair():
+    made = stream([0, 1] * 2 + [0], order="file", batch_size=2)
+    assert made.diversity.sizes.tolist() == [2, 2, 1]
+    assert made.diversity.unlike.tolist() == [1, 1, 0]
+    assert made.diversity.relative_unlike == pytest.approx(1 / (2 * 2 * 3 / 20))  # of five in all
+
+
 def test_shuffled_batches_are_as_diverse_as_expected():
     labels = np.repeat(np.arange(100), np.arange(1, 101))  # of all sizes
     classes = [stream(labels, seed=seed).diversity.classes[:-1] for seed in range(30)]
@@ -286,6 +351,15 @@ def test_dirichlet_shares():
     for i in range(each):
         absent *= (b + i) / (a + b + i)
     assert present == pytest.approx(slots * (1 - absent), abs=0.15)
+
+
+def test_slots_are_those_of_rotta_where_none_are_given():
+    """As many as classes, and at most a hundred."""
+    for classes, slots in ((20, 20), (300, 100)):
+        labels = np.arange(900) % classes
+        assert np.array_equal(
+            rows(stream(labels, **DIRICHLET)), rows(stream(labels, slots=slots, **DIRICHLET))
+        )
 
 
 def test_concentration_is_that_of_note_where_none_is_given():
@@ -358,6 +432,9 @@ def test_gradual_severities():
     assert [b.condition.severity for b in made] == ramp * 2
     assert [b.condition.corruption for b in made] == ["fog"] * 18 + ["snow"] * 18
     assert [b.index for b in made if b.starts_segment] == [0]
+    any_way = all_conditions(["fog", "snow"], [4, 1, 5, 3, 2])
+    again = stream(np.arange(20) % 2, batch_size=10, schedule="gradual", conditions=any_way)
+    assert plain(again) == plain(made)
     up, down = rows(made)[20:40], rows(made)[140:160]  # severity 2 on the way up, and down
     assert sorted(up) == sorted(down) == list(range(20))
     assert not np.array_equal(up, down)
@@ -475,10 +552,16 @@ def test_severities_that_are_none(severity):
         Condition("fog", severity)
 
 
-@pytest.mark.parametrize("corruption", ["", None, 3])
+@pytest.mark.parametrize("corruption", ["", None, 3, "Fog", "clean"])
 def test_corruptions_that_are_none(corruption):
-    with pytest.raises(CasterError, match="is a name"):
+    with pytest.raises(CasterError, match=f"there is no corruption {corruption!r}: "):
         Condition(corruption, 1)
+
+
+def test_all_nineteen_are_conditions():
+    assert len(set(all_conditions(CORRUPTIONS))) == 95
+    with pytest.raises(CasterError, match="did you mean 'fog'"):
+        all_conditions(["snow", "fogg"])
 
 
 def test_one_name_is_no_list_of_names():

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import DownloadColumn
 
-from caster.cli.console import progress_bar, say
+from caster.cli.console import output, progress_bar, say
 from caster.cli.pictures import DataRoot
 
 if TYPE_CHECKING:
     from caster.data.sets.check import Checked
     from caster.data.sets.layout import Splits
 
+SHOWN = 8  # lines of a kind on a terminal
 SetName = Annotated[
     str, typer.Argument(metavar="NAME", help="A set, or one of its splits: cifar10, pacs:sketch.")
 ]
@@ -71,33 +73,41 @@ def get(name: SetName, data_root: DataRoot = None) -> None:
         say(f"{archive.file}: its {kind} is the one that {archive.stated_by} states")
     _show(checked)
     if not checked.complete:
+        say("what was there before is left as it is: remove what is amiss, and get it anew")
         raise typer.Exit(1)
 
 
 def _show(checked: Checked) -> None:
-    from caster.data.sets.layout import SHOWN, some
-
     if not checked.begun:
-        for folder, files in checked.gaps().items():
-            say(f"{checked.name} is not there: {some(files)} in {folder}")
+        say(f"{checked.name} is not there")
+        _list(_missing(checked))
         return
     for split in checked.splits if len(checked.splits) <= SHOWN else ():
         counted = "cannot be opened" if split.pictures is None else f"{split.pictures:,}"
         say(f"  {split.split:<18} {counted} of {split.expected:,} pictures")
     whole = sum(split.complete for split in checked.splits)
     say(f"{checked.name} in {_places(checked)}: {whole} of {len(checked.splits)} splits complete")
-    for folder, files in checked.gaps().items():
-        say(f"missing in {folder}: {some(files)}")
-    wrong = checked.wrong()
-    for line in wrong[:SHOWN]:
-        say(line)
-    if len(wrong) > SHOWN:
-        say(f"and {len(wrong) - SHOWN:,} more")
-    if changed := checked.changed():
-        say(f"not the published files, for their MD5 is another: {some(list(map(str, changed)))}")
-    elif checked.published:
+    _list(_missing(checked))
+    _list(checked.wrong())
+    changed = checked.changed()
+    _list([f"not the published file, for its MD5 is another: {path}" for path in changed])
+    if checked.published and not changed:
         say(f"{len(checked.published)} files have the published MD5")
     say("complete" if checked.complete else "not complete, or not as published")
+
+
+def _missing(checked: Checked) -> list[str]:
+    gaps = checked.gaps().items()
+    return [f"missing: {os.path.join(folder, file)}" for folder, files in gaps for file in files]
+
+
+def _list(lines: list[str]) -> None:
+    """Every line where the output is piped, and on a terminal the first of them."""
+    shown = lines[:SHOWN] if output.is_terminal else lines
+    for line in shown:
+        say(line)
+    if more := len(lines) - len(shown):
+        say(f"and {more:,} more: pipe the output to see them")
 
 
 def _places(checked: Checked) -> str:

@@ -86,11 +86,10 @@ def _attempt(url: str, part: Path, have: int, size: int | None, report: Report) 
             if size is not None and total not in (None, size):
                 raise CasterError(f"{url} is {total:,} bytes and {size:,} are published")
             _check_space(part, (total or 0) - start)
-            with open(part, "r+b" if start else "wb") as file:
-                file.seek(start)
-                file.truncate()
+            with open(part, "ab" if start else "wb") as file:
                 _copy(answer, file.write, part.name.removesuffix(".part"), start, total, report)
-            return total is None or _size(part) == total
+            whole = size if total is None else total
+            return whole is None or _size(part) >= whole
     except urllib.error.HTTPError as error:
         if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and have:
             return True  # all of it is there, or something else: the digest tells

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 import os
 import shutil
 import tarfile
@@ -14,6 +15,8 @@ from typing import IO
 from caster.data.download import Report
 from caster.errors import CasterError
 
+# RuntimeError: of an encrypted .zip, and of one that is packed in a way zipfile does not know.
+DAMAGE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError)
 Member = tuple[str, IO[bytes] | None]  # a path, and its content unless it is a folder
 
 
@@ -31,9 +34,7 @@ def unpack(archive: Path, into: Path, report: Report) -> None:
             raw.seek(0)
             members = _zipped(raw) if zipped else _tarred(raw)
             for name, content in members:
-                target = os.path.realpath(os.path.join(inside, *_parts(archive, name)))
-                if os.path.commonpath((inside, target)) != inside:
-                    raise CasterError(f"{archive} is refused: {name!r} leads out of the folder")
+                target = _target(inside, name)
                 os.makedirs(target if content is None else os.path.dirname(target), exist_ok=True)
                 if content is not None:
                     with content, open(target, "wb") as file:
@@ -41,7 +42,7 @@ def unpack(archive: Path, into: Path, report: Report) -> None:
                 report(f"unpacking {archive.name}", min(raw.tell(), total), total)
     except _Refused as error:
         raise CasterError(f"{archive} is refused: {error}") from None
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError):
+    except DAMAGE:
         raise CasterError(f"{archive} is damaged, or no archive") from None
     except OSError as error:
         reason = error.strerror or error
@@ -49,14 +50,17 @@ def unpack(archive: Path, into: Path, report: Report) -> None:
 
 
 class _Refused(Exception):  # noqa: N818
-    pass
+    """Why no part of an archive is taken; its name is added where it is known."""
 
 
-def _parts(archive: Path, name: str) -> tuple[str, ...]:
+def _target(inside: str, name: str) -> str:
+    """Where a member goes: in the folder, whatever links there may be in it."""
     path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
-        raise CasterError(f"{archive} is refused: {name!r} leads out of the folder")
-    return path.parts
+    strange = path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name
+    target = inside if strange else os.path.realpath(os.path.join(inside, *path.parts))
+    if strange or os.path.commonpath((inside, target)) != inside:
+        raise _Refused(f"{name!r} leads out of the folder")
+    return target
 
 
 def _tarred(raw: IO[bytes]) -> Iterator[Member]:

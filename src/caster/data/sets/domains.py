@@ -7,6 +7,7 @@ from functools import partial
 
 from caster.data.sets.folders import open_class_folders
 from caster.data.sets.layout import DataSet, Layout, Splits
+from caster.data.sets.names import class_names
 
 PACS_CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 STYLES = {"art": "Art", "clipart": "Clipart", "product": "Product", "real-world": "Real World"}
@@ -37,10 +38,14 @@ DOMAINS = {
         _each({"art": 2_427, "clipart": 4_365, "product": 4_439, "real-world": 4_357}),
         65,
         tuple(
-            Layout(folder, lambda split: (f"{STYLES[split]}/",), open_class_folders)
+            Layout(
+                folder,
+                lambda split: (f"{STYLES[split]}/",),
+                partial(open_class_folders, folders=class_names("office-home")),
+            )
             for folder in ("OfficeHomeDataset_10072016", "office_home")
         ),
         "https://www.hemanthdv.org/officeHomeDataset.html",
-        "research and education, not commercial",
+        "a notice of fair use: research and education, not commercial",
     ),
 }

@@ -16,15 +16,14 @@ from caster.labels import as_labels
 
 def open_class_folders(
     part: Part,
-    folders: Sequence[str] | None = None,
+    folders: Sequence[str],
     labels: Sequence[str] | None = None,
     classes: Sequence[str] | None = None,
 ) -> FilePictures:
     """The pictures below a folder with one folder a class; the first needed file is that folder.
 
-    `folders` are those there must be, in their order, and all the sorted ones where it is not
-    given; `labels` what they stand for, unless that is their names; `classes` what the model knows,
-    where it is more than the labels.
+    `folders` are those there must be, in their order; `labels` what they stand for, unless that is
+    their names; `classes` what the model knows, where it is more than the labels.
     """
     where = part.files[0]
     inside = listed(part.folder / where)
@@ -33,7 +32,6 @@ def open_class_folders(
         for name in inside
         if not name.startswith(".") and os.path.isdir(part.folder / where / name)
     }
-    folders = sorted(there) if folders is None else folders
     if strange := sorted(there.difference(folders)):
         raise CasterError(
             f"{part.folder / where} holds the folder {some(strange)}: that is no class of "
@@ -41,8 +39,8 @@ def open_class_folders(
         )
     found = [_images(part, where, name) if name in there else [] for name in folders]
     gap = [_join(where, name, "*") for name, held in zip(folders, found, strict=True) if not held]
-    if gap or not folders:
-        raise MissingFiles(part.name, [(part.folder, gap or [_join(where, "*", "*")])])
+    if gap:
+        raise MissingFiles(part.name, [(part.folder, gap)])
     known = as_labels(labels or folders)
     return FilePictures(
         part.name,

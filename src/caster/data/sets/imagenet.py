@@ -16,11 +16,12 @@ from caster.data.sets.folders import open_class_folders
 from caster.data.sets.layout import Archive, DataSet, Layout, Part, Splits
 from caster.data.sets.lists import Listed, assembled, read_solution
 from caster.data.sets.matlab import read_devkit
-from caster.data.sets.names import CORRUPTIONS, class_names, corrupted, severity_folder
+from caster.data.sets.names import GROUPS, class_names, corrupted, severity_folder
 from caster.errors import CasterError
 
 TERMS = "ImageNet's terms of access: research and education, not commercial"
-MIT = "MIT for the repository; the pictures belong to their authors"
+AUTHORS = "the pictures belong to their authors"
+MIT = f"MIT for the repository; {AUTHORS}"
 WNIDS = class_names("imagenet")
 DEVKIT, SOLUTION = "ILSVRC2012_devkit_t12", "LOC_val_solution.csv"
 HENDRYCKS = "https://people.eecs.berkeley.edu/~hendrycks"
@@ -83,13 +84,15 @@ def _corrupted_archive(group: str, digest: str, size: int) -> Archive:
         f"https://zenodo.org/records/2235448/files/{group}.tar",
         f"md5:{digest}",
         "Zenodo",
-        tuple(f"ImageNet-C/{name}" for name in CORRUPTIONS[group]),
+        tuple(f"ImageNet-C/{name}" for name in GROUPS[group]),
         size,
         corrupted(group),
     )
 
 
-def _two_hundred(letter: str, title: str, pictures: int, page: str, archive: Archive) -> DataSet:
+def _two_hundred(
+    letter: str, title: str, pictures: int, page: str, licence: str, archive: Archive
+) -> DataSet:
     name = f"imagenet-{letter}"
     opener = partial(open_class_folders, folders=class_names(name), classes=WNIDS)
     return DataSet(
@@ -98,7 +101,7 @@ def _two_hundred(letter: str, title: str, pictures: int, page: str, archive: Arc
         1_000,
         (Layout("", lambda _: (f"{name}/",), opener),),
         page,
-        MIT,
+        licence,
         (archive,),
         present=200,
     )
@@ -167,6 +170,7 @@ IMAGENET = {
         "ImageNet-R",
         30_000,
         "https://github.com/hendrycks/imagenet-r",
+        f"none in the repository; {AUTHORS}",
         Archive(
             f"{HENDRYCKS}/imagenet-r.tar",
             "sha256:18c6bf493b39a0d975d48e587437f562caab9c52ae6327dcfa9dd8eb54aa1b52",
@@ -180,6 +184,7 @@ IMAGENET = {
         "ImageNet-A",
         7_500,
         "https://github.com/hendrycks/natural-adv-examples",
+        MIT,
         Archive(
             f"{HENDRYCKS}/imagenet-a.tar",
             "sha256:3bb3632277e6ba6392ea64c02ddbf4dd2266c9caffd6bc09c9656d28f012589e",

@@ -19,25 +19,18 @@ Listed = list[tuple[str, str]]  # a picture relative to the set's folder, and it
 def open_pets(part: Part) -> FilePictures:
     """Oxford-IIIT Pets: an image, and the number of its class, a line."""
     (listing,) = part.files
-    images, numbers = [], []
-    breeds: dict[int, str] = {}  # an image is named after its breed, and counted
+    lines = [line for line in read_lines(part.folder / listing) if not line.startswith("#")]
     try:
-        for line in read_lines(part.folder / listing):
-            if not line.startswith("#"):
-                image, number = line.split()[:2]
-                images.append(f"images/{image}.jpg")
-                numbers.append(int(number))
-                breed = image.rpartition("_")[0]
-                if breeds.setdefault(int(number), breed) != breed:
-                    raise ValueError("a class of two breeds")
-        if not breeds or sorted(breeds) != list(range(1, len(set(breeds.values())) + 1)):
-            raise ValueError("classes that are not numbered from 1")
-    except CasterError:
-        raise
+        rows = [(int(number), image) for image, number, *_ in map(str.split, lines)]
     except ValueError:
         raise damaged(part, listing) from None
-    classes = [breeds[number] for number in sorted(breeds)]
-    return assembled(part, [(i, breeds[n]) for i, n in zip(images, numbers, strict=True)], classes)
+    # An image is named after its breed, and counted.
+    pictures = [(f"images/{image}.jpg", image.rpartition("_")[0]) for _, image in rows]
+    numbered = sorted({(row[0], breed) for row, (_, breed) in zip(rows, pictures, strict=True)})
+    classes = [breed for _, breed in numbered]
+    if not rows or [number for number, _ in numbered] != [*range(1, len(set(classes)) + 1)]:
+        raise damaged(part, listing)
+    return assembled(part, pictures, classes)
 
 
 def open_class_lines(part: Part) -> FilePictures:
@@ -56,16 +49,16 @@ def open_class_lines(part: Part) -> FilePictures:
     return assembled(part, pictures, classes)
 
 
-def open_tiny_validation(part: Part) -> FilePictures:
+def open_tiny_validation(part: Part, classes: Sequence[str]) -> FilePictures:
     """Tiny-ImageNet's val: a picture, its class and its box, parted by tabs, a line."""
-    listing, names = part.files
+    (listing,) = part.files
     pictures: Listed = []
     for line in read_lines(part.folder / listing):
         image, tab, rest = line.partition("\t")
         if not tab or "/" in image:
             raise damaged(part, listing)
         pictures.append((f"val/images/{image}", rest.partition("\t")[0]))
-    return assembled(part, pictures, sorted(read_lines(part.folder / names)))
+    return assembled(part, pictures, classes)
 
 
 def read_solution(path: Path) -> Listed:

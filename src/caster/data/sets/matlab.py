@@ -38,18 +38,17 @@ def read_devkit(folder: Path) -> Listed:
     WordNet identifier that is. The kit's numbers are not in the order of the identifiers.
     """
     meta, truth = folder / "data/meta.mat", folder / GROUND_TRUTH
+    content, lines = _loaded(meta), read_lines(truth)
     try:
-        synsets = np.atleast_1d(_loaded(meta)["synsets"])
+        synsets = np.atleast_1d(content["synsets"])
         wnids = {
             int(number): str(wnid)
             for number, wnid in zip(synsets["ILSVRC2012_ID"], synsets["WNID"], strict=True)
         }
-        numbers = [int(line) for line in read_lines(truth)]
-        return [(f"ILSVRC2012_val_{i:08d}.JPEG", wnids[n]) for i, n in enumerate(numbers, start=1)]
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        if isinstance(error, CasterError):
-            raise
+        labels = [wnids[int(line)] for line in lines]
+    except (KeyError, IndexError, TypeError, ValueError):
         raise CasterError(f"{folder} is damaged: its {meta.name} and {truth.name} differ") from None
+    return [(f"ILSVRC2012_val_{i:08d}.JPEG", label) for i, label in enumerate(labels, start=1)]
 
 
 def _numbers(path: Path, name: str) -> NDArray[Any]:

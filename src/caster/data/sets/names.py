@@ -1,9 +1,10 @@
 """Names of classes that the published files do not hold, in the order of their numbers.
 
-CIFAR-C and Flowers-102 number their classes, ImageNet-V2 names its folders 0 to 999, and the
-folders of ImageNet-R and ImageNet-A are 200 of the 1,000. The lists are those of CIFAR's own
-`batches.meta` and `meta`, of torchvision's Flowers102 (after the publisher's page), of the sorted
-WordNet identifiers of ILSVRC 2012, and of timm's `imagenet_r_synsets` and `imagenet_a_synsets`.
+CIFAR-C and Flowers-102 number their classes, ImageNet-V2 names its folders 0 to 999, and where
+class folders are all there is, a missing one would give every later class another number. The lists
+are those of CIFAR's own `batches.meta` and `meta`, of torchvision's Flowers102 (after the
+publisher's page), of the sorted WordNet identifiers of ILSVRC 2012 and of Tiny-ImageNet's
+`wnids.txt`, of timm's `imagenet_r_synsets` and `imagenet_a_synsets`, and of Office-Home's folders.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from functools import cache
 from importlib.resources import files
 
-CORRUPTIONS = {  # by the archive of ImageNet-C that holds them
+GROUPS = {  # of corruptions, by the archive of ImageNet-C that holds them
     "blur": ("defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
     "digital": ("contrast", "elastic_transform", "jpeg_compression", "pixelate"),
     "extra": ("gaussian_blur", "saturate", "spatter", "speckle_noise"),
@@ -38,7 +39,7 @@ def corrupted(*groups: str) -> tuple[str, ...]:
     >>> corrupted("blur")[:2], len(corrupted())
     (('defocus_blur-1', 'defocus_blur-2'), 95)
     """
-    names = sorted(name for group in groups or CORRUPTIONS for name in CORRUPTIONS[group])
+    names = sorted(name for group in groups or GROUPS for name in GROUPS[group])
     return tuple(f"{name}-{severity}" for name in names for severity in SEVERITIES)
 
 

@@ -1,28 +1,33 @@
-"""Tiny-ImageNet: 200 classes of ImageNet at 64 pixels, and its corrupted validation set."""
+"""Tiny-ImageNet: 200 classes of ImageNet at 64 pixels, and a corrupted test set of theirs.
+
+Tiny-ImageNet-C is made of other pictures than Tiny-ImageNet's val: those of ImageNet's val, cut at
+their boxes. A file of one name is not the same picture in both.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from caster.data.folder import FilePictures
 from caster.data.sets.folders import open_class_folders
 from caster.data.sets.layout import Archive, DataSet, Layout, Part, Splits
-from caster.data.sets.lists import open_tiny_validation, read_lines
-from caster.data.sets.names import CORRUPTIONS, corrupted, severity_folder
+from caster.data.sets.lists import open_tiny_validation
+from caster.data.sets.names import GROUPS, class_names, corrupted, severity_folder
 
+WNIDS = class_names("tiny-imagenet")
 REPORTED = ("blur", "digital", "noise", "weather")  # groups in the first of the two archives
 
 
 def open_tiny(part: Part) -> FilePictures:
     """train in class folders, val in one folder with a list; classes in sorted order."""
     if part.split == "val":
-        return open_tiny_validation(part)
-    return open_class_folders(part, sorted(read_lines(part.folder / part.files[1])))
+        return open_tiny_validation(part, WNIDS)
+    return open_class_folders(part, WNIDS)
 
 
 def _files(split: str) -> Sequence[str]:
-    first = "val/val_annotations.txt" if split == "val" else f"{split}/"
-    return first, "wnids.txt"
+    return ("val/val_annotations.txt" if split == "val" else f"{split}/",)
 
 
 def _archive(file: str, digest: str, groups: Sequence[str], size: int | None) -> Archive:
@@ -30,7 +35,7 @@ def _archive(file: str, digest: str, groups: Sequence[str], size: int | None) ->
         f"https://zenodo.org/records/8206060/files/{file}.tar",
         f"md5:{digest}",
         "Zenodo",
-        tuple(f"Tiny-ImageNet-C/{name}" for group in groups for name in CORRUPTIONS[group]),
+        tuple(f"Tiny-ImageNet-C/{name}" for group in groups for name in GROUPS[group]),
         size,
         corrupted(*groups),
     )
@@ -58,7 +63,7 @@ TINY = {
         "Tiny-ImageNet-C",
         (Splits(corrupted(), 10_000, "CORRUPTION-SEVERITY"),),
         200,
-        (Layout("Tiny-ImageNet-C", severity_folder, open_class_folders),),
+        (Layout("Tiny-ImageNet-C", severity_folder, partial(open_class_folders, folders=WNIDS)),),
         "https://doi.org/10.5281/zenodo.8206060",
         "CC BY 4.0 on Zenodo; made of pictures of ImageNet",
         (

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from caster.data.corruptions.make import known
 from caster.errors import CasterError
 
 SCHEDULES = ("each", "continual", "gradual", "mixed")
@@ -20,12 +21,11 @@ class Condition:
     Condition(corruption='fog', severity=3)
     """
 
-    corruption: str
+    corruption: str  # one of CORRUPTIONS
     severity: int  # from 1 to 5
 
     def __post_init__(self) -> None:
-        if not isinstance(self.corruption, str) or not self.corruption:
-            raise CasterError(f"a corruption is a name, not {self.corruption!r}")
+        known(self.corruption)
         if type(self.severity) is not int or not 1 <= self.severity <= WORST:
             raise CasterError(
                 f"a severity is a whole number from 1 to {WORST}, not {self.severity!r}"
