@@ -1,4 +1,7 @@
-"""What pictures there are, their labels, and how one is decoded."""
+"""Pictures with their labels, and corruptions of them.
+
+The published sets are in `caster.data.sets`, the orders and batches in `caster.data.streams`.
+"""
 
 from caster.data.corruptions import CORRUPTIONS, corrupt
 from caster.data.decode import UnreadablePicture

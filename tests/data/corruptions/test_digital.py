@@ -14,7 +14,7 @@ from scipy.fft import dctn, idctn
 
 from caster import CasterError
 from caster.data.corruptions import corrupt
-from caster.data.corruptions.constants import CIFAR, IMAGENET
+from caster.data.corruptions.constants import CIFAR, IMAGENET, TINY
 from caster.data.corruptions.digital import (
     brightness,
     contrast,
@@ -100,7 +100,7 @@ def test_what_leaves_the_range_is_clipped():
 @pytest.mark.parametrize("severity", [1, 5])
 def test_as_pillow_does(name, severity, tmp_path):
     images = scenes(2, 33, 47)
-    constant = CIFAR[name][severity - 1]
+    constant = TINY[name][severity - 1]
     for picture, changed in zip(images, corrupt(images, name, severity), strict=True):
         if name == "pixelate":
             small = int(47 * constant), int(33 * constant)

@@ -14,7 +14,7 @@ from scipy.ndimage import gaussian_filter
 
 from caster import CasterError
 from caster.data.corruptions import CORRUPTIONS, REPORTED, SPARE, corrupt, make
-from caster.data.corruptions.constants import CIFAR, IMAGENET
+from caster.data.corruptions.constants import CIFAR, IMAGENET, TINY
 
 RANDOM = ("gaussian_noise", "shot_noise", "impulse_noise", "speckle_noise", "elastic_transform")
 # Not saturate, which pales colours before it strengthens them, nor elastic_transform, whose affine
@@ -64,15 +64,17 @@ def test_fifteen_and_four():
 
 
 def test_tables_have_one_form():
-    assert set(CIFAR) == set(IMAGENET) == set(CORRUPTIONS)
+    tables = CIFAR, TINY, IMAGENET
+    assert all(set(table) == set(CORRUPTIONS) for table in tables)
     for name in CORRUPTIONS:
-        assert len(CIFAR[name]) == len(IMAGENET[name]) == 5
-        assert len({np.shape(entry) for entry in (*CIFAR[name], *IMAGENET[name])}) == 1
+        assert all(len(table[name]) == 5 for table in tables)
+        assert len({np.shape(entry) for table in tables for entry in table[name]}) == 1
 
 
 def test_constants_by_size():
-    assert make.published("contrast", 1, 64, 64) == 0.75
-    assert make.published("contrast", 1, 64, 65) == 0.4
+    assert make.published("contrast", 1, 32, 32) == 0.75
+    assert make.published("jpeg_compression", 1, 64, 33) == 65
+    assert make.published("jpeg_compression", 1, 64, 65) == 25
     assert make.published("elastic_transform", 2, 32, 32) == pytest.approx((1.6, 6.4, 2.24))
     assert make.published("elastic_transform", 1, 224, 224) == pytest.approx((488, 170.8, 24.4))
 

@@ -181,6 +181,16 @@ def contains(texture: np.ndarray, piece: np.ndarray) -> bool:
     )
 
 
+def test_textures_are_scaled_as_the_references_do():
+    texture = textures.drawn(textures.KINDS[4])
+    assert np.array_equal(textures.textures_for(32, 32)[4], texture[2::5, 2::5])
+    at = np.clip((np.arange(150) + 0.5) / 0.3 - 0.5, 0, 499)
+    places = np.stack(np.broadcast_arrays(at[:, None, None], at[:, None], np.arange(3)))
+    expected = ndimage.map_coordinates(texture.astype(np.float64), places, order=1)
+    assert np.abs(textures.textures_for(64, 33)[4] - expected).max() <= 0.5 + 1e-9
+    assert np.array_equal(textures.textures_for(65, 20)[4], texture)
+
+
 def test_drawn_textures():
     again = [textures.drawn.__wrapped__(kind) for kind in textures.KINDS]
     for kind, texture in zip(textures.KINDS, again, strict=True):

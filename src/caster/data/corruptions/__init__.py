@@ -1,5 +1,5 @@
 """The nineteen common corruptions of Hendrycks and Dietterich (2019), at five severities."""
 
-from caster.data.corruptions.make import CORRUPTIONS, REPORTED, SPARE, corrupt
+from caster.data.corruptions.make import CORRUPTIONS, ON_DEVICE, REPORTED, SPARE, corrupt
 
-__all__ = ["CORRUPTIONS", "REPORTED", "SPARE", "corrupt"]
+__all__ = ["CORRUPTIONS", "ON_DEVICE", "REPORTED", "SPARE", "corrupt"]

@@ -2,9 +2,10 @@
 
 Read from the reference generators of Hendrycks and Dietterich, "Benchmarking Neural Network
 Robustness to Common Corruptions and Perturbations" (ICLR 2019):
-https://github.com/hendrycks/robustness, `ImageNet-C/create_c/make_cifar_c.py` for pictures of 32
-pixels and `ImageNet-C/create_c/make_imagenet_c.py` (commit e0377d4) for pictures of 224. They are
-in pixels, or shares of the range from 0 to 1, and are not scaled to pictures of other sizes.
+https://github.com/hendrycks/robustness, in `ImageNet-C/create_c`: `make_cifar_c.py` for pictures of
+32 pixels, `make_tinyimagenet_c.py` (commit 7a64e6a) for 64, and `make_imagenet_c.py` (commit
+e0377d4) for 224. They are in pixels, or shares of the range from 0 to 1, and are not scaled to
+pictures of other sizes.
 """
 
 from __future__ import annotations
@@ -70,6 +71,46 @@ CIFAR: Table = {
     ),
     "pixelate": (0.95, 0.9, 0.85, 0.75, 0.65),
     "jpeg_compression": (80, 65, 58, 50, 40),
+}
+TINY: Table = {
+    "gaussian_noise": (0.04, 0.08, 0.12, 0.15, 0.18),
+    "shot_noise": (250, 100, 50, 30, 15),
+    "impulse_noise": (0.01, 0.02, 0.05, 0.08, 0.14),
+    "speckle_noise": (0.15, 0.2, 0.25, 0.3, 0.35),
+    "gaussian_blur": (0.5, 0.75, 1, 1.25, 1.5),
+    "defocus_blur": ((0.5, 0.6), (1, 0.1), (1.5, 0.1), (2.5, 0.01), (3, 0.1)),
+    "glass_blur": ((0.1, 1, 1), (0.5, 1, 1), (0.6, 1, 2), (0.7, 2, 1), (0.9, 2, 2)),
+    "motion_blur": ((10, 1), (10, 1.5), (10, 2), (10, 2.5), (12, 3)),
+    "zoom_blur": ((1.06, 0.01), (1.11, 0.01), (1.16, 0.01), (1.21, 0.01), (1.26, 0.01)),
+    "snow": (
+        (0.1, 0.2, 1, 0.6, 8, 3, 0.8),
+        (0.1, 0.2, 1, 0.5, 10, 4, 0.8),
+        (0.15, 0.3, 1.75, 0.55, 10, 4, 0.7),
+        (0.25, 0.3, 2.25, 0.6, 12, 6, 0.65),
+        (0.3, 0.3, 1.25, 0.65, 14, 12, 0.6),
+    ),
+    "frost": ((1, 0.3), (0.9, 0.4), (0.8, 0.45), (0.75, 0.5), (0.7, 0.55)),
+    "fog": ((0.4, 3), (0.7, 3), (1, 2.5), (1.5, 2), (2, 1.75)),
+    "spatter": (
+        (0.62, 0.1, 0.7, 0.7, 0.6, 0),
+        (0.65, 0.1, 0.8, 0.7, 0.6, 0),
+        (0.65, 0.3, 1, 0.69, 0.6, 0),
+        (0.65, 0.1, 0.7, 0.68, 0.6, 1),
+        (0.65, 0.1, 0.5, 0.67, 0.6, 1),
+    ),
+    "brightness": (0.1, 0.2, 0.3, 0.4, 0.5),
+    "contrast": (0.4, 0.3, 0.2, 0.1, 0.05),
+    "saturate": ((0.3, 0), (0.1, 0), (2, 0), (5, 0.1), (30, 0.2)),
+    "elastic_transform": _elastic(
+        64,
+        (0, 0, 0.08),
+        (0.05, 0.3, 0.06),
+        (0.1, 0.08, 0.06),
+        (0.1, 0.03, 0.03),
+        (0.16, 0.03, 0.02),
+    ),
+    "pixelate": (0.9, 0.8, 0.7, 0.6, 0.5),
+    "jpeg_compression": (65, 58, 50, 40, 25),
 }
 IMAGENET: Table = {
     "gaussian_noise": (0.08, 0.12, 0.18, 0.26, 0.38),

@@ -70,7 +70,7 @@ def pixelate(
     rngs: Rngs,
 ) -> Values:
     """Smaller and back to its size, by the mean over boxes."""
-    image = _pillow()
+    image = pillow()
     height, width = images.shape[1:3]
     small = max(int(width * constants), 1), max(int(height * constants), 1)
 
@@ -87,7 +87,7 @@ def jpeg_compression(
     rngs: Rngs,
 ) -> Values:
     """Encoded as JPEG and decoded."""
-    image = _pillow()
+    image = pillow()
 
     def coded(picture: Image) -> Image:
         file = BytesIO()
@@ -110,14 +110,15 @@ def _levels(images: Values) -> Pictures:
 
 def _each(images: Values, change: Callable[[Image], Image]) -> Values:
     """Pictures changed by Pillow one by one."""
-    image = _pillow()
+    image = pillow()
     levels = _levels(images)
     for picture in levels:
         picture[...] = change(image.fromarray(picture))
     return np.divide(levels, 255, dtype=np.float32)
 
 
-def _pillow() -> Any:
+def pillow() -> Any:
+    """`PIL.Image`, or a line that says how to get it."""
     try:
         from PIL import Image
     except ModuleNotFoundError:

@@ -36,11 +36,11 @@ def elastic_transform(
     length, sigma, shift = constants
     _, height, width, _ = images.shape
     tops, lefts = _affine_map(height, width, shift, rngs)
-    images = _bilinear(images, tops, lefts, _mirrored)
+    images = _bilinear(images, tops, lefts, mirrored)
     if length == 0:  # the mildest of CIFAR-C is the affine map alone
         return images
     noise = np.stack([rng.uniform(-1, 1, size=(2, height, width)) for rng in rngs])
-    field = length * (_smoothing(height, sigma) @ noise @ _smoothing(width, sigma).T)
+    field = length * (smoothing(height, sigma) @ noise @ smoothing(width, sigma).T)
     rows, columns = np.ogrid[:height, :width]
     return _bilinear(images, rows + field[:, 1], columns + field[:, 0], _reflected)
 
@@ -95,7 +95,7 @@ def _reflected(index: Indices, side: int) -> Indices:
     return np.minimum(index, 2 * side - 1 - index)
 
 
-def _mirrored(index: Indices, side: int) -> Indices:
+def mirrored(index: Indices, side: int) -> Indices:
     """Indices beyond a side folded back, the border's pixel once: c b | a b c | b a."""
     period = max(2 * (side - 1), 1)  # a side of one pixel has nothing but it
     index = index % period
@@ -103,6 +103,6 @@ def _mirrored(index: Indices, side: int) -> Indices:
 
 
 @lru_cache(maxsize=8)
-def _smoothing(side: int, sigma: float) -> NDArray[np.float64]:  # (side, side)
+def smoothing(side: int, sigma: float) -> NDArray[np.float64]:  # (side, side)
     """The Gaussian filter as a matrix: its widest reaches over four sides, in one product."""
     return np.asarray(gaussian_filter1d(np.eye(side), sigma, axis=0, mode="reflect", truncate=3))

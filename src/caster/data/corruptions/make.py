@@ -8,17 +8,20 @@ import operator
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
+from array_api_compat import is_torch_array
 from numpy.typing import NDArray
 
-from caster.data.corruptions.constants import CIFAR, IMAGENET
+from caster.arrays import to_numpy
+from caster.data.corruptions.constants import CIFAR, IMAGENET, TINY
 from caster.errors import CasterError
 
 Pictures = NDArray[np.uint8]  # (N, H, W, 3)
 Values = NDArray[np.float32]  # (N, H, W, 3), from 0 to 1
 Change = Callable[..., Values]
+Images = TypeVar("Images")  # a NumPy array or a torch tensor
 
 HOME = {  # which module each is in
     "gaussian_noise": "noise",
@@ -44,39 +47,79 @@ HOME = {  # which module each is in
 SPARE = ("speckle_noise", "gaussian_blur", "spatter", "saturate")  # for choosing constants
 REPORTED = tuple(name for name in HOME if name not in SPARE)
 CORRUPTIONS = (*REPORTED, *SPARE)
-SMALL = 64  # pixels up to which CIFAR-C's constants are meant
+ON_DEVICE = tuple(  # those with a torch path; drops and a codec go on from pixel to pixel
+    name for name in CORRUPTIONS if name not in ("jpeg_compression", "spatter")
+)
+CIFAR_SIDE, TINY_SIDE = 32, 64  # pixels up to which CIFAR-C's and Tiny-ImageNet-C's are meant
 AT_ONCE = 2**20  # numbers of a chunk that is worked on at once; larger ones are no faster
 
 
 def corrupt(
-    images: Pictures,  # (N, H, W, 3)
+    images: Images,  # (N, H, W, 3) uint8: a NumPy array or, with a device, a torch tensor
     corruption: str,
     severity: int,  # 1 to 5
     seed: int = 0,
+    device: Any = None,  # "cuda", "cpu" or a torch.device; None is NumPy
     **options: Any,  # of one corruption: frost takes textures
-) -> Pictures:
+) -> Images:  # of the kind that was given
     """Pictures under a corruption, uint8 in and out.
 
     The random numbers of a picture depend on its pixels, the corruption, the severity and the
     seed, and on nothing else: not on its place, the batch or the number of workers. Constants are
-    those of CIFAR-C for pictures of up to 64 pixels, and of ImageNet-C for larger ones.
+    those of CIFAR-C for pictures of up to 32 pixels, of Tiny-ImageNet-C for those of up to 64, and
+    of ImageNet-C for larger ones.
+
+    With a device the corruptions of `ON_DEVICE` are computed there, by torch, and the others by
+    NumPy as always; a tensor comes back as a tensor on that device. Both paths have the same
+    definitions, but random numbers of their own: they agree statistically, not byte for byte.
 
     >>> images = np.full((2, 32, 32, 3), 100, dtype=np.uint8)
     >>> float(corrupt(images, "brightness", severity=3).mean())
     138.0
+    >>> float(corrupt(images, "brightness", severity=3, device="cpu").mean())
+    138.0
     """
-    _check_images(images)
+    _check_images(images, device)
     change = _change(corruption, options)
     severity, seed = _whole("severity", severity), _whole("seed", seed)
-    constants = published(corruption, severity, images.shape[1], images.shape[2])
-    salt = f"{corruption} {severity} {seed} {images.shape[1:3]}:".encode()
+    pictures: Any = images
+    height, width = pictures.shape[1:3]
+    constants = published(corruption, severity, height, width)
+    salt = f"{corruption} {severity} {seed} {(height, width)}:".encode()
+    if device is None:
+        return cast(Images, _in_numpy(pictures, change, constants, salt, options))
+    entry = _torch_path(device)
+    place = entry.found(device)
+    if corruption in ON_DEVICE:
+        made = entry.corrupted(pictures, corruption, constants, salt, place, options)
+    else:
+        made = _in_numpy(to_numpy(pictures), change, constants, salt, options)
+        made = entry.on_device(made, place) if is_torch_array(images) else made
+    return cast(Images, made)
+
+
+def _in_numpy(
+    images: Pictures, change: Change, constants: Any, salt: bytes, options: dict[str, Any]
+) -> Pictures:
     corrupted = np.empty(images.shape, dtype=np.uint8)
-    for part in _parts(images.shape):
+    for part in parts(images.shape, AT_ONCE):
         pictures = np.ascontiguousarray(images[part])
         rngs = [generator(picture, salt) for picture in pictures]
         values = change(pictures / np.float32(255), constants, rngs, **options)
         corrupted[part] = np.clip(values, 0, 1) * 255  # truncates, as the published ones do
     return corrupted
+
+
+def _torch_path(device: Any) -> Any:
+    """The module that works on a device; nothing else here imports torch."""
+    try:
+        return import_module("caster.data.corruptions.on_device.entry")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise CasterError(
+            f"device {str(device)!r} needs torch: pip install 'caster-tta[torch]'"
+        ) from None
 
 
 def published(corruption: str, severity: int, height: int, width: int) -> Any:
@@ -87,7 +130,8 @@ def published(corruption: str, severity: int, height: int, width: int) -> Any:
     """
     if not 1 <= _whole("severity", severity) <= 5:
         raise CasterError(f"there is no severity {severity}: say 1, 2, 3, 4 or 5")
-    table = CIFAR if max(height, width) <= SMALL else IMAGENET
+    side = max(height, width)
+    table = CIFAR if side <= CIFAR_SIDE else TINY if side <= TINY_SIDE else IMAGENET
     return table[known(corruption)][severity - 1]
 
 
@@ -120,10 +164,14 @@ def generator(
     return np.random.default_rng(int.from_bytes(digest.digest(), "little"))
 
 
-def _parts(shape: tuple[int, ...]) -> Iterator[slice]:
-    """Pieces of the array that are small enough to work on."""
+def parts(shape: tuple[int, ...], at_once: int) -> Iterator[slice]:
+    """Pieces of the array that are small enough to work on.
+
+    >>> list(parts((5, 2, 2, 3), at_once=24))
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 6, None)]
+    """
     count, height, width, channels = shape
-    step = max(AT_ONCE // (height * width * channels), 1)
+    step = max(at_once // (height * width * channels), 1)
     return (slice(start, start + step) for start in range(0, count, step))
 
 
@@ -138,20 +186,23 @@ def _change(corruption: str, options: dict[str, Any]) -> Change:
     return change
 
 
-def _check_images(images: Pictures) -> None:
-    problem = ""
-    if not isinstance(images, np.ndarray):
+def _check_images(images: Any, device: Any) -> None:
+    problem, tensor = "", is_torch_array(images)
+    if tensor and device is None:
+        problem = "are a tensor: name the device to work on, or give a NumPy array"
+    elif not tensor and not isinstance(images, np.ndarray):
         problem = f"are of type {type(images).__name__}: give a NumPy array"
-    elif images.dtype != np.uint8:
-        problem = f"are {images.dtype}: give pixels from 0 to 255 as uint8"
-    elif images.ndim == 3 and images.shape[-1] == 3:
-        problem = f"are one picture of shape {images.shape}: give images[None]"
-    elif images.ndim == 4 and images.shape[1] == 3 != images.shape[-1]:
-        problem = f"have shape {images.shape}: give images.transpose(0, 2, 3, 1)"
-    elif images.ndim != 4 or images.shape[-1] != 3:
-        problem = f"have shape {images.shape}: it must be (N, H, W, 3)"
-    elif 0 in images.shape[1:]:
-        problem = f"have shape {images.shape}: there is no pixel in them"
+    elif (kind := str(images.dtype).removeprefix("torch.")) != "uint8":
+        problem = f"are {kind}: give pixels from 0 to 255 as uint8"
+    elif (shape := tuple(images.shape))[-1:] == (3,) and len(shape) == 3:
+        problem = f"are one picture of shape {shape}: give images[None]"
+    elif len(shape) == 4 and shape[1] == 3 != shape[-1]:
+        channels_last = "permute" if tensor else "transpose"
+        problem = f"have shape {shape}: give images.{channels_last}(0, 2, 3, 1)"
+    elif len(shape) != 4 or shape[-1] != 3:
+        problem = f"have shape {shape}: it must be (N, H, W, 3)"
+    elif 0 in shape[1:]:
+        problem = f"have shape {shape}: there is no pixel in them"
     if problem:
         raise CasterError(f"the images {problem}")
 

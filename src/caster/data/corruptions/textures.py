@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy import ndimage
 from scipy.spatial import KDTree
 
-from caster.data.corruptions.make import SMALL
+from caster.data.corruptions.make import CIFAR_SIDE, TINY_SIDE
 from caster.data.corruptions.plasma import plasma, size_for
 from caster.data.decode import decode
 from caster.data.folder import SUFFIXES
@@ -53,8 +53,8 @@ KINDS = (
 def textures_for(height: int, width: int, folder: str | Path | None = None) -> tuple[Texture, ...]:
     """Textures that a picture of this size can be cut from.
 
-    For pictures of up to 64 pixels every fifth row and column is taken: that is what a resize to
-    0.2 without smoothing comes to, which CIFAR-C's reference does.
+    For pictures of up to 32 pixels textures are scaled by 0.2, for those of up to 64 by 0.3, as the
+    references of CIFAR-C and Tiny-ImageNet-C do.
 
     >>> [texture.shape for texture in textures_for(32, 32)[:2]]
     [(100, 100, 3), (100, 100, 3)]
@@ -64,16 +64,32 @@ def textures_for(height: int, width: int, folder: str | Path | None = None) -> t
         names, textures = list(found), tuple(found.values())
     else:
         names, textures = [], tuple(drawn(kind) for kind in KINDS)
-    if max(height, width) <= SMALL:
-        textures = tuple(texture[2::5, 2::5] for texture in textures)
+    side = max(height, width)
+    factor = 0.2 if side <= CIFAR_SIDE else 0.3 if side <= TINY_SIDE else 1.0
+    textures = tuple(_scaled(texture, factor) for texture in textures)
     for name, texture in zip(names, textures, strict=False):
         if texture.shape[0] < height or texture.shape[1] < width:
-            scaled = " after scaling by 0.2" if max(height, width) <= SMALL else ""
+            scaled = f" after scaling by {factor}" if factor < 1 else ""
             raise CasterError(
                 f"the texture {name} has {texture.shape[1]} x {texture.shape[0]} pixels{scaled}, "
                 f"less than a picture of {width} x {height}: use a larger one"
             )
     return textures if names else tuple(_large(texture, height, width) for texture in textures)
+
+
+def _scaled(texture: Texture, factor: float) -> Texture:
+    """Interpolated at the centres of the new pixels, without smoothing: 0.2 is every fifth."""
+    if factor == 1:
+        return texture
+    values: Floats = texture.astype(np.float64)
+    for axis in (0, 1):
+        count = round(texture.shape[axis] * factor)
+        at = np.clip((np.arange(count) + 0.5) / factor - 0.5, 0, texture.shape[axis] - 1)
+        first = np.minimum(at.astype(np.intp), texture.shape[axis] - 2)
+        share = (at - first).reshape((-1, 1, 1) if axis == 0 else (1, -1, 1))
+        low, high = (np.take(values, first + step, axis=axis) for step in (0, 1))
+        values = low + share * (high - low)
+    return np.round(values).astype(np.uint8)
 
 
 def _large(texture: Texture, height: int, width: int) -> Texture:
