@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from caster._version import __version__
-from caster.cli import data, demo, evaluate, fit, methods, predict, state
+from caster.cli import corrupt, data, demo, evaluate, fit, methods, predict, state
 from caster.cli.console import Warnings, errors, say
 from caster.cli.words import as_typed
 from caster.errors import CasterError
@@ -48,6 +48,7 @@ for _command in (
     evaluate.evaluate,
     state.inspect,
     state.doctor,
+    corrupt.corrupt,
     methods.methods,
     demo.demo,
 ):

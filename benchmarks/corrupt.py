@@ -1,0 +1,43 @@
+"""What each corruption costs on CIFAR-10's test set: processor seconds in one process.
+
+    CASTER_DATA=DATA python benchmarks/corrupt.py
+
+A part of the pictures is corrupted at all five severities, and the time scaled to all of them.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from caster.data import CORRUPTIONS, corrupt, open_pictures
+from caster.threads import one_blas_thread
+from measure import machine
+
+PART = 2_000  # pictures
+SEVERITIES = range(1, 6)
+
+
+def cost(images: np.ndarray, name: str) -> float:
+    corrupt(images[:1], name, 1)  # imports, and frost's textures
+    start = time.process_time()
+    with one_blas_thread():
+        for severity in SEVERITIES:
+            corrupt(images, name, severity)
+    return time.process_time() - start
+
+
+def main() -> None:
+    pictures = open_pictures("cifar10:test")
+    images = np.stack([pictures.read(i) for i in range(PART)])
+    seconds = {name: cost(images, name) * len(pictures) / PART for name in CORRUPTIONS}
+    total = sum(seconds.values())
+    print(f"{machine()}\nprocessor seconds for {len(pictures):,} pictures at five severities")
+    for name, taken in sorted(seconds.items(), key=lambda item: -item[1]):
+        print(f"  {name:20}{taken:7.1f}  {taken / total:6.1%}")
+    print(f"  {'all':20}{total:7.1f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Which pictures a corrupted set holds, in which order, and how it tells their classes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caster.data import Pictures
+from caster.data.folder import FilePictures
+from caster.errors import CasterError
+from caster.labels import encode
+
+
+@dataclass(frozen=True, eq=False)
+class Catalogue:
+    """Arrays have a number for every picture, picture files a place in a class folder."""
+
+    layout: str
+    order: Sequence[int]  # rows
+    labels: NDArray[Any] | None = None  # (N,)
+    classes: Sequence[str] = ()  # what the numbers count, if they have names
+    places: Sequence[str] | None = None  # "class/name.JPEG", sorted
+
+    @classmethod
+    def of(cls, pictures: Pictures) -> Catalogue:
+        """The layout that goes with the pictures: that of CIFAR-C, or of ImageNet-C."""
+        if pictures.labels is None:
+            raise CasterError(f"{pictures.name} has no labels: a corrupted set needs them")
+        if isinstance(pictures, FilePictures):
+            places = placed(pictures)
+            order = sorted(range(len(places)), key=places.__getitem__)
+            return cls("ImageNet-C", order, places=sorted(places))
+        labels, classes = numbered(pictures)
+        return cls("CIFAR-C", range(len(pictures)), labels, classes)
+
+    def facts(self) -> list[Any]:
+        """All of it, as plain values."""
+        labels = None if self.labels is None else self.labels.tolist()
+        return [labels, list(self.classes), self.places]
+
+
+def numbered(pictures: Pictures) -> tuple[NDArray[np.uint8 | np.int64], list[str]]:
+    """A number for every picture, and the names that the numbers count, if there are some.
+
+    Labels that are whole numbers stay what they are. Bytes where they suffice, as published.
+
+    >>> from caster.data.arrays import ArrayPictures
+    >>> cat, dog = np.array(["cat", "dog"])
+    >>> labels, classes = np.array([dog, cat, dog]), np.array([cat, dog])
+    >>> numbered(ArrayPictures("three", (), "abc", labels, classes, None))
+    (array([1, 0, 1], dtype=uint8), ['cat', 'dog'])
+    """
+    labels, classes = pictures.labels, pictures.classes
+    assert labels is not None
+    assert classes is not None
+    names = []
+    if labels.dtype.kind not in "iu":
+        labels, names = encode(labels, classes), [str(name) for name in classes.tolist()]
+    byte = labels.min() >= 0 and labels.max() <= np.iinfo(np.uint8).max
+    return labels.astype(np.uint8 if byte else np.int64), names
+
+
+def placed(pictures: Pictures) -> list[str]:
+    """Where every picture goes: a folder a class, and its own name with JPEG's suffix."""
+    assert pictures.labels is not None
+    places: dict[str, str] = {}
+    for label, name in zip(pictures.labels.tolist(), pictures.names, strict=True):
+        folder = str(label)
+        if folder.startswith(".") or not folder or {"/", os.sep, "\0"} & set(folder):
+            raise CasterError(f"the class {folder!r} of {pictures.name} cannot name a folder")
+        place = f"{folder}/{PurePosixPath(name).stem}.JPEG"
+        if place in places:
+            raise CasterError(
+                f"{places[place]} and {name} would both become {place}: give one another name"
+            )
+        places[place] = name
+    return list(places)

@@ -1,0 +1,134 @@
+"""What a corrupted set says of itself: how it was made, and the digest of all that is whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from caster._version import __version__
+from caster.errors import CasterError
+from caster.files import replacing
+
+NAME = "manifest.json"
+FORMAT = 1
+WORDS = {"caster": "caster {}", "numpy": "NumPy {}", "scipy": "SciPy {}", "pillow": "Pillow {}"}
+
+Facts = Mapping[str, Any]
+
+
+def versions() -> dict[str, str]:
+    """Of everything that bytes may depend on."""
+    found = {"caster": __version__, "numpy": version("numpy"), "scipy": version("scipy")}
+    with suppress(PackageNotFoundError):  # most corruptions of arrays do without it
+        found["pillow"] = version("pillow")
+    return found
+
+
+class Manifest:
+    """The file, rewritten whenever another piece is whole: an interrupted run goes on from it.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     manifest = Manifest.opened(Path(folder), {"seed": 0}, {"name": "x.npz"})
+    ...     manifest.finish("fog.npy", {"bytes": 5})
+    ...     again = Manifest.opened(Path(folder), {"seed": 0}, {"name": "y.npz"})
+    >>> again.whole("fog.npy"), again.whole("snow.npy")
+    ({'bytes': 5}, None)
+    """
+
+    def __init__(self, path: Path, content: dict[str, Any]) -> None:
+        self.path, self.content = path, content
+
+    @classmethod
+    def opened(cls, out: Path, settings: Facts, beside: Facts) -> Manifest:
+        """The one in a folder, if it was made with these settings; else a new one.
+
+        What is `beside` them is written and not compared.
+        """
+        path = out / NAME
+        if not path.exists():
+            begun: dict[str, Any] = {"constants": {}, "written": {}, "begun": {}}
+            return cls(path, {"format": FORMAT, **beside, **_plain(settings), **begun})
+        content = _read(path)
+        for name, value in _plain(settings).items():
+            if content.get(name) != value:
+                raise CasterError(_difference(out, name, content.get(name), value))
+        return cls(path, content)
+
+    def whole(self, name: str) -> Any:
+        """What is known of a file or folder that is whole, or None."""
+        return self.content["written"].get(name)
+
+    def begun(self, name: str) -> Any:
+        """How far a file has come that is not whole yet, or None."""
+        return self.content["begun"].get(name)
+
+    def begin(self, name: str, facts: Facts) -> None:
+        """Note how far a file has come."""
+        self.content["begun"][name] = dict(facts)
+        self.save()
+
+    def finish(self, name: str, facts: Facts) -> None:
+        """Note that a file or folder is whole."""
+        self.content["begun"].pop(name, None)
+        self.content["written"][name] = dict(facts)
+        self.save()
+
+    def forget(self, name: str) -> None:
+        """Take back what was noted: it is not there any more."""
+        self.content["begun"].pop(name, None)
+        self.content["written"].pop(name, None)
+
+    def state_constants(self, corruption: str, constants: Facts) -> None:
+        """Say what a corruption is made with, or refuse to mix it with one made otherwise."""
+        held = self.content["constants"].setdefault(corruption, _plain(constants))
+        if held != _plain(constants):
+            raise CasterError(
+                f"{self.path.parent} holds {corruption} made with {_words(held)}, and this is "
+                f"{_words(_plain(constants))}: write to another folder"
+            )
+
+    def save(self) -> None:
+        """Put it in the place of the last one."""
+        text = json.dumps(self.content, indent=1, sort_keys=True)  # whatever was made first
+        with replacing(self.path) as temporary:
+            temporary.write_text(f"{text}\n", encoding="utf-8")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CasterError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError:
+        content = None
+    parts = ("constants", "written", "begun")
+    if not isinstance(content, dict) or not all(isinstance(content.get(p), dict) for p in parts):
+        raise CasterError(f"{path} is no manifest of a corrupted set: write to another folder")
+    if content.get("format") != FORMAT:
+        raise CasterError(f"{path} was written by another version of caster: use another folder")
+    return content
+
+
+def _difference(out: Path, name: str, held: Any, given: Any) -> str:
+    if name == "versions":
+        name = next(key for key in given if (held or {}).get(key) != given[key])
+        held, given = (held or {}).get(name), given[name]
+    if name == "source":
+        return f"{out} was made of other pictures or labels: write to another folder"
+    phrase = WORDS.get(name, f"{name} {{}}")
+    was, this = phrase.format(_words(held)), phrase.format(_words(given))
+    return f"{out} was made with {was}, and this is {this}: write to another folder"
+
+
+def _plain(values: Any) -> Any:
+    """As JSON gives them back."""
+    return json.loads(json.dumps(values))
+
+
+def _words(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value).strip("[]{}").replace('"', "")

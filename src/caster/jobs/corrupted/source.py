@@ -1,0 +1,103 @@
+"""The pictures that a corrupted set is made of: of one size, in one file, in one order."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caster.data import Pictures
+from caster.data.corruptions.make import TINY_SIDE
+from caster.errors import CasterError
+from caster.frozen.preprocessing import Preprocessing
+from caster.jobs.corrupted.catalogue import Catalogue
+from caster.jobs.growing import GrowingArray
+from caster.jobs.progress import Progress
+from caster.jobs.reading import PictureBatch, read_batches
+
+SCRATCH = ".pictures.npy"
+STAGE = "reading pictures"
+AT_ONCE = 256  # pictures
+PIXELS = {"range": 255.0, "mean": (0.0,) * 3, "std": (1.0,) * 3, "layout": "NHWC", "dtype": "uint8"}
+AS_THEY_ARE = Preprocessing(**PIXELS)  # type: ignore[arg-type]
+# What https://github.com/hendrycks/robustness does in ImageNet-C/create_c/make_imagenet_c.py
+# (commit e0377d4), by torchvision's Resize and CenterCrop.
+IMAGENET = Preprocessing(
+    **PIXELS,  # type: ignore[arg-type]
+    resize=256,
+    interpolation="bilinear",
+    crop=(224, 224),
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Pictures of one size, mapped from one file, so that every worker can read them."""
+
+    pixels: Path  # .npy, uint8 (N, H, W, 3)
+    shape: tuple[int, ...]
+    sha256: str  # of pixels, and of labels or names: the same on any machine
+    fitted: str  # in words
+
+
+@contextmanager
+def gathered(
+    pictures: Pictures,
+    out: Path,  # where the file lies as long as the block lasts
+    catalogue: Catalogue,
+    progress: Progress,
+) -> Iterator[Source]:
+    """Read all pictures once: nothing is made of a set that turns out to be damaged.
+
+    Files that are larger than 64 pixels are resized and cropped as ImageNet-C's; smaller ones, as
+    those of Tiny-ImageNet, and arrays are taken as they are.
+    """
+    scratch, order = out / SCRATCH, catalogue.order
+    first = pictures.read(order[0])
+    large = catalogue.places is not None and max(first.shape[:2]) > TINY_SIDE
+    fit = IMAGENET if large else AS_THEY_ARE
+    like = np.empty((0, *fit.fitted(first).shape), dtype=np.uint8)
+    shape = (len(order), *like.shape[1:])
+    digest = hashlib.sha256(json.dumps([shape, *catalogue.facts()]).encode())
+    try:
+        with (
+            closing(GrowingArray(scratch, like)) as array,
+            closing(read_batches(pictures, fit, order, AT_ONCE, skip_unreadable=True)) as batches,
+        ):
+            done = 0
+            progress(STAGE, 0, len(order))
+            for batch in batches:
+                values = _of_one_size(batch, pictures, shape)
+                array.append(values)
+                digest.update(values.data)
+                done += len(values)
+                progress(STAGE, done, len(order))
+            array.sync(len(order))
+        words = "short side 256 (bilinear), centre crop 224 x 224" if large else "as they are"
+        yield Source(scratch.absolute(), shape, digest.hexdigest(), words)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def _of_one_size(
+    batch: PictureBatch, pictures: Pictures, shape: tuple[int, ...]
+) -> NDArray[np.uint8]:  # (n, H, W, 3)
+    for why in batch.unreadable.values():
+        raise CasterError(f"{why}: repair or remove it")
+    for group in batch.groups:
+        _, height, width, _ = group.prepared.shape
+        if (height, width) != shape[1:3]:
+            name = pictures.names[batch.rows[group.places[0]]]
+            raise CasterError(
+                f"{name} has {width} x {height} pixels and the first picture {shape[2]} x "
+                f"{shape[1]}: pictures of up to {TINY_SIDE} pixels are taken as they are, so make "
+                "them of one size"
+            )
+    (group,) = batch.groups
+    return group.prepared

@@ -1,0 +1,190 @@
+"""What a corrupted set consists of, in the layouts that CIFAR-C and ImageNet-C are published in.
+
+A target is written under a name that ends in `.part`, noted in the manifest when it is whole, and
+renamed then: wherever a run ends, the next one finds the one name or the other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caster.errors import CasterError
+from caster.jobs.corrupted.manifest import Facts, Manifest
+from caster.jobs.growing import Damaged, GrowingArray, read_grown
+
+ALL = 5  # severities
+
+Results = Callable[[], Iterable[Any]]  # the next severity's, chunk by chunk
+
+
+@dataclass(frozen=True)
+class ArrayFile:
+    """`fog.npy`: the pictures at one severity after the other."""
+
+    out: Path
+    corruption: str
+    severities: Sequence[int]
+    shape: tuple[int, ...]  # (N, H, W, 3), of one severity
+    name: str
+
+    def left(self, manifest: Manifest) -> Sequence[int]:
+        """The severities after those whose checksum is right."""
+        if _is_whole(self, manifest):
+            return ()
+        begun = manifest.begun(self.name)
+        if begun is None:
+            return self.severities
+        try:
+            read_grown(_part(self), begun["rows"], begun["checksum"])
+        except Damaged:
+            manifest.forget(self.name)
+            return self.severities
+        return self.severities[begun["rows"] // self.shape[0] :]
+
+    def write(self, manifest: Manifest, results: Results) -> None:
+        """Append what is left; after every severity it is on the disk for good."""
+        begun = manifest.begun(self.name) or {"rows": 0, "checksum": None}
+        rows, like = begun["rows"], np.empty((0, *self.shape[1:]), dtype=np.uint8)
+        with closing(GrowingArray(_part(self), like, rows, begun["checksum"])) as array:
+            total = len(self.severities) * self.shape[0]
+            while rows < total:
+                for values in results():
+                    array.append(values)
+                rows += self.shape[0]
+                array.sync(rows)
+                if rows < total:  # with the last one it is whole, which is noted below
+                    manifest.begin(self.name, {"rows": rows, "checksum": array.checksum})
+        _put(self, manifest, {"sha256": file_sha256(_part(self))})
+
+
+@dataclass(frozen=True)
+class PictureFolder:
+    """`fog/3`: a folder a class, a JPEG file a picture."""
+
+    out: Path
+    corruption: str
+    severity: int
+    places: Sequence[str]  # "class/name.JPEG", sorted
+
+    @property
+    def name(self) -> str:
+        """Where it goes."""
+        return f"{self.corruption}/{self.severity}"
+
+    def left(self, manifest: Manifest) -> Sequence[int]:
+        """Its severity, unless it is whole."""
+        return () if _is_whole(self, manifest) else (self.severity,)
+
+    def write(self, manifest: Manifest, results: Results) -> None:
+        """Write all files anew.
+
+        The digest is that of the listing which `sha256sum` prints of the sorted names.
+        """
+        part, listing = _part(self), hashlib.sha256()
+        if part.exists():
+            shutil.rmtree(part)
+        for folder in {os.path.dirname(place) for place in self.places}:
+            (part / folder).mkdir(parents=True)
+        contents = (content for files in results() for content in files)
+        for place, content in zip(self.places, contents, strict=True):
+            (part / place).write_bytes(content)
+            listing.update(f"{hashlib.sha256(content).hexdigest()}  {place}\n".encode())
+        _put(self, manifest, {"sha256": listing.hexdigest(), "files": len(self.places)})
+
+
+Target = ArrayFile | PictureFolder
+
+
+def targets(
+    out: Path,
+    corruptions: Sequence[str],
+    severities: Sequence[int],
+    shape: tuple[int, ...],
+    places: Sequence[str] | None,  # None for arrays
+) -> list[Target]:
+    """All that a set consists of, besides its labels.
+
+    CIFAR-C's files hold five severities, and its readers take a fifth of a file for one: where
+    there are fewer, each has a file of its own, with a name that no such reader looks for.
+
+    >>> [t.name for t in targets(Path(), ["fog"], (1, 2, 3, 4, 5), (9, 32, 32, 3), None)]
+    ['fog.npy']
+    >>> [t.name for t in targets(Path(), ["fog"], (3, 5), (9, 32, 32, 3), None)]
+    ['fog-3.npy', 'fog-5.npy']
+    """
+    if places is not None:
+        return [PictureFolder(out, c, s, places) for c in corruptions for s in severities]
+    if len(severities) == ALL:
+        return [ArrayFile(out, c, severities, shape, f"{c}.npy") for c in corruptions]
+    return [ArrayFile(out, c, (s,), shape, f"{c}-{s}.npy") for c in corruptions for s in severities]
+
+
+def write_labels(
+    out: Path,
+    manifest: Manifest,
+    labels: NDArray[Any],  # (N,)
+    severities: Sequence[int],
+) -> None:
+    """`labels.npy`: the labels once for every severity in a file."""
+    path, copies = out / "labels.npy", ALL if len(severities) == ALL else 1
+    if manifest.whole(path.name) is None or not path.exists():
+        part = path.with_name(f"{path.name}.part")
+        with part.open("wb") as file:
+            np.save(file, np.tile(labels, copies))
+        manifest.finish(path.name, {"sha256": file_sha256(part), "bytes": part.stat().st_size})
+        os.replace(part, path)
+
+
+def file_sha256(path: Path) -> str:
+    """Digest of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _part(target: Target) -> Path:
+    return target.out / f"{target.name}.part"
+
+
+def _put(target: Target, manifest: Manifest, facts: Facts) -> None:
+    manifest.finish(target.name, {**facts, "bytes": _measured(_part(target))[1]})
+    os.replace(_part(target), target.out / target.name)
+
+
+def _is_whole(target: Target, manifest: Manifest) -> bool:
+    """Whether it is there with the number of files and bytes that were noted.
+
+    It may still bear its first name, if the run that finished it ended right then.
+    """
+    noted, path, part = manifest.whole(target.name), target.out / target.name, _part(target)
+    if noted is None:
+        if path.exists():
+            raise CasterError(f"{path} is there and not of this set: move it away")
+        return False
+    expected = (noted.get("files", 1), noted["bytes"])
+    if path.exists():
+        if _measured(path) == expected:
+            return True
+        raise CasterError(f"{path} was changed since it was written: remove it to make it anew")
+    if part.exists() and _measured(part) == expected:
+        os.replace(part, path)
+        return True
+    manifest.forget(target.name)
+    return False
+
+
+def _measured(path: Path) -> tuple[int, int]:
+    """Files and bytes."""
+    if path.is_file():
+        return 1, path.stat().st_size
+    inside = [p for folder, _, names in os.walk(path) for p in (Path(folder, n) for n in names)]
+    return len(inside), sum(p.stat().st_size for p in inside)
