@@ -20,8 +20,9 @@ bench: .venv/dev  ## speed and memory, as ratios against peers in the same run
 	$(BIN)/python benchmarks/fit.py
 	$(BIN)/python benchmarks/adapt.py
 
-picture: .venv/base  ## redraw docs/demo.png, the README's picture
+picture: .venv/dev  ## redraw docs/demo.png, the README's picture, and docs/corruptions.png
 	$(BIN)/python docs/make_picture.py
+	$(BIN)/python docs/make_corruptions.py
 
 .venv/base: requirements.lock pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "caster needs Python 3.11 or newer: make PYTHON=python3.12")'

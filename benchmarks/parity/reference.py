@@ -1,0 +1,122 @@
+"""What published packages make of pictures, as statistics; run in an environment of their time.
+
+    python benchmarks/parity/reference.py PICTURES.npz OUT.csv --package imagenet_c --seeds 32
+
+docs/corruptions.md says how to set that environment up. PICTURES.npz is written by
+`python benchmarks/parity pictures`. What OUT.csv has of the other package is kept.
+
+* imagenet_c, by the paper's first author: the published definitions. It is made for 224 pixels; for
+  32 its source is read with CIFAR-C's constants and sizes in place of ImageNet-C's, which is how
+  the published make_cifar_c.py differs from it. Its frost takes the photographs of the other one.
+* imagecorruptions, a later version without ImageMagick, for 224 pixels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import json
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import cv2
+import imagecorruptions
+import imagenet_c.corruptions as published
+import numpy as np
+from measures import Entry, Key, entry, read, write
+from PIL import Image
+
+FROST = Path(imagecorruptions.__file__).with_name("frost")
+SLOWER = {"glass_blur": 8}  # a loop over pixels: that many times fewer seeds
+Maker = Callable[[Any, int], Any]
+
+
+class Resized(ast.NodeTransformer):
+    """Source for pictures of 224 pixels as source for pictures of 32."""
+
+    def __init__(self, constants: dict[str, Any]) -> None:
+        self.constants = constants
+        self.name = ""
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
+        """Which corruption the constants that follow belong to."""
+        self.name = node.name
+        return self.generic_visit(node)
+
+    def visit_Constant(self, node: ast.Constant) -> Any:
+        """224 pixels, and the 256 of the fog that covers them."""
+        side = {224: 32, 256: 32}.get(node.value if isinstance(node.value, int) else 0)
+        return node if side is None else ast.copy_location(ast.Constant(side), node)
+
+    def visit_Assign(self, node: ast.Assign) -> Any:
+        """`c = [...][severity - 1]`, the constants of every corruption."""
+        if getattr(node.targets[0], "id", "") != "c" or self.name not in self.constants:
+            return self.generic_visit(node)
+        table = ast.parse(f"_table[{self.name!r}][severity - 1]", mode="eval").body
+        return ast.copy_location(ast.Assign(node.targets, table), node)
+
+
+def imagenet_c(side: int, constants: dict[str, Any], frost: Path) -> dict[str, Maker]:
+    """The corruptions of imagenet_c, with photographs of frost, of which it ships none."""
+    source = ast.parse(inspect.getsource(published))
+    if side == 32:
+        source = ast.fix_missing_locations(Resized(constants).visit(source))
+        steps = [np.arange(1, end, step) for end, step in constants["zoom_blur"]]
+        constants = {**constants, "zoom_blur": steps}
+    names: dict[str, Any] = {"__name__": published.__name__, "_table": constants}
+    exec(compile(source, published.__name__, "exec"), names)
+    names["resource_filename"] = lambda package, file: str(frost / Path(file).name)
+    return {name: names[name] for name in constants}
+
+
+def shrunk(folder: Path) -> Path:
+    """The photographs at a fifth of their size, under their names, as make_cifar_c.py has them."""
+    for path in FROST.iterdir():
+        small = cv2.resize(cv2.imread(os.fspath(path)), (0, 0), fx=0.2, fy=0.2)
+        (folder / path.name).write_bytes(cv2.imencode(".png", small)[1].tobytes())
+    return folder
+
+
+def made(maker: Maker, pictures: Any, severity: int, seed: int) -> Any:
+    np.random.seed(seed)
+    return np.stack([np.uint8(maker(Image.fromarray(picture), severity)) for picture in pictures])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Statistics of a published package.")
+    parser.add_argument("pictures", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--package", choices=("imagenet_c", "imagecorruptions"), required=True)
+    parser.add_argument("--seeds", type=int, required=True)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")  # both call what was deprecated in their time
+    with np.load(options.pictures) as file:
+        pictures, constants = file["pictures"], json.loads(str(file["constants"]))
+    side = pictures.shape[1]
+    if options.package == "imagecorruptions" and side == 32:
+        parser.error("imagecorruptions has no constants for 32 pixels: give pictures of 224")
+    with tempfile.TemporaryDirectory() as folder:
+        if options.package == "imagecorruptions":
+            makers = {name: imagecorruptions.corruption_dict[name] for name in constants}
+        else:
+            frost = shrunk(Path(folder)) if side == 32 else FROST
+            makers = imagenet_c(side, constants, frost)
+        found: dict[Key, Entry] = read(options.out) if options.out.exists() else {}
+        for name, maker in makers.items():
+            seeds = range(max(2, options.seeds // SLOWER.get(name, 1)))
+            for severity in range(1, 6):
+                versions = map(partial(made, maker, pictures, severity), seeds)
+                found[options.package, name, severity] = entry(pictures, versions)
+            print(options.package, name, file=sys.stderr, flush=True)
+    write(options.out, found)
+
+
+if __name__ == "__main__":
+    main()
