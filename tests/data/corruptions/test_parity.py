@@ -92,6 +92,6 @@ def test_worse_with_severity(side, name):
             rise = worse.mean[PSNR] - milder.mean[PSNR]
             if step in TIES.get((side, name), ()):
                 spread = max(theirs[step].deviation[PSNR], theirs[step - 1].deviation[PSNR])
-                assert abs(rise) < parity.ERRORS * spread * np.sqrt(2 / worse.seeds)
+                assert abs(rise) < measures.ERRORS * spread * np.sqrt(2 / worse.seeds)
             else:
                 assert (rise > 0) == (step in RISES.get((side, name), ())), (step, rise)
