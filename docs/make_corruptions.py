@@ -4,14 +4,17 @@ The photographs come with scikit-learn, Creative Commons BY 2.0: a pagoda by dan
 flower by vultilion, in turns.
 """
 
+import sys
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
-from sklearn.datasets import load_sample_images
 
 from caster.data import CORRUPTIONS, corrupt
 from caster.files import replacing
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks" / "parity"))
+from measures import samples
 
 TILE, GAP = 112, 4  # pixels
 LEFT, TOP = 150, 26  # for names and severities
@@ -20,8 +23,7 @@ INK = "#1b1f24"
 
 def main() -> None:
     """A row a corruption: the clean picture, then severities 1 to 5."""
-    china, flower = load_sample_images().images
-    pictures = [china[120:344, 60:284], flower[100:324, 200:424]]  # 224 pixels, as ImageNet-C's
+    pictures = samples(224)  # as ImageNet-C's
     step = TILE + GAP
     size = LEFT + 6 * step, TOP + len(CORRUPTIONS) * step
     page = Image.new("RGB", size, "white")

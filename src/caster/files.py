@@ -1,16 +1,18 @@
-"""Whole files or none."""
+"""Whole files or none, and their digests."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from caster.errors import CasterError
 
 AnyPath = str | os.PathLike[str]
+CHUNK = 1 << 20  # bytes read at once
 
 
 @contextmanager
@@ -52,6 +54,24 @@ def check_writable(path: AnyPath, *inputs: AnyPath) -> None:
     for given in inputs:
         if target.exists() and os.path.exists(given) and target.samefile(given):
             raise CasterError(f"{target} is an input: write to another file")
+
+
+def file_digest(
+    path: AnyPath,
+    kind: str = "sha256",
+    told: Callable[[int], object] = lambda done: None,  # hears how many bytes are read
+) -> str:
+    """A file's digest, as sha256sum or md5sum prints it."""
+    digest, done = hashlib.new(kind, usedforsecurity=False), 0
+    try:
+        with open(path, "rb") as file:
+            while chunk := file.read(CHUNK):
+                digest.update(chunk)
+                done += len(chunk)
+                told(done)
+    except OSError as error:
+        raise CasterError(f"cannot read {path}: {error.strerror}") from None
+    return digest.hexdigest()
 
 
 def _umask() -> int:

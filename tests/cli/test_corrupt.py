@@ -143,4 +143,4 @@ def test_a_real_ctrl_c(tmp_path, early):
     assert said == ("", "caster: interrupted, what is finished is kept: run it again to go on\n")
     assert process.returncode == 130
     left = {path.name for path in (tmp_path / "out").iterdir()}
-    assert left <= {"manifest.json", "glass_blur.npy.part"}
+    assert left <= {"manifest.json", "labels.npy", "glass_blur.npy.part"}

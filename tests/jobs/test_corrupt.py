@@ -19,6 +19,9 @@ from PIL import Image
 from caster import CasterError
 from caster.data import CORRUPTIONS, corrupt, open_pictures
 from caster.data.corruptions.constants import CIFAR, IMAGENET
+from caster.data.sets import SETS
+from caster.data.sets.names import class_names
+from caster.files import file_digest
 from caster.jobs import corrupt as job
 from caster.jobs.corrupt import corrupt_pictures
 from caster.jobs.corrupted import targets, workers
@@ -182,7 +185,7 @@ def test_grey_pictures_get_three_equal_channels(tmp_path):
 def test_the_manifest_says_how_it_was_made(data, tmp_path):
     run(data, tmp_path / "out", corruptions=("frost", "snow"), seed=3)
     said, found = manifest(tmp_path / "out"), content(tmp_path / "out")
-    assert said["name"] == str(data)
+    assert said["begun_from"] == str(data)
     assert (said["seed"], said["severities"], said["layout"]) == (3, [1, 2, 3, 4, 5], "CIFAR-C")
     assert said["versions"]["numpy"] == np.__version__
     assert set(said["versions"]) == {"caster", "numpy", "scipy", "pillow"}
@@ -272,11 +275,13 @@ def test_a_run_that_ended_right_before_the_renaming(tmp_path, data, target, make
 
 def test_a_run_that_ended_right_before_the_note(data, tmp_path, monkeypatch):
     def killed(path):
-        raise KeyboardInterrupt
+        if path.name == "contrast.npy.part":
+            raise KeyboardInterrupt
+        return file_digest(path)
 
     run(data, tmp_path / "whole", corruptions=["contrast"])
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(targets, "file_sha256", killed)
+        patch.setattr(targets, "file_digest", killed)
         run(data, tmp_path / "out", corruptions=["contrast"])
     assert run(data, tmp_path / "out", corruptions=["contrast"]).made == 1
     assert content(tmp_path / "out") == content(tmp_path / "whole")
@@ -301,10 +306,57 @@ def test_a_file_that_was_removed_is_made_again_and_a_changed_one_refused(data, t
     (tmp_path / "out/labels.npy").unlink()
     assert run(data, tmp_path / "out").made == 5
     assert content(tmp_path / "out") == before
-    with (tmp_path / "out/contrast.npy").open("ab") as file:
-        file.write(b"more")
-    assert refusal(data, tmp_path / "out").endswith(
-        "contrast.npy was changed since it was written: remove it to make it anew"
+
+
+@pytest.mark.parametrize("name", ["contrast.npy", "labels.npy"])
+@pytest.mark.parametrize("how", ["longer", "one bit"])
+def test_a_file_that_was_changed_is_refused(data, tmp_path, name, how):
+    run(data, tmp_path / "out")
+    path = tmp_path / "out" / name
+    damaged = bytearray(path.read_bytes())
+    if how == "longer":
+        damaged += b"more"
+    else:
+        damaged[-1] ^= 1
+    path.write_bytes(damaged)
+    assert refusal(data, tmp_path / "out") == (
+        f"{path} was changed since it was written: remove it to make it anew"
+    )
+    path.unlink()
+    run(data, tmp_path / "out")
+    expected = np.concatenate([corrupt(PIXELS, "contrast", s) for s in range(1, 6)])
+    found = content(tmp_path / "out")
+    assert found["contrast.npy"] == npy(expected)
+    assert found["labels.npy"] == npy(np.tile(LABELS, 5).astype(np.uint8))
+
+
+def test_a_file_that_was_finished_and_damaged_before_its_renaming_is_made_anew(data, tmp_path):
+    run(data, tmp_path / "out")
+    before = content(tmp_path / "out")
+    part = (tmp_path / "out/contrast.npy").rename(tmp_path / "out/contrast.npy.part")
+    damaged = bytearray(part.read_bytes())
+    damaged[-1] ^= 1
+    part.write_bytes(damaged)
+    assert run(data, tmp_path / "out").made == 5
+    assert content(tmp_path / "out") == before
+
+
+def test_labels_of_somebody_else_are_left_alone(data, tmp_path):
+    run(data, tmp_path / "out", severities=[1])
+    said = manifest(tmp_path / "out")
+    del said["written"]["labels.npy"]
+    (tmp_path / "out/manifest.json").write_text(json.dumps(said))
+    assert refusal(data, tmp_path / "out", severities=[1]).endswith(
+        "labels.npy is there and not of this set: move it away"
+    )
+
+
+def test_a_folder_with_a_file_more_or_less_is_refused(tmp_path):
+    source = write_folder(tmp_path / "photos", [(40, 40)] * 3)
+    run(source, tmp_path / "out", corruptions=["contrast"])
+    (tmp_path / "out/contrast/2/cat/p0.JPEG").unlink()
+    assert refusal(source, tmp_path / "out", corruptions=["contrast"]).endswith(
+        "contrast/2 was changed since it was written: remove it to make it anew"
     )
 
 
@@ -324,14 +376,13 @@ def test_workers_end_with_a_run_that_is_killed_and_the_next_goes_on(data, tmp_pa
     command[1] = tmp_path / "many.npz"
     with subprocess.Popen([sys.executable, script, *map(str, command)]) as process:
         try:
-            while not (tmp_path / "out/glass_blur.npy.part").exists():
+            below = []
+            while len(below) < 2:
                 assert process.poll() is None
                 time.sleep(0.02)
-            children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-            below = [int(child) for child in children.read_text().split()]
+                below = _workers(process.pid)
         finally:
             process.send_signal(signal.SIGKILL)
-    assert len(below) >= 2
     deadline = time.monotonic() + 60
     while any(_lives(child) for child in below):
         assert time.monotonic() < deadline
@@ -340,6 +391,12 @@ def test_workers_end_with_a_run_that_is_killed_and_the_next_goes_on(data, tmp_pa
     pixels = np.load(tmp_path / "out/glass_blur.npy")
     assert np.array_equal(pixels[990 * 2 + 17], corrupt(PIXELS[6:7], "glass_blur", 3)[0])
     assert set(content(tmp_path / "out")) == {"glass_blur.npy", "labels.npy", "manifest.json"}
+
+
+def _workers(parent: int) -> list[int]:
+    """Children that run chunks; there is one more, which keeps the books of shared resources."""
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return [c for c in map(int, children) if "spawn_main" in Path(f"/proc/{c}/cmdline").read_text()]
 
 
 def _lives(child: int) -> bool:
@@ -381,8 +438,9 @@ def test_other_textures_are_refused(data, tmp_path):
     expected = corrupt(PIXELS, "frost", 1, textures=tmp_path / "ice/cat")
     assert np.array_equal(np.load(tmp_path / "out/frost-1.npy"), expected)
     for other in (tmp_path / "ice/dog", None):
-        said = refusal(data, tmp_path / "out", **options, textures=other)
-        assert "holds frost made with" in said
+        assert refusal(data, tmp_path / "out", **options, textures=other) == (
+            f"{tmp_path / 'out'} holds frost made with other textures: write to another folder"
+        )
     assert "less than a picture of 32 x 32" in refusal(
         data, tmp_path / "new", **options, textures=write_folder(tmp_path / "s", [(9, 9)]) / "cat"
     )
@@ -411,6 +469,41 @@ def test_folders_that_are_not_ours_are_left_alone(data, tmp_path):
     assert "there is no folder" in refusal(data, tmp_path / "none/out")
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"written": {"contrast.npy": {"bytes": 5}}},
+        {"written": {"contrast.npy": "whole"}},
+        {"begun": {"contrast.npy": {"rows": "11", "checksum": 1}}},
+        {"constants": {"contrast": [0.75]}},
+        {"constants": None},
+        {"format": None},
+    ],
+)
+def test_a_manifest_that_was_edited_is_refused_in_one_line(data, tmp_path, change):
+    run(data, tmp_path / "out", corruptions=["contrast"])
+    path = tmp_path / "out/manifest.json"
+    path.write_text(json.dumps({**manifest(tmp_path / "out"), **change}))
+    said = refusal(data, tmp_path / "out", corruptions=["contrast"])
+    if "format" in change:
+        assert said == f"{path} was written by another version of caster: use another folder"
+    else:
+        assert said == f"{path} is no manifest of a corrupted set: write to another folder"
+
+
+@pytest.mark.parametrize("held", [{}, [], {"extra": "3"}])
+def test_a_manifest_of_other_versions(data, tmp_path, held):
+    run(data, tmp_path / "out", corruptions=["contrast"])
+    said = manifest(tmp_path / "out")
+    if held:
+        held = {**said["versions"], **held}  # a library that is not there any more
+    (tmp_path / "out/manifest.json").write_text(json.dumps({**said, "versions": held}))
+    was, this = ("extra 3", "extra none") if held else ("caster none", "caster 0")
+    assert f"was made with {was}, and this is {this}" in refusal(
+        data, tmp_path / "out", corruptions=["contrast"]
+    )
+
+
 def test_two_runs_cannot_write_to_one_folder(data, tmp_path):
     (tmp_path / "out").mkdir()
     with locked(tmp_path / "out/.lock", ""):
@@ -421,7 +514,59 @@ def test_what_is_asked_for_must_exist(data, tmp_path):
     assert "did you mean 'fog'" in refusal(data, tmp_path / "o", corruptions=["fogg"])
     assert "there is no severity 6" in refusal(data, tmp_path / "o", severities=[1, 6])
     assert "nothing is asked for" in refusal(data, tmp_path / "o", severities=[])
+    assert refusal(data, tmp_path / "o", seed=1.7) == "seed is 1.7: it must be a whole number"
+    assert refusal(data, tmp_path / "o", workers=0) == "workers is 0: it takes one at least"
+    assert refusal(data, tmp_path / "o", workers=2.5) == "workers is 2.5: it must be a whole number"
     assert not (tmp_path / "o").exists()
+
+
+def test_what_is_needed_is_asked_for_before_pictures_are_read(data, tmp_path, monkeypatch):
+    def reading(*_):
+        raise AssertionError("it should not come to that")
+
+    monkeypatch.setattr(job, "gathered", reading)
+    options = {"corruptions": ["frost"], "textures": tmp_path / "none"}
+    assert "cannot read the textures in" in refusal(data, tmp_path / "o", **options)
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    for name in ("pixelate", "jpeg_compression"):
+        assert "need Pillow: pip install" in refusal(data, tmp_path / "o", corruptions=[name])
+    assert not (tmp_path / "o").exists()
+
+
+def test_an_error_elsewhere_is_not_blamed_on_the_output(data, tmp_path, monkeypatch):
+    def lost(chunk):
+        raise OSError(5, "Input/output error", str(data))
+
+    monkeypatch.setattr(workers.Chunk, "make", lost)
+    assert refusal(data, tmp_path / "out") == f"cannot read {data}: Input/output error"
+
+
+# interrupts
+
+
+def handled(handler) -> None:
+    """Have it that way while a signal comes to the block."""
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with workers._no_ctrl_c():
+            os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_waits_for_the_end_of_the_block():
+    with pytest.raises(KeyboardInterrupt):
+        handled(signal.default_int_handler)
+
+
+def test_ctrl_c_that_is_ignored_stays_so():
+    handled(signal.SIG_IGN)
+
+
+def test_ctrl_c_goes_to_whoever_handles_it():
+    came = []
+    handled(lambda number, frame: came.append(number))
+    assert came == [signal.SIGINT]
 
 
 # folders
@@ -501,9 +646,25 @@ def test_folders_that_cannot_become_a_set(tmp_path):
     broken = write_folder(tmp_path / "broken", [(40, 40), (40, 40)])
     (broken / "dog/p1.png").write_bytes(b"no picture")
     assert refusal(broken, tmp_path / "out").endswith(": repair or remove it")
-    assert "among its pictures" in refusal(mixed, mixed / "out")
+    assert "among the pictures" in refusal(mixed, mixed / "out")
+    long = write_folder(tmp_path / "long", [(40, 40)], suffix=f"{'x' * 249}.png")
+    assert refusal(long, tmp_path / "out").endswith(
+        ".JPEG, longer than the 255 bytes that a name may have: rename it"
+    )
     assert not (tmp_path / "out").exists()
     assert not (mixed / "out").exists()
+
+
+def test_an_output_among_the_pictures_of_a_named_set(tmp_path):
+    """Whose files begin at the data root, where an output may well lie."""
+    for wnid in class_names("imagenet"):
+        (tmp_path / "sketch" / wnid).mkdir(parents=True)
+        Image.new("RGB", (40, 40)).save(tmp_path / "sketch" / wnid / "p.jpeg")
+    pictures = open_pictures("imagenet-sketch:test", tmp_path)
+    options = {"corruptions": ["contrast"], "severities": [1]}
+    with pytest.raises(CasterError, match="sketch, among the pictures: write to another"):
+        corrupt_pictures(pictures, tmp_path / "sketch/out", **options)
+    assert corrupt_pictures(pictures, tmp_path / "out", **options).pictures == 1000
 
 
 def test_a_full_disk_is_one_line_and_the_rest_is_kept(data, tmp_path, monkeypatch):
@@ -525,3 +686,14 @@ def test_all_nineteen_by_default(data, tmp_path):
     pictures = open_pictures(data, labelled=True)
     done = corrupt_pictures(pictures, tmp_path / "out", severities=[1])
     assert done.made == len(CORRUPTIONS) == 19
+
+
+@pytest.mark.skipif(not os.environ.get("CASTER_DATA"), reason="CASTER_DATA names no folder")
+def test_the_labels_of_cifar10_are_the_published_ones_of_cifar10_c(tmp_path):
+    try:
+        pictures = open_pictures("cifar10:test")
+    except CasterError as error:
+        pytest.skip(str(error))
+    corrupt_pictures(pictures, tmp_path / "out", corruptions=["contrast"])
+    (layout,) = SETS["cifar10-c"].layouts
+    assert file_digest(tmp_path / "out/labels.npy", "md5") == layout.md5["labels.npy"]

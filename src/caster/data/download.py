@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import os
 import shutil
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from caster._version import __version__
 from caster.errors import CasterError
+from caster.files import file_digest
 
 CHUNK = 1 << 20
 PATIENCE = 30  # seconds without a byte
@@ -32,7 +32,7 @@ def download(url: str, path: Path, digest: str, size: int | None, report: Report
     """
     kind = digest.partition(":")[0]
     if path.exists():
-        if (found := file_digest(path, kind, report)) != digest:
+        if (found := checked_digest(path, kind, report)) != digest:
             raise CasterError(
                 f"{path} has the digest {found} and {digest} is published: remove it to load it "
                 "anew"
@@ -40,7 +40,7 @@ def download(url: str, path: Path, digest: str, size: int | None, report: Report
         return False
     part = path.with_name(f"{path.name}.part")
     _complete(url, part, size, report)
-    if (found := file_digest(part, kind, report)) != digest:
+    if (found := checked_digest(part, kind, report)) != digest:
         part.unlink()
         raise CasterError(
             f"{url} came with the digest {found} and {digest} is published: it was removed; try "
@@ -50,15 +50,10 @@ def download(url: str, path: Path, digest: str, size: int | None, report: Report
     return True
 
 
-def file_digest(path: Path, kind: str, report: Report) -> str:
+def checked_digest(path: Path, kind: str, report: Report) -> str:
     """A file's digest, with its kind before it."""
-    found, done, total = hashlib.new(kind, usedforsecurity=False), 0, path.stat().st_size
-    with open(path, "rb") as file:
-        while chunk := file.read(CHUNK):
-            found.update(chunk)
-            done += len(chunk)
-            report(f"checking {path.name}", done, total)
-    return f"{kind}:{found.hexdigest()}"
+    stage, total = f"checking {path.name}", path.stat().st_size
+    return f"{kind}:{file_digest(path, kind, lambda done: report(stage, done, total))}"
 
 
 def _complete(url: str, part: Path, size: int | None, report: Report) -> None:

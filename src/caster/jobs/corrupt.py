@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from caster.data import CORRUPTIONS, Pictures
-from caster.data.corruptions.make import known, published
+from caster.data.corruptions.digital import pillow
+from caster.data.corruptions.make import known, parts, published, whole
 from caster.data.corruptions.textures import photographs, textures_for
 from caster.errors import CasterError
+from caster.files import file_digest
 from caster.jobs.corrupted import manifest as manifests
 from caster.jobs.corrupted.catalogue import Catalogue
+from caster.jobs.corrupted.claim import claimed
 from caster.jobs.corrupted.manifest import Manifest
-from caster.jobs.corrupted.source import SCRATCH, Source, gathered
-from caster.jobs.corrupted.targets import PictureFolder, Target, file_sha256, targets, write_labels
+from caster.jobs.corrupted.source import Source, gathered
+from caster.jobs.corrupted.targets import LabelFile, PictureFolder, Target, targets
 from caster.jobs.corrupted.workers import Chunk, Result, in_order
-from caster.jobs.lock import locked
 from caster.jobs.progress import Progress, silent
 
-STAGE = "corrupting"
-LOCK = ".lock"
+STAGE, CHECKING = "corrupting", "checking what is there"
 CHUNK = 2**22  # numbers that a worker makes at once: a second's work or so
 DRAWN = "textures drawn by caster"
+NEED_PILLOW = frozenset(("pixelate", "jpeg_compression"))
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Plan:
         seed: int,
         textures: Path | None,
     ) -> Plan:
-        """Each once; severities in their order."""
+        """Each once, severities in their order, and what they need is there."""
         names = list(dict.fromkeys(known(name) for name in corruptions))
         if not names or not severities:
             raise CasterError("nothing is asked for: name a corruption and a severity")
@@ -66,7 +67,11 @@ class Plan:
         if textures is not None and "frost" not in names:
             raise CasterError("the textures are for frost, which is not among the corruptions")
         absolute = None if textures is None else textures.absolute()
-        return cls(names, sorted({int(s) for s in severities}), int(seed), absolute)
+        if absolute is not None:
+            photographs(str(absolute))  # refuses a folder that holds none
+        if not NEED_PILLOW.isdisjoint(names):
+            pillow()
+        return cls(names, sorted({int(s) for s in severities}), whole("seed", seed), absolute)
 
     def constants(self, corruption: str, source: Source) -> dict[str, Any]:
         """All that its pictures depend on, besides pixels and seed."""
@@ -97,8 +102,10 @@ def corrupt_pictures(
     the number of workers, nor on where an earlier run was interrupted.
     """
     plan = Plan.checked(corruptions, severities, seed, textures)
+    if whole("workers", workers) < 1:
+        raise CasterError(f"workers is {workers}: it takes one at least")
     catalogue = Catalogue.of(pictures)
-    with _claimed(out, pictures), gathered(pictures, out, catalogue, progress) as source:
+    with claimed(out, pictures), gathered(pictures, out, catalogue, progress) as source:
         settings = {
             "versions": manifests.versions(),
             "layout": catalogue.layout,
@@ -106,39 +113,49 @@ def corrupt_pictures(
             "seed": plan.seed,
             "severities": plan.severities,
         }
-        beside = {"name": pictures.name, "classes": catalogue.classes}
+        beside = {"begun_from": pictures.name, "classes": catalogue.classes}
         manifest = Manifest.opened(out, settings, beside)
         for name in plan.corruptions:
             manifest.state_constants(name, plan.constants(name, source))
         wanted = targets(out, plan.corruptions, plan.severities, source.shape, catalogue.places)
-        made = _make(plan, source, manifest, wanted, workers, progress)
+        left = _left(wanted, manifest, progress)
         if catalogue.labels is not None:
-            write_labels(out, manifest, catalogue.labels, plan.severities)
+            LabelFile(out, catalogue.labels, plan.severities).ensure(manifest)
+        made = _make(plan, source, manifest, left, workers, progress)
         size = sum(manifest.whole(target.name)["bytes"] for target in wanted)
     total = len(plan.corruptions) * len(plan.severities)
     return Summary(len(pictures), made, total - made, size, catalogue.layout)
+
+
+def _left(
+    wanted: Sequence[Target], manifest: Manifest, progress: Progress
+) -> list[tuple[Target, Sequence[int]]]:
+    """The targets that are not whole, and which severities they lack."""
+    left = []
+    for done, target in enumerate(wanted, 1):
+        if severities := target.left(manifest):
+            left.append((target, severities))
+        progress(CHECKING, done, len(wanted))
+    return left
 
 
 def _make(
     plan: Plan,
     source: Source,
     manifest: Manifest,
-    wanted: Sequence[Target],
+    left: Sequence[tuple[Target, Sequence[int]]],
     workers: int,
     progress: Progress,
 ) -> int:
     """Write the targets that are not whole; returns how many severities of them that took."""
-    left = [(target, severities) for target in wanted if (severities := target.left(manifest))]
     pieces = [(target, severity) for target, severities in left for severity in severities]
-    count, height, width, channels = source.shape
-    step = max(CHUNK // (height * width * channels), 1)
-    starts = range(0, count, step)
+    count, steps = source.shape[0], list(parts(source.shape, CHUNK))
     textures = None if plan.textures is None else str(plan.textures)
     chunks = (
         Chunk(
             source.pixels,
-            start,
-            min(start + step, count),
+            step.start,
+            step.stop,
             target.corruption,
             severity,
             plan.seed,
@@ -146,7 +163,7 @@ def _make(
             as_files=isinstance(target, PictureFolder),
         )
         for target, severity in pieces
-        for start in starts
+        for step in steps
     )
     total = count * len(plan.corruptions) * len(plan.severities)
 
@@ -162,43 +179,10 @@ def _make(
     with closing(in_order(chunks, workers)) as made:
         results = told(made)
         for target, _ in left:
-            target.write(manifest, lambda: islice(results, len(starts)))
+            target.write(manifest, lambda: islice(results, len(steps)))
     return len(pieces)
-
-
-@contextmanager
-def _claimed(out: Path, pictures: Pictures) -> Iterator[None]:
-    """A folder that nobody else writes to: new, empty, or one with a manifest.
-
-    Where nothing comes of it, a folder that was not there before is not there afterwards.
-    """
-    data = Path(pictures.name)
-    if data.is_dir() and out.resolve().is_relative_to(data.resolve()):
-        raise CasterError(f"{out} lies in {data}, among its pictures: write to another folder")
-    if out.exists() and not out.is_dir():
-        raise CasterError(f"cannot write to {out}: it is no folder")
-    if not out.absolute().parent.is_dir():
-        raise CasterError(f"cannot write to {out}: there is no folder {out.absolute().parent}")
-    try:
-        new = not out.exists()
-        out.mkdir(exist_ok=True)
-        try:
-            with locked(out / LOCK, f"another caster is writing to {out}: wait until it is done"):
-                foreign = sorted(set(os.listdir(out)) - {LOCK, SCRATCH})
-                if foreign and manifests.NAME not in foreign:
-                    raise CasterError(
-                        f"{out} holds {foreign[0]} and no {manifests.NAME}: name a new or an empty "
-                        "folder, or one that an interrupted run began"
-                    )
-                yield
-        finally:
-            if new:
-                with suppress(OSError):  # there is something in it
-                    out.rmdir()
-    except OSError as error:
-        raise CasterError(f"cannot write to {out}: {error.strerror or error}") from None
 
 
 def _digests(folder: Path) -> dict[str, str]:
     """Of the photographs in a folder."""
-    return {name: file_sha256(folder / name) for name in photographs(str(folder))}
+    return {name: file_digest(folder / name) for name in photographs(str(folder))}

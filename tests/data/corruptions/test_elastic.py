@@ -8,7 +8,7 @@ from scipy.ndimage import gaussian_filter, map_coordinates
 
 from caster.data.corruptions import corrupt
 from caster.data.corruptions.constants import CIFAR, IMAGENET
-from caster.data.corruptions.elastic import elastic_transform
+from caster.data.corruptions.elastic import elastic_transform, mirrored, reflected
 from tests.data.corruptions.test_make import scenes
 
 
@@ -62,6 +62,15 @@ def test_elastic(entry, shape):
     for picture, got, rng in zip(images, changed, rngs(2), strict=True):
         expected = reference(picture.astype(np.float64), entry, rng)
         np.testing.assert_allclose(got, expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("side", [1, 2, 3, 7])
+def test_folding(side):
+    """As NumPy pads, which repeats itself beyond the second border too."""
+    places, beyond = np.arange(-3 * side, 4 * side), (3 * side, 3 * side)
+    inside = np.arange(side)
+    assert mirrored(places, side).tolist() == np.pad(inside, beyond, mode="reflect").tolist()
+    assert reflected(places, side).tolist() == np.pad(inside, beyond, mode="symmetric").tolist()
 
 
 @pytest.mark.parametrize("severity", range(1, 6))

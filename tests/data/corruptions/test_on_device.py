@@ -436,7 +436,10 @@ def test_refusals():
     assert "are float32: give pixels" in refusal(tensor / 255, "fog", 1, device="cpu")
     assert "permute(0, 2, 3, 1)" in refusal(tensor.permute(0, 3, 1, 2), "fog", 1, device="cpu")
     assert "shape (8, 8, 3): give images[None]" in refusal(tensor[0], "fog", 1, device="cpu")
-    assert "device 'gpu' cannot be used here: " in refusal(images, "fog", 1, device="gpu")
+    for device in ("gpu", 3.5):
+        assert refusal(images, "fog", 1, device=device) == (
+            f"{device!r} is no device: say 'cpu', 'cuda' or 'cuda:1'"
+        )
     assert "device 'meta' cannot be used here: " in refusal(images, "fog", 1, device="meta")
     assert "it takes none" in refusal(images, "fog", 1, device="cpu", textures="x")
     if not torch.cuda.is_available():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import ndimage
 
 from caster import CasterError
-from caster.data.corruptions import textures, weather
+from caster.data.corruptions import corrupt, textures, weather
 from caster.data.corruptions.constants import CIFAR, IMAGENET
 from caster.data.corruptions.edges import canny
 from caster.data.corruptions.plasma import plasma
@@ -179,6 +179,45 @@ def contains(texture: np.ndarray, piece: np.ndarray) -> bool:
     return any(
         (texture[r : r + height, c : c + width] == piece).all() for r, c in np.argwhere(corners)
     )
+
+
+# Weights of the picture and of the texture, as make_cifar_c.py, make_tinyimagenet_c.py and
+# make_imagenet_c.py have them.
+FROST = {
+    32: ((1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45)),
+    64: ((1, 0.3), (0.9, 0.4), (0.8, 0.45), (0.75, 0.5), (0.7, 0.55)),
+    224: ((1, 0.4), (0.8, 0.6), (0.7, 0.7), (0.65, 0.7), (0.6, 0.75)),
+}
+
+
+@pytest.mark.parametrize("severity", range(1, 6))
+@pytest.mark.parametrize("side", FROST)
+def test_frost_by_its_published_weights(side, severity, tmp_path):
+    """Black shows the texture times its weight, and a grey picture its own share besides.
+
+    Of a texture that is all one colour, every piece is the same, so the levels are exact.
+    """
+    from PIL import Image
+
+    own, ice = FROST[side][severity - 1]
+    colour = np.array([78, 149, 166])
+    Image.new("RGB", (1200, 1200), tuple(colour.tolist())).save(tmp_path / "ice.png")
+    for level in (0, 100, 255):
+        flat = np.full((2, side, side, 3), level, dtype=np.uint8)
+        exact = np.minimum(own * level + ice * colour, 255)
+        made = corrupt(flat, "frost", severity, seed=3, textures=tmp_path)
+        assert (np.abs(made - (exact - 0.5)) <= 0.5 + 1e-3).all()  # truncated
+
+
+@pytest.mark.parametrize("severity", range(1, 6))
+def test_black_under_frost_is_a_drawn_texture_times_its_weight(severity):
+    """Of 224 pixels: where the piece lies, nothing but the weight decides a level."""
+    weight = FROST[224][severity - 1][1]
+    (made,) = corrupt(np.zeros((1, 224, 224, 3), dtype=np.uint8), "frost", severity)
+    dimmed = [
+        (t * np.float64(weight) + 1e-3).astype(np.uint8) for t in textures.textures_for(224, 224)
+    ]
+    assert any(contains(texture, made) for texture in dimmed)
 
 
 def test_textures_are_scaled_as_the_references_do():

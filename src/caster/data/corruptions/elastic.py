@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +43,7 @@ def elastic_transform(
     noise = np.stack([rng.uniform(-1, 1, size=(2, height, width)) for rng in rngs])
     field = length * (smoothing(height, sigma) @ noise @ smoothing(width, sigma).T)
     rows, columns = np.ogrid[:height, :width]
-    return _bilinear(images, rows + field[:, 1], columns + field[:, 0], _reflected)
+    return _bilinear(images, rows + field[:, 1], columns + field[:, 0], reflected)
 
 
 def _affine_map(
@@ -89,17 +90,27 @@ def _bilinear(
     return upper + (along(top + 1) - upper) * down
 
 
-def _reflected(index: Indices, side: int) -> Indices:
-    """Indices beyond a side folded back, the border's pixel twice: c b a | a b c | c b a."""
-    index = index % (2 * side)
-    return np.minimum(index, 2 * side - 1 - index)
+def mirrored(
+    index: Any,  # whole numbers, an array or a tensor
+    side: int,
+) -> Any:  # of the same kind
+    """Indices beyond a side folded back, the border's pixel once: c b | a b c | b a.
+
+    >>> mirrored(np.arange(-3, 5), 3)
+    array([1, 2, 1, 0, 1, 2, 1, 0])
+    """
+    last = side - 1
+    period = max(2 * last, 1)  # a side of one pixel has nothing but it
+    return abs((index + last) % period - last)
 
 
-def mirrored(index: Indices, side: int) -> Indices:
-    """Indices beyond a side folded back, the border's pixel once: c b | a b c | b a."""
-    period = max(2 * (side - 1), 1)  # a side of one pixel has nothing but it
-    index = index % period
-    return np.minimum(index, period - index)
+def reflected(index: Any, side: int) -> Any:
+    """Indices beyond a side folded back, the border's pixel twice: c b a | a b c | c b a.
+
+    >>> reflected(np.arange(-3, 6), 3)
+    array([2, 1, 0, 0, 1, 2, 2, 1, 0])
+    """
+    return mirrored(2 * index + 1, 2 * side + 1) >> 1  # mirrored half a pixel beyond the border
 
 
 @lru_cache(maxsize=8)

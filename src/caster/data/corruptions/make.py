@@ -81,7 +81,7 @@ def corrupt(
     """
     _check_images(images, device)
     change = _change(corruption, options)
-    severity, seed = _whole("severity", severity), _whole("seed", seed)
+    severity, seed = whole("severity", severity), whole("seed", seed)
     pictures: Any = images
     height, width = pictures.shape[1:3]
     constants = published(corruption, severity, height, width)
@@ -128,7 +128,7 @@ def published(corruption: str, severity: int, height: int, width: int) -> Any:
     >>> published("shot_noise", 5, 32, 32), published("shot_noise", 5, 224, 224)
     (50, 3)
     """
-    if not 1 <= _whole("severity", severity) <= 5:
+    if not 1 <= whole("severity", severity) <= 5:
         raise CasterError(f"there is no severity {severity}: say 1, 2, 3, 4 or 5")
     side = max(height, width)
     table = CIFAR if side <= CIFAR_SIDE else TINY if side <= TINY_SIDE else IMAGENET
@@ -207,7 +207,13 @@ def _check_images(images: Any, device: Any) -> None:
         raise CasterError(f"the images {problem}")
 
 
-def _whole(name: str, value: Any) -> int:
+def whole(name: str, value: Any) -> int:
+    """A value that must be a whole number, and is none of the truth values.
+
+    >>> whole("seed", 1.7)
+    Traceback (most recent call last):
+    caster.errors.CasterError: seed is 1.7: it must be a whole number
+    """
     try:
         if isinstance(value, bool | np.bool):
             raise TypeError

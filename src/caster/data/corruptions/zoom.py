@@ -32,9 +32,16 @@ def zoom_blur(
     >>> bool((zoom_blur(grey, (1.06, 0.01), []) == grey).all())
     True
     """
-    end, step = constants
-    factors = (1.0, *(float(factor) for factor in np.arange(1, end, step)))
-    return applied(mean_zoom(images.shape[1], images.shape[2], factors), images)
+    return applied(mean_zoom(images.shape[1], images.shape[2], factors(*constants)), images)
+
+
+def factors(end: float, step: float) -> tuple[float, ...]:
+    """What zoom_blur enlarges by; the picture itself is the first.
+
+    >>> factors(1.5, 0.25)
+    (1.0, 1.0, 1.25)
+    """
+    return (1.0, *(float(factor) for factor in np.arange(1, end, step)))
 
 
 def zoomed(

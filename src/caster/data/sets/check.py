@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from caster.data.arrays import ArrayPictures
-from caster.data.download import Report, file_digest
+from caster.data.download import Report, checked_digest
 from caster.data.folder import FilePictures
 from caster.data.sets import find, root_folder
 from caster.data.sets.layout import DataSet, Layout, MissingFiles, Part, missing
@@ -89,7 +89,7 @@ def check(name: str, root: Path | None = None, report: Report = lambda *_: None)
         for file in part.files:
             path = part.folder / file
             if file in layout.md5 and path not in published and path.is_file():
-                published[path] = file_digest(path, "md5", report) == f"md5:{layout.md5[file]}"
+                published[path] = checked_digest(path, "md5", report) == f"md5:{layout.md5[file]}"
     return Checked(name, below, tuple(found), published)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from caster.errors import CasterError
+from caster.files import file_digest
 from caster.frozen.onnx.graph import nested
 
 if TYPE_CHECKING:
@@ -74,8 +75,8 @@ class Seal:
             )
 
     def _digest(self) -> str:
-        own = _sha256(self._path)
-        weights = {name: _sha256(self._beside(name)) for name in self._weights}
+        own = file_digest(self._path)
+        weights = {name: file_digest(self._beside(name)) for name in self._weights}
         if not weights and self._head is None:
             return own  # as sha256sum tells it
         return hashlib.sha256(json.dumps([own, weights, self._head]).encode()).hexdigest()
@@ -96,11 +97,3 @@ def _locations(model: ModelProto) -> Iterator[StringStringEntryProto]:
         for tensor in (*graph.initializer, *constants):
             if tensor.data_location == TensorProto.EXTERNAL:
                 yield from (entry for entry in tensor.external_data if entry.key == "location")
-
-
-def _sha256(path: Path) -> str:
-    try:
-        with path.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-    except OSError as error:
-        raise CasterError(f"cannot read {path}: {error.strerror}") from None

@@ -16,6 +16,8 @@ from caster.data.folder import FilePictures
 from caster.errors import CasterError
 from caster.labels import encode
 
+LONGEST = 255  # bytes that file systems take for a name
+
 
 @dataclass(frozen=True, eq=False)
 class Catalogue:
@@ -75,6 +77,11 @@ def placed(pictures: Pictures) -> list[str]:
         if folder.startswith(".") or not folder or {"/", os.sep, "\0"} & set(folder):
             raise CasterError(f"the class {folder!r} of {pictures.name} cannot name a folder")
         place = f"{folder}/{PurePosixPath(name).stem}.JPEG"
+        if max(len(os.fsencode(part)) for part in place.split("/")) > LONGEST:
+            raise CasterError(
+                f"{name} would become {place}, longer than the {LONGEST} bytes that a name may "
+                "have: rename it"
+            )
         if place in places:
             raise CasterError(
                 f"{places[place]} and {name} would both become {place}: give one another name"

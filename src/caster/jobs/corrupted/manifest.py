@@ -17,6 +17,12 @@ NAME = "manifest.json"
 FORMAT = 1
 WORDS = {"caster": "caster {}", "numpy": "NumPy {}", "scipy": "SciPy {}", "pillow": "Pillow {}"}
 
+ENTRIES: dict[str, dict[str, type]] = {  # what is said of each piece, at least
+    "constants": {},
+    "written": {"sha256": str, "bytes": int},
+    "begun": {"rows": int, "checksum": int},
+}
+
 Facts = Mapping[str, Any]
 
 
@@ -33,11 +39,11 @@ class Manifest:
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     manifest = Manifest.opened(Path(folder), {"seed": 0}, {"name": "x.npz"})
-    ...     manifest.finish("fog.npy", {"bytes": 5})
-    ...     again = Manifest.opened(Path(folder), {"seed": 0}, {"name": "y.npz"})
+    ...     manifest = Manifest.opened(Path(folder), {"seed": 0}, {"begun_from": "x.npz"})
+    ...     manifest.finish("fog.npy", {"sha256": "2cf2...", "bytes": 5})
+    ...     again = Manifest.opened(Path(folder), {"seed": 0}, {"begun_from": "y.npz"})
     >>> again.whole("fog.npy"), again.whole("snow.npy")
-    ({'bytes': 5}, None)
+    ({'bytes': 5, 'sha256': '2cf2...'}, None)
     """
 
     def __init__(self, path: Path, content: dict[str, Any]) -> None:
@@ -51,8 +57,8 @@ class Manifest:
         """
         path = out / NAME
         if not path.exists():
-            begun: dict[str, Any] = {"constants": {}, "written": {}, "begun": {}}
-            return cls(path, {"format": FORMAT, **beside, **_plain(settings), **begun})
+            nothing: dict[str, Any] = {part: {} for part in ENTRIES}
+            return cls(path, {"format": FORMAT, **beside, **_plain(settings), **nothing})
         content = _read(path)
         for name, value in _plain(settings).items():
             if content.get(name) != value:
@@ -85,12 +91,16 @@ class Manifest:
 
     def state_constants(self, corruption: str, constants: Facts) -> None:
         """Say what a corruption is made with, or refuse to mix it with one made otherwise."""
-        held = self.content["constants"].setdefault(corruption, _plain(constants))
-        if held != _plain(constants):
-            raise CasterError(
-                f"{self.path.parent} holds {corruption} made with {_words(held)}, and this is "
-                f"{_words(_plain(constants))}: write to another folder"
-            )
+        given = _plain(constants)
+        held = self.content["constants"].setdefault(corruption, given)
+        if held == given:
+            return
+        holds = f"{self.path.parent} holds {corruption} made with"
+        if {**held, "textures": None} == {**given, "textures": None}:
+            raise CasterError(f"{holds} other textures: write to another folder")
+        raise CasterError(
+            f"{holds} {_words(held)}, and this is {_words(given)}: write to another folder"
+        )
 
     def save(self) -> None:
         """Put it in the place of the last one."""
@@ -106,18 +116,29 @@ def _read(path: Path) -> dict[str, Any]:
         raise CasterError(f"cannot read {path}: {error.strerror}") from None
     except ValueError:
         content = None
-    parts = ("constants", "written", "begun")
-    if not isinstance(content, dict) or not all(isinstance(content.get(p), dict) for p in parts):
-        raise CasterError(f"{path} is no manifest of a corrupted set: write to another folder")
-    if content.get("format") != FORMAT:
+    if isinstance(content, dict) and content.get("format", FORMAT) != FORMAT:
         raise CasterError(f"{path} was written by another version of caster: use another folder")
-    return content
+    if not _is_sound(content):
+        raise CasterError(f"{path} is no manifest of a corrupted set: write to another folder")
+    return dict(content)
+
+
+def _is_sound(content: Any) -> bool:
+    """Whether all that is looked up in a manifest is there, and of its type."""
+
+    def has(entry: Any, kinds: Mapping[str, type]) -> bool:
+        return isinstance(entry, dict) and all(type(entry.get(k)) is t for k, t in kinds.items())
+
+    return has(content, {"format": int, **dict.fromkeys(ENTRIES, dict)}) and all(
+        has(entry, kinds) for part, kinds in ENTRIES.items() for entry in content[part].values()
+    )
 
 
 def _difference(out: Path, name: str, held: Any, given: Any) -> str:
     if name == "versions":
-        name = next(key for key in given if (held or {}).get(key) != given[key])
-        held, given = (held or {}).get(name), given[name]
+        held = held if isinstance(held, dict) else {}
+        name = next(key for key in {**held, **given} if held.get(key) != given.get(key))
+        held, given = held.get(name, "none"), given.get(name, "none")
     if name == "source":
         return f"{out} was made of other pictures or labels: write to another folder"
     phrase = WORDS.get(name, f"{name} {{}}")

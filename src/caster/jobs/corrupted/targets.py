@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caster.errors import CasterError
+from caster.files import file_digest
 from caster.jobs.corrupted.manifest import Facts, Manifest
 from caster.jobs.growing import Damaged, GrowingArray, read_grown
 
@@ -64,7 +65,7 @@ class ArrayFile:
                 array.sync(rows)
                 if rows < total:  # with the last one it is whole, which is noted below
                     manifest.begin(self.name, {"rows": rows, "checksum": array.checksum})
-        _put(self, manifest, {"sha256": file_sha256(_part(self))})
+        _put(self, manifest, {"sha256": file_digest(_part(self))})
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,24 @@ class PictureFolder:
         _put(self, manifest, {"sha256": listing.hexdigest(), "files": len(self.places)})
 
 
+@dataclass(frozen=True, eq=False)
+class LabelFile:
+    """`labels.npy`: the labels once for every severity in an array file."""
+
+    out: Path
+    labels: NDArray[Any]  # (N,)
+    severities: Sequence[int]
+    name: str = "labels.npy"
+
+    def ensure(self, manifest: Manifest) -> None:
+        """Write it, unless it is whole."""
+        if not _is_whole(self, manifest):
+            copies = ALL if len(self.severities) == ALL else 1
+            with _part(self).open("wb") as file:
+                np.save(file, np.tile(self.labels, copies))
+            _put(self, manifest, {"sha256": file_digest(_part(self))})
+
+
 Target = ArrayFile | PictureFolder
 
 
@@ -129,39 +148,17 @@ def targets(
     return [ArrayFile(out, c, (s,), shape, f"{c}-{s}.npy") for c in corruptions for s in severities]
 
 
-def write_labels(
-    out: Path,
-    manifest: Manifest,
-    labels: NDArray[Any],  # (N,)
-    severities: Sequence[int],
-) -> None:
-    """`labels.npy`: the labels once for every severity in a file."""
-    path, copies = out / "labels.npy", ALL if len(severities) == ALL else 1
-    if manifest.whole(path.name) is None or not path.exists():
-        part = path.with_name(f"{path.name}.part")
-        with part.open("wb") as file:
-            np.save(file, np.tile(labels, copies))
-        manifest.finish(path.name, {"sha256": file_sha256(part), "bytes": part.stat().st_size})
-        os.replace(part, path)
-
-
-def file_sha256(path: Path) -> str:
-    """Digest of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _part(target: Target) -> Path:
+def _part(target: Target | LabelFile) -> Path:
     return target.out / f"{target.name}.part"
 
 
-def _put(target: Target, manifest: Manifest, facts: Facts) -> None:
+def _put(target: Target | LabelFile, manifest: Manifest, facts: Facts) -> None:
     manifest.finish(target.name, {**facts, "bytes": _measured(_part(target))[1]})
     os.replace(_part(target), target.out / target.name)
 
 
-def _is_whole(target: Target, manifest: Manifest) -> bool:
-    """Whether it is there with the number of files and bytes that were noted.
+def _is_whole(target: Target | LabelFile, manifest: Manifest) -> bool:
+    """Whether it is there as it was noted.
 
     It may still bear its first name, if the run that finished it ended right then.
     """
@@ -170,16 +167,22 @@ def _is_whole(target: Target, manifest: Manifest) -> bool:
         if path.exists():
             raise CasterError(f"{path} is there and not of this set: move it away")
         return False
-    expected = (noted.get("files", 1), noted["bytes"])
     if path.exists():
-        if _measured(path) == expected:
+        if _is_as(noted, path):
             return True
         raise CasterError(f"{path} was changed since it was written: remove it to make it anew")
-    if part.exists() and _measured(part) == expected:
+    if part.exists() and _is_as(noted, part):
         os.replace(part, path)
         return True
     manifest.forget(target.name)
     return False
+
+
+def _is_as(noted: Facts, path: Path) -> bool:
+    """A file by its digest; a folder by its files and bytes, as reading it would take minutes."""
+    if _measured(path) != (noted.get("files", 1), noted["bytes"]):
+        return False
+    return path.is_dir() or file_digest(path) == noted["sha256"]
 
 
 def _measured(path: Path) -> tuple[int, int]:

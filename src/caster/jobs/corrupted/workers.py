@@ -98,13 +98,16 @@ def _no_ctrl_c() -> Iterator[None]:
     """Ctrl-C waits for the end of the block, and processes that are started in it never see one.
 
     The mask is what they inherit. It is not enough for this process: another thread of it may take
-    the signal, and Python has the main thread answer.
+    the signal, and Python has the main thread answer. Where nothing in Python answers, as in the
+    background of a shell, which ignores it, nothing is to be held back.
     """
-    if not hasattr(signal, "pthread_sigmask") or threading.current_thread() != main_thread():
+    handler = signal.getsignal(signal.SIGINT)
+    elsewhere = threading.current_thread() != main_thread()
+    if not hasattr(signal, "pthread_sigmask") or elsewhere or not callable(handler):
         yield
         return
     came: list[int] = []
-    handler = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    signal.signal(signal.SIGINT, lambda number, _: came.append(number))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -112,7 +115,7 @@ def _no_ctrl_c() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         signal.signal(signal.SIGINT, handler)
     if came:
-        raise KeyboardInterrupt
+        handler(signal.SIGINT, None)
 
 
 def _begin() -> None:

@@ -13,7 +13,7 @@ from caster.data.corruptions.motion import half_gaussian
 from caster.data.corruptions.on_device.draws import Draws
 from caster.data.corruptions.on_device.glass import displaced
 from caster.data.corruptions.on_device.steps import shares
-from caster.data.corruptions.zoom import mean_zoom
+from caster.data.corruptions.zoom import factors, mean_zoom
 
 
 def gaussian_blur(
@@ -85,9 +85,7 @@ def zoom_blur(
 ) -> Tensor:
     """The mean of the picture and of its enlargements by 1, 1 + step, ... up to the end."""
     count, height, width, channels = images.shape
-    end, step = constants
-    factors = (1.0, *(float(factor) for factor in np.arange(1, end, step)))
-    matrix = mean_zoom(height, width, factors).tocoo()
+    matrix = mean_zoom(height, width, factors(*constants)).tocoo()
     # SciPy made it, so it is in order; torch 2.11 warns unless that is said here.
     with torch.sparse.check_sparse_tensor_invariants(False):  # type: ignore[no-untyped-call]
         operator = torch.sparse_coo_tensor(

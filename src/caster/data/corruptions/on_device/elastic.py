@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from caster.data.corruptions.elastic import smoothing
+from caster.data.corruptions.elastic import mirrored, reflected, smoothing
 from caster.data.corruptions.on_device.draws import Draws
 from caster.data.corruptions.on_device.steps import along_axes
 
@@ -26,7 +26,7 @@ def elastic_transform(
     noise = 2 * draws.uniform(2, height, width) - 1
     field = length * along_axes(noise, smoothing(height, sigma), smoothing(width, sigma))
     rows, columns = _grid(height, width, images.device)
-    return _bilinear(images, rows + field[:, 1], columns + field[:, 0], _reflected)
+    return _bilinear(images, rows + field[:, 1], columns + field[:, 0], reflected)
 
 
 def _affine_map(
@@ -74,16 +74,3 @@ def _bilinear(
 
     upper = along(top.long())
     return upper + (along(top.long() + 1) - upper) * down
-
-
-def _reflected(index: Tensor, side: int) -> Tensor:
-    """Indices beyond a side folded back, the border's pixel twice: c b a | a b c | c b a."""
-    index = index % (2 * side)
-    return torch.minimum(index, 2 * side - 1 - index)
-
-
-def mirrored(index: Tensor, side: int) -> Tensor:
-    """Indices beyond a side folded back, the border's pixel once: c b | a b c | b a."""
-    period = max(2 * (side - 1), 1)  # a side of one pixel has nothing but it
-    index = index % period
-    return torch.minimum(index, period - index)

@@ -62,8 +62,11 @@ def found(device: Any) -> torch.device:
     """
     try:
         place = torch.device(device)
+    except (RuntimeError, TypeError, ValueError):
+        raise CasterError(f"{device!r} is no device: say 'cpu', 'cuda' or 'cuda:1'") from None
+    try:
         torch.ones(1, dtype=torch.float64, device=place).item()
-    except (RuntimeError, AssertionError, TypeError, ValueError) as error:
+    except (RuntimeError, AssertionError, TypeError) as error:
         line = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         raise CasterError(f"device {device!r} cannot be used here: {line}") from None
     return place
