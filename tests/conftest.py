@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from functools import cache
 
 os.environ["SCIPY_ARRAY_API"] = "1"  # or scikit-learn skips its check of array-API input
@@ -21,6 +22,7 @@ if "+cpu" in torch.__version__:  # a CUDA-built torchvision beside it lacks thes
     for _name in ("nms", "qnms"):
         _torchvision.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in the background
 torch.set_num_threads(1)  # layers this small gain nothing from a second, and wait for it
 jax.config.update("jax_enable_x64", True)
 settings.register_profile("caster", deadline=None, max_examples=40, derandomize=True)

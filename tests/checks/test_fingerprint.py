@@ -6,6 +6,7 @@ import copy
 import functools
 import gc
 import logging
+import math
 import random
 import threading
 from collections import OrderedDict, defaultdict, deque
@@ -211,7 +212,7 @@ def test_a_copy_has_the_same_state(value):
 def test_no_change_goes_unseen(value, number):
     held = Thing(a=value, b=[number])
     before = state_of(held)
-    held.b[0] = np.nextafter(number, np.inf) if number < np.inf else 0.0
+    held.b[0] = math.nextafter(number, math.inf) if number < math.inf else 0.0
     assert difference(before, state_of(held)) == ".b[0]"
 
 
