@@ -13,7 +13,7 @@ from sklearn.metrics import accuracy_score, log_loss
 
 from caster import CasterError
 from caster.evaluation import metrics
-from caster.evaluation.intervals import Interval, bootstrap
+from caster.report.intervals import Interval, bootstrap
 
 flags = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=60)
 

@@ -19,10 +19,10 @@ from caster import CasterError
 from caster.config import Settings
 from caster.core.types import REASONS, Verdict
 from caster.evaluation import Evaluation, Score, page, write_page
-from caster.evaluation.intervals import Interval
 from caster.evaluation.metrics import Bin
 from caster.evaluation.results import Batch, ClassScore
 from caster.report.certificates import Point, Span
+from caster.report.intervals import Interval
 
 VOID = {"meta", "br", "img", "link", "hr", "input"}
 REFUSALS = [reason for reason in REASONS if reason != "accepted"]

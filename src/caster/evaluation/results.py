@@ -14,8 +14,8 @@ from caster._version import __version__
 from caster.config import Settings
 from caster.core.types import Reason, Verdict
 from caster.evaluation import words
-from caster.evaluation.intervals import Interval
 from caster.evaluation.metrics import Bin
+from caster.report.intervals import Interval
 
 
 @dataclass(frozen=True)

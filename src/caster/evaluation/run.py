@@ -14,10 +14,10 @@ from caster.core.types import Verdict
 from caster.errors import CasterError
 from caster.estimator import Caster
 from caster.evaluation import metrics
-from caster.evaluation.intervals import Interval, bootstrap
 from caster.evaluation.metrics import Flags, Floats
 from caster.evaluation.results import Batch, ClassScore, Evaluation, Score
 from caster.labels import as_labels, encode
+from caster.report.intervals import Interval, bootstrap
 
 Chunk = tuple[Any, Any, Any]  # features (B, d), labels (B,), logits (B, C) or None
 

@@ -43,13 +43,14 @@ class Gated:
         """The method's answer if the gate accepts the batch, else the frozen model's."""
         outputs = self.frozen.model(images)
         decision = self.gate.judge(outputs)
+        measured: dict[str, Any] = {"ratio": decision.ratio, "verdict": decision.verdict}
         if not decision.accepted:
             kept = self.frozen.answer(outputs)
-            return replace(kept, reason=decision.reason, ratio=decision.ratio)
+            return replace(kept, reason=decision.reason, **measured)
         given = self._answer(images, outputs)
         if not given.accepted:  # the method has its own reason not to
-            return replace(given, ratio=decision.ratio)
-        return replace(given, reason=decision.reason, ratio=decision.ratio)
+            return replace(given, **measured)
+        return replace(given, reason=decision.reason, **measured)
 
     def _answer(self, images: Any, outputs: Outputs) -> Prediction:
         if isinstance(self.method, OnFeatures):  # one pass through the model will do

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from array_api_compat import array_namespace
 
+from caster.core.types import Verdict
 from caster.errors import CasterError
 from caster.frozen.protocol import FrozenModel, Outputs
 from caster.methods.protocol import Retained
@@ -28,6 +29,7 @@ class Decision:
     accepted: bool
     reason: str
     ratio: float
+    verdict: Verdict | None = None  # of the transport, where that is what it rests on
 
 
 class Gate(Protocol):
@@ -90,7 +92,7 @@ class Certificate(OnState):
     def judge(self, outputs: Outputs) -> Decision:
         """The verdict on the transport to this batch."""
         verdict = self._adapter.adapt(outputs).verdict
-        return Decision(verdict.accepted, verdict.reason, verdict.ratio)
+        return Decision(verdict.accepted, verdict.reason, verdict.ratio, verdict)
 
 
 class Referee(OnState):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
 from caster.core.linalg import Array
+from caster.core.types import Verdict
 from caster.frozen.protocol import FrozenModel, Outputs
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class Prediction:
     accepted: bool = True  # whether the method answered, and not the frozen model
     reason: str = UNGATED  # why: a gate's reason, or one of those above
     ratio: float | None = None  # what a gate measured; None where none did
+    verdict: Verdict | None = None  # of the transport, where it was tried, followed or not
 
 
 @dataclass(frozen=True)

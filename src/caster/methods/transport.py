@@ -67,9 +67,9 @@ class Caster(OnFeatures):
 
     def _decided(self, outputs: Outputs, scores: Array, verdict: Verdict) -> Prediction:
         if verdict.accepted:
-            return Prediction(scores, True, verdict.reason, verdict.ratio)
+            return Prediction(scores, True, verdict.reason, verdict.ratio, verdict)
         kept = self.frozen.answer(outputs)
-        return replace(kept, reason=verdict.reason, ratio=verdict.ratio)
+        return replace(kept, reason=verdict.reason, ratio=verdict.ratio, verdict=verdict)
 
 
 class Ungated(Caster):
@@ -80,7 +80,7 @@ class Ungated(Caster):
         found = self._adapter.adapt(outputs)
         if outputs.features.shape[0] == 1:
             return self._decided(outputs, found.transported, found.verdict)
-        return Prediction(found.transported, ratio=found.verdict.ratio)
+        return Prediction(found.transported, ratio=found.verdict.ratio, verdict=found.verdict)
 
 
 class NoTransport(Caster):

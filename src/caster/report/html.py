@@ -43,9 +43,19 @@ def write(text: str, path: AnyPath) -> None:
 
 def picture(draw: Callable[[Figure, str], None], alt: str, height: float) -> str:
     """A drawing, in SVG that follows the reader's light or dark page, and words for it."""
+    return embedded(drawn(draw, height), alt)
+
+
+def drawn(draw: Callable[[Figure, str], None], height: float) -> Figure:
+    """A drawing as wide as the page, on nothing."""
     figure = Figure(figsize=(8.6, height), layout="constrained")
     figure.patch.set_alpha(0)
     draw(figure, INK)
+    return figure
+
+
+def embedded(figure: Figure, alt: str) -> str:
+    """A figure of `drawn` as an element of a page."""
     buffer = io.StringIO()
     with rc_context({"svg.hashsalt": "caster"}):  # the same results give the same bytes
         figure.savefig(buffer, format="svg", metadata={"Date": None}, dpi=200)

@@ -1,8 +1,9 @@
-"""How far a share would move if other batches had come: percentile bootstrap over batches."""
+"""How far a mean would move if others had come: percentile bootstrap over batches or cells."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 RESAMPLES = 2_000
 LEVEL = 0.95
 SEED = 0
+AT_ONCE = 2**18  # draws
 
 
 @dataclass(frozen=True)
@@ -21,8 +23,8 @@ class Interval:
 
 
 def bootstrap(
-    counts: NDArray[np.int64],  # (batches, m), a column a classifier
-    sizes: NDArray[np.int64],  # (batches,)
+    counts: NDArray[Any],  # (batches, m), a column a classifier
+    sizes: NDArray[Any],  # (batches,)
 ) -> list[Interval | None]:
     """An interval for the share of every column; None where there is only one batch.
 
@@ -37,9 +39,23 @@ def bootstrap(
         return [None] * counts.shape[1]
     rng = np.random.default_rng(SEED)
     shares = np.empty((RESAMPLES, counts.shape[1]))
-    for i in range(RESAMPLES):  # one at a time: all at once would not fit for many batches
-        drawn = np.bincount(rng.integers(n, size=n), minlength=n)
-        shares[i] = drawn @ counts / (drawn @ sizes)
+    step = max(1, AT_ONCE // n)  # all at once would not fit for many batches
+    for start in range(0, RESAMPLES, step):
+        rows = np.arange(len(shares[start : start + step]))[:, None]
+        places = rows * n + rng.integers(n, size=(len(rows), n))
+        drawn = np.bincount(places.ravel(), minlength=len(rows) * n).reshape(-1, n)
+        shares[start : start + step] = drawn @ counts / (drawn @ sizes)[:, None]
     tail = (1.0 - LEVEL) / 2
     low, high = np.quantile(shares, [tail, 1.0 - tail], axis=0)
     return [Interval(float(a), float(b)) for a, b in zip(low, high, strict=True)]
+
+
+def of_means(
+    values: NDArray[np.float64],  # (cells, m)
+) -> list[Interval | None]:
+    """An interval for the mean of every column, from whole cells drawn anew.
+
+    >>> of_means(np.array([[0.5, 1.0], [0.5, 3.0]]))
+    [Interval(low=0.5, high=0.5), Interval(low=1.0, high=3.0)]
+    """
+    return bootstrap(values, np.ones(len(values)))
