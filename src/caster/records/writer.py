@@ -1,0 +1,110 @@
+"""A record written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from caster.errors import CasterError
+from caster.files import file_digest, replacing
+from caster.records.digest import key_of, same, sealed
+from caster.records.reader import TEMPORARY, read, scan, sources_of
+from caster.records.schema import (
+    BATCHES_FILE,
+    CELL_FILE,
+    DONE,
+    SAMPLES_FILE,
+    Admission,
+    Batches,
+    Cell,
+    Samples,
+)
+from caster.records.tables import write_batches, write_samples
+
+
+def write(
+    cells: Path, cell: Cell, samples: Samples | None = None, batches: Batches | None = None
+) -> Path:
+    """Put a record among the cells of a run, and return its folder.
+
+    `files` and `counts` of the cell are filled in here. A record that is there already stays if it
+    says the same, times aside, and is an error if not: two runs of a cell must agree.
+    """
+    if (cell.status == DONE) != (samples is not None) or (samples is None) != (batches is None):
+        raise CasterError("a cell that is done has samples and batches, and a refused one neither")
+    cells.mkdir(parents=True, exist_ok=True)
+    folder = cells / key_of(cell.identity)
+    try:
+        temporary = Path(tempfile.mkdtemp(dir=cells, prefix=f".{folder.name}.", suffix=TEMPORARY))
+        try:
+            written = _fill(temporary, cell, samples, batches)
+            _take_place(temporary, folder, written, samples, batches)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    except OSError as error:  # a full disk, for one
+        raise CasterError(f"cannot write {folder}: {error.strerror or error}") from None
+    return folder
+
+
+def _fill(folder: Path, cell: Cell, samples: Samples | None, batches: Batches | None) -> Cell:
+    """The files of a record, on the disk before anything says that they are there."""
+    counts = {"samples": 0, "batches": 0}
+    if samples is not None and batches is not None:
+        write_samples(samples, folder / SAMPLES_FILE)
+        write_batches(batches, folder / BATCHES_FILE)
+        counts = {"samples": len(samples.index), "batches": len(batches.batch)}
+    files = {path.name: file_digest(path) for path in sorted(folder.iterdir())}
+    cell = replace(cell, counts=counts, files=files)
+    (folder / CELL_FILE).write_text(sealed(cell), encoding="utf-8")
+    folder.chmod(0o755)  # mkdtemp made it private
+    for path in folder.iterdir():  # of a folder's name a file system keeps account itself
+        _to_disk(path)
+    return cell
+
+
+def _take_place(
+    temporary: Path, folder: Path, cell: Cell, samples: Samples | None, batches: Batches | None
+) -> None:
+    try:
+        temporary.rename(folder)
+    except OSError:
+        if not folder.exists():
+            raise
+        there = read(folder)
+        if not same((there.cell, there.samples, there.batches), (cell, samples, batches)):
+            raise CasterError(
+                f"{folder} holds another result of the same cell: find out why two runs differ, "
+                "then delete the wrong one"
+            ) from None
+
+
+def write_admission(out: Path, admission: Admission) -> Path:
+    """Put the admission of a backbone on data in a run's folder, in place of an earlier one.
+
+    The files it names, the fitted state for one, must lie beside it already.
+    """
+    sources_of(out).mkdir(parents=True, exist_ok=True)
+    path = sources_of(out) / f"{admission.name}.json"
+    with replacing(path) as temporary:
+        temporary.write_text(sealed(admission), encoding="utf-8")
+    return path
+
+
+def remove_leftovers(out: Path) -> int:
+    """Delete what killed writers left; only while no other process writes here. How many."""
+    leftovers = scan(out).leftovers
+    for path in leftovers:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return len(leftovers)
+
+
+def _to_disk(path: Path) -> None:
+    """Have the system write a file out of its memory."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,211 @@
+"""Records that were never run, but agree with themselves and with their sweep in everything."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from caster.config import Settings
+from caster.data.streams import Condition, Stream, StreamSettings, make_stream
+from caster.records import (
+    DONE,
+    REFUSED,
+    Admission,
+    Cell,
+    as_batches,
+    as_samples,
+    cells_of,
+    sources_of,
+    write,
+    write_admission,
+)
+from caster.sweeps import Spec, Sweep
+
+SOFTWARE = {"python": "3.12.1", "numpy": "2.1.0", "torch": "2.13.0", "caster": "0.1.0"}
+HARDWARE = {"device": "cpu", "name": "a processor", "cores": 2}
+GATED = ("caster", "certificate", "referee")  # how names of methods with a gate end
+
+
+def sha(*parts: Any) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def checkpoint_bytes(backbone: str) -> bytes:
+    """What `make` puts in a checkpoint's file."""
+    return f"weights of {backbone}".encode()
+
+
+@dataclass(frozen=True)
+class Maker:
+    """Record sets of a sweep: `Maker(sweep).make(out)`."""
+
+    sweep: Sweep
+    n: int = 96  # pictures of every target
+    classes: int = 4
+    frozen_accuracy: float = 0.6
+    accuracy: float = 0.75  # of methods, where they answer
+    refused: tuple[tuple[str, str], ...] = ()  # backbone and data
+    checkpoints: bool = False  # whether to write files for them, in the folder of the run
+
+    def make(self, out: Path) -> Path:
+        """Write every cell and admission; the folder of the run."""
+        for backbone, data in dict.fromkeys((s.backbone, s.data) for s in self.sweep.cells):
+            self.admit(out, backbone, data)
+        for spec in self.sweep.cells:
+            self.cell(out, spec)
+        return out
+
+    def admit(self, out: Path, backbone: str, data: str) -> None:
+        """The admission of a backbone on data, with a state and a checkpoint beside it."""
+        admission = self.admission(backbone, data)
+        sources_of(out).mkdir(parents=True, exist_ok=True)
+        for name in admission.files:
+            (sources_of(out) / name).write_bytes(self.state(backbone, data))
+        write_admission(out, admission)
+        file = out / self.sweep.backbones[backbone].checkpoint
+        if self.checkpoints and ":" not in self.sweep.backbones[backbone].checkpoint:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(checkpoint_bytes(backbone))
+
+    def state(self, backbone: str, data: str) -> bytes:
+        return f"state of {backbone} on {data}".encode()
+
+    def admission(self, backbone: str, data: str) -> Admission:
+        held = self.sweep.data[data]
+        threshold = held.threshold
+        refused = (backbone, data) in self.refused
+        accuracy = None if threshold is None else threshold + (-0.01 if refused else 0.01)
+        name = f"{backbone}--{data}"
+        state = hashlib.sha256(self.state(backbone, data)).hexdigest()
+        return Admission(
+            backbone=backbone,
+            data=data,
+            checkpoint=hashlib.sha256(checkpoint_bytes(backbone)).hexdigest(),
+            moments=None if refused else sha("moments", name),
+            accuracy=accuracy,
+            n=self.n,
+            threshold=threshold,
+            admitted=not refused,
+            reason="clean accuracy is below the threshold" if refused else None,
+            files={} if refused else {f"{name}.caster": state},
+            source={"name": held.source, "sha256": sha("data", held.source), "n": 10 * self.n},
+            target={"name": held.target, "sha256": sha("data", held.target), "n": self.n},
+            classes=self.classes,
+            constants=asdict(Settings(**self.sweep.constants)),
+        )
+
+    def identity(self, spec: Spec) -> dict[str, Any]:
+        admission = self.admission(spec.backbone, spec.data)
+        shared = ("constants", "checkpoint", "moments", "source", "target", "classes")
+        own = {"spec": spec.plain(), "settings": spec.given}
+        return own | {name: getattr(admission, name) for name in shared}
+
+    def cell(self, out: Path, spec: Spec, **changes: Any) -> Path:
+        """Write one record; `changes` are columns of samples, to make a fault."""
+        admission = self.admission(spec.backbone, spec.data)
+        head = {"accuracy": admission.accuracy, "n": admission.n, "threshold": admission.threshold}
+        inert = self.is_inert(spec)
+        stream = self.stream(spec)
+        cell = Cell(
+            identity=self.identity(spec),
+            status=DONE if admission.admitted else REFUSED,
+            reason=admission.reason,
+            admission=head,
+            method={
+                "inert": inert,
+                "gradients": spec.method.startswith(("tent", "eata", "sar")),
+                "settings": spec.given,
+                "retained": {"features": 7000 * (spec.method == "knn"), "statistics": 1000},
+            },
+            frozen={
+                "before": sha("weights", spec.backbone),
+                "after": sha("weights", spec.backbone),
+            },
+            stream={
+                "relative_diversity": stream.diversity.relative,
+                "class_ordered": stream.is_class_ordered,
+            },
+            memory={"peak": None},
+            software=SOFTWARE,
+            hardware=HARDWARE,
+        )
+        if not admission.admitted:
+            return write(cells_of(out), cell)
+        samples, batches = self.columns(spec)
+        return write(cells_of(out), cell, as_samples(samples | changes), as_batches(batches))
+
+    def is_inert(self, spec: Spec) -> bool:
+        """As in the paper: Tent and EATA find no BatchNorm in the layer family."""
+        layer = self.sweep.backbones[spec.backbone].family == "layer"
+        return layer and spec.method in ("tent", "eata")
+
+    def columns(self, spec: Spec) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Samples and batches of a cell, in the order of the stream."""
+        stream = self.stream(spec)
+        rows = [batch.rows for batch in stream]
+        size = np.array([len(own) for own in rows])
+        index, batch = np.concatenate(rows), np.repeat(np.arange(len(rows)), size)
+        label = stream.codes[index]
+        rng = np.random.default_rng(int(sha("stream", spec.stream)[:12], 16))
+        headless = self.sweep.data[spec.data].threshold is None
+        frozen = self.frozen_answers(spec, label, rng)
+        own = np.random.default_rng(int(sha("cell", spec)[:12], 16))
+        gated = spec.method.endswith(GATED) and not headless
+        accepted = own.random(len(size)) < 0.7 if gated else np.ones(len(size), dtype=bool)
+        if spec.method == "frozen" or self.is_inert(spec):
+            accepted[:] = False
+        prediction = np.where(accepted[batch], self.answers(label, self.accuracy, own), frozen)
+        measured = spec.method.endswith(GATED)
+        ratio = np.where(accepted, own.uniform(0.1, 0.8, len(size)), own.uniform(0.8, 9, len(size)))
+        nothing = [None] * len(size)
+        samples = {"index": index, "label": label, "frozen": frozen}
+        samples |= {"prediction": prediction, "batch": batch}
+        batches = {
+            "batch": np.arange(len(size)),
+            "size": size,
+            "classes": [len(np.unique(stream.codes[own])) for own in rows],
+            "accepted": accepted,
+            "reason": ["accepted" if yes else "ratio" for yes in accepted],
+            "ratio": ratio if measured else nothing,
+            "confident": size // 2 if measured else nothing,
+            "confident_classes": [self.classes] * len(size) if measured else nothing,
+            "seconds": own.uniform(0.01, 0.02, len(size)),
+        }
+        return samples, batches
+
+    def frozen_answers(self, spec: Spec, label: Any, rng: np.random.Generator) -> Any:
+        """What the frozen model says; on clean pictures it is as right as it was admitted with."""
+        admitted = self.admission(spec.backbone, spec.data).accuracy
+        if admitted is None:
+            return np.full(len(label), -1)
+        if spec.conditions:
+            return self.answers(label, self.frozen_accuracy, rng)
+        wrong = rng.permutation(len(label)) >= round(admitted * len(label))
+        return np.where(wrong, (label + 1) % self.classes, label)
+
+    def answers(self, label: Any, accuracy: float, rng: np.random.Generator) -> Any:
+        anything = rng.integers(self.classes, size=len(label))
+        return np.where(rng.random(len(label)) < accuracy, label, anything)
+
+    def stream(self, spec: Spec) -> Stream:
+        """The very stream that a run would have, whatever the backbone."""
+        return stream_of(replace(spec.stream, backbone="", alone=False), self.n, self.classes)
+
+
+@lru_cache(maxsize=4)
+def stream_of(spec: Spec, n: int, classes: int) -> Stream:
+    settings = StreamSettings(
+        batch_size=spec.batch_size,
+        order=spec.order,
+        seed=spec.seed,
+        last=spec.last,
+        conditions=tuple(Condition(*condition) for condition in spec.conditions),
+        schedule=spec.schedule,
+        **dict(spec.order_settings),
+    )
+    return make_stream(np.arange(n) % classes, settings)
