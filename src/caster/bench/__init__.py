@@ -1,0 +1,1 @@
+"""Sweeps at work: checkpoints admitted, cells run, raw records kept."""

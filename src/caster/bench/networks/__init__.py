@@ -1,0 +1,11 @@
+"""The benchmark's networks for small pictures: six backbones, and a small one of each family."""
+
+from caster.bench.networks.catalogue import (
+    SIZES,
+    Architecture,
+    architectures,
+    build,
+    find,
+)
+
+__all__ = ["SIZES", "Architecture", "architectures", "build", "find"]

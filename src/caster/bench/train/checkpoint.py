@@ -1,0 +1,152 @@
+"""A trained network in one safetensors file, with what it was made from, sealed by a digest."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from caster import labels
+from caster.bench.networks import build
+from caster.bench.train.recipe import Recipe
+from caster.errors import CasterError
+from caster.files import AnyPath, replacing
+from caster.frozen.preprocessing import Preprocessing
+from caster.state import Arrays, content_digest
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from caster.frozen.torch import TorchModel
+
+FORMAT, VERSION = "caster-checkpoint", "1"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Metadata:
+    """What a checkpoint says of itself."""
+
+    architecture: str
+    classes: labels.Labels  # (C,), in the order of the logits
+    size: int  # of pictures, pixels a side
+    mean: tuple[float, ...]  # of pixels between 0 and 1, taken away
+    std: tuple[float, ...]  # divided by
+    recipe: Recipe
+    data: dict[str, Any]  # name, sha256 and n of what it learnt from
+    test: dict[str, Any]  # the same of what it is measured on
+    seed: int
+    accuracy: float  # on the latter, in float32
+    software: dict[str, str]
+    sha256: str = ""  # digest of weights and all of the above, once it is written
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """How pictures become batches."""
+        m, s = self.mean, self.std
+        return Preprocessing(1.0, (m[0], m[1], m[2]), (s[0], s[1], s[2]), "NCHW")
+
+    @property
+    def origin(self) -> dict[str, str]:
+        """All that decides what is learnt: two runs of one origin make the same checkpoint."""
+        return {
+            "architecture": self.architecture,
+            "classes": labels.to_json(self.classes),
+            "recipe": self.recipe.to_json(),
+            "data": self.data["sha256"],
+            "seed": str(self.seed),
+        }
+
+
+def save(net: nn.Module, metadata: Metadata, path: AnyPath) -> None:
+    """Write a checkpoint; an existing one is replaced whole or not at all."""
+    arrays = {k: v.detach().cpu().contiguous().numpy() for k, v in net.state_dict().items()}
+    content = _to_text(metadata)
+    sealed = content | {"content_sha256": content_digest(arrays, content)}
+    with replacing(path) as temporary:
+        save_file(arrays, temporary, sealed)
+
+
+def load(path: AnyPath) -> tuple[nn.Module, Metadata]:
+    """The network, in eval mode, and its metadata; or one line that says why not."""
+    import torch
+
+    arrays, metadata = _read(path)
+    net = build(metadata.architecture, len(metadata.classes), metadata.size)
+    try:
+        net.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
+    except RuntimeError:  # of another timm, whose names or shapes differ
+        raise CasterError(
+            f"the weights in {path} do not fit {metadata.architecture} as timm builds it here: "
+            f"it was made with {metadata.software}"
+        ) from None
+    return net, metadata
+
+
+def model_of(path: AnyPath, device: str | None = None, **options: Any) -> TorchModel:
+    """A checkpoint as a frozen model, with its preprocessing; options are those of `wrap`."""
+    from caster.frozen.torch import TorchModel
+
+    net, metadata = load(path)
+    name = metadata.architecture
+    how = metadata.preprocessing
+    return TorchModel(net, name=name, preprocessing=how, device=device, **options)
+
+
+def inspect(path: AnyPath) -> Metadata:
+    """What a checkpoint says of itself, its digest checked."""
+    return _read(path)[1]
+
+
+def _read(path: AnyPath) -> tuple[Arrays, Metadata]:
+    try:
+        with safe_open(path, framework="np") as file:
+            text: dict[str, str] = file.metadata() or {}
+            if (text.get("format"), text.get("version")) != (FORMAT, VERSION):
+                raise CasterError(f"{path} is not a checkpoint of `caster bench train`")
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise CasterError(f"{path} does not exist: make it with `caster bench train`") from None
+    except OSError as error:
+        raise CasterError(f"cannot read {path}: {error.strerror or error}") from None
+    except SafetensorError:
+        raise CasterError(f"{path} is truncated, damaged or not a checkpoint") from None
+    if content_digest(arrays, text) != text.get("content_sha256"):
+        raise CasterError(f"{path} does not match its own digest: it was damaged or edited")
+    try:
+        return arrays, _from_text(text)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CasterError(f"{path} is not a usable checkpoint ({error}): train again") from None
+
+
+def _to_text(metadata: Metadata) -> dict[str, str]:
+    return metadata.origin | {
+        "format": FORMAT,
+        "version": VERSION,
+        "data": json.dumps(metadata.data, sort_keys=True),
+        "size": str(metadata.size),
+        "mean": json.dumps(metadata.mean),
+        "std": json.dumps(metadata.std),
+        "test": json.dumps(metadata.test, sort_keys=True),
+        "accuracy": repr(metadata.accuracy),
+        "software": json.dumps(metadata.software, sort_keys=True),
+    }
+
+
+def _from_text(text: dict[str, str]) -> Metadata:
+    return Metadata(
+        architecture=text["architecture"],
+        classes=labels.from_json(text["classes"]),
+        size=int(text["size"]),
+        mean=tuple(json.loads(text["mean"])),
+        std=tuple(json.loads(text["std"])),
+        recipe=Recipe.from_json(text["recipe"]),
+        data=json.loads(text["data"]),
+        test=json.loads(text["test"]),
+        seed=int(text["seed"]),
+        accuracy=float(text["accuracy"]),
+        software=json.loads(text["software"]),
+        sha256=text["content_sha256"],
+    )

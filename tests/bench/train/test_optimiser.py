@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from caster.bench.networks import architectures, build
+from caster.bench.train.average import Average
+from caster.bench.train.optimiser import optimiser, parameter_groups, rate
+from caster.bench.train.recipe import RECIPES, Recipe
+from caster.errors import CasterError
+
+
+@pytest.mark.parametrize("name", architectures())
+def test_matrices_and_kernels_decay_and_nothing_else(name):
+    with torch.device("meta"):
+        net = build(name, 10)
+    decayed, free = parameter_groups(net, 0.05)
+    assert (decayed["weight_decay"], free["weight_decay"]) == (0.05, 0.0)
+    layers = [m for m in net.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    expected = {id(layer.weight) for layer in layers}
+    assert {id(value) for value in decayed["params"]} == expected
+    assert len(decayed["params"]) + len(free["params"]) == len(list(net.parameters()))
+
+
+def test_optimisers():
+    net = build("mini-vit", 10)
+    sgd = optimiser(net, Recipe.of("resnet18"))
+    assert isinstance(sgd, torch.optim.SGD)
+    assert (sgd.defaults["momentum"], sgd.defaults["nesterov"]) == (0.9, True)
+    assert isinstance(optimiser(net, Recipe.of("vit_base")), torch.optim.AdamW)
+
+
+def test_rates_rise_and_fall():
+    recipe = Recipe.of("vit_base")  # 5 of 80 epochs to warm up
+    steps = 80 * 10
+    rates = [rate(step, steps, recipe) for step in range(steps)]
+    assert max(rates) == rates[49] == rates[50] == recipe.lr
+    assert rates[0] == recipe.lr / 50
+    assert rates[:50] == sorted(rates[:50])
+    assert rates[50:] == sorted(rates[50:], reverse=True)
+    half = 50 + (steps - 50) // 2
+    assert math.isclose(rates[half], recipe.lr / 2)
+    assert 0 < rates[-1] < 1e-4 * recipe.lr
+
+
+def test_a_run_may_be_shorter_than_its_warm_up():
+    recipe = Recipe.of("vit_base", epochs=2)  # its own are 5
+    rates = [rate(step, 40, recipe) for step in range(40)]
+    assert rates[9] == max(rates) == recipe.lr
+    assert rates[-1] < 0.01 * recipe.lr
+
+
+def test_average_against_a_loop():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    average = Average(net, decay=0.9)
+    expected = {name: value.clone().double() for name, value in net.state_dict().items()}
+    for step in range(120):
+        with torch.no_grad():
+            for value in net.parameters():
+                value.normal_()
+        net(torch.randn(5, 3))  # moves the running statistics
+        average.update(step)
+        decay = min(0.9, (1 + step) / (10 + step))
+        for name, value in net.state_dict().items():
+            if value.is_floating_point():
+                expected[name] = decay * expected[name] + (1 - decay) * value.double()
+    held = average.net.state_dict()
+    for name, value in expected.items():
+        if held[name].is_floating_point():
+            torch.testing.assert_close(held[name].double(), value, rtol=1e-5, atol=1e-6)
+    assert int(held["1.num_batches_tracked"]) == 120
+    assert not any(value.requires_grad for value in average.net.parameters())
+    assert not average.net.training
+
+
+def test_recipes():
+    assert list(RECIPES) == architectures()
+    for name in architectures():
+        recipe = Recipe.of(name)
+        assert Recipe.from_json(recipe.to_json()) == recipe
+        assert recipe.label_smoothing > 0
+        assert recipe.mixup > 0
+        assert recipe.operations > 0
+        assert recipe.ema > 0  # all that the benchmark promises of a recipe
+    assert Recipe.of("deit_base") != Recipe.of("vit_base")
+    assert Recipe.of("resnet18", epochs=3).epochs == 3
+    with pytest.raises(CasterError, match="not one of this version"):
+        Recipe.from_json('{"lr": 1.0}')
+    with pytest.raises(CasterError, match="sgd or adamw"):
+        Recipe(optimizer="adam", lr=1, weight_decay=0, epochs=1, warmup=0, batch_size=2)
+    with pytest.raises(CasterError, match="1 epoch"):
+        Recipe.of("resnet18", epochs=0)
