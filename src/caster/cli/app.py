@@ -10,7 +10,19 @@ from typing import Annotated, Any
 import typer
 
 from caster._version import __version__
-from caster.cli import corrupt, data, demo, evaluate, fit, methods, predict, state
+from caster.cli import (
+    bench,
+    bench_report,
+    bench_train,
+    corrupt,
+    data,
+    demo,
+    evaluate,
+    fit,
+    methods,
+    predict,
+    state,
+)
 from caster.cli.console import Warnings, errors, say
 from caster.cli.words import as_typed
 from caster.errors import CasterError
@@ -59,6 +71,20 @@ _sets = typer.Typer(help="Published sets: which there are, which are here.", no_
 for _name, _command in (("list", data.list_sets), ("check", data.check), ("get", data.get)):
     _sets.command(_name)(_ending_well(_command))
 app.add_typer(_sets, name="data")
+
+
+_bench = typer.Typer(
+    help="Sweeps of the benchmark: planned, run, verified, reported.", no_args_is_help=True
+)
+for _name, _command in (
+    ("plan", bench.plan),
+    ("run", bench.run),
+    ("verify", bench_report.verify),
+    ("report", bench_report.report),
+    ("train", bench_train.train),
+):
+    _bench.command(_name)(_ending_well(_command))
+app.add_typer(_bench, name="bench")
 
 
 logging.getLogger("caster").addHandler(Warnings())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import multiprocessing
-import os
 import signal
 import threading
 from collections import deque
@@ -13,7 +12,6 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing.connection import wait
 from pathlib import Path
 from threading import main_thread
 from typing import Any
@@ -23,6 +21,7 @@ from numpy.typing import NDArray
 
 from caster.data.corruptions import corrupt
 from caster.errors import CasterError
+from caster.jobs.orphans import end_with_parent
 from caster.threads import one_blas_thread
 
 QUALITY = 85  # of ImageNet-C's files
@@ -74,7 +73,7 @@ def in_order(chunks: Iterable[Chunk], workers: int) -> Generator[Result]:
         return
     # Not forked: the parent has threads, whose locks a copy would inherit as they stand.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, context, initializer=_begin)
+    pool = ProcessPoolExecutor(workers, context, initializer=end_with_parent)
     waiting: deque[Future[Any]] = deque()
     try:
         for chunk in chunks:
@@ -116,15 +115,3 @@ def _no_ctrl_c() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
     if came:
         handler(signal.SIGINT, None)
-
-
-def _begin() -> None:
-    """A worker does not outlive its parent, however that ends."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
-
-
-def _end_with(sentinel: int) -> None:
-    wait([sentinel])
-    os._exit(1)

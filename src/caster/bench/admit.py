@@ -1,0 +1,192 @@
+"""Admission: whether a checkpoint may speak for its data, and the moments fitted with it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from time import perf_counter
+from typing import Any
+
+from caster import state as states
+from caster.adapter import Adapter
+from caster.arrays import to_numpy
+from caster.bench.batches import Labelled, preparing
+from caster.bench.digits import open_data
+from caster.bench.models import Refused, checkpoint_digest, load
+from caster.bench.pictures import Kept, keep
+from caster.bench.place import Place
+from caster.errors import CasterError
+from caster.files import file_digest
+from caster.frozen.preprocessing import Preprocessing
+from caster.frozen.protocol import FrozenModel
+from caster.records.reader import read_admission
+from caster.records.schema import Admission
+from caster.records.writer import write_admission
+from caster.state import State
+from caster.sweeps import Data
+
+
+def admission_of(
+    place: Place, backbone: str, data: str, traits: dict[str, str]
+) -> Admission | None:
+    """The admission of an earlier run, if everything that shapes it is as it was; else None.
+
+    `traits` keeps what is found of data, for the next backbone.
+    """
+    path = place.source(backbone, data, ".json")
+    if not path.exists():
+        return None
+    try:
+        found = read_admission(path)
+        now = seen(place, backbone, data, traits)
+    except CasterError:  # damaged, or its data are gone: to admit it again tells which
+        return None
+    return found if found.constants == place.constants and found.seen == now else None
+
+
+def admit(place: Place, backbone: str, data: str) -> tuple[Admission, float, float]:
+    """Load, fit and test a checkpoint on its data, and keep what came of it.
+
+    The admission, and the seconds it took: those of passes, and all.
+    """
+    held = place.data[data]
+    began = perf_counter()
+    noted = seen(place, backbone, data, {})
+    blank = Admission(
+        backbone=backbone,
+        data=data,
+        checkpoint=noted["checkpoint"],
+        moments=None,
+        accuracy=None,
+        n=0,
+        threshold=held.threshold,
+        admitted=False,
+        reason=noted["refused"],
+        constants=place.constants,
+        seen=noted,
+    )
+    place.sources.mkdir(parents=True, exist_ok=True)
+    state_path = place.source(backbone, data, ".caster")
+    state_path.unlink(missing_ok=True)  # of an admission that no longer holds
+    made, passes = blank, 0.0
+    if blank.reason is None:
+        try:
+            made, passes = _fitted(place, blank, held)
+        except Refused as error:
+            made = replace(blank, reason=str(error))
+    write_admission(place.out, made)
+    return made, passes, perf_counter() - began
+
+
+def seen(place: Place, backbone: str, data: str, traits: dict[str, str]) -> dict[str, Any]:
+    """What an admission rests on, without reading a picture or running a model."""
+    held = place.backbones[backbone]
+    checkpoint, refused = None, None
+    try:
+        checkpoint = checkpoint_digest(place, held)
+    except Refused as error:
+        refused = str(error)
+    given = place.data[data]
+    for part in (given.source, given.target):
+        if part not in traits:
+            traits[part] = open_data(part, place.data_root).sha256
+    return {
+        "checkpoint": checkpoint,
+        "refused": refused,
+        "backbone": asdict(held),
+        "data": asdict(given),
+        "files": {part: traits[part] for part in (given.source, given.target)},
+    }
+
+
+def kept_of(place: Place, data: Data, model: FrozenModel) -> tuple[Kept, Kept]:
+    """Source and target as a model takes them, in files."""
+    if model.preprocessing is None:
+        raise Refused(f"{model.name} does not say how pictures become batches")
+    source = keep(place, data.source, data.source_limit, model.preprocessing, shuffle=True)
+    target = keep(place, data.target, data.target_limit, model.preprocessing, shuffle=False)
+    if source.classes != target.classes:
+        raise CasterError(
+            f"{source.name} has {source.classes} classes and {target.name} {target.classes}: "
+            "source and target must have the same"
+        )
+    return source, target
+
+
+def _fitted(place: Place, blank: Admission, data: Data) -> tuple[Admission, float]:
+    model = load(place, place.backbones[blank.backbone])
+    source, target = kept_of(place, data, model)
+    prepare = preparing(model)
+    began = perf_counter()
+    accuracy = None
+    if data.threshold is not None:
+        accuracy = _accuracy(model, Labelled(target.pixels(), target.codes(), prepare), target)
+    settings: dict[str, Any] = dict(place.constants)
+    batches = Labelled(source.pixels(), source.codes(), prepare)
+    use_head = data.threshold is not None
+    state = Adapter.fit(model, batches, use_head=use_head, **settings).state
+    passes = perf_counter() - began
+    if len(state.classes) != source.classes:
+        raise CasterError(
+            f"{len(state.classes)} of the {source.classes} classes of {source.name} are in its "
+            f"{source.n} pictures: raise source_limit"
+        )
+    path = place.source(blank.backbone, blank.data, ".caster")
+    states.save(state, path)
+    backbone = place.backbones[blank.backbone]
+    low = accuracy is not None and data.threshold is not None and accuracy < data.threshold
+    return replace(
+        blank,
+        checkpoint=blank.checkpoint if backbone.is_file else model.sha256,
+        moments=moments_digest(state),
+        accuracy=accuracy,
+        n=target.n if accuracy is not None else 0,
+        admitted=not low,
+        reason=_too_low(accuracy, data) if low else None,
+        files={path.name: file_digest(path)},
+        source={"name": source.name, "sha256": source.sha256, "n": source.n},
+        target={"name": target.name, "sha256": target.sha256, "n": target.n},
+        classes=source.classes,
+        preprocessing=_listed(model.preprocessing),
+    ), passes
+
+
+def moments_digest(state: State) -> str:
+    """SHA-256 of all of a state but the version that wrote it, which shapes no answer."""
+    return states.digest(replace(state, caster_version=""))
+
+
+def target_of(place: Place, admission: Admission) -> Kept:
+    """The target of an admitted backbone, without its model."""
+    data = place.data[admission.data]
+    assert admission.preprocessing is not None  # it was admitted
+    fit = Preprocessing(**admission.preprocessing)
+    return keep(place, data.target, data.target_limit, fit, shuffle=False)
+
+
+def _listed(preprocessing: Preprocessing | None) -> dict[str, Any] | None:
+    """As JSON gives it back, so that an admission reads as it was written."""
+    if preprocessing is None:
+        return None
+    values = asdict(preprocessing).items()
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values}
+
+
+def _accuracy(model: FrozenModel, batches: Labelled, target: Kept) -> float:
+    """Share of clean target pictures that the frozen head gets right."""
+    right = 0
+    for images, codes in batches:
+        logits = model(images).logits
+        if logits is None or logits.shape[1] != target.classes:
+            given = "no" if logits is None else str(logits.shape[1])
+            raise Refused(
+                f"{model.name} gives {given} logits, and {target.name} has {target.classes} classes"
+            )
+        right += int((to_numpy(logits).argmax(axis=1) == codes).sum())
+    return right / target.n
+
+
+def _too_low(accuracy: float | None, data: Data) -> str:
+    return (
+        f"clean accuracy {accuracy:.1%} on {data.target} is below the threshold "
+        f"{100 * (data.threshold or 0):g}%"
+    )

@@ -1,0 +1,57 @@
+"""Who runs the tasks of a sweep: processes of this machine, or a Ray cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from caster.bench.place import Place
+from caster.sweeps import Spec
+
+Kind = Literal["admit", "group", "pictures"]
+DIED = "its process was killed, or ran out of memory"
+
+
+@dataclass(frozen=True)
+class Task:
+    """Work for one process: the executors do not look into it."""
+
+    kind: Kind
+    specs: tuple[Spec, ...]  # cells it is for; of an admission, one of the backbone on the data
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A task that has ended, with its result or one line on what went wrong."""
+
+    task: Task
+    result: Any = None
+    error: str | None = None
+
+
+class Executor(Protocol):
+    """Runs tasks side by side; it is never given more than it has room for."""
+
+    workers: int  # groups and admissions at a time
+    helpers: int  # makers of pictures beside them
+
+    def submit(self, task: Task) -> None:
+        """Begin a task."""
+        ...
+
+    def wait(self, seconds: float) -> list[Finished]:
+        """What has ended, after a while at most."""
+        ...
+
+    def close(self) -> None:
+        """End everything, also what is under way."""
+        ...
+
+
+def perform(place: Place, task: Task) -> Any:
+    """What every executor runs in its processes."""
+    from caster.bench import tasks
+
+    todo: Callable[[Place, Task], Any] = getattr(tasks, task.kind)
+    return todo(place, task)

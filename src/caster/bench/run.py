@@ -1,0 +1,162 @@
+"""A sweep run: backbones admitted, then every group of cells that has no record yet."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import closing
+from time import perf_counter
+
+from caster.bench.cell import Done
+from caster.bench.cost import Costs
+from caster.bench.executors import Executor, Finished, Task
+from caster.bench.place import Place
+from caster.bench.plan import Group, Pair, Plan, groups_of, make_plan, take_back
+from caster.bench.shelf import Shelf
+from caster.bench.summary import Standing, Summary, conclude
+from caster.jobs.lock import locked
+from caster.records.reader import cells_of
+from caster.records.writer import remove_leftovers
+from caster.sweeps import Spec, Sweep
+
+__all__ = ["Standing", "Summary", "Watch", "run"]
+
+TICK = 0.5  # seconds between two looks at what has been written
+Watch = Callable[[Standing], None]
+
+
+def run(
+    sweep: Sweep,
+    place: Place,
+    start: Callable[[], Executor],
+    watch: Watch,
+    only: str | None = None,
+) -> Summary:
+    """Run what is missing of a sweep; cells that fail are in the summary, and have no record."""
+    place.out.mkdir(parents=True, exist_ok=True)
+    refusal = f"another run writes to {place.out}: wait for it, or give another --out"
+    with locked(place.out / "run.lock", refusal):
+        remove_leftovers(place.out)
+        plan = make_plan(sweep, place, only)
+        if not plan.missing:
+            return conclude(plan, Summary())
+        try:
+            with closing(start()) as executor:
+                return _Run(sweep, plan, executor, watch).all(only)
+        except KeyboardInterrupt:
+            done = len(plan.wanted) - len(make_plan(sweep, place, only).missing)
+            raise KeyboardInterrupt(
+                f"{done} of {len(plan.wanted)} cells are kept; run it again to go on"
+            ) from None
+
+
+class _Run:
+    """A plan and an executor, and what has been done between them."""
+
+    def __init__(self, sweep: Sweep, plan: Plan, executor: Executor, watch: Watch) -> None:
+        self.sweep, self.plan, self.executor, self.watch = sweep, plan, executor, watch
+        self.summary = Summary(already=len(plan.wanted) - len(plan.missing))
+        self.summary.workers = executor.workers
+        self.began = perf_counter()
+        self.running: list[Task] = []
+
+    def all(self, only: str | None) -> Summary:
+        """Admissions, then cells side by side, then those that are timed, one by one."""
+        self._admit()
+        self.plan = make_plan(self.sweep, self.plan.place, only, self.plan.admissions)
+        self.summary.foreign = take_back(self.plan)
+        self.costs = Costs(self.plan)
+        decided = [spec for spec in self.plan.missing if spec in self.plan.keys]
+        self.shelf = Shelf(self.plan, decided, ahead=self.executor.helpers > 0)
+        self.cost = sum(map(self.costs.cell, decided))
+        self.kept: list[Spec] = []
+        self.began_work = perf_counter()
+        groups = list(groups_of(decided))
+        self._work(deque(group for group in groups if not group[0].alone), self.executor.workers)
+        self._work(deque(group for group in groups if group[0].alone), 1)
+        self.summary.seconds = perf_counter() - self.began
+        plan = make_plan(self.sweep, self.plan.place, only, self.plan.admissions)
+        return conclude(plan, self.summary)
+
+    def _admit(self) -> None:
+        """Decide on every backbone that nobody has looked at."""
+        first: dict[Pair, Spec] = {}
+        for spec in self.plan.wanted:
+            first.setdefault((spec.backbone, spec.data), spec)
+        todo = deque(first[pair] for pair in self.plan.unknown)
+        while todo or self.running:
+            while todo and len(self.running) < self.executor.workers:
+                self._submit(Task("admit", (todo.popleft(),)))
+            at = [f"admitting {_pair(task.specs[0])}" for task in self.running]
+            self._show(0, tuple(at))
+            for ended in self.executor.wait(TICK):
+                self.running.remove(ended.task)
+                spec = ended.task.specs[0]
+                if ended.error is None:
+                    _, passes, seconds = ended.result
+                    self.summary.passes += passes
+                    self.summary.busy += seconds
+                    continue
+                self.summary.failures.append((_pair(spec), ended.error))
+
+    def _work(self, queue: deque[Group], room: int) -> None:
+        """Groups side by side, their pictures made a little ahead where helpers are free."""
+        while queue or self.running:
+            busy = sum(task.kind == "group" for task in self.running)
+            helping = len(self.running) - busy
+            for early in self.shelf.wanted(queue, self.executor.helpers - helping):
+                self._submit(Task("pictures", early))  # of the first ones too: workers have a GPU
+            while busy < room and (group := self.shelf.ready(queue)) is not None:
+                self._submit(Task("group", group))
+                busy += 1
+            for ended in self.executor.wait(TICK):
+                self.running.remove(ended.task)
+                self._ended(ended)
+            self._say()
+
+    def _submit(self, task: Task) -> None:
+        self.running.append(task)
+        self.executor.submit(task)
+
+    def _ended(self, ended: Finished) -> None:
+        specs = ended.task.specs
+        if ended.task.kind == "pictures":  # what failed there fails again in the worker, aloud
+            self.shelf.made(specs)
+            return
+        self.shelf.over(specs)
+        self.kept += [spec for spec in specs if self._is_written(spec)]
+        if ended.error is not None:  # cells of it that were complete have their records
+            lost = [spec for spec in specs if not self._is_written(spec)]
+            self.summary.failures += [(spec.title, ended.error) for spec in lost]
+            return
+        done: Done = ended.result
+        self.summary.busy += done.seconds
+        self.summary.passes += done.passes
+        self.summary.failures += [(spec.title, why) for spec, why in done.failures]
+
+    def _is_written(self, spec: Spec) -> bool:
+        return (cells_of(self.plan.place.out) / self.plan.keys[spec]).exists()
+
+    def _say(self) -> None:
+        """Tell where the run stands: records are its progress, whoever wrote them."""
+        under_way = [task.specs for task in self.running if task.kind == "group"]
+        current = tuple(
+            next((s.title for s in specs if not self._is_written(s)), specs[-1].title)
+            for specs in under_way
+        )
+        written = self.kept + [s for specs in under_way for s in specs if self._is_written(s)]
+        seconds = perf_counter() - self.began_work
+        spent = sum(map(self.costs.cell, written))
+        rate = sum(map(self.costs.images, written)) / seconds
+        left = seconds * (self.cost - spent) / spent if spent else None
+        self._show(len(written), current, rate, left)
+
+    def _show(
+        self, written: int, current: tuple[str, ...], rate: float = 0.0, left: float | None = None
+    ) -> None:
+        done, failed = self.summary.already + written, len(self.summary.failures)
+        self.watch(Standing(done, len(self.plan.wanted), failed, current, rate, left))
+
+
+def _pair(spec: Spec) -> str:
+    return f"{spec.backbone} on {spec.data}"

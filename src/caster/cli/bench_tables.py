@@ -1,0 +1,54 @@
+"""The tables of `caster bench plan`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from caster.cli.live import duration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from caster.bench.plan import Plan
+    from caster.sweeps import Spec
+
+
+def by_method(made: Plan, cost: Callable[[Spec], float]) -> Table:
+    """A row for every method on a backbone and data."""
+    rows: dict[tuple[str, str, str], list[Spec]] = {}
+    for spec in made.wanted:
+        rows.setdefault((spec.backbone, spec.data, spec.label), []).append(spec)
+    table = _table("backbone", "data", "method", "cells", "there", "missing", "expected")
+    for words, specs in rows.items():
+        missing = [spec for spec in specs if not made.is_there(spec)]
+        counts = (len(specs), len(specs) - len(missing), len(missing))
+        expected = duration(sum(map(cost, missing))) if missing else "-"
+        table.add_row(*map(Text, (*words, *map(str, counts), expected)))
+    return table
+
+
+def by_cell(made: Plan, cost: Callable[[Spec], float]) -> Table:
+    """A row for every cell."""
+    table = _table("cell", "stream", "state", "expected")
+    refused = set(made.refused)
+    for spec in made.wanted:
+        there = made.is_there(spec)
+        state = "refused" if spec in refused else "done" if there else "missing"
+        stream = f"{spec.order}, B {spec.batch_size}, seed {spec.seed}"
+        stream += ", alone" if spec.alone else ""
+        table.add_row(
+            *map(Text, (spec.title, stream, state, "-" if there else duration(cost(spec))))
+        )
+    return table
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for heading in headings:
+        number = heading in ("cells", "there", "missing", "expected")
+        table.add_column(heading, justify="right" if number else "left", no_wrap=number)
+    return table

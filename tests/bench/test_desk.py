@@ -1,0 +1,159 @@
+"""What a process keeps between groups of cells, and what a run tells and deletes around them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from threadpoolctl import threadpool_info
+
+from caster.bench import desk as desks
+from caster.bench import tasks
+from caster.bench.cell import run_group
+from caster.bench.executors import Task
+from caster.bench.place import Place
+from caster.bench.plan import groups_of
+from caster.bench.run import run
+from caster.methods import create
+from caster.records import read, scan
+from tests.bench.inline import SMALL, Inline, run_inline, sweep_of
+
+CONTRAST, FOG = (("contrast", 3),), (("fog", 3),)
+
+
+def admitted(folder, checkpoints, text):
+    """A desk at a place whose only backbone is admitted, and the groups to be run there."""
+    sweep = sweep_of(folder, text)
+    place = Place.of(sweep, folder / "out", checkpoints)
+    groups = list(groups_of(list(sweep.cells)))
+    tasks.admit(place, Task("admit", groups[0][:1]))
+    return desks.desk_at(place), groups
+
+
+class Vandal:
+    """A method that turns a knob of the frozen model."""
+
+    def __init__(self, method, model):
+        self.method, self.model = method, model
+
+    def __getattr__(self, name):
+        return getattr(self.method, name)
+
+    def predict(self, images):
+        with torch.no_grad():
+            next(self.model.module.parameters()).add_(1e-3)
+        return self.method.predict(images)
+
+
+def test_who_changes_the_frozen_model_has_no_record_and_the_next_group_a_new_one(
+    tmp_path, checkpoints, monkeypatch
+):
+    text = SMALL.replace('"frozen", "caster", "tent"', '"frozen", "tent", "caster"')
+    desk, (clean, contrast) = admitted(tmp_path, checkpoints, text)
+
+    def make(name, model, source, **settings):
+        method = create(name, model, source, **settings)
+        return Vandal(method, model) if name == "tent" else method
+
+    monkeypatch.setattr(desks, "create", make)
+    done = run_group(desk, clean)
+    assert [spec.method for spec, _ in done.failures] == ["tent", "caster"]
+    assert all("was changed while it was in use" in why for _, why in done.failures)
+    monkeypatch.undo()
+    assert run_group(desk, contrast).failures == []
+    digests = {
+        read(folder).cell.frozen[when]
+        for folder in scan(tmp_path / "out").cells
+        for when in ("before", "after")
+    }
+    assert len(digests) == 1
+
+
+def test_methods_that_read_the_source_are_kept_for_the_groups_that_use_them(tmp_path, checkpoints):
+    text = SMALL.replace('"frozen", "caster", "tent"', '"tent", "knn"')
+    text += SMALL[SMALL.index("[[grid]]") :].replace('"clean", "contrast"', '"fog"')
+    desk, groups = admitted(tmp_path, checkpoints, text)
+    clean, contrast, fog = groups
+    first = run_group(desk, clean)
+    ((name, _),) = desk._methods
+    assert name == "knn"
+    subject = desk.subject(clean[0], desk.admission(clean[0]))
+    reads, kept = subject.labelled.reads, desk.method(clean[1], subject)
+    run_group(desk, contrast)
+    assert subject.labelled.reads == reads
+    assert desk.method(contrast[1], subject) is kept
+    assert desk.method(contrast[0], subject) is not desk.method(contrast[0], subject)
+    run_group(desk, fog)
+    assert desk._methods == {}
+    assert 0 < first.passes < first.seconds
+
+
+def test_only_methods_that_read_the_source_are_passes_when_they_are_made(
+    tmp_path, checkpoints, monkeypatch
+):
+    text = SMALL.replace('"frozen", "caster", "tent"', '"tent"')
+    desk, (clean, contrast) = admitted(tmp_path, checkpoints, text)
+
+    def slow(name, model, source, **settings):
+        clock[0] += 1000.0
+        if reading:
+            next(iter(source.batches))
+        return create(name, model, source, **settings)
+
+    clock, reading = [0.0], False
+    monkeypatch.setattr(desks, "create", slow)
+    monkeypatch.setattr("caster.bench.cell.perf_counter", lambda: clock[0])
+    assert run_group(desk, clean).passes < 1000
+    reading = True
+    assert run_group(desk, contrast).passes >= 1000
+
+
+def test_what_is_done_before_the_first_cell_is_told(tmp_path, checkpoints):
+    seen = []
+    run_inline(sweep_of(tmp_path), tmp_path / "out", checkpoints, watch=seen.append)
+    assert (seen[0].done, seen[0].total, seen[0].current) == (0, 6, ("admitting resnet on digits",))
+    assert seen[0].left is None
+
+
+def test_pictures_are_kept_while_cells_of_another_study_are_missing(tmp_path, checkpoints):
+    text = SMALL + SMALL[SMALL.index("[[grid]]") :].replace('"corruption"', '"gate"').replace(
+        '"frozen", "caster", "tent"', '"frozen", "caster-ungated"'
+    )
+    sweep, out = sweep_of(tmp_path, text), tmp_path / "out"
+    summary, _ = run_inline(sweep, out, checkpoints, only="corruption")
+    assert summary.cells == 6
+    assert any((out / "pictures").iterdir())
+    summary, _ = run_inline(sweep, out, checkpoints)
+    assert summary.cells == 8
+    assert not (out / "pictures").exists()
+
+
+class Helped(Inline):
+    helpers = 1
+
+
+def test_helpers_make_the_first_pictures_too(tmp_path, checkpoints):
+    text = SMALL.replace('"clean", "contrast"', '"contrast", "fog"')
+    sweep = sweep_of(tmp_path, text + text[text.index("[[grid]]") :] + "alone = true\n")
+    place = Place.of(sweep, tmp_path / "out", checkpoints)
+    executor = Helped(place)
+    assert run(sweep, place, lambda: executor, lambda standing: None).failures == []
+    done = [(task.kind, task.specs[0].conditions) for task in executor.performed]
+    assert done[1:3] == [("pictures", CONTRAST), ("group", FOG)]
+    timed = [task.kind for task in executor.performed if task.specs[0].alone]
+    assert timed == ["group"] * 6
+
+
+def test_helpers_keep_to_one_thread(tmp_path, checkpoints, monkeypatch):
+    desk, (_, contrast) = admitted(tmp_path, checkpoints, SMALL)
+    if desks._limits is not None:
+        desks._limits.restore_original_limits()
+    monkeypatch.setattr(desks, "_limits", None)
+    seen = []
+    monkeypatch.setattr(tasks, "under", lambda *_: seen.extend(threadpool_info()))
+    tasks.pictures(desk.place, Task("pictures", contrast))
+    assert {pool["num_threads"] for pool in seen} == {1}
+
+
+@pytest.fixture(autouse=True)
+def no_desk_of_another_test():
+    desks._desk = None
