@@ -1,0 +1,1 @@
+"""What must hold of records before a figure is made of them."""

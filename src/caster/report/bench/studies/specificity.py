@@ -1,0 +1,165 @@
+"""One mechanism's certificate before another's update (Sec. 4.7, Table 2)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from caster.report.bench.agree import transport_of
+from caster.report.bench.ranks import spearman
+from caster.report.bench.results import Mean, Results, Streams, by_stream, matched, mean, places
+from caster.report.bench.score import GATED, Score
+from caster.report.bench.section import Picture, Section
+from caster.report.bench.studies import specificity_tables as tables
+from caster.report.bench.studies.specificity_figures import draw, rows
+from caster.report.bench.tables import as_file, cells
+from caster.sweeps.spec import GATE, Spec
+
+TITLE = "One mechanism's certificate before another's update"
+HOW = (
+    "Cells that every policy met, averaged. Δ: gain over the frozen head on the same samples. "
+    "Accept: share of batches that the policy did not leave to the frozen head. Harm: share of "
+    "samples that the frozen head has right and the policy wrong. Kept: gain of the gated policy "
+    "as a share of the gain of the same mechanism without its gate; it can exceed 100 % where the "
+    "gate refuses what would harm. Rank correlations over cells, average ranks: the share of "
+    "batches a gate accepts in a cell against what its mechanism gains there without it. Intervals "
+    "from cells drawn anew."
+)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A method, gated or not, over the matched cells."""
+
+    name: str
+    accuracy: Mean
+    gain: Mean
+    accept: float
+    harm: float
+    kept: float | None  # None: it has no gate to do with, or nothing to keep
+
+
+@dataclass(frozen=True)
+class Relation:
+    """A gate's acceptance and its mechanism's ungated gain, a pair a cell."""
+
+    gated: str  # as tables call them
+    mechanism: str
+    own: bool  # whether the certificate is before its own mechanism
+    accept: tuple[float, ...]
+    gain: tuple[float, ...]
+    correlation: float | None
+    kept: float | None  # None: the mechanism has no gain to keep
+
+
+@dataclass(frozen=True)
+class Specificity:
+    """All policies on one data set."""
+
+    place: str
+    data: str
+    policies: tuple[Policy, ...]
+    relations: tuple[Relation, ...]
+    cells: int
+
+
+def ungated(spec: Spec) -> Spec | None:
+    """The cell of the mechanism that a gated policy admits; None of one without a gate.
+
+    >>> spec = Spec("r", "d", "tent+referee", (("gate", (("agreement", 0.9),)), ("lr", 0.1)))
+    >>> ungated(spec).label, ungated(ungated(spec))
+    ('tent (lr 0.1)', None)
+    """
+    if spec.method == GATED:
+        return transport_of(spec)
+    mechanism, gate, _ = spec.method.partition("+")
+    settings = tuple((name, value) for name, value in spec.settings if name != GATE)
+    return replace(spec, method=mechanism, settings=settings) if gate else None
+
+
+def measure(results: Results) -> tuple[Specificity, ...]:
+    """Empty where the sweep has no such cells."""
+    streams = by_stream(results.of("specificity"))
+    where = places(streams)
+    groups: dict[tuple[str, str], Streams] = defaultdict(dict)
+    for stream, met in streams.items():
+        groups[where[stream], stream.data][stream] = met
+    found = (_compare(*key, held) for key, held in groups.items())
+    return tuple(each for each in found if each is not None)
+
+
+def _compare(place: str, data: str, streams: Streams) -> Specificity | None:
+    methods = list(dict.fromkeys(name for met in streams.values() for name in met))
+    held = list(matched(streams, methods).values())
+    if not held:
+        return None
+    found = (_relation(name, held) for name in methods)
+    relations = {relation.gated: relation for relation in found if relation is not None}
+    admitted = {relation.mechanism for relation in relations.values()}
+    policies = []
+    for name in methods:
+        gain = mean([met[name].gain for met in held])
+        kept = relations[name].kept if name in relations else None
+        if name in admitted and gain.value > 0:
+            kept = 1.0  # by itself it keeps all
+        policies.append(
+            Policy(
+                name,
+                accuracy=mean([met[name].accuracy for met in held]),
+                gain=gain,
+                accept=fmean(met[name].accept for met in held),
+                harm=fmean(met[name].harm for met in held),
+                kept=kept,
+            )
+        )
+    return Specificity(place, data, tuple(policies), tuple(relations.values()), len(held))
+
+
+def _relation(name: str, held: list[dict[str, Score]]) -> Relation | None:
+    """Of a policy and its mechanism; None without a gate, or where the mechanism was not run."""
+    pairs = []
+    for met in held:
+        wanted = ungated(met[name].spec)
+        pairs += [(met[name], own, other) for other, own in met.items() if own.spec == wanted]
+    if len(pairs) < len(held):
+        return None
+    accept = tuple(gated.accept for gated, _, _ in pairs)
+    gain = tuple(mechanism.gain for _, mechanism, _ in pairs)
+    whole = fmean(gain)
+    return Relation(
+        gated=name,
+        mechanism=" / ".join(dict.fromkeys(other for _, _, other in pairs)),
+        own=pairs[0][0].spec.method == GATED,
+        accept=accept,
+        gain=gain,
+        correlation=spearman(accept, gain),
+        kept=fmean(gated.gain for gated, _, _ in pairs) / whole if whole > 0 else None,
+    )
+
+
+def section(results: Results) -> Section | None:
+    """The study's part of the report."""
+    found = measure(results)
+    if not found:
+        return None
+    told = tuple(
+        f"On {each.place}, {cells(each.cells)}: acceptance of {relation.gated} against the gain "
+        f"of {relation.mechanism}: rank correlation {relation.correlation:+.2f}."
+        for each in found
+        for relation in each.relations
+        if relation.correlation is not None
+    )
+    pictures = tuple(
+        Picture(
+            f"specificity-{as_file(each.place)}" if len(found) > 1 else "specificity",
+            f"{each.place}: a point a cell; share of batches a gate accepts against what its "
+            "mechanism gains there without it. In the titles: rank correlations.",
+            f"Acceptance against ungated gain. {' '.join(told)}",
+            0.2 + 3.2 * rows(each),
+            lambda figure, ink, each=each: draw(figure, each, ink),  # type: ignore[misc]
+        )
+        for each in found
+        if each.relations
+    )
+    return Section("specificity", TITLE, told, HOW, tables.all_of(found), pictures)

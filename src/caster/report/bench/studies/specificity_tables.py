@@ -1,0 +1,75 @@
+"""Tables of the specificity study."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from caster.report.bench.paper import number, printed
+from caster.report.bench.tables import (
+    INTERVAL,
+    Column,
+    Table,
+    Value,
+    around,
+    as_file,
+    cells,
+    points,
+)
+
+if TYPE_CHECKING:
+    from caster.report.bench.studies.specificity import Specificity
+
+
+def all_of(found: tuple[Specificity, ...]) -> tuple[Table, ...]:
+    """The policies of all data, then the rank correlations."""
+    return (*(_table(each) for each in found), _correlations(found))
+
+
+def _table(found: Specificity) -> Table:
+    columns = (
+        *(Column("policy"), Column("top-1", ".2f"), Column(INTERVAL, ".2f")),
+        *(Column("Δ", "+.2f"), Column(f"Δ {INTERVAL}", "+.2f"), Column("accept, %", ".1f")),
+        *(Column("harm, %", ".2f"), Column("kept, %", ".1f"), Column("paper's top-1", ".2f")),
+        *(Column("paper's accept", ".1f"), Column("paper's harm", ".2f")),
+        Column("paper's kept", ".1f"),
+    )
+    values: list[tuple[Value, ...]] = [
+        (
+            *(policy.name, points(policy.accuracy.value), around(policy.accuracy.interval)),
+            *(points(policy.gain.value), around(policy.gain.interval)),
+            *(points(policy.accept), points(policy.harm), points(policy.kept)),
+            *(
+                number("specificity", found.data, policy.name, figure)
+                for figure in ("top1", "accept", "harm", "kept")
+            ),
+        )
+        for policy in found.policies
+    ]
+    return Table(
+        f"specificity-{as_file(found.place)}",
+        f"{found.place}: policies over {cells(found.cells)} that all met. Paper: "
+        f"{printed('specificity', 'where')}, ResNet-50.",
+        columns,
+        tuple(values),
+    )
+
+
+def _correlations(found: tuple[Specificity, ...]) -> Table:
+    values: list[tuple[Value, ...]] = [
+        (
+            *(each.place, relation.gated, relation.mechanism, each.cells, relation.correlation),
+            number("specificity", "correlation", relation.gated),
+        )
+        for each in found
+        for relation in each.relations
+    ]
+    return Table(
+        "specificity-correlations",
+        "Rank correlation over cells of the share of batches accepted with the gain of the "
+        "mechanism without its gate; average ranks.",
+        (
+            *(Column("data"), Column("gated policy"), Column("gain of"), Column("cells", "d")),
+            *(Column("rank correlation", "+.2f"), Column("paper", "+.2f")),
+        ),
+        tuple(values),
+    )

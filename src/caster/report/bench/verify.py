@@ -1,0 +1,123 @@
+"""Records beside their sweep: an empty list, or all that is missing or wrong.
+
+Nothing is taken on trust. Every digest is computed again, and every figure of a batch from its
+samples; cells are held against the sweep, their sources, and one another.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caster.errors import CasterError
+from caster.records import DONE, Cell, read_cell, scan
+from caster.report.bench.checks.cells import check_cells
+from caster.report.bench.checks.problem import Problem, lines
+from caster.report.bench.checks.sources import (
+    check_admissions,
+    compared,
+    foreign_admissions,
+    read_admissions,
+)
+from caster.report.bench.checks.streams import Checked, check_stream
+from caster.report.bench.many import FEW, mapped
+from caster.sweeps import Spec, Sweep
+
+__all__ = ["Problem", "compared", "lines", "verify"]
+
+Found = dict[Spec, tuple[Cell, Path]]
+MANY = 20  # pictures from which two shuffles of them do not agree by chance
+
+
+def verify(sweep: Sweep, out: Path, root: Path | None = None) -> list[Problem]:
+    """What is missing or wrong in the folder of a run; nothing, where a report may be made.
+
+    `root` is what the sweep's checkpoints are relative to, by default the current folder: those
+    that are there must be the ones the records were made from. `compared` says how many are.
+    """
+    there = scan(out)
+    problems = [Problem("foreign", str(path)) for path in there.foreign]
+    problems += [Problem("left by a killed run", str(path)) for path in there.leftovers]
+    problems += foreign_admissions(there.admissions, sweep)
+    admissions, unread = read_admissions(out, sweep)
+    problems += unread
+    problems += check_admissions(admissions, sweep, root or Path())
+    found: Found = {}
+    problems += _find(there.cells, sweep, found)
+    problems += check_cells({spec: cell for spec, (cell, _) in found.items()}, admissions, sweep)
+    problems += _check_streams(found)
+    return sorted(set(problems))
+
+
+def _find(folders: tuple[Path, ...], sweep: Sweep, found: Found) -> Iterator[Problem]:
+    """The record of every cell of the sweep, once."""
+    for folder in folders:
+        try:
+            cell = read_cell(folder)
+            spec = Spec.of(cell.identity.get("spec", {}))
+            _check_identity(cell, folder)
+        except CasterError as error:
+            yield Problem("changed or damaged", str(error))
+            continue
+        if spec not in sweep.cells:
+            yield Problem("not of this sweep", f"{spec.full} in {folder}")
+        elif spec in found:
+            yield Problem("twice", f"{spec.full} in {folder} and {found[spec][1].name}")
+        else:
+            found[spec] = cell, folder
+    for spec in sweep.cells:
+        if spec not in found:
+            yield Problem("missing", spec.full)
+
+
+def _check_identity(cell: Cell, folder: Path) -> None:
+    """What the checks of rows count on: a key shows that it was not changed, and no more."""
+    target = cell.identity.get("target")
+    sizes = (target.get("n") if isinstance(target, dict) else None, cell.identity.get("classes"))
+    if cell.status == DONE and not all(type(size) is int and size > 0 for size in sizes):
+        raise CasterError(f"{folder} does not state its target and classes")
+
+
+def _check_streams(found: Found) -> Iterator[Problem]:
+    """The rows of every stream, and what streams must and must not have in common."""
+    streams: dict[Spec, list[tuple[Spec, Path]]] = defaultdict(list)
+    for spec, (cell, folder) in found.items():
+        if cell.status == DONE:
+            streams[spec.stream].append((spec, folder))
+    labels: dict[str, NDArray[np.int16]] = {}
+    orders: dict[Spec, dict[int, str]] = defaultdict(dict)
+    all_checked = mapped(check_stream, list(streams.values()), len(found) < FEW)
+    for stream, checked in zip(streams, all_checked, strict=True):
+        yield from checked.problems
+        if checked.labels is not None:
+            yield from _check_labels(labels, checked.labels, stream)
+            anonymous = replace(stream, backbone="", alone=False, seed=0)
+            yield from _check_order(orders[anonymous], checked, stream)
+
+
+def _check_labels(
+    known: dict[str, NDArray[np.int16]],
+    labels: NDArray[np.int16],  # (n,)
+    stream: Spec,
+) -> Iterator[Problem]:
+    """A picture has one label, whatever stream it is met in."""
+    before = known.setdefault(stream.data, labels)
+    if len(before) != len(labels) or np.any((before != labels) & (before >= 0) & (labels >= 0)):
+        yield Problem("other labels than in other streams of the data", stream.full)
+    else:
+        known[stream.data] = np.maximum(before, labels)
+
+
+def _check_order(known: dict[int, str], checked: Checked, stream: Spec) -> Iterator[Problem]:
+    """One seed gives one order, whatever the backbone; two seeds do not give the same."""
+    rows = checked.rows
+    if known.setdefault(stream.seed, rows) != rows:
+        yield Problem("another order than the same seed gives elsewhere", stream.full)
+    by_chance = stream.order != "shuffled" or checked.batches < 2 or checked.n < MANY
+    if not by_chance and any(o == rows for s, o in known.items() if s != stream.seed):
+        yield Problem("the same order as another seed's", stream.full)

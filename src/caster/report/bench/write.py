@@ -1,0 +1,87 @@
+"""The whole report, in one folder: a page, a text, tables and figures."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from caster.errors import CasterError
+from caster.report.bench import page
+from caster.report.bench.pictures import save
+from caster.report.bench.results import Results
+from caster.report.bench.section import Section
+from caster.report.bench.studies import (
+    certificate,
+    corruption,
+    cost,
+    coverage,
+    estimators,
+    gate,
+    specificity,
+)
+from caster.report.bench.tables import as_csv, as_latex, as_markdown
+
+STUDIES = (estimators, certificate, gate, corruption, coverage, specificity, cost)  # paper's order
+PAGE, TEXT, TABLES, FIGURES = "index.html", "report.md", "tables", "figures"
+FORMATS = {"md": as_markdown, "tex": as_latex, "csv": as_csv}
+
+
+def sections(results: Results) -> list[Section]:
+    """Of every study the sweep has cells for."""
+    found = []
+    for study in STUDIES:
+        section = study.section(results)
+        if section is not None:
+            refused = results.refusals(section.name)
+            found.append(replace(section, found=(*section.found, *refused)))
+    if not found:
+        raise CasterError(f"no study of {results.sweep.name} has a cell that can be reported")
+    return found
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that holds anything but an earlier report, before any work is done."""
+    if folder.exists() and not folder.is_dir():
+        raise CasterError(f"cannot write {folder}: it is not a folder")
+    if not folder.parent.is_dir():
+        raise CasterError(f"cannot write {folder}: there is no folder {folder.parent}")
+    if folder.is_dir():
+        others = {path.name for path in folder.iterdir()} - {PAGE, TEXT, TABLES, FIGURES}
+        if others:
+            raise CasterError(
+                f"{folder} holds {min(others)}, which is no part of a report: name another folder"
+            )
+
+
+def write(results: Results, folder: Path) -> list[Section]:
+    """Write the report in place of an earlier one, whole or not at all."""
+    check_folder(folder)
+    made = sections(results)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
+        whole = Path(temporary) / "report"
+        _fill(whole, results, made)
+        try:
+            if folder.exists():
+                shutil.rmtree(folder)
+            whole.rename(folder)
+        except OSError as error:
+            raise CasterError(f"cannot write {folder}: {error.strerror}") from None
+    return made
+
+
+def _fill(folder: Path, results: Results, made: Sequence[Section]) -> None:
+    for part in (folder, folder / TABLES, folder / FIGURES):
+        part.mkdir()
+    drawn = {}
+    for section in made:
+        for table in section.tables:
+            for ending, render in FORMATS.items():
+                path = folder / TABLES / f"{table.name}.{ending}"
+                path.write_text(render(table), encoding="utf-8")
+        for picture in section.pictures:
+            drawn[picture.name] = save(picture, folder / FIGURES)
+    (folder / TEXT).write_text(page.as_text(results, made), encoding="utf-8")
+    (folder / PAGE).write_text(page.render(results, made, drawn), encoding="utf-8")

@@ -1,0 +1,280 @@
+"""Every study's numbers beside arithmetic of its own, on rows read without caster."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import replace
+from statistics import mean, median, stdev
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+from caster.report.bench.studies import (
+    certificate,
+    certificate_tables,
+    corruption,
+    cost,
+    coverage,
+    estimators,
+    gate,
+    specificity,
+)
+
+
+def of(raw, sweep, study, *methods):
+    """Raw records of a study by stream and method."""
+    wanted = {
+        (tuple(map(tuple, s.conditions)), s.backbone, s.data, s.seed, s.method, s.alone)
+        for s in sweep.of(study)
+    }
+    found = defaultdict(dict)
+    for record in raw:
+        spec = record.spec
+        key = (
+            tuple((name, severity) for name, severity in spec["conditions"]),
+            spec["backbone"],
+            spec["data"],
+            spec["seed"],
+            spec["method"],
+            spec["alone"],
+        )
+        if key in wanted and (not methods or record.method in methods):
+            found[record.stream][record.method] = record
+    return list(found.values())
+
+
+def right(record):
+    return record.prediction == record.label
+
+
+def test_estimators(results, raw, run):
+    found = estimators.measure(results)
+    pairs = of(raw, run[0], "estimators")
+    margins = {m["knn"].backbone: m["source-gda"].accuracy - m["knn"].accuracy for m in pairs}
+    assert len(margins) == 2
+    assert {s.backbone: pytest.approx(s.margin) for s in found.settings} == margins
+    assert found.wins == sum(margin > 0 for margin in margins.values())
+    assert found.margin.value == pytest.approx(mean(margins.values()))
+    ratios = [
+        sum(m["knn"].cell["method"]["retained"].values())
+        / sum(m["source-gda"].cell["method"]["retained"].values())
+        for m in pairs
+    ]
+    assert found.ratio == pytest.approx(median(ratios))
+    assert median(ratios) != 1
+
+
+def gated_by_hand(record, tau, classes, constants):
+    """Accuracy if batches with enough confident samples and a small ratio are transported."""
+    held = record.batches
+    hits = 0
+    for batch in held["batch"]:
+        rows = record.batch == batch
+        enough = held["confident"][batch] >= constants["min_samples"]
+        enough &= held["confident_classes"][batch] >= min(constants["min_classes"], classes)
+        taken = enough and held["ratio"][batch] <= tau
+        answers = record.prediction if taken else record.frozen
+        hits += (answers == record.label)[rows].sum()
+    return hits / len(record.label)
+
+
+def test_certificate(results, raw, run):
+    (found,) = certificate.measure(results)
+    cells = [met["caster-ungated"] for met in of(raw, run[0], "certificate")]
+    constants = cells[0].cell["identity"]["constants"]
+    certificates = [float(np.median(c.batches["ratio"])) for c in cells]
+    gains = [c.gain for c in cells]
+    assert found.pooled.cells == len(cells) == 18
+    assert found.pooled.ungated.value == pytest.approx(mean(gains))
+    losing = [c for c, gain in zip(certificates, gains, strict=True) if gain < -0.1]
+    harmless = [c for c, gain in zip(certificates, gains, strict=True) if gain >= 0]
+    assert found.pooled.lowest_losing == pytest.approx(min(losing))
+    finite = [c for c in harmless if math.isfinite(c)]
+    assert found.pooled.highest_harmless == pytest.approx(max(finite))
+    assert found.pooled.harmless_without == len(harmless) - len(finite)
+    regime = [(c, g) for c, g in zip(certificates, gains, strict=True) if c < min(losing)]
+    assert found.pooled.regime == len(regime)
+    assert found.pooled.correlation == pytest.approx(spearmanr(*zip(*regime, strict=True))[0])
+    never = [float((c.frozen == c.label).mean()) for c in cells]
+    for tau in (0.0, 0.3, 0.8, 1.7, 5.0, 1e9):
+        gated = [gated_by_hand(c, tau, 4, constants) for c in cells]
+        expected = mean(np.subtract(gated, never))
+        assert found.curve.at(tau) == pytest.approx(expected, abs=1e-12)
+    assert found.pooled.gated.value == pytest.approx(found.curve.at(0.8))
+
+
+def test_recorded_gated_cells_are_the_recomputed_ones(results, raw, run):
+    pairs = of(raw, run[0], "gate", "caster", "caster-ungated")
+    constants = pairs[0]["caster"].cell["identity"]["constants"]
+    for met in pairs:
+        by_hand = gated_by_hand(met["caster-ungated"], 0.8, 4, constants)
+        assert met["caster"].accuracy == by_hand
+
+
+def test_mixed_metric(results, raw, run):
+    (measured,) = certificate.measure(results)
+    found = measured.mixed["caster-mixed-metric"]
+    pairs = [m for m in of(raw, run[0], "certificate") if "caster-mixed-metric" in m]
+    assert found.cells == len(pairs) == 2
+    gains = [m["caster-mixed-metric"].gain for m in pairs]
+    assert found.gated.value == pytest.approx(mean(gains))
+    assert found.ungated.value == pytest.approx(mean(m["caster-ungated"].gain for m in pairs))
+    ratios = [float(np.median(m["caster-mixed-metric"].batches["ratio"])) for m in pairs]
+    losing = [r for r, m in zip(ratios, pairs, strict=True) if m["caster-ungated"].gain < -0.1]
+    assert found.lowest_losing == (pytest.approx(min(losing)) if losing else None)
+
+
+def test_gate(results, raw, run):
+    found = gate.measure(results)
+    streams = of(raw, run[0], "gate")
+    (pooled,) = found.pooled
+    assert pooled.gated.cells == len(streams)
+    assert pooled.gated.value == pytest.approx(mean(m["caster"].accuracy for m in streams))
+    assert pooled.always.value == pytest.approx(mean(m["caster-ungated"].accuracy for m in streams))
+    frozen = [float((m["caster"].frozen == m["caster"].label).mean()) for m in streams]
+    assert pooled.never.value == pytest.approx(mean(frozen))
+    accepts = [float(m["caster"].batches["accepted"].mean()) for m in streams]
+    assert pooled.accept == pytest.approx(mean(accepts))
+    rows = {(row.backbone, row.data): row for row in found.rows}
+    assert rows.keys() == {
+        ("r18", "cifar10"),
+        ("r50", "cifar10"),
+        ("vit", "cifar10"),
+        ("r50", "imagenet"),
+    }
+    mine = [m for m in streams if m["caster"].backbone.startswith("r18")]
+    over = [m["caster"].accuracy - m["caster-ungated"].accuracy for m in mine]
+    assert rows["r18", "cifar10"].over_always.value == pytest.approx(mean(over))
+    assert len(mine) == 8
+
+
+def test_an_interval_is_the_bootstrap_over_cells(results, raw, run):
+    (row,) = gate.measure(results).pooled
+    values = np.array([m["caster"].accuracy for m in of(raw, run[0], "gate")])
+    rng = np.random.default_rng(5)
+    means = rng.choice(values, (20_000, len(values))).mean(axis=1)
+    expected = np.quantile(means, [0.025, 0.975])
+    assert [row.gated.interval.low, row.gated.interval.high] == pytest.approx(expected, abs=0.004)
+
+
+@pytest.mark.parametrize(
+    ("name", "conditions"),
+    [("all", {"fog-5", "saturate-5"}), ("fifteen", {"fog-5"})],
+)
+def test_corruption(results, raw, run, name, conditions):
+    found = {c.name: c for c in corruption.measure(results).conventions}[name]
+    accuracies = defaultdict(lambda: defaultdict(list))
+    for met in of(raw, run[0], "corruption"):
+        for method, record in met.items():
+            if record.condition in conditions:
+                title = record.backbone.removesuffix("-a").removesuffix("-b")
+                accuracies[method, title][record.condition].append(record.accuracy)
+    backbones = {
+        key: mean(mean(seeds) for seeds in held.values()) for key, held in accuracies.items()
+    }
+    for method in ("frozen", "source-gda", "tent", "caster", "caster-ungated"):
+        values = [backbones[method, "r18"], backbones[method, "r50"]]
+        entry = found.entries["cifar10", method, "batch"]
+        assert entry.mean.value == pytest.approx(mean(values))
+        assert entry.sd == pytest.approx(stdev(values))
+        assert entry.mean.cells == 6 * len(conditions)  # r18 twice and r50, two seeds each
+        assert entry.whole
+        alone = found.entries["cifar10", method, "layer"]
+        assert alone.mean.value == pytest.approx(backbones[method, "vit"])
+        assert alone.sd is None  # swin was refused
+        assert alone.inert == (method == "tent")
+
+
+def test_coverage(results, raw, run):
+    rows = {row.method: row for row in coverage.measure(results)}
+    streams = of(raw, run[0], "coverage")
+    assert rows.keys() == streams[0].keys() - {"frozen"}
+    for method, row in rows.items():
+        held = [met[method] for met in streams]
+        assert row.gain.value == pytest.approx(mean(record.gain for record in held))
+        assert row.harm == pytest.approx(mean(record.harm for record in held))
+        accepts = [float(record.batches["accepted"].mean()) for record in held]
+        assert row.accept == pytest.approx(mean(accepts))
+
+
+def test_specificity(results, raw, run):
+    (found,) = specificity.measure(results)
+    streams = of(raw, run[0], "specificity")
+    assert found.cells == len(streams) == 9
+    policies = {policy.name: policy for policy in found.policies}
+    for name, policy in policies.items():
+        held = [met[name] for met in streams]
+        assert policy.accuracy.value == pytest.approx(mean(r.accuracy for r in held))
+        assert policy.gain.value == pytest.approx(mean(r.gain for r in held))
+        assert policy.harm == pytest.approx(mean(r.harm for r in held))
+    whole = mean(met["tent"].gain for met in streams)
+    part = mean(met["tent+certificate"].gain for met in streams)
+    kept = policies["tent+certificate"].kept
+    assert kept == (pytest.approx(part / whole) if whole > 0 else None)
+    assert policies["frozen"].kept is None
+    relations = {relation.gated: relation for relation in found.relations}
+    assert relations.keys() == {"caster", "tent+certificate", "tent+referee"}
+    for gated, mechanism in (("caster", "caster-ungated"), ("tent+certificate", "tent")):
+        accepts = [float(met[gated].batches["accepted"].mean()) for met in streams]
+        gains = [met[mechanism].gain for met in streams]
+        assert len(set(accepts)) < len(accepts)  # ties, which average ranks are for
+        assert relations[gated].correlation == pytest.approx(spearmanr(accepts, gains)[0])
+
+
+def test_cost(results, raw, run):
+    rows = {row.method: row for row in cost.measure(results)}
+    (met,) = of(raw, run[0], "cost")
+    assert met["frozen"].spec["alone"]
+    for method, row in rows.items():
+        held = met[method].batches
+        rates = held["size"] / held["seconds"]  # batches before the first are not in the records
+        assert row.rate == pytest.approx(median(rates))
+        assert row.share == pytest.approx(row.rate / rows["frozen"].rate)
+    assert rows["tent"].backward
+    assert not rows["caster"].backward
+
+
+def test_refused_backbones_are_named(results):
+    assert len(results.refused) == 20
+    for study in ("corruption", "gate", "certificate"):
+        (line,) = results.refusals(study)
+        assert line.startswith("swin on cifar10 was refused: ")
+    assert results.refusals("cost") == []
+
+
+def test_the_regime_is_chosen_by_certificate():
+    """A cell that loses little above the lowest losing one is not in it; one below it is."""
+    cells = [(0.3, 0.01), (0.5, 0.03), (0.9, 0.02), (2.0, -0.2), (3.0, 0.5), (math.inf, 0.1)]
+    found = certificate.bands([certificate.Point("d", r, gain, 0.0) for r, gain in cells])
+    assert (found.lowest_losing, found.highest_harmless, found.harmless_without) == (2.0, 3.0, 1)
+    assert found.regime == 3
+    assert found.correlation == pytest.approx(0.5)  # ranks 1 2 3 and 1 3 2
+
+
+def test_bands_without_a_losing_cell():
+    cells = [(0.3, 0.0), (0.5, -0.1), (math.inf, -0.05)]
+    found = certificate.bands([certificate.Point("d", r, gain, 0.0) for r, gain in cells])
+    assert (found.lowest_losing, found.highest_harmless, found.regime) == (None, 0.3, 2)
+    assert found.correlation is None
+
+
+def summary_of(results, plateau):
+    (found,) = certificate.measure(results)
+    table = certificate_tables.all_of(replace(found, plateau=plateau), "")[0]
+    return {row[0]: table.columns[1].text(row[1]) for row in table.rows}
+
+
+@pytest.mark.parametrize(
+    ("plateau", "expected"),
+    [
+        ((0.5, 2.0), ["0.5", "2", "4"]),
+        ((0.5, math.inf), ["0.5", "no upper end", "no upper end"]),
+        ((0.0, 2.0), ["0", "2", "from zero"]),
+    ],
+)
+def test_both_ends_of_the_plateau_are_told(results, plateau, expected):
+    rows = summary_of(results, plateau)
+    names = ("plateau from", "plateau to", "plateau, highest over lowest")
+    assert [rows[name] for name in names] == expected
