@@ -37,7 +37,7 @@ def test_links_lead_somewhere(path):
 def test_every_command_and_option_named_in_the_documents_exists():
     commands = get_command(app).commands
     text = "".join(path.read_text() for path in DOCUMENTS)
-    words = "fit|predict|evaluate|inspect|doctor|methods|data|corrupt|demo"
+    words = "fit|predict|evaluate|inspect|doctor|methods|data|corrupt|bench|demo"
     named = set(re.findall(rf"caster ({words})\b", text))
     assert named == set(commands)
     known = {option for c in commands.values() for p in c.params for option in p.opts}
