@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from conditions import REPORTED, conditions
 from subjects import CONVNEXT, RESNET18, VIT, Run, Subject
+from tables import THRESHOLDS
 from variants import Variant, published, suited
 from work import Job, carry_out
 
@@ -13,7 +14,6 @@ from caster.methods import find
 NETWORKS = (RESNET18, CONVNEXT, VIT)
 SLOW = ("cotta", "foa")  # dozens of passes through the network a batch
 SLOW_ORDER = ("gaussian_noise-5", "fog-5", "clean", "jpeg_compression-5", "contrast-5")
-THRESHOLDS = (0.8, 0.9, 0.95, 0.97, 0.99)
 
 
 def behaviour(run: Run, workers: int, seconds: float, slow_cells: int) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from lines import Line, Lines
 
 NONE = "-"
+THRESHOLDS = (0.8, 0.9, 0.95, 0.97, 0.99)  # of the referee
 PARTS = {"severity 3": "-3", "severity 5": "-5", "clean": "clean"}  # how conditions end
 Cells = dict[str, Line]  # of one method, by condition
 
@@ -95,11 +96,29 @@ def referee_tables(lines: Lines) -> str:
         )
         header = [f"{model}: agreement, quantiles", *(f"{100 * level:.0f} %" for level in levels)]
         blocks.append(table(header, rows))
+        blocks.append(accepted_table(model, methods.get("source-gda", {})))
         header = [model]
         for part in PARTS:
             header += [part, "accepted", "harm"]
         blocks.append(table(header, (referee_row(*each) for each in methods.items())))
     return "\n\n".join([*blocks, *notes(lines)])
+
+
+def accepted_table(model: str, cells: Cells) -> str:
+    """Share of batches that a referee of each threshold accepts: agreement alone decides it."""
+    parts = {"severity 3": of(cells, "-3"), "severity 5": of(cells, "-5")}
+    parts["both"] = parts["severity 3"] | parts["severity 5"]
+    rows = (
+        [
+            f"{part}, {len(streams)} streams",
+            *(
+                percent((np.mean(np.array(ln["agreement"]) >= t) for ln in streams.values()), 0)
+                for t in THRESHOLDS
+            ),
+        ]
+        for part, streams in parts.items()
+    )
+    return table([f"{model}: accepted at", *map(str, THRESHOLDS)], rows)
 
 
 def referee_row(method: str, cells: Cells) -> list[str]:
