@@ -66,7 +66,6 @@ def train(
     with (
         locked(out.with_suffix(".lock"), f"another process is training {out}"),
         torch.random.fork_rng(gpus),
-        torch.backends.cudnn.flags(benchmark=True),
     ):
         return _Run(planned, data, test, out, device, keep_every, progress).go(seconds)
 
