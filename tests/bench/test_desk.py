@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from threadpoolctl import threadpool_info
@@ -157,3 +159,12 @@ def test_helpers_keep_to_one_thread(tmp_path, checkpoints, monkeypatch):
 @pytest.fixture(autouse=True)
 def no_desk_of_another_test():
     desks._desk = None
+
+
+@pytest.mark.parametrize(("device", "within"), [("cpu", "highest"), ("cuda:0", "high")])
+def test_only_passes_on_a_gpu_are_quick(tmp_path, checkpoints, device, within):
+    place = replace(Place.of(sweep_of(tmp_path, SMALL), tmp_path, checkpoints), device=device)
+    with pytest.raises(RuntimeError), desks.quick_passes(place):
+        assert torch.get_float32_matmul_precision() == within
+        raise RuntimeError
+    assert torch.get_float32_matmul_precision() == "highest"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from caster.bench.answers import Answers, follow
 from caster.bench.batches import Prepared, stream_of
-from caster.bench.desk import Desk, Subject
+from caster.bench.desk import Desk, Subject, quick_passes
 from caster.bench.pictures import under
 from caster.bench.record import Said, write_done, write_refused
 from caster.data.streams import Condition, Stream
@@ -76,7 +76,8 @@ class _Group:
     def run(self, specs: Sequence[Spec]) -> None:
         """One method after another: those on features share a pass, the others have a copy."""
         alone = specs[0].alone
-        outputs, seconds, frozen = self._frozen_pass(keep=not alone)
+        with nullcontext() if alone else quick_passes(self.desk.place):
+            outputs, seconds, frozen = self._frozen_pass(keep=not alone)
         for spec in specs:
             with self._isolated(spec):
                 if alone:
@@ -86,7 +87,8 @@ class _Group:
                 if isinstance(method, OnFeatures):
                     found = self._followed(spec, method, method.answer, outputs, seconds)
                 else:
-                    found = self._followed(spec, method, method.predict, self.batches)
+                    with quick_passes(self.desk.place):
+                        found = self._followed(spec, method, method.predict, self.batches)
                 self._write(spec, method, found, frozen)
 
     @contextmanager

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -159,6 +160,25 @@ def one_thread() -> None:
     global _limits
     if _limits is None:
         _limits = threadpool_limits(1)
+
+
+@contextmanager
+def quick_passes(place: Place) -> Iterator[None]:
+    """Have a GPU multiply the matrices of a network's pass in TF32, as it does convolutions.
+
+    Not for what is computed from features: covariances and their factors need all digits.
+    """
+    if not place.on_gpu:
+        yield
+        return
+    import torch
+
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def round_alike() -> None:
