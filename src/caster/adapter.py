@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -26,7 +26,10 @@ from caster.frozen.protocol import (
     runs_on_gpu,
 )
 from caster.labels import as_labels, unique_labels
-from caster.state import State
+from caster.state import Layers, State
+
+if TYPE_CHECKING:
+    from caster.frozen.gauge import Gauge
 
 
 class Adapter:
@@ -85,6 +88,7 @@ class Adapter:
         *,
         classes: Any = None,
         use_head: bool = True,
+        layers: bool = False,
         **settings: Any,
     ) -> Self:
         """Fit source statistics from batches of (images, labels), each seen by the model once.
@@ -92,19 +96,22 @@ class Adapter:
         `classes` names the model's outputs in their order, where labels are neither their column
         numbers nor, sorted, as many as the columns. `use_head=False` says the model's outputs are
         other classes altogether. The features stay in memory while it fits; `caster fit --model`
-        keeps them on disk. `settings` are those of `Caster`.
+        keeps them on disk. With `layers` the state also gets the moments of every site of a torch
+        module, for layer transport. `settings` are those of `Caster`.
         """
         chunks, columns = [], None
+        gauge = _gauge(model) if layers else None
         for images, labels in map(pair, batches):
-            outputs = model(images)
+            outputs = (gauge or model)(images)
             chunks.append((to_numpy(outputs.features), as_labels(labels)))
             columns = None if outputs.logits is None else int(outputs.logits.shape[1])
         if not chunks:
             raise CasterError("there are no batches to fit")
-        found = unique_labels(as_labels(np.concatenate([labels for _, labels in chunks])))
-        head = head_columns(found, columns, classes) if use_head else None
-        clf = Caster(**settings).fit_stream(chunks, found)
-        return cls(model, bound_state(clf, model, head))
+        known = unique_labels(as_labels(np.concatenate([labels for _, labels in chunks])))
+        head = head_columns(known, columns, classes) if use_head else None
+        clf = Caster(**settings).fit_stream(chunks, known)
+        found = None if gauge is None else gauge.moments()
+        return cls(model, bound_state(clf, model, head, found))
 
     def __call__(self, batch: Any) -> Adaptation:
         """Adapt to one batch, prepared as the model takes it."""
@@ -223,7 +230,20 @@ def _fetch_choices(attempt: Attempt, fetch: Callable[[Array], Any]) -> Callable[
     return wait
 
 
-def bound_state(clf: Caster, model: FrozenModel, head: tuple[int, ...] | None) -> State:
+def _gauge(model: FrozenModel) -> Gauge:
+    if not hasattr(model, "twin"):  # before torch, which may not be there
+        raise CasterError(f"layers are those of a torch module, and {model.name} is none")
+    from caster.frozen.gauge import gauge_of
+
+    return gauge_of(model)
+
+
+def bound_state(
+    clf: Caster,
+    model: FrozenModel,
+    head: tuple[int, ...] | None,
+    layers: Layers | None = None,
+) -> State:
     """What an estimator was fitted to, bound to the model that made its features."""
     return State(
         clf.moments_,
@@ -232,4 +252,5 @@ def bound_state(clf: Caster, model: FrozenModel, head: tuple[int, ...] | None) -
         model_sha256=model.sha256,
         preprocessing_sha256=preprocessing_sha256(model),
         head=head,
+        layers=layers,
     )

@@ -2,6 +2,7 @@
 
 The file holds what cannot be recomputed: U, class means, packed upper triangles of the class
 covariances and class counts. Priors, global and pooled moments and the margin follow from these.
+With layers, also the moments of every site of the network, one site after the other.
 """
 
 from __future__ import annotations
@@ -21,14 +22,18 @@ from safetensors.numpy import save as to_safetensors
 from caster import labels
 from caster._version import __version__
 from caster.config import STATE_DTYPE, Settings
+from caster.core.layers import ChannelMoments, Site
 from caster.core.types import SourceMoments
 from caster.errors import CasterError, StateError
 from caster.files import replacing
 
 FORMAT, VERSION = "caster-state", "2"
+WITH_LAYERS = "3"  # the version of a file with layers: an older caster refuses what it cannot use
 ARRAYS = ("U", "means", "covariances", "counts")
+LAYER_ARRAYS = ("layer_means", "layer_variances")
 
 Arrays = dict[str, NDArray[Any]]
+Layers = dict[Site, ChannelMoments]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +47,7 @@ class State:
     preprocessing_sha256: str | None = None
     head: tuple[int, ...] | None = None  # for every class its column among the model's logits
     caster_version: str = __version__
+    layers: Layers | None = None  # of sites but BatchNorms', which the model keeps; None: not asked
 
     def check_origin(
         self,
@@ -82,6 +88,11 @@ def save(state: State, path: str | os.PathLike[str]) -> None:
         temporary.write_bytes(content)
 
 
+def version_of(state: State) -> str:
+    """The format version a state is written in."""
+    return VERSION if state.layers is None else WITH_LAYERS
+
+
 def digest(state: State) -> str:
     """SHA-256 of everything in a state: two files with the same one hold the same."""
     return content_digest(*_content(state))
@@ -90,7 +101,7 @@ def digest(state: State) -> str:
 def _content(state: State) -> tuple[Arrays, dict[str, str]]:
     metadata = {
         "format": FORMAT,
-        "version": VERSION,
+        "version": version_of(state),
         "caster": state.caster_version,
         "settings": json.dumps(asdict(state.settings)),
         "classes": labels.to_json(state.classes),
@@ -101,13 +112,22 @@ def _content(state: State) -> tuple[Arrays, dict[str, str]]:
         "preprocessing_sha256": state.preprocessing_sha256 or "",
         "head": json.dumps(state.head),
     }
-    return _pack(state.moments), metadata
+    arrays = _pack(state.moments)
+    if state.layers is not None:
+        sites = [
+            [site.module, site.side, site.axis, len(found.mean), found.count]
+            for site, found in state.layers.items()
+        ]
+        metadata["layers"] = json.dumps(sites)
+        arrays |= _pack_layers(state.layers)
+    return arrays, metadata
 
 
 def load(path: str | os.PathLike[str]) -> State:
     """Read a state file, or refuse it in one line."""
     arrays, metadata = _read(Path(path))
     try:
+        layers = _take_layers(arrays, metadata) if "layers" in metadata else None
         state = State(
             moments=_unpack(arrays, float(metadata["ridge"])),
             classes=labels.from_json(metadata["classes"]),
@@ -116,6 +136,7 @@ def load(path: str | os.PathLike[str]) -> State:
             preprocessing_sha256=metadata["preprocessing_sha256"] or None,
             head=_head(json.loads(metadata["head"])),
             caster_version=metadata["caster"],
+            layers=layers,
         )
         _check_consistent(state, metadata)
     except (KeyError, TypeError, ValueError) as error:
@@ -129,7 +150,7 @@ def _head(columns: list[int] | None) -> tuple[int, ...] | None:
 
 def array_sizes(state: State) -> list[tuple[str, int]]:
     """Name and bytes of every stored array."""
-    return [(name, array.nbytes) for name, array in _pack(state.moments).items()]
+    return [(name, array.nbytes) for name, array in _content(state)[0].items()]
 
 
 def content_digest(arrays: Arrays, metadata: dict[str, str]) -> str:
@@ -150,7 +171,7 @@ def _read(path: Path) -> tuple[Arrays, dict[str, str]]:
             metadata: dict[str, str] = file.metadata() or {}
             if metadata.get("format") != FORMAT:
                 raise StateError(f"{path} is a safetensors file, but not a caster state file")
-            if metadata.get("version") != VERSION:
+            if metadata.get("version") != (WITH_LAYERS if "layers" in metadata else VERSION):
                 raise StateError(
                     f"{path} has state format {metadata.get('version')}, not {VERSION}: "
                     f"use the caster that wrote it ({metadata.get('caster')}) or fit again"
@@ -204,3 +225,34 @@ def _unpack(arrays: Arrays, ridge: float) -> SourceMoments:
     covariances[:, rows, columns] = packed
     covariances[:, columns, rows] = packed
     return SourceMoments(arrays["U"], means, covariances, arrays["counts"], ridge)
+
+
+def _pack_layers(layers: Layers) -> Arrays:
+    """The moments of all sites, one site after the other."""
+    none: list[NDArray[Any]] = [np.empty(0)]
+    means = none + [found.mean for found in layers.values()]
+    variances = none + [found.variance for found in layers.values()]
+    rows = [np.concatenate(parts).astype(STATE_DTYPE) for parts in (means, variances)]
+    return dict(zip(LAYER_ARRAYS, rows, strict=True))
+
+
+def _take_layers(arrays: Arrays, metadata: dict[str, str]) -> Layers:
+    """The sites' moments, taken out of a file's arrays and checked."""
+    sites = [
+        (Site(*where), width, count) for *where, width, count in json.loads(metadata["layers"])
+    ]
+    means, variances = (arrays.pop(name) for name in LAYER_ARRAYS)
+    total = sum(width for _, width, _ in sites)
+    if means.shape != (total,) or variances.shape != (total,) or len(set(sites)) < len(sites):
+        raise CasterError("its layers do not fit together")
+    sound = np.isfinite(means).all() and np.isfinite(variances).all()
+    if not sound or (variances < 0).any() or not all(0 < count < np.inf for *_, count in sites):
+        raise CasterError("its layers hold no moments")
+    if any(site.side not in ("in", "out") or site.axis not in (1, -1) for site, *_ in sites):
+        raise CasterError("its layers name no sites")
+    layers, start = {}, 0
+    for site, width, count in sites:
+        at = slice(start, start + width)
+        layers[site] = ChannelMoments(count, means[at], variances[at])
+        start += width
+    return layers

@@ -20,6 +20,9 @@ VARIANTS = [
     ("bn-adapt", "batch", {"prior": 16.0}),
     ("t3a", "batch", {"filter_k": -1}),
     ("tent", "vit", {"norms": ("layer",)}),
+    ("layer-transport", "vit", {"tau": 99.0, "every": 3}),
+    ("layer-transport", "layer", {"last": "transport", "tau": 99.0}),
+    ("layer-transport-ungated", "vit", {"memory": 0, "prior": 0.0}),
 ]
 
 

@@ -45,7 +45,8 @@ def inspect(
         ("model digest", held.model_sha256 or "not bound to a model"),
         ("preprocessing digest", held.preprocessing_sha256 or "not bound to a preprocessing"),
         ("head", _head(held)),
-        ("written by", f"caster {held.caster_version}, state format {states.VERSION}"),
+        ("layers", _layers(held)),
+        ("written by", f"caster {held.caster_version}, state format {states.version_of(held)}"),
     ):
         table.add_row(name, Text(value))
     output.print(table)
@@ -62,6 +63,13 @@ def _head(held: State) -> str:
         return f"logits 0 to {len(held.head) - 1}, in the order of classes"
     more = " ..." if len(held.head) > LISTED else ""
     return f"logits {', '.join(map(str, held.head[:LISTED]))}{more}"
+
+
+def _layers(held: State) -> str:
+    """Whether the layers of the model were measured too."""
+    if held.layers is None:
+        return "not measured"
+    return f"{len(held.layers)} sites beside those of BatchNorms, which the model keeps itself"
 
 
 def _class_table(labels: list[Any], counts: list[int], *, everything: bool) -> Table:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from operator import attrgetter
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -136,6 +137,24 @@ class TorchModel:
         weight = layer.weight.detach().float()
         bias = weight.new_zeros(len(weight)) if layer.bias is None else layer.bias.detach().float()
         return weight, bias
+
+    def twin(self) -> Self:
+        """The same model with a module of its own, for hooks: every weight is shared, none copied.
+
+        >>> model = TorchModel(nn.Linear(2, 2))
+        >>> other = model.twin()
+        >>> other.module is model.module, other.module.weight is model.module.weight
+        (False, True)
+        """
+        shared = (*self.module.parameters(), *self.module.buffers())
+        try:
+            module = copy.deepcopy(self.module, {id(value): value for value in shared})
+        except (RuntimeError, TypeError, NotImplementedError) as error:
+            line = str(error).splitlines()[0]
+            raise CasterError(f"{self.name} cannot be copied: {line}") from error
+        twin = copy.copy(self)
+        twin.module, twin._parts = module, tuple(module.modules())
+        return twin
 
     def values(self) -> list[Tensor]:
         """Every parameter and buffer, where it is now."""

@@ -61,6 +61,7 @@ class Entry:
 
 _GRADIENT = "caster.methods.gradient"
 _TRANSPORT = "caster.methods.transport"
+_LAYERS = "caster.methods.layer_transport"
 _IMAGENET = {"imagenet": {"optimizer": "sgd", "lr": 2.5e-4}}
 _IMAGENET_VIT = {"imagenet-vit": {"optimizer": "sgd", "lr": 1e-3, "norms": ("layer",)}}
 _COTTA_IMAGENET = {"optimizer": "sgd", "threshold": 0.1, "restore": 0.001, "symmetric": True}
@@ -131,6 +132,18 @@ OWN = (
         "bn-adapt",
         "BatchNorm by the batch's statistics, shrunk towards the source's.",
         "caster.methods.batchnorm:BNAdapt",
+        ("torch module",),
+    ),
+    Entry(
+        "layer-transport",
+        "Every layer's statistics carried back to the source's, if its own certificate allows.",
+        f"{_LAYERS}:LayerTransport",
+        ("torch module", "state"),
+    ),
+    Entry(
+        "layer-transport-ungated",
+        "The same transport of every layer whatever the certificate says.",
+        f"{_LAYERS}:LayerTransportUngated",
         ("torch module",),
     ),
     Entry(

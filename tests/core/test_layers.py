@@ -1,0 +1,93 @@
+"""Moments of channels, and the map that carries a target's to the source's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from caster.core.layers import ChannelMoments, Site, shrunk, to_source
+from tests.conftest import close
+
+
+def values(n, c=3, seed=0, positions=4):
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(n, c, positions)) * [[[1.0], [5.0], [0.1]][:c]] + 7
+
+
+@pytest.mark.parametrize("axis", [1, -2])
+def test_of_is_the_mean_and_variance_of_a_channel(kind, axis):
+    x = values(6)
+    found = ChannelMoments.of(kind.array(x), axis)
+    assert kind.holds(found.mean)
+    assert kind.holds(found.variance)
+    assert found.count == 6
+    for c in range(3):
+        channel = x[:, c].ravel()
+        assert float(found.mean[c]) == pytest.approx(sum(channel) / 24, rel=kind.tolerance)
+        spread = sum((v - channel.mean()) ** 2 for v in channel) / 24
+        assert float(found.variance[c]) == pytest.approx(spread, rel=10 * kind.tolerance)
+
+
+def test_channels_last_are_the_same_channels():
+    x = values(5)
+    first, last = ChannelMoments.of(x, 1), ChannelMoments.of(x.transpose(0, 2, 1), -1)
+    close(last.mean, first.mean, 1e-12)
+    close(last.variance, first.variance, 1e-12)
+
+
+@given(st.lists(st.integers(1, 9), min_size=2, max_size=5), st.integers(0, 99))
+def test_merging_gives_the_moments_of_all_samples(sizes, seed):
+    x = values(sum(sizes), seed=seed)
+    parts = np.split(x, np.cumsum(sizes)[:-1])
+    merged = ChannelMoments.of(parts[0], 1)
+    for part in parts[1:]:
+        merged = merged + ChannelMoments.of(part, 1)
+    assert merged.count == sum(sizes)
+    close(merged.mean, x.mean(axis=(0, 2)), 1e-12)
+    close(merged.variance, x.var(axis=(0, 2)), 1e-12)
+
+
+def test_a_discounted_past_weighs_as_many_samples_as_it_may():
+    past, batch = ChannelMoments.of(values(50, seed=1), 1), ChannelMoments.of(values(8), 1)
+    both = past.at_most(24) + batch
+    assert both.count == 32
+    close(both.mean, 0.75 * past.mean + 0.25 * batch.mean, 1e-12)
+    assert past.at_most(99).count == 50
+
+
+def test_shrunk_blends_by_samples():
+    source, batch = ChannelMoments.of(values(500, seed=1), 1), ChannelMoments.of(values(8), 1)
+    found = shrunk(batch, source, prior=24)
+    close(found.mean, 0.75 * source.mean + 0.25 * batch.mean, 1e-12)
+    close(found.variance, 0.75 * source.variance + 0.25 * batch.variance, 1e-12)
+    close(shrunk(batch, source, prior=0).mean, batch.mean, 0)
+
+
+@given(st.integers(0, 99))
+def test_the_map_gives_a_target_the_sources_moments(seed):
+    x = values(9, seed=seed)
+    source = ChannelMoments(99.0, np.array([1.0, -2.0, 3.0]), np.array([4.0, 0.5, 9.0]))
+    scale, shift = to_source(ChannelMoments.of(x, 1), source, eps=0.0)
+    moved = ChannelMoments.of(x * scale[:, None] + shift[:, None], 1)
+    close(moved.mean, source.mean, 1e-9)
+    close(moved.variance, source.variance, 1e-9)
+
+
+def test_the_sources_own_moments_move_nothing():
+    source = ChannelMoments.of(values(9), 1)
+    scale, shift = to_source(source, source, eps=1e-5)
+    np.testing.assert_array_equal(scale, 1.0)
+    np.testing.assert_array_equal(shift, 0.0)
+
+
+def test_a_dead_channel_stays_finite():
+    dead = ChannelMoments(9.0, np.array([0.0]), np.array([0.0]))
+    scale, shift = to_source(dead, dead, eps=1e-5)
+    assert (scale.item(), shift.item()) == (1.0, 0.0)
+
+
+def test_a_site_is_told_from_another_by_all_of_it():
+    sites = {Site("a", "in", 1), Site("a", "in", -1), Site("a", "out", 1), Site("a", "in", 1)}
+    assert len(sites) == 3

@@ -1,0 +1,170 @@
+"""Where layer transport works, in networks of every kind, and what is measured there."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import timm
+import torch
+from torch import nn
+from transformers import ViTConfig, ViTForImageClassification
+
+from caster import CasterError, wrap
+from caster.frozen.gauge import measured
+from caster.frozen.sites import find_sites, selected
+from tests.methods import problem
+
+VIT = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2}
+SWIN = {"img_size": 16, "patch_size": 2, "window_size": 4, "embed_dim": 8}
+SWIN |= {"depths": (1, 2), "num_heads": (1, 2)}
+
+
+def found(net, size=16):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return find_sites(wrap(net.eval()), torch.randn(3, 3, size, size))
+
+
+def named(net, size=16):
+    return {str(site): site.axis for site in found(net, size)}
+
+
+def test_resnet():
+    sites = named(timm.create_model("resnet10t"), 32)
+    assert len(sites) == sum(isinstance(m, nn.BatchNorm2d) for m in timm_modules("resnet10t"))
+    assert set(sites.values()) == {1}
+    assert "layer4.0.downsample.2:in" in sites
+
+
+def timm_modules(name):
+    return timm.create_model(name).modules()
+
+
+def test_convnext():
+    net = timm.models.convnext.ConvNeXt(depths=(1, 2, 1, 1), dims=(8,) * 4, num_classes=4)
+    sites = named(net, 64)
+    assert list(sites)[:5] == [
+        "stages.0.blocks.0:in",
+        "stages.0.blocks.0:out",
+        "stages.1.blocks.0:in",
+        "stages.1.blocks.0:out",
+        "stages.1.blocks.1:out",
+    ]
+    assert sites.pop("head.fc:in") == -1
+    assert set(sites.values()) == {1}
+    assert len(sites) == 9
+
+
+@pytest.mark.parametrize("more", [{}, {"class_token": False, "global_pool": "avg"}])
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_vision_transformer(more, qk_norm):
+    net = timm.models.vision_transformer.VisionTransformer(**VIT, qk_norm=qk_norm, **more)
+    expected = ["blocks.0:in", "blocks.0:out", "blocks.1:out", "head:in"]
+    assert list(named(net)) == expected
+    assert set(named(net).values()) == {-1}
+
+
+def test_swin_is_channels_last():
+    net = timm.models.swin_transformer.SwinTransformer(**SWIN, num_classes=4)
+    sites = named(net)
+    assert "layers.0.blocks.0:in" in sites
+    assert "layers.1.blocks.0:in" in sites  # behind the merging of patches
+    assert "layers.1.blocks.1:out" in sites
+    assert set(sites.values()) == {-1}
+
+
+def test_transformers_whose_blocks_may_return_tuples():
+    config = ViTConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, image_size=16)
+    config.patch_size, config.intermediate_size = 8, 32
+    net = ViTForImageClassification(config)
+    assert len(named(net)) == 4
+
+
+@pytest.mark.parametrize("kind", ["layer", "group"])
+def test_a_plain_network_is_aligned_where_it_normalises(kind):
+    sites = find_sites(problem.model(kind), problem.stream(1)[0])
+    assert [(str(site), site.axis) for site in sites] == [
+        ("1:in", 1),
+        ("4:in", 1),
+        ("8:in", 1),
+        ("12:in", -1),
+    ]
+
+
+def test_an_axis_that_cannot_be_told_is_refused():
+    class Odd(nn.LayerNorm):
+        def forward(self, x):
+            return super().forward(x)
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.head = Odd(4), nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.head(self.norm(x * 1).mean(dim=(1, 2)))
+
+    with pytest.raises(CasterError, match="which axis of"):
+        find_sites(wrap(Net()), torch.zeros(2, 4, 4, 4))
+
+
+def test_patterns_select():
+    sites = found(timm.models.vision_transformer.VisionTransformer(**VIT))
+    assert selected(sites, None, "x") == sites
+    assert [str(s) for s in selected(sites, ["*:in"], "x")] == ["blocks.0:in", "head:in"]
+    with pytest.raises(CasterError, match=r"no site 'stage\*': there are blocks.0:in"):
+        selected(sites, ["stage*"], "x")
+    with pytest.raises(CasterError, match="a list of patterns"):
+        selected(sites, "blocks*", "x")
+
+
+def test_moments_are_those_of_the_values_there():
+    model = problem.model("vit")
+    images, _ = problem.pictures(70, seed=5)
+    moments = measured(model, [images[:50], images[50:]])
+    seen = {}
+
+    def note(name):
+        return lambda layer, inputs, output: seen.__setitem__(name, output)
+
+    net = model.module
+    handles = [net.blocks[i].register_forward_hook(note(f"blocks.{i}:out")) for i in range(4)]
+    with torch.no_grad():
+        net(torch.from_numpy(images))
+    for handle in handles:
+        handle.remove()
+    by_name = {str(site): found for site, found in moments.items()}
+    assert set(seen) < set(by_name)
+    for name, values in seen.items():
+        rows = values.double().reshape(-1, values.shape[-1]).numpy()
+        assert by_name[name].count == 70
+        np.testing.assert_allclose(by_name[name].mean, rows.mean(axis=0), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(by_name[name].variance, rows.var(axis=0), rtol=1e-4)
+
+
+def test_looking_leaves_no_trace_on_the_callers_module():
+    model = problem.model("layer")
+    before = {name: len(m._forward_hooks) for name, m in model.module.named_modules()}
+    measured(model, problem.stream(2))
+    assert before == {name: len(m._forward_hooks) for name, m in model.module.named_modules()}
+    assert not any(m._forward_pre_hooks for m in model.module.modules())
+    model.verify()
+
+
+def test_values_that_are_no_numbers_are_refused():
+    model = problem.model("layer")
+    bad = problem.stream(1)[0].copy()
+    bad[0] = np.nan
+    with pytest.raises(CasterError, match="not finite"):
+        measured(model, [bad])
+
+
+def test_a_twin_shares_every_weight_and_no_module():
+    model = problem.model("batch")
+    twin = model.twin()
+    for one, other in zip(model.module.modules(), twin.module.modules(), strict=True):
+        assert one is not other
+    pairs = zip(model.values(), twin.values(), strict=True)
+    assert all(a.data_ptr() == b.data_ptr() for a, b in pairs)
+    (batch,) = problem.stream(1)
+    assert torch.equal(model(batch).logits, twin(batch).logits)
