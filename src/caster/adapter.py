@@ -100,7 +100,7 @@ class Adapter:
         module, for layer transport. `settings` are those of `Caster`.
         """
         chunks, columns = [], None
-        gauge = _gauge(model) if layers else None
+        gauge = gauge_for(model) if layers else None
         for images, labels in map(pair, batches):
             outputs = (gauge or model)(images)
             chunks.append((to_numpy(outputs.features), as_labels(labels)))
@@ -230,12 +230,15 @@ def _fetch_choices(attempt: Attempt, fetch: Callable[[Array], Any]) -> Callable[
     return wait
 
 
-def _gauge(model: FrozenModel) -> Gauge:
+def gauge_for(model: FrozenModel, past: Layers | None = None) -> Gauge:
+    """What measures a model's layers while it answers; `past` is what another one found before."""
     if not hasattr(model, "twin"):  # before torch, which may not be there
-        raise CasterError(f"layers are those of a torch module, and {model.name} is none")
+        raise CasterError(
+            f"layers are those of a torch module, and {model.name} is none: fit without layers"
+        )
     from caster.frozen.gauge import gauge_of
 
-    return gauge_of(model)
+    return gauge_of(model, past)
 
 
 def bound_state(

@@ -134,6 +134,59 @@ def test_the_ungated_transport_tells_what_any_gate_would_need(records):
     np.testing.assert_array_equal(behind.batches.confident, gated.batches.confident)
 
 
+LAYERS = "layer-transport"
+
+
+def test_layer_transport_that_refuses_nothing_tells_what_its_gate_would_have_done(records):
+    """Gated at the registered threshold, it is the registered method, prediction by prediction."""
+    gated = {s.stream: r for s, r in records.items() if s.method == LAYERS and not s.settings}
+    opens = [r for s, r in records.items() if s.method == LAYERS and s.given.get("tau") == 1e9]
+    assert {record.spec.order for record in opens} == {"shuffled", "by-class", "dirichlet"}
+    verdicts = []
+    for record in opens:
+        beside = gated[record.spec.stream]
+        settings = beside.cell.method["settings"]
+        assert (settings["tau"], settings["every"]) == (1.0, 1)
+        assert record.batches.accepted.all()
+        np.testing.assert_array_equal(record.batches.ratio, beside.batches.ratio)
+        seen = np.cumsum(record.batches.size)
+        taken = (seen >= settings["min_samples"]) & (record.batches.ratio <= settings["tau"])
+        np.testing.assert_array_equal(taken, beside.batches.accepted)
+        rows = taken[record.samples.batch]
+        answers = np.where(rows, record.samples.prediction, record.samples.frozen)
+        np.testing.assert_array_equal(answers, beside.samples.prediction)
+        verdicts.extend(beside.batches.reason)
+    assert {*verdicts} == {"accepted", "ratio", "min_samples"}
+
+
+def test_layer_transport_that_refuses_nothing_is_the_ungated_method(records):
+    for backbone in ("resnet", "convnext"):
+        wanted = {"backbone": backbone, "data": "digits", "conditions": (("contrast", 5),)}
+        wanted |= {"batch_size": 64, "order": "shuffled"}
+        record = one(records, **wanted, method=LAYERS, settings=(("min_samples", 2), ("tau", 1e9)))
+        beside = one(records, **wanted, method=f"{LAYERS}-ungated", settings=())
+        np.testing.assert_array_equal(record.samples.prediction, beside.samples.prediction)
+        assert (record.samples.prediction != record.samples.frozen).any()
+
+
+def test_answers_of_layer_transport_are_those_without_the_engine(miniature, checkpoints, records):
+    _, out = miniature
+    record = one(
+        records,
+        **{"backbone": "convnext", "data": "digits", "conditions": (("contrast", 5),)},
+        **{"method": LAYERS, "order": "by-class", "batch_size": 16, "settings": ()},
+    )
+    images, _, _ = pictures_of(record)
+    model = model_of(checkpoints, record)
+    method = methods.create(LAYERS, model, out / "sources" / "convnext--digits.caster")
+    for batch, (_, given) in enumerate(batches_of(model, images, record)):
+        said = method.predict(given)
+        found = record.samples.prediction[record.samples.batch == batch]
+        assert (np.asarray(said.logits.argmax(1)) != found).mean() < 0.1  # sums in another order
+        assert record.batches.ratio[batch] == pytest.approx(said.ratio, rel=1e-3)
+        assert record.batches.reason[batch] == said.reason
+
+
 def test_a_model_without_a_head_for_the_classes_is_not_asked(records):
     record = one(records, backbone="resnet", data="features", method="knn")
     assert set(record.samples.frozen) == {-1}

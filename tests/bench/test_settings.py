@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -16,8 +17,10 @@ from caster.methods import catalogue, entries
 from caster.methods.gradient.tent import Tent
 from caster.records import key_of
 from caster.records.schema import Admission
-from caster.sweeps import Spec
+from caster.sweeps import Spec, read
+from caster.sweeps.names import SPARE
 from tests.bench.inline import SMALL, sweep_of
+from tests.bench.miniature import SWEEP
 
 ADMISSION = Admission("r", "d", "ab", "cd", 0.9, 10, 0.8, True, None)
 
@@ -87,3 +90,30 @@ def test_faults_are_told_before_anything_is_run(tmp_path, old, new, told):
     sweep = sweep_of(tmp_path, SMALL.replace(old, new, 1))
     with pytest.raises(CasterError, match=told):
         make_plan(sweep, Place.of(sweep, tmp_path / "out"))
+
+
+@pytest.mark.parametrize("path", sorted(SWEEP.parent.glob("*.toml")), ids=lambda path: path.stem)
+def test_sweeps_of_the_project_can_be_planned(path, tmp_path):
+    sweep = read(path)
+    assert sweep.name == path.stem
+    plan = make_plan(sweep, Place.of(sweep, tmp_path))
+    assert len(plan.missing) == len(sweep.cells)
+    assert len(plan.unknown) == len(dict.fromkeys((s.backbone, s.data) for s in sweep.cells))
+
+
+def test_layer_transport_is_gated_by_the_report_where_its_certificate_is_studied():
+    """Beside every cell that refuses nothing stand the registered gate and the frozen model."""
+    sweep = read(SWEEP.with_name("layers.toml"))
+    opens = [s for s in sweep.cells if s.given.get("tau") == 1e9]
+    assert {s.batch_size for s in opens} == {1, 8, 16, 64, 200}
+    assert {s.schedule for s in opens} == {"each", "continual", "mixed", "gradual"}
+    assert {s.order for s in opens} == {"shuffled", "by-class", "dirichlet", "long-tailed"}
+    for spec in opens:
+        assert replace(spec, settings=()) in sweep.cells
+        assert spec.stream in sweep.cells
+        assert not {name for name, _ in spec.conditions} & set(SPARE)
+    spare = [s for s in sweep.of("layers") if {name for name, _ in s.conditions} & set(SPARE)]
+    assert {s.method for s in spare if s.settings and s.method != "eata"} == {
+        "layer-transport",
+        "layer-transport-ungated",
+    }

@@ -17,8 +17,9 @@ import pytest
 
 from caster import CasterError
 from caster.config import Settings
-from caster.core.types import REASONS, Verdict
+from caster.core.types import REASONS, Judgement, Verdict
 from caster.evaluation import Evaluation, Score, page, write_page
+from caster.evaluation.mechanism import layer_transport
 from caster.evaluation.metrics import Bin
 from caster.evaluation.results import Batch, ClassScore
 from caster.report.certificates import Point, Span
@@ -231,3 +232,28 @@ def test_the_certificates_axis_has_ticks_and_a_place_for_all(ratios, tau):
     for ratio in ratios:
         assert span.low <= span.place(ratio) <= span.nowhere
         assert (span.place(ratio) > span.high) == math.isinf(ratio)
+
+
+def test_layer_transport_has_its_own_names_reasons_and_constants():
+    own = {"prior": 16.0, "memory": 64, "tau": 1.25, "window": 128, "min_samples": 32, "every": 1}
+    found = made(n_batches=8, accepted=0.0)
+    verdicts = [Judgement(i > 2, "accepted" if i > 2 else "min_samples", 0.5) for i in range(8)]
+    batches = [replace(b, verdict=v) for b, v in zip(found.batches, verdicts, strict=True)]
+    found = replace(found, mechanism=layer_transport(own), batches=tuple(batches))
+    html = page.render(found)
+    text = read(html)
+    assert "too few samples so far to measure the certificate on" in text
+    assert "too few confident samples" not in text
+    assert "layer transport, gated" in text
+    assert "1.25 is refused" in text
+    assert not re.search(r"(?<!layer )transport, (un)?gated", unescape(html))
+    plain = found.to_json()
+    assert (plain["mechanism"], plain["settings"]) == (
+        "layer-transport",
+        {name: own[name] for name in own if name != "every"},
+    )
+    assert plain["batches"][0]["verdict"] == {
+        "accepted": False,
+        "reason": "min_samples",
+        "ratio": 0.5,
+    }

@@ -71,7 +71,7 @@ def fit(made, tmp_path, source="source", **options):
     arguments = {"store": tmp_path / "cache", "batch_size": 64} | options
     model = arguments.pop("model", None) or model_of(made)
     settings = arguments.pop("settings", Settings())
-    _, unreadable, _ = fit_pictures(model, pictures, out, settings, **arguments)
+    unreadable = fit_pictures(model, pictures, out, settings, **arguments).unreadable
     return states.load(out), unreadable
 
 
@@ -340,8 +340,12 @@ def test_predictions_are_those_of_the_same_work_by_hand(made, tmp_path, out, bat
     summary, rows = predict(made, tmp_path, out=out, batch_size=batch_size)
     check_rows(rows, made, target_paths(made), batch_size)
     assert list(rows[0]) == [
-        *("row", "picture", "batch", "prediction", "frozen", "verdict", "ratio", "reason")
+        *("row", "picture", "batch", "prediction", "frozen", "verdict", "ratio", "reason"),
+        "method",
     ]
+    assert {(row["verdict"], row["method"]) for row in rows} <= {
+        *(("accepted", "caster"), ("rejected", "frozen"))
+    }
     assert [int(row["row"]) for row in rows] == list(range(128))
     assert [row["picture"] for row in rows] == [
         f"{NAMES[c]}/{i:03}.png" for i, c in enumerate(TARGET)

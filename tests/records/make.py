@@ -102,8 +102,12 @@ class Maker:
     def identity(self, spec: Spec) -> dict[str, Any]:
         admission = self.admission(spec.backbone, spec.data)
         shared = ("constants", "checkpoint", "moments", "source", "target", "classes")
-        own = {"spec": spec.plain(), "settings": spec.given}
+        own = {"spec": spec.plain(), "settings": self.settings(spec)}
         return own | {name: getattr(admission, name) for name in shared}
+
+    def settings(self, spec: Spec) -> dict[str, Any]:
+        """Of a cell's method."""
+        return spec.given
 
     def cell(self, out: Path, spec: Spec, **changes: Any) -> Path:
         """Write one record; `changes` are columns of samples, to make a fault."""
@@ -119,7 +123,7 @@ class Maker:
             method={
                 "inert": inert,
                 "gradients": spec.method.startswith(("tent", "eata", "sar")),
-                "settings": spec.given,
+                "settings": self.settings(spec),
                 "retained": {"features": 7000 * (spec.method == "knn"), "statistics": 1000},
             },
             frozen={

@@ -17,7 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from caster.cli.app import app
+from caster.errors import CasterError
 from caster.files import file_digest
 from caster.records import (
     Record,
@@ -187,10 +190,10 @@ def test_refused_cells_are_good_records(tmp_path):
     assert kinds == {"refused for another reason than the source's, or for none"}
 
 
-def test_nothing_at_all(tmp_path):
-    sweep = sweep_of(tmp_path, ONE)
-    problems = verify(sweep, tmp_path / "nowhere")
-    assert sum(problem.kind == "missing" for problem in problems) == len(sweep.cells)
+def test_a_run_that_was_begun_and_has_no_cell_yet(run):
+    shutil.rmtree(cells_of(run.out))
+    problems = verify(run.sweep, run.out, run.out)
+    assert [problem.kind for problem in problems] == ["missing"] * len(run.sweep.cells)
 
 
 # The faults that the issue names
@@ -590,3 +593,18 @@ def test_any_flipped_byte_is_found(tiny, data):
     finally:
         path.write_bytes(before)
     assert verify(sweep, out, out) == []
+
+
+def test_a_run_that_was_never_begun_is_one_line(tmp_path):
+    sweep, out = sweep_of(tmp_path, ONE), tmp_path / "nowhere"
+    line = f"{out} has no records of {sweep.name}: run it first, with `caster bench run`"
+    for command in ("verify", "report"):
+        words = ["bench", command, str(tmp_path / "sweep.toml"), "--out", str(out)]
+        words += ["-o", str(tmp_path / "report")] if command == "report" else []
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 1
+        assert " ".join(done.output.split()).removeprefix("caster: ") == line
+    assert not (tmp_path / "report").exists()
+    out.mkdir()
+    with pytest.raises(CasterError, match="run it first"):
+        verify(sweep, out)

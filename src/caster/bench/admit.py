@@ -89,13 +89,14 @@ def seen(place: Place, backbone: str, data: str, traits: dict[str, str]) -> dict
     for part in (given.source, given.target):
         if part not in traits:
             traits[part] = open_data(part, place.data_root).sha256
+    layers = {"layers": True} if (backbone, data) in place.layers else {}
     return {
         "checkpoint": checkpoint,
         "refused": refused,
         "backbone": asdict(held),
         "data": asdict(given),
         "files": {part: traits[part] for part in (given.source, given.target)},
-    }
+    } | layers  # no word where none are asked for: such admissions stay as they were
 
 
 def kept_of(place: Place, data: Data, model: FrozenModel) -> tuple[Kept, Kept]:
@@ -123,7 +124,9 @@ def _fitted(place: Place, blank: Admission, data: Data) -> tuple[Admission, floa
     settings: dict[str, Any] = dict(place.constants)
     batches = Labelled(source.pixels(), source.codes(), prepare)
     use_head = data.threshold is not None
-    state = Adapter.fit(model, batches, use_head=use_head, **settings).state
+    # Of what is no torch module there are none: the cells that want them say so, and no others.
+    layers = (blank.backbone, blank.data) in place.layers and hasattr(model, "module")
+    state = Adapter.fit(model, batches, use_head=use_head, layers=layers, **settings).state
     passes = perf_counter() - began
     if len(state.classes) != source.classes:
         raise CasterError(

@@ -17,7 +17,10 @@ from caster.sweeps import Spec
 
 LOOKED_AT = 2  # records of a method on a backbone that are read for its rate
 RATE = {"cpu": 1e-3, "cuda": 5e-5}  # guess: seconds an image of a frozen pass, a small network
-PASSES = {"sar": 6.0, "cotta": 40.0, "foa": 30.0}  # frozen passes that a method takes, about
+PASSES = {  # frozen passes that a method takes, about
+    **{"sar": 6.0, "cotta": 40.0, "foa": 30.0},
+    **{"layer-transport": 2.3, "layer-transport-ungated": 1.3},
+}
 
 
 class Costs:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from caster.bench.settings import wants_layers
 from caster.config import Settings
 from caster.sweeps import Backbone, Data, Sweep
 
@@ -24,6 +25,7 @@ class Place:
     constants: dict[str, Any]  # of caster, all of them
     backbones: dict[str, Backbone]
     data: dict[str, Data]
+    layers: frozenset[tuple[str, str]]  # backbones and data whose layers are measured too
 
     @classmethod
     def of(
@@ -45,6 +47,7 @@ class Place:
             constants=asdict(Settings(**sweep.constants)),
             backbones=sweep.backbones,
             data=sweep.data,
+            layers=frozenset((s.backbone, s.data) for s in sweep.cells if wants_layers(s)),
         )
 
     @property

@@ -15,6 +15,7 @@ from caster.sweeps.names import known
 from caster.sweeps.spec import GATE
 
 PRESET, SEED = "preset", "seed"
+SITES = "sites"  # the setting of all methods that align layers, and of no other
 
 entry_of = cache(find)  # which asks other packages for theirs every time
 
@@ -38,6 +39,15 @@ def settings_of(spec: Spec) -> dict[str, Any]:
     if entry.gate is not None:
         settings[GATE] = keywords(GATES[entry.gate]) | gate
     return {name: _plain(value) for name, value in settings.items()}
+
+
+def wants_layers(spec: Spec) -> bool:
+    """Whether a cell's method works at the sites of a network, of which the state must know.
+
+    >>> wants_layers(Spec("r", "d", "layer-transport")), wants_layers(Spec("r", "d", "tent"))
+    (True, False)
+    """
+    return SITES in _options(spec.method)
 
 
 def check_settings(specs: Iterable[Spec]) -> None:

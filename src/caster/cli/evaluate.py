@@ -14,6 +14,7 @@ from caster.cli.model import with_model
 from caster.cli.pictures import (
     BatchSize,
     DataRoot,
+    Layers,
     OtherModel,
     OtherPreprocessing,
     SkipUnreadable,
@@ -46,6 +47,7 @@ def evaluate(
     ] = Path("caster-evaluation.html"),
     batch_size: BatchSize = 64,
     tau: Tau = None,
+    layers: Layers = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the shuffling.")] = 0,
     in_order: Annotated[
         bool, typer.Option("--in-order", help="Do not shuffle: batches as the data come.")
@@ -60,6 +62,7 @@ def evaluate(
 
     Frozen head, Source-GDA, and transport without and with the gate: accuracy, harm against the
     frozen head, likelihood and calibration; a page with the figures, and the numbers as JSON.
+    Transport is that of every layer where the state was fitted with --layers.
     """
     from caster.jobs.evaluate import data_file, evaluate_file, evaluate_pictures
 
@@ -74,6 +77,7 @@ def evaluate(
                 batch_size=batch_size,
                 seed=order,
                 tau=tau,
+                layers=layers,
                 progress=progress,
             )
         else:
@@ -97,6 +101,7 @@ def evaluate(
                 batch_size=batch_size,
                 seed=order,
                 tau=tau,
+                layers=layers,
                 skip_unreadable=skip_unreadable,
                 digests={"state": states.digest(held)},
                 progress=progress,
@@ -115,8 +120,6 @@ def evaluate(
 
 
 def _table(found: Evaluation) -> Table:
-    from caster.report import CLASSIFIERS
-
     title = (
         f"{counted(found.size, 'sample')} in {counted(len(found.batches), 'batch')}; "
         "percent, but for NLL"
@@ -130,7 +133,7 @@ def _table(found: Evaluation) -> Table:
     for name, score in found.scores.items():
         ends = score.interval
         table.add_row(
-            CLASSIFIERS[name],
+            found.mechanism.label(name),
             f"{100 * score.accuracy:.1f}",
             "" if ends is None else f"{100 * ends.low:.1f}-{100 * ends.high:.1f}",
             f"{100 * score.harm:.1f}",

@@ -10,6 +10,7 @@ import typer
 from caster.cli.console import counted, errors, progress_bar, say, size
 from caster.cli.model import with_model
 from caster.cli.pictures import PANEL, DataRoot, SkipUnreadable, Store, features_path, say_skipped
+from caster.cli.state import layers_in_words
 from caster.config import PICTURES_AT_ONCE, Settings
 from caster.errors import CasterError
 
@@ -52,6 +53,15 @@ def fit(
             rich_help_panel=PANEL,
         ),
     ] = False,
+    layers: Annotated[
+        bool,
+        typer.Option(
+            "--layers",
+            help="Also measure every layer of a timm model: predict and evaluate then answer by "
+            "layer transport.",
+            rich_help_panel=PANEL,
+        ),
+    ] = False,
     pictures_at_once: Annotated[
         int | None,
         typer.Option(
@@ -75,7 +85,7 @@ def fit(
 
     settings = Settings(k_max=k_max, lam=lam, beta=beta)
     skipped: list[str] = []
-    head_accuracy = None
+    head_accuracy = measured = None
     with progress_bar() as progress:
         if model is None:
             clf = fit_file(features_path(source), state, settings, progress)
@@ -83,7 +93,7 @@ def fit(
             from caster.data import open_pictures
             from caster.jobs.store import default_store
 
-            clf, skipped, head_accuracy = fit_pictures(
+            clf, skipped, head_accuracy, measured = fit_pictures(
                 model,
                 open_pictures(source, data_root, labelled=True),
                 state,
@@ -92,6 +102,7 @@ def fit(
                 batch_size=pictures_at_once or PICTURES_AT_ONCE,
                 named_classes=None if classes is None else _lines(classes),
                 use_head=not no_head,
+                layers=layers,
                 skip_unreadable=skip_unreadable,
                 progress=progress,
             )
@@ -103,6 +114,8 @@ def fit(
         f"margin {moments.margin:.3g}: {state} ({size(state.stat().st_size)})"
     )
     _say_head(head_accuracy)
+    if measured is not None:
+        say(f"Layers: {layers_in_words(measured)}.")
     fewest = int(moments.counts.min())
     if fewest < moments.rank:
         say(

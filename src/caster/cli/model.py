@@ -53,6 +53,7 @@ FOR_PICTURES = {  # what else means nothing without a model, and how it is typed
     "shuffle": "--shuffle",
     "classes": "--classes",
     "no_head": "--no-head",
+    "layers": "--layers",
     "pictures_at_once": "--batch-size",
     "allow_other_model": "--allow-other-model",
     "allow_other_preprocessing": "--allow-other-preprocessing",

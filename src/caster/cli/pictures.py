@@ -57,7 +57,16 @@ OtherPreprocessing = Annotated[
     ),
 ]
 Tau = Annotated[
-    float | None, typer.Option(help="Largest accepted certificate, instead of the state's.")
+    float | None,
+    typer.Option(help="Largest accepted certificate. [default: the state's; 1 with layers]"),
+]
+Layers = Annotated[
+    bool | None,
+    typer.Option(
+        "--layers/--no-layers",
+        help="Adapt every layer, or the last features only. [default: every layer, if the state "
+        "was fitted with --layers]",
+    ),
 ]
 
 

@@ -14,6 +14,7 @@ from caster.cli.pictures import (
     PANEL,
     BatchSize,
     DataRoot,
+    Layers,
     OtherModel,
     OtherPreprocessing,
     SkipUnreadable,
@@ -49,6 +50,7 @@ def predict(
     model: FrozenModel | None,
     batch_size: BatchSize = 64,
     tau: Tau = None,
+    layers: Layers = None,
     gate: Annotated[
         bool,
         typer.Option("--gate/--no-gate", help="Whether rejected batches keep the frozen answer."),
@@ -70,7 +72,8 @@ def predict(
 ) -> None:
     """Adapted predictions, batch by batch in the order of the inputs.
 
-    Every row gets its batch, verdict, certificate ratio and reason. A rejected batch keeps the
+    Every row gets its batch, verdict, certificate ratio and reason, and the method that answered:
+    layer transport where the state was fitted with --layers. A rejected batch keeps the
     frozen head's answer, or Source-GDA's where there are no logits of these classes. On pictures,
     the same command goes on from where it was interrupted.
     """
@@ -86,6 +89,7 @@ def predict(
                 table,
                 batch_size=batch_size,
                 tau=tau,
+                layers=layers,
                 gate=gate,
                 progress=progress,
             )
@@ -113,6 +117,7 @@ def predict(
                 table,
                 batch_size=batch_size,
                 tau=tau,
+                layers=layers,
                 gate=gate,
                 shuffle=shuffle,
                 skip_unreadable=skip_unreadable,
@@ -134,14 +139,21 @@ def _warn_of_order(pictures: Pictures, batch_size: int) -> None:
 
 
 def _say_outcome(summary: Summary, table: Path, gate: bool) -> None:
+    say(f"Adapted by {_mechanism(summary)}.")
     if not gate:
-        output.print("Gate off: rejected batches were answered by the transported classifier too.")
+        say(f"Gate off: rejected batches were answered by {summary.mechanism.noun} too.")
     changed = "no frozen head's answer: rejected batches got Source-GDA's"
     if summary.changed is not None:
         verb = "differs" if summary.changed == 1 else "differ"
         changed = f"{counted(summary.changed, 'prediction')} {verb} from the frozen head's"
     say(f"Median ratio {summary.median_ratio:.3g}; {changed}.")
     say(f"Written: {table}")
+
+
+def _mechanism(summary: Summary) -> str:
+    if summary.sites is None:
+        return "transport of the last features"
+    return f"layer transport, at {counted(summary.sites, 'site')}"
 
 
 def _summary_table(summary: Summary) -> Table:

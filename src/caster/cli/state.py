@@ -10,10 +10,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 from rich.text import Text
 
-from caster.cli.console import errors, output, say, size
+from caster.cli.console import counted, errors, output, say, size
 
 if TYPE_CHECKING:
-    from caster.state import State
+    from caster.state import Layers, State
 
 LISTED = 20  # classes `inspect` lists unasked
 StateFile = Annotated[Path, typer.Argument(metavar="STATE", help="State file, from `caster fit`.")]
@@ -25,7 +25,7 @@ def inspect(
         bool, typer.Option("--classes", help=f"List all classes, also beyond {LISTED}.")
     ] = False,
 ) -> None:
-    """What a state file holds: classes, counts, sizes, margin, constants, digests, head."""
+    """What a state file holds: classes, counts, sizes, margin, constants, digests, head, layers."""
     from caster import state as states
 
     held = states.load(state)
@@ -45,7 +45,8 @@ def inspect(
         ("model digest", held.model_sha256 or "not bound to a model"),
         ("preprocessing digest", held.preprocessing_sha256 or "not bound to a preprocessing"),
         ("head", _head(held)),
-        ("layers", _layers(held)),
+        ("layers", "not measured" if held.layers is None else layers_in_words(held.layers)),
+        *([("  sites", _sites(held.layers))] if held.layers else []),
         ("written by", f"caster {held.caster_version}, state format {states.version_of(held)}"),
     ):
         table.add_row(name, Text(value))
@@ -65,11 +66,21 @@ def _head(held: State) -> str:
     return f"logits {', '.join(map(str, held.head[:LISTED]))}{more}"
 
 
-def _layers(held: State) -> str:
-    """Whether the layers of the model were measured too."""
-    if held.layers is None:
-        return "not measured"
-    return f"{len(held.layers)} sites beside those of BatchNorms, which the model keeps itself"
+def layers_in_words(layers: Layers) -> str:
+    """How many sites were measured.
+
+    >>> layers_in_words({})
+    'the inputs of BatchNorms, whose statistics the model keeps itself'
+    """
+    if not layers:
+        return "the inputs of BatchNorms, whose statistics the model keeps itself"
+    channels = sum(len(found.mean) for found in layers.values())
+    return f"{counted(len(layers), 'site')} of {channels:,} channels in all"
+
+
+def _sites(layers: Layers) -> str:
+    """Every site, and its channels."""
+    return ", ".join(f"{site} ({len(found.mean)})" for site, found in layers.items())
 
 
 def _class_table(labels: list[Any], counts: list[int], *, everything: bool) -> Table:

@@ -152,15 +152,25 @@ class AffineMap:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Judgement:
+    """Whether a batch is adapted to, and why: what every certificate says.
+
+    >>> Judgement(accepted=False, reason="ratio", ratio=1.2).accepted
+    False
+    """
+
+    accepted: bool
+    reason: Reason
+    ratio: float  # the certificate; of transport r_t, infinite without a confident sample
+
+
+@dataclass(frozen=True)
+class Verdict(Judgement):
     """Whether a batch supports its transport, and why.
 
     >>> Verdict(accepted=False, reason="min_classes", ratio=0.4, confident=50, classes=1).accepted
     False
     """
 
-    accepted: bool
-    reason: Reason
-    ratio: float  # r_t; infinite where no confident sample exists to measure it on
     confident: int  # samples kept by the confidence threshold
     classes: int  # pseudo-classes those samples occupy

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from caster.evaluation.results import ClassScore, Evaluation
 from caster.evaluation.words import points
-from caster.report import CLASSIFIERS, html
+from caster.report import html
 from caster.report.figures import BLUE, VERMILLION
 
 LISTED = 10  # classes helped, and as many harmed
@@ -29,7 +29,8 @@ def table(found: Evaluation) -> str:
             f"{sum(c.gated < c.baseline for c in found.classes):,} lost some; those that gained "
             f"and lost most are shown, {LISTED} of each at most."
         ),
-        baseline=CLASSIFIERS[found.baseline],
+        baseline=found.mechanism.label(found.baseline),
+        gated=found.mechanism.label("gated"),
         rows="\n".join(_row(c, largest) for c in shown),
     )
 

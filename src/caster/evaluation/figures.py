@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -44,7 +45,9 @@ def accuracies(canvas: Canvas, found: Evaluation, ink: str) -> None:
             color=ink,
             fontsize=10,
         )
-    axes.set_yticks(range(len(found.scores)), [LOOKS[name].label for name in found.scores])
+    axes.set_yticks(
+        range(len(found.scores)), [found.mechanism.label(name) for name in found.scores]
+    )
     axes.set_ylim(len(found.scores) - 0.6, -0.8)
     axes.margins(x=0.12)
     axes.set_xlim(_possible(axes.get_xlim()))
@@ -70,17 +73,22 @@ def points(found: Evaluation) -> list[Point]:
 def certificate_against_gain(canvas: Canvas, found: Evaluation, ink: str) -> None:
     """What transport gained over the baseline against the certificate, a point a batch."""
     certificates.certificate_against_gain(
-        canvas.subplots(), points(found), found.settings.tau, found.baseline, ink
+        canvas.subplots(), points(found), found.tau, found.baseline, ink
     )
     canvas.legend(ncols=3, **legend(ink))
 
 
 def reliability(canvas: Canvas, found: Evaluation, ink: str) -> None:
-    """Accuracy by confidence, of the baseline and of gated transport side by side."""
+    """Accuracy by confidence, of the baseline and of what is gated side by side."""
     panels = canvas.subplots(1, 2, sharex=True, sharey=True)
     for axes, name in zip(panels, (found.baseline, "gated"), strict=True):
-        _reliability_panel(axes, found.scores[name], LOOKS[name], ink)
+        _reliability_panel(axes, found.scores[name], _look(found, name), ink)
     panels[0].set_ylabel("accuracy", color=ink)
+
+
+def _look(found: Evaluation, name: str) -> Look:
+    """How a classifier is drawn, under the name it has here."""
+    return replace(LOOKS[name], label=found.mechanism.label(name))
 
 
 def _reliability_panel(axes: Axes, score: Score, look: Look, ink: str) -> None:
@@ -108,7 +116,9 @@ def along_the_stream(canvas: Canvas, found: Evaluation, ink: str) -> None:
     marker = "o" if len(groups) <= 40 else ""
     for name in (found.baseline, "ungated", "gated"):
         shares = [_share(group, name) for group in groups]
-        upper.plot(middles, shares, marker=marker, ms=4, clip_on=False, **LOOKS[name].line(ink))
+        upper.plot(
+            middles, shares, marker=marker, ms=4, clip_on=False, **_look(found, name).line(ink)
+        )
     upper.set_ylim(_possible(upper.get_ylim()))
     _percent(upper.yaxis)
     upper.set_ylabel("accuracy", color=ink)

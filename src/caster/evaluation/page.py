@@ -10,12 +10,12 @@ from html import escape
 from matplotlib.figure import Figure
 
 from caster._version import __version__
-from caster.core.types import REASONS
 from caster.evaluation import classes, figures
 from caster.evaluation.figures import MOST
+from caster.evaluation.mechanism import LAYER_CONSTANTS
 from caster.evaluation.metrics import BINS
 from caster.evaluation.results import Evaluation, Score
-from caster.report import CLASSIFIERS, certificates, html, noun
+from caster.report import certificates, html, noun
 
 ROUGH = 20  # batches below which an interval from resampling them is rough
 
@@ -39,7 +39,9 @@ def render(found: Evaluation) -> str:
         size=f"{found.size:,}",
         rough=_roughness(n),
         baseline=noun(found.baseline),
-        scores="\n".join(_score(name, score) for name, score in found.scores.items()),
+        scores="\n".join(
+            _score(found.mechanism.label(name), score) for name, score in found.scores.items()
+        ),
         batches=f"{n:,} batches" if n > 1 else "One batch",
         batch_size=f"{found.batch_size:,}",
         ratio=html.certificate(found.ratio),
@@ -48,7 +50,7 @@ def render(found: Evaluation) -> str:
                 reason,
                 html.number(f"{count:,}"),
                 html.number(f"{count / n:.0%}"),
-                html.words(REASONS[reason]),
+                html.words(found.mechanism.reasons[reason]),
             )
             for reason, count in found.reasons.items()
         ),
@@ -56,8 +58,8 @@ def render(found: Evaluation) -> str:
         bins=BINS,
         classes=classes.table(found),
         head=_head(found),
-        terms=html.terms(found.settings),
-        constants=html.constants(found.settings, "As evaluated with."),
+        terms=_terms(found),
+        constants=_constants(found),
         version=escape(__version__),
         digests="".join(
             f"<br>SHA-256 of the {escape(what)}: <code>{escape(digest)}</code>"
@@ -74,13 +76,14 @@ def _pictures(found: Evaluation) -> dict[str, str]:
     def picture(draw: Callable[[Figure, Evaluation, str], None], alt: str, height: float) -> str:
         return html.picture(lambda canvas, ink: draw(canvas, found, ink), alt, height)
 
-    names = [CLASSIFIERS[found.baseline], CLASSIFIERS["gated"]]
+    label = found.mechanism.label
+    names = [label(found.baseline), label("gated")]
     errors = [found.scores[name].calibration_error for name in (found.baseline, "gated")]
     return {
         "accuracies": picture(
             figures.accuracies,
             "Accuracy: "
-            + ", ".join(f"{CLASSIFIERS[c]} {s.accuracy:.1%}" for c, s in found.scores.items()),
+            + ", ".join(f"{label(c)} {s.accuracy:.1%}" for c, s in found.scores.items()),
             height=0.7 + 0.5 * len(found.scores),
         ),
         "certificate": picture(
@@ -103,12 +106,12 @@ def _pictures(found: Evaluation) -> dict[str, str]:
     }
 
 
-def _score(name: str, score: Score) -> str:
+def _score(label: str, score: Score) -> str:
     interval = "none"
     if score.interval:
         interval = f"{100 * score.interval.low:.1f} to {100 * score.interval.high:.1f}"
     return html.row(
-        CLASSIFIERS[name],
+        label,
         html.number(f"{100 * score.accuracy:.1f}"),
         html.number(interval),
         html.number(f"{score.harm:.1%}"),
@@ -116,6 +119,29 @@ def _score(name: str, score: Score) -> str:
         html.number(f"{score.nll:.3f}" if math.isfinite(score.nll) else "infinite"),
         html.number(f"{100 * score.calibration_error:.1f}"),
     )
+
+
+def _terms(found: Evaluation) -> str:
+    """What the words of the page mean."""
+    if found.mechanism.settings is None:
+        return html.terms(found.settings)
+    meanings = found.mechanism.reasons.items()
+    reasons = (f"<li><code>{reason}</code>: {escape(why)}</li>" for reason, why in meanings)
+    return html.fill(
+        "caster.evaluation", "layers.html", tau=f"{found.tau:g}", reasons="\n".join(reasons)
+    )
+
+
+def _constants(found: Evaluation) -> str:
+    """Every constant of what adapts."""
+    caption, own = "As evaluated with.", found.mechanism.settings
+    if own is None:
+        return html.constants(found.settings, caption)
+    rows = (
+        html.row(name, html.number(f"{own[name]:g}"), html.words("project"), html.words(why))
+        for name, why in LAYER_CONSTANTS.items()
+    )
+    return html.fill("caster.report", "constants.html", caption=caption, rows="\n".join(rows))
 
 
 def _roughness(n: int) -> str:

@@ -12,8 +12,9 @@ from typing import Any
 
 from caster._version import __version__
 from caster.config import Settings
-from caster.core.types import Reason, Verdict
+from caster.core.types import Judgement, Reason
 from caster.evaluation import words
+from caster.evaluation.mechanism import TRANSPORT, Mechanism
 from caster.evaluation.metrics import Bin
 from caster.report.intervals import Interval
 
@@ -35,7 +36,7 @@ class Score:
 class Batch:
     """One batch: how many of its samples each classifier got right, and the verdict on it.
 
-    >>> verdict = Verdict(True, "accepted", ratio=0.5, confident=3, classes=2)
+    >>> verdict = Judgement(True, "accepted", ratio=0.5)
     >>> Batch(4, classes=2, right={"frozen": 2, "gated": 3}, verdict=verdict).accuracy("gated")
     0.75
     """
@@ -43,7 +44,7 @@ class Batch:
     size: int
     classes: int  # distinct true ones
     right: Mapping[str, int]
-    verdict: Verdict
+    verdict: Judgement  # of transport a whole `Verdict`
 
     def accuracy(self, classifier: str) -> float:
         """Share of the batch a classifier got right."""
@@ -52,7 +53,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class ClassScore:
-    """The samples of one class, and how many the baseline and gated transport got right."""
+    """The samples of one class, and how many the baseline and the gated mechanism got right."""
 
     label: Any
     size: int
@@ -71,6 +72,7 @@ class Evaluation:
     gain_interval: Interval | None
     batches: tuple[Batch, ...]
     classes: tuple[ClassScore, ...]  # those that came
+    mechanism: Mechanism = TRANSPORT  # what "ungated" and "gated" adapt by
 
     @property
     def baseline(self) -> str:
@@ -89,7 +91,7 @@ class Evaluation:
 
     @property
     def gain(self) -> float:
-        """Accuracy of gated transport less that of the baseline."""
+        """Accuracy of the gated mechanism less that of the baseline."""
         return self.scores["gated"].accuracy - self.scores[self.baseline].accuracy
 
     @property
@@ -98,13 +100,19 @@ class Evaluation:
         return self.reasons.get("accepted", 0) / len(self.batches)
 
     @property
+    def tau(self) -> float:
+        """The largest certificate that was accepted."""
+        own = self.mechanism.settings
+        return self.settings.tau if own is None else float(own["tau"])
+
+    @property
     def reasons(self) -> dict[Reason, int]:
         """Number of batches by the reason of their verdict, most frequent first."""
         return dict(Counter(batch.verdict.reason for batch in self.batches).most_common())
 
     @property
     def ratio(self) -> float:
-        """Median certificate r_t; infinite where most batches have no confident sample."""
+        """Median certificate; infinite where most batches have no confident sample."""
         return median(batch.verdict.ratio for batch in self.batches)
 
     @property
@@ -123,6 +131,7 @@ class Evaluation:
         found = {
             "caster": __version__,
             "name": self.name,
+            "mechanism": self.mechanism.name,
             "summary": self.summary,
             "warning": self.warning,
             "samples": self.size,
@@ -151,7 +160,7 @@ class Evaluation:
                 }
                 for c in self.classes
             ],
-            "settings": asdict(self.settings),
+            "settings": self.mechanism.settings or asdict(self.settings),
             "digests": self.digests,
         }
         plain: dict[str, Any] = _plain(found)

@@ -10,16 +10,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caster.arrays import as_real_array, to_numpy
-from caster.core.types import Verdict
+from caster.core.types import Judgement
 from caster.errors import CasterError
 from caster.estimator import Caster
 from caster.evaluation import metrics
+from caster.evaluation.mechanism import TRANSPORT, Mechanism
 from caster.evaluation.metrics import Flags, Floats
 from caster.evaluation.results import Batch, ClassScore, Evaluation, Score
 from caster.labels import as_labels, encode
 from caster.report.intervals import Interval, bootstrap
 
-Chunk = tuple[Any, Any, Any]  # features (B, d), labels (B,), logits (B, C) or None
+# Features (B, d), labels (B,), logits (B, C) or None; and what was tried, if it is not transport.
+Chunk = tuple[Any, Any, Any] | tuple[Any, Any, Any, "Tried"]
+
+
+@dataclass(frozen=True, eq=False)
+class Tried:
+    """A batch adapted to, and what its certificate says."""
+
+    scores: Any  # (B, C), whatever the verdict; None: there is no adapted answer
+    verdict: Judgement
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,12 +66,14 @@ def evaluate(
     *,
     name: str = "target",
     digests: Mapping[str, str] | None = None,
+    mechanism: Mechanism = TRANSPORT,
 ) -> Evaluation:
     """Adapt to every chunk as one batch, in order, and keep the score against its labels.
 
     Frozen head, Source-GDA, and transport without and with the gate are compared. Without
     logits Source-GDA, then the fallback, takes the frozen head's place. `name` says what was
-    evaluated, and `digests` the SHA-256 of what took part; both are only passed on.
+    evaluated, and `digests` the SHA-256 of what took part; both are only passed on. Chunks that
+    bring what was `Tried` on them are scored by that, and `mechanism` says what it was.
 
     >>> rng = np.random.default_rng(0)
     >>> labels = rng.integers(8, size=1200)
@@ -77,9 +89,9 @@ def evaluate(
     answers: list[dict[str, Answers]] = []
     batches: list[Batch] = []
     row = 0
-    for features, labels, logits in chunks:
+    for features, labels, logits, *tried in chunks:
         try:
-            truth, given, verdict = _answer(clf, features, labels, logits)
+            truth, given, verdict = _answer(clf, features, labels, logits, *tried)
             if answers and given.keys() != answers[0].keys():
                 raise CasterError("logits must come with every batch or with none")
         except CasterError as error:
@@ -102,25 +114,31 @@ def evaluate(
         gain_interval=intervals["gain"],
         batches=tuple(batches),
         classes=tuple(_by_class(clf, np.concatenate(truths), baseline, whole["gated"])),
+        mechanism=mechanism,
     )
 
 
 def _answer(
-    clf: Caster, features: Any, labels: Any, logits: Any
-) -> tuple[NDArray[np.int64], dict[str, Answers], Verdict]:
+    clf: Caster, features: Any, labels: Any, logits: Any, tried: Tried | None = None
+) -> tuple[NDArray[np.int64], dict[str, Answers], Judgement]:
     """True classes of a batch, every classifier's answers to it, and the verdict on it."""
     truth = encode(as_labels(labels), clf.classes_)
-    out = clf.adapt(features, head_logits=logits)
-    if len(truth) != len(out.predictions):
-        raise CasterError(f"{len(out.predictions)} samples have {len(truth)} labels")
+    if len(truth) != len(features):
+        raise CasterError(f"{len(features)} samples have {len(truth)} labels")
+    tried = tried or _transported(clf, features, logits)
     given = {} if logits is None else {"frozen": Answers.of(logits, truth)}
     given["source_gda"] = Answers.of(clf.source_scores(features), truth)
     fallback = given[next(iter(given))]
+    given["ungated"] = fallback if tried.scores is None else Answers.of(tried.scores, truth)
+    given["gated"] = given["ungated"] if tried.verdict.accepted else fallback
+    return truth, given, tried.verdict
+
+
+def _transported(clf: Caster, features: Any, logits: Any) -> Tried:
+    out = clf.adapt(features, head_logits=logits)
     # A batch of one has no map: its scores are the priors', but its proposal is the fallback.
     alone = out.verdict.reason == "batch_too_small"
-    given["ungated"] = fallback if alone else Answers.of(out.transported, truth)
-    given["gated"] = given["ungated"] if out.verdict.accepted else fallback
-    return truth, given, out.verdict
+    return Tried(None if alone else out.transported, out.verdict)
 
 
 def _score(answers: Answers, baseline: Answers, interval: Interval | None) -> Score:
@@ -136,7 +154,7 @@ def _score(answers: Answers, baseline: Answers, interval: Interval | None) -> Sc
 
 
 def _intervals(batches: list[Batch], classifiers: list[str]) -> dict[str, Interval | None]:
-    """Intervals of every accuracy, and of the gain of gated transport over the baseline."""
+    """Intervals of every accuracy, and of the gain of what is gated over the baseline."""
     counts = np.array([[batch.right[c] for c in classifiers] for batch in batches])
     gained = counts[:, -1] - counts[:, 0]  # the gated one is last, the baseline first
     sizes = np.array([batch.size for batch in batches])

@@ -30,11 +30,12 @@ def points(difference: float) -> str:
 def summary(found: Evaluation) -> str:
     """What came, what every classifier got right, and what the gate did to it."""
     baseline, gated = noun(found.baseline), found.scores["gated"]
+    adapted = found.mechanism.noun
     n, accepted = len(found.batches), found.reasons.get("accepted", 0)
     batches = f"{n:,} batches of {found.batch_size:,}" if n > 1 else "one batch"
     words = (
         f"On {found.size:,} samples in {batches}, {baseline} gets "
-        f"{found.scores[found.baseline].accuracy:.1%} right, transport without the gate "
+        f"{found.scores[found.baseline].accuracy:.1%} right, {adapted} without the gate "
         f"{found.scores['ungated'].accuracy:.1%} and with it {gated.accuracy:.1%}"
     )
     if not accepted:
@@ -69,6 +70,6 @@ def warning(found: Evaluation) -> str | None:
         "The stream looks ordered by class: the median batch holds "
         f"{median(batch.classes for batch in found.batches):g} of {len(counts):,} classes, where "
         f"about {median(expected[batch.size] for batch in found.batches):.1f} would come at "
-        "random. The mean and covariance of such a batch say who came, not how the data shifted: "
+        "random. The moments of such a batch say who came, not how the data shifted: "
         "mix the classes, and do not trust what the gate accepted."
     )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from caster.arrays import to_numpy
@@ -50,7 +51,8 @@ def hook_on(module: nn.Module, site: Site, change: Change) -> None:
 class Gauge:
     """A model that measures its sites while it answers.
 
-    Sites but those of BatchNorms, which keep the source's moments themselves.
+    Sites but those of BatchNorms, which keep the source's moments themselves. `past` are the
+    `sums` of an earlier gauge, to go on from.
 
     >>> import torch
     >>> net = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
@@ -60,10 +62,12 @@ class Gauge:
     {'1:in': 5.0, '2:in': 5.0}
     """
 
-    def __init__(self, model: TorchModel) -> None:
+    def __init__(
+        self, model: TorchModel, past: Mapping[Site, ChannelMoments] | None = None
+    ) -> None:
         self.model = model
         self._twin: TorchModel | None = None  # until a batch shows where the sites are
-        self._sums: dict[Site, ChannelMoments] = {}
+        self._sums = {site: beside(found, model.device) for site, found in (past or {}).items()}
 
     def __call__(self, batch: Any) -> Outputs:
         """The model's answer to a batch."""
@@ -80,21 +84,37 @@ class Gauge:
         wide = ChannelMoments(found.count, found.mean.double(), found.variance.double())
         self._sums[site] = self._sums[site] + wide if site in self._sums else wide
 
+    @property
+    def sums(self) -> dict[Site, ChannelMoments]:
+        """What was measured so far, in float64 beside the model."""
+        return dict(self._sums)
+
     def moments(self) -> dict[Site, ChannelMoments]:
-        """What was measured so far, in NumPy."""
-        kept = {}
-        for site, sums in self._sums.items():
-            mean, variance = (to_numpy(p).astype(STATE_DTYPE) for p in (sums.mean, sums.variance))
-            if not (np.isfinite(mean).all() and np.isfinite(variance).all()):
-                raise CasterError(f"the values at {site} are not finite: repair such images")
-            kept[site] = ChannelMoments(sums.count, mean, variance)
-        return kept
+        """What was measured so far, as a state has it."""
+        return rounded(self._sums)
 
 
-def gauge_of(model: FrozenModel) -> Gauge:
+def rounded(sums: Mapping[Site, ChannelMoments]) -> dict[Site, ChannelMoments]:
+    """A gauge's sums in NumPy, as a state has them."""
+    kept = {}
+    for site, found in sums.items():
+        mean, variance = (to_numpy(p).astype(STATE_DTYPE) for p in (found.mean, found.variance))
+        if not (np.isfinite(mean).all() and np.isfinite(variance).all()):
+            raise CasterError(f"the values at {site} are not finite: repair such images")
+        kept[site] = ChannelMoments(found.count, mean, variance)
+    return kept
+
+
+def beside(found: ChannelMoments, device: torch.device) -> ChannelMoments:
+    """Moments of any kind of array as tensors on a device."""
+    mean, variance = (torch.as_tensor(part).to(device) for part in (found.mean, found.variance))
+    return ChannelMoments(found.count, mean, variance)
+
+
+def gauge_of(model: FrozenModel, past: Mapping[Site, ChannelMoments] | None = None) -> Gauge:
     """A gauge of a model, which must be a torch module."""
     assert isinstance(model, TorchModel)
-    return Gauge(model)
+    return Gauge(model, past)
 
 
 def measured(model: TorchModel, batches: Iterable[Any]) -> dict[Site, ChannelMoments]:

@@ -85,6 +85,12 @@ def check_batch_size(batch_size: int) -> None:
         raise CasterError(f"the batch size must be at least 1, not {batch_size}")
 
 
+def order_of(file: FeatureFile, seed: int | None) -> NDArray[np.intp]:  # (N,)
+    """The rows of a file in the order they are met: its own, or shuffled by a seed."""
+    order: NDArray[np.intp] = np.arange(file.rows)
+    return order if seed is None else np.random.default_rng(seed).permutation(order)
+
+
 def batches(
     file: FeatureFile,
     batch_size: int,
@@ -94,9 +100,7 @@ def batches(
     """The rows of a file, so many at a time."""
     features = file.read("features")
     logits = file.read("logits") if "logits" in file.names else None
-    order: NDArray[np.intp] = np.arange(file.rows)
-    if seed is not None:
-        order = np.random.default_rng(seed).permutation(order)
+    order = order_of(file, seed)
     for start in range(0, len(order), batch_size):
         rows = order[start : start + batch_size]
         yield Batch(rows, features[rows], None if logits is None else logits[rows])

@@ -26,6 +26,10 @@ LADDER: list[int] = sorted(
     {2**i for i in range(1, 12)} | {3 * 2**i for i in range(10)}
 )  # 2, 3, 4, 6 ... 2048
 SEED = 0
+LAYERS = (
+    "All this is of transport of the last features (--no-layers). The state also has layers, and "
+    "layer transport has a certificate of its own: only `caster evaluate` can tell how it fares."
+)
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ class Diagnosis:
     smallest_batch: int | None  # None: none on the ladder
     state_bytes: int
     bank_bytes: int
+    layers: bool  # whether the state has any
 
     @property
     def acceptance(self) -> float:
@@ -53,7 +58,7 @@ class Diagnosis:
 
     def sentences(self) -> list[str]:
         """The diagnosis in plain words."""
-        return [
+        words = [
             self._map_words(),
             f"An i.i.d. batch shows about {self.expected_classes:.1f} of {self.n_classes} classes.",
             self._gate_words(),
@@ -67,6 +72,7 @@ class Diagnosis:
             f"State: {self.state_bytes:,} bytes; a k-NN bank of the same source in float32: "
             f"{self.bank_bytes:,} bytes, {self.bank_bytes / self.state_bytes:.1f} times as much.",
         ]
+        return [*words, LAYERS] if self.layers else words
 
     def _map_words(self) -> str:
         if self.k == 0:
@@ -136,6 +142,7 @@ def diagnose(
         tau=state.settings.tau,
         smallest_batch=smallest,
         state_bytes=path.stat().st_size,
+        layers=state.layers is not None,
         bank_bytes=int(moments.counts.sum()) * moments.U.shape[0] * 4,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from caster import state as states
 from caster.adapter import Adapter
@@ -12,12 +13,14 @@ from caster.data import Pictures
 from caster.errors import CasterError
 from caster.estimator import Caster
 from caster.evaluation import Evaluation, check_can_draw, evaluate, write_page
+from caster.evaluation.mechanism import TRANSPORT
 from caster.evaluation.run import Chunk
 from caster.files import check_writable, replacing
 from caster.frozen.arrays import open_features
 from caster.frozen.heads import of_classes
 from caster.frozen.protocol import preprocessing_sha256
 from caster.jobs.deployed import Batch, batches, check_batch_size, extract_for, with_tau
+from caster.jobs.layers import LayerStream, refuse_layers_of_features, wants_layers
 from caster.jobs.progress import Progress, silent
 from caster.labels import Labels, as_labels, unique_labels
 
@@ -32,12 +35,14 @@ def evaluate_file(
     batch_size: int,
     seed: int | None,
     tau: float | None = None,
+    layers: bool | None = None,
     progress: Progress = silent,
 ) -> Evaluation:
     """Score a file of labelled features, shuffled by a seed or in its own order."""
     check_batch_size(batch_size)
     _check_outputs(page, state, target)
     held = states.load(state)
+    refuse_layers_of_features(held, layers)
     clf = with_tau(Caster.from_state(held), tau)
     file = open_features(target, "features", "labels")
     labels = as_labels(file.read("labels"))
@@ -58,17 +63,20 @@ def evaluate_pictures(
     batch_size: int,
     seed: int | None,
     tau: float | None = None,
+    layers: bool | None = None,
     skip_unreadable: bool = False,
     digests: Mapping[str, str] | None = None,
     progress: Progress = silent,
 ) -> tuple[Evaluation, list[str]]:
     """Score labelled pictures; also returns what was wrong with every picture skipped.
 
-    `digests` are those of what took part beside the model, its preprocessing and the pictures.
+    `digests` are those of what took part beside the model, its preprocessing and the pictures. A
+    state with layers is scored by layer transport, unless `layers` is False.
     """
     check_batch_size(batch_size)
     _check_outputs(page, Path(adapter.model.name), Path(pictures.name))
-    clf = with_tau(adapter.clf, tau)
+    aligned = LayerStream(adapter, tau) if wants_layers(adapter.state, layers) else None
+    clf = adapter.clf if aligned else with_tau(adapter.clf, tau)
     if pictures.labels is None:
         raise CasterError(f"{pictures.name} has no labels")
     _check_labels(pictures.labels, clf, pictures.name)
@@ -80,16 +88,25 @@ def evaluate_pictures(
         skip_unreadable=skip_unreadable,
         progress=progress,
     )
-    stream = batches(features, batch_size, seed, progress)
     known = {
         "model": adapter.model.sha256 or "",
         "preprocessing": preprocessing_sha256(adapter.model) or "",
         "pictures": pictures.sha256,
     }
-    chunks = _labelled(
-        stream, features.read("labels"), adapter.head, use_head=adapter.head is not None
+    labels, plan = features.read("labels"), (features, batch_size, seed, progress)
+    chunks: Iterable[Chunk]
+    if aligned is None:
+        chunks = _labelled(batches(*plan), labels, adapter.head, use_head=adapter.head is not None)
+    else:
+        tried = aligned.tried(pictures, *plan)
+        chunks = ((*_chunk(batch, labels, adapter.head), found) for batch, found in tried)
+    found = evaluate(
+        clf,
+        chunks,
+        name=pictures.name,
+        digests={**(digests or {}), **known},
+        mechanism=TRANSPORT if aligned is None else aligned.mechanism,
     )
-    found = evaluate(clf, chunks, name=pictures.name, digests={**(digests or {}), **known})
     _write(found, page)
     return found, features.unreadable
 
@@ -98,9 +115,15 @@ def _labelled(
     stream: Iterable[Batch], labels: Labels, head: tuple[int, ...] | None, use_head: bool = True
 ) -> Iterator[Chunk]:
     for batch in stream:
-        known = use_head and batch.logits is not None
-        logits = of_classes(batch.logits, head) if known else None
-        yield batch.features, labels[batch.rows], logits
+        yield _chunk(batch, labels, head, use_head)
+
+
+def _chunk(
+    batch: Batch, labels: Labels, head: tuple[int, ...] | None, use_head: bool = True
+) -> tuple[Any, Any, Any]:
+    known = use_head and batch.logits is not None
+    logits = of_classes(batch.logits, head) if known else None
+    return batch.features, labels[batch.rows], logits
 
 
 def _check_labels(labels: Labels, clf: Caster, name: str) -> None:

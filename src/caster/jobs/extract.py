@@ -8,12 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
+from caster.adapter import gauge_for
 from caster.config import PICTURES_AT_ONCE
 from caster.data import Pictures, UnreadablePicture
 from caster.errors import CasterError
 from caster.frozen.preprocessing import Preprocessing
 from caster.frozen.protocol import FrozenModel, Outputs
 from caster.jobs.features import PictureFeatures
+from caster.jobs.note import Note
 from caster.jobs.progress import Progress, silent
 from caster.jobs.reading import read_batches, refuse_unreadable
 from caster.jobs.running import run
@@ -46,20 +48,22 @@ def extract(
     batch_size: int = PICTURES_AT_ONCE,
     skip_unreadable: bool = False,
     check: Check = _nothing,
+    layers: bool = False,
     progress: Progress = silent,
 ) -> PictureFeatures:
     """Features and logits of all pictures, kept in the store for the next time.
 
-    `check` may refuse the first batch's, before the rest is worked on.
+    `check` may refuse the first batch's, before the rest is worked on. With `layers` the model's
+    layers are measured on the way; features that were kept without them are made anew.
     """
     key = _key(model, pictures)
     entry = find(store, key, len(pictures))
-    if entry is not None and _repaired(pictures, entry.note.unreadable):
+    if entry is not None and _outdated(entry.note, pictures, layers):
         discard(store, key)
         entry = None
     known = entry is not None
     if entry is None:
-        _fill(model, pictures, store, batch_size, skip_unreadable, check, progress)
+        _fill(model, pictures, store, batch_size, skip_unreadable, check, layers, progress)
         entry = find(store, key, len(pictures))
         if entry is None:
             raise CasterError(f"the features kept in {store} were taken away or damaged: run again")
@@ -91,13 +95,15 @@ def _fill(
     batch_size: int,
     skip_unreadable: bool,
     check: Check,
+    layers: bool,
     progress: Progress,
 ) -> None:
     with filling(store, _key(model, pictures), len(pictures)) as partial:
-        if _repaired(pictures, partial.note.unreadable):
+        if _outdated(partial.note, pictures, layers):
             partial.clear()
         _refuse(partial.note.unreadable, skip_unreadable)
         progress(STAGE, partial.note.seen, len(pictures))
+        gauge = gauge_for(model, partial.note.layers) if layers else None
         batches = read_batches(
             pictures,
             stated_preprocessing(model),
@@ -109,11 +115,11 @@ def _fill(
             for batch in batches:
                 columns: Arrays = {"rows": np.asarray(batch.rows, dtype=np.int64)}
                 if batch.rows:
-                    outputs = run(model, batch, pictures.names)
+                    outputs = run(model, batch, pictures.names, through=gauge)
                     check(outputs)
                     check = _nothing
                     columns = {**columns, **_columns(outputs)}
-                partial.append(columns, batch.unreadable)
+                partial.append(columns, batch.unreadable, None if gauge is None else gauge.sums)
                 progress(STAGE, partial.note.seen, len(pictures))
         try:
             model.verify()
@@ -125,6 +131,12 @@ def _fill(
 def _columns(outputs: Outputs) -> Arrays:
     logits = {} if outputs.logits is None else {"logits": outputs.logits}
     return {"features": outputs.features, **logits}
+
+
+def _outdated(note: Note, pictures: Pictures, layers: bool) -> bool:
+    """Whether what is kept is not what is asked for, and must be made anew."""
+    unmeasured = layers and note.kept > 0 and note.layers is None
+    return unmeasured or _repaired(pictures, note.unreadable)
 
 
 def _repaired(pictures: Pictures, unreadable: Mapping[str, str]) -> bool:

@@ -14,6 +14,7 @@ from caster.errors import CasterError
 from caster.frozen.protocol import Outputs
 from caster.jobs.store import Entry
 from caster.labels import Labels
+from caster.state import Layers
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +52,11 @@ class PictureFeatures:
     def outputs(self) -> Outputs:
         """All of them, as the model gave them."""
         return Outputs(self.entry.arrays["features"], self.entry.arrays.get("logits"))
+
+    @property
+    def layers(self) -> Layers | None:
+        """Sums over the model's layers; None where they were not measured."""
+        return self.entry.note.layers
 
     def read(self, name: str) -> NDArray[Any]:
         """One whole array."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caster import state as states
-from caster.adapter import bound_state
+from caster.adapter import bound_state, gauge_for
 from caster.config import CHUNK_ELEMENTS, Settings
 from caster.data import Pictures
 from caster.data.folder import SUFFIXES
@@ -21,8 +21,10 @@ from caster.frozen.arrays import FeatureFile, open_features
 from caster.frozen.heads import head_columns, of_classes
 from caster.frozen.protocol import FrozenModel, Outputs
 from caster.jobs.extract import extract
+from caster.jobs.features import PictureFeatures
 from caster.jobs.progress import Progress, silent
 from caster.labels import Labels, as_labels, encode, unique_labels
+from caster.state import Layers
 
 
 def fit_file(source: Path, output: Path, settings: Settings, progress: Progress = silent) -> Caster:
@@ -40,6 +42,7 @@ class FittedPictures(NamedTuple):
     clf: Caster
     unreadable: list[str]  # what was wrong with each picture that was skipped
     head_accuracy: float | None  # of the frozen head on the source; None without a head
+    layers: Layers | None  # those measured; None where nobody asked
 
 
 def fit_pictures(
@@ -52,14 +55,18 @@ def fit_pictures(
     batch_size: int,
     named_classes: list[str] | None = None,
     use_head: bool = True,
+    layers: bool = False,
     skip_unreadable: bool = False,
     progress: Progress = silent,
 ) -> FittedPictures:
     """Fit a state from labelled pictures, bound to the model, and save it.
 
     `named_classes` are the model's outputs in their order; without `use_head` they are other
-    classes than the data's.
+    classes than the data's. With `layers` the state also gets the moments of every site of a torch
+    module, for layer transport.
     """
+    if layers:
+        _check_layers(model, use_head)
     _check_output(output, model, pictures)
     classes = _check_classes(pictures)
 
@@ -75,12 +82,33 @@ def fit_pictures(
         batch_size=batch_size,
         skip_unreadable=skip_unreadable,
         check=head,
+        layers=layers,
         progress=progress,
     )
     clf = _fit(features, classes, settings, progress)
     columns = head(features.outputs)
-    states.save(bound_state(clf, model, columns), output)
-    return FittedPictures(clf, features.unreadable, _head_accuracy(features, classes, columns))
+    measured = _measured(features) if layers else None
+    states.save(bound_state(clf, model, columns, measured), output)
+    accuracy = _head_accuracy(features, classes, columns)
+    return FittedPictures(clf, features.unreadable, accuracy, measured)
+
+
+def _check_layers(model: FrozenModel, use_head: bool) -> None:
+    """Refuse layers that cannot be measured, or would be of no use, before the model runs."""
+    gauge_for(model)
+    if not use_head:
+        raise CasterError(
+            "layer transport answers with the model's own classes: give --layers or --no-head, "
+            "not both"
+        )
+
+
+def _measured(features: PictureFeatures) -> Layers:
+    from caster.frozen.gauge import rounded
+
+    if features.layers is None:
+        raise CasterError("the layers were not measured on all pictures: fit again")
+    return rounded(features.layers)
 
 
 def _head_accuracy(

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
+from caster.arrays import to_numpy
+from caster.core.layers import ChannelMoments, Site
 from caster.files import replacing
 from caster.jobs.growing import Damaged, read_grown
+from caster.state import Layers
 
 ALWAYS = {"rows", "features"}  # the arrays that any row has
 
@@ -28,29 +33,62 @@ class Note:
     kept: int = 0  # rows of every array
     unreadable: Mapping[str, str] = field(default_factory=dict)  # row to what is wrong with it
     checksums: Mapping[str, int] = field(default_factory=dict)  # of the kept rows, by array
+    layers: Layers | None = None  # sums over the kept rows; None: not measured on all of them
 
 
 def write_note(note: Note, folder: Path) -> None:
     """Put a note in the place of the folder's last one."""
+    plain = asdict(replace(note, layers=None))
+    if note.layers is not None:
+        sites = [
+            [
+                s.module,
+                s.side,
+                s.axis,
+                m.count,
+                *(to_numpy(p).tolist() for p in (m.mean, m.variance)),
+            ]
+            for s, m in note.layers.items()
+        ]
+        plain["layers"] = {"sites": sites, "checksum": _checksum(sites)}
     with replacing(folder / "note.json") as temporary:
-        temporary.write_text(json.dumps(asdict(note)), encoding="utf-8")
+        temporary.write_text(json.dumps(plain), encoding="utf-8")
 
 
 def read_folder(folder: Path) -> tuple[Note, dict[str, NDArray[Any]]]:
     """A folder's note and the arrays it speaks of, if they are what was written."""
     try:
-        note = Note(**json.loads((folder / "note.json").read_text(encoding="utf-8")))
+        plain = json.loads((folder / "note.json").read_text(encoding="utf-8"))
+        note = Note(**{**plain, "layers": _layers(plain.get("layers"))})
         rows = {int(row) for row in note.unreadable}
         named = note.checksums.keys() >= ALWAYS if note.kept else not note.checksums
         whole = named and note.kept >= 0 and note.seen == note.kept + len(rows)
     except FileNotFoundError:
         raise Damaged(folder) from None
-    except (AttributeError, TypeError, ValueError):  # no note that this caster wrote
+    except (AttributeError, KeyError, TypeError, ValueError):  # no note that this caster wrote
         raise Damaged(folder) from None
     if not whole:
         raise Damaged(folder)
     sums = note.checksums.items()
     return note, {name: read_grown(array_file(folder, name), note.kept, crc) for name, crc in sums}
+
+
+def _layers(kept: dict[str, Any] | None) -> Layers | None:
+    """The sums over layers, if they are what was written."""
+    if kept is None:
+        return None
+    sites: list[list[Any]] = kept["sites"]
+    if _checksum(sites) != kept["checksum"]:
+        raise ValueError("layers")
+    return {
+        Site(module, side, axis): ChannelMoments(count, np.array(mean), np.array(variance))
+        for module, side, axis, count, mean, variance in sites
+    }
+
+
+def _checksum(sites: list[list[Any]]) -> int:
+    """Numbers come back from JSON as they went, so the same text is the same sums."""
+    return zlib.crc32(json.dumps(sites).encode())
 
 
 def array_file(folder: Path, name: str) -> Path:

@@ -8,22 +8,25 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from caster import state as states
 from caster.adapter import Adapter
-from caster.arrays import to_numpy
-from caster.core.types import Reason, Verdict
+from caster.core.types import Reason
 from caster.data import Pictures
 from caster.errors import CasterError
 from caster.estimator import Caster
+from caster.evaluation.mechanism import TRANSPORT, Mechanism
+from caster.evaluation.run import Tried
 from caster.frozen.arrays import open_features
 from caster.frozen.heads import of_classes
 from caster.frozen.protocol import Outputs
-from caster.jobs.deployed import batches, check_batch_size, extract_for, with_tau
+from caster.jobs.answer import Answer
+from caster.jobs.deployed import Batch, batches, check_batch_size, extract_for, with_tau
 from caster.jobs.extract import forget
+from caster.jobs.layers import LayerStream, refuse_layers_of_features, wants_layers
 from caster.jobs.progress import Progress, silent
 from caster.jobs.table import Columns, Table, check_table, open_table
 from caster.labels import Labels
@@ -38,6 +41,8 @@ class Summary:
     ratios: list[float] = field(default_factory=list)  # one a batch
     changed: int | None = None  # predictions that differ from the frozen head's, where it answers
     unreadable: list[str] = field(default_factory=list)  # pictures skipped, and why
+    mechanism: Mechanism = TRANSPORT  # what adapted
+    sites: int | None = None  # that layer transport aligned
 
     @property
     def batches(self) -> int:
@@ -50,26 +55,7 @@ class Summary:
         return float(np.median(self.ratios))
 
 
-@dataclass(frozen=True, eq=False)
-class _Answer:
-    """One batch, answered."""
-
-    predictions: Labels  # (B,)
-    proposed: Labels  # (B,)
-    frozen: Labels | None  # (B,), what the frozen head says
-    verdict: Verdict
-
-    @classmethod
-    def of(cls, clf: Caster, features: Any, head_logits: Any) -> Self:
-        """The answer to a batch."""
-        out = clf.adapt(features, head_logits)
-        frozen = None
-        if head_logits is not None:
-            frozen = clf.classes_[np.argmax(to_numpy(head_logits), axis=1)]
-        return cls(to_numpy(out.predictions), to_numpy(out.proposed), frozen, out.verdict)
-
-
-_Row = tuple[Sequence[int], list[str] | None, _Answer]  # rows, names of pictures, the answer
+_Row = tuple[Sequence[int], list[str] | None, Answer]  # rows, names of pictures, the answer
 
 
 def predict_file(
@@ -80,16 +66,19 @@ def predict_file(
     batch_size: int,
     tau: float | None = None,
     gate: bool = True,
+    layers: bool | None = None,
     progress: Progress = silent,
 ) -> Summary:
     """Adapt a feature file batch by batch, in its own order, and write one row a sample.
 
     Without the gate the transported classifier answers every batch that has one; a batch of a
-    single row has none and gets the fallback.
+    single row has none and gets the fallback. A state with layers is refused, unless `layers` is
+    False: features have passed them.
     """
     check_batch_size(batch_size)
     check_table(output, state, target)
     held = states.load(state)
+    refuse_layers_of_features(held, layers)
     clf = with_tau(Caster.from_state(held), tau)
     file = open_features(target, "features")
     names = ("features", "logits") if "logits" in file.names else ("features",)
@@ -99,7 +88,7 @@ def predict_file(
         for features, *logits in file.chunks(names, batch_size):
             try:
                 head_logits = of_classes(logits[0], held.head) if logits else None
-                answer = _Answer.of(clf, features, head_logits)
+                answer = Answer.of(clf, features, head_logits)
             except CasterError as error:
                 where = f"rows {row} to {row + len(features) - 1} of {target}"
                 raise CasterError(f"{where}: {error}") from None
@@ -119,6 +108,7 @@ def predict_pictures(
     batch_size: int,
     tau: float | None = None,
     gate: bool = True,
+    layers: bool | None = None,
     shuffle: int | None = None,
     skip_unreadable: bool = False,
     store: Path | None = None,
@@ -129,10 +119,12 @@ def predict_pictures(
     They come in their own order, or shuffled by a seed: a batch's answer depends on what is in
     it, and pictures sorted by class make batches of few classes. Features are in the store while
     it works, for an interrupted run to go on from, and stay there only if they were kept before.
+    A state with layers is answered by layer transport, unless `layers` is False.
     """
     check_batch_size(batch_size)
     check_table(output, Path(adapter.model.name), Path(pictures.name))
-    clf = with_tau(adapter.clf, tau)
+    aligned = LayerStream(adapter, tau) if wants_layers(adapter.state, layers) else None
+    clf = adapter.clf if aligned else with_tau(adapter.clf, tau)
     with ExitStack() as stack:
         if store is None:
             temporary = TemporaryDirectory(prefix="caster-", ignore_cleanup_errors=True)
@@ -147,14 +139,26 @@ def predict_pictures(
         )
 
         def answers() -> Iterator[_Row]:
-            for batch in batches(features, batch_size, shuffle, progress):
+            plan = (features, batch_size, shuffle, progress)
+            stream: Iterable[tuple[Batch, Tried | None]] = (
+                ((batch, None) for batch in batches(*plan))
+                if aligned is None
+                else aligned.tried(pictures, *plan)
+            )
+            for batch, tried in stream:
                 rows = features.places[batch.rows].tolist()
                 names = [pictures.names[row] for row in rows]
                 logits = adapter.head_logits(Outputs(batch.features, batch.logits))
-                yield rows, names, _Answer.of(clf, batch.features, logits)
+                if tried is None:
+                    yield rows, names, Answer.of(clf, batch.features, logits)
+                else:
+                    yield rows, names, Answer.tried(clf, tried, logits)
 
+        summary = Summary(unreadable=features.unreadable)
+        if aligned is not None:
+            summary.mechanism, summary.sites = aligned.mechanism, aligned.sites
         with open_table(output) as table:
-            summary = _written(answers(), table, Summary(unreadable=features.unreadable), gate)
+            _written(answers(), table, summary, gate)
         if not features.known:
             forget(features, adapter.model, store)
     return summary
@@ -162,8 +166,8 @@ def predict_pictures(
 
 def _written(answers: Iterable[_Row], table: Table, summary: Summary, gate: bool) -> Summary:
     for rows, names, answer in answers:
-        labels = answer.predictions if gate else answer.proposed
-        table.write(_columns(rows, names, answer, labels, summary.batches))
+        labels, giver = answer.given(summary.mechanism.name, gate)
+        table.write(_columns(rows, names, answer, labels, giver, summary.batches))
         summary.rows += len(labels)
         summary.reasons[answer.verdict.reason] += 1
         summary.ratios.append(answer.verdict.ratio)
@@ -173,7 +177,12 @@ def _written(answers: Iterable[_Row], table: Table, summary: Summary, gate: bool
 
 
 def _columns(
-    rows: Sequence[int], names: list[str] | None, answer: _Answer, labels: Labels, batch: int
+    rows: Sequence[int],
+    names: list[str] | None,
+    answer: Answer,
+    labels: Labels,
+    giver: str,
+    batch: int,
 ) -> Columns:
     verdict, count = answer.verdict, len(labels)
     return {
@@ -185,6 +194,7 @@ def _columns(
         "verdict": ["accepted" if verdict.accepted else "rejected"] * count,
         "ratio": [verdict.ratio] * count,
         "reason": [verdict.reason] * count,
+        "method": [giver] * count,
     }
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,17 @@ from caster.frozen.protocol import FrozenModel, Outputs
 from caster.jobs.reading import Group, PictureBatch
 
 
-def run(model: FrozenModel, batch: PictureBatch, names: Sequence[str]) -> Outputs:
+def run(
+    model: FrozenModel,
+    batch: PictureBatch,
+    names: Sequence[str],
+    through: Callable[[Any], Outputs] | None = None,  # that measures what the model does
+) -> Outputs:
     """Features and logits in NumPy, in the order of the batch's rows."""
-    given = [_answer(model, group, names[batch.rows[group.places[0]]]) for group in batch.groups]
+    given = [
+        _answer(through or model, model.name, group, names[batch.rows[group.places[0]]])
+        for group in batch.groups
+    ]
     order = np.argsort([place for group in batch.groups for place in group.places])
     features = _joined([outputs.features for outputs in given], order)
     broken = ~np.isfinite(features).all(axis=tuple(range(1, features.ndim)))
@@ -28,17 +37,24 @@ def run(model: FrozenModel, batch: PictureBatch, names: Sequence[str]) -> Output
     return Outputs(features, _joined([outputs.logits for outputs in given], order))
 
 
-def _answer(model: FrozenModel, group: Group, first: str) -> Outputs:
-    count = len(group.places)
+@contextmanager
+def naming(first: str, count: int) -> Iterator[None]:
+    """Errors of a model in one line, with the pictures it was given."""
     those = first if count == 1 else f"{first} and {count - 1} more"
     try:
-        outputs = model(group.prepared)
+        yield
     except (CasterError, RuntimeError) as error:  # torch's, of a shape or of too little memory
         line = " ".join(str(error).split())
         raise CasterError(f"{line[:300]} (on {those})") from None
+
+
+def _answer(through: Callable[[Any], Outputs], name: str, group: Group, first: str) -> Outputs:
+    count = len(group.places)
+    with naming(first, count):
+        outputs = through(group.prepared)
     for array in (outputs.features, outputs.logits):
         if array is not None and len(array) != count:
-            raise CasterError(f"{model.name} gives {len(array)} rows for {count} pictures")
+            raise CasterError(f"{name} gives {len(array)} rows for {count} pictures")
     return outputs
 
 

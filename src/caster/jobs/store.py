@@ -24,6 +24,7 @@ from caster.errors import CasterError
 from caster.jobs.growing import Damaged, GrowingArray
 from caster.jobs.lock import locked
 from caster.jobs.note import Note, array_file, read_folder, write_note
+from caster.state import Layers
 
 FORMAT = "2"
 NOTE_EVERY = 5.0  # seconds between notes of progress: what a crash may cost
@@ -86,8 +87,13 @@ class Filling:
             file = array_file(self.folder, name)
             self._arrays[name] = GrowingArray(file, held, note.kept, note.checksums[name])
 
-    def append(self, columns: Arrays, unreadable: Mapping[int, str]) -> None:
-        """Add the outputs for the next pictures, and the rows among them that have none."""
+    def append(
+        self, columns: Arrays, unreadable: Mapping[int, str], layers: Layers | None = None
+    ) -> None:
+        """Add the outputs for the next pictures, and the rows among them that have none.
+
+        `layers` are sums over all rows so far; without them, earlier sums are no longer those.
+        """
         note, count = self.note, len(columns["rows"])
         checksums = note.checksums
         if count:
@@ -101,6 +107,7 @@ class Filling:
             note.kept + count,
             {**note.unreadable, **{str(row): why for row, why in unreadable.items()}},
             checksums,
+            layers,
         )
         if time.monotonic() - self._noted_at > NOTE_EVERY:
             self.save()

@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from caster.core.layers import ChannelMoments, Site, shrunk, to_source
 from caster.errors import CasterError
-from caster.frozen.gauge import hook_on
+from caster.frozen.gauge import beside, hook_on
 from caster.frozen.protocol import Outputs
 from caster.frozen.torch import TorchModel
 from caster.methods.protocol import Retained, nbytes
@@ -49,7 +49,7 @@ class Alignment:
         missing = [str(site) for site in (*layers, *batchnorms) if site.module not in parts]
         if missing:
             raise CasterError(f"{model.name} has no layer of the state's site {missing[0]}")
-        self.source = {site: _beside(found, model.device) for site, found in layers.items()}
+        self.source = {site: beside(found, model.device) for site, found in layers.items()}
         self._eps = {s: EPS * float(m.variance.mean()) for s, m in self.source.items()}
         for site in layers:
             hook_on(self._twin.module, site, self._move)
@@ -112,11 +112,6 @@ class Alignment:
         if target is not None:
             layer = self._twin.module.get_submodule(site.module)
             layer.running_mean, layer.running_var = target.mean, target.variance
-
-
-def _beside(found: ChannelMoments, device: torch.device) -> ChannelMoments:
-    mean, variance = (torch.as_tensor(part).to(device) for part in (found.mean, found.variance))
-    return ChannelMoments(found.count, mean, variance)
 
 
 def _restorer(mean: Tensor, variance: Tensor) -> Any:

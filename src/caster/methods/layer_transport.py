@@ -148,6 +148,10 @@ class LayerTransport(LayerTransportUngated):
 
     def predict_with(self, images: Any, before: Outputs | None) -> Prediction:
         """The same, of a batch that the frozen model has answered already, or need not."""
+        return self.both(images, before)[1]
+
+    def both(self, images: Any, before: Outputs | None) -> tuple[Tensor, Prediction]:
+        """The logits behind aligned layers, whatever the certificate says, and what it allows."""
         after, logits = self._aligned(images)
         self._since += 1
         certificate = self._certificate
@@ -157,12 +161,12 @@ class LayerTransport(LayerTransportUngated):
         ratio = certificate.ratio()
         enough = certificate.samples >= self.min_samples
         if enough and ratio <= self.tau:  # which NaN is not
-            return Prediction(self._answer(after, logits), True, "accepted", ratio)
+            return logits, Prediction(self._answer(after, logits), True, "accepted", ratio)
         if before is None:
             before = self.model(images)
             self._compare(before)
         kept = self.frozen.answer(before)
-        return replace(kept, reason="ratio" if enough else "min_samples", ratio=ratio)
+        return logits, replace(kept, reason="ratio" if enough else "min_samples", ratio=ratio)
 
     def _compare(self, before: Outputs) -> None:
         self._certificate.show_before(before.features, self.frozen.logits(before))

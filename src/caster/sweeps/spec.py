@@ -8,7 +8,7 @@ from typing import Any
 
 from caster.errors import CasterError
 
-STUDIES = (  # the paper's results, each of which has tables and figures of its own
+STUDIES = (  # each has tables and figures of its own: the paper's results, and layer transport
     "estimators",
     "certificate",
     "gate",
@@ -16,6 +16,7 @@ STUDIES = (  # the paper's results, each of which has tables and figures of its 
     "coverage",
     "specificity",
     "cost",
+    "layers",
 )
 GATE = "gate"  # the one setting that is a table of settings
 

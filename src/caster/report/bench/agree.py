@@ -1,17 +1,19 @@
-"""Whether recorded gated cells are what the gate makes of the recorded transports."""
+"""Whether recorded gated cells are what the gate makes of the recorded updates."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from caster.report.bench.checks.problem import Problem
-from caster.report.bench.score import ALWAYS, GATED, Score
-from caster.sweeps.spec import Spec
+from caster.report.bench.score import ALWAYS, GATED, LAYERS, Score, opens_with
+from caster.sweeps.spec import Spec, frozen_value
 
-KIND = f"a gated cell is not what its gate makes of {ALWAYS}"
+KIND = "a gated cell is not what its gate makes of the update"
+NEVER = 1e6  # a threshold of layer transport from here on refuses nothing
+_GATE = ("tau", "min_samples")  # settings of layer transport that the update does not depend on
 
 
 def transport_of(spec: Spec) -> Spec:
@@ -20,22 +22,58 @@ def transport_of(spec: Spec) -> Spec:
     return replace(spec, method=ALWAYS, settings=settings)
 
 
+def is_open(score: Score) -> bool:
+    """Whether a cell of layer transport takes every update, and tells what any gate would see."""
+    return score.spec.method == LAYERS and score.tau >= NEVER
+
+
+def opened(scores: Iterable[Score]) -> dict[Spec, Score]:
+    """For every gated cell of layer transport the open one beside it, as its gate would see it.
+
+    The ratio of a batch does not depend on what became of those before it if every batch is
+    compared with the frozen model, and then the gate follows from the open cell exactly.
+    """
+    held = [score for score in scores if score.spec.method == LAYERS and not score.spec.alone]
+    found = {_update(score): score for score in held if is_open(score)}
+    return {
+        gated.spec: _as_seen(beside, gated.settings["min_samples"])
+        for gated in held
+        if not is_open(gated)
+        and gated.settings["every"] == 1
+        and (beside := found.get(_update(gated))) is not None
+        and beside.settings["min_samples"] <= gated.settings["min_samples"]
+    }
+
+
+def _update(score: Score) -> tuple[Spec, object]:
+    """The stream and the settings that the update depends on."""
+    settings = {name: value for name, value in score.settings.items() if name not in _GATE}
+    return score.spec.stream, frozen_value(settings)
+
+
+def _as_seen(score: Score, min_samples: int) -> Score:
+    opens = opens_with(min_samples, score.batches.size, score.batches.ratio)
+    return replace(score, batches=replace(score.batches, ratio=opens, opens=opens))
+
+
 def disagreements(scores: Mapping[Spec, Score]) -> list[Problem]:
     """One for every gated cell whose verdicts or predictions do not follow.
 
-    A batch must have the transport's predictions if coverage and ratio of the transport's own
-    record pass the gate, and the frozen model's otherwise. Left out are cells that ran alone,
-    whose forward passes were their own, and those without a head to fall back to.
+    A batch must have the update's predictions if coverage and ratio of the ungated record pass
+    the gate, and the frozen model's otherwise. Left out are cells that ran alone, whose forward
+    passes were their own, and those without a head to fall back to.
     """
+    pairs = {
+        spec: scores[transport_of(spec)]
+        for spec in scores
+        if spec.method == GATED and not spec.alone and transport_of(spec) in scores
+    } | opened(scores.values())
     problems = []
-    for spec, gated in scores.items():
-        always = scores.get(transport_of(spec))
-        if always is None or gated.frozen is None:
-            continue
-        if spec.method == GATED and not spec.alone:
-            place = _first_difference(gated, always)
-            if place is not None:
-                problems.append(Problem(KIND, f"{spec.full}: batch {place}, tau {gated.tau:g}"))
+    for spec, always in pairs.items():
+        gated = scores[spec]
+        place = None if gated.frozen is None else _first_difference(gated, always)
+        if place is not None:
+            problems.append(Problem(KIND, f"{spec.full}: batch {place}, tau {gated.tau:g}"))
     return problems
 
 

@@ -87,10 +87,19 @@ def places(specs: Iterable[Spec]) -> dict[Spec, str]:
 
 def _kind(spec: Spec) -> str:
     """A stream in words, but for its pictures and their seed."""
+    return f"{order_of(spec)}, batches of {spec.batch_size}"
+
+
+def order_of(spec: Spec) -> str:
+    """The order of a stream in words.
+
+    >>> order_of(Spec("r", "d", "tent", order="dirichlet", order_settings=(("slots", 5),)))
+    'dirichlet, slots 5'
+    """
     words = [spec.order, *(f"{name} {value}" for name, value in spec.order_settings)]
     words += [] if spec.schedule == "each" else [spec.schedule]
     words += [] if spec.last == "keep" else [f"last batch: {spec.last}"]
-    return ", ".join([*words, f"batches of {spec.batch_size}"])
+    return ", ".join(words)
 
 
 def by_stream(scores: Sequence[Score]) -> Streams:

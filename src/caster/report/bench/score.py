@@ -20,7 +20,8 @@ from caster.report.bench.checks.streams import NO_HEAD
 from caster.sweeps.spec import Spec
 
 GATED, ALWAYS = "caster", "caster-ungated"
-TRANSPORT = (GATED, ALWAYS)  # whose predictions are held against one another
+LAYERS, LAYERS_ALWAYS = "layer-transport", "layer-transport-ungated"
+HELD = (GATED, ALWAYS, LAYERS)  # whose predictions are held against one another
 OWN = "caster"  # how the names of methods begin whose settings are the constants
 _CONSTANTS = {constant.name for constant in fields(Settings)}
 
@@ -36,7 +37,7 @@ class Batches:
     ratio: NDArray[np.float64]  # NaN where no gate measured one
     opens: NDArray[np.float64]  # the least tau that accepts it; infinite where none does
     seconds: NDArray[np.float64]
-    answers: tuple[int, ...]  # checksums of the predictions, of the transport's cells alone
+    answers: tuple[int, ...]  # checksums of the predictions, of cells that are held together
     fallback: tuple[int, ...]  # and of the frozen model's
 
 
@@ -51,10 +52,16 @@ class Score:
     harmed: float | None  # share of samples that the frozen model has right and the method wrong
     batches: Batches
     tau: float  # of the cell's own constants and settings
+    settings: dict[str, Any]  # of the method, all of them
     retained: int  # bytes
-    backward: bool
+    gradients: bool  # whether the method is one that learns
     inert: bool
     memory: float | None  # MiB on the device, at its peak
+
+    @property
+    def backward(self) -> bool:
+        """Whether it did learn, with a backward pass."""
+        return self.gradients and not self.inert
 
     @property
     def gain(self) -> float:
@@ -100,7 +107,12 @@ def score(record: Record) -> Score:
     kept = samples.frozen == samples.label
     headless = bool((samples.frozen == NO_HEAD).any())
     count = len(batches.batch)
-    answers, fallback = _checksums(samples, batches) if spec.method in TRANSPORT else ((), ())
+    answers, fallback = _checksums(samples, batches) if spec.method in HELD else ((), ())
+    own = cell.identity["settings"]
+    if spec.method == LAYERS:
+        tau, opens = own["tau"], opens_with(own["min_samples"], batches.size, batches.ratio)
+    else:
+        tau, opens = settings.tau, _opens(batches, settings, cell.identity["classes"])
     return Score(
         spec=spec,
         n=len(right),
@@ -113,14 +125,15 @@ def score(record: Record) -> Score:
             frozen=np.bincount(samples.batch[kept], minlength=count),
             accepted=batches.accepted,
             ratio=batches.ratio,
-            opens=_opens(batches, settings, cell.identity["classes"]),
+            opens=opens,
             seconds=batches.seconds,
             answers=answers,
             fallback=fallback,
         ),
-        tau=settings.tau,
+        tau=tau,
+        settings=own,
         retained=sum(cell.method["retained"].values()),
-        backward=cell.method["gradients"] and not cell.method["inert"],
+        gradients=cell.method["gradients"],
         inert=cell.method["inert"],
         memory=cell.memory["peak"],
     )
@@ -135,6 +148,22 @@ def _checksums(samples: Samples, batches: Raw) -> tuple[tuple[int, ...], tuple[i
         tuple(crc32(part.tobytes()) for part in np.split(column, ends[:-1])) for column in both
     )
     return answers, fallback
+
+
+def opens_with(
+    min_samples: float,
+    size: NDArray[Any],  # (batches,)
+    ratio: NDArray[np.float64],  # (batches,)
+) -> NDArray[np.float64]:
+    """The ratio of every batch of layer transport that comes when enough samples were seen.
+
+    Its certificate rests on this batch and those before it, from the beginning of the stream.
+
+    >>> opens_with(32, np.array([16, 16, 16]), np.array([0.5, 1.2, np.nan]))
+    array([inf, 1.2, inf])
+    """
+    measured = (np.cumsum(size) >= min_samples) & ~np.isnan(ratio)
+    return np.where(measured, ratio, math.inf)
 
 
 def _opens(batches: Raw, settings: Settings, classes: int) -> NDArray[np.float64]:

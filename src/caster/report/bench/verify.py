@@ -41,6 +41,10 @@ def verify(sweep: Sweep, out: Path, root: Path | None = None) -> list[Problem]:
     that are there must be the ones the records were made from. `compared` says how many are.
     """
     there = scan(out)
+    if not any((there.cells, there.admissions, there.leftovers, there.foreign)):
+        raise CasterError(
+            f"{out} has no records of {sweep.name}: run it first, with `caster bench run`"
+        )
     problems = [Problem("foreign", str(path)) for path in there.foreign]
     problems += [Problem("left by a killed run", str(path)) for path in there.leftovers]
     problems += foreign_admissions(there.admissions, sweep)

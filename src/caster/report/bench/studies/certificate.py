@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from caster.report.bench.agree import transport_of
 from caster.report.bench.ranks import spearman
@@ -95,14 +95,25 @@ def _of_transport(
     name: str, always: Sequence[Score], scores: Mapping[Spec, Score], where: Mapping[Spec, str]
 ) -> Certificate:
     """Of cells with one threshold."""
-    tau = always[0].tau
-    marks = tuple(Point(where[s.spec], s.certificate, s.gain, gated_gain(s, tau)) for s in always)
     transports = {score.spec: score for score in always}
     gates = [s for spec, s in scores.items() if transport_of(spec) in transports]
     wrong = defaultdict(list)
     for other in (gate for gate in gates if gate.spec.method == MIXED):
         gain = transports[transport_of(other.spec)].gain
         wrong[label(other.spec)].append(Point("", other.certificate, gain, other.gain))
+    found = of_cells(name, always, where, always[0].tau)
+    return replace(
+        found,
+        mixed={method: bands(held) for method, held in wrong.items()},
+        taus=tuple(sorted({gate.tau for gate in gates if gate.spec.method == GATED})),
+    )
+
+
+def of_cells(
+    name: str, always: Sequence[Score], where: Mapping[Spec, str], tau: float
+) -> Certificate:
+    """What certificates say of updates that were always taken, and what a gate at `tau` makes."""
+    marks = tuple(Point(where[s.spec], s.certificate, s.gain, gated_gain(s, tau)) for s in always)
     curve = Curve.of(always)
     return Certificate(
         method=name,
@@ -112,9 +123,9 @@ def _of_transport(
             place: bands([mark for mark in marks if mark.place == place])
             for place in dict.fromkeys(mark.place for mark in marks)
         },
-        mixed={method: bands(held) for method, held in wrong.items()},
+        mixed={},
         tau=tau,
-        taus=tuple(sorted({gate.tau for gate in gates if gate.spec.method == GATED})),
+        taus=(),
         curve=curve,
         plateau=curve.plateau(),
     )
@@ -149,21 +160,22 @@ def section(results: Results) -> Section | None:
     told = tuple(
         f"{found.method}: {sentence}" if several else sentence
         for found in every
-        for sentence in _told(found)
+        for sentence in in_words(found)
     )
     endings = [f"-{as_file(found.method)}" if several else "" for found in every]
     both = list(zip(every, endings, strict=True))
     made = tuple(table for found, ending in both for table in tables.all_of(found, ending))
-    pictures = tuple(picture for found, ending in both for picture in _pictures(found, ending))
-    return Section("certificate", TITLE, told, HOW, made, pictures)
+    drawn = tuple(picture for found, ending in both for picture in pictures(found, "", ending))
+    return Section("certificate", TITLE, told, HOW, made, drawn)
 
 
-def _pictures(found: Certificate, ending: str) -> tuple[Picture, ...]:
-    first, second = _told(found)
+def pictures(found: Certificate, beginning: str, ending: str) -> tuple[Picture, ...]:
+    """Certificate against gain, and gain against the threshold; their names begin and end so."""
+    first, second = in_words(found)
     of = f"{found.method}. " if ending else ""
     return (
         Picture(
-            f"certificate{ending}",
+            f"{beginning}certificate{ending}",
             f"{of}A point a cell. The dashed line is the shipped threshold, the dotted one the "
             "lowest certificate of a cell that loses more than 10 points.",
             f"Gain of transport against the certificate. {first}",
@@ -171,7 +183,7 @@ def _pictures(found: Certificate, ending: str) -> tuple[Picture, ...]:
             lambda figure, ink: figures.against_gain(figure, found, ink),
         ),
         Picture(
-            f"threshold{ending}",
+            f"{beginning}threshold{ending}",
             f"{of}Mean gain of the gate over the frozen head by its threshold. Shaded: within 0.3 "
             "points of the best.",
             f"Gain by threshold. {second}",
@@ -181,7 +193,8 @@ def _pictures(found: Certificate, ending: str) -> tuple[Picture, ...]:
     )
 
 
-def _told(found: Certificate) -> tuple[str, ...]:
+def in_words(found: Certificate) -> tuple[str, str]:
+    """What the certificate tells apart, and what its gate gives."""
     pooled, (low, high) = found.pooled, found.plateau
     if pooled.lowest_losing is None:
         losing = "none loses more than 10 points"

@@ -50,7 +50,7 @@ def against_gain(figure: Figure, found: Certificate, ink: str) -> None:
         axes.axvline(found.pooled.lowest_losing, color=VERMILLION, lw=1.2, ls=":")
     words = "certificate of the cell, log scale"
     if len(finite) < len(found.points):
-        words += f" (drawn at {nowhere:.3g}: no confident sample)"
+        words += f" (drawn at {nowhere:.3g}: cells without one)"
     axes.set_xlabel(words, color=ink)
     axes.set_ylabel("gain of transport, points", color=ink)
     dress(axes, ink)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from caster.report.bench.paper import printed
 from caster.report.bench.tables import INTERVAL, Column, Table, Value, around, points
@@ -18,7 +19,8 @@ ENDLESS = "no upper end"
 
 def all_of(found: Certificate, ending: str) -> tuple[Table, ...]:
     """Everything the study has in numbers; `ending` tells transports of other settings apart."""
-    tables = _summary(found), _by_place(found), _thresholds(found)
+    paper = printed("certificate")
+    tables = summary(found, "certificate-summary", paper), by_place(found), _thresholds(found)
     of = f"{found.method}. " if ending else ""
     return tuple(
         replace(table, name=f"{table.name}{ending}", caption=f"{of}{table.caption}")
@@ -26,28 +28,26 @@ def all_of(found: Certificate, ending: str) -> tuple[Table, ...]:
     )
 
 
-def _summary(found: Certificate) -> Table:
-    """Ours, its interval, the same of the mixed metric, and the paper's."""
+def summary(found: Certificate, name: str, paper: Mapping[str, Any] | None = None) -> Table:
+    """Ours, its interval, the same of the mixed metric, and the paper's where it has them."""
     ours, wrong = _told(found.pooled), [_told(bands) for bands in found.mixed.values()]
-    nothing = [None] * len(wrong)
-    paper = printed("certificate")
     rows: list[tuple[Value, ...]] = [
-        (name, value, ends, *(told[name][0] for told in wrong), paper.get(key))
-        for (name, (value, ends)), key in zip(ours.items(), _KEYS, strict=True)
+        (title, value, ends, *(told[title][0] for told in wrong))
+        for title, (value, ends) in ours.items()
     ]
     low, high = found.plateau
     endless = math.isinf(high)
     width = "from zero" if low == 0 else high / low
-    begins, stops = paper["plateau"]
-    rows += [
-        ("mean gain, best threshold", points(found.curve.best), None, *nothing, paper["best"]),
-        ("plateau from", low, None, *nothing, begins),
-        ("plateau to", ENDLESS if endless else high, None, *nothing, stops),
-        (
-            *("plateau, highest over lowest", ENDLESS if endless else width, None),
-            *(*nothing, stops / begins),
-        ),
-    ]
+    plateau: dict[str, Value] = {
+        "mean gain, best threshold": points(found.curve.best),
+        "plateau from": low,
+        "plateau to": ENDLESS if endless else high,
+        "plateau, highest over lowest": ENDLESS if endless else width,
+    }
+    rows += [(title, value, None, *([None] * len(wrong))) for title, value in plateau.items()]
+    if paper:
+        beside = (*(paper.get(key) for key in _KEYS), paper["best"], *_plateau(paper["plateau"]))
+        rows = [(*row, value) for row, value in zip(rows, beside, strict=True)]
     titles = list(found.mixed) if len(found.mixed) > 1 else ["mixed metric"] * len(found.mixed)
     mixed = (
         " Mixed metric: the same of a Euclidean residual over a Mahalanobis margin, on the cells "
@@ -55,16 +55,22 @@ def _summary(found: Certificate) -> Table:
         if titles
         else ""
     )
+    columns = (
+        *(Column("figure"), Column("ours", ".4g"), Column(INTERVAL, "+.2f")),
+        *(*(Column(title, ".4g") for title in titles), Column("paper", ".4g")),
+    )
+    where = f" Paper: {paper['where']}." if paper else ""
     return Table(
-        "certificate-summary",
+        name,
         f"What the certificate tells apart, the gate at {found.tau:g}; gains in points."
-        f"{mixed} Plateau: within 0.3 points of the best threshold. Paper: {paper['where']}.",
-        (
-            *(Column("figure"), Column("ours", ".4g"), Column(INTERVAL, "+.2f")),
-            *(*(Column(title, ".4g") for title in titles), Column("paper", ".4g")),
-        ),
+        f"{mixed} Plateau: within 0.3 points of the best threshold.{where}",
+        columns if paper else columns[:-1],
         tuple(rows),
     )
+
+
+def _plateau(ends: tuple[float, float]) -> tuple[float, float, float]:
+    return ends[0], ends[1], ends[1] / ends[0]
 
 
 _KEYS = (  # of the paper's figures
@@ -87,7 +93,8 @@ def _told(bands: Bands) -> dict[str, tuple[Value, Value]]:
     }
 
 
-def _by_place(found: Certificate) -> Table:
+def by_place(found: Certificate, name: str = "certificate-data", what: str = "data") -> Table:
+    """The same by data, or by whatever else the cells are told apart."""
     rows: list[tuple[Value, ...]] = [
         (
             *(place, b.cells, points(b.ungated.value), around(b.ungated.interval)),
@@ -97,10 +104,10 @@ def _by_place(found: Certificate) -> Table:
         for place, b in found.by_place.items()
     ]
     return Table(
-        "certificate-data",
-        f"The same by data; gains in points, the gate at {found.tau:g}.",
+        name,
+        f"The same by {what}; gains in points, the gate at {found.tau:g}.",
         (
-            *(Column("data"), Column("cells", "d"), Column("always", "+.2f")),
+            *(Column(what), Column("cells", "d"), Column("always", "+.2f")),
             *(Column(f"always, {INTERVAL}", "+.2f"), Column("gated", "+.2f")),
             *(Column(f"gated, {INTERVAL}", "+.2f"), Column("lowest losing", ".3g")),
             *(Column("highest harmless", ".3g"), Column("regime", "d")),

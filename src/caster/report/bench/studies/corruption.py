@@ -73,11 +73,21 @@ def measure(results: Results) -> Corruption | None:
     where = places(score.spec for score in scores)
     called = names(score.spec for score in scores)
     labels = {spec: (place, called[spec]) for spec, place in where.items()}
-    conventions = [_convention(ALL, scores, labels, results)]
+    data = {place: spec.data for spec, place in where.items()}
+    return Corruption(conventions(scores, labels, results), data)
+
+
+def conventions(
+    scores: Sequence[Score],
+    labels: dict[Spec, tuple[str, str]],  # place and method
+    results: Results,
+) -> tuple[Convention, ...]:
+    """All corrupted cells, and where there are some those that most published tables have."""
+    found = [_convention(ALL, scores, labels, results)]
     reported = [score for score in scores if _is_reported(score.spec)]
     if reported:
-        conventions.append(_convention(FIFTEEN, reported, labels, results))
-    return Corruption(tuple(conventions), {place: spec.data for spec, place in where.items()})
+        found.append(_convention(FIFTEEN, reported, labels, results))
+    return tuple(found)
 
 
 def _is_reported(spec: Spec) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 
 from caster.report.bench.paper import number, printed
 from caster.report.bench.results import Results, names, places
-from caster.report.bench.score import Score
+from caster.report.bench.score import GATED, LAYERS, Score
 from caster.report.bench.section import Picture, Section
 from caster.report.bench.tables import Column, Table, Value, points
 from caster.report.figures import BLUE, VERMILLION, dress
@@ -95,9 +95,9 @@ def section(results: Results) -> Section | None:
     if not rows:
         return None
     told = tuple(
-        f"On {row.place}, caster runs at {100 * row.share:.0f} % of the frozen model's rate."
+        f"On {row.place}, {row.method} runs at {100 * row.share:.0f} % of the frozen model's rate."
         for row in rows
-        if row.method == "caster" and row.share is not None
+        if row.method.startswith((GATED, LAYERS)) and row.share is not None
     )
     picture = Picture(
         "cost",

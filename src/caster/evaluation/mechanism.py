@@ -1,0 +1,50 @@
+"""What adapts in an evaluation: transport of the last features, or of every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from caster.core.types import REASONS, Reason
+from caster.report import CLASSIFIERS
+
+LAYER_REASONS: dict[Reason, str] = {
+    "accepted": "layer transport is used",
+    "ratio": "certificate above tau",
+    "min_samples": "too few samples so far to measure the certificate on",
+}
+LAYER_CONSTANTS = {
+    "prior": "samples that the source's moments weigh as",
+    "memory": "samples that the target's rest on, earlier ones included where a batch has fewer",
+    "tau": "largest accepted ratio",
+    "window": "samples that the certificate rests on, earlier ones included",
+    "min_samples": "samples below which it refuses",
+}
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """What adapts, and the words for it.
+
+    >>> TRANSPORT.label("gated"), layer_transport({}).label("gated")
+    ('transport, gated', 'layer transport, gated')
+    """
+
+    name: str  # as `caster methods` has it
+    noun: str
+    reasons: Mapping[Reason, str]
+    settings: Mapping[str, Any] | None = None  # its own; None: those the state carries
+
+    def label(self, classifier: str) -> str:
+        """A classifier of `CLASSIFIERS`, where what adapts is this."""
+        return CLASSIFIERS[classifier].replace(TRANSPORT.noun, self.noun)
+
+
+TRANSPORT = Mechanism("caster", "transport", REASONS)
+
+
+def layer_transport(settings: Mapping[str, Any]) -> Mechanism:
+    """Transport of every layer, with its settings."""
+    chosen = {name: value for name, value in settings.items() if name in LAYER_CONSTANTS}
+    return Mechanism("layer-transport", "layer transport", LAYER_REASONS, chosen)

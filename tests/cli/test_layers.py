@@ -1,0 +1,454 @@
+"""Layers on the command line: fitted, kept and resumed, answered with, and refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+from caster import Adapter, wrap
+from caster import state as states
+from caster.cli.app import app
+from caster.methods import create
+from tests.jobs.colours import CAST, NAMES, TOML, patches, write_folder, write_model
+
+REPEAT = 6  # 6 pixels to 36: a network that downsamples by 32 has one left
+
+
+def large(pixels):
+    return pixels.repeat(REPEAT, axis=1).repeat(REPEAT, axis=2)
+
+
+SOURCE, TRUTH = patches(12)
+SHIFTED, TARGET = patches(16, seed=1, cast=CAST)
+
+
+def prepared(pixels):
+    scaled = (large(pixels).transpose(0, 3, 1, 2) / 255 - 0.5) / 0.5
+    return torch.tensor(scaled, dtype=torch.float32)
+
+
+def network(name):
+    """A network at random that has seen the source: BatchNorms measured, its head fitted."""
+    import timm
+
+    torch.manual_seed(0)
+    net = timm.create_model(name, num_classes=len(NAMES))
+    with torch.no_grad():
+        net.train()
+        for layer in net.modules():
+            if isinstance(layer, torch.nn.BatchNorm2d):
+                layer.momentum = None
+        net(prepared(SOURCE))
+        net.eval()
+        features = net.forward_head(net.forward_features(prepared(SOURCE)), pre_logits=True)
+        rows = torch.cat([features, torch.ones(len(features), 1)], 1).double()
+        gram = rows.T @ rows
+        gram += 1e-3 * gram.diagonal().mean() * torch.eye(len(gram))
+        wanted = 10 * torch.eye(len(NAMES)).double()[TRUTH]
+        fitted = torch.linalg.solve(gram, rows.T @ wanted).float()
+        head = net.get_classifier()
+        head.weight.copy_(fitted[:-1].T)
+        head.bias.copy_(fitted[-1])
+    return net
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("layers")
+    write_folder(folder / "source", large(SOURCE), TRUTH)
+    write_folder(folder / "target", large(SHIFTED), TARGET)
+    (folder / "p.toml").write_text(TOML)
+    for kind in ("resnet", "convnext"):
+        save_file(network(f"test_{kind}").state_dict(), folder / f"{kind}.safetensors")
+    write_model(folder / "m.onnx", size=6 * REPEAT)
+    return folder
+
+
+@pytest.fixture
+def typed(made, tmp_path, monkeypatch):
+    """Types a command in an empty folder; BN stands for a ResNet, LN for a ConvNeXt."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(made / "cache"))
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def typed(line):
+        line = line.replace("BN ", "resnet ").replace("LN ", "convnext ")
+        timm = r"--model timm:test_\1 --checkpoint @\1.safetensors --preprocessing @p.toml "
+        line = re.sub(r"\b(resnet|convnext) ", timm, line)
+        line = line.replace("ONNX ", "--model @m.onnx --preprocessing @p.toml ")
+        return CliRunner().invoke(app, line.replace("@", f"{made}/").split())
+
+    for model in ("BN", "LN"):
+        if not (made / f"{model}.caster").exists():
+            assert typed(f"fit {model} @source --layers -o @{model}.caster").exit_code == 0
+    if not (made / "plain.caster").exists():
+        assert typed("fit LN @source -o @plain.caster").exit_code == 0
+        assert typed("fit ONNX @source -o @onnx.caster").exit_code == 0
+    return typed
+
+
+@pytest.fixture
+def refusal(typed, tmp_path):
+    def refusal(line):
+        result = typed(line)
+        assert (result.exit_code, result.stdout) == (1, ""), result.output
+        (said,) = result.stderr.splitlines()
+        assert list(tmp_path.glob("out*")) == []
+        return said.removeprefix("caster: ")
+
+    return refusal
+
+
+def model_of(made, kind):
+    return wrap(
+        f"timm:test_{kind}",
+        checkpoint=made / f"{kind}.safetensors",
+        preprocessing=made / "p.toml",
+    )
+
+
+def ran(monkeypatch, interrupted=None):
+    """Sizes of the batches that fit has run; Ctrl-C comes with the so-many-th."""
+    from caster.jobs import extract
+
+    run, calls = extract.run, []
+
+    def counting(model, batch, names, through=None):
+        calls.append(len(batch.rows))
+        if len(calls) == interrupted:
+            raise KeyboardInterrupt
+        return run(model, batch, names, through)
+
+    monkeypatch.setattr(extract, "run", counting)
+    return calls
+
+
+def rows_of(path="out.csv"):
+    with open(path, encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
+
+
+# fit
+
+
+def test_fit_measures_every_site(typed, made):
+    layers = states.load(made / "LN.caster").layers
+    net = model_of(made, "convnext").module
+    seen = {}
+    for site in layers:
+        layer, side = net.get_submodule(site.module), site.side
+
+        def keep(module, inputs, output, site=site, side=side):
+            seen[site] = (inputs[0] if side == "in" else output).double()
+
+        layer.register_forward_hook(keep)
+    with torch.no_grad():
+        net(prepared(SOURCE))
+    assert len(layers) == len(seen) == 14
+    for site, found in layers.items():
+        rows = seen[site].movedim(site.axis, -1).flatten(0, -2).numpy()
+        assert found.count == len(SOURCE)
+        np.testing.assert_allclose(found.mean, rows.mean(axis=0), atol=1e-4)
+        np.testing.assert_allclose(found.variance, rows.var(axis=0), rtol=1e-3, atol=1e-5)
+
+
+def test_fit_says_what_it_measured(typed):
+    result = typed("fit LN @source --layers -o s.caster")
+    assert (result.exit_code, result.stderr.count("\n")) == (0, result.stderr.count("caster: "))
+    channels = sum(len(found.mean) for found in states.load("s.caster").layers.values())
+    assert f"Layers: 14 sites of {channels:,} channels in all.\n" in result.stdout
+    result = typed("fit BN @source --layers -o s.caster")
+    line = "Layers: the inputs of BatchNorms, whose statistics the model keeps itself.\n"
+    assert line in result.stdout
+    assert states.load("s.caster").layers == {}
+    assert "Layers" not in typed("fit LN @source -o s.caster").stdout
+    assert states.load("s.caster").layers is None
+
+
+def test_layers_are_measured_on_features_kept_without_them(typed, monkeypatch):
+    assert typed("fit LN @source --cache c -o plain.caster").exit_code == 0
+    calls = ran(monkeypatch)
+    assert typed("fit LN @source --cache c --layers -o s.caster").exit_code == 0
+    assert sum(calls) == len(SOURCE)
+    assert len(states.load("s.caster").layers) == 14
+    for more in ("--layers", "", "--layers --k-max 3"):  # neither asks the model again
+        assert typed(f"fit LN @source --cache c {more} -o t.caster").exit_code == 0
+        assert (states.load("t.caster").layers is None) == (more == "")
+    assert sum(calls) == len(SOURCE)
+    one, other = states.load("s.caster"), states.load("t.caster")
+    for site, found in one.layers.items():
+        np.testing.assert_array_equal(found.mean, other.layers[site].mean)
+
+
+def test_an_interrupted_fit_goes_on_with_its_layers(typed, monkeypatch):
+    line = "fit LN @source --layers --batch-size 30"
+    assert typed(f"{line} --cache whole -o whole.caster").exit_code == 0
+    with monkeypatch.context() as patched:
+        ran(patched, interrupted=3)
+        assert typed(f"{line} --cache c -o s.caster").exit_code == 130
+    with monkeypatch.context() as patched:
+        calls = ran(patched)
+        assert typed(f"{line} --cache c -o s.caster").exit_code == 0
+        assert calls == [30, 6]
+    assert states.digest(states.load("s.caster")) == states.digest(states.load("whole.caster"))
+
+
+@pytest.mark.parametrize(("first", "then", "left"), [("", "--layers", 96), ("--layers", "", 36)])
+def test_a_fit_that_goes_on_otherwise_has_what_it_was_asked_for(
+    typed, monkeypatch, first, then, left
+):
+    line = "fit LN @source --cache c --batch-size 30 -o s.caster"
+    with monkeypatch.context() as patched:
+        ran(patched, interrupted=3)
+        assert typed(f"{line} {first}").exit_code == 130
+    calls = ran(monkeypatch)
+    assert typed(f"{line} {then}").exit_code == 0
+    assert sum(calls) == left
+    if then:
+        assert {found.count for found in states.load("s.caster").layers.values()} == {96.0}
+    else:  # and what is kept must not be taken for layers of all pictures
+        assert states.load("s.caster").layers is None
+        assert typed(f"{line} --layers").exit_code == 0
+        assert {found.count for found in states.load("s.caster").layers.values()} == {96.0}
+
+
+def test_damaged_layers_are_made_anew(typed):
+    line = "fit LN @source --layers --cache c -o s.caster"
+    assert typed(line).exit_code == 0
+    before = states.digest(states.load("s.caster"))
+    (note,) = Path("c").glob("*/note.json")
+    kept = json.loads(note.read_text())
+    kept["layers"]["sites"][3][4][0] += 1.0
+    note.write_text(json.dumps(kept))
+    result = typed(line)
+    assert "were damaged, and are made anew" in result.stderr
+    assert states.digest(states.load("s.caster")) == before
+
+
+def test_unreadable_pictures_are_in_no_layer(typed, made):
+    folder = write_folder(made / "spoilt", large(SOURCE), TRUTH)
+    for name in ("azure/001.png", "brown/013.png"):
+        (folder / name).write_bytes(b"")
+    line = "fit LN @spoilt --skip-unreadable --layers --batch-size 12 -o s.caster"
+    assert typed(line).exit_code == 0
+    assert {found.count for found in states.load("s.caster").layers.values()} == {94.0}
+
+
+def test_layers_that_cannot_be_fitted(refusal, made):
+    said = refusal("fit ONNX @source --layers -o out.caster")
+    assert said == (
+        f"layers are those of a torch module, and {made}/m.onnx is none: fit without --layers"
+    )
+    np.savez(made / "f.npz", features=np.zeros((4, 3)), labels=[0, 0, 1, 1])
+    said = refusal("fit @f.npz --layers -o out.caster")
+    assert said == "--layers is for pictures: name the model they go to with --model"
+    said = refusal("fit LN @source --layers --no-head -o out.caster")
+    assert "give --layers or --no-head, not both" in said
+
+
+# predict
+
+
+def by_hand(made, kind, order, size=32, **settings):
+    """Labels of frozen, ungated and gated layer transport, and the certificate, in batches."""
+    model = model_of(made, kind)
+    state = states.load(made / {"resnet": "BN.caster", "convnext": "LN.caster"}[kind])
+    names = ("frozen", "layer-transport-ungated", "layer-transport")
+    methods = [create(n, model, state, **(settings if n == names[2] else {})) for n in names]
+    found = []
+    shifted = prepared(SHIFTED)
+    for start in range(0, len(order), size):
+        batch = shifted[order[start : start + size]]
+        given = [method.predict(batch) for method in methods]
+        answers = [np.array(NAMES)[np.asarray(p.logits).argmax(1)] for p in given]
+        found += [(*row, given[2]) for row in zip(*answers, strict=True)]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "state", "tau"), [("resnet", "BN", None), ("convnext", "LN", 2.0)]
+)
+def test_predictions_are_those_of_the_method(typed, made, kind, state, tau):
+    more = "" if tau is None else f" --tau {tau}"
+    line = f"predict {state} @{state}.caster @target --shuffle 0 --batch-size 32 -o out.csv{more}"
+    result = typed(line)
+    assert (result.exit_code, result.stderr) == (0, ""), result.output
+    order = np.random.default_rng(0).permutation(len(TARGET))
+    expected = by_hand(made, kind, order, **({} if tau is None else {"tau": tau}))
+    rows = rows_of()
+    assert [int(row["row"]) for row in rows] == order.tolist()
+    assert "layer-transport" in {row["method"] for row in rows}
+    for row, (frozen, _, gated, judged) in zip(rows, expected, strict=True):
+        assert (row["prediction"], row["frozen"]) == (gated, frozen)
+        assert row["reason"] == judged.reason
+        assert row["verdict"] == ("accepted" if judged.accepted else "rejected")
+        assert row["method"] == ("layer-transport" if judged.accepted else "frozen")
+        assert float(row["ratio"]) == pytest.approx(judged.ratio, rel=1e-4)
+    sites = 14 if kind == "convnext" else len(create_sites(made, kind))
+    assert f"Adapted by layer transport, at {sites} sites.\n" in result.stdout
+
+
+def create_sites(made, kind):
+    return create("layer-transport-ungated", model_of(made, kind)).sites
+
+
+def test_refused_batches_keep_the_frozen_answer_unless_the_gate_is_off(typed, made):
+    line = "predict LN @LN.caster @target --shuffle 0 --batch-size 32 --tau 0.001 -o out.csv"
+    assert typed(line).exit_code == 0
+    rows = rows_of()
+    assert {(row["reason"], row["method"]) for row in rows} == {("ratio", "frozen")}
+    assert all(row["prediction"] == row["frozen"] for row in rows)
+    result = typed(f"{line} --no-gate")
+    assert "rejected batches were answered by layer transport too" in result.stdout
+    rows = rows_of()
+    assert {(row["verdict"], row["method"]) for row in rows} == {("rejected", "layer-transport")}
+    order = np.random.default_rng(0).permutation(len(TARGET))
+    ungated = [row[1] for row in by_hand(made, "convnext", order)]
+    assert [row["prediction"] for row in rows] == ungated
+
+
+def test_few_pictures_are_too_few_at_first(typed):
+    line = "predict BN @BN.caster @target --shuffle 0 --batch-size 8 -o out.csv"
+    assert typed(line).exit_code == 0
+    reasons = [row["reason"] for row in rows_of()]
+    assert reasons[:24] == ["min_samples"] * 24
+    assert "min_samples" not in reasons[24:]
+
+
+def test_without_layers_the_last_features_are_transported(typed, made):
+    line = "@target --shuffle 0 -o"
+    assert typed(f"predict LN @LN.caster {line} with.csv --no-layers").exit_code == 0
+    result = typed(f"predict LN @plain.caster {line} plain.csv")
+    assert "Adapted by transport of the last features.\n" in result.stdout
+    assert rows_of("with.csv") == rows_of("plain.csv")
+
+
+def test_features_are_answered_when_told_to_forgo_layers(typed, made):
+    model = model_of(made, "convnext")
+    features = model(prepared(SHIFTED)).features.numpy()
+    np.savez("h.npz", features=features, labels=np.array(NAMES)[TARGET])
+    result = typed("predict @LN.caster h.npz --no-layers -o out.csv")
+    assert result.exit_code == 0, result.output
+    assert {row["method"] for row in rows_of()} <= {"caster", "source-gda"}
+    result = typed("evaluate @LN.caster h.npz --no-layers -o out.html")
+    assert result.exit_code == 0, result.output
+
+
+def test_predictions_leave_out_what_cannot_be_read(typed, made):
+    folder = write_folder(made / "torn", large(SHIFTED), TARGET)
+    (folder / "azure" / "003.png").write_bytes(b"")
+    line = "predict BN @BN.caster @torn --shuffle 0 --batch-size 32 --skip-unreadable -o out.csv"
+    assert typed(line).exit_code == 0
+    rows = rows_of()
+    assert len(rows) == len(TARGET) - 1
+    assert [int(row["batch"]) for row in rows] == [i // 32 for i in range(len(rows))]
+    assert "azure/003.png" not in {row["picture"] for row in rows}
+
+
+def test_layers_that_cannot_be_answered_with(typed, refusal, made):
+    np.savez(made / "h.npz", features=np.zeros((40, 512)), labels=np.array(NAMES * 5))
+    otherwise = "--no-layers answers by transport of the last features instead"
+    for line in ("predict @LN.caster @h.npz -o out.csv", "evaluate @LN.caster @h.npz -o out.html"):
+        said = refusal(line)
+        assert said.startswith("the state was fitted with --layers, and features have passed all")
+        assert said.endswith(otherwise)
+    for line in (
+        "predict LN @plain.caster @target --shuffle 0 -o out.csv",
+        "evaluate LN @plain.caster @target -o out.html",
+    ):
+        assert refusal(f"{line} --layers") == "the state has no layers: fit again with --layers"
+    said = refusal("predict ONNX @LN.caster @target --shuffle 0 -o out.csv --allow-other-model")
+    assert said.startswith("layer transport aligns the layers of a torch module, and ")
+    assert said.endswith(otherwise)
+    said = refusal("predict BN @LN.caster @target --shuffle 0 -o out.csv --allow-other-model")
+    assert "has no layer of the state's site" in said
+    headless = Adapter.fit(
+        model_of(made, "convnext"), [(prepared(SOURCE), TRUTH)], use_head=False, layers=True
+    )
+    headless.save(made / "headless.caster")
+    said = refusal("predict LN @headless.caster @target --shuffle 0 -o out.csv")
+    assert said.startswith("layer transport answers with the model's own classes")
+    said = refusal("predict LN @LN.caster @target --shuffle 0 --tau 0 -o out.csv")
+    assert said == "tau of layer-transport must be a number above 0, not 0.0"
+
+
+def test_pictures_of_several_sizes_share_no_map(refusal, made):
+    folder = write_folder(made / "sizes", large(SHIFTED), TARGET)
+    write_folder(folder, [p[:, :32] for p in large(SHIFTED[:20])], TARGET[:20])
+    said = refusal("predict LN @LN.caster @sizes --shuffle 0 -o out.csv")
+    assert said.startswith("pictures of several sizes cannot be aligned together (from ")
+    assert "state a `resize` in the file that --preprocessing names; --no-layers" in said
+
+
+# evaluate, inspect, doctor
+
+
+def test_evaluate_scores_layer_transport(typed, made):
+    result = typed("evaluate BN @BN.caster @target --batch-size 32 -o page.html")
+    assert (result.exit_code, result.stderr) == (0, ""), result.output
+    found = json.loads(Path("page.json").read_text())
+    order = np.random.default_rng(0).permutation(len(TARGET))
+    frozen, ungated, gated, judged = zip(*by_hand(made, "resnet", order), strict=True)
+    truth = np.array(NAMES)[TARGET[order]]
+    for name, answers in (("frozen", frozen), ("ungated", ungated), ("gated", gated)):
+        assert found["scores"][name]["accuracy"] == np.mean(np.array(answers) == truth)
+    assert found["scores"]["gated"]["accuracy"] > found["scores"]["frozen"]["accuracy"] + 0.3
+    assert found["mechanism"] == "layer-transport"
+    assert found["settings"]["tau"] == 1.0
+    assert found["settings"]["window"] == 128
+    for batch, first in zip(found["batches"], judged[::32], strict=True):
+        assert batch["verdict"] == {
+            "accepted": first.accepted,
+            "reason": first.reason,
+            "ratio": pytest.approx(first.ratio, rel=1e-4),
+        }
+    lines = result.stdout.splitlines()
+    assert any(line.strip().startswith("layer transport, gated") for line in lines)
+    table = lines[: lines.index(next(line for line in lines if line.startswith("On ")))]
+    assert max(map(len, table)) <= 80
+    assert "layer transport without the gate" in found["summary"]
+
+
+def test_the_page_names_and_explains_what_answered(typed):
+    assert typed("evaluate LN @LN.caster @target -o layers.html --tau 2").exit_code == 0
+    assert typed("evaluate LN @LN.caster @target -o last.html --no-layers").exit_code == 0
+    layers, last = Path("layers.html").read_text(), Path("last.html").read_text()
+    assert "layer transport, gated" in layers
+    assert "layer transport" not in last.lower()
+    for words in ("<dt>Layer transport</dt>", "&tau;&nbsp;=&nbsp;2 is refused", ">memory<"):
+        assert words in layers
+    for words in ("confident samples are carried back", ">transport, gated<", "scatter_ridge"):
+        assert words in last
+        assert words not in layers
+    assert json.loads(Path("last.json").read_text())["mechanism"] == "caster"
+
+
+def test_inspect_lists_the_sites(typed, made):
+    shown = re.sub(r"[│\s]+", " ", typed("inspect @LN.caster").stdout)
+    held = states.load(made / "LN.caster")
+    listed = ", ".join(f"{site} ({len(found.mean)})" for site, found in held.layers.items())
+    assert listed.replace(" ", "") in shown.replace(" ", "")
+    assert "layers not measured" in re.sub(r"[│\s]+", " ", typed("inspect @plain.caster").stdout)
+    shown = re.sub(r"[│\s]+", " ", typed("inspect @BN.caster").stdout)
+    assert "the inputs of BatchNorms, whose statistics the model keeps itself" in shown
+
+
+def test_doctor_says_which_transport_it_speaks_of(typed):
+    said = typed("doctor @LN.caster").stdout
+    assert "layer transport has a certificate of its own" in said
+    assert said.count("\n") == typed("doctor @plain.caster").stdout.count("\n") + 1
+
+
+@pytest.mark.parametrize("command", ["fit", "predict", "evaluate"])
+def test_help_shows_it(typed, command):
+    shown = typed(f"{command} --help").stdout
+    assert re.search(r"--layers\s", shown)
+    assert command == "fit" or "--no-layers" in shown

@@ -1,0 +1,362 @@
+"""The study of layer transport beside arithmetic of its own, on rows read without caster."""
+
+from __future__ import annotations
+
+import shutil
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+import pytest
+
+from caster.records import as_batches, as_samples, read, write
+from caster.report.bench import write as writing
+from caster.report.bench.agree import KIND, opened
+from caster.report.bench.read import load
+from caster.report.bench.score import LAYERS, LAYERS_ALWAYS
+from caster.report.bench.studies import (
+    layers,
+    layers_ablation,
+    layers_accuracy,
+    layers_gate,
+    layers_streams,
+)
+from caster.sweeps import Spec
+from tests.records.make import Maker, sha
+from tests.report.bench.conftest import Raw, raw_records
+from tests.report.bench.records import Consistent, sweep_of
+
+DEFAULTS = {"tau": 1.0, "min_samples": 32, "every": 1, "window": 128, "prior": 16.0}
+OPEN = '{method = "layer-transport", tau = 1e9, min_samples = 2}'
+TEXT = f"""
+name = "layers"
+title = "Layers"
+
+[backbones]
+r18 = {{family = "batch", checkpoint = "r18"}}
+vit = {{family = "layer", checkpoint = "vit"}}
+
+[data.cifar10]
+source = "cifar10:train"
+target = "cifar10:test"
+threshold = 0.5
+
+[[grid]]
+study = "layers"
+corruptions = ["fog", "snow", "saturate"]
+severities = [1, 5]
+batch_sizes = [16]
+methods = ["frozen", "tent", "sar", "layer-transport", "layer-transport-ungated"]
+
+[[grid]]
+study = "layers"
+corruptions = ["clean", "fog", "snow"]
+severities = [5]
+batch_sizes = [8, 16]
+orders = ["shuffled", "by-class"]
+methods = ["frozen", "layer-transport", {OPEN}]
+
+[[grid]]
+study = "layers"
+corruptions = ["fog", "snow"]
+severities = [5]
+batch_sizes = [16]
+schedule = "continual"
+methods = ["layer-transport", {OPEN}]
+
+[[grid]]
+study = "layers"
+backbones = ["vit"]
+corruptions = ["saturate"]
+severities = [1, 5]
+batch_sizes = [16]
+methods = [
+    {{method = "layer-transport", window = 64}},
+    {{method = "layer-transport", every = 4}},
+    {{method = "layer-transport-ungated", prior = 0.0}},
+]
+"""
+
+
+@dataclass(frozen=True)
+class Layered(Consistent):
+    """A maker whose layer transport follows from one update a stream and its gate."""
+
+    def settings(self, spec: Spec) -> dict[str, Any]:
+        return (DEFAULTS if spec.method == LAYERS else {}) | spec.given
+
+    def columns(self, spec: Spec) -> tuple[dict[str, Any], dict[str, Any]]:
+        if not spec.method.startswith(LAYERS):
+            return super().columns(spec)
+        chosen = {k: v for k, v in spec.settings if k not in ("tau", "min_samples")}
+        update = replace(spec, method=LAYERS_ALWAYS, settings=tuple(sorted(chosen.items())))
+        skill = self.skill(replace(update, settings=()))
+        maker = Maker(self.sweep, n=self.n, classes=self.classes, accuracy=skill)
+        samples, batches = maker.columns(update)
+        if spec.method == LAYERS_ALWAYS:
+            return samples, batches
+        rng = np.random.default_rng(int(sha("ratios", update)[:12], 16))
+        ratio = np.exp(rng.normal(1.5 * (0.6 - skill), 0.2, len(batches["size"])))
+        own = self.settings(spec)
+        enough = np.cumsum(batches["size"]) >= own["min_samples"]
+        accepted = enough & (ratio <= own["tau"])
+        kept = ~accepted[samples["batch"]]
+        reasons = np.where(accepted, "accepted", np.where(enough, "ratio", "min_samples"))
+        samples["prediction"] = np.where(kept, samples["frozen"], samples["prediction"])
+        batches |= {"ratio": ratio, "accepted": accepted, "reason": reasons.tolist()}
+        return samples, batches
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("layers")
+    sweep = sweep_of(folder, TEXT)
+    return sweep, Layered(sweep).make(folder / "run")
+
+
+@pytest.fixture(scope="module")
+def results(run):
+    found, problems = load(*run)
+    assert problems == []
+    return found
+
+
+@pytest.fixture(scope="module")
+def streams(run) -> list[dict[str, Raw]]:
+    """Every stream: its records by the label of their method."""
+    found = defaultdict(dict)
+    for record in raw_records(run[1]):
+        found[record.stream][Spec.of(record.spec).label] = record
+    return list(found.values())
+
+
+ASKED = "layer-transport (min_samples 2, tau 1000000000.0)"
+
+
+def gated_by_hand(record: Raw, tau: float) -> float:
+    """Gain if batches with 32 samples behind them and a ratio of at most tau are taken."""
+    seen, hits = 0, 0
+    for batch in record.batches["batch"]:
+        rows = record.batch == batch
+        seen += rows.sum()
+        taken = seen >= 32 and record.batches["ratio"][batch] <= tau
+        answers = record.prediction if taken else record.frozen
+        hits += (answers == record.label)[rows].sum() - (record.frozen == record.label)[rows].sum()
+    return hits / len(record.label)
+
+
+def is_spare(record: Raw) -> bool:
+    return any(name == "saturate" for name, _ in record.spec["conditions"])
+
+
+def test_accuracy_and_the_lead_over_those_that_learn(results, streams):
+    found = layers_accuracy.measure(results)
+    compared = [met for met in streams if "tent" in met]
+    assert len(compared) == 12
+    wanted = {"all": lambda r: True, "fifteen": lambda r: r.condition in ("fog-5", "snow-5")}
+    leads = {(lead.convention, lead.place): lead for lead in found.leads}
+    for convention in found.conventions:
+        for backbone, family in (("r18", "batch"), ("vit", "layer")):
+            held = [
+                met
+                for met in compared
+                if met["tent"].backbone == backbone and wanted[convention.name](met["tent"])
+            ]
+            for method in ("frozen", "tent", "sar", LAYERS, LAYERS_ALWAYS):
+                entry = convention.entries[f"{backbone} on cifar10", method, family]
+                assert entry.mean.value == pytest.approx(mean(m[method].accuracy for m in held))
+                assert entry.mean.cells == len(held)
+            means = {m: mean(met[m].accuracy for met in held) for m in ("tent", "sar")}
+            best = max(means, key=means.get)
+            lead = leads[convention.name, f"{backbone} on cifar10"]
+            assert (lead.best, lead.score) == (best, pytest.approx(means[best]))
+            for own, method in ((lead.gated, LAYERS), (lead.always, LAYERS_ALWAYS)):
+                differences = [m[method].accuracy - m[best].accuracy for m in held]
+                assert own.value == pytest.approx(mean(differences))
+                assert min(differences) <= own.interval.low <= own.interval.high
+
+
+def test_streams_by_order_and_batch_size(results, streams):
+    found = layers_streams.measure(results)
+    pairs = [(m.get(ASKED, m.get(LAYERS_ALWAYS)), m[LAYERS]) for m in streams if LAYERS in m]
+    rows = {(r.policies.backbone, r.policies.place, r.size): r for r in found.rows}
+    assert {kind for _, kind, _ in rows} == {
+        *("shuffled", "by-class", "clean, shuffled", "clean, by-class", "spare, shuffled"),
+        "shuffled, continual",
+    }
+    held = [
+        (a, g)
+        for a, g in pairs
+        if g.backbone == "vit" and g.condition in ("fog-1", "fog-5", "snow-1", "snow-5")
+        if (g.spec["order"], g.spec["batch_size"], g.spec["schedule"]) == ("shuffled", 16, "each")
+    ]
+    row = rows["vit", "shuffled", 16]
+    assert row.policies.gated.cells == len(held) == 4
+    assert row.policies.gated.value == pytest.approx(mean(g.accuracy for _, g in held))
+    assert row.policies.always.value == pytest.approx(mean(a.accuracy for a, _ in held))
+    accepted = [float(g.batches["accepted"].mean()) for _, g in held]
+    assert row.policies.accept == pytest.approx(mean(accepted))
+    assert row.worst == pytest.approx(min(g.gain for _, g in held))
+    whole = sum(a.gain for a, _ in held)
+    assert row.kept == (pytest.approx(sum(g.gain for _, g in held) / whole) if whole > 0 else None)
+    assert rows["vit", "by-class", 16].kept is None
+    together = {each.place: each for each in found.wholes}
+    assert list(together) == ["r18 on cifar10", "vit on cifar10", "all"]
+    counted = [(a, g) for a, g in pairs if not is_spare(g)]
+    assert together["all"].streams == len(counted) == len(pairs) - 4
+    assert together["all"].gated.value == pytest.approx(mean(g.gain for _, g in counted))
+    assert together["all"].worst == pytest.approx(min(g.gain for _, g in counted))
+    assert together["all"].worst_always == pytest.approx(min(a.gain for a, _ in counted))
+
+
+def test_the_certificate_against_the_gain_and_every_threshold(results, streams):
+    found = layers_gate.measure(results)
+    cells = [met[ASKED] for met in streams if ASKED in met]
+    assert found.certificate.pooled.cells == len(cells) == 26
+    assert found.certificate.tau == 1.0
+    medians = {}
+    for record in cells:
+        seen = np.cumsum(record.batches["size"])
+        ratios = np.where(seen >= 32, record.batches["ratio"], np.inf)
+        medians[record.stream] = float(np.median(ratios))
+    assert sorted(p.certificate for p in found.certificate.points) == pytest.approx(
+        sorted(medians.values())
+    )
+    losing = [medians[r.stream] for r in cells if r.gain < -0.1]
+    assert found.certificate.pooled.lowest_losing == pytest.approx(min(losing))
+    shuffled = [
+        r
+        for r in cells
+        if r.spec["order"] == "shuffled" and r.spec["schedule"] == "each" and r.spec["conditions"]
+    ]
+    whole = sum(r.gain for r in shuffled)
+    rows = {at.tau: at for at in found.thresholds if at.place == "all"}
+    assert [tau for tau, at in rows.items() if at.registered] == [1.0]
+    assert {0.8, 1.0, 1.5} <= rows.keys()
+    for tau, at in rows.items():
+        gains = [gated_by_hand(r, tau) for r in cells]
+        assert at.gain == pytest.approx(mean(gains))
+        assert at.gain == pytest.approx(found.certificate.curve.at(tau))
+        assert at.worst == pytest.approx(min(gains))
+        frozen = [float((r.frozen == r.label).mean()) for r in cells]
+        assert at.accuracy == pytest.approx(mean(np.add(gains, frozen)))
+        part = sum(gated_by_hand(r, tau) for r in shuffled)
+        assert at.kept == (pytest.approx(part / whole) if whole > 0 else None)
+        enough = at.kept is None or at.kept >= 0.9
+        assert at.good == (enough and min(gains) >= -0.01)
+    kept = [met[LAYERS].gain for met in streams if ASKED in met]
+    assert rows[1.0].gain == pytest.approx(mean(kept))  # the recorded gated cells
+
+
+def test_other_settings_beside_the_registered(results, streams):
+    rows = {row.method: row for row in layers_ablation.measure(results)}
+    pairs = {
+        "layer-transport (window 64)": LAYERS,
+        "layer-transport (every 4)": LAYERS,
+        "layer-transport-ungated (prior 0.0)": LAYERS_ALWAYS,
+    }
+    assert rows.keys() == pairs.keys()
+    for name, plain in pairs.items():
+        held = [met for met in streams if name in met]
+        assert rows[name].accuracy.cells == len(held) == 2
+        assert rows[name].kind == "spare, shuffled, batches of 16"
+        over = [met[name].accuracy - met[plain].accuracy for met in held]
+        assert rows[name].over.value == pytest.approx(mean(over))
+        assert rows[name].worst == pytest.approx(min(met[name].gain for met in held))
+
+
+def altered(run, folder: Path, change) -> tuple[Any, Path, Spec]:
+    """A copy of the run in which one gated cell is not what it was."""
+    sweep, out = run
+    copy = Path(shutil.copytree(out, folder / "run"))
+    maker = Layered(sweep)
+    beside = {s.stream for s in sweep.cells if s.given.get("tau") == 1e9}
+    spec = next(
+        s
+        for s in sweep.cells
+        if s.method == LAYERS
+        and not s.settings
+        and s.stream in beside
+        and 0 < maker.columns(s)[1]["accepted"].sum() < len(maker.columns(s)[1]["size"])
+    )
+    cell = next(f for f in (copy / "cells").iterdir() if read(f).spec == spec)
+    record = read(cell)
+    samples, batches = maker.columns(spec)
+    shutil.rmtree(cell)
+    change(samples, batches)
+    write(copy / "cells", record.cell, as_samples(samples), as_batches(batches))
+    return sweep, copy, spec
+
+
+def accept_a_refused_batch(samples, batches):
+    place = int(np.flatnonzero(~batches["accepted"])[0])
+    batches["accepted"][place] = True
+    batches["reason"][place] = "accepted"
+
+
+def change_an_accepted_prediction(samples, batches):
+    place = int(np.flatnonzero(batches["accepted"])[0])
+    row = int(np.flatnonzero(samples["batch"] == place)[0])
+    samples["prediction"][row] = (samples["prediction"][row] + 1) % 4
+
+
+@pytest.mark.parametrize("change", [accept_a_refused_batch, change_an_accepted_prediction])
+def test_a_gate_that_does_not_follow_from_its_update_is_a_problem(run, tmp_path, change):
+    sweep, copy, spec = altered(run, tmp_path, change)
+    found, problems = load(sweep, copy)
+    assert found is None
+    assert [problem.kind for problem in problems] == [KIND]
+    assert problems[0].where.startswith(spec.full)
+
+
+def test_a_gate_is_held_against_its_own_update_alone(results):
+    beside = opened(results.scores.values())
+    assert len(beside) == 26
+    assert {spec.settings for spec in beside} == {()}
+    for spec, score in beside.items():
+        assert score.spec.stream == spec.stream
+        assert np.isinf(score.batches.opens[np.cumsum(score.batches.size) < 32]).all()
+    some = next(iter(beside))
+    other = replace(results.scores[some], settings=DEFAULTS | {"every": 4})
+    assert opened([*results.scores.values(), other])[some].spec == beside[some].spec
+    opens = [s for s in results.scores.values() if s.tau >= 1e6]
+    seldom = replace(results.scores[some], settings=DEFAULTS | {"every": 4})
+    assert opened([*opens, seldom]) == {}
+    wider = replace(results.scores[some], settings=DEFAULTS | {"window": 64})
+    assert opened([*opens, wider]) == {}
+    late = [replace(s, settings=s.settings | {"min_samples": 64}) for s in opens]
+    assert opened([*late, results.scores[some]]) == {}
+
+
+def test_the_report_has_it_all(results, tmp_path):
+    section = layers.section(results)
+    assert [table.name for table in section.tables] == [
+        *("layers-accuracy", "layers-lead", "layers-streams", "layers-kept"),
+        *("layers-certificate", "layers-certificate-streams", "layers-thresholds"),
+        "layers-ablation",
+    ]
+    (made,) = writing.write(results, tmp_path / "report")
+    assert made.name == "layers"
+    for table in section.tables:
+        for ending in ("md", "tex", "csv"):
+            assert (tmp_path / "report" / "tables" / f"{table.name}.{ending}").stat().st_size
+    figures = {path.name for path in (tmp_path / "report" / "figures").iterdir()}
+    for name in ("layers-accuracy", "layers-streams", "layers-certificate", "layers-threshold"):
+        assert {f"{name}.pdf", f"{name}.svg", f"{name}.png"} <= figures
+
+
+@pytest.mark.parametrize("kept", [0, 1, 3])
+def test_a_sweep_with_a_part_has_that_part(tmp_path, kept):
+    """Comparison alone, streams with an open gate alone, settings with nothing beside them."""
+    head, *grids = TEXT.split("[[grid]]")
+    sweep = sweep_of(tmp_path, f"{head}[[grid]]{grids[kept]}")
+    found, problems = load(sweep, Layered(sweep).make(tmp_path / "run"))
+    assert problems == []
+    section = layers.section(found)
+    names = [] if section is None else [table.name for table in section.tables]
+    accuracy, streams = ["layers-accuracy", "layers-lead"], ["layers-streams", "layers-kept"]
+    gate = ["layers-certificate", "layers-certificate-streams", "layers-thresholds"]
+    assert names == {0: [*accuracy, *streams], 1: [*streams, *gate], 3: []}[kept]
