@@ -11,15 +11,15 @@ from safetensors.numpy import save_file
 
 from caster import Adapter, CasterError, wrap
 from caster import state as states
-from caster.core.layers import ChannelMoments, Site
+from caster.core.layers import Site
 from caster.errors import StateError
 from tests.methods import problem
 
 
-def fitted(kind="vit"):
+def fitted(kind="vit", layers=True):
     images, labels = problem.pictures(200, seed=2)
     batches = [(images[:100], labels[:100]), (images[100:], labels[100:])]
-    return Adapter.fit(problem.model(kind), batches, layers=True)
+    return Adapter.fit(problem.model(kind), batches, layers=layers)
 
 
 def test_layers_come_back_exactly(tmp_path):
@@ -36,6 +36,58 @@ def test_layers_come_back_exactly(tmp_path):
     assert states.digest(loaded) == states.digest(adapter.state)
     sizes = dict(states.array_sizes(loaded))
     assert sizes["layer_means"] == sizes["layer_variances"] == 6 * 16 * 4
+
+
+def test_covariances_come_back_exactly(tmp_path):
+    adapter = fitted(layers="full")
+    adapter.save(tmp_path / "s.caster")
+    loaded = states.load(tmp_path / "s.caster")
+    full = {str(s): m.covariance for s, m in loaded.layers.items() if m.covariance is not None}
+    assert [str(site) for site in loaded.layers if str(site) not in full] == ["head:in"]
+    for site, found in adapter.state.layers.items():
+        if str(site) in full:
+            np.testing.assert_array_equal(full[str(site)], found.covariance)
+            np.testing.assert_allclose(np.diag(found.covariance), found.variance, rtol=1e-5)
+    assert states.digest(loaded) == states.digest(adapter.state)
+    assert dict(states.array_sizes(loaded))["layer_covariances"] == 5 * 16 * 17 // 2 * 4
+
+
+def short_triangle(arrays, metadata):
+    arrays["layer_covariances"] = arrays["layer_covariances"][:-1]
+
+
+def triangle_not_finite(arrays, metadata):
+    arrays["layer_covariances"][3] = np.inf
+
+
+def other_mark(arrays, metadata):
+    metadata["layers"] = metadata["layers"].replace('"full"', '"half"')
+
+
+def no_triangle(arrays, metadata):
+    del arrays["layer_covariances"]
+
+
+def unmarked(arrays, metadata):
+    metadata["layers"] = metadata["layers"].replace(', "full"', "")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (short_triangle, "covariances of layers do not fit"),
+        (triangle_not_finite, "hold no moments"),
+        (other_mark, "name no sites"),
+        (no_triangle, "layer_covariances"),
+        (unmarked, "it holds U"),
+    ],
+)
+def test_damaged_covariances_are_refused(tmp_path, change, message):
+    path = tmp_path / "s.caster"
+    fitted(layers="full").save(path)
+    rewritten(path, change)
+    with pytest.raises(StateError, match=message):
+        states.load(path)
 
 
 def test_features_are_the_same_with_layers_or_without():
@@ -105,7 +157,24 @@ def axis(arrays, metadata):
 
 def twice(arrays, metadata):
     listed = json.loads(metadata["layers"])
-    metadata["layers"] = json.dumps([listed[0], *listed[:-1]])
+    metadata["layers"] = json.dumps([[*listed[1][:-1], 7.0], *listed[1:]])
+
+
+def no_name(arrays, metadata):
+    listed = json.loads(metadata["layers"])
+    metadata["layers"] = json.dumps([[3, *listed[0][1:]], *listed[1:]])
+
+
+def widths(change):
+    """The same channels in all, divided otherwise."""
+
+    def divide(arrays, metadata):
+        listed = json.loads(metadata["layers"])
+        for row, width in zip(listed, change, strict=False):
+            row[3] = width
+        metadata["layers"] = json.dumps(listed)
+
+    return divide
 
 
 def uncounted(arrays, metadata):
@@ -113,22 +182,43 @@ def uncounted(arrays, metadata):
     metadata["layers"] = json.dumps([[*row[:-1], 0] for row in listed])
 
 
-def other_version(arrays, metadata):
-    metadata["version"] = "2"
+def version(number):
+    return lambda arrays, metadata: metadata.update(version=number)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [shorter, not_finite, negative, missing, side, axis, twice, uncounted, other_version],
-    ids=lambda change: change.__name__,
-)
-def test_damaged_layers_are_refused(tmp_path, change):
+def without_layers(arrays, metadata):
+    del metadata["layers"]
+
+
+UNFIT, EMPTY, NAMELESS = "do not fit together", "hold no moments", "name no sites"
+DAMAGES = {
+    "shorter": (shorter, UNFIT),
+    "not finite": (not_finite, EMPTY),
+    "negative": (negative, EMPTY),
+    "missing": (missing, "layer_variances"),
+    "side": (side, NAMELESS),
+    "axis": (axis, NAMELESS),
+    "no name": (no_name, NAMELESS),
+    "twice": (twice, "name a site twice"),
+    "uncounted": (uncounted, EMPTY),
+    "negative width": (widths([-16, 48]), UNFIT),
+    "width 0": (widths([0, 32]), UNFIT),
+    "half a width": (widths([15.5, 16.5]), UNFIT),
+    "a width that is true": (widths([True, 31]), UNFIT),
+    "version 2": (version("2"), "format 3 has layers, and no other"),
+    "version 4": (version("4"), "has state format 4, not 2 or 3"),
+    "without layers": (without_layers, "format 3 has layers, and no other"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), DAMAGES.values(), ids=DAMAGES)
+def test_damaged_layers_are_refused(tmp_path, change, message):
     path = tmp_path / "s.caster"
     fitted().save(path)
     rewritten(path, lambda arrays, metadata: None)
     states.load(path)
     rewritten(path, change)
-    with pytest.raises(StateError):
+    with pytest.raises(StateError, match=message):
         states.load(path)
 
 
@@ -142,9 +232,3 @@ def test_edited_layers_do_not_match_the_digest(tmp_path):
     save_file(arrays, path, metadata)
     with pytest.raises(StateError, match="does not match its own digest"):
         states.load(path)
-
-
-def test_moments_of_a_site_are_numbers_of_a_channel_each():
-    layers = fitted().state.layers
-    assert all(isinstance(found, ChannelMoments) for found in layers.values())
-    assert all(found.mean.shape == found.variance.shape == (16,) for found in layers.values())

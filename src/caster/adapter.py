@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
@@ -88,7 +88,7 @@ class Adapter:
         *,
         classes: Any = None,
         use_head: bool = True,
-        layers: bool = False,
+        layers: bool | Literal["full"] = False,
         **settings: Any,
     ) -> Self:
         """Fit source statistics from batches of (images, labels), each seen by the model once.
@@ -97,10 +97,13 @@ class Adapter:
         numbers nor, sorted, as many as the columns. `use_head=False` says the model's outputs are
         other classes altogether. The features stay in memory while it fits; `caster fit --model`
         keeps them on disk. With `layers` the state also gets the moments of every site of a torch
-        module, for layer transport. `settings` are those of `Caster`.
+        module, for layer transport; `layers="full"` adds the covariances of sites with few
+        channels, for its full maps. `settings` are those of `Caster`.
         """
         chunks, columns = [], None
-        gauge = gauge_for(model) if layers else None
+        if layers not in (False, True, "full"):
+            raise CasterError(f"layers are True, False or 'full', not {layers!r}")
+        gauge = gauge_for(model, full=layers == "full") if layers else None
         for images, labels in map(pair, batches):
             outputs = (gauge or model)(images)
             chunks.append((to_numpy(outputs.features), as_labels(labels)))
@@ -230,7 +233,7 @@ def _fetch_choices(attempt: Attempt, fetch: Callable[[Array], Any]) -> Callable[
     return wait
 
 
-def gauge_for(model: FrozenModel, past: Layers | None = None) -> Gauge:
+def gauge_for(model: FrozenModel, past: Layers | None = None, full: bool = False) -> Gauge:
     """What measures a model's layers while it answers; `past` is what another one found before."""
     if not hasattr(model, "twin"):  # before torch, which may not be there
         raise CasterError(
@@ -238,7 +241,7 @@ def gauge_for(model: FrozenModel, past: Layers | None = None) -> Gauge:
         )
     from caster.frozen.gauge import gauge_of
 
-    return gauge_of(model, past)
+    return gauge_of(model, past, full)
 
 
 def bound_state(

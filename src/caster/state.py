@@ -2,7 +2,8 @@
 
 The file holds what cannot be recomputed: U, class means, packed upper triangles of the class
 covariances and class counts. Priors, global and pooled moments and the margin follow from these.
-With layers, also the moments of every site of the network, one site after the other.
+With layers, also the moments of every site of the network, one site after the other, and packed
+upper triangles of the covariances of those that have them.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ FORMAT, VERSION = "caster-state", "2"
 WITH_LAYERS = "3"  # the version of a file with layers: an older caster refuses what it cannot use
 ARRAYS = ("U", "means", "covariances", "counts")
 LAYER_ARRAYS = ("layer_means", "layer_variances")
+FULL, FULL_ARRAY = "full", "layer_covariances"  # of sites that can have full maps
 
 Arrays = dict[str, NDArray[Any]]
 Layers = dict[Site, ChannelMoments]
@@ -116,6 +118,7 @@ def _content(state: State) -> tuple[Arrays, dict[str, str]]:
     if state.layers is not None:
         sites = [
             [site.module, site.side, site.axis, len(found.mean), found.count]
+            + ([] if found.covariance is None else [FULL])
             for site, found in state.layers.items()
         ]
         metadata["layers"] = json.dumps(sites)
@@ -127,7 +130,10 @@ def load(path: str | os.PathLike[str]) -> State:
     """Read a state file, or refuse it in one line."""
     arrays, metadata = _read(Path(path))
     try:
-        layers = _take_layers(arrays, metadata) if "layers" in metadata else None
+        with_layers = metadata["version"] == WITH_LAYERS
+        if with_layers != ("layers" in metadata):
+            raise CasterError(f"format {WITH_LAYERS} has layers, and no other")
+        layers = _take_layers(arrays, metadata) if with_layers else None
         state = State(
             moments=_unpack(arrays, float(metadata["ridge"])),
             classes=labels.from_json(metadata["classes"]),
@@ -171,10 +177,11 @@ def _read(path: Path) -> tuple[Arrays, dict[str, str]]:
             metadata: dict[str, str] = file.metadata() or {}
             if metadata.get("format") != FORMAT:
                 raise StateError(f"{path} is a safetensors file, but not a caster state file")
-            if metadata.get("version") != (WITH_LAYERS if "layers" in metadata else VERSION):
+            if metadata.get("version") not in (VERSION, WITH_LAYERS):
                 raise StateError(
-                    f"{path} has state format {metadata.get('version')}, not {VERSION}: "
-                    f"use the caster that wrote it ({metadata.get('caster')}) or fit again"
+                    f"{path} has state format {metadata.get('version')}, not {VERSION} or "
+                    f"{WITH_LAYERS}: use the caster that wrote it ({metadata.get('caster')}) or "
+                    "fit again"
                 )
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
@@ -220,11 +227,26 @@ def _unpack(arrays: Arrays, ridge: float) -> SourceMoments:
         raise CasterError(f"it holds {', '.join(sorted(arrays))} instead of {', '.join(ARRAYS)}")
     means, packed = arrays["means"], arrays["covariances"]
     n_classes, k = means.shape
+    if packed.ndim != 2 or len(packed) != n_classes:
+        raise CasterError("its arrays do not fit together")
+    return SourceMoments(arrays["U"], means, unpacked(packed, k), arrays["counts"], ridge)
+
+
+def unpacked(
+    packed: NDArray[Any],  # (..., k (k + 1) / 2)
+    k: int,
+) -> NDArray[Any]:  # (..., k, k)
+    """Symmetric matrices of their upper triangles, row by row.
+
+    >>> unpacked(np.array([1.0, 2.0, 3.0]), 2)
+    array([[1., 2.],
+           [2., 3.]])
+    """
     rows, columns = np.triu_indices(k)
-    covariances = np.empty((n_classes, k, k), dtype=packed.dtype)
-    covariances[:, rows, columns] = packed
-    covariances[:, columns, rows] = packed
-    return SourceMoments(arrays["U"], means, covariances, arrays["counts"], ridge)
+    matrices = np.empty((*packed.shape[:-1], k, k), dtype=packed.dtype)
+    matrices[..., rows, columns] = packed
+    matrices[..., columns, rows] = packed
+    return matrices
 
 
 def _pack_layers(layers: Layers) -> Arrays:
@@ -233,26 +255,56 @@ def _pack_layers(layers: Layers) -> Arrays:
     means = none + [found.mean for found in layers.values()]
     variances = none + [found.variance for found in layers.values()]
     rows = [np.concatenate(parts).astype(STATE_DTYPE) for parts in (means, variances)]
-    return dict(zip(LAYER_ARRAYS, rows, strict=True))
+    packed = dict(zip(LAYER_ARRAYS, rows, strict=True))
+    full = [m.covariance for m in layers.values() if m.covariance is not None]
+    if full:
+        triangles = [C[np.triu_indices(len(C))] for C in full]
+        packed[FULL_ARRAY] = np.concatenate(triangles).astype(STATE_DTYPE)
+    return packed
 
 
 def _take_layers(arrays: Arrays, metadata: dict[str, str]) -> Layers:
     """The sites' moments, taken out of a file's arrays and checked."""
-    sites = [
-        (Site(*where), width, count) for *where, width, count in json.loads(metadata["layers"])
-    ]
+    listed = json.loads(metadata["layers"])
+    sites = [(Site(*where), width, count) for *where, width, count in (row[:5] for row in listed)]
+    if not all(row[5:] in ([], [FULL]) for row in listed) or not all(
+        _is_site(site) for site, *_ in sites
+    ):
+        raise CasterError("its layers name no sites")
+    if len({site for site, *_ in sites}) < len(sites):
+        raise CasterError("its layers name a site twice")
     means, variances = (arrays.pop(name) for name in LAYER_ARRAYS)
-    total = sum(width for _, width, _ in sites)
-    if means.shape != (total,) or variances.shape != (total,) or len(set(sites)) < len(sites):
+    widths = [width for _, width, _ in sites]
+    positive = all(type(width) is int and width > 0 for width in widths)
+    if not positive or not means.shape == variances.shape == (sum(widths),):
         raise CasterError("its layers do not fit together")
     sound = np.isfinite(means).all() and np.isfinite(variances).all()
     if not sound or (variances < 0).any() or not all(0 < count < np.inf for *_, count in sites):
         raise CasterError("its layers hold no moments")
-    if any(site.side not in ("in", "out") or site.axis not in (1, -1) for site, *_ in sites):
-        raise CasterError("its layers name no sites")
+    full = _take_triangles(arrays, [row[3] for row in listed if row[5:]])
     layers, start = {}, 0
-    for site, width, count in sites:
+    for (site, width, count), row in zip(sites, listed, strict=True):
         at = slice(start, start + width)
-        layers[site] = ChannelMoments(count, means[at], variances[at])
+        covariance = full.pop(0) if row[5:] else None
+        layers[site] = ChannelMoments(count, means[at], variances[at], covariance)
         start += width
     return layers
+
+
+def _take_triangles(arrays: Arrays, orders: list[int]) -> list[NDArray[Any]]:
+    """Covariances of these orders, taken out of a file's arrays and checked."""
+    if not orders:
+        return []
+    packed = arrays.pop(FULL_ARRAY)
+    ends = np.cumsum([order * (order + 1) // 2 for order in orders])
+    if packed.shape != (ends[-1],):
+        raise CasterError("its covariances of layers do not fit together")
+    if not np.isfinite(packed).all():
+        raise CasterError("its layers hold no moments")
+    parts = np.split(packed, ends[:-1])
+    return [unpacked(part, order) for part, order in zip(parts, orders, strict=True)]
+
+
+def _is_site(site: Site) -> bool:
+    """Whether a site that was read is one."""
+    return isinstance(site.module, str) and site.side in ("in", "out") and site.axis in (1, -1)

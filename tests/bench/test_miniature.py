@@ -138,32 +138,33 @@ LAYERS = "layer-transport"
 
 
 def test_layer_transport_that_refuses_nothing_tells_what_its_gate_would_have_done(records):
-    """Gated at the registered threshold, it is the registered method, prediction by prediction."""
-    gated = {s.stream: r for s, r in records.items() if s.method == LAYERS and not s.settings}
-    opens = [r for s, r in records.items() if s.method == LAYERS and s.given.get("tau") == 1e9]
+    """Gated at a threshold, it is the method that compares every batch, answer by answer."""
+    each = (("every", 1),)
+    gated = {s.stream: r for s, r in records.items() if (s.method, s.settings) == (LAYERS, each)}
+    opens = [r for s, r in records.items() if s.method == LAYERS and "gated" in s.given]
     assert {record.spec.order for record in opens} == {"shuffled", "by-class", "dirichlet"}
     verdicts = []
     for record in opens:
         beside = gated[record.spec.stream]
         settings = beside.cell.method["settings"]
-        assert (settings["tau"], settings["every"]) == (1.0, 1)
+        assert (settings["tau"], settings["every"]) == (1.05, 1)
         assert record.batches.accepted.all()
         np.testing.assert_array_equal(record.batches.ratio, beside.batches.ratio)
         seen = np.cumsum(record.batches.size)
-        taken = (seen >= settings["min_samples"]) & (record.batches.ratio <= settings["tau"])
+        taken = (seen >= settings["window"]) & (record.batches.ratio <= settings["tau"])
         np.testing.assert_array_equal(taken, beside.batches.accepted)
         rows = taken[record.samples.batch]
         answers = np.where(rows, record.samples.prediction, record.samples.frozen)
         np.testing.assert_array_equal(answers, beside.samples.prediction)
         verdicts.extend(beside.batches.reason)
-    assert {*verdicts} == {"accepted", "ratio", "min_samples"}
+    assert {*verdicts} == {"accepted", "ratio", "window"}
 
 
 def test_layer_transport_that_refuses_nothing_is_the_ungated_method(records):
     for backbone in ("resnet", "convnext"):
         wanted = {"backbone": backbone, "data": "digits", "conditions": (("contrast", 5),)}
         wanted |= {"batch_size": 64, "order": "shuffled"}
-        record = one(records, **wanted, method=LAYERS, settings=(("min_samples", 2), ("tau", 1e9)))
+        record = one(records, **wanted, method=LAYERS, settings=(("every", 1), ("gated", False)))
         beside = one(records, **wanted, method=f"{LAYERS}-ungated", settings=())
         np.testing.assert_array_equal(record.samples.prediction, beside.samples.prediction)
         assert (record.samples.prediction != record.samples.frozen).any()

@@ -102,16 +102,21 @@ def test_sweeps_of_the_project_can_be_planned(path, tmp_path):
 
 
 def test_layer_transport_is_gated_by_the_report_where_its_certificate_is_studied():
-    """Beside every cell that refuses nothing stand the registered gate and the frozen model."""
+    """Beside every cell without a gate stand the registered method and the frozen model."""
     sweep = read(SWEEP.with_name("layers.toml"))
-    opens = [s for s in sweep.cells if s.given.get("tau") == 1e9]
+    opens = [s for s in sweep.cells if "gated" in s.given]
     assert {s.batch_size for s in opens} == {1, 8, 16, 64, 200}
     assert {s.schedule for s in opens} == {"each", "continual", "mixed", "gradual"}
     assert {s.order for s in opens} == {"shuffled", "by-class", "dirichlet", "long-tailed"}
     for spec in opens:
+        assert dict(spec.settings) == {"gated": False, "every": 1}
         assert replace(spec, settings=()) in sweep.cells
         assert spec.stream in sweep.cells
         assert not {name for name, _ in spec.conditions} & set(SPARE)
+    gated = [s for s in sweep.cells if s.settings == (("every", 1),) and not s.alone]
+    streams = {s.stream for s in opens}
+    held = {s.batch_size for s in gated if s.stream in streams}
+    assert held == {1, 8, 16}  # held against the open cell beside it, answer by answer
     spare = [s for s in sweep.of("layers") if {name for name, _ in s.conditions} & set(SPARE)]
     assert {s.method for s in spare if s.settings and s.method != "eata"} == {
         "layer-transport",

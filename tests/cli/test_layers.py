@@ -304,7 +304,8 @@ def test_refused_batches_keep_the_frozen_answer_unless_the_gate_is_off(typed, ma
     line = "predict LN @LN.caster @target --shuffle 0 --batch-size 32 --tau 0.001 -o out.csv"
     assert typed(line).exit_code == 0
     rows = rows_of()
-    assert {(row["reason"], row["method"]) for row in rows} == {("ratio", "frozen")}
+    answered = {(row["reason"], row["method"]) for row in rows}
+    assert answered == {("window", "frozen"), ("ratio", "frozen")}
     assert all(row["prediction"] == row["frozen"] for row in rows)
     result = typed(f"{line} --no-gate")
     assert "rejected batches were answered by layer transport too" in result.stdout
@@ -319,8 +320,8 @@ def test_few_pictures_are_too_few_at_first(typed):
     line = "predict BN @BN.caster @target --shuffle 0 --batch-size 8 -o out.csv"
     assert typed(line).exit_code == 0
     reasons = [row["reason"] for row in rows_of()]
-    assert reasons[:24] == ["min_samples"] * 24
-    assert "min_samples" not in reasons[24:]
+    assert reasons[:120] == ["window"] * 120  # the batch with the 128th picture is judged
+    assert "window" not in reasons[120:]
 
 
 def test_without_layers_the_last_features_are_transported(typed, made):
@@ -400,15 +401,15 @@ def test_evaluate_scores_layer_transport(typed, made):
     truth = np.array(NAMES)[TARGET[order]]
     for name, answers in (("frozen", frozen), ("ungated", ungated), ("gated", gated)):
         assert found["scores"][name]["accuracy"] == np.mean(np.array(answers) == truth)
-    assert found["scores"]["gated"]["accuracy"] > found["scores"]["frozen"]["accuracy"] + 0.3
+    assert found["scores"]["gated"]["accuracy"] > found["scores"]["frozen"]["accuracy"] + 0.1
     assert found["mechanism"] == "layer-transport"
-    assert found["settings"]["tau"] == 1.0
+    assert found["settings"]["tau"] == 1.05
     assert found["settings"]["window"] == 128
     for batch, first in zip(found["batches"], judged[::32], strict=True):
         assert batch["verdict"] == {
             "accepted": first.accepted,
             "reason": first.reason,
-            "ratio": pytest.approx(first.ratio, rel=1e-4),
+            "ratio": pytest.approx(first.ratio, rel=1e-4) if np.isfinite(first.ratio) else None,
         }
     lines = result.stdout.splitlines()
     assert any(line.strip().startswith("layer transport, gated") for line in lines)

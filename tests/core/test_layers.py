@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caster.core.layers import ChannelMoments, Site, shrunk, to_source
+from caster.core.layers import (
+    ChannelMoments,
+    Site,
+    optimal_map,
+    shrunk,
+    to_source,
+    to_source_full,
+)
 from tests.conftest import close
 
 
@@ -91,3 +98,87 @@ def test_a_dead_channel_stays_finite():
 def test_a_site_is_told_from_another_by_all_of_it():
     sites = {Site("a", "in", 1), Site("a", "in", -1), Site("a", "out", 1), Site("a", "in", 1)}
     assert len(sites) == 3
+
+
+def mixed(n, seed=0, c=3):
+    """Values whose channels depend on one another."""
+    rng = np.random.default_rng(seed)
+    return np.einsum("dc,ncp->ndp", rng.normal(size=(c, c)), rng.normal(size=(n, c, 5))) + 3
+
+
+def covariance(x):
+    rows = np.moveaxis(x, 1, -1).reshape(-1, x.shape[1])
+    return np.cov(rows, rowvar=False, bias=True)
+
+
+@pytest.mark.parametrize("axis", [1, -2])
+def test_of_finds_the_covariance_if_asked(kind, axis):
+    x = mixed(6)
+    assert ChannelMoments.of(kind.array(x), axis).covariance is None
+    found = ChannelMoments.of(kind.array(x), axis, full=True)
+    assert kind.holds(found.covariance)
+    close(found.covariance, covariance(x), 10 * kind.tolerance)
+    close(np.diag(np.asarray(found.covariance)), np.asarray(found.variance), 10 * kind.tolerance)
+
+
+@given(st.lists(st.integers(1, 9), min_size=2, max_size=4), st.integers(0, 99))
+def test_covariances_merge_too(sizes, seed):
+    x = mixed(sum(sizes), seed)
+    parts = [ChannelMoments.of(p, 1, full=True) for p in np.split(x, np.cumsum(sizes)[:-1])]
+    merged = parts[0]
+    for part in parts[1:]:
+        merged = merged + part
+    close(merged.covariance, covariance(x), 1e-10)
+    assert (merged + ChannelMoments.of(x, 1)).covariance is None
+    assert merged.at_most(1).covariance is merged.covariance
+
+
+def test_covariances_are_shrunk_too():
+    source, batch = (ChannelMoments.of(mixed(n, n), 1, full=True) for n in (50, 8))
+    found = shrunk(batch, source, prior=24)
+    close(found.covariance, 0.75 * source.covariance + 0.25 * batch.covariance, 1e-12)
+    assert shrunk(ChannelMoments.of(mixed(8), 1), source, prior=24).covariance is None
+
+
+@given(st.integers(0, 99))
+def test_the_full_map_gives_a_target_the_sources_mean_and_covariance(seed):
+    target, goal = mixed(40, seed), mixed(40, seed + 1000)
+    moments = [ChannelMoments.of(x, 1, full=True) for x in (target, goal)]
+    A, b = to_source_full(*moments, eps=0.0)
+    moved = np.einsum("dc,ncp->ndp", A, target) + b[:, None]
+    close(covariance(moved), covariance(goal), 1e-6)
+    close(moved.mean(axis=(0, 2)), goal.mean(axis=(0, 2)), 1e-6)
+    close(A, A.T, 1e-6)
+    assert np.linalg.eigvalsh((A + A.T) / 2).min() > 0  # the one such map, so optimal
+
+
+def test_the_full_map_of_a_source_onto_itself_is_none():
+    source = ChannelMoments.of(mixed(40), 1, full=True)
+    A, b = to_source_full(source, source, eps=0.01)
+    close(A, np.eye(3), 1e-10)
+    close(b, np.zeros(3), 1e-9)
+
+
+def test_the_full_map_of_channels_that_are_alone_is_the_diagonal_one():
+    variances = np.array([4.0, 1.0, 9.0]), np.array([1.0, 2.0, 0.25])
+    means = np.array([1.0, 0.0, 2.0]), np.array([0.0, 3.0, 1.0])
+    moments = [ChannelMoments(9.0, m, v, np.diag(v)) for m, v in zip(means, variances, strict=True)]
+    A, b = to_source_full(*moments, eps=0.01)
+    scale, shift = to_source(*moments, eps=0.01)
+    close(A, np.diag(scale), 1e-12)
+    close(b, shift, 1e-12)
+
+
+def test_the_optimal_map_moves_less_than_the_papers():
+    """Both give the covariance; the mean square of what values are moved by tells them apart."""
+    C_t, C_s = covariance(mixed(40)), covariance(mixed(40, 1))
+
+    def root(C):
+        values, V = np.linalg.eigh(C)
+        return (V * np.sqrt(values)) @ V.T
+
+    theirs = root(C_s) @ np.linalg.inv(root(C_t))
+    ours = optimal_map(C_t, root(C_s))
+    close(theirs @ C_t @ theirs.T, ours @ C_t @ ours.T, 1e-9)
+    moved = [np.trace((A - np.eye(3)) @ C_t @ (A - np.eye(3)).T) for A in (ours, theirs)]
+    assert moved[0] < moved[1]

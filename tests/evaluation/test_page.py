@@ -235,9 +235,9 @@ def test_the_certificates_axis_has_ticks_and_a_place_for_all(ratios, tau):
 
 
 def test_layer_transport_has_its_own_names_reasons_and_constants():
-    own = {"prior": 16.0, "memory": 64, "tau": 1.25, "window": 128, "min_samples": 32, "every": 1}
+    own = {"prior": 16.0, "memory": 64, "tau": 1.25, "window": 128, "every": 1}
     found = made(n_batches=8, accepted=0.0)
-    verdicts = [Judgement(i > 2, "accepted" if i > 2 else "min_samples", 0.5) for i in range(8)]
+    verdicts = [Judgement(i > 2, "accepted" if i > 2 else "window", 0.5) for i in range(8)]
     batches = [replace(b, verdict=v) for b, v in zip(found.batches, verdicts, strict=True)]
     found = replace(found, mechanism=layer_transport(own), batches=tuple(batches))
     html = page.render(found)
@@ -254,6 +254,6 @@ def test_layer_transport_has_its_own_names_reasons_and_constants():
     )
     assert plain["batches"][0]["verdict"] == {
         "accepted": False,
-        "reason": "min_samples",
+        "reason": "window",
         "ratio": 0.5,
     }

@@ -10,7 +10,8 @@ from torch import nn
 from transformers import ViTConfig, ViTForImageClassification
 
 from caster import CasterError, wrap
-from caster.frozen.gauge import measured
+from caster.core.layers import Site
+from caster.frozen.gauge import Gauge, measured
 from caster.frozen.sites import find_sites, selected
 from tests.methods import problem
 
@@ -73,11 +74,14 @@ def test_swin_is_channels_last():
     assert set(sites.values()) == {-1}
 
 
-def test_transformers_whose_blocks_may_return_tuples():
+def test_vision_transformer_of_transformers():
     config = ViTConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, image_size=16)
     config.patch_size, config.intermediate_size = 8, 32
     net = ViTForImageClassification(config)
-    assert len(named(net)) == 4
+    names = list(named(net))
+    assert len(names) == 4
+    assert [name.rpartition(":")[2] for name in names] == ["in", "out", "out", "in"]
+    assert names[-1] == "classifier:in"
 
 
 @pytest.mark.parametrize("kind", ["layer", "group"])
@@ -91,21 +95,94 @@ def test_a_plain_network_is_aligned_where_it_normalises(kind):
     ]
 
 
-def test_an_axis_that_cannot_be_told_is_refused():
-    class Odd(nn.LayerNorm):
-        def forward(self, x):
-            return super().forward(x)
+class Last(nn.LayerNorm):
+    def forward(self, x):
+        return super().forward(x)
 
+
+class First(nn.LayerNorm):
+    def forward(self, x):
+        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+
+
+class Square(nn.Module):
+    """Values that are as wide along every axis."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.norm, self.head = norm(4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.norm(x * 1).mean(dim=(1, 2)))
+
+
+@pytest.mark.parametrize(("norm", "axis"), [(Last, -1), (First, 1), (nn.RMSNorm, -1)])
+def test_an_axis_is_told_by_what_a_norm_does(norm, axis):
+    x = torch.randn(2, 4, 4, 4, generator=torch.Generator().manual_seed(0))
+    assert find_sites(wrap(Square(norm)), x)[0] == Site("norm", "in", axis)
+
+
+def test_an_axis_that_cannot_be_told_is_refused():
+    with pytest.raises(CasterError, match="which axis of"):
+        find_sites(wrap(Square(Last)), torch.zeros(2, 4, 4, 4))
+
+
+def test_as_many_tokens_as_channels():
+    net = timm.models.vision_transformer.VisionTransformer(
+        **{**VIT, "patch_size": 4}, class_token=False, global_pool="avg"
+    )
+    assert set(named(net).values()) == {-1}
+
+
+def test_values_of_two_axes():
+    class Residual(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.linear = nn.RMSNorm(8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            return x + self.linear(self.norm(x))
+
+    net = nn.Sequential(nn.Flatten(), Residual(), Residual(), nn.Linear(8, 2))
+    sites = find_sites(wrap(net), torch.randn(2, 8, 1))
+    assert [str(site) for site in sites] == ["1:in", "1:out", "2:out", "3:in"]
+    assert {site.axis for site in sites} == {-1}
+
+
+def test_blocks_without_a_norm():
+    net = timm.models.mlp_mixer.MlpMixer(
+        img_size=16, patch_size=4, num_blocks=2, embed_dim=8, mlp_ratio=4.0, num_classes=3,
+        block_layer=timm.models.mlp_mixer.ResBlock, norm_layer=timm.models.mlp_mixer.Affine,
+    )  # fmt: skip
+    sites = named(net)
+    assert list(sites) == ["blocks.0:in", "blocks.0:out", "blocks.1:out", "head:in"]
+    assert set(sites.values()) == {-1}
+
+
+def test_a_network_without_norms_or_blocks_is_aligned_where_it_has_weights():
+    layers = [nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 6, 3), nn.ReLU()]
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2)]
+    assert named(nn.Sequential(*layers, *head)) == {"2:in": 1, "6:in": -1, "8:in": -1}
+
+
+def test_a_classifier_alone_is_spoken_of(caplog):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
+    with caplog.at_level("WARNING", "caster"):
+        moments = measured(wrap(net), [torch.randn(4, 3, 2, 2)])
+    assert [str(site) for site in moments] == ["1:in"]
+    assert "no site but its classifier's input" in caplog.text
+
+
+def test_a_batchnorm_called_twice_is_no_site():
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
-            self.norm, self.head = Odd(4), nn.Linear(4, 2)
+            self.bn, self.own, self.head = nn.BatchNorm1d(4), nn.BatchNorm1d(4), nn.Linear(4, 2)
 
         def forward(self, x):
-            return self.head(self.norm(x * 1).mean(dim=(1, 2)))
+            return self.head(self.own(self.bn(self.bn(x) + 1)))
 
-    with pytest.raises(CasterError, match="which axis of"):
-        find_sites(wrap(Net()), torch.zeros(2, 4, 4, 4))
+    assert [str(site) for site in find_sites(wrap(Net()), torch.randn(2, 4))] == ["own:in"]
 
 
 def test_patterns_select():
@@ -149,6 +226,23 @@ def test_looking_leaves_no_trace_on_the_callers_module():
     assert before == {name: len(m._forward_hooks) for name, m in model.module.named_modules()}
     assert not any(m._forward_pre_hooks for m in model.module.modules())
     model.verify()
+
+
+def test_a_pass_that_fails_is_not_measured():
+    model = problem.model("vit")
+    one, other = problem.stream(2)
+    gauge = Gauge(model)
+    gauge(one)
+    last = gauge._twin.module.blocks[3]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(last, "forward", lambda x: x @ torch.zeros(3, 3))
+        with pytest.raises(CasterError, match="cannot take a batch"):
+            gauge(other)
+    gauge(other)
+    expected = measured(model, [one, other])
+    for site, found in gauge.moments().items():
+        assert found.count == 64
+        np.testing.assert_array_equal(found.mean, expected[site].mean)
 
 
 def test_values_that_are_no_numbers_are_refused():

@@ -12,7 +12,13 @@ from caster.core.certificate import margin
 from caster.core.linalg import Array, cholesky, identity_like, symmetric_roots
 
 Reason = Literal[
-    "accepted", "ratio", "min_samples", "min_classes", "no_confident_class", "batch_too_small"
+    "accepted",
+    "ratio",
+    "min_samples",
+    "min_classes",
+    "no_confident_class",
+    "batch_too_small",
+    "window",  # of layer transport alone
 ]
 
 REASONS: dict[Reason, str] = {

@@ -12,14 +12,13 @@ from caster.report import CLASSIFIERS
 LAYER_REASONS: dict[Reason, str] = {
     "accepted": "layer transport is used",
     "ratio": "certificate above tau",
-    "min_samples": "too few samples so far to measure the certificate on",
+    "window": "too few samples so far to measure the certificate on",
 }
 LAYER_CONSTANTS = {
     "prior": "samples that the source's moments weigh as",
     "memory": "samples that the target's rest on, earlier ones included where a batch has fewer",
     "tau": "largest accepted ratio",
-    "window": "samples that the certificate rests on, earlier ones included",
-    "min_samples": "samples below which it refuses",
+    "window": "samples that the certificate rests on, earlier ones included; with fewer it refuses",
 }
 
 

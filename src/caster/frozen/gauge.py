@@ -2,57 +2,81 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from caster.arrays import to_numpy
 from caster.config import STATE_DTYPE
 from caster.core.layers import ChannelMoments, Site
 from caster.errors import CasterError
+from caster.frozen.calls import first_tensor, keeps_statistics
+from caster.frozen.channels import beside, measure
+from caster.frozen.full_maps import has_full_map, measure_full
 from caster.frozen.protocol import FrozenModel, Outputs
-from caster.frozen.sites import find_sites, first_tensor
+from caster.frozen.sites import find_sites
 from caster.frozen.torch import TorchModel
 
-Change = Callable[[Site, Tensor], Tensor | None]  # None leaves the values as they are
+Change = Callable[[nn.Module, Tensor], Tensor | None]  # None leaves the values as they are
+
+log = logging.getLogger("caster")
 
 
 def hook_on(module: nn.Module, site: Site, change: Change) -> None:
     """Have a module of one's own show the values at a site, and go on with what it is given."""
-    layer = module.get_submodule(site.module)
+
+    def shown(layer: nn.Module, found: Tensor | None) -> Tensor | None:
+        if found is None:
+            raise CasterError(f"there are no values at {site} this time: leave it out with sites=")
+        return change(layer, found)
 
     def given(layer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
         values = first_tensor(inputs, named)
-        assert values is not None  # sites are where there are some
-        new = change(site, values)
+        new = shown(layer, values)
         if new is None:
             return None
         if inputs and inputs[0] is values:
             return (new, *inputs[1:]), named
-        return inputs, {k: new if v is values else v for k, v in named.items()}
+        return with_part(inputs, values, new), with_part(named, values, new)
 
     def returned(layer: nn.Module, inputs: Any, output: Any) -> Any:
         values = first_tensor(output)
-        assert values is not None
-        new = change(site, values)
-        if new is None or output is values:
-            return new
-        return type(output)(new if part is values else part for part in output)
+        new = shown(layer, values)
+        return new if new is None or output is values else with_part(output, values, new)
 
+    layer = module.get_submodule(site.module)
     if site.side == "in":
         layer.register_forward_pre_hook(given, with_kwargs=True)
     else:
         layer.register_forward_hook(returned)
 
 
+def with_part(several: Any, old: Any, new: Any) -> Any:
+    """A tuple, a list or a mapping of the same kind, with one part in the place of another.
+
+    >>> with_part(("a", "b"), "b", "c")
+    ('a', 'c')
+    """
+    if isinstance(several, dict):
+        changed = copy.copy(several)
+        for key in [key for key, part in several.items() if part is old]:
+            changed[key] = new
+        return changed
+    make = getattr(several, "_make", type(several))  # a named tuple's
+    return make(new if part is old else part for part in several)
+
+
 class Gauge:
     """A model that measures its sites while it answers.
 
-    Sites but those of BatchNorms, which keep the source's moments themselves. `past` are the
-    `sums` of an earlier gauge, to go on from.
+    Sites but those of BatchNorms, which keep the source's moments themselves; with `full`, also
+    the covariances of those that can have a full map. `past` are the `sums` of an earlier gauge,
+    to go on from.
 
     >>> import torch
     >>> net = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
@@ -63,26 +87,45 @@ class Gauge:
     """
 
     def __init__(
-        self, model: TorchModel, past: Mapping[Site, ChannelMoments] | None = None
+        self,
+        model: TorchModel,
+        past: Mapping[Site, ChannelMoments] | None = None,
+        full: bool = False,
     ) -> None:
         self.model = model
+        self.full = full
         self._twin: TorchModel | None = None  # until a batch shows where the sites are
+        self._samples = 0  # of the batch at hand
+        self._found: dict[Site, ChannelMoments] = {}  # in it
         self._sums = {site: beside(found, model.device) for site, found in (past or {}).items()}
 
     def __call__(self, batch: Any) -> Outputs:
         """The model's answer to a batch."""
+        placed = self.model.placed(batch)
         if self._twin is None:
-            self.model(self.model.placed(batch)[:2])  # so that its classifier is known
-            self._twin = self.model.twin()
-            for site in find_sites(self.model, batch):
-                if not is_batchnorm(self._twin.module, site):
-                    hook_on(self._twin.module, site, self._note)
-        return self._twin(batch)
+            self._twin = self._hooked(placed)
+        self._samples, self._found = len(placed), {}
+        outputs = self._twin(placed)
+        for site, found in self._found.items():  # all sites or, where the pass failed, none
+            past = self._sums.get(site)
+            self._sums[site] = found if past is None else past + found
+        return outputs
 
-    def _note(self, site: Site, values: Tensor) -> None:
-        found = ChannelMoments.of(values.float(), site.axis)
-        wide = ChannelMoments(found.count, found.mean.double(), found.variance.double())
-        self._sums[site] = self._sums[site] + wide if site in self._sums else wide
+    def _hooked(self, batch: Tensor) -> TorchModel:
+        self.model(batch[:2])  # so that its classifier is known
+        twin = self.model.twin()
+        sites = find_sites(self.model, batch)
+        for site in sites:
+            if not is_batchnorm(twin.module, site):
+                hook_on(twin.module, site, partial(self._note, site))
+        if [site.module for site in sites] == [twin.head]:
+            log.warning("layers of %s: no site but its classifier's input", self.model.name)
+        return twin
+
+    def _note(self, site: Site, layer: nn.Module, values: Tensor) -> None:
+        full = self.full and has_full_map(values, site.axis)
+        found = (measure_full if full else measure)(values, site.axis, self._samples)
+        self._found[site] = beside(found, found.mean.double())
 
     @property
     def sums(self) -> dict[Site, ChannelMoments]:
@@ -98,33 +141,32 @@ def rounded(sums: Mapping[Site, ChannelMoments]) -> dict[Site, ChannelMoments]:
     """A gauge's sums in NumPy, as a state has them."""
     kept = {}
     for site, found in sums.items():
-        mean, variance = (to_numpy(p).astype(STATE_DTYPE) for p in (found.mean, found.variance))
-        if not (np.isfinite(mean).all() and np.isfinite(variance).all()):
+        parts = (found.mean, found.variance, found.covariance)
+        stored = [None if part is None else to_numpy(part).astype(STATE_DTYPE) for part in parts]
+        if not all(np.isfinite(part).all() for part in stored if part is not None):
             raise CasterError(f"the values at {site} are not finite: repair such images")
-        kept[site] = ChannelMoments(found.count, mean, variance)
+        kept[site] = ChannelMoments(found.count, *stored)
     return kept
 
 
-def beside(found: ChannelMoments, device: torch.device) -> ChannelMoments:
-    """Moments of any kind of array as tensors on a device."""
-    mean, variance = (torch.as_tensor(part).to(device) for part in (found.mean, found.variance))
-    return ChannelMoments(found.count, mean, variance)
-
-
-def gauge_of(model: FrozenModel, past: Mapping[Site, ChannelMoments] | None = None) -> Gauge:
+def gauge_of(
+    model: FrozenModel, past: Mapping[Site, ChannelMoments] | None = None, full: bool = False
+) -> Gauge:
     """A gauge of a model, which must be a torch module."""
     assert isinstance(model, TorchModel)
-    return Gauge(model, past)
+    return Gauge(model, past, full)
 
 
-def measured(model: TorchModel, batches: Iterable[Any]) -> dict[Site, ChannelMoments]:
+def measured(
+    model: TorchModel, batches: Iterable[Any], full: bool = False
+) -> dict[Site, ChannelMoments]:
     """Moments of a model's sites over batches of source images."""
-    gauge = Gauge(model)
+    gauge = Gauge(model, full=full)
     for batch in batches:
         gauge(batch)
     return gauge.moments()
 
 
 def is_batchnorm(module: nn.Module, site: Site) -> bool:
-    """Whether a site is the input of a BatchNorm."""
-    return hasattr(module.get_submodule(site.module), "running_mean") and site.side == "in"
+    """Whether a site is the input of a BatchNorm, or of a layer that works like one."""
+    return site.side == "in" and keeps_statistics(module.get_submodule(site.module))

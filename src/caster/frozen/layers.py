@@ -63,6 +63,25 @@ def _noting(outputs: list[tuple[str, Tensor]], name: str) -> Any:
     return note
 
 
+def uncompiled(module: nn.Module) -> nn.Module:
+    """A module of one's own without what torch.compile wraps: hooks are its own then."""
+    module = getattr(module, "_orig_mod", module)
+    for parent in list(module.modules()):
+        for name, child in parent.named_children():
+            if hasattr(child, "_orig_mod"):
+                setattr(parent, name, child._orig_mod)
+    return module
+
+
+def plain_name(name: str) -> str:
+    """What a layer is called in a module that is not compiled.
+
+    >>> plain_name("_orig_mod.blocks.0._orig_mod.norm")
+    'blocks.0.norm'
+    """
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
 def linear_layers(module: nn.Module) -> str:
     """The last few Linear layers in words, for a message."""
     names = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]

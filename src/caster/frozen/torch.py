@@ -20,7 +20,9 @@ from caster.frozen.layers import (
     input_of,
     linear_layers,
     logits_of,
+    plain_name,
     settings_of,
+    uncompiled,
 )
 from caster.frozen.preprocessing import Preprocessing
 from caster.frozen.protocol import Outputs
@@ -85,7 +87,10 @@ class TorchModel:
 
     def run(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Features and logits as the module gives them, in bf16 if it computes in that."""
-        batch = self.placed(batch)
+        return self.run_placed(self.placed(batch))
+
+    def run_placed(self, batch: Tensor) -> tuple[Tensor, Tensor]:
+        """The same of a batch that is placed."""
         # A recording must not read copies of weights that autocast keeps, and then lets go.
         autocast = torch.autocast(
             self.device.type, torch.bfloat16, self.bf16, cache_enabled=not self.cuda_graph
@@ -141,11 +146,18 @@ class TorchModel:
     def twin(self) -> Self:
         """The same model with a module of its own, for hooks: every weight is shared, none copied.
 
+        What torch.compile has wrapped is not compiled in it, and has its plain name.
+
         >>> model = TorchModel(nn.Linear(2, 2))
         >>> other = model.twin()
         >>> other.module is model.module, other.module.weight is model.module.weight
         (False, True)
         """
+        if any(isinstance(part, nn.DataParallel) for part in self._parts):
+            raise CasterError(
+                f"{self.name} is an nn.DataParallel, whose copies see a part of a batch each: wrap "
+                "the module inside it"
+            )
         shared = (*self.module.parameters(), *self.module.buffers())
         try:
             module = copy.deepcopy(self.module, {id(value): value for value in shared})
@@ -153,7 +165,9 @@ class TorchModel:
             line = str(error).splitlines()[0]
             raise CasterError(f"{self.name} cannot be copied: {line}") from error
         twin = copy.copy(self)
-        twin.module, twin._parts = module, tuple(module.modules())
+        twin.module = uncompiled(module)
+        twin._parts = tuple(twin.module.modules())
+        twin.head = None if self.head is None else plain_name(self.head)
         return twin
 
     def values(self) -> list[Tensor]:

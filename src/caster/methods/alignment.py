@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from caster.core.layers import ChannelMoments, Site, shrunk, to_source
+from caster.core.layers import ChannelMoments, Site
 from caster.errors import CasterError
-from caster.frozen.gauge import beside, hook_on
-from caster.frozen.protocol import Outputs
+from caster.frozen import cuda
+from caster.frozen.channels import beside, blended, merged
+from caster.frozen.gauge import hook_on, is_batchnorm
+from caster.frozen.layers import plain_name
+from caster.frozen.protocol import Outputs, runs_on_gpu
+from caster.frozen.sites import find_sites, times_called
 from caster.frozen.torch import TorchModel
 from caster.methods.protocol import Retained, nbytes
+from caster.methods.spots import FullyMoved, Lent, Moved, Spot
 
-EPS = 1e-5  # added to variances, in units of a site's mean variance: a dead channel stays dead
+log = logging.getLogger("caster")
 
 
 class Alignment:
@@ -27,97 +34,151 @@ class Alignment:
 
     Attributes
     ----------
-    source : the source's moments at every site, beside the model.
-    past : the target's so far; nothing at first.
+    past : the target's moments so far; nothing at first.
     """
+
+    _shared: frozenset[Site] | None = None  # BatchNorms left alone, once a batch has shown them
+    _lane: cuda.Lane | None = None
+    _order: Sequence[Site] = ()  # in which a pass comes by the sites
 
     def __init__(
         self,
         model: TorchModel,
-        layers: dict[Site, ChannelMoments],  # NumPy's; of a BatchNorm's input they are its own
-        batchnorms: list[Site],
+        layers: dict[Site, ChannelMoments] | None,  # NumPy's; None: not measured
+        batchnorms: list[Site],  # whose moments are the layers' own
         prior: float,
         memory: int,
+        full: bool = False,  # maps, at sites whose covariance is known
     ) -> None:
         self.model = model
         self.prior = prior
         self.memory = memory
         self.past: dict[Site, ChannelMoments] = {}
+        self._pending: dict[Site, ChannelMoments] = {}  # of a batch that is not yet accepted
+        self._samples = 0  # of the batch at hand
+        self._measured = layers is not None
         self._twin = model.twin()
         self._twin.head = None  # known when a batch comes
         parts = dict(self._twin.module.named_modules())
-        missing = [str(site) for site in (*layers, *batchnorms) if site.module not in parts]
-        if missing:
-            raise CasterError(f"{model.name} has no layer of the state's site {missing[0]}")
-        self.source = {site: beside(found, model.device) for site, found in layers.items()}
-        self._eps = {s: EPS * float(m.variance.mean()) for s, m in self.source.items()}
-        for site in layers:
-            hook_on(self._twin.module, site, self._move)
-        for site in batchnorms:
-            layer = parts[site.module]
-            assert isinstance(layer, _BatchNorm)
-            assert layer.running_mean is not None
-            assert layer.running_var is not None
-            self.source[site] = ChannelMoments(1.0, layer.running_mean, layer.running_var)
-            hook_on(self._twin.module, site, self._renormalise)
-            layer.register_forward_hook(_restorer(layer.running_mean, layer.running_var))
+        for site in (*(layers or {}), *batchnorms):
+            if site.module not in parts:
+                raise CasterError(f"{model.name} has no layer of the state's site {site}")
+        self._moved = [
+            FullyMoved(site, beside(found, model.device))
+            if full and found.covariance is not None
+            else Moved(site, beside(replace(found, covariance=None), model.device))
+            for site, found in (layers or {}).items()
+        ]
+        self._lent = [Lent(site, parts[site.module]) for site in batchnorms]
+        for spot in (*self._moved, *self._lent):
+            hook_on(self._twin.module, spot.site, partial(self._align, spot))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What it is, without what a batch shows of the network, and recordings."""
+        shown = ("_shared", "_lane", "_order")
+        return {name: part for name, part in vars(self).items() if name not in shown}
 
     def __call__(self, batch: Any) -> Outputs:
-        """Features and logits behind aligned layers; the batch becomes part of the past."""
+        """Features and logits behind aligned layers; `accept` makes the batch part of the past."""
         placed = self.model.placed(batch)
-        if self._twin.head is None:
-            if self.model.head is None:
-                self.model.run(placed[:1])
-            self._twin.head = self.model.head
-        return self._twin(placed)
+        self._look(placed)
+        self._samples, self._pending = len(placed), {}
+        recorded = self.model.cuda_graph and runs_on_gpu(self.model)
+        try:
+            # A batch that rests on itself depends on nothing else, as a recording must.
+            run = self._replayed if recorded and len(placed) >= self.memory else self._run
+            features, logits = run(placed)
+        finally:
+            for spot in self._lent:
+                spot.restore()
+        return Outputs(features, logits)
+
+    def accept(self) -> None:
+        """Make the last batch, whose answer was found sound, part of the past."""
+        self.past |= self._pending
+        self._pending = {}
 
     def reset(self) -> None:
         """Forget what came before."""
-        self.past = {}
+        self.past, self._pending, self._samples = {}, {}, 0
         self._twin.head = None
 
     def retained(self) -> Retained:
         """The source's moments and the past's; weights are the model's own."""
-        own = [self.source[site] for site in self._eps]
+        own = [spot.source for spot in self._moved]
         return Retained(
-            statistics=sum(nbytes(m.mean, m.variance) for m in own),
+            statistics=sum(nbytes(m.mean, m.variance, m.covariance) for m in own),
             buffers=sum(nbytes(m.mean, m.variance) for m in self.past.values()),
         )
 
-    def _target(self, site: Site, values: Tensor) -> ChannelMoments | None:
-        """What a site's moments are taken to be; None where all there is is a single value."""
-        wide = values if values.dtype == torch.float64 else values.float()  # halves are rough
-        found = ChannelMoments.of(wide, site.axis)
-        if self.memory:
-            before = self.past.get(site)
-            missing = self.memory - found.count
-            if before is not None and missing > 0:
-                found = before.at_most(missing) + found
-            self.past[site] = found
-        alone = values.numel() == values.shape[site.axis] and found.count <= 1
-        return None if alone and self.prior == 0 else shrunk(found, self.source[site], self.prior)
+    def _run(self, placed: Tensor) -> tuple[Tensor, Tensor]:
+        features, logits = self._twin.run_placed(placed)
+        return features.float(), logits.float()
 
-    def _move(self, site: Site, values: Tensor) -> Tensor | None:
-        target = self._target(site, values)
-        if target is None:
+    def _replayed(self, placed: Tensor) -> tuple[Tensor, Tensor]:
+        """The same, recorded once for every shape: what a batch's sites have comes out as well."""
+        if self._lane is None:
+            self._lane = cuda.Lane(placed.device)
+        (features, logits, *parts), _ = self._lane.run(lambda: (placed,), self._work, None)
+        pairs = zip(parts[::2], parts[1::2], strict=True)
+        self._pending = {
+            site: ChannelMoments(float(len(placed)), *pair)
+            for site, pair in zip(self._order, pairs, strict=True)
+        }
+        return features, logits
+
+    def _work(self, placed: Tensor) -> tuple[list[Tensor], object]:
+        """What is recorded, and what it reads."""
+        answer = self._run(placed)
+        self._order = list(self._pending)
+        parts = [part for m in self._pending.values() for part in (m.mean, m.variance)]
+        return [*answer, *parts], (self._twin.values(), self._moved, self._lent)
+
+    def _align(self, spot: Spot, layer: nn.Module, values: Tensor) -> Tensor | None:
+        """What values at a site are replaced by."""
+        if spot.site in (self._shared or ()):
             return None
-        scale, shift = to_source(target, self.source[site], self._eps[site])
-        shape = [1] * values.ndim
-        shape[site.axis] = -1
-        moved = torch.addcmul(shift.view(shape), values, scale.view(shape))
-        return moved.to(values.dtype)
+        missing = self.memory - self._samples
+        found = spot.measure(values, self._samples, alone=missing <= 0)
+        if self.memory:
+            before = self.past.get(spot.site)
+            if before is not None and missing > 0:
+                found = merged(before.at_most(missing), found)
+            kept = found if found.covariance is None else replace(found, covariance=None)
+            self._pending[spot.site] = kept
+        alone = found.count <= 1 and values.numel() == values.shape[spot.site.axis]
+        if alone and self.prior == 0:  # a single value has no variance
+            return None
+        return spot.apply(layer, values, blended(found, spot.source_like(found), self.prior))
 
-    def _renormalise(self, site: Site, values: Tensor) -> None:
-        target = self._target(site, values)
-        if target is not None:
-            layer = self._twin.module.get_submodule(site.module)
-            layer.running_mean, layer.running_var = target.mean, target.variance
+    def _look(self, batch: Tensor) -> None:
+        """On a first batch: what the classifier is, and what of the network is not aligned."""
+        if self._twin.head is None:
+            if self.model.head is None:
+                self.model.run(batch[:1])
+            self._twin.head = plain_name(str(self.model.head))
+        if self._shared is None:
+            # A BatchNorm that a pass calls twice has one mean for two places.
+            times = times_called(self.model, batch) if self._lent else {}
+            lent = [spot.site for spot in self._lent]
+            self._shared = frozenset(site for site in lent if times[site.module] > 1)
+            for site in sorted(self._shared, key=str):
+                log.warning("%s of %s is called twice: not aligned", site, self.model.name)
+            if not self._measured:
+                self._warn_unmeasured(batch)
 
-
-def _restorer(mean: Tensor, variance: Tensor) -> Any:
-    """A hook that gives a BatchNorm its own statistics back."""
-
-    def restore(layer: nn.Module, inputs: Any, output: Any) -> None:
-        layer.running_mean, layer.running_var = mean, variance
-
-    return restore
+    def _warn_unmeasured(self, batch: Tensor) -> None:
+        """Say which sites the state's want of layers leaves as they are."""
+        try:
+            found = find_sites(self.model, batch)
+        except CasterError as error:  # BatchNorms can be aligned all the same
+            log.warning("only BatchNorms are aligned: %s", error)
+            return
+        others = [site for site in found if not is_batchnorm(self._twin.module, site)]
+        if others:
+            log.warning(
+                "%s: %d sites as %s are not aligned, for the state has no layers: fit with them",
+                self.model.name,
+                len(others),
+                others[0],
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from caster.core.layers import ChannelMoments, Site
 from caster.errors import CasterError
+from caster.frozen.full_maps import MOST_CHANNELS
 from caster.frozen.gauge import measured
 from caster.frozen.protocol import FrozenModel, Outputs
 from caster.frozen.sites import batchnorm_sites, selected
@@ -20,8 +22,10 @@ from caster.methods.inert import answered_inert, warn_inert
 from caster.methods.layer_certificate import LayerCertificate
 from caster.methods.network import check_finite, torch_model
 from caster.methods.protocol import Prediction, Retained
-from caster.methods.source import Source, adapter_of, columns_of
-from caster.state import ARRAYS, array_sizes
+from caster.methods.source import Source, adapter_of, columns_of, moments_of
+from caster.methods.turns import Turns
+
+RESTING = "rest"  # the reason of batches that are not tried, after many were refused
 
 
 class LayerTransportUngated:
@@ -29,7 +33,9 @@ class LayerTransportUngated:
 
     `prior` is how many samples the source's moments weigh as; `memory`, on how many samples the
     target's rest, those before the batch included where it has fewer; `sites`, patterns of names
-    among `method.sites`. Weights are shared with the frozen model; nothing is learnt.
+    among `method.sites`; `maps`, whether sites with few channels and many positions get full
+    ones, for which the source's layers must be too. Weights are shared with the frozen model;
+    nothing is learnt.
 
     >>> from torch import nn
     >>> from caster import wrap
@@ -47,23 +53,27 @@ class LayerTransportUngated:
         prior: float = 16.0,
         memory: int = 64,
         sites: Sequence[str] | None = None,
+        maps: Literal["diagonal", "full"] = "diagonal",
     ) -> None:
         if not 0 <= prior < float("inf"):
             raise CasterError(f"prior of {name} is a number of samples from 0 up, not {prior!r}")
         if not isinstance(memory, int) or memory < 0:
             raise CasterError(f"memory of {name} is a number of samples from 0 up, not {memory!r}")
+        if maps not in ("diagonal", "full"):
+            raise CasterError(f"maps of {name} are 'diagonal' or 'full', not {maps!r}")
         self.name = name
         self.model = torch_model(model, name)
         self.frozen = Frozen(model, source)
         self._columns = columns_of(source, name)
-        layers = layers_of(self.model, source, name)
+        layers = layers_of(self.model, source, name, full=maps == "full")
         batchnorms = batchnorm_sites(self.model.module)
-        self.sites = selected([*batchnorms, *layers], sites, name)
-        kept = {site: found for site, found in layers.items() if site in self.sites}
+        self.sites = selected([*batchnorms, *(layers or {})], sites, name)
+        kept = layers and {site: found for site, found in layers.items() if site in self.sites}
         own = [site for site in batchnorms if site in self.sites]
-        self._alignment = Alignment(self.model, kept, own, prior, memory)
+        self._alignment = Alignment(self.model, kept, own, prior, memory, full=maps == "full")
         if self.inert:
-            warn_inert(name, model, "site to align")
+            unknown = "" if layers is not None else ": the state has no layers"
+            warn_inert(name, model, f"site to align{unknown}")
 
     @property
     def inert(self) -> bool:
@@ -80,6 +90,7 @@ class LayerTransportUngated:
         outputs = self._alignment(images)
         logits: Tensor = self._columns(outputs.logits)
         check_finite(logits, self.name)
+        self._alignment.accept()
         return outputs, logits
 
     def reset(self) -> None:
@@ -95,9 +106,10 @@ class LayerTransport(LayerTransportUngated):
     """Layer transport where its certificate allows, and else the frozen model's answer.
 
     `LayerCertificate` measures it on the representation after the update, over `window` samples;
-    its ratio must be at most `tau`, and until it rests on `min_samples` every batch is refused.
-    The frozen model answers every batch that is refused, and one in `every` to be compared with.
-    See docs/layer-transport.md.
+    its ratio must be at most `tau`, and until it rests on a whole window every batch is refused.
+    The frozen model answers every batch that is refused, and one in `every` to be compared with;
+    where all are refused, most are not even tried (`Turns`). With `gated=False` every batch is
+    answered by the update, and the ratio told. See docs/layer-transport.md.
 
     With `last="transport"` the aligned features are answered by caster's transport of the last
     layer where that one's own certificate accepts them.
@@ -112,65 +124,73 @@ class LayerTransport(LayerTransportUngated):
         prior: float = 16.0,
         memory: int = 64,
         sites: Sequence[str] | None = None,
-        tau: float = 1.0,
+        maps: Literal["diagonal", "full"] = "diagonal",
+        tau: float = 1.05,
         window: int = 128,
-        min_samples: int = 32,
-        every: int = 1,
+        every: int = 32,
+        gated: bool = True,
         last: Literal["head", "transport"] = "head",
     ) -> None:
-        super().__init__(model, source, name=name, prior=prior, memory=memory, sites=sites)
+        aligning: dict[str, Any] = {"prior": prior, "memory": memory, "sites": sites, "maps": maps}
+        super().__init__(model, source, name=name, **aligning)
         if not 0 < tau < float("inf"):
             raise CasterError(f"tau of {name} must be a number above 0, not {tau!r}")
-        counts = {
-            "min_samples": (min_samples, 2),
-            "window": (window, min_samples),
-            "every": (every, 1),
-        }
-        for setting, (count, least) in counts.items():
+        for setting, count, least in (("window", window, 2), ("every", every, 1)):
             if not isinstance(count, int) or count < least:
                 raise CasterError(f"{setting} of {name} must be {least} or more, not {count!r}")
         if last not in ("head", "transport"):
             raise CasterError(f"last of {name} is 'head' or 'transport', not {last!r}")
         self.tau = tau
-        self.min_samples = min_samples
-        self.every = every
+        self.gated = gated
         self.last = last
-        self._certificate = LayerCertificate(adapter_of(model, source, name), window)
-        self._since = 0  # batches since one was compared
+        self._certificate = LayerCertificate(
+            adapter_of(model, source, name), window, self.model.device
+        )
+        self._turns = Turns(every, window)
 
     def predict(self, images: Any) -> Prediction:
         """The answer behind aligned layers if the certificate accepts it, else the frozen one."""
         if self.inert:
             return answered_inert(self.frozen, images)
         batch = self.model.placed(images)
-        due = self._since + 1 >= self.every or not self._certificate.full
-        return self.predict_with(batch, self.model(batch) if due else None)
-
-    def predict_with(self, images: Any, before: Outputs | None) -> Prediction:
-        """The same, of a batch that the frozen model has answered already, or need not."""
-        return self.both(images, before)[1]
+        if self._turns.rests(len(batch)):
+            return replace(self.frozen.predict(batch), reason=RESTING)
+        due = self._turns.asks() or not self._certificate.full
+        _, answer = self.both(batch, self.model(batch) if due else None)
+        if answer.accepted:
+            self._turns.accepted()
+        elif self._turns.refused(len(batch), judged=answer.reason == "ratio"):
+            self._certificate.reset()  # what comes after a rest is another part of the stream
+        return answer
 
     def both(self, images: Any, before: Outputs | None) -> tuple[Tensor, Prediction]:
-        """The logits behind aligned layers, whatever the certificate says, and what it allows."""
+        """The logits behind aligned layers, whatever the certificate says, and what it allows.
+
+        `before` is the frozen model's answer, where it was asked. What the certificate holds
+        against the update may be old where it was not: so none is refused without it.
+        """
         after, logits = self._aligned(images)
-        self._since += 1
         certificate = self._certificate
         certificate.show_after(after.features, logits)
-        if before is not None:
-            self._compare(before)
-        ratio = certificate.ratio()
-        enough = certificate.samples >= self.min_samples
-        if enough and ratio <= self.tau:  # which NaN is not
-            return logits, Prediction(self._answer(after, logits), True, "accepted", ratio)
-        if before is None:
+        ratio = self._compared(before) if before is not None else certificate.ratio()
+        if before is None and not ratio <= self.tau:
             before = self.model(images)
-            self._compare(before)
-        kept = self.frozen.answer(before)
-        return logits, replace(kept, reason="ratio" if enough else "min_samples", ratio=ratio)
+            ratio = self._compared(before)
+        full = certificate.full
+        if math.isnan(ratio):
+            certificate.reset()  # or it would never be a number again
+        if not self.gated:
+            return logits, Prediction(self._answer(after, logits), ratio=ratio)
+        if full and ratio <= self.tau:
+            return logits, Prediction(self._answer(after, logits), True, "accepted", ratio)
+        assert before is not None
+        reason = "ratio" if full else "window"
+        return logits, replace(self.frozen.answer(before), reason=reason, ratio=ratio)
 
-    def _compare(self, before: Outputs) -> None:
+    def _compared(self, before: Outputs) -> float:
         self._certificate.show_before(before.features, self.frozen.logits(before))
-        self._since = 0
+        self._turns.compared()
+        return self._certificate.ratio()
 
     def _answer(self, after: Outputs, logits: Tensor) -> Tensor:
         if self.last == "head" or len(logits) == 1:
@@ -183,21 +203,29 @@ class LayerTransport(LayerTransportUngated):
         """No batch seen."""
         super().reset()
         self._certificate.reset()
-        self._since = 0
+        self._turns.reset()
 
     def retained(self) -> Retained:
         """Moments of the source, its classes and the target so far; no weights."""
-        sizes = dict(array_sizes(self._certificate.adapter.state))
-        classes = Retained(
-            statistics=sum(sizes[name] for name in ARRAYS), buffers=self._certificate.nbytes()
-        )
-        return super().retained() + classes  # sites once, be they the state's or measured
+        seen = Retained(buffers=self._certificate.nbytes())
+        return super().retained() + moments_of(self._certificate.adapter) + seen
 
 
-def layers_of(model: TorchModel, source: Source, name: str) -> dict[Site, ChannelMoments]:
-    """The source's moments at every site but BatchNorms': the state's, or measured on images."""
+def layers_of(
+    model: TorchModel, source: Source, name: str, full: bool = False
+) -> dict[Site, ChannelMoments] | None:
+    """The source's moments at every site but BatchNorms': the state's, or measured on images.
+
+    None where there are neither.
+    """
+    layers = None
     if source.state is not None and source.state.layers is not None:
-        return dict(source.state.layers)
-    if source.batches is not None:
-        return measured(model, (images for images, _ in source.labelled(name)))
-    return {}
+        layers = dict(source.state.layers)
+    elif source.batches is not None:
+        layers = measured(model, (images for images, _ in source.labelled(name)), full)
+    if full and all(found.covariance is None for found in (layers or {}).values()):
+        raise CasterError(
+            f"no full maps for {name}: fit with layers='full', and a network with sites of at most "
+            f"{MOST_CHANNELS} channels that are no BatchNorms"
+        )
+    return layers

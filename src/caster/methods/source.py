@@ -100,8 +100,9 @@ def adapter_of(model: FrozenModel, source: Source, name: str) -> Adapter:
 
 
 def moments_of(adapter: Adapter) -> Retained:
-    """What a method that works with a state retains."""
-    return Retained(statistics=sum(size for _, size in states.array_sizes(adapter.state)))
+    """What a method that works with a state's class moments retains: no layers."""
+    sizes = dict(states.array_sizes(adapter.state))
+    return Retained(statistics=sum(sizes[name] for name in states.ARRAYS))
 
 
 def columns_of(source: Source, name: str) -> Columns:

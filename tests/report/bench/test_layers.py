@@ -29,8 +29,9 @@ from tests.records.make import Maker, sha
 from tests.report.bench.conftest import Raw, raw_records
 from tests.report.bench.records import Consistent, sweep_of
 
-DEFAULTS = {"tau": 1.0, "min_samples": 32, "every": 1, "window": 128, "prior": 16.0}
-OPEN = '{method = "layer-transport", tau = 1e9, min_samples = 2}'
+DEFAULTS = {"tau": 1.0, "window": 32, "every": 32, "gated": True, "prior": 16.0}
+EACH = '{method = "layer-transport", every = 1}'
+OPEN = '{method = "layer-transport", gated = false, every = 1}'
 TEXT = f"""
 name = "layers"
 title = "Layers"
@@ -57,7 +58,7 @@ corruptions = ["clean", "fog", "snow"]
 severities = [5]
 batch_sizes = [8, 16]
 orders = ["shuffled", "by-class"]
-methods = ["frozen", "layer-transport", {OPEN}]
+methods = ["frozen", "layer-transport", {EACH}, {OPEN}]
 
 [[grid]]
 study = "layers"
@@ -65,7 +66,7 @@ corruptions = ["fog", "snow"]
 severities = [5]
 batch_sizes = [16]
 schedule = "continual"
-methods = ["layer-transport", {OPEN}]
+methods = ["layer-transport", {EACH}, {OPEN}]
 
 [[grid]]
 study = "layers"
@@ -91,7 +92,7 @@ class Layered(Consistent):
     def columns(self, spec: Spec) -> tuple[dict[str, Any], dict[str, Any]]:
         if not spec.method.startswith(LAYERS):
             return super().columns(spec)
-        chosen = {k: v for k, v in spec.settings if k not in ("tau", "min_samples")}
+        chosen = {k: v for k, v in spec.settings if k not in ("tau", "gated", "every")}
         update = replace(spec, method=LAYERS_ALWAYS, settings=tuple(sorted(chosen.items())))
         skill = self.skill(replace(update, settings=()))
         maker = Maker(self.sweep, n=self.n, classes=self.classes, accuracy=skill)
@@ -101,10 +102,13 @@ class Layered(Consistent):
         rng = np.random.default_rng(int(sha("ratios", update)[:12], 16))
         ratio = np.exp(rng.normal(1.5 * (0.6 - skill), 0.2, len(batches["size"])))
         own = self.settings(spec)
-        enough = np.cumsum(batches["size"]) >= own["min_samples"]
-        accepted = enough & (ratio <= own["tau"])
+        enough = np.cumsum(batches["size"]) >= own["window"]
+        accepted = enough & (ratio <= own["tau"]) | (not own["gated"])
+        if own["every"] > 1:  # goes by comparisons that are not in the record
+            accepted &= np.arange(len(accepted)) != len(accepted) - 1
+            ratio[-1] = np.nan
         kept = ~accepted[samples["batch"]]
-        reasons = np.where(accepted, "accepted", np.where(enough, "ratio", "min_samples"))
+        reasons = np.where(accepted, "accepted", np.where(enough, "ratio", "window"))
         samples["prediction"] = np.where(kept, samples["frozen"], samples["prediction"])
         batches |= {"ratio": ratio, "accepted": accepted, "reason": reasons.tolist()}
         return samples, batches
@@ -133,7 +137,8 @@ def streams(run) -> list[dict[str, Raw]]:
     return list(found.values())
 
 
-ASKED = "layer-transport (min_samples 2, tau 1000000000.0)"
+ASKED = "layer-transport (every 1, gated False)"
+COMPARED = "layer-transport (every 1)"
 
 
 def gated_by_hand(record: Raw, tau: float) -> float:
@@ -247,12 +252,14 @@ def test_the_certificate_against_the_gain_and_every_threshold(results, streams):
         assert at.kept == (pytest.approx(part / whole) if whole > 0 else None)
         enough = at.kept is None or at.kept >= 0.9
         assert at.good == (enough and min(gains) >= -0.01)
-    kept = [met[LAYERS].gain for met in streams if ASKED in met]
+    kept = [met[COMPARED].gain for met in streams if ASKED in met]
     assert rows[1.0].gain == pytest.approx(mean(kept))  # the recorded gated cells
 
 
 def test_other_settings_beside_the_registered(results, streams):
-    rows = {row.method: row for row in layers_ablation.measure(results)}
+    found = layers_ablation.measure(results)
+    rows = {row.method: row for row in found if row.method != COMPARED}
+    assert sum(row.accuracy.cells for row in found if row.method == COMPARED) == 26
     pairs = {
         "layer-transport (window 64)": LAYERS,
         "layer-transport (every 4)": LAYERS,
@@ -273,12 +280,11 @@ def altered(run, folder: Path, change) -> tuple[Any, Path, Spec]:
     sweep, out = run
     copy = Path(shutil.copytree(out, folder / "run"))
     maker = Layered(sweep)
-    beside = {s.stream for s in sweep.cells if s.given.get("tau") == 1e9}
+    beside = {s.stream for s in sweep.cells if "gated" in s.given}
     spec = next(
         s
         for s in sweep.cells
-        if s.method == LAYERS
-        and not s.settings
+        if s.label == COMPARED
         and s.stream in beside
         and 0 < maker.columns(s)[1]["accepted"].sum() < len(maker.columns(s)[1]["size"])
     )
@@ -313,22 +319,21 @@ def test_a_gate_that_does_not_follow_from_its_update_is_a_problem(run, tmp_path,
 
 
 def test_a_gate_is_held_against_its_own_update_alone(results):
-    beside = opened(results.scores.values())
+    scores = results.scores
+    beside = opened(scores.values())
     assert len(beside) == 26
-    assert {spec.settings for spec in beside} == {()}
+    assert {spec.label for spec in beside} == {COMPARED}
     for spec, score in beside.items():
         assert score.spec.stream == spec.stream
         assert np.isinf(score.batches.opens[np.cumsum(score.batches.size) < 32]).all()
     some = next(iter(beside))
-    other = replace(results.scores[some], settings=DEFAULTS | {"every": 4})
-    assert opened([*results.scores.values(), other])[some].spec == beside[some].spec
-    opens = [s for s in results.scores.values() if s.tau >= 1e6]
-    seldom = replace(results.scores[some], settings=DEFAULTS | {"every": 4})
-    assert opened([*opens, seldom]) == {}
-    wider = replace(results.scores[some], settings=DEFAULTS | {"window": 64})
-    assert opened([*opens, wider]) == {}
-    late = [replace(s, settings=s.settings | {"min_samples": 64}) for s in opens]
-    assert opened([*late, results.scores[some]]) == {}
+    opens = [s for s in scores.values() if s.spec.label == ASKED]
+    assert opened([*opens, scores[some]])[some].spec == beside[some].spec
+    for other in ({"every": 4}, {"window": 64}, {"prior": 0.0}):
+        changed = replace(scores[some], settings=scores[some].settings | other)
+        assert opened([*opens, changed]) == {}
+    plain = [s for s in scores.values() if s.spec.method == LAYERS and not s.spec.settings]
+    assert opened([*opens, *plain]) == {}  # which compare few batches, and are held to nothing
 
 
 def test_the_report_has_it_all(results, tmp_path):
@@ -359,4 +364,4 @@ def test_a_sweep_with_a_part_has_that_part(tmp_path, kept):
     names = [] if section is None else [table.name for table in section.tables]
     accuracy, streams = ["layers-accuracy", "layers-lead"], ["layers-streams", "layers-kept"]
     gate = ["layers-certificate", "layers-certificate-streams", "layers-thresholds"]
-    assert names == {0: [*accuracy, *streams], 1: [*streams, *gate], 3: []}[kept]
+    assert names == {0: [*accuracy, *streams], 1: [*streams, *gate, "layers-ablation"], 3: []}[kept]

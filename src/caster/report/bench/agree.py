@@ -8,12 +8,11 @@ from dataclasses import replace
 import numpy as np
 
 from caster.report.bench.checks.problem import Problem
-from caster.report.bench.score import ALWAYS, GATED, LAYERS, Score, opens_with
+from caster.report.bench.score import ALWAYS, GATED, LAYERS, Score
 from caster.sweeps.spec import Spec, frozen_value
 
 KIND = "a gated cell is not what its gate makes of the update"
-NEVER = 1e6  # a threshold of layer transport from here on refuses nothing
-_GATE = ("tau", "min_samples")  # settings of layer transport that the update does not depend on
+_GATE = ("tau", "gated")  # settings of layer transport that ratio and update do not depend on
 
 
 def transport_of(spec: Spec) -> Spec:
@@ -24,24 +23,24 @@ def transport_of(spec: Spec) -> Spec:
 
 def is_open(score: Score) -> bool:
     """Whether a cell of layer transport takes every update, and tells what any gate would see."""
-    return score.spec.method == LAYERS and score.tau >= NEVER
+    return score.spec.method == LAYERS and not score.settings["gated"]
 
 
 def opened(scores: Iterable[Score]) -> dict[Spec, Score]:
-    """For every gated cell of layer transport the open one beside it, as its gate would see it.
+    """For gated cells of layer transport the open one beside each, as its gate would see it.
 
     The ratio of a batch does not depend on what became of those before it if every batch is
-    compared with the frozen model, and then the gate follows from the open cell exactly.
+    compared with the frozen model, and then the gate follows from the open cell exactly. Cells
+    that compare some only are left out.
     """
     held = [score for score in scores if score.spec.method == LAYERS and not score.spec.alone]
     found = {_update(score): score for score in held if is_open(score)}
     return {
-        gated.spec: _as_seen(beside, gated.settings["min_samples"])
+        gated.spec: as_seen(beside)
         for gated in held
         if not is_open(gated)
         and gated.settings["every"] == 1
         and (beside := found.get(_update(gated))) is not None
-        and beside.settings["min_samples"] <= gated.settings["min_samples"]
     }
 
 
@@ -51,9 +50,9 @@ def _update(score: Score) -> tuple[Spec, object]:
     return score.spec.stream, frozen_value(settings)
 
 
-def _as_seen(score: Score, min_samples: int) -> Score:
-    opens = opens_with(min_samples, score.batches.size, score.batches.ratio)
-    return replace(score, batches=replace(score.batches, ratio=opens, opens=opens))
+def as_seen(score: Score) -> Score:
+    """An open cell with the ratios that a gate would go by: infinite until its window is full."""
+    return replace(score, batches=replace(score.batches, ratio=score.batches.opens))
 
 
 def disagreements(scores: Mapping[Spec, Score]) -> list[Problem]:

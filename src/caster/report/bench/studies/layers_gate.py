@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from caster.report.bench.agree import opened
+from caster.report.bench.agree import as_seen, is_open
 from caster.report.bench.results import Results
 from caster.report.bench.score import LAYERS, Score
 from caster.report.bench.studies.certificate import Certificate, of_cells
 from caster.report.bench.studies.layers_streams import (
     ALL,
+    gated_pairs,
     ground_of,
     is_shuffled,
     is_spare,
@@ -53,17 +54,16 @@ class Gating:
 
 
 def measure(results: Results) -> Gating | None:
-    """None where no stream met the registered gate and an open one beside it."""
-    scores = {score.spec: score for score in results.of("layers")}
-    asked = {
-        spec: beside
-        for spec, beside in opened(scores.values()).items()
-        if not spec.settings and not is_spare(spec)
-    }
-    if not asked:
+    """None where no stream met the registered method and an open gate beside it."""
+    pairs = [
+        (always, gated)
+        for spec, (always, gated) in gated_pairs(results).items()
+        if is_open(always) and not is_spare(spec)
+    ]
+    if not pairs:
         return None
-    tau = scores[next(iter(asked))].tau  # of all: verified records have one choice of settings
-    held = list(asked.values())
+    tau = pairs[0][1].tau  # of all: verified records have one choice of settings
+    held = [as_seen(always) for always, _ in pairs]
     grounds = defaultdict(list)
     for score in held:
         grounds[ground_of(results, score.spec)].append(score)

@@ -82,8 +82,8 @@ def measure(results: Results) -> OnStreams | None:
 def gated_pairs(results: Results) -> dict[Spec, Pair]:
     """Layer transport as it is registered, beside the same update always taken.
 
-    That is the cell whose threshold refuses nothing where there is one, which has the ratios
-    too, and else the ungated method.
+    That is the cell without a gate where there is one, which has the ratios too, and else the
+    ungated method.
     """
     held = [score for score in results.of("layers") if not score.spec.alone]
     plain = {(s.spec.method, s.spec.stream): s for s in held if not s.spec.settings}
@@ -98,7 +98,7 @@ def gated_pairs(results: Results) -> dict[Spec, Pair]:
 
 def _only_gated(score: Score) -> bool:
     """Whether nothing but its gate is set."""
-    return {name for name, _ in score.spec.settings} <= {"tau", "min_samples"}
+    return {name for name, _ in score.spec.settings} <= {"gated", "every"}
 
 
 def kind_of(spec: Spec) -> str:
