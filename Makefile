@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 FREEZE := freeze --exclude-editable --exclude pip --exclude setuptools
 
-.PHONY: demo test bench picture lock clean
+.PHONY: demo test bench picture reproduction lock clean
 
 demo: .venv/base  ## run the demo and write caster-demo.html
 	$(BIN)/caster demo
@@ -19,6 +19,9 @@ test: .venv/dev  ## lint, types, layers, all tests
 bench: .venv/dev  ## speed and memory, as ratios against peers in the same run
 	$(BIN)/python benchmarks/fit.py
 	$(BIN)/python benchmarks/adapt.py
+
+reproduction: .venv/dev  ## write REPRODUCTION.md and docs/reproduction anew, from the packed records
+	$(BIN)/caster bench claims experiments/claims.toml
 
 picture: .venv/dev  ## redraw docs/demo.png, the README's picture, and docs/corruptions.png
 	$(BIN)/python docs/make_picture.py

@@ -13,7 +13,8 @@ from caster.cli.app import app
 from caster.core import certificate, discriminant, gate, moments, proposal, subspace, transport
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = ("README.md", "CONTRIBUTING.md", "REPRODUCTION.md")
+DOCUMENTS = [*(ROOT / page for page in PAGES), *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def test_the_readme_example_runs(tmp_path, monkeypatch):

@@ -21,6 +21,7 @@ from caster.bench.executors import DIED
 from caster.bench.executors.local import Local
 from caster.bench.place import Place
 from caster.bench.plan import groups_of, make_plan
+from caster.bench.record import ticks
 from caster.bench.run import run
 from caster.bench.train import checkpoint
 from caster.cli.app import app
@@ -29,6 +30,7 @@ from caster.records import REFUSED, cells_of, content, read, scan
 from caster.report.bench.verify import verify
 from tests.bench.inline import SMALL, run_inline, sweep_of
 from tests.bench.miniature import ENVIRONMENT, command
+from tests.records.make import of_format
 
 
 def contents(out):
@@ -58,6 +60,39 @@ def test_the_cells_of_a_study_alone(tmp_path, checkpoints, small):
         run_inline(sweep, tmp_path / "out", checkpoints, only="corruptions")
     summary, executor = run_inline(sweep, tmp_path / "out", checkpoints, only="cost")
     assert (summary.cells, executor.performed) == (0, [])
+
+
+ABSENT = """
+[backbones.absent]
+family = "layer"
+checkpoint = "checkpoints/absent.safetensors"
+"""
+
+
+def test_the_cells_of_some_backbones_alone(tmp_path, checkpoints, small):
+    """Of the others nothing is looked for, and nothing is recorded: their day may come."""
+    sweep, out = sweep_of(tmp_path, SMALL + ABSENT), tmp_path / "out"
+    with pytest.raises(CasterError, match="no backbone of small called 'resnet50'"):
+        run_inline(sweep, out, checkpoints, backbones=["resnet50"])
+    summary, executor = run_inline(sweep, out, checkpoints, backbones=["resnet"])
+    assert (summary.cells, summary.refused, summary.refusals) == (6, 0, {})
+    assert {task.specs[0].backbone for task in executor.performed} == {"resnet"}
+    assert contents(out) == contents(small[1])
+    again, executor = run_inline(sweep, out, checkpoints, backbones=["resnet"])
+    assert (again.already, executor.performed) == (0, [])
+    both, _ = run_inline(sweep, out, checkpoints, backbones=["absent", "resnet"])
+    assert (both.cells, both.refused, both.already) == (6, 6, 6)
+
+
+def test_a_plan_of_some_backbones(tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL + ABSENT)
+    words = ["bench", "plan", str(path), "--out", str(tmp_path / "out"), "--backbone", "absent"]
+    told = CliRunner().invoke(app, words)
+    assert told.exit_code == 0, told.output
+    assert "6 cells: 0 done, 0 refused, 6 missing in 2 streams" in told.output
+    assert "to be admitted first: absent on digits" in told.output
+    assert "12 cells" in CliRunner().invoke(app, [*words, "--backbone", "resnet"]).output
 
 
 def test_a_cell_that_fails_stops_no_other(tmp_path, checkpoints, small):
@@ -94,6 +129,41 @@ def test_refusals_are_recorded_and_taken_back(tmp_path, checkpoints, small):
     assert (summary.cells, summary.refused, summary.foreign) == (6, 0, 0)
     assert verify(admitted, out, root) == []
     assert contents(out) == contents(small[1])
+
+
+def npz_sweep(folder):
+    """The small sweep on pictures of a file, which may be copied."""
+    for split in ("train", "test"):
+        pictures = open_data(f"digits:{split}")
+        images = np.stack([pictures.read(i) for i in range(len(pictures))])
+        np.savez(folder / f"{split}.npz", images=images, labels=pictures.labels)
+    text = SMALL.replace("digits:train", str(folder / "train.npz"))
+    return sweep_of(folder, text.replace("digits:test", str(folder / "test.npz")))
+
+
+def test_an_admission_is_brought_from_another_machine(tmp_path, checkpoints):
+    """With other times of files it holds, as it is; with other pictures it does not."""
+    sweep = npz_sweep(tmp_path)
+    here, there = tmp_path / "here", tmp_path / "there"
+    run_inline(sweep, here, checkpoints)
+    shutil.copytree(here / "sources", there / "sources")
+    names = [path.name for path in (there / "sources").iterdir()]
+    state = next(there / "sources" / name for name in names if name.endswith(".caster"))
+    before = state.stat().st_mtime_ns
+    for split in ("train", "test"):
+        os.utime(tmp_path / f"{split}.npz")
+    run_inline(sweep, there, checkpoints)
+    assert state.stat().st_mtime_ns == before  # not fitted anew
+    assert contents(there) == contents(here)
+    assert verify(sweep, there, checkpoints) == []
+    with np.load(tmp_path / "train.npz") as held:
+        images, labels = held["images"].copy(), held["labels"]
+    images[:, 0, 0] = 255 - images[:, 0, 0]
+    np.savez(tmp_path / "train.npz", images=images, labels=labels)
+    run_inline(sweep, there, checkpoints)
+    assert state.stat().st_mtime_ns != before
+    assert not contents(there).keys() - contents(here).keys()
+    assert contents(there) != contents(here)
 
 
 def test_a_pinned_digest_and_architecture_are_insisted_on(tmp_path, checkpoints):
@@ -165,6 +235,35 @@ def test_a_damaged_record_is_made_again(tmp_path, checkpoints, small, file, dama
     summary, _ = run_inline(sweep, out, checkpoints)
     assert (summary.already, summary.cells, summary.failures) == (5, 6, [])
     assert contents(out) == contents(before)
+
+
+@pytest.mark.parametrize("which", ["cells/*/cell.json", "sources/*.json"])
+def test_records_of_another_format_stop_a_run_and_are_not_touched(
+    tmp_path, checkpoints, small, which
+):
+    sweep, before, _ = small
+    out = tmp_path / "out"
+    shutil.copytree(before, out)
+    for path in out.glob(which):
+        of_format(path, 1)
+    held = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    said = r"json: .*caster.* wrote it, in format 1, and this caster reads format 2"
+    with pytest.raises(CasterError, match=said):
+        make_plan(sweep, Place.of(sweep, out, checkpoints))
+    with pytest.raises(CasterError, match=said):
+        run_inline(sweep, out, checkpoints)
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == held
+    kinds = {problem.kind for problem in verify(sweep, out, checkpoints)}
+    assert "changed or damaged" not in kinds
+
+
+def test_times_are_kept_to_about_a_microsecond(small):
+    _, out, _ = small
+    seconds = np.concatenate([read(folder).batches.seconds for folder in scan(out).cells])
+    assert (seconds > 0).all()
+    np.testing.assert_array_equal(seconds * 2**20, np.round(seconds * 2**20))
+    exact = np.array([0.0123456789, 1e-6, 7.0])
+    np.testing.assert_allclose(ticks(exact), exact, atol=2**-21, rtol=0)
 
 
 def test_damage_that_only_verify_finds_stops_nothing(tmp_path, checkpoints, small):

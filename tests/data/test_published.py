@@ -26,7 +26,7 @@ def test_every_set_of_the_issue_is_there():
     assert set(known()) == {
         *("cifar10", "cifar100", "cifar10-c", "cifar100-c", "tiny-imagenet", "tiny-imagenet-c"),
         *("imagenet", "imagenet-c", "imagenet-v2", "imagenet-r", "imagenet-a", "imagenet-sketch"),
-        *("pets", "dtd", "flowers102", "food101", "pacs", "office-home"),
+        *("pets", "dtd", "flowers102", "food101", "fashion-mnist", "pacs", "office-home"),
     }
 
 
@@ -77,6 +77,7 @@ SIZES = {  # as the publishers count them: (pictures of each split, classes)
     "dtd": ({f"{x}{i}": 1_880 for x in ("train", "val", "test") for i in range(1, 11)}, 47),
     "flowers102": ({"train": 1_020, "val": 1_020, "test": 6_149}, 102),
     "food101": ({"train": 75_750, "test": 25_250}, 101),
+    "fashion-mnist": ({"train": 60_000, "test": 10_000}, 10),
     "pacs": ({"art_painting": 2_048, "cartoon": 2_344, "photo": 1_670, "sketch": 3_929}, 7),
     "office-home": ({"art": 2_427, "clipart": 4_365, "product": 4_439, "real-world": 4_357}, 65),
 }

@@ -310,6 +310,8 @@ def published(name: str):
         ("dtd:test1", 1_880, 47),
         ("flowers102:val", 1_020, 102),
         ("food101:test", 25_250, 101),
+        ("fashion-mnist:train", 60_000, 10),
+        ("fashion-mnist:test", 10_000, 10),
     ],
 )
 def test_published(name, size, classes):

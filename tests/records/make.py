@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -19,6 +20,7 @@ from caster.records import (
     Cell,
     as_batches,
     as_samples,
+    canonical,
     cells_of,
     sources_of,
     write,
@@ -213,3 +215,12 @@ def stream_of(spec: Spec, n: int, classes: int) -> Stream:
         **dict(spec.order_settings),
     )
     return make_stream(np.arange(n) % classes, settings)
+
+
+def of_format(path: Path, number: int, **changes) -> None:
+    """A description as another version would have sealed it."""
+    plain = json.loads(path.read_text()) | {"format": number} | changes
+    del plain["sha256"]
+    lines = {name: canonical({name: value})[1:-1] for name, value in sorted(plain.items())}
+    seal = hashlib.sha256(f"{{{','.join(lines.values())}}}".encode()).hexdigest()
+    path.write_text("{\n" + ",\n".join([*lines.values(), f'"sha256":"{seal}"']) + "\n}\n")

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from caster.errors import CasterError
 from caster.records import (
     DONE,
+    FormatError,
     as_batches,
     as_samples,
     canonical,
@@ -37,7 +38,7 @@ from caster.records import (
 from caster.records.digest import sealed
 from caster.records.reader import is_whole
 from caster.records.schema import Batches, Samples
-from tests.records.make import Maker
+from tests.records.make import Maker, of_format
 from tests.records.sweeps import sweep_of
 
 
@@ -350,3 +351,34 @@ def test_a_quick_look_tells_a_record_that_was_cut_short(tmp_path):
         assert not is_whole(folder)
         path.write_bytes(before)
     assert is_whole(folder)
+
+
+def test_a_seal_is_that_of_the_text(folder):
+    """Taken here by hand: of all fields but itself, as one line."""
+    path = folder / "cell.json"
+    before = path.read_bytes()
+    of_format(path, 2)
+    assert path.read_bytes() == before
+    nested = before.replace(b',"n":', b',\n"n":', 1)
+    assert nested != before
+    for changed in (nested, before.replace(b"\n", b"\n ", 1), before + b"\n", before[:-1]):
+        path.write_bytes(changed)
+        with pytest.raises(CasterError, match="changed after it was written"):
+            read_cell(folder)
+    path.write_bytes(before)
+    of_format(path, 2, memory={"peak": 1.5})
+    assert read_cell(folder).memory == {"peak": 1.5}
+    path.write_bytes(path.read_bytes().replace(b'"peak":1.5', b'"peak":NaN'))
+    with pytest.raises(CasterError, match="not what caster writes there"):
+        read_cell(folder)
+
+
+def test_records_of_another_format_are_no_damage(folder):
+    of_format(folder / "cell.json", 1, software={"caster": "0.0.9"})
+    said = "caster 0.0.9 wrote it, in format 1, and this caster reads format 2"
+    for attempt in (read, read_cell, is_whole):
+        with pytest.raises(FormatError, match=said):
+            attempt(folder)
+    of_format(folder / "cell.json", 3, something="new")
+    with pytest.raises(FormatError, match="format 3"):
+        is_whole(folder)

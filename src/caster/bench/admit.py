@@ -18,6 +18,7 @@ from caster.errors import CasterError
 from caster.files import file_digest
 from caster.frozen.preprocessing import Preprocessing
 from caster.frozen.protocol import FrozenModel
+from caster.records.digest import FormatError
 from caster.records.reader import read_admission
 from caster.records.schema import Admission
 from caster.records.writer import write_admission
@@ -38,6 +39,8 @@ def admission_of(
     try:
         found = read_admission(path)
         now = seen(place, backbone, data, traits)
+    except FormatError:  # to admit it again would delete what another version made
+        raise
     except CasterError:  # damaged, or its data are gone: to admit it again tells which
         return None
     return found if found.constants == place.constants and found.seen == now else None
@@ -65,16 +68,42 @@ def admit(place: Place, backbone: str, data: str) -> tuple[Admission, float, flo
         seen=noted,
     )
     place.sources.mkdir(parents=True, exist_ok=True)
-    state_path = place.source(backbone, data, ".caster")
-    state_path.unlink(missing_ok=True)  # of an admission that no longer holds
-    made, passes = blank, 0.0
-    if blank.reason is None:
-        try:
-            made, passes = _fitted(place, blank, held)
-        except Refused as error:
-            made = replace(blank, reason=str(error))
+    made, passes = _brought(place, blank, held), 0.0
+    if made is None:
+        made = blank
+        place.source(backbone, data, ".caster").unlink(missing_ok=True)  # it no longer holds
+        if blank.reason is None:
+            try:
+                made, passes = _fitted(place, blank, held)
+            except Refused as error:
+                made = replace(blank, reason=str(error))
     write_admission(place.out, made)
     return made, passes, perf_counter() - began
+
+
+def _brought(place: Place, blank: Admission, data: Data) -> Admission | None:
+    """The admission that lies there, if only the times of its data's files are others.
+
+    It came from another machine with its fitted state, to be gone on with. Pictures and labels must
+    be the same, which takes reading them; the model is not asked again.
+    """
+    path = place.source(blank.backbone, blank.data, ".json")
+    try:
+        found = read_admission(path)
+        state = states.load(place.source(blank.backbone, blank.data, ".caster"))
+    except CasterError:  # not there, or damaged
+        return None
+    now = {**blank.seen, "files": found.seen.get("files")}
+    if not found.admitted or found.constants != blank.constants or found.seen != now:
+        return None
+    assert found.preprocessing is not None  # it was admitted
+    fit = Preprocessing(**found.preprocessing)
+    source = keep(place, data.source, data.source_limit, fit, shuffle=True)
+    target = keep(place, data.target, data.target_limit, fit, shuffle=False)
+    same = [(found.source or {}).get("sha256"), (found.target or {}).get("sha256")]
+    if [source.sha256, target.sha256] != same or moments_digest(state) != found.moments:
+        return None
+    return replace(found, seen=blank.seen)
 
 
 def seen(place: Place, backbone: str, data: str, traits: dict[str, str]) -> dict[str, Any]:

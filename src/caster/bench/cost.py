@@ -12,14 +12,15 @@ from caster.bench.plan import Plan
 from caster.bench.settings import entry_of
 from caster.errors import CasterError
 from caster.methods import Entry
-from caster.records.reader import Record, cells_of, read
+from caster.records.places import cells_of
+from caster.records.reader import Record, read
 from caster.sweeps import Spec
 
 LOOKED_AT = 2  # records of a method on a backbone that are read for its rate
 RATE = {"cpu": 1e-3, "cuda": 5e-5}  # guess: seconds an image of a frozen pass, a small network
 PASSES = {  # frozen passes that a method takes, about
     **{"sar": 6.0, "cotta": 40.0, "foa": 30.0},
-    **{"layer-transport": 2.3, "layer-transport-ungated": 1.3},
+    **{"layer-transport": 1.4, "layer-transport-ungated": 1.3},
 }
 
 

@@ -12,9 +12,11 @@ from caster.bench.place import Place
 from caster.bench.settings import check_settings
 from caster.errors import CasterError
 from caster.records.digest import key_of
-from caster.records.reader import cells_of, is_whole, read_cell, scan
+from caster.records.places import cells_of, scan
+from caster.records.reader import is_whole, read_cell
 from caster.records.schema import REFUSED, Admission
 from caster.sweeps import STUDIES, Spec, Sweep
+from caster.sweeps.names import known as checked
 
 Pair = tuple[str, str]  # backbone and data
 Group = tuple[Spec, ...]
@@ -22,7 +24,7 @@ Group = tuple[Spec, ...]
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The cells of a sweep, or of one of its studies, beside the records there are."""
+    """The cells of a sweep, or of some of them, beside the records there are."""
 
     place: Place
     wanted: list[Spec]
@@ -61,14 +63,13 @@ class Plan:
 def make_plan(
     sweep: Sweep,
     place: Place,
-    only: str | None = None,
+    only: str | None = None,  # a study
     known: Mapping[Pair, Admission | None] | None = None,  # admissions that were looked at before
+    backbones: Sequence[str] = (),  # none means all
 ) -> Plan:
     """Compare a sweep with the folder of its run; nothing is run or written."""
-    if only is not None and only not in STUDIES:
-        raise CasterError(f"there is no study {only!r}: say one of {', '.join(STUDIES)}")
     check_settings(sweep.cells)
-    wanted = list(sweep.cells) if only is None else sweep.of(only)
+    wanted = chosen(sweep, only, backbones)
     pairs = dict.fromkeys((spec.backbone, spec.data) for spec in sweep.cells)
     traits: dict[str, str] = {}
     before = known or {}
@@ -86,6 +87,16 @@ def make_plan(
     decided = all(admission is not None for admission in admissions.values())
     foreign = frozenset(found.keys() - ours) if decided else frozenset()
     return Plan(place, wanted, admissions, keys, there, frozenset(ours - there), foreign)
+
+
+def chosen(sweep: Sweep, only: str | None, backbones: Sequence[str]) -> list[Spec]:
+    """The cells of one study, or of all, and of these backbones, or of all."""
+    if only is not None and only not in STUDIES:
+        raise CasterError(f"there is no study {only!r}: say one of {', '.join(STUDIES)}")
+    for name in backbones:
+        checked(name, sweep.backbones, f"backbone of {sweep.name} called")
+    cells = list(sweep.cells) if only is None else sweep.of(only)
+    return [spec for spec in cells if not backbones or spec.backbone in backbones]
 
 
 def take_back(plan: Plan) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 from time import perf_counter
 
 from caster.bench.cell import Done
@@ -15,7 +16,7 @@ from caster.bench.plan import Group, Pair, Plan, groups_of, make_plan, take_back
 from caster.bench.shelf import Shelf
 from caster.bench.summary import Standing, Summary, conclude
 from caster.jobs.lock import locked
-from caster.records.reader import cells_of
+from caster.records.places import cells_of
 from caster.records.writer import remove_leftovers
 from caster.sweeps import Spec, Sweep
 
@@ -30,21 +31,23 @@ def run(
     place: Place,
     start: Callable[[], Executor],
     watch: Watch,
-    only: str | None = None,
+    only: str | None = None,  # a study
+    backbones: Sequence[str] = (),  # none means all
 ) -> Summary:
     """Run what is missing of a sweep; cells that fail are in the summary, and have no record."""
+    look = partial(make_plan, sweep, place, only, backbones=backbones)
     place.out.mkdir(parents=True, exist_ok=True)
     refusal = f"another run writes to {place.out}: wait for it, or give another --out"
     with locked(place.out / "run.lock", refusal):
         remove_leftovers(place.out)
-        plan = make_plan(sweep, place, only)
+        plan = look()
         if not plan.missing:
             return conclude(plan, Summary())
         try:
             with closing(start()) as executor:
-                return _Run(sweep, plan, executor, watch).all(only)
+                return _Run(look, plan, executor, watch).all()
         except KeyboardInterrupt:
-            done = len(plan.wanted) - len(make_plan(sweep, place, only).missing)
+            done = len(plan.wanted) - len(look().missing)
             raise KeyboardInterrupt(
                 f"{done} of {len(plan.wanted)} cells are kept; run it again to go on"
             ) from None
@@ -53,17 +56,19 @@ def run(
 class _Run:
     """A plan and an executor, and what has been done between them."""
 
-    def __init__(self, sweep: Sweep, plan: Plan, executor: Executor, watch: Watch) -> None:
-        self.sweep, self.plan, self.executor, self.watch = sweep, plan, executor, watch
+    def __init__(
+        self, look: Callable[..., Plan], plan: Plan, executor: Executor, watch: Watch
+    ) -> None:
+        self.look, self.plan, self.executor, self.watch = look, plan, executor, watch
         self.summary = Summary(already=len(plan.wanted) - len(plan.missing))
         self.summary.workers = executor.workers
         self.began = perf_counter()
         self.running: list[Task] = []
 
-    def all(self, only: str | None) -> Summary:
+    def all(self) -> Summary:
         """Admissions, then cells side by side, then those that are timed, one by one."""
         self._admit()
-        self.plan = make_plan(self.sweep, self.plan.place, only, self.plan.admissions)
+        self.plan = self.look(known=self.plan.admissions)
         self.summary.foreign = take_back(self.plan)
         self.costs = Costs(self.plan)
         decided = [spec for spec in self.plan.missing if spec in self.plan.keys]
@@ -75,8 +80,7 @@ class _Run:
         self._work(deque(group for group in groups if not group[0].alone), self.executor.workers)
         self._work(deque(group for group in groups if group[0].alone), 1)
         self.summary.seconds = perf_counter() - self.began
-        plan = make_plan(self.sweep, self.plan.place, only, self.plan.admissions)
-        return conclude(plan, self.summary)
+        return conclude(self.look(known=self.plan.admissions), self.summary)
 
     def _admit(self) -> None:
         """Decide on every backbone that nobody has looked at."""

@@ -74,13 +74,15 @@ app.add_typer(_sets, name="data")
 
 
 _bench = typer.Typer(
-    help="Sweeps of the benchmark: planned, run, verified, reported.", no_args_is_help=True
+    help="Sweeps of the benchmark: planned, run, verified, reported, packed.", no_args_is_help=True
 )
 for _name, _command in (
     ("plan", bench.plan),
     ("run", bench.run),
     ("verify", bench_report.verify),
     ("report", bench_report.report),
+    ("pack", bench_report.pack),
+    ("claims", bench_report.claims),
     ("train", bench_train.train),
 ):
     _bench.command(_name)(_ending_well(_command))

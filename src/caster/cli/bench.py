@@ -27,6 +27,15 @@ if TYPE_CHECKING:
 WIDE = 180  # characters, enough for every row
 
 Only = Annotated[str | None, typer.Option(metavar="STUDY", help="The cells of one study only.")]
+Backbones = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--backbone",
+        metavar="NAME",
+        help="The cells of this backbone only, as the sweep names it; give it several times for "
+        "several. Nothing is looked for or refused of the others.",
+    ),
+]
 Device = Annotated[
     str | None, typer.Option(help="cpu, cuda, or cuda:1. [default: every GPU there is, or the CPU]")
 ]
@@ -45,6 +54,7 @@ def plan(
     root: Root = None,
     data_root: DataRoot = None,
     only: Only = None,
+    backbone: Backbones = None,
     cells: Annotated[bool, typer.Option("--cells", help="List every cell.")] = False,
 ) -> None:
     """List the cells of a sweep: which have a record, and what the others are expected to cost.
@@ -54,9 +64,10 @@ def plan(
     """
     from caster.bench.cost import Costs
     from caster.bench.plan import groups_of, make_plan
+    from caster.data.sets.layout import some
 
     known, place = _opened(sweep, out, root, data_root)
-    made = make_plan(known, place, only)
+    made = make_plan(known, place, only, backbones=backbone or ())
     costs = Costs(made)
     console = output if output.is_terminal else Console(width=WIDE)
     console.print((by_cell if cells else by_method)(made, costs.cell))
@@ -77,7 +88,7 @@ def plan(
     if made.damaged:
         say(f"damaged, to be run again: {', '.join(sorted(made.damaged))}")
     if made.unknown:
-        say(f"to be admitted first: {', '.join(' on '.join(pair) for pair in made.unknown)}")
+        say(f"to be admitted first: {some([' on '.join(pair) for pair in made.unknown])}")
 
 
 def run(
@@ -86,6 +97,7 @@ def run(
     root: Root = None,
     data_root: DataRoot = None,
     only: Only = None,
+    backbone: Backbones = None,
     workers: Annotated[
         int | None,
         typer.Option(min=1, help="Processes. [default: one a core; on GPUs, up to 6 each]"),
@@ -119,7 +131,7 @@ def run(
     known, place = _opened(sweep, out, root, data_root, at)
     start = _starting(place, device, workers, address, executor)
     with watching() as watch:
-        summary = run_sweep(known, place, start, watch, only)
+        summary = run_sweep(known, place, start, watch, only, backbone or ())
     _tell(summary, place)
     if summary.failures:
         raise typer.Exit(1)

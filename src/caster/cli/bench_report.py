@@ -1,4 +1,4 @@
-"""The commands `caster bench verify` and `caster bench report`."""
+"""The commands `caster bench verify`, `report`, `pack` and `claims`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from caster.cli.console import counted, errors, progress_bar, say
+from caster.cli.console import counted, errors, progress_bar, say, size
+from caster.errors import CasterError
 
 if TYPE_CHECKING:
+    from caster.records import Records
     from caster.report.bench.results import Results
+    from caster.report.bench.verify import Problem
     from caster.sweeps import Sweep
 
 SweepFile = Annotated[Path, typer.Argument(metavar="SWEEP", help="TOML file of the sweep.")]
@@ -22,9 +25,17 @@ Root = Annotated[
     Path | None,
     typer.Option(metavar="FOLDER", help="What checkpoints are relative to; the current folder."),
 ]
+PackFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--records", metavar="DIR", help="Packed records of `caster bench pack`, in place of a run."
+    ),
+]
 
 
-def verify(sweep: SweepFile, out: Runs = None, root: Root = None) -> None:
+def verify(
+    sweep: SweepFile, out: Runs = None, records: PackFolder = None, root: Root = None
+) -> None:
     """Whether the records of a sweep are whole, unchanged and consistent.
 
     Every metric is recomputed from samples and batches. What is missing or wrong is listed, and
@@ -33,7 +44,7 @@ def verify(sweep: SweepFile, out: Runs = None, root: Root = None) -> None:
     from caster.report.bench.verify import compared
     from caster.sweeps import read
 
-    results = _verified(read(sweep), out, root)
+    results = _verified(read(sweep), out, records, root)
     refused = f", {len(results.refused):,} of them refused" if results.refused else ""
     say(
         f"{counted(len(results.sweep.cells), 'cell')} verified{refused}, "
@@ -47,6 +58,7 @@ def report(
         Path, typer.Option("--output", "-o", metavar="DIR", help="Folder of the report.")
     ],
     out: Runs = None,
+    records: PackFolder = None,
     root: Root = None,
 ) -> None:
     """Tables, figures and a page of a sweep, from verified records alone.
@@ -61,7 +73,7 @@ def report(
     from caster.report.bench import write
 
     write.check_folder(folder)
-    results = _verified(read(sweep), out, root)
+    results = _verified(read(sweep), out, records, root)
     made = write.write(results, folder)
     for section in made:
         for sentence in section.found:
@@ -69,17 +81,96 @@ def report(
     say(f"Written: {folder / write.PAGE}, {folder / write.TEXT}, tables and figures beside them")
 
 
-def _verified(sweep: Sweep, out: Path | None, root: Path | None) -> Results:
+def pack(
+    sweep: SweepFile,
+    folder: Annotated[
+        Path, typer.Option("--output", "-o", metavar="DIR", help="Folder of the packed records.")
+    ],
+    out: Runs = None,
+    root: Root = None,
+) -> None:
+    """Pack the records of a run in few small files, for a repository.
+
+    Nothing of them is lost but the fitted states, whose digests they have. Cells that are packed
+    already stay as they are, so that runs of several days or machines can be added to one another.
+    Backbones that were refused give way to what a later run has of them. What is there must
+    verify, but for cells that are missing; otherwise nothing is written.
+    """
+    from caster.bench.pack import pack as pack_run
+    from caster.records import Pack
+    from caster.sweeps import read
+
+    known = read(sweep)
+    with progress_bar() as progress:
+        packed, problems = pack_run(
+            known, out or Path("runs") / known.name, Pack(folder), root, progress
+        )
+    if packed is None:
+        raise _listed(problems, folder)
+    left = f"; {packed.missing:,} of the sweep are missing" if packed.missing else ""
+    say(
+        f"{counted(packed.cells, 'cell')} in {folder}, {packed.new:,} of them new{left}. "
+        f"{counted(packed.files, 'file')}, {size(packed.size)}, the largest {size(packed.largest)}"
+    )
+
+
+def claims(
+    file: Annotated[Path, typer.Argument(metavar="CLAIMS", help="TOML file of the claims.")],
+    into: Annotated[
+        Path,
+        typer.Option("--output", "-o", metavar="DIR", help="Where document and reports go."),
+    ] = Path(),
+    root: Annotated[
+        Path,
+        typer.Option(metavar="FOLDER", help="What the paths in the file are relative to."),
+    ] = Path(),
+) -> None:
+    """A paper's claims beside what packed records say of them, in one document.
+
+    Rules and words are of the file, figures of verified records alone. Claims whose study is not
+    recorded in full are named as not run yet. With anything wrong in the records, that is listed
+    and nothing is written.
+    """
+    from caster.report import check_can_draw
+
+    check_can_draw()
+    from caster.report.bench.claims.evidence import gather
+    from caster.report.bench.claims.parse import read
+    from caster.report.bench.claims.write import write
+
+    held = read(file)
+    with progress_bar() as progress:
+        evidence, problems = gather(held, root, progress)
+    if problems:
+        raise _listed(problems, root / held.records)
+    for verdict, count in write(held, evidence, into).items():
+        say(f"{counted(count, 'claim')} {verdict}")
+    reports = f", and reports in {into / held.reports}" if (into / held.reports).exists() else ""
+    say(f"Written: {into / held.document}{reports}")
+
+
+def _verified(sweep: Sweep, out: Path | None, packed: Path | None, root: Path | None) -> Results:
     """The results of a run; what is wrong with its records ends the command."""
-    from caster.report.bench.checks.problem import lines
+    from caster.records import Pack
     from caster.report.bench.read import load
 
-    folder = out or Path("runs") / sweep.name
+    if out is not None and packed is not None:
+        raise CasterError("records are in a run or packed: give --out or --records, not both")
+    if packed is not None and not packed.is_dir():
+        raise CasterError(f"there is no folder {packed}")
+    where: Records = Pack(packed) if packed is not None else out or Path("runs") / sweep.name
     with progress_bar() as progress:
-        results, problems = load(sweep, folder, root, progress)
+        results, problems = load(sweep, where, root, progress)
     if results is None:
-        for line in lines(problems):
-            say(line, errors)
-        say(f"caster: {counted(len(problems), 'problem')} in the records of {folder}", errors)
-        raise typer.Exit(1)
+        raise _listed(problems, where)
     return results
+
+
+def _listed(problems: list[Problem], where: Records) -> typer.Exit:
+    """Print what is wrong with records; what ends the command."""
+    from caster.report.bench.checks.problem import lines
+
+    for line in lines(problems):
+        say(line, errors)
+    say(f"caster: {counted(len(problems), 'problem')} in the records of {where}", errors)
+    return typer.Exit(1)

@@ -182,16 +182,16 @@ def _from_toml(name: str, value: Any) -> Any:
 
 
 def _resized(picture: Picture, size: int | tuple[int, int], interpolation: str) -> Picture:
-    try:
-        from PIL import Image
-    except ModuleNotFoundError:
-        raise CasterError("resizing needs Pillow: pip install 'caster-tta[images]'") from None
     height, width = picture.shape[:2]
     if isinstance(size, int):  # the shorter side; the longer one truncates, as torchvision's does
         short = min(height, width)
         size = (int(size * height / short), int(size * width / short))
     if size == (height, width):
         return picture
+    try:
+        from PIL import Image
+    except ModuleNotFoundError:
+        raise CasterError("resizing needs Pillow: pip install 'caster-tta[images]'") from None
     how = Image.Resampling[interpolation.upper()]
     return np.asarray(Image.fromarray(picture).resize((size[1], size[0]), how))
 

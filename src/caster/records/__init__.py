@@ -1,16 +1,17 @@
 """Raw records of a run: what was predicted, batch by batch, and what made it."""
 
-from caster.records.digest import canonical, content, digest, key_of, same
-from caster.records.reader import (
+from caster.records.digest import FormatError, canonical, content, digest, key_of, same
+from caster.records.places import (
     Found,
-    Record,
+    Pack,
+    Records,
+    Where,
+    admission_path,
     cells_of,
-    read,
-    read_admission,
-    read_cell,
     scan,
     sources_of,
 )
+from caster.records.reader import Record, read, read_admission, read_cell
 from caster.records.schema import DONE, REFUSED, Admission, Batches, Cell, Samples
 from caster.records.tables import as_batches, as_samples
 from caster.records.writer import remove_leftovers, write, write_admission
@@ -21,9 +22,14 @@ __all__ = [
     "Admission",
     "Batches",
     "Cell",
+    "FormatError",
     "Found",
+    "Pack",
     "Record",
+    "Records",
     "Samples",
+    "Where",
+    "admission_path",
     "as_batches",
     "as_samples",
     "canonical",

@@ -10,24 +10,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from caster.errors import CasterError
-from caster.records.digest import KEY_LENGTH, key_of, unsealed
+from caster.records.digest import FormatError, key_of, of_table, unsealed
+from caster.records.places import STATE, Where
 from caster.records.schema import (
+    BATCHES,
     BATCHES_FILE,
     CELL_FILE,
     DONE,
     REFUSED,
+    SAMPLES,
     SAMPLES_FILE,
     Admission,
     Batches,
     Cell,
     Samples,
 )
-from caster.records.tables import read_table
+from caster.records.shard import SHARD, Row, open_shard, streams_path
+from caster.records.tables import Table, read_table
 from caster.sweeps.spec import Spec
 
-TEMPORARY = ".tmp"  # how the names of unfinished files and folders end
 PARQUET_END = b"PAR1"
-STATE = ".caster"  # how a fitted state beside its admission ends
+TABLE_FILES = (SAMPLES_FILE, BATCHES_FILE)
 
 
 @dataclass(frozen=True)
@@ -40,70 +43,69 @@ class Record:
     batches: Batches | None
 
 
-@dataclass(frozen=True)
-class Found:
-    """What lies in the folder of a run."""
-
-    cells: tuple[Path, ...]  # folders with the name of a key
-    admissions: tuple[Path, ...]
-    leftovers: tuple[Path, ...]  # of writers that were killed
-    foreign: tuple[Path, ...]  # what no caster puts there
-
-
-def cells_of(out: Path) -> Path:
-    """Where a run keeps its cells."""
-    return out / "cells"
-
-
-def sources_of(out: Path) -> Path:
-    """Where a run keeps its admissions and states."""
-    return out / "sources"
-
-
-def scan(out: Path) -> Found:
-    """What lies among the cells and sources of a run, by name only."""
-    cells, admissions, leftovers, foreign = [], [], [], []
-    for path in _inside(cells_of(out)):
-        if path.name.startswith(".") and path.name.endswith(TEMPORARY):
-            leftovers.append(path)
-        elif path.is_dir() and not path.is_symlink() and _is_key(path.name):
-            cells.append(path)
-        else:
-            foreign.append(path)
-    for path in _inside(sources_of(out)):
-        if path.name.startswith(".") and path.name.endswith(TEMPORARY):
-            leftovers.append(path)
-        elif path.suffix == ".json" and path.is_file():
-            admissions.append(path)
-        elif not (path.suffix == STATE and path.with_suffix(".json").is_file()):
-            foreign.append(path)
-    return Found(tuple(cells), tuple(admissions), tuple(leftovers), tuple(foreign))
-
-
-def read(folder: Path) -> Record:
+def read(where: Where) -> Record:
     """A record, every digest of it checked."""
-    cell, contents = _checked(folder)
-    with _about(folder / CELL_FILE):
+    if isinstance(where, Row):
+        cell, spec = _described_row(where)
+        if cell.status == REFUSED:
+            return Record(cell, spec, None, None)
+        with _about(where):
+            samples = _same(where.samples, cell, SAMPLES)
+            return Record(cell, spec, samples, _same(where.batches, cell, BATCHES))
+    cell, contents = _checked(where)
+    with _about(where / CELL_FILE):
         spec = Spec.of(cell.identity.get("spec", {}))
     if cell.status == REFUSED:
         return Record(cell, spec, None, None)
-    with _about(folder / SAMPLES_FILE):
-        samples = read_table(contents[SAMPLES_FILE], Samples)
-    with _about(folder / BATCHES_FILE):
-        batches = read_table(contents[BATCHES_FILE], Batches)
+    with _about(where / SAMPLES_FILE):
+        samples = _same(read_table(contents[SAMPLES_FILE], Samples), cell, SAMPLES)
+    with _about(where / BATCHES_FILE):
+        batches = _same(read_table(contents[BATCHES_FILE], Batches), cell, BATCHES)
     return Record(cell, spec, samples, batches)
 
 
-def read_cell(folder: Path) -> Cell:
-    """`cell.json` of a record, whose other files are there and have the digests it states."""
-    return _checked(folder)[0]
+def _same(table: Table, cell: Cell, name: str) -> Table:
+    """A table, if it is the one that the record was made with."""
+    if of_table(table) != cell.tables[name]:
+        raise CasterError(f"its {name} were changed after they were recorded")
+    return table
+
+
+def read_cell(where: Where) -> Cell:
+    """`cell.json` of a record; the files of a folder have the digests it states."""
+    return _described_row(where)[0] if isinstance(where, Row) else _checked(where)[0]
+
+
+def described(where: Where) -> tuple[Cell, Spec]:
+    """`cell.json` of a record and the cell that it is of, whatever its tables hold."""
+    if isinstance(where, Row):
+        return _described_row(where)
+    with _about(where / CELL_FILE):
+        cell = _described_folder(where)
+        return cell, Spec.of(cell.identity.get("spec", {}))
+
+
+def _described_row(row: Row) -> tuple[Cell, Spec]:
+    with _about(row):
+        cell = row.cell
+        _check_parts(cell)
+        spec = Spec.of(cell.identity.get("spec", {}))
+        if row.path.stem != f"{spec.backbone}--{spec.data}":
+            raise CasterError(f"it is of {spec.backbone} on {spec.data}")
+    return cell, spec
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether a record looks complete: a quick look, where `read_cell` reads every byte."""
+    """Whether a record looks complete: a quick look, where `read_cell` reads every byte.
+
+    One of another format is neither: that is an error.
+    """
     try:
-        cell = unsealed(_bytes(folder / CELL_FILE), Cell)
+        with _about(folder / CELL_FILE):
+            cell = unsealed(_bytes(folder / CELL_FILE), Cell)
         return all(_ends_well(folder / name) for name in cell.files)
+    except FormatError:
+        raise
     except (CasterError, OSError):
         return False
 
@@ -116,11 +118,14 @@ def _ends_well(path: Path) -> bool:
 
 
 def read_admission(path: Path) -> Admission:
-    """An admission, and the files beside it that it names, checked."""
+    """An admission, and the files beside it that it names, checked; a pack has none of those."""
+    packed = path.suffix == SHARD
     with _about(path):
-        admission = unsealed(_bytes(path), Admission)
+        admission = unsealed(open_shard(path).admission if packed else _bytes(path), Admission)
     if path.stem != admission.name:
         raise CasterError(f"{path} is of {admission.name}")
+    if packed:
+        return admission
     ours = {found.name for found in path.parent.glob(f"{admission.name}{STATE}")}
     if ours != admission.files.keys():
         raise CasterError(f"{path} names {_list(admission.files)}, and beside it is {_list(ours)}")
@@ -130,22 +135,33 @@ def read_admission(path: Path) -> Admission:
 
 
 def _checked(folder: Path) -> tuple[Cell, dict[str, bytes]]:
+    cell = _described_folder(folder)
+    extra = {found.name for found in folder.iterdir()} - cell.files.keys() - {CELL_FILE}
+    if extra:
+        raise CasterError(f"{folder} holds foreign files: {_list(extra)}")
+    return cell, {name: _check(folder / name, cell.files[name]) for name in sorted(cell.files)}
+
+
+def _described_folder(folder: Path) -> Cell:
     path = folder / CELL_FILE
     with _about(path):
         cell = unsealed(_bytes(path), Cell)
-    if cell.status not in (DONE, REFUSED):
-        raise CasterError(f"{path}: there is no status {cell.status!r}")
+        _check_parts(cell)
     if key_of(cell.identity) != folder.name:
         raise CasterError(
             f"{folder} holds the cell {key_of(cell.identity)}: it was moved or copied"
         )
-    wanted = {SAMPLES_FILE, BATCHES_FILE} if cell.status == DONE else set()
-    if set(cell.files) != wanted:
-        raise CasterError(f"{path} must name {_list(wanted)}, not {_list(cell.files)}")
-    extra = {found.name for found in folder.iterdir()} - wanted - {CELL_FILE}
-    if extra:
-        raise CasterError(f"{folder} holds foreign files: {_list(extra)}")
-    return cell, {name: _check(folder / name, cell.files[name]) for name in sorted(wanted)}
+    return cell
+
+
+def _check_parts(cell: Cell) -> None:
+    """A cell that is done has samples and batches, and a refused one neither."""
+    if cell.status not in (DONE, REFUSED):
+        raise CasterError(f"there is no status {cell.status!r}")
+    done = cell.status == DONE
+    for stated, names in ((cell.tables, (SAMPLES, BATCHES)), (cell.files, TABLE_FILES)):
+        if set(stated) != set(names if done else ()):
+            raise CasterError(f"it must name {_list(names if done else ())}, not {_list(stated)}")
 
 
 def _check(path: Path, sha256: str) -> bytes:
@@ -165,22 +181,17 @@ def _bytes(path: Path) -> bytes:
         raise CasterError(f"cannot read {path}: {error.strerror}") from None
 
 
-def _inside(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir()) if folder.is_dir() else []
-
-
-def _is_key(name: str) -> bool:
-    return len(name) == KEY_LENGTH and set(name) <= set("0123456789abcdef")
-
-
 def _list(names: Iterable[str]) -> str:
     return ", ".join(sorted(names)) or "nothing"
 
 
 @contextmanager
-def _about(path: Path) -> Iterator[None]:
+def _about(where: Where) -> Iterator[None]:
     """Errors that say which file they are about."""
+    files = (where.path, streams_path(where.path)) if isinstance(where, Row) else (where,)
     try:
         yield
     except CasterError as error:
-        raise CasterError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
+        if any(str(path) in str(error) for path in files):
+            raise
+        raise type(error)(f"{where}: {error}") from None

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import pyarrow as pa
 
-FORMAT = 1
+FORMAT = 2
 DONE, REFUSED = "done", "refused"
 SAMPLES_FILE, BATCHES_FILE, CELL_FILE = "samples.parquet", "batches.parquet", "cell.json"
+SAMPLES, BATCHES = "samples", "batches"  # what `cell.json` calls the tables of these files
 
 
 def samples_schema() -> pa.Schema:
@@ -51,7 +52,7 @@ def batches_schema() -> pa.Schema:
 
 
 TIMES = ("seconds",)  # columns in which two runs of one cell may differ
-RUN = ("memory", "hardware", "software", "files")  # and what of `cell.json`
+RUN = ("memory", "hardware", "software", "tables", "files")  # and what of `cell.json`
 NULLS = ("ratio", "confident", "confident_classes")  # columns that may have nothing to say
 
 Ints = NDArray[np.int32]
@@ -89,7 +90,8 @@ class Cell:
     """`cell.json`: what a cell is, what it was made from, and what made it.
 
     `identity` shapes the predictions and gives the key; the rest describes the run. The writer
-    fills in `counts` and `files`. A refused cell says nothing under `method`, `frozen`, `stream`.
+    fills in `counts`, `tables` and `files`. A refused cell says nothing under `method`, `frozen`
+    and `stream`.
     """
 
     identity: dict[str, Any]  # spec, settings, constants, checkpoint, moments, source, target, …
@@ -103,6 +105,7 @@ class Cell:
     software: dict[str, str]  # versions: python, numpy, torch, caster, ...
     hardware: dict[str, Any]  # device, ...
     counts: dict[str, int] = field(default_factory=dict)  # samples, batches
+    tables: dict[str, str] = field(default_factory=dict)  # samples, batches: SHA-256 of columns
     files: dict[str, str] = field(default_factory=dict)  # name: SHA-256 of its bytes
     format: int = FORMAT
 

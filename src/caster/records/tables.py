@@ -53,13 +53,13 @@ def _columns(columns: dict[str, Any], kind: type[Table], schema: pa.Schema) -> T
 
 def from_arrow(table: pa.Table, kind: type[Table]) -> Table:
     """Columns of a table whose schema is known to be right."""
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        if column.null_count and name not in NULLS:
-            raise CasterError(f"{name!r} is missing in some rows")
-    return kind(**{name: _to_numpy(table.column(name)) for name in table.column_names})
+    return kind(**{name: to_numpy(table.column(name), name) for name in table.column_names})
 
 
-def _to_numpy(column: Any) -> Any:
+def to_numpy(column: pa.ChunkedArray, name: str) -> Any:
+    """A column as records hold it in memory, if it is nowhere empty that must not be."""
+    if column.null_count and name not in NULLS:
+        raise CasterError(f"{name!r} is missing in some rows")
     dtype = column.type.to_pandas_dtype()
     if column.null_count and dtype is not np.float64:
         column = column.fill_null(-1)
@@ -80,13 +80,7 @@ def _write(table: Samples | Batches, schema: pa.Schema, path: Any, **options: An
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    arrays = []
-    for field in schema:
-        column = getattr(table, field.name)
-        absent = None
-        if field.name in NULLS:
-            absent = np.isnan(column) if column.dtype.kind == "f" else column < 0
-        arrays.append(pa.array(column, type=field.type, mask=absent))
+    arrays = [to_arrow(getattr(table, field.name), field) for field in schema]
     dictionary = [name for name in schema.names if name not in (*SORTED, "ratio", "seconds")]
     pq.write_table(
         pa.Table.from_arrays(arrays, schema=schema),
@@ -95,6 +89,16 @@ def _write(table: Samples | Batches, schema: pa.Schema, path: Any, **options: An
         **_WRITING,
         **options,
     )
+
+
+def to_arrow(column: Any, field: pa.Field) -> pa.Array:
+    """A column as files hold it: what was not measured is null."""
+    import pyarrow as pa
+
+    absent = None
+    if field.name in NULLS:
+        absent = np.isnan(column) if column.dtype.kind == "f" else column < 0
+    return pa.array(column, type=field.type, mask=absent)
 
 
 def read_table(content: bytes, kind: type[Table]) -> Table:

@@ -10,19 +10,22 @@ from pathlib import Path
 
 from caster.errors import CasterError
 from caster.files import file_digest, replacing
-from caster.records.digest import key_of, same, sealed
-from caster.records.reader import TEMPORARY, read, scan, sources_of
+from caster.records.digest import key_of, of_table, same, sealed
+from caster.records.places import TEMPORARY, scan, sources_of
+from caster.records.reader import read
 from caster.records.schema import (
+    BATCHES,
     BATCHES_FILE,
     CELL_FILE,
     DONE,
+    SAMPLES,
     SAMPLES_FILE,
     Admission,
     Batches,
     Cell,
     Samples,
 )
-from caster.records.tables import write_batches, write_samples
+from caster.records.tables import read_table, write_batches, write_samples
 
 
 def write(
@@ -30,8 +33,8 @@ def write(
 ) -> Path:
     """Put a record among the cells of a run, and return its folder.
 
-    `files` and `counts` of the cell are filled in here. A record that is there already stays if it
-    says the same, times aside, and is an error if not: two runs of a cell must agree.
+    `counts`, `tables` and `files` of the cell are filled in here. A record that is there already
+    stays if it says the same, times aside, and is an error if not: two runs of a cell must agree.
     """
     if (cell.status == DONE) != (samples is not None) or (samples is None) != (batches is None):
         raise CasterError("a cell that is done has samples and batches, and a refused one neither")
@@ -51,13 +54,17 @@ def write(
 
 def _fill(folder: Path, cell: Cell, samples: Samples | None, batches: Batches | None) -> Cell:
     """The files of a record, on the disk before anything says that they are there."""
-    counts = {"samples": 0, "batches": 0}
+    counts, tables = {SAMPLES: 0, BATCHES: 0}, dict[str, str]()
     if samples is not None and batches is not None:
         write_samples(samples, folder / SAMPLES_FILE)
         write_batches(batches, folder / BATCHES_FILE)
-        counts = {"samples": len(samples.index), "batches": len(batches.batch)}
+        counts = {SAMPLES: len(samples.index), BATCHES: len(batches.batch)}
+        tables = {  # of what is read: a NaN has many forms, a null has one
+            SAMPLES: of_table(read_table((folder / SAMPLES_FILE).read_bytes(), Samples)),
+            BATCHES: of_table(read_table((folder / BATCHES_FILE).read_bytes(), Batches)),
+        }
     files = {path.name: file_digest(path) for path in sorted(folder.iterdir())}
-    cell = replace(cell, counts=counts, files=files)
+    cell = replace(cell, counts=counts, tables=tables, files=files)
     (folder / CELL_FILE).write_text(sealed(cell), encoding="utf-8")
     folder.chmod(0o755)  # mkdtemp made it private
     for path in folder.iterdir():  # of a folder's name a file system keeps account itself

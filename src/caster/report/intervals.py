@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,10 +45,17 @@ def bootstrap(
         rows = np.arange(len(shares[start : start + step]))[:, None]
         places = rows * n + rng.integers(n, size=(len(rows), n))
         drawn = np.bincount(places.ravel(), minlength=len(rows) * n).reshape(-1, n)
-        shares[start : start + step] = drawn @ counts / (drawn @ sizes)[:, None]
+        # not a matrix product: its last bits are another on every processor
+        sums = (drawn[:, :, None] * counts).sum(axis=1)
+        shares[start : start + step] = sums / (drawn * sizes).sum(axis=1)[:, None]
+    return [between(column) for column in shares.T]
+
+
+def between(drawn: NDArray[np.float64]) -> Interval:
+    """Where the middle of what was drawn lies."""
     tail = (1.0 - LEVEL) / 2
-    low, high = np.quantile(shares, [tail, 1.0 - tail], axis=0)
-    return [Interval(float(a), float(b)) for a, b in zip(low, high, strict=True)]
+    low, high = np.quantile(drawn, [tail, 1.0 - tail])
+    return Interval(float(low), float(high))
 
 
 def of_means(
@@ -59,3 +67,29 @@ def of_means(
     [Interval(low=0.5, high=0.5), Interval(low=1.0, high=3.0)]
     """
     return bootstrap(values, np.ones(len(values)))
+
+
+def of_statistic(
+    rows: NDArray[np.float64],  # (cells, m)
+    statistic: Callable[
+        [NDArray[np.float64]], NDArray[np.float64]
+    ],  # (draws, cells, m) -> (draws,)
+) -> Interval | None:
+    """An interval for what a function makes of all cells, from whole cells drawn anew.
+
+    Draws of which it makes NaN are left out. None where there is only one cell, or nothing is made
+    of any draw.
+
+    >>> of_statistic(np.array([[1.0], [2.0], [9.0]]), lambda drawn: np.median(drawn, axis=(1, 2)))
+    Interval(low=1.0, high=9.0)
+    """
+    n = len(rows)
+    if n == 1:
+        return None
+    rng = np.random.default_rng(SEED)
+    step = max(1, AT_ONCE // n)  # all at once would not fit for many cells
+    counts = [min(step, RESAMPLES - start) for start in range(0, RESAMPLES, step)]
+    found = [statistic(rows[rng.integers(n, size=(count, n))]) for count in counts]
+    drawn = np.concatenate(found)
+    told = drawn[~np.isnan(drawn)]
+    return between(told) if len(told) else None

@@ -8,6 +8,7 @@ import caster
 from caster import methods
 from caster.bench.networks import architectures, build, find
 from caster.bench.networks.transformers import mimetic, positions
+from caster.bench.train.recipe import Recipe
 from caster.errors import CasterError
 from caster.methods import Source
 from caster.methods.gradient.last import before_last
@@ -176,6 +177,36 @@ def test_every_method_works_on_them(name):
             assert method.predict(images).logits.shape == (32, 4), entry.name
     torch.testing.assert_close(model(images).logits, frozen, rtol=0, atol=0)
     model.verify()
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "features"),
+    [("keras_resnet50", 25_557_032, 2048), ("efficientnet_lite0", 4_652_008, 1280)],
+)
+def test_networks_with_published_weights(name, parameters, features):
+    """As torchvision and timm count them; Keras's biases are in the running means."""
+    net = on_meta(name, 224, 1000)
+    assert count(net) == parameters
+    assert net.get_classifier().in_features == features
+    assert find(name).family == "batch"
+    with pytest.raises(CasterError, match="takes pictures of 224 pixels a side, not 32"):
+        build(name, 10)
+    with pytest.raises(CasterError, match="not trained here: its checkpoint is made of published"):
+        Recipe.of(name)
+    assert name not in architectures()
+
+
+def test_keras_has_its_strides_on_the_first_convolution_of_a_block():
+    net = on_meta("keras_resnet50", 224)
+    strides = {
+        name: (layer.conv1.stride[0], layer.conv2.stride[0])
+        for name, layer in net.named_modules()
+        if hasattr(layer, "conv3")
+    }
+    first = {f"layer{stage}.0" for stage in (2, 3, 4)}
+    assert strides == {name: (2, 1) if name in first else (1, 1) for name in strides}
+    assert len(strides) == 16
+    assert {layer.eps for layer in net.modules() if isinstance(layer, nn.BatchNorm2d)} == {1e-3}
 
 
 def test_deit_is_vit():

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from caster.bench.train import augment
 from caster.bench.train.augment import Pool, affine, erase, randaugment
 from caster.bench.train.mixing import Mix, draw, loss
 from caster.bench.train.operations import OPERATIONS
@@ -48,6 +49,19 @@ def test_batches_are_crops_of_the_pictures():
     assert len(seen) == len(set(seen)) == 8  # two of ten are left over
     assert {flipped for flipped, _ in moves} == {True, False}
     assert len({top for _, top in moves}) > 2
+
+
+def test_pictures_that_are_changed_together_come_in_batches_all_the_same(monkeypatch):
+    monkeypatch.setattr(augment, "AT_ONCE", 8)  # two batches, and one at the end
+    pool = Pool.of(numbered(22), torch.arange(22), (0.0,) * 3, (1 / 255,) * 3)
+    batches = list(pool.batches(replace(PLAIN, operations=1, erase=0.5), generator()))
+    assert [len(codes) for _, codes in batches] == [4] * 5
+    assert [batch.shape for batch, _ in batches] == [(4, 3, 32, 32)] * 5
+    seen = torch.cat([codes for _, codes in batches]).tolist()
+    assert len(set(seen)) == 20
+    plain = list(pool.batches(PLAIN, generator()))
+    for batch, codes in plain:  # pictures keep their classes
+        assert [int(p[0][p[1] > 0].max()) for p in batch.round().int()] == codes.tolist()
 
 
 def test_without_flips_none_is_turned():

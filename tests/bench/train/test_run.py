@@ -221,6 +221,28 @@ def test_a_checkpoint_is_loaded_as_it_was_saved(trained):
     assert model.preprocessing.mean == metadata.mean
 
 
+def test_pictures_of_other_sizes_are_fitted_to_a_checkpoint(trained):
+    """28 pixels, 180 and an oblong become 32; pictures of 32 stay as they are, to the byte."""
+    how = checkpoint.inspect(trained).preprocessing
+    rng = np.random.default_rng(0)
+    for shape in ((28, 28, 3), (180, 180, 3), (40, 100, 3)):
+        picture = rng.integers(256, size=shape, dtype=np.uint8)
+        assert how.fitted(picture).shape == (32, 32, 3)
+    same = rng.integers(256, size=(32, 32, 3), dtype=np.uint8)
+    np.testing.assert_array_equal(how.fitted(same), same)
+    bright = np.full((28, 28, 3), 200, dtype=np.uint8)
+    np.testing.assert_array_equal(how.fitted(bright), np.full((32, 32, 3), 200))
+
+
+def test_a_checkpoint_of_published_weights_has_no_recipe(trained, tmp_path):
+    out = tmp_path / "published.safetensors"
+    net, metadata = checkpoint.load(trained)
+    checkpoint.save(net, replace(metadata, recipe=None), out)
+    again = checkpoint.inspect(out)
+    assert again.recipe is None
+    assert again.origin == metadata.origin | {"recipe": "published weights"}
+
+
 def weight(arrays, metadata):
     arrays["head.bias"] = arrays["head.bias"] + 1e-6
 

@@ -108,6 +108,11 @@ class Consistent(Maker):
             constants=admission.constants,
         )
 
+    def settings(self, spec: Spec) -> dict[str, Any]:
+        """With those that a score is computed from."""
+        layers = {"tau": 1.05, "window": 128, "every": 32, "gated": True}
+        return (layers if spec.method == "layer-transport" else {}) | super().settings(spec)
+
     def cell(self, out: Path, spec: Spec, **changes: Any) -> Path:
         """As a run writes it: of a backbone that was never loaded there is nothing to say."""
         if spec.backbone not in self.missing:

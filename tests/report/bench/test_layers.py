@@ -171,12 +171,12 @@ def test_accuracy_and_the_lead_over_those_that_learn(results, streams):
                 if met["tent"].backbone == backbone and wanted[convention.name](met["tent"])
             ]
             for method in ("frozen", "tent", "sar", LAYERS, LAYERS_ALWAYS):
-                entry = convention.entries[f"{backbone} on cifar10", method, family]
+                entry = convention.entries[f"{backbone} on CIFAR-10-C*", method, family]
                 assert entry.mean.value == pytest.approx(mean(m[method].accuracy for m in held))
                 assert entry.mean.cells == len(held)
             means = {m: mean(met[m].accuracy for met in held) for m in ("tent", "sar")}
             best = max(means, key=means.get)
-            lead = leads[convention.name, f"{backbone} on cifar10"]
+            lead = leads[convention.name, f"{backbone} on CIFAR-10-C*"]
             assert (lead.best, lead.score) == (best, pytest.approx(means[best]))
             for own, method in ((lead.gated, LAYERS), (lead.always, LAYERS_ALWAYS)):
                 differences = [m[method].accuracy - m[best].accuracy for m in held]
@@ -198,7 +198,7 @@ def test_streams_by_order_and_batch_size(results, streams):
         if g.backbone == "vit" and g.condition in ("fog-1", "fog-5", "snow-1", "snow-5")
         if (g.spec["order"], g.spec["batch_size"], g.spec["schedule"]) == ("shuffled", 16, "each")
     ]
-    row = rows["vit", "shuffled", 16]
+    row = rows["vit on CIFAR-10", "shuffled", 16]
     assert row.policies.gated.cells == len(held) == 4
     assert row.policies.gated.value == pytest.approx(mean(g.accuracy for _, g in held))
     assert row.policies.always.value == pytest.approx(mean(a.accuracy for a, _ in held))
@@ -207,9 +207,9 @@ def test_streams_by_order_and_batch_size(results, streams):
     assert row.worst == pytest.approx(min(g.gain for _, g in held))
     whole = sum(a.gain for a, _ in held)
     assert row.kept == (pytest.approx(sum(g.gain for _, g in held) / whole) if whole > 0 else None)
-    assert rows["vit", "by-class", 16].kept is None
+    assert rows["vit on CIFAR-10", "by-class", 16].kept is None
     together = {each.place: each for each in found.wholes}
-    assert list(together) == ["r18 on cifar10", "vit on cifar10", "all"]
+    assert list(together) == ["r18 on CIFAR-10", "vit on CIFAR-10", "all"]
     counted = [(a, g) for a, g in pairs if not is_spare(g)]
     assert together["all"].streams == len(counted) == len(pairs) - 4
     assert together["all"].gated.value == pytest.approx(mean(g.gain for _, g in counted))

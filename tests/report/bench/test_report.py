@@ -19,11 +19,10 @@ from typer.testing import CliRunner
 from caster.cli.app import app
 from caster.errors import CasterError
 from caster.records import as_batches, as_samples, read, write
-from caster.report.bench import paper
 from caster.report.bench import write as writing
 from caster.report.bench.agree import KIND, disagreements
-from caster.report.bench.read import load, read_results
-from caster.report.bench.results import names, places
+from caster.report.bench.read import load
+from caster.report.bench.results import names
 from caster.report.bench.studies import gate
 from caster.sweeps import Spec
 from tests.report.bench.conftest import REFUSED, raw_records
@@ -229,8 +228,8 @@ def test_an_unaltered_gate_is_none(run, tmp_path):
 
 
 def test_processes_read_the_same(run, monkeypatch, results):
-    monkeypatch.setattr("caster.report.bench.read.FEW", 0)
-    again = read_results(*run)
+    monkeypatch.setattr("caster.report.bench.verify.FEW", 0)
+    again, _ = load(*run)
     assert list(again.scores) == list(results.scores)
     for spec, score in results.scores.items():
         assert again.scores[spec].accuracy == score.accuracy
@@ -262,22 +261,6 @@ def test_methods_are_named_with_settings_only_where_they_differ():
     tent = Spec("r", "d", "tent", settings=(("preset", "cifar10"),))
     assert names([plain, tent]) == {plain: "caster", tent: "tent"}
     assert names([plain, other, tent]) == {plain: "caster", other: other.label, tent: "tent"}
-
-
-def test_data_are_named_with_their_stream_only_where_it_differs():
-    one = Spec("r", "d", "caster")
-    small = replace(one, batch_size=6)
-    assert places([one]) == {one: "d"}
-    assert places([one, small])[small] == "d, shuffled, batches of 6"
-
-
-def test_the_papers_figures_are_those_it_prints():
-    assert paper.printed("corruption", "cifar100", "layer", "caster") == [68.1, 0.61]
-    assert paper.number("specificity", "cifar10", "tent+certificate", "kept") == 0.6
-    assert paper.number("cost", "cifar10", "sar", "rate") == 386
-    assert paper.number("gate", "pooled", "gated") == 60.05
-    assert paper.number("certificate", "lowest_losing") == 3.9
-    assert paper.printed("no", "such") is None
 
 
 def test_raw_records_leave_out_the_refused(run):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
+from caster.report.bench.ranks import correlation_interval
 from caster.report.bench.studies import (
     certificate,
     certificate_tables,
@@ -21,6 +22,8 @@ from caster.report.bench.studies import (
     gate,
     specificity,
 )
+from caster.report.bench.studies.corruption_differences import difference
+from caster.report.intervals import of_statistic
 
 
 def of(raw, sweep, study, *methods):
@@ -137,16 +140,16 @@ def test_gate(results, raw, run):
     assert pooled.never.value == pytest.approx(mean(frozen))
     accepts = [float(m["caster"].batches["accepted"].mean()) for m in streams]
     assert pooled.accept == pytest.approx(mean(accepts))
-    rows = {(row.backbone, row.data): row for row in found.rows}
+    rows = {(row.backbone, row.place): row for row in found.rows}
     assert rows.keys() == {
-        ("r18", "cifar10"),
-        ("r50", "cifar10"),
-        ("vit", "cifar10"),
-        ("r50", "imagenet"),
+        ("r18", "CIFAR-10-C*"),
+        ("r50", "CIFAR-10-C*"),
+        ("vit", "CIFAR-10-C*"),
+        ("r50", "ImageNet-C*"),
     }
     mine = [m for m in streams if m["caster"].backbone.startswith("r18")]
     over = [m["caster"].accuracy - m["caster-ungated"].accuracy for m in mine]
-    assert rows["r18", "cifar10"].over_always.value == pytest.approx(mean(over))
+    assert rows["r18", "CIFAR-10-C*"].over_always.value == pytest.approx(mean(over))
     assert len(mine) == 8
 
 
@@ -176,12 +179,12 @@ def test_corruption(results, raw, run, name, conditions):
     }
     for method in ("frozen", "source-gda", "tent", "caster", "caster-ungated"):
         values = [backbones[method, "r18"], backbones[method, "r50"]]
-        entry = found.entries["cifar10", method, "batch"]
+        entry = found.entries["CIFAR-10-C*", method, "batch"]
         assert entry.mean.value == pytest.approx(mean(values))
         assert entry.sd == pytest.approx(stdev(values))
         assert entry.mean.cells == 6 * len(conditions)  # r18 twice and r50, two seeds each
         assert entry.whole
-        alone = found.entries["cifar10", method, "layer"]
+        alone = found.entries["CIFAR-10-C*", method, "layer"]
         assert alone.mean.value == pytest.approx(backbones[method, "vit"])
         assert alone.sd is None  # swin was refused
         assert alone.inert == (method == "tent")
@@ -208,7 +211,7 @@ def test_specificity(results, raw, run):
         held = [met[name] for met in streams]
         assert policy.accuracy.value == pytest.approx(mean(r.accuracy for r in held))
         assert policy.gain.value == pytest.approx(mean(r.gain for r in held))
-        assert policy.harm == pytest.approx(mean(r.harm for r in held))
+        assert policy.harm.value == pytest.approx(mean(r.harm for r in held))
     whole = mean(met["tent"].gain for met in streams)
     part = mean(met["tent+certificate"].gain for met in streams)
     kept = policies["tent+certificate"].kept
@@ -278,3 +281,61 @@ def test_both_ends_of_the_plateau_are_told(results, plateau, expected):
     rows = summary_of(results, plateau)
     names = ("plateau from", "plateau to", "plateau, highest over lowest")
     assert [rows[name] for name in names] == expected
+
+
+def test_differences_are_of_the_same_cells(results, raw, run):
+    (first, *_) = corruption.measure(results).conventions
+    entries = {method: e for (_, method, family), e in first.entries.items() if family == "batch"}
+    found = difference(entries["tent"], entries["frozen"])
+    streams = of(raw, run[0], "corruption")
+    apart: dict[tuple[str, str], list[float]] = {}
+    for met in streams:
+        if met["tent"].backbone.startswith("r"):
+            key = met["tent"].backbone[:3], met["tent"].condition
+            apart.setdefault(key, []).append(met["tent"].accuracy - met["frozen"].accuracy)
+    assert len(apart) == 4  # two backbones, two conditions, seeds taken together
+    assert found.value == pytest.approx(mean(mean(values) for values in apart.values()))
+    r18, r50 = (
+        [mean(values) for (name, _), values in apart.items() if name == own]
+        for own in ("r18", "r50")
+    )
+    rng = np.random.default_rng(9)
+    drawn = (rng.choice(r18, (20_000, 2)).mean(1) + rng.choice(r50, (20_000, 2)).mean(1)) / 2
+    ends = np.quantile(drawn, [0.025, 0.975])
+    assert [found.interval.low, found.interval.high] == pytest.approx(ends, abs=0.01)
+
+
+def test_ratios_of_cost(results, raw, run):
+    (table,) = [t for t in cost.section(results).tables if t.name == "cost-ratios"]
+    (met,) = of(raw, run[0], "cost")
+    titles = [column.title for column in table.columns]
+    rows = {row[2]: dict(zip(titles, row, strict=True)) for row in table.rows}
+    assert rows.keys() == {"frozen", "tent"}
+    rates = {name: r.batches["size"] / r.batches["seconds"] for name, r in met.items()}
+    assert rows["tent"]["rate"] == pytest.approx(median(rates["caster"]) / median(rates["tent"]))
+    low, high = rows["tent"]["95 %"].low, rows["tent"]["95 %"].high
+    assert low <= rows["tent"]["rate"] <= high
+
+
+def test_an_interval_of_a_statistic_is_the_bootstrap():
+    rng = np.random.default_rng(1)
+    rows = rng.normal(size=(40, 1))
+    found = of_statistic(rows, lambda drawn: np.median(drawn, axis=(1, 2)))
+    places = np.random.default_rng(4).integers(40, size=(20_000, 40))
+    expected = np.quantile(np.median(rows[:, 0][places], axis=1), [0.025, 0.975])
+    assert [found.low, found.high] == pytest.approx(expected, abs=0.06)
+    assert of_statistic(rows[:1], lambda drawn: drawn[:, 0, 0]) is None
+    assert of_statistic(rows, lambda drawn: np.full(len(drawn), np.nan)) is None
+
+
+def test_the_interval_of_a_correlation_holds_it():
+    rng = np.random.default_rng(1)
+    first = rng.normal(size=60)
+    second = first + rng.normal(size=60)
+    found = correlation_interval(first, second)
+    assert found.low < spearmanr(first, second)[0] < found.high < 1
+    places = np.random.default_rng(4).integers(60, size=(3_000, 60))
+    drawn = [spearmanr(first[place], second[place])[0] for place in places]
+    expected = np.quantile(drawn, [0.025, 0.975])
+    assert [found.low, found.high] == pytest.approx(expected, abs=0.03)
+    assert correlation_interval([1, 1, 1], [1, 2, 3]) is None

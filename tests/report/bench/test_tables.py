@@ -4,14 +4,12 @@ import csv
 import io
 import re
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
-from scipy.stats import rankdata, spearmanr
+from scipy.stats import spearmanr
 
-from caster.report.bench.ranks import average_ranks, spearman
+from caster.report.bench.ranks import spearman
 from caster.report.bench.tables import Column, Table, as_csv, as_latex, as_markdown, escape
 from caster.report.intervals import Interval
 
@@ -80,11 +78,6 @@ def test_latex_is_balanced():
     assert_balanced(as_latex(TABLE))
     with pytest.raises(AssertionError):
         assert_balanced(as_latex(TABLE) + r"\end{table}"[:-1])
-
-
-@given(arrays(np.int64, st.integers(1, 30), elements=st.integers(0, 5)))
-def test_ranks_are_scipys(values):
-    np.testing.assert_array_equal(average_ranks(values), rankdata(values))
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(-3, 3)), min_size=3, max_size=30))

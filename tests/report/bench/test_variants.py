@@ -12,6 +12,7 @@ from scipy.stats import spearmanr
 from caster.report.bench.read import load
 from caster.report.bench.results import label, mean_of_means, names
 from caster.report.bench.studies import certificate, corruption, coverage, gate, specificity
+from caster.report.bench.studies.certificate_figures import thinned
 from caster.report.bench.studies.corruption_tables import ALL, FIFTEEN, averaged
 from caster.sweeps import Spec
 from caster.sweeps.names import REPORTED
@@ -211,7 +212,7 @@ def test_a_method_on_fewer_cells_is_not_ranked(unequal):
     assert "highest is " in sentence
     assert sentence.endswith("Not compared, for they met fewer cells: tent (1 cell).")
     first = corruption.measure(unequal).conventions[0]
-    assert first.entries["cifar10", "tent", "batch"].mean.value > 0.99
+    assert first.entries["CIFAR-10-C*", "tent", "batch"].mean.value > 0.99
     assert {method for _, method, _ in first.comparable().entries} == {"frozen", "caster"}
     table = section.tables[0]
     place = [column.title for column in table.columns].index("BN cells")
@@ -224,14 +225,58 @@ def test_without_a_method_on_all_cells_there_is_no_highest(tmp_path):
     text = f"{grid}corruptions = ['fog']\nmethods = ['tent']\n"
     text += f"{grid}corruptions = ['snow']\nmethods = ['eata']\n"
     section = corruption.section(run_of(tmp_path, text)[0])
-    assert section.found == ("On cifar10, BN: no method is highest, for none met all cells.",)
+    assert section.found == ("On CIFAR-10-C*, BN: no method is highest, for none met all cells.",)
     assert section.pictures == ()
 
 
 def test_low_coverage_does_not_draw_unequal_cells_together(unequal):
     rows = {row.method: row for row in coverage.measure(unequal)}
     assert (rows["caster"].whole, rows["tent"].whole) == (True, False)
-    assert "they met fewer cells: tent on cifar10." in coverage.section(unequal).tables[0].caption
+    caption = coverage.section(unequal).tables[0].caption
+    assert "they met fewer cells: tent on r18, CIFAR-10-C*." in caption
+
+
+def test_low_coverage_is_told_of_every_backbone(unequal):
+    """Two networks in one row would be the mean of none."""
+    rows = coverage.measure(unequal)
+    assert {row.place for row in rows} == {"r18, CIFAR-10-C*", "r50, CIFAR-10-C*"}
+
+
+OTHER_STREAMS = """
+[[grid]]
+study = "certificate"
+corruptions = ["fog", "snow"]
+severities = [1, 5]
+methods = ["frozen", "caster-ungated", "caster"]
+[[grid]]
+study = "certificate"
+corruptions = ["fog"]
+severities = [5]
+batch_sizes = [16]
+methods = ["frozen", "caster-ungated", "caster"]
+"""
+
+
+def test_other_streams_are_pooled_apart(tmp_path):
+    """The paper pools shuffled streams of one batch size: what else was run must not move that."""
+    results, raw = run_of(tmp_path, OTHER_STREAMS)
+    usual, others = certificate.measure(results)
+    sizes = {record.spec["batch_size"]: 0 for record in raw}
+    for record in raw:
+        sizes[record.spec["batch_size"]] += record.method == "caster-ungated"
+    most = max(sizes, key=lambda size: sizes[size])
+    assert usual.pooled.cells == sizes[most] == 8
+    assert others.pooled.cells == sizes[16] == 2
+    assert others.method == "caster-ungated, other streams"
+    assert list(others.by_place) == ["CIFAR-10-C*, shuffled, batches of 16"]
+    gains = [
+        record.gain
+        for record in raw
+        if record.method == "caster-ungated" and record.spec["batch_size"] == most
+    ]
+    assert usual.pooled.ungated.value == pytest.approx(mean(gains))
+    names = [table.name for table in certificate.section(results).tables]
+    assert len(names) == len(set(names)) == 6
 
 
 def words(folder, corruptions, severities):
@@ -310,3 +355,14 @@ def test_lists_among_settings_are_words():
     assert label(two) == "tent (norms batch and layer)"
     gated = Spec("r", "d", "t+g", settings=(("gate", (("kinds", ("a", "b")), ("least", 0.9))),))
     assert label(gated) == "t+g (kinds a and b, least 0.9)"
+
+
+def test_a_curve_is_thinned_where_nothing_is_seen():
+    rng = np.random.default_rng(0)
+    x = np.sort(np.exp(rng.normal(size=50_000)))
+    y = np.cumsum(rng.normal(size=50_000))
+    kept = thinned(x, y)
+    assert len(kept) < 8_000
+    assert {0, 49_999, int(y.argmin()), int(y.argmax())} <= set(kept.tolist())
+    few = np.array([1.0, 2.0, 4.0, 8.0])
+    assert thinned(few, few).tolist() == [0, 1, 2, 3]

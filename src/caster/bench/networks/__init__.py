@@ -1,4 +1,6 @@
-"""The benchmark's networks for small pictures: six backbones, and a small one of each family."""
+"""The benchmark's networks for small pictures: six backbones, and a small one of each family.
+
+Beside them stand two that have published ImageNet weights."""
 
 from caster.bench.networks.catalogue import (
     SIZES,

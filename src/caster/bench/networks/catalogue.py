@@ -2,7 +2,7 @@
 
 All are timm's, with the part changed that meets the pixels: a backbone made for 224 pixels would
 reduce 32 to a single one. At 64 pixels that part takes steps twice as long, so that every layer
-after it works on the same grid as at 32.
+after it works on the same grid as at 32. Two are for published ImageNet weights, at 224 pixels.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING
 
-from caster.bench.networks import convolutional, transformers
+from caster.bench.networks import convolutional, imagenet, transformers
 from caster.errors import CasterError
 
 if TYPE_CHECKING:
     from torch import nn
 
 SIZES = (32, 64)  # pixels a side: CIFAR, Tiny-ImageNet
+LARGE = (224,)  # ImageNet
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Architecture:
     title: str
     family: str  # "batch" or "layer": how it normalises
     make: Callable[[int, int, float], nn.Module]
+    sizes: tuple[int, ...] = SIZES  # of pictures, pixels a side
 
 
 _ALL = (
@@ -82,10 +84,16 @@ _ALL = (
         partial(transformers.swin, width=16, depths=(1, 1, 2, 1), heads=(1, 2, 2, 4)),
     ),
 )
+_PUBLISHED = (
+    Architecture("keras_resnet50", "ResNet-50, Keras's", "batch", imagenet.keras_resnet50, LARGE),
+    Architecture(
+        "efficientnet_lite0", "EfficientNet-Lite0", "batch", imagenet.efficientnet_lite0, LARGE
+    ),
+)
 
 
 def architectures() -> list[str]:
-    """Every name: the six backbones, then the small ones, which are for tests.
+    """Every name that can be trained: the six backbones, then the small ones, which are for tests.
 
     >>> architectures()[:6]
     ['resnet18', 'resnet50', 'convnext_tiny', 'vit_base', 'deit_base', 'swin_tiny']
@@ -99,7 +107,7 @@ def find(name: str) -> Architecture:
     >>> find("swin_tiny").family
     'layer'
     """
-    for architecture in _ALL:
+    for architecture in _ALL + _PUBLISHED:
         if architecture.name == name:
             return architecture
     near = get_close_matches(name, architectures(), n=1)
@@ -120,8 +128,8 @@ def build(
     123802
     """
     architecture = find(name)
-    if size not in SIZES:
-        known = " or ".join(map(str, SIZES))
+    if size not in architecture.sizes:
+        known = " or ".join(map(str, architecture.sizes))
         raise CasterError(f"{name} takes pictures of {known} pixels a side, not {size}")
     if n_classes < 2:
         raise CasterError(f"at least 2 classes are needed, not {n_classes}")

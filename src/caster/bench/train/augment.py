@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 from caster.bench.train.operations import OPERATIONS
 from caster.bench.train.recipe import Recipe
 
+AT_ONCE = 4096  # pictures that are changed together
 SPREAD = 0.5  # of magnitudes, out of 10: not all pictures are changed alike
 APPLIED = 0.5  # how often an operation is done when its turn comes
 AREA, ASPECT = (0.02, 0.33), (0.3, 3.3)  # of boxes that are erased
@@ -48,15 +49,16 @@ class Pool:
         """Normalised batches (B, 3, S, S) and their classes: once through, less what is left."""
         n, size = len(self.codes), min(recipe.batch_size, len(self.codes))
         order = torch.randperm(n, generator=generator, device=self.codes.device)
-        for start in range(0, n // size * size, size):
-            rows = order[start : start + size]
+        # Hundreds of small kernels cost their start, whatever they work on: so for many batches.
+        for rows in torch.split(order[: n // size * size], max(1, AT_ONCE // size) * size):
             images = self._cropped(rows, recipe.flip, generator)
             for _ in range(recipe.operations):
                 images = randaugment(images, recipe.magnitude, generator)
-            batch = images * self.scale + self.shift
+            pictures = images * self.scale + self.shift
             if recipe.erase:
-                batch = erase(batch, recipe.erase, generator)
-            yield batch, self.codes[rows]
+                pictures = erase(pictures, recipe.erase, generator)
+            parts = torch.split(pictures, size), torch.split(self.codes[rows], size)
+            yield from zip(*parts, strict=True)
 
     def _cropped(self, rows: Tensor, flip: bool, generator: torch.Generator) -> Tensor:
         """(B, 3, S, S) of uint8: random crops, half of them turned left to right."""

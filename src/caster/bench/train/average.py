@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 WARM = 10  # steps after which the average begins to reach back
 
@@ -19,19 +19,20 @@ class Average:
     def __init__(self, net: nn.Module, decay: float) -> None:
         self.net = copy.deepcopy(net).eval().requires_grad_(False)
         self.decay = decay
-        self._pairs = [
-            (mean, value)
-            for mean, value in zip(
-                self.net.state_dict().values(), net.state_dict().values(), strict=True
-            )
-        ]
+        pairs = list(zip(self.net.state_dict().values(), net.state_dict().values(), strict=True))
+        real = [pair for pair in pairs if pair[0].is_floating_point()]
+        counters = [pair for pair in pairs if not pair[0].is_floating_point()]
+        self._means, self._values = _apart(real)
+        self._counted, self._counters = _apart(counters)
 
     def update(self, step: int) -> None:
         """Take in the network as it is after a step; steps count from 0."""
         decay = min(self.decay, (1 + step) / (WARM + step))
-        real = [(m, v) for m, v in self._pairs if m.is_floating_point()]
         with torch.no_grad():
-            torch._foreach_lerp_([m for m, _ in real], [v for _, v in real], 1 - decay)
-            for mean, value in self._pairs:
-                if not mean.is_floating_point():  # a counter has no mean
-                    mean.copy_(value)
+            torch._foreach_lerp_(self._means, self._values, 1 - decay)
+            if self._counted:  # a counter has no mean
+                torch._foreach_copy_(self._counted, self._counters)
+
+
+def _apart(pairs: list[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
+    return [mean for mean, _ in pairs], [value for _, value in pairs]

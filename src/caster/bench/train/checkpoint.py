@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from caster.frozen.torch import TorchModel
 
 FORMAT, VERSION = "caster-checkpoint", "1"
+PUBLISHED = "published weights"  # in the place of a recipe
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -34,7 +35,7 @@ class Metadata:
     size: int  # of pictures, pixels a side
     mean: tuple[float, ...]  # of pixels between 0 and 1, taken away
     std: tuple[float, ...]  # divided by
-    recipe: Recipe
+    recipe: Recipe | None  # None of published weights
     data: dict[str, Any]  # name, sha256 and n of what it learnt from
     test: dict[str, Any]  # the same of what it is measured on
     seed: int
@@ -44,9 +45,17 @@ class Metadata:
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """How pictures become batches."""
+        """How pictures become batches; those of another size than it learnt are fitted to it."""
         m, s = self.mean, self.std
-        return Preprocessing(1.0, (m[0], m[1], m[2]), (s[0], s[1], s[2]), "NCHW")
+        return Preprocessing(
+            1.0,
+            (m[0], m[1], m[2]),
+            (s[0], s[1], s[2]),
+            "NCHW",
+            resize=self.size,
+            interpolation="bicubic",
+            crop=(self.size, self.size),
+        )
 
     @property
     def origin(self) -> dict[str, str]:
@@ -54,7 +63,7 @@ class Metadata:
         return {
             "architecture": self.architecture,
             "classes": labels.to_json(self.classes),
-            "recipe": self.recipe.to_json(),
+            "recipe": PUBLISHED if self.recipe is None else self.recipe.to_json(),
             "data": self.data["sha256"],
             "seed": str(self.seed),
         }
@@ -142,7 +151,7 @@ def _from_text(text: dict[str, str]) -> Metadata:
         size=int(text["size"]),
         mean=tuple(json.loads(text["mean"])),
         std=tuple(json.loads(text["std"])),
-        recipe=Recipe.from_json(text["recipe"]),
+        recipe=None if text["recipe"] == PUBLISHED else Recipe.from_json(text["recipe"]),
         data=json.loads(text["data"]),
         test=json.loads(text["test"]),
         seed=int(text["seed"]),

@@ -46,7 +46,11 @@ class Recipe:
     @classmethod
     def of(cls, architecture: str, epochs: int | None = None) -> Self:
         """The recipe of a network, for this many epochs instead of its own."""
-        recipe = RECIPES[find(architecture).name]
+        if find(architecture).name not in RECIPES:
+            raise CasterError(
+                f"{architecture} is not trained here: its checkpoint is made of published weights"
+            )
+        recipe = RECIPES[architecture]
         assert isinstance(recipe, cls)
         return recipe if epochs is None else replace(recipe, epochs=epochs)
 

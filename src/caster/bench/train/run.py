@@ -67,7 +67,7 @@ def train(
         locked(out.with_suffix(".lock"), f"another process is training {out}"),
         torch.random.fork_rng(gpus),
     ):
-        return _Run(planned, data, test, out, device, keep_every, progress).go(seconds)
+        return _Run(planned, recipe, data, test, out, device, keep_every, progress).go(seconds)
 
 
 def files_of(out: Path) -> tuple[Path, Path]:
@@ -83,6 +83,7 @@ class _Run:
     def __init__(
         self,
         planned: Metadata,
+        recipe: Recipe,
         data: Labelled,
         test: Labelled,
         out: Path,
@@ -99,7 +100,7 @@ class _Run:
         pool = Pool.of(pixels, codes, planned.mean, planned.std)
         self.test = [torch.from_numpy(part).to(place) for part in (test.pixels, test.codes)]
         self.learner = Learner(
-            planned.architecture, planned.recipe, pool, len(planned.classes), planned.seed
+            planned.architecture, recipe, pool, len(planned.classes), planned.seed
         )
         self.curve: list[work.Row] = []
         if self.work_path.exists():
@@ -110,7 +111,7 @@ class _Run:
 
     def go(self, seconds: float | None) -> Outcome:
         """Epochs until the last one, or until the time is up."""
-        total = self.planned.recipe.epochs
+        total = self.learner.recipe.epochs
         with replacing(self.curve_path) as temporary:  # without epochs that were lost
             temporary.write_text("".join(map(_line, self.curve)))
         saved = time.monotonic()
@@ -126,7 +127,7 @@ class _Run:
             return Outcome(total, total, self._finish())
 
     def _epoch(self, number: int) -> None:
-        recipe, steps = self.planned.recipe, self.learner.steps
+        recipe, steps = self.learner.recipe, self.learner.steps
         began = time.monotonic()
         stage = f"training {self.planned.architecture}"
         mean, lr = self.learner.epoch(
@@ -165,7 +166,7 @@ class _Run:
         try:
             yield
         except KeyboardInterrupt:
-            kept = f"{self.kept} of {self.planned.recipe.epochs} epochs are kept"
+            kept = f"{self.kept} of {self.learner.recipe.epochs} epochs are kept"
             raise KeyboardInterrupt(f"{kept}: the same command goes on from there") from None
 
 

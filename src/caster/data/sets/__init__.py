@@ -9,6 +9,7 @@ from caster.data.arrays import ArrayPictures
 from caster.data.folder import FilePictures
 from caster.data.sets.cifar import CIFAR
 from caster.data.sets.domains import DOMAINS
+from caster.data.sets.fashion import FASHION
 from caster.data.sets.fine import FINE
 from caster.data.sets.imagenet import IMAGENET
 from caster.data.sets.layout import REMEDY, DataSet, MissingFiles, missing
@@ -17,7 +18,7 @@ from caster.errors import CasterError
 
 __all__ = ["SETS", "find", "known", "open_set", "root_folder"]
 
-SETS: dict[str, DataSet] = CIFAR | TINY | IMAGENET | FINE | DOMAINS
+SETS: dict[str, DataSet] = CIFAR | TINY | IMAGENET | FINE | FASHION | DOMAINS
 FEW = 4  # splits that an error names one by one
 
 

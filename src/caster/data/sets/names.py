@@ -1,10 +1,11 @@
 """Names of classes that the published files do not hold, in the order of their numbers.
 
-CIFAR-C and Flowers-102 number their classes, ImageNet-V2 names its folders 0 to 999, and where
-class folders are all there is, a missing one would give every later class another number. The lists
-are those of CIFAR's own `batches.meta` and `meta`, of torchvision's Flowers102 (after the
+CIFAR-C, Flowers-102 and Fashion-MNIST number their classes, ImageNet-V2 names its folders 0 to 999,
+and where class folders are all there is, a missing one would give every later class another number.
+The lists are those of CIFAR's own `batches.meta` and `meta`, of torchvision's Flowers102 (after the
 publisher's page), of the sorted WordNet identifiers of ILSVRC 2012 and of Tiny-ImageNet's
-`wnids.txt`, of timm's `imagenet_r_synsets` and `imagenet_a_synsets`, and of Office-Home's folders.
+`wnids.txt`, of timm's `imagenet_r_synsets` and `imagenet_a_synsets`, of Office-Home's folders and
+of Fashion-MNIST's README.
 """
 
 from __future__ import annotations

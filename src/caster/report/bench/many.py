@@ -8,7 +8,8 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import TypeVar
 
-FEW = 200  # cells, below which other processes take longer to start than they save
+FEW = 200  # cells in folders, below which other processes take longer to start than they save
+FEW_PACKED = 5000  # the same of packed cells, which are read ten times as fast
 MOST = 8  # processes: beyond these the disk is what is waited for
 CHUNKS = 16  # a process, so that none waits long for the last
 

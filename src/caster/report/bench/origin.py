@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -89,8 +88,3 @@ def _machines(part: str, counts: Counter[Origin]) -> Table:
         found[", ".join(f"{name} {value}" for name, value in getattr(origin, part))] += count
     rows = tuple((words, count) for words, count in sorted(found.items()))
     return Table(part, f"The {part} of the cells.", (Column(part), Column("cells", "d")), rows)
-
-
-def count(cells: Iterable[Cell]) -> Counter[Origin]:
-    """How many cells share each origin."""
-    return Counter(Origin.of(cell) for cell in cells)

@@ -10,8 +10,8 @@ from caster.config import Settings
 from caster.report import html
 from caster.report.bench.origin import tables as origin_tables
 from caster.report.bench.results import Results
-from caster.report.bench.section import Section
-from caster.report.bench.tables import Table, as_markdown, cells
+from caster.report.bench.section import Picture, Section
+from caster.report.bench.tables import Table, as_markdown, cells, in_markdown
 
 WORDS = ' class="words"'
 CLOSING = {"refused": "Refused cells", "records": "What it was made from"}
@@ -102,18 +102,25 @@ def refusals(results: Results) -> list[str]:
     return [f"{line} ({cells(count)})" for line, count in counts.items()]
 
 
+def linked(picture: Picture, folder: str) -> str:
+    """A picture in Markdown, and its caption.
+
+    SVG, not PNG: how well pixels are compressed depends on the processor.
+    """
+    alt, caption = in_markdown(picture.alt), in_markdown(picture.caption)
+    return f"![{alt}]({folder}/{picture.name}.svg)\n\n{caption}"
+
+
 def as_text(results: Results, sections: Sequence[Section]) -> str:
     """The report in Markdown, its pictures linked."""
     parts = [f"# {results.sweep.title}", summary(results)]
     for section in sections:
-        parts += [f"## {section.title}", *section.found]
+        parts += [f"## {section.title}", *map(in_markdown, section.found)]
         parts += [as_markdown(table).rstrip() for table in section.tables]
-        parts += [
-            f"![{each.alt}](figures/{each.name}.png)\n\n{each.caption}" for each in section.pictures
-        ]
-        parts.append(f"How it is computed. {section.how}")
+        parts += [linked(each, "figures") for each in section.pictures]
+        parts.append(f"How it is computed. {in_markdown(section.how)}")
     parts.append(f"## {CLOSING['refused']}")
-    parts += [f"- {line}" for line in refusals(results)] or [NONE_REFUSED]
+    parts += [f"- {in_markdown(line)}" for line in refusals(results)] or [NONE_REFUSED]
     parts += [f"## {CLOSING['records']}", f"SHA-256 of the sweep's file: `{results.sweep.sha256}`."]
     parts += [as_markdown(table).rstrip() for table in origin_tables(results)]
     return "\n\n".join(parts) + "\n"

@@ -30,7 +30,7 @@ def printed(*keys: str) -> Any:
 def number(*keys: str) -> float | None:
     """The same, where it is a number.
 
-    >>> number("coverage", "imagenet", "t3a")
+    >>> number("coverage", "ImageNet-C", "t3a")
     -33.5
     """
     found = printed(*keys)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from caster.report.bench.origin import Origin
 from caster.report.bench.score import Score
-from caster.report.intervals import LEVEL, RESAMPLES, SEED, Interval, of_means
+from caster.report.intervals import RESAMPLES, SEED, Interval, between, of_means
 from caster.sweeps.spec import GATE, Spec, Sweep
 
 Streams = dict[Spec, dict[str, Score]]  # stream: the methods that met it, by name
@@ -78,30 +78,6 @@ def _words(value: Any) -> Any:
     return " and ".join(map(str, value)) if isinstance(value, tuple) else value
 
 
-def places(specs: Iterable[Spec]) -> dict[Spec, str]:
-    """What tables call the data of a cell: with its stream only if the study has several kinds."""
-    kinds = {spec: _kind(spec) for spec in specs}
-    several = len(set(kinds.values())) > 1
-    return {spec: f"{spec.data}, {kind}" if several else spec.data for spec, kind in kinds.items()}
-
-
-def _kind(spec: Spec) -> str:
-    """A stream in words, but for its pictures and their seed."""
-    return f"{order_of(spec)}, batches of {spec.batch_size}"
-
-
-def order_of(spec: Spec) -> str:
-    """The order of a stream in words.
-
-    >>> order_of(Spec("r", "d", "tent", order="dirichlet", order_settings=(("slots", 5),)))
-    'dirichlet, slots 5'
-    """
-    words = [spec.order, *(f"{name} {value}" for name, value in spec.order_settings)]
-    words += [] if spec.schedule == "each" else [spec.schedule]
-    words += [] if spec.last == "keep" else [f"last batch: {spec.last}"]
-    return ", ".join(words)
-
-
 def by_stream(scores: Sequence[Score]) -> Streams:
     """Scores by the stream they share, then by method."""
     called = names(score.spec for score in scores)
@@ -152,6 +128,4 @@ def mean_of_means(groups: Sequence[Sequence[float]]) -> Mean:
         return Mean(value, None, count)
     rng = np.random.default_rng(SEED)
     drawn = np.mean([rng.choice(group, (RESAMPLES, len(group))).mean(axis=1) for group in held], 0)
-    tail = (1.0 - LEVEL) / 2
-    low, high = np.quantile(drawn, [tail, 1.0 - tail])
-    return Mean(value, Interval(float(low), float(high)), count)
+    return Mean(value, between(drawn), count)

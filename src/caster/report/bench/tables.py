@@ -88,21 +88,30 @@ def around(interval: Interval | None) -> Interval | None:
 
 
 def as_file(words: str) -> str:
-    """Words as part of the name of a file.
+    """Words as part of the name of a file; no two that differ in a star have one name.
 
-    >>> as_file("digits, batches of 6")
-    'digits-batches-of-6'
+    >>> as_file("digits, batches of 6"), as_file("CIFAR-10-C*")
+    ('digits-batches-of-6', 'CIFAR-10-C-star')
     """
-    return "-".join(re.findall(r"[\w.]+", words))
+    return "-".join(re.findall(r"[\w.]+", words.replace("*", "-star")))
+
+
+def in_markdown(text: str) -> str:
+    """Text as GitHub's Markdown takes it, in a table too.
+
+    >>> in_markdown("CIFAR-10-C* | 5 < 6")
+    'CIFAR-10-C\\\\* \\\\| 5 &lt; 6'
+    """
+    return text.translate(_MARKDOWN)
 
 
 def as_markdown(table: Table) -> str:
     """A table and its caption, in GitHub's Markdown."""
     rule = ["---" if column.format is None else "--:" for column in table.columns]
-    titles = [column.title.translate(_MARKDOWN) for column in table.columns]
-    body = [[text.translate(_MARKDOWN) for text in row] for row in table.texts()]
+    titles = [in_markdown(column.title) for column in table.columns]
+    body = [[in_markdown(text) for text in row] for row in table.texts()]
     lines = [f"| {' | '.join(cells)} |" for cells in [titles, rule, *body]]
-    return "\n".join([*lines, "", table.caption.translate(_MARKDOWN), ""])
+    return "\n".join([*lines, "", in_markdown(table.caption), ""])
 
 
 def as_latex(table: Table) -> str:

@@ -7,15 +7,17 @@ samples; cells are held against the sweep, their sources, and one another.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from caster.errors import CasterError
-from caster.records import DONE, Cell, read_cell, scan
+from caster.records import DONE, Cell, FormatError, Pack, Records, Where, read_cell, scan
 from caster.report.bench.checks.cells import check_cells
 from caster.report.bench.checks.problem import Problem, lines
 from caster.report.bench.checks.sources import (
@@ -24,22 +26,43 @@ from caster.report.bench.checks.sources import (
     foreign_admissions,
     read_admissions,
 )
-from caster.report.bench.checks.streams import Checked, check_stream
-from caster.report.bench.many import FEW, mapped
+from caster.report.bench.checks.streams import Checked, Reading, check_stream
+from caster.report.bench.many import FEW, FEW_PACKED, mapped
 from caster.sweeps import Spec, Sweep
 
 __all__ = ["Problem", "compared", "lines", "verify"]
 
-Found = dict[Spec, tuple[Cell, Path]]
+Found = dict[Spec, tuple[Cell, Where]]
+Progress = Callable[[str, int, int], None]  # stage, done, of how many
 MANY = 20  # pictures from which two shuffles of them do not agree by chance
 
 
-def verify(sweep: Sweep, out: Path, root: Path | None = None) -> list[Problem]:
-    """What is missing or wrong in the folder of a run; nothing, where a report may be made.
+def verify(sweep: Sweep, out: Records, root: Path | None = None) -> list[Problem]:
+    """What is missing or wrong in a run's folder or a pack; nothing, where a report may be made.
 
     `root` is what the sweep's checkpoints are relative to, by default the current folder: those
     that are there must be the ones the records were made from. `compared` says how many are.
     """
+    return examine(sweep, out, root).problems
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What is wrong with records, what cells were found, and what was made of the sound ones."""
+
+    problems: list[Problem]
+    found: Found
+    read: dict[Spec, Any]
+
+
+def examine(
+    sweep: Sweep,
+    out: Records,
+    root: Path | None = None,
+    reading: Reading | None = None,
+    progress: Progress | None = None,
+) -> Examined:
+    """As `verify`, which says what of; and what `reading` makes of every record that is done."""
     there = scan(out)
     if not any((there.cells, there.admissions, there.leftovers, there.foreign)):
         raise CasterError(
@@ -48,56 +71,79 @@ def verify(sweep: Sweep, out: Path, root: Path | None = None) -> list[Problem]:
     problems = [Problem("foreign", str(path)) for path in there.foreign]
     problems += [Problem("left by a killed run", str(path)) for path in there.leftovers]
     problems += foreign_admissions(there.admissions, sweep)
+    problems += foreign_streams(there.streams, sweep)
     admissions, unread = read_admissions(out, sweep)
     problems += unread
     problems += check_admissions(admissions, sweep, root or Path())
     found: Found = {}
-    problems += _find(there.cells, sweep, found)
+    problems += _find(there.records, sweep, found)
     problems += check_cells({spec: cell for spec, (cell, _) in found.items()}, admissions, sweep)
-    problems += _check_streams(found)
-    return sorted(set(problems))
+    read: dict[Spec, Any] = {}
+    few = len(found) < (FEW_PACKED if isinstance(out, Pack) else FEW)
+    problems += _check_streams(found, few, read, reading, progress)
+    return Examined(sorted(set(problems)), found, read)
 
 
-def _find(folders: tuple[Path, ...], sweep: Sweep, found: Found) -> Iterator[Problem]:
+def foreign_streams(paths: Iterable[Path], sweep: Sweep) -> list[Problem]:
+    """Streams in a pack of data that are not in the sweep."""
+    known = {spec.data for spec in sweep.cells}
+    return [Problem("not of this sweep", str(path)) for path in paths if path.stem not in known]
+
+
+def _find(cells: tuple[Where, ...], sweep: Sweep, found: Found) -> Iterator[Problem]:
     """The record of every cell of the sweep, once."""
-    for folder in folders:
+    for where in cells:
         try:
-            cell = read_cell(folder)
+            cell = read_cell(where)
             spec = Spec.of(cell.identity.get("spec", {}))
-            _check_identity(cell, folder)
+            _check_identity(cell, where)
         except CasterError as error:
-            yield Problem("changed or damaged", str(error))
+            of_another = isinstance(error, FormatError)
+            kind = "of another format" if of_another else "changed or damaged"
+            yield Problem(kind, str(error))
             continue
         if spec not in sweep.cells:
-            yield Problem("not of this sweep", f"{spec.full} in {folder}")
+            yield Problem("not of this sweep", f"{spec.full} in {where}")
         elif spec in found:
-            yield Problem("twice", f"{spec.full} in {folder} and {found[spec][1].name}")
+            yield Problem("twice", f"{spec.full} in {where} and {found[spec][1]}")
         else:
-            found[spec] = cell, folder
+            found[spec] = cell, where
     for spec in sweep.cells:
         if spec not in found:
             yield Problem("missing", spec.full)
 
 
-def _check_identity(cell: Cell, folder: Path) -> None:
+def _check_identity(cell: Cell, where: Where) -> None:
     """What the checks of rows count on: a key shows that it was not changed, and no more."""
     target = cell.identity.get("target")
     sizes = (target.get("n") if isinstance(target, dict) else None, cell.identity.get("classes"))
     if cell.status == DONE and not all(type(size) is int and size > 0 for size in sizes):
-        raise CasterError(f"{folder} does not state its target and classes")
+        raise CasterError(f"{where} does not state its target and classes")
 
 
-def _check_streams(found: Found) -> Iterator[Problem]:
+def _check_streams(
+    found: Found,
+    few: bool,
+    read: dict[Spec, Any],
+    reading: Reading | None,
+    progress: Progress | None,
+) -> Iterator[Problem]:
     """The rows of every stream, and what streams must and must not have in common."""
-    streams: dict[Spec, list[tuple[Spec, Path]]] = defaultdict(list)
-    for spec, (cell, folder) in found.items():
+    streams: dict[Spec, list[tuple[Spec, Where]]] = defaultdict(list)
+    for spec, (cell, where) in found.items():
         if cell.status == DONE:
-            streams[spec.stream].append((spec, folder))
+            streams[spec.stream].append((spec, where))
     labels: dict[str, NDArray[np.int16]] = {}
     orders: dict[Spec, dict[int, str]] = defaultdict(dict)
-    all_checked = mapped(check_stream, list(streams.values()), len(found) < FEW)
-    for stream, checked in zip(streams, all_checked, strict=True):
+    check = partial(check_stream, reading=reading)
+    all_checked = mapped(check, list(streams.values()), few)
+    done, cells = 0, sum(map(len, streams.values()))
+    for (stream, own), checked in zip(streams.items(), all_checked, strict=True):
         yield from checked.problems
+        read.update(checked.read)
+        done += len(own)
+        if progress is not None:
+            progress("reading", done, cells)
         if checked.labels is not None:
             yield from _check_labels(labels, checked.labels, stream)
             anonymous = replace(stream, backbone="", alone=False, seed=0)

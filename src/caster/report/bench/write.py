@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from caster.errors import CasterError
-from caster.report.bench import page
-from caster.report.bench.pictures import save
+from caster.report.bench import page, pictures
+from caster.report.bench.naming import explained
 from caster.report.bench.results import Results
 from caster.report.bench.section import Section
 from caster.report.bench.studies import (
@@ -40,7 +40,7 @@ def sections(results: Results) -> list[Section]:
         section = study.section(results)
         if section is not None:
             refused = results.refusals(section.name)
-            found.append(replace(section, found=(*section.found, *refused)))
+            found.append(explained(replace(section, found=(*section.found, *refused))))
     if not found:
         raise CasterError(f"no study of {results.sweep.name} has a cell that can be reported")
     return found
@@ -77,15 +77,27 @@ def write(results: Results, folder: Path) -> list[Section]:
 
 
 def _fill(folder: Path, results: Results, made: Sequence[Section]) -> None:
+    drawn = fill(folder, results, made, tuple(FORMATS), pictures.FORMATS)
+    (folder / PAGE).write_text(page.render(results, made, drawn), encoding="utf-8")
+
+
+def fill(
+    folder: Path,
+    results: Results,
+    made: Sequence[Section],
+    tables: tuple[str, ...],
+    figures: tuple[str, ...],
+) -> dict[str, str]:
+    """A new folder with text, tables and figures, these in some formats; pictures for a page."""
     for part in (folder, folder / TABLES, folder / FIGURES):
         part.mkdir()
     drawn = {}
     for section in made:
         for table in section.tables:
-            for ending, render in FORMATS.items():
+            for ending in tables:
                 path = folder / TABLES / f"{table.name}.{ending}"
-                path.write_text(render(table), encoding="utf-8")
+                path.write_text(FORMATS[ending](table), encoding="utf-8")
         for picture in section.pictures:
-            drawn[picture.name] = save(picture, folder / FIGURES)
+            drawn[picture.name] = pictures.save(picture, folder / FIGURES, figures)
     (folder / TEXT).write_text(page.as_text(results, made), encoding="utf-8")
-    (folder / PAGE).write_text(page.render(results, made, drawn), encoding="utf-8")
+    return drawn

@@ -7,21 +7,20 @@ from pathlib import Path
 
 from caster.errors import CasterError
 from caster.files import file_digest
-from caster.records import Admission, read_admission, sources_of
+from caster.records import Admission, Records, admission_path, read_admission
 from caster.report.bench.checks.problem import Problem
 from caster.sweeps import Sweep
 
 Admissions = dict[tuple[str, str], Admission]  # by backbone and data
 
 
-def read_admissions(out: Path, sweep: Sweep) -> tuple[Admissions, list[Problem]]:
+def read_admissions(out: Records, sweep: Sweep) -> tuple[Admissions, list[Problem]]:
     """The admissions a sweep needs, and what is wrong with those that cannot be read."""
     admissions: Admissions = {}
     problems = []
     for pair in dict.fromkeys((spec.backbone, spec.data) for spec in sweep.cells):
-        path = sources_of(out) / f"{'--'.join(pair)}.json"
         try:
-            admissions[pair] = read_admission(path)
+            admissions[pair] = read_admission(admission_path(out, "--".join(pair)))
         except CasterError as error:
             problems.append(Problem("admission missing or changed", str(error)))
     return admissions, problems

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from caster.errors import CasterError
-from caster.records import Batches, Cell, Record, Samples, read
+from caster.records import Batches, Cell, Record, Samples, Where, read
 from caster.report.bench.checks.diversity import diversity_of
 from caster.report.bench.checks.problem import Problem
 from caster.sweeps import Spec
 from caster.sweeps.names import CLASS_ORDERED
 
+Reading = Callable[[Record], Any]  # of a module, for other processes to know it
 NO_HEAD = -1  # in the place of a frozen prediction
 AGREES = 1e-9  # of a diversity computed twice
 ROUNDED = 0.005  # of an accuracy measured twice
@@ -31,15 +32,19 @@ class Checked:
     rows: str = ""  # digest of which picture came in which batch
     batches: int = 0
     n: int = 0  # pictures
+    read: dict[Spec, Any] = field(default_factory=dict)  # what was made of sound cells
 
 
-def check_stream(cells: list[tuple[Spec, Path]]) -> Checked:
-    """All cells that are done of one stream; the first of them speaks for its rows."""
+def check_stream(cells: list[tuple[Spec, Where]], reading: Reading | None = None) -> Checked:
+    """All cells that are done of one stream; the first of them speaks for its rows.
+
+    What `reading` makes of a record is kept, so that none has to be read twice.
+    """
     checked = Checked()
     first: Record | None = None
-    for spec, folder in cells:
+    for spec, where in cells:
         try:
-            record = read(folder)
+            record = read(where)
         except CasterError as error:
             checked.problems.append(Problem("changed or damaged", str(error)))
             continue
@@ -56,6 +61,8 @@ def check_stream(cells: list[tuple[Spec, Path]]) -> Checked:
             else:
                 kinds += _reference_faults(first, record)
         checked.problems += [Problem(kind, spec.full) for kind in kinds]
+        if reading is not None and not kinds:
+            checked.read[spec] = reading(record)
     return checked
 
 

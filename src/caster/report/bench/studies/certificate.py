@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from caster.report.bench.agree import transport_of
-from caster.report.bench.ranks import spearman
-from caster.report.bench.results import Mean, Results, label, mean, names, places
+from caster.report.bench.naming import places
+from caster.report.bench.ranks import correlation_interval, spearman
+from caster.report.bench.results import Mean, Results, label, mean, names
 from caster.report.bench.score import ALWAYS, GATED, Score
 from caster.report.bench.section import Picture, Section
 from caster.report.bench.studies import certificate_figures as figures
 from caster.report.bench.studies import certificate_tables as tables
 from caster.report.bench.tables import as_file, cells
 from caster.report.bench.thresholds import WITHIN, Curve, gated_gain
+from caster.report.intervals import Interval
 from caster.sweeps.spec import Spec
 
 MIXED = "caster-mixed-metric"
+OTHERS = ", other streams"
 LOSS = 0.10  # of accuracy: a cell that loses more is degenerate
 TITLE = "What the certificate detects"
 HOW = (
@@ -31,7 +34,8 @@ HOW = (
     "is at most the threshold, frozen elsewhere; the recorded gated cells are checked to agree "
     "with it exactly. The gain by threshold is exact: it steps at every batch's ratio. Means are "
     "over cells, intervals from cells drawn anew. A transport that met streams with several "
-    "settings is reported once for each."
+    "settings is reported once for each, and streams of another order or batch size than most are "
+    "pooled apart."
 )
 
 
@@ -50,6 +54,7 @@ class Bands:
     """What a certificate tells apart, over some cells."""
 
     cells: int
+    losing: int  # cells that lose more than `LOSS`
     lowest_losing: float | None  # certificate of any cell that loses more than `LOSS`
     highest_harmless: float | None  # finite certificate of any cell that loses nothing
     harmless_without: int  # harmless cells whose certificate is infinite
@@ -66,6 +71,7 @@ class Certificate:
     method: str  # with its settings, where there are others
     points: tuple[Point, ...]
     pooled: Bands
+    correlation_interval: Interval | None  # of the pooled one
     by_place: dict[str, Bands]
     mixed: dict[str, Bands]  # where it was run, by its name
     tau: float  # of the transport's own constants
@@ -78,10 +84,11 @@ def measure(results: Results) -> tuple[Certificate, ...]:
     """One for every transport that met a stream beside another; empty where none was run."""
     scores = {score.spec: score for score in results.of("certificate")}
     always = [spec for spec in scores if spec.method == ALWAYS]
-    where, called = places(always), names(always)
+    where, called, usual = places(always, results.sweep), names(always), _usual(always)
     groups = defaultdict(list)
     for spec in always:
-        groups[called[spec], scores[spec].tau].append(scores[spec])
+        aside = "" if _kind(spec) == usual else OTHERS
+        groups[f"{called[spec]}{aside}", scores[spec].tau].append(scores[spec])
     methods = [method for method, _ in groups]
     return tuple(
         _of_transport(
@@ -89,6 +96,17 @@ def measure(results: Results) -> tuple[Certificate, ...]:
         )
         for (method, tau), held in groups.items()
     )
+
+
+def _kind(spec: Spec) -> tuple[object, ...]:
+    """How a stream orders its pictures, and how many it gives at a time."""
+    return spec.order, spec.order_settings, spec.batch_size
+
+
+def _usual(specs: Sequence[Spec]) -> tuple[object, ...] | None:
+    """The kind that most streams are of; of several as frequent the first."""
+    kinds = Counter(_kind(spec) for spec in specs)
+    return max(kinds, key=lambda kind: kinds[kind], default=None)
 
 
 def _of_transport(
@@ -114,11 +132,15 @@ def of_cells(
 ) -> Certificate:
     """What certificates say of updates that were always taken, and what a gate at `tau` makes."""
     marks = tuple(Point(where[s.spec], s.certificate, s.gain, gated_gain(s, tau)) for s in always)
-    curve = Curve.of(always)
+    curve, pooled = Curve.of(always), bands(marks)
+    regime = in_regime(marks, pooled.lowest_losing)
     return Certificate(
         method=name,
         points=marks,
-        pooled=bands(marks),
+        pooled=pooled,
+        correlation_interval=correlation_interval(
+            [mark.certificate for mark in regime], [mark.gain for mark in regime]
+        ),
         by_place={
             place: bands([mark for mark in marks if mark.place == place])
             for place in dict.fromkeys(mark.place for mark in marks)
@@ -137,10 +159,10 @@ def bands(points: Sequence[Point]) -> Bands:
     lowest = min(losing, default=None)
     harmless = [point.certificate for point in points if point.gain >= 0]
     finite = [certificate for certificate in harmless if math.isfinite(certificate)]
-    end = math.inf if lowest is None else lowest
-    regime = [point for point in points if point.certificate < end]
+    regime = in_regime(points, lowest)
     return Bands(
         cells=len(points),
+        losing=len(losing),
         lowest_losing=lowest,
         highest_harmless=max(finite, default=None),
         harmless_without=len(harmless) - len(finite),
@@ -149,6 +171,12 @@ def bands(points: Sequence[Point]) -> Bands:
         ungated=mean([point.gain for point in points]),
         gated=mean([point.gated for point in points]),
     )
+
+
+def in_regime(points: Sequence[Point], lowest_losing: float | None) -> list[Point]:
+    """The cells below the lowest certificate of any that loses much."""
+    end = math.inf if lowest_losing is None else lowest_losing
+    return [point for point in points if point.certificate < end]
 
 
 def section(results: Results) -> Section | None:
@@ -179,7 +207,7 @@ def pictures(found: Certificate, beginning: str, ending: str) -> tuple[Picture, 
             f"{of}A point a cell. The dashed line is the shipped threshold, the dotted one the "
             "lowest certificate of a cell that loses more than 10 points.",
             f"Gain of transport against the certificate. {first}",
-            4.4,
+            4.4 + figures.above(found),
             lambda figure, ink: figures.against_gain(figure, found, ink),
         ),
         Picture(

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from caster.report.figures import BLUE, GREEN, PURPLE, VERMILLION, dress, legend
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from caster.report.bench.studies.certificate import Certificate
 
 LOOKS = [(c, m) for m in "o^sDvP" for c in (BLUE, VERMILLION, GREEN, PURPLE)]
+WIDTH, ROW, MARK, LETTER = 8.6, 0.2, 0.45, 0.075  # inches: figure, row, mark and letter of a legend
+COLUMNS = 64  # a doubling, where a curve has more steps than can be seen
 LINEAR = 2  # points of gain within which the axis is linear
 
 
@@ -54,7 +57,19 @@ def against_gain(figure: Figure, found: Certificate, ink: str) -> None:
     axes.set_xlabel(words, color=ink)
     axes.set_ylabel("gain of transport, points", color=ink)
     dress(axes, ink)
-    figure.legend(**legend(ink), ncols=min(4, len(found.by_place)))
+    figure.legend(**legend(ink), ncols=_columns(found))
+
+
+def above(found: Certificate) -> float:
+    """Inches that the legend of `against_gain` takes beyond its first row."""
+    return ROW * (math.ceil(len(found.by_place) / _columns(found)) - 1)
+
+
+def _columns(found: Certificate) -> int:
+    """As many columns of a legend as the figure has room for."""
+    longest = max(map(len, found.by_place))
+    room = int(WIDTH / (MARK + LETTER * (longest + len(" (1,000)"))))
+    return max(1, min(4, len(found.by_place), room))
 
 
 def _within(axes: Axes, tick: float) -> bool:
@@ -71,6 +86,23 @@ def _plain_logs(axes: Axes) -> None:
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
 
 
+def thinned(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.intp]:
+    """Places of a curve that show all there is to see: ends and extremes of narrow columns of x.
+
+    A column is a 64th of a doubling, found without a logarithm: its last bits are another on
+    every processor.
+
+    >>> thinned(np.array([1.0, 1.001, 1.002, 1.003, 1.004, 2.0]), np.array([0.0, 5, 1, 2, 1, 1]))
+    array([0, 1, 4, 5])
+    """
+    mantissa, exponent = np.frexp(x)
+    column = exponent * COLUMNS + (2 * COLUMNS * (mantissa - 0.5)).astype(int)
+    kept = set()
+    for places in np.split(np.arange(len(x)), np.flatnonzero(np.diff(column)) + 1):
+        kept |= {places[0], places[y[places].argmin()], places[y[places].argmax()], places[-1]}
+    return np.array(sorted(kept))
+
+
 def by_threshold(figure: Figure, found: Certificate, ink: str) -> None:
     """Mean gain of the gate by its threshold: a step at every batch."""
     axes = figure.subplots()
@@ -79,11 +111,12 @@ def by_threshold(figure: Figure, found: Certificate, ink: str) -> None:
     if len(steps) > 1:
         low, high = min(low, 0.8 * steps[1]), max(high, 1.25 * steps[-1])
     low = max(low, high / 1e5)
-    x, y = np.concatenate([[low], steps[steps > low], [high]]), [100 * found.curve.at(low)]
-    y += [*gains[steps > low], gains[-1]]
+    x = np.concatenate([[low], steps[steps > low], [high]])
+    y = np.concatenate([[100 * found.curve.at(low)], gains[steps > low], gains[-1:]])
+    kept = thinned(x, y)
     first, last = found.plateau
     axes.axvspan(max(first, low), min(last, high), color=GREEN, alpha=0.15, lw=0)
-    axes.step(x, y, where="post", color=BLUE, lw=2, label="gated", rasterized=len(x) > 5000)
+    axes.step(x[kept], y[kept], where="post", color=BLUE, lw=2, label="gated")
     always = 100 * found.pooled.ungated.value
     axes.axhline(always, color=VERMILLION, lw=1.4, ls="--", label="always")
     axes.axhline(0, color=ink, lw=1, label="never")

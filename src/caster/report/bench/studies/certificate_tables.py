@@ -31,6 +31,10 @@ def all_of(found: Certificate, ending: str) -> tuple[Table, ...]:
 def summary(found: Certificate, name: str, paper: Mapping[str, Any] | None = None) -> Table:
     """Ours, its interval, the same of the mixed metric, and the paper's where it has them."""
     ours, wrong = _told(found.pooled), [_told(bands) for bands in found.mixed.values()]
+    ours["rank correlation with gain there"] = (
+        found.pooled.correlation,
+        found.correlation_interval,
+    )
     rows: list[tuple[Value, ...]] = [
         (title, value, ends, *(told[title][0] for told in wrong))
         for title, (value, ends) in ours.items()
@@ -74,7 +78,7 @@ def _plateau(ends: tuple[float, float]) -> tuple[float, float, float]:
 
 
 _KEYS = (  # of the paper's figures
-    *("cells", "lowest_losing", "highest_harmless", "harmless_without"),
+    *("cells", "losing", "lowest_losing", "highest_harmless", "harmless_without"),
     *("ungated", "gated", "regime", "correlation"),
 )
 
@@ -83,6 +87,7 @@ def _told(bands: Bands) -> dict[str, tuple[Value, Value]]:
     """Figures of some cells, each with its interval, in the order of `_KEYS`."""
     return {
         "cells": (bands.cells, None),
+        "cells losing more than 10 points": (bands.losing, None),
         "lowest certificate of a cell losing more than 10 points": (bands.lowest_losing, None),
         "highest finite certificate of a harmless cell": (bands.highest_harmless, None),
         "harmless cells with an infinite one": (bands.harmless_without, None),
@@ -99,7 +104,7 @@ def by_place(found: Certificate, name: str = "certificate-data", what: str = "da
         (
             *(place, b.cells, points(b.ungated.value), around(b.ungated.interval)),
             *(points(b.gated.value), around(b.gated.interval)),
-            *(b.lowest_losing, b.highest_harmless, b.regime, b.correlation),
+            *(b.losing, b.lowest_losing, b.highest_harmless, b.regime, b.correlation),
         )
         for place, b in found.by_place.items()
     ]
@@ -109,7 +114,8 @@ def by_place(found: Certificate, name: str = "certificate-data", what: str = "da
         (
             *(Column(what), Column("cells", "d"), Column("always", "+.2f")),
             *(Column(f"always, {INTERVAL}", "+.2f"), Column("gated", "+.2f")),
-            *(Column(f"gated, {INTERVAL}", "+.2f"), Column("lowest losing", ".3g")),
+            *(Column(f"gated, {INTERVAL}", "+.2f"), Column("losing", "d")),
+            Column("lowest losing", ".3g"),
             *(Column("highest harmless", ".3g"), Column("regime", "d")),
             Column("rank correlation", "+.2f"),
         ),

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
-from caster.report.bench.results import Mean, Results, mean_of_means, names, places
+from caster.report.bench.naming import beside, places
+from caster.report.bench.results import Mean, Results, mean_of_means, names
 from caster.report.bench.score import Score
 from caster.report.bench.section import Picture, Section
 from caster.report.bench.studies import corruption_tables as tables
@@ -37,7 +38,7 @@ class Entry:
     sd: float | None  # across backbones; None with one
     backbones: dict[str, float]  # mean of each
     inert: bool  # in every cell
-    conditions: dict[str, frozenset[Conditions]]  # what each backbone met
+    conditions: dict[str, dict[Conditions, float]]  # what each backbone met, and its accuracy there
     whole: bool  # whether it met all cells that any method met there
 
 
@@ -62,7 +63,7 @@ class Corruption:
     """Both conventions, where the sweep has cells for them."""
 
     conventions: tuple[Convention, ...]
-    data: dict[str, str]  # place: data as the sweep names it
+    papers: dict[str, str | None]  # place: what the paper calls it
 
 
 def measure(results: Results) -> Corruption | None:
@@ -70,11 +71,11 @@ def measure(results: Results) -> Corruption | None:
     scores = [score for score in results.of("corruption") if score.spec.conditions]
     if not scores:
         return None
-    where = places(score.spec for score in scores)
+    where = places((score.spec for score in scores), results.sweep)
     called = names(score.spec for score in scores)
     labels = {spec: (place, called[spec]) for spec, place in where.items()}
-    data = {place: spec.data for spec, place in where.items()}
-    return Corruption(conventions(scores, labels, results), data)
+    papers = {place: beside(spec, results.sweep) for spec, place in where.items()}
+    return Corruption(conventions(scores, labels, results), papers)
 
 
 def conventions(
@@ -131,7 +132,7 @@ def entry(scores: Sequence[Score], results: Results, streams: int) -> Entry:
         sd=stdev(values) if len(values) > 1 else None,
         backbones=backbones,
         inert=all(score.inert for score in scores),
-        conditions={title: frozenset(held) for title, held in conditions.items()},
+        conditions=dict(conditions),
         whole=len(scores) == streams,
     )
 

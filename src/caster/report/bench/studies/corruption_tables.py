@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from caster.report.bench.paper import printed
+from caster.report.bench.studies import corruption_differences as differences
 from caster.report.bench.tables import (
     INTERVAL,
     Column,
@@ -28,16 +29,20 @@ PUBLISHED = {((name, 5),) for name in REPORTED}
 
 
 def all_of(found: Corruption) -> tuple[Table, ...]:
-    """A table for every convention and data, then every backbone alone."""
+    """A table for every convention and data, then differences, then every backbone alone."""
     tables = [
-        _table(convention, place, found.data[place])
+        _table(convention, place, found.papers[place])
         for convention in found.conventions
         for place in convention.places()
     ]
-    return (*tables, *(_detail(convention) for convention in found.conventions))
+    first, *others = found.conventions
+    apart = differences.table(first, found.papers, FAMILIES)
+    nothing = dict.fromkeys(found.papers)  # the paper has the first convention alone
+    more = [differences.table(convention, nothing, FAMILIES) for convention in others]
+    return (*tables, apart, *more, *(_detail(convention) for convention in found.conventions))
 
 
-def _table(convention: Convention, place: str, data: str) -> Table:
+def _table(convention: Convention, place: str, paper: str | None) -> Table:
     """Methods by family; the paper averages over all it has, and stands in that table alone."""
     entries = {(m, f): e for (p, m, f), e in convention.entries.items() if p == place}
     families = [family for family in FAMILIES if any(f == family for _, f in entries)]
@@ -55,7 +60,7 @@ def _table(convention: Convention, place: str, data: str) -> Table:
             held = entries.get((method, family))
             row += _cells(held)
             if beside:
-                row += printed("corruption", data, family, method) or [None, None]
+                row += printed("corruption", str(paper), family, method) or [None, None]
         rows.append(tuple(row))
     inert = [f"{method} on {FAMILIES[f]}" for (method, f), e in entries.items() if e.inert]
     note = f" Inert: {', '.join(inert)}." if inert else ""
@@ -77,7 +82,7 @@ def _table(convention: Convention, place: str, data: str) -> Table:
 def averaged(convention: Convention, place: str | None = None) -> str:
     """What is averaged over, and whose convention it is where it is one; of data, or of all."""
     entries = [e for (p, _, _), e in convention.entries.items() if place in (None, p)]
-    met = {conditions for entry in entries for conditions in entry.conditions.values()}
+    met = {frozenset(held) for entry in entries for held in entry.conditions.values()}
     alike = len(met) == 1
     shared = next(iter(met)) if alike else frozenset()
     if convention.name == FIFTEEN:

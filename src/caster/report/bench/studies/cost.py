@@ -8,37 +8,40 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from caster.report.bench.paper import number, printed
-from caster.report.bench.results import Results, names, places
+from caster.report.bench.naming import beside_resnet50, places
+from caster.report.bench.results import Results, names
 from caster.report.bench.score import GATED, LAYERS, Score
 from caster.report.bench.section import Picture, Section
-from caster.report.bench.tables import Column, Table, Value, points
+from caster.report.bench.studies import cost_tables as tables
 from caster.report.figures import BLUE, VERMILLION, dress
+from caster.report.intervals import RESAMPLES, SEED
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MIB = 2**20
+FOG = "fog-3"  # what the paper measures under
 TITLE = "Cost"
 HOW = (
     "One method at a time on an otherwise idle device, every forward pass its own. Images/s: "
     "median over full batches of size over seconds; the batches it warmed up with are not among "
     "them. Memory: peak on the device, none on a CPU. Retained: what the method keeps between "
-    "batches, beside the frozen model."
+    "batches, beside the frozen model. Intervals from batches drawn anew, of both for a ratio."
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Row:
     """A method on one backbone, data and condition."""
 
     backbone: str
     where: str  # the data, with the stream where there are several kinds
-    data: str
+    paper: str | None  # what the paper calls the data, where it has a figure of them
     condition: str
     method: str
     rate: float  # images a second
+    drawn: NDArray[np.float64] | None  # the same of batches drawn anew; None of a single batch
     share: float | None  # of the frozen model's; None where that was not measured
     memory: float | None  # MiB
     retained: float  # bytes
@@ -50,29 +53,45 @@ class Row:
         return f"{self.backbone}, {self.where} {self.condition}"
 
 
-def rate(score: Score) -> float:
-    """Images a second, as `HOW` says."""
+def rates(score: Score) -> NDArray[np.float64]:
+    """Images a second in every full batch: (batches,)."""
     held = score.batches
     full = held.size == held.size.max()
-    return float(np.median(held.size[full] / held.seconds[full]))
+    return np.asarray(held.size[full] / held.seconds[full])
+
+
+def rate(score: Score) -> float:
+    """Images a second, as `HOW` says."""
+    return float(np.median(rates(score)))
+
+
+def _drawn(scores: list[Score]) -> NDArray[np.float64] | None:
+    held = [rates(score) for score in scores]
+    if min(map(len, held)) < 2:
+        return None
+    rng = np.random.default_rng(SEED)
+    again = [np.median(rng.choice(each, (RESAMPLES, len(each))), axis=1) for each in held]
+    return np.asarray(np.median(again, axis=0))
 
 
 def measure(results: Results) -> tuple[Row, ...]:
     """Empty where no cell ran alone."""
     scores = [score for score in results.of("cost") if score.spec.alone]
     called = names(score.spec for score in scores)
-    where = places(score.spec for score in scores)
+    where = places((score.spec for score in scores), results.sweep)
     groups = defaultdict(list)
     for score in scores:
         spec = score.spec
-        key = results.title(spec), where[spec], spec.data, spec.condition, called[spec]
+        paper = beside_resnet50(spec, results.sweep) if spec.condition == FOG else None
+        key = results.title(spec), where[spec], paper, spec.condition, called[spec]
         groups[key].append(score)
-    rates = {key: median(rate(score) for score in held) for key, held in groups.items()}
+    medians = {key: median(rate(score) for score in held) for key, held in groups.items()}
     return tuple(
         Row(
             *key,
-            rate=rates[key],
-            share=_share(rates[key], rates.get((*key[:4], "frozen"))),
+            rate=medians[key],
+            drawn=_drawn(held),
+            share=_share(medians[key], medians.get((*key[:4], "frozen"))),
             memory=_most([score.memory for score in held]),
             retained=max(score.retained for score in held),
             backward=any(score.backward for score in held),
@@ -106,31 +125,7 @@ def section(results: Results) -> Section | None:
         1.0 + 0.3 * len(rows),
         lambda figure, ink: draw(figure, rows, ink),
     )
-    return Section("cost", TITLE, told, HOW, (_table(rows),), (picture,))
-
-
-def _table(rows: tuple[Row, ...]) -> Table:
-    columns = (
-        *(Column("backbone"), Column("data"), Column("method"), Column("images/s", ",.0f")),
-        *(Column("of frozen, %", ".0f"), Column("memory, MiB", ",.0f")),
-        *(Column("retained, MiB", ".3f"), Column("backward pass")),
-        *(Column("paper's images/s", ",.0f"), Column("paper's memory, MiB", ",.0f")),
-    )
-    values: list[tuple[Value, ...]] = [
-        (
-            *(row.backbone, f"{row.where} {row.condition}", row.method, row.rate),
-            *(points(row.share), row.memory, row.retained / MIB, row.backward),
-            *(number("cost", row.data, row.method, figure) for figure in ("rate", "memory")),
-        )
-        for row in rows
-    ]
-    return Table(
-        "cost",
-        "Throughput and memory of one method at a time. Paper: "
-        f"{printed('cost', 'where')}, ResNet-50 under fog of severity 3, on its device.",
-        columns,
-        tuple(values),
-    )
+    return Section("cost", TITLE, told, HOW, tables.all_of(rows), (picture,))
 
 
 def draw(figure: Figure, rows: tuple[Row, ...], ink: str) -> None:

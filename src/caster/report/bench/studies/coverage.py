@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from caster.report.bench.naming import beside, places
 from caster.report.bench.paper import number, printed
-from caster.report.bench.results import Mean, Results, mean, names, places
-from caster.report.bench.score import GATED
+from caster.report.bench.results import Mean, Results, mean, names
+from caster.report.bench.score import GATED, Score
 from caster.report.bench.section import Picture, Section
 from caster.report.bench.tables import INTERVAL, Column, Table, Value, around, points
 from caster.report.figures import BLUE, VERMILLION, dress
+from caster.sweeps.spec import Spec
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,7 +32,7 @@ class Row:
     """A method on data."""
 
     place: str
-    data: str
+    paper: str | None  # what the paper calls the data
     method: str
     gain: Mean
     harm: float
@@ -42,11 +44,12 @@ class Row:
 def measure(results: Results) -> tuple[Row, ...]:
     """Empty where the sweep has no such cells."""
     scores = results.of("coverage")
-    where = places(score.spec for score in scores)
+    where = _places(results, scores)
     called = names(score.spec for score in scores)
     groups, streams = defaultdict(list), defaultdict(set)
     for score in scores:
-        groups[where[score.spec], score.spec.data, called[score.spec]].append(score)
+        paper = beside(score.spec, results.sweep)
+        groups[where[score.spec], paper, called[score.spec]].append(score)
         streams[where[score.spec]].add(score.spec.stream)
     return tuple(
         Row(
@@ -60,6 +63,14 @@ def measure(results: Results) -> tuple[Row, ...]:
         for key, held in groups.items()
         if key[-1] != "frozen"  # gains nothing over itself
     )
+
+
+def _places(results: Results, scores: list[Score]) -> dict[Spec, str]:
+    """What rows are called: with the backbone, where the study has several."""
+    where = places((score.spec for score in scores), results.sweep)
+    titles = {spec: results.title(spec) for spec in where}
+    several = len(set(titles.values())) > 1
+    return {spec: f"{titles[spec]}, {at}" if several else at for spec, at in where.items()}
 
 
 def section(results: Results) -> Section | None:
@@ -95,9 +106,9 @@ def _table(rows: tuple[Row, ...]) -> Table:
     values: list[tuple[Value, ...]] = [
         (
             *(row.place, row.method, row.gain.cells, points(row.gain.value)),
-            *(around(row.gain.interval), number("coverage", row.data, row.method)),
+            *(around(row.gain.interval), number("coverage", str(row.paper), row.method)),
             points(row.accept),
-            number("coverage", "accept", row.data) if row.gated else None,
+            number("coverage", "accept", str(row.paper)) if row.gated else None,
             points(row.harm),
         )
         for row in rows
@@ -127,6 +138,7 @@ def draw(figure: Figure, rows: tuple[Row, ...], ink: str) -> None:
     )
     labels = [f"{row.place}: {row.method}" if several else row.method for row in rows]
     axes.set_yticks(range(len(rows)), labels)
+    axes.margins(y=0.01)
     axes.invert_yaxis()
     axes.axvline(0, color=ink, lw=0.8)
     axes.set_xlabel("gain over the frozen head, points", color=ink)

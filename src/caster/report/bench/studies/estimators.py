@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import fmean
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from caster.report.bench.naming import places
 from caster.report.bench.paper import number, printed
-from caster.report.bench.results import Mean, Results, by_stream, mean, places
+from caster.report.bench.results import Mean, Results, by_stream, mean
 from caster.report.bench.section import Picture, Section
 from caster.report.bench.tables import INTERVAL, Column, Table, around, points
 from caster.report.figures import BLUE, VERMILLION, dress
+from caster.report.intervals import Interval, of_statistic
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,14 +60,16 @@ class Estimators:
 
     settings: tuple[Setting, ...]
     wins: int
+    won: Mean  # share of the settings
     ratio: float  # median
+    ratio_interval: Interval | None
     margin: Mean
 
 
 def measure(results: Results) -> Estimators | None:
     """None where the sweep has no setting with both."""
     scores = results.of("estimators")
-    where = places(score.spec for score in scores)
+    where = places((score.spec for score in scores), results.sweep)
     groups = defaultdict(list)
     for met in by_stream(scores).values():
         for rival, theirs in met.items():
@@ -82,9 +88,16 @@ def measure(results: Results) -> Estimators | None:
     )
     if not settings:
         return None
-    wins = sum(setting.margin > 0 for setting in settings)
-    ratio = median(setting.ratio for setting in settings)
-    return Estimators(settings, wins, ratio, mean([setting.margin for setting in settings]))
+    wins = [setting.margin > 0 for setting in settings]
+    ratios = np.array([[setting.ratio] for setting in settings])
+    return Estimators(
+        settings,
+        wins=sum(wins),
+        won=mean(wins),
+        ratio=float(np.median(ratios)),
+        ratio_interval=of_statistic(ratios, lambda drawn: np.median(drawn, axis=(1, 2))),
+        margin=mean([setting.margin for setting in settings]),
+    )
 
 
 def section(results: Results) -> Section | None:
@@ -139,12 +152,19 @@ def _tables(found: Estimators) -> tuple[Table, ...]:
             ("settings", len(found.settings), None, number("estimators", "settings")),
             ("settings won", found.wins, None, number("estimators", "wins")),
             (
+                *("settings won, %", points(found.won.value), around(found.won.interval)),
+                number("estimators", "won"),
+            ),
+            (
                 "mean margin, points",
                 points(found.margin.value),
                 around(found.margin.interval),
                 None,
             ),
-            ("median ratio of retained state", found.ratio, None, number("estimators", "ratio")),
+            (
+                *("median ratio of retained state", found.ratio, found.ratio_interval),
+                number("estimators", "ratio"),
+            ),
             ("largest k-NN bank, MiB", largest, None, number("estimators", "largest_bank")),
         ),
     )
@@ -171,6 +191,8 @@ def draw(figure: Figure, found: Estimators, ink: str) -> None:
     )
     right.set_xscale("log")
     right.axvline(1, color=ink, lw=0.8)
-    right.set_xlabel("state of k-NN over Source-GDA's, log scale", color=ink)
+    right.set_xlabel("state of k-NN\nover Source-GDA's, log scale", color=ink)
+    right.margins(y=0.01)
+    left.set_anchor("N")  # bars may be many
     dress(left, ink)
     dress(right, ink, "x")

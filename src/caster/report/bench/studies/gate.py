@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from caster.report.bench.agree import transport_of
+from caster.report.bench.naming import beside_resnet50, places
 from caster.report.bench.paper import number, printed
-from caster.report.bench.results import Mean, Results, mean, names, places
+from caster.report.bench.results import Mean, Results, mean, names
 from caster.report.bench.score import GATED, Score
 from caster.report.bench.section import Picture, Section
 from caster.report.bench.tables import INTERVAL, Column, Table, Value, around, cells, points
@@ -35,7 +36,7 @@ class Policies:
     method: str  # the gated one, with its settings where there are others
     backbone: str
     place: str
-    data: str | None  # as the sweep names it; None where pooled
+    paper: str | None  # what the paper calls the data, where it has a figure of them
     never: Mean
     always: Mean
     gated: Mean
@@ -62,10 +63,11 @@ def measure(results: Results) -> Gate | None:
     }
     if not pairs:
         return None
-    where, called = places(pairs), names(pairs)
+    where, called = places(pairs, results.sweep), names(pairs)
     groups, gates = defaultdict(list), defaultdict(list)
     for spec, pair in pairs.items():
-        groups[called[spec], results.title(spec), where[spec], spec.data].append(pair)
+        paper = beside_resnet50(spec, results.sweep)
+        groups[called[spec], results.title(spec), where[spec], paper].append(pair)
         gates[called[spec]].append(pair)
     return Gate(
         rows=tuple(policies(*key, held) for key, held in groups.items()),
@@ -77,7 +79,7 @@ def policies(
     method: str,
     backbone: str,
     place: str,
-    data: str | None,
+    paper: str | None,
     pairs: Sequence[tuple[Score, Score]],
 ) -> Policies:
     """The three over pairs of an ungated and a gated cell."""
@@ -85,7 +87,7 @@ def policies(
     gated = np.array([score.accuracy for _, score in pairs])
     gains = np.array([score.gain for _, score in pairs])
     return Policies(
-        *(method, backbone, place, data),
+        *(method, backbone, place, paper),
         never=mean(gated - gains),
         always=mean(always),
         gated=mean(gated),
@@ -141,8 +143,7 @@ def _table(found: Gate) -> Table:
 
 
 def _row(row: Policies) -> tuple[Value, ...]:
-    plain = row.data is not None and row.method == GATED
-    paper = number("gate", "over_always", str(row.data)) if plain else None
+    paper = number("gate", "over_always", str(row.paper)) if row.method == GATED else None
     return (
         *(row.method, row.backbone, row.place, row.gated.cells, points(row.never.value)),
         *(points(row.always.value), points(row.gated.value), around(row.gated.interval)),

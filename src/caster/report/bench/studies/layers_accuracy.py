@@ -7,16 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from caster.report.bench.results import (
-    Mean,
-    Results,
-    Streams,
-    by_stream,
-    matched,
-    mean,
-    names,
-    places,
-)
+from caster.report.bench.naming import places
+from caster.report.bench.results import Mean, Results, Streams, by_stream, matched, mean, names
 from caster.report.bench.score import LAYERS, LAYERS_ALWAYS, Score
 from caster.report.bench.studies.corruption import Convention, conventions
 from caster.sweeps.spec import Spec
@@ -51,7 +43,7 @@ def measure(results: Results) -> Accuracy | None:
     scores = [score for score in scores if score.spec.stream in shared]
     if not scores:
         return None
-    where = places(score.spec for score in scores)
+    where = places((score.spec for score in scores), results.sweep)
     called = names(score.spec for score in scores)
     labels = {
         spec: (f"{results.title(spec)} on {place}", called[spec]) for spec, place in where.items()

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from caster.report.bench.agree import is_open
-from caster.report.bench.results import Mean, Results, mean, order_of
+from caster.report.bench.naming import order_of, titles
+from caster.report.bench.results import Mean, Results, mean
 from caster.report.bench.score import LAYERS, LAYERS_ALWAYS, Score
 from caster.report.bench.studies.gate import Gate, Policies, policies
 from caster.sweeps.names import SPARE
@@ -57,7 +58,7 @@ def measure(results: Results) -> OnStreams | None:
         return None
     rows, kinds, grounds = defaultdict(list), defaultdict(list), defaultdict(list)
     for spec, pair in pairs.items():
-        rows[results.title(spec), spec.data, kind_of(spec), spec.batch_size].append(pair)
+        rows[ground_of(results, spec), kind_of(spec), spec.batch_size].append(pair)
         kinds[kind_of(spec), spec.batch_size].append(pair)
         if not is_spare(spec):
             grounds[ground_of(results, spec)].append(pair)
@@ -65,8 +66,8 @@ def measure(results: Results) -> OnStreams | None:
     every = [pair for held in grounds.values() for pair in held]
     return OnStreams(
         rows=tuple(
-            Row(policies(LAYERS, title, kind, data, held), size, kept(held), worst(held)[0])
-            for (title, data, kind, size), held in sorted(rows.items(), key=lambda item: item[0])
+            Row(policies(LAYERS, ground, kind, None, held), size, kept(held), worst(held)[0])
+            for (ground, kind, size), held in sorted(rows.items(), key=lambda item: item[0])
         ),
         wholes=(*wholes, *((_whole(ALL, every),) if len(wholes) > 1 else ())),
         kinds=Gate(
@@ -119,7 +120,7 @@ def is_spare(spec: Spec) -> bool:
 
 def ground_of(results: Results, spec: Spec) -> str:
     """A backbone on data, in words."""
-    return f"{results.title(spec)} on {spec.data}"
+    return f"{results.title(spec)} on {titles(results.sweep)[spec.data]}"
 
 
 def is_shuffled(spec: Spec) -> bool:

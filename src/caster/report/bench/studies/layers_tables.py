@@ -82,7 +82,7 @@ def of_streams(found: OnStreams) -> tuple[Table, ...]:
     """By kind of stream, and what is kept and lost altogether."""
     rows: list[tuple[Value, ...]] = [
         (
-            *(f"{row.policies.backbone} on {row.policies.data}", row.policies.place, row.size),
+            *(row.policies.backbone, row.policies.place, row.size),
             *(row.policies.gated.cells, points(row.policies.never.value)),
             *(points(row.policies.always.value), points(row.policies.gated.value)),
             *(around(row.policies.gated.interval), points(row.policies.accept)),

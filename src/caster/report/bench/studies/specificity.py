@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from statistics import fmean
+
+import numpy as np
+from numpy.typing import NDArray
 
 from caster.report.bench.agree import transport_of
-from caster.report.bench.ranks import spearman
-from caster.report.bench.results import Mean, Results, Streams, by_stream, matched, mean, places
+from caster.report.bench.naming import beside_resnet50, places
+from caster.report.bench.ranks import correlation_interval, spearman
+from caster.report.bench.results import Mean, Results, Streams, by_stream, matched, mean
 from caster.report.bench.score import GATED, Score
 from caster.report.bench.section import Picture, Section
 from caster.report.bench.studies import specificity_tables as tables
 from caster.report.bench.studies.specificity_figures import draw, rows
 from caster.report.bench.tables import as_file, cells
+from caster.report.intervals import Interval, of_statistic
 from caster.sweeps.spec import GATE, Spec
 
 TITLE = "One mechanism's certificate before another's update"
@@ -35,9 +39,10 @@ class Policy:
     name: str
     accuracy: Mean
     gain: Mean
-    accept: float
-    harm: float
+    accept: Mean
+    harm: Mean
     kept: float | None  # None: it has no gate to do with, or nothing to keep
+    kept_interval: Interval | None
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,9 @@ class Relation:
     accept: tuple[float, ...]
     gain: tuple[float, ...]
     correlation: float | None
+    correlation_interval: Interval | None
     kept: float | None  # None: the mechanism has no gain to keep
+    kept_interval: Interval | None
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,7 @@ class Specificity:
     """All policies on one data set."""
 
     place: str
-    data: str
+    paper: str | None  # what the paper calls the data
     policies: tuple[Policy, ...]
     relations: tuple[Relation, ...]
     cells: int
@@ -81,15 +88,20 @@ def ungated(spec: Spec) -> Spec | None:
 def measure(results: Results) -> tuple[Specificity, ...]:
     """Empty where the sweep has no such cells."""
     streams = by_stream(results.of("specificity"))
-    where = places(streams)
-    groups: dict[tuple[str, str], Streams] = defaultdict(dict)
+    where = places(streams, results.sweep)
+    groups: dict[str, Streams] = defaultdict(dict)
+    papers: dict[str, set[str | None]] = defaultdict(set)
     for stream, met in streams.items():
-        groups[where[stream], stream.data][stream] = met
-    found = (_compare(*key, held) for key, held in groups.items())
+        groups[where[stream]][stream] = met
+        papers[where[stream]].add(beside_resnet50(stream, results.sweep))
+    found = (
+        _compare(place, papers[place].pop() if len(papers[place]) == 1 else None, held)
+        for place, held in groups.items()
+    )
     return tuple(each for each in found if each is not None)
 
 
-def _compare(place: str, data: str, streams: Streams) -> Specificity | None:
+def _compare(place: str, paper: str | None, streams: Streams) -> Specificity | None:
     methods = list(dict.fromkeys(name for met in streams.values() for name in met))
     held = list(matched(streams, methods).values())
     if not held:
@@ -100,7 +112,8 @@ def _compare(place: str, data: str, streams: Streams) -> Specificity | None:
     policies = []
     for name in methods:
         gain = mean([met[name].gain for met in held])
-        kept = relations[name].kept if name in relations else None
+        relation = relations.get(name)
+        kept = None if relation is None else relation.kept
         if name in admitted and gain.value > 0:
             kept = 1.0  # by itself it keeps all
         policies.append(
@@ -108,12 +121,13 @@ def _compare(place: str, data: str, streams: Streams) -> Specificity | None:
                 name,
                 accuracy=mean([met[name].accuracy for met in held]),
                 gain=gain,
-                accept=fmean(met[name].accept for met in held),
-                harm=fmean(met[name].harm for met in held),
+                accept=mean([met[name].accept for met in held]),
+                harm=mean([met[name].harm for met in held]),
                 kept=kept,
+                kept_interval=None if relation is None else relation.kept_interval,
             )
         )
-    return Specificity(place, data, tuple(policies), tuple(relations.values()), len(held))
+    return Specificity(place, paper, tuple(policies), tuple(relations.values()), len(held))
 
 
 def _relation(name: str, held: list[dict[str, Score]]) -> Relation | None:
@@ -126,7 +140,8 @@ def _relation(name: str, held: list[dict[str, Score]]) -> Relation | None:
         return None
     accept = tuple(gated.accept for gated, _, _ in pairs)
     gain = tuple(mechanism.gain for _, mechanism, _ in pairs)
-    whole = fmean(gain)
+    gains = np.array([[gated.gain, mechanism.gain] for gated, mechanism, _ in pairs])
+    kept = float(_kept(gains[None])[0])
     return Relation(
         gated=name,
         mechanism=" / ".join(dict.fromkeys(other for _, _, other in pairs)),
@@ -134,8 +149,19 @@ def _relation(name: str, held: list[dict[str, Score]]) -> Relation | None:
         accept=accept,
         gain=gain,
         correlation=spearman(accept, gain),
-        kept=fmean(gated.gain for gated, _, _ in pairs) / whole if whole > 0 else None,
+        correlation_interval=correlation_interval(accept, gain),
+        kept=None if np.isnan(kept) else kept,
+        kept_interval=None if np.isnan(kept) else of_statistic(gains, _kept),
     )
+
+
+def _kept(gains: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The gated policy's gain as a share of its mechanism's: (draws, cells, 2) -> (draws,).
+
+    NaN where the mechanism has none.
+    """
+    gated, whole = np.moveaxis(gains.mean(axis=1), -1, 0)
+    return np.where(whole > 0, gated / np.where(whole > 0, whole, 1.0), np.nan)
 
 
 def section(results: Results) -> Section | None:

@@ -29,18 +29,26 @@ def _table(found: Specificity) -> Table:
     columns = (
         *(Column("policy"), Column("top-1", ".2f"), Column(INTERVAL, ".2f")),
         *(Column("Δ", "+.2f"), Column(f"Δ {INTERVAL}", "+.2f"), Column("accept, %", ".1f")),
-        *(Column("harm, %", ".2f"), Column("kept, %", ".1f"), Column("paper's top-1", ".2f")),
-        *(Column("paper's accept", ".1f"), Column("paper's harm", ".2f")),
+        *(Column(f"accept {INTERVAL}", ".1f"), Column("harm, %", ".2f")),
+        *(Column(f"harm {INTERVAL}", ".2f"), Column("kept, %", ".1f")),
+        *(Column(f"kept {INTERVAL}", ".1f"), Column("paper's top-1", ".2f")),
+        *(
+            Column("paper's Δ", "+.2f"),
+            Column("paper's accept", ".1f"),
+            Column("paper's harm", ".2f"),
+        ),
         Column("paper's kept", ".1f"),
     )
     values: list[tuple[Value, ...]] = [
         (
             *(policy.name, points(policy.accuracy.value), around(policy.accuracy.interval)),
             *(points(policy.gain.value), around(policy.gain.interval)),
-            *(points(policy.accept), points(policy.harm), points(policy.kept)),
+            *(points(policy.accept.value), around(policy.accept.interval)),
+            *(points(policy.harm.value), around(policy.harm.interval)),
+            *(points(policy.kept), around(policy.kept_interval)),
             *(
-                number("specificity", found.data, policy.name, figure)
-                for figure in ("top1", "accept", "harm", "kept")
+                number("specificity", str(found.paper), policy.name, figure)
+                for figure in ("top1", "gain", "accept", "harm", "kept")
             ),
         )
         for policy in found.policies
@@ -58,7 +66,8 @@ def _correlations(found: tuple[Specificity, ...]) -> Table:
     values: list[tuple[Value, ...]] = [
         (
             *(each.place, relation.gated, relation.mechanism, each.cells, relation.correlation),
-            number("specificity", "correlation", relation.gated),
+            relation.correlation_interval,
+            number("specificity", "correlation", relation.gated) if each.paper else None,
         )
         for each in found
         for relation in each.relations
@@ -69,7 +78,8 @@ def _correlations(found: tuple[Specificity, ...]) -> Table:
         "mechanism without its gate; average ranks.",
         (
             *(Column("data"), Column("gated policy"), Column("gain of"), Column("cells", "d")),
-            *(Column("rank correlation", "+.2f"), Column("paper", "+.2f")),
+            *(Column("rank correlation", "+.2f"), Column(INTERVAL, "+.2f")),
+            Column("paper", "+.2f"),
         ),
         tuple(values),
     )

@@ -1,0 +1,51 @@
+"""The document of claims and the reports that it leads to, from packed records."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+from caster.errors import CasterError
+from caster.report.bench import write as reporting
+from caster.report.bench.claims.document import Writer
+from caster.report.bench.claims.evidence import Evidence
+from caster.report.bench.claims.types import Claims
+
+TABLES, FIGURES = ("csv",), ("svg",)  # formats that are kept: text, which repositories can compare
+
+
+def write(claims: Claims, evidence: Mapping[str, Evidence], into: Path) -> Counter[str]:
+    """Write document and reports below a folder, in place of earlier ones; verdicts counted.
+
+    The files of a report are those of `caster bench report`, byte for byte, less the formats that
+    a repository has no use for.
+    """
+    writer = Writer.of(claims, evidence)
+    text = writer.document()  # whatever is wrong with the claims ends it here
+    reports = into / claims.reports
+    _check(reports)
+    with tempfile.TemporaryDirectory(dir=into, prefix=".claims.") as temporary:
+        made = Path(temporary) / "reports"
+        made.mkdir()
+        for each in evidence.values():
+            if each.results is not None:
+                folder = made / each.name
+                reporting.fill(folder, each.results, each.sections, TABLES, FIGURES)
+        if reports.exists():
+            shutil.rmtree(reports)
+        if any(made.iterdir()):
+            reports.parent.mkdir(parents=True, exist_ok=True)
+            made.rename(reports)
+    (into / claims.document).write_text(text, encoding="utf-8")
+    return Counter(writer.outcome(claim).verdict for part in claims.parts for claim in part.claims)
+
+
+def _check(reports: Path) -> None:
+    """Refuse to replace a folder that holds anything but reports."""
+    for path in sorted(reports.iterdir()) if reports.is_dir() else ():
+        if not path.is_dir():
+            raise CasterError(f"{path} is no report: name another folder for them")
+        reporting.check_folder(path)
