@@ -309,7 +309,9 @@ def test_preprocessing_that_will_not_do(refusal, made):
         "predict @s.caster @target -o o.csv",
         "evaluate @s.caster @source",
     ):
-        assert wanted in refusal(f"{line} --model @m.onnx")
+        told = refusal(f"{line} --model @m.onnx")
+        assert told.startswith("nothing says how pictures become batches for ")
+        assert wanted in told
     fit = "fit --model @m.onnx @source -o s --preprocessing"
     assert "cannot read the preprocessing none.toml" in refusal(f"{fit} none.toml")
     (made / "bytes.toml").write_text('range=255\nmean=0\nstd=1\nlayout="NCHW"\ndtype="uint8"')

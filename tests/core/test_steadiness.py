@@ -41,9 +41,8 @@ def test_by_loops(kind, size):
     batches = [rng.normal(size=(size, 3)) + i for i in range(100 // size * 4)]
     steady = shown([kind.array(batch) for batch in batches], 16)
     joined, blocks = np.concatenate(batches), []
-    if size == 100:  # six parts of a batch, alike but for one sample
-        cuts = [i * 100 + 100 * j // 6 for i in range(4) for j in range(6)]
-        blocks = np.split(joined, cuts[1:])
+    if size == 100:  # a batch is one block, but for the first, which is two
+        blocks = np.split(joined, [50, 100, 200, 300])
     else:
         whole = -(-16 // size) * size
         blocks = [joined[i : i + whole] for i in range(0, len(joined) // whole * whole, whole)]
@@ -89,6 +88,24 @@ def test_classes_in_turns_are_seen_among_many(n_classes, few):
         mixtures = [rng.choice(rng.choice(n_classes, few), 64) for _ in range(5)]
         steady = shown([means[y] + rng.normal(size=(64, 32)) for y in mixtures], 64)
         assert ratio(steady) > steady.limit(free)
+
+
+@pytest.mark.parametrize("size", [64, 320, 1024])
+def test_long_batches_are_held_against_each_other(size):
+    rng = np.random.default_rng(0)
+    means, free = 1.5 * rng.normal(size=(10, 32)), freedom(np.eye(32))
+    mixtures = [rng.choice([2 * i, 2 * i + 1], size) for i in range(5)]
+    steady = shown([means[y] + rng.normal(size=(size, 32)) for y in mixtures], 64)
+    assert ratio(steady) > 4 * steady.limit(free)
+
+
+def test_the_order_within_a_batch_does_not_matter():
+    """To moments it does not either: batches that hold all classes alike are steady."""
+    rng = np.random.default_rng(0)
+    means, sorted_within = 3 * rng.normal(size=(10, 9)), np.repeat(np.arange(10), 64)
+    batches = [means[sorted_within] + rng.normal(size=(640, 9)) for _ in range(PAIRS + 2)]
+    steady = shown(batches, 64)
+    assert ratio(steady) < 0.1  # less than chance: the classes of every batch are the same
 
 
 def test_a_step_is_forgotten_after_some_pairs():

@@ -57,7 +57,8 @@ class Steadiness:
     """Squared steps between neighbouring blocks' means, and what chance gives, of the last pairs.
 
     >>> import numpy as np
-    >>> steady = Steadiness(size=2).shown(np.array([[0.0], [2.0], [1.0], [3.0], [9.0], [11.0]]))
+    >>> steady = Steadiness(size=2).shown(np.array([[0.0], [2.0], [1.0], [3.0]]))
+    >>> steady = steady.shown(np.array([[9.0], [11.0]]))
     >>> [(float(step), float(chance)) for step, chance in steady.pairs]
     [(1.0, 2.0), (64.0, 2.0)]
     """
@@ -68,12 +69,15 @@ class Steadiness:
     pairs: tuple[tuple[Array, Array], ...] = ()  # (), ()
 
     def shown(self, z: Array) -> Self:  # (n, k), the next samples of the stream
-        """With more samples: a block closes when it is full, and a long batch makes several."""
-        grown, n = self, int(z.shape[0])
-        parts = max(1, n // self.size)
-        for i in range(parts):
-            grown = grown._joined(Block.of(z[n * i // parts : n * (i + 1) // parts, :]))
-        return grown
+        """With more samples: a block closes when it is full, and a long batch is one block.
+
+        The order within a batch does not matter to its moments. Only a stream's first batch is cut
+        in two, if it is long enough, for it has no other to be held against.
+        """
+        n = int(z.shape[0])
+        if self.last is not None or self.open is not None or n < 2 * self.size:
+            return self._joined(Block.of(z))
+        return self._joined(Block.of(z[: n // 2, :]))._joined(Block.of(z[n // 2 :, :]))
 
     def _joined(self, part: Block) -> Self:
         block = part if self.open is None else self.open + part

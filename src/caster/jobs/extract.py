@@ -34,7 +34,7 @@ def stated_preprocessing(model: FrozenModel) -> Preprocessing:
     """A model's preprocessing, without which no picture can be read for it."""
     if model.preprocessing is None:
         raise CasterError(
-            f"_nothing says how pictures become batches for {model.name}: give --preprocessing "
+            f"nothing says how pictures become batches for {model.name}: give --preprocessing "
             "FILE.toml, or in-graph if the model resizes and normalises itself"
         )
     return model.preprocessing

@@ -54,7 +54,8 @@ class LayerStream:
         check_layers(adapter.model, adapter.state)
         from caster.methods.layer_transport import LayerTransport  # with torch, as the model is
 
-        options = find(NAME).options() | ({} if tau is None else {"tau": tau})
+        # The frozen answer of every batch is at hand, so every batch is compared with it.
+        options = find(NAME).options() | {"every": 1} | ({} if tau is None else {"tau": tau})
         # The adapter has seen to it that the state is the model's, or is allowed not to be.
         source = Source(state=adapter.state, allow_other_model=True)
         self.mechanism: Mechanism = layer_transport(options)

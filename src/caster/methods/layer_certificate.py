@@ -70,7 +70,7 @@ class LayerCertificate:
         moved = residual_ratio(after, before)
         limit = self._steady.limit(self._source.freedom)
         changed = steps / chance / limit if chance > 0 else math.inf
-        return moved if math.isnan(moved) else max(moved, changed)
+        return math.nan if math.isnan(moved + changed) else max(moved, changed)
 
     def nbytes(self) -> int:
         """Bytes of what was seen."""
