@@ -453,3 +453,17 @@ def test_help_shows_it(typed, command):
     shown = typed(f"{command} --help").stdout
     assert re.search(r"--layers\s", shown)
     assert command == "fit" or "--no-layers" in shown
+
+
+def test_features_that_are_kept_stay_until_others_take_their_place(typed, tmp_path):
+    cache = tmp_path / "cache"
+    (tmp_path / "wrong.txt").write_text("one\ntwo\n")
+    assert typed(f"fit LN @source --cache {cache} -o s.caster").exit_code == 0
+    before = {path.name: path.read_bytes() for path in cache.glob("*/*")}
+    refused = typed(f"fit LN --layers --classes wrong.txt @source --cache {cache} -o t.caster")
+    assert refused.exit_code == 1
+    assert {path.name: path.read_bytes() for path in cache.glob("*/*")} == before
+    assert typed(f"fit LN --layers @source --cache {cache} -o t.caster").exit_code == 0
+    after = {path.name: path.read_bytes() for path in cache.glob("*/*")}
+    assert after.keys() == before.keys()
+    assert after["note.json"] != before["note.json"]

@@ -58,15 +58,12 @@ def extract(
     """
     key = _key(model, pictures)
     entry = find(store, key, len(pictures))
-    if entry is not None and _outdated(entry.note, pictures, layers):
-        discard(store, key)
-        entry = None
-    known = entry is not None
-    if entry is None:
+    known = entry is not None and not _outdated(entry.note, pictures, layers)
+    if not known:
         _fill(model, pictures, store, batch_size, skip_unreadable, check, layers, progress)
         entry = find(store, key, len(pictures))
-        if entry is None:
-            raise CasterError(f"the features kept in {store} were taken away or damaged: run again")
+    if entry is None:
+        raise CasterError(f"the features kept in {store} were taken away or damaged: run again")
     _refuse(entry.note.unreadable, skip_unreadable)
     if entry.note.kept == 0:
         raise CasterError(f"none of the pictures of {pictures.name} can be read")
@@ -98,8 +95,11 @@ def _fill(
     layers: bool,
     progress: Progress,
 ) -> None:
-    with filling(store, _key(model, pictures), len(pictures)) as partial:
-        if _outdated(partial.note, pictures, layers):
+    def outdated(note: Note) -> bool:
+        return _outdated(note, pictures, layers)
+
+    with filling(store, _key(model, pictures), len(pictures), outdated) as partial:
+        if outdated(partial.note):
             partial.clear()
         _refuse(partial.note.unreadable, skip_unreadable)
         progress(STAGE, partial.note.seen, len(pictures))

@@ -12,7 +12,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,20 +167,27 @@ def discard(root: Path, key: str) -> None:
 
 
 @contextmanager
-def filling(root: Path, key: str, total: int) -> Iterator[Filling]:
+def filling(
+    root: Path,
+    key: str,
+    total: int,
+    outdated: Callable[[Note], bool] = lambda note: False,
+) -> Iterator[Filling]:
     """Fill an entry, from where an earlier attempt ended; it is complete when the block ends.
 
-    An error or Ctrl-C in the block keeps what is there for the next attempt.
+    An error or Ctrl-C in the block keeps what is there for the next attempt. A whole entry that is
+    `outdated` stays until another takes its place.
     """
     entry = Filling(root / f"{key}.partial")
     with ExitStack() as held:
         with _telling(root):
             root.mkdir(parents=True, exist_ok=True)
             held.enter_context(locked(root / f"{key}.lock", BUSY))
-        if find(root, key, total):  # completed since the caller looked for it
-            raise CasterError(BUSY)
+        whole = find(root, key, total)
+        if whole is not None and not outdated(whole.note):
+            raise CasterError(BUSY)  # completed since the caller looked for it
         with _telling(root):
-            if (root / key).exists():
+            if whole is None and (root / key).exists():
                 discard(root, key)
                 _say_damaged(root / key)
             entry.resume()
@@ -189,6 +196,8 @@ def filling(root: Path, key: str, total: int) -> Iterator[Filling]:
         finally:
             with _telling(root):
                 entry.close()
+        if whole is not None:
+            discard(root, key)
         with _telling(root):
             os.replace(entry.folder, root / key)
 
