@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from caster import Adapter, wrap
 from caster import state as states
 from caster.cli.app import app
-from caster.methods import create
+from caster.methods import create, find
 from tests.jobs.colours import CAST, NAMES, TOML, patches, write_folder, write_model
 
 REPEAT = 6  # 6 pixels to 36: a network that downsamples by 32 has one left
@@ -467,3 +467,10 @@ def test_features_that_are_kept_stay_until_others_take_their_place(typed, tmp_pa
     after = {path.name: path.read_bytes() for path in cache.glob("*/*")}
     assert after.keys() == before.keys()
     assert after["note.json"] != before["note.json"]
+
+
+@pytest.mark.parametrize("command", ["predict", "evaluate"])
+def test_help_has_the_threshold_of_the_method(typed, command):
+    tau = find("layer-transport").options()["tau"]
+    words = " ".join(re.sub("[│╭╮╰╯─]", " ", typed(f"{command} --help").output).split())
+    assert f"the state's; {tau:g} with layers" in words

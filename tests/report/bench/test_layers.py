@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import numpy as np
 import pytest
 
-from caster.records import as_batches, as_samples, read, write
 from caster.report.bench import write as writing
 from caster.report.bench.agree import KIND, opened
 from caster.report.bench.read import load
@@ -26,6 +23,7 @@ from caster.report.bench.studies import (
 )
 from caster.sweeps import Spec
 from tests.records.make import Maker, sha
+from tests.report.bench.altering import FAULTS, altered
 from tests.report.bench.conftest import Raw, raw_records
 from tests.report.bench.records import Consistent, sweep_of
 
@@ -275,43 +273,24 @@ def test_other_settings_beside_the_registered(results, streams):
         assert rows[name].worst == pytest.approx(min(met[name].gain for met in held))
 
 
-def altered(run, folder: Path, change) -> tuple[Any, Path, Spec]:
-    """A copy of the run in which one gated cell is not what it was."""
-    sweep, out = run
-    copy = Path(shutil.copytree(out, folder / "run"))
-    maker = Layered(sweep)
+def gated_cell(sweep, maker) -> Spec:
+    """One beside an open one, that accepts some batches and refuses others."""
     beside = {s.stream for s in sweep.cells if "gated" in s.given}
-    spec = next(
+    return next(
         s
         for s in sweep.cells
         if s.label == COMPARED
         and s.stream in beside
         and 0 < maker.columns(s)[1]["accepted"].sum() < len(maker.columns(s)[1]["size"])
     )
-    cell = next(f for f in (copy / "cells").iterdir() if read(f).spec == spec)
-    record = read(cell)
-    samples, batches = maker.columns(spec)
-    shutil.rmtree(cell)
-    change(samples, batches)
-    write(copy / "cells", record.cell, as_samples(samples), as_batches(batches))
-    return sweep, copy, spec
 
 
-def accept_a_refused_batch(samples, batches):
-    place = int(np.flatnonzero(~batches["accepted"])[0])
-    batches["accepted"][place] = True
-    batches["reason"][place] = "accepted"
-
-
-def change_an_accepted_prediction(samples, batches):
-    place = int(np.flatnonzero(batches["accepted"])[0])
-    row = int(np.flatnonzero(samples["batch"] == place)[0])
-    samples["prediction"][row] = (samples["prediction"][row] + 1) % 4
-
-
-@pytest.mark.parametrize("change", [accept_a_refused_batch, change_an_accepted_prediction])
+@pytest.mark.parametrize("change", FAULTS)
 def test_a_gate_that_does_not_follow_from_its_update_is_a_problem(run, tmp_path, change):
-    sweep, copy, spec = altered(run, tmp_path, change)
+    sweep, out = run
+    maker = Layered(sweep)
+    spec = gated_cell(sweep, maker)
+    copy = altered(out, tmp_path, maker, spec, change)
     found, problems = load(sweep, copy)
     assert found is None
     assert [problem.kind for problem in problems] == [KIND]

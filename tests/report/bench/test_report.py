@@ -18,13 +18,13 @@ from typer.testing import CliRunner
 
 from caster.cli.app import app
 from caster.errors import CasterError
-from caster.records import as_batches, as_samples, read, write
 from caster.report.bench import write as writing
 from caster.report.bench.agree import KIND, disagreements
 from caster.report.bench.read import load
 from caster.report.bench.results import names
 from caster.report.bench.studies import gate
 from caster.sweeps import Spec
+from tests.report.bench.altering import FAULTS, altered
 from tests.report.bench.conftest import REFUSED, raw_records
 from tests.report.bench.records import Consistent
 from tests.report.bench.test_tables import assert_balanced
@@ -176,44 +176,23 @@ def test_an_earlier_report_is_replaced_and_nothing_else(results, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine"]
 
 
-def altered(run, tmp_path, change) -> tuple:
-    """The run with one gated cell whose columns were changed before they were written."""
-    sweep, out = run
-    copy = tmp_path / "run"
-    shutil.copytree(out, copy)
-    maker = Consistent(sweep, refused=REFUSED)
-    spec = next(
+def gated_cell(sweep, maker) -> Spec:
+    """One that accepts some batch."""
+    return next(
         s
         for s in sweep.cells
         if (s.method, s.data, s.alone) == ("caster", "cifar10", False)
         and (s.backbone, s.data) not in REFUSED
         and maker.columns(s)[1]["accepted"].any()
     )
-    folder = next(f for f in (copy / "cells").iterdir() if read(f).spec == spec)
-    record = read(folder)
-    samples, batches = maker.columns(spec)
-    shutil.rmtree(folder)
-    change(samples, batches)
-    write(copy / "cells", record.cell, as_samples(samples), as_batches(batches))
-    return sweep, copy, spec
 
 
-def accept_a_refused_batch(samples, batches):
-    place = int(np.flatnonzero(~batches["accepted"])[0])
-    batches["accepted"][place] = True
-    batches["reason"][place] = "accepted"
-
-
-def change_a_prediction(samples, batches):
-    """In an accepted batch, where nothing else says what it must be."""
-    accepted = int(np.flatnonzero(batches["accepted"])[0])
-    row = int(np.flatnonzero(samples["batch"] == accepted)[0])
-    samples["prediction"][row] = (samples["prediction"][row] + 1) % 4
-
-
-@pytest.mark.parametrize("change", [accept_a_refused_batch, change_a_prediction])
+@pytest.mark.parametrize("change", FAULTS)
 def test_a_gate_that_does_not_follow_from_its_transport_is_a_problem(run, tmp_path, change):
-    sweep, copy, spec = altered(run, tmp_path, change)
+    sweep, out = run
+    maker = Consistent(sweep, refused=REFUSED)
+    spec = gated_cell(sweep, maker)
+    copy = altered(out, tmp_path, maker, spec, change)
     results, problems = load(sweep, copy)
     assert results is None
     assert [problem.kind for problem in problems] == [KIND]
@@ -221,7 +200,10 @@ def test_a_gate_that_does_not_follow_from_its_transport_is_a_problem(run, tmp_pa
 
 
 def test_an_unaltered_gate_is_none(run, tmp_path):
-    sweep, copy, _ = altered(run, tmp_path, lambda samples, batches: None)
+    sweep, out = run
+    maker = Consistent(sweep, refused=REFUSED)
+    spec = gated_cell(sweep, maker)
+    copy = altered(out, tmp_path, maker, spec, lambda samples, batches: None)
     results, problems = load(sweep, copy)
     assert problems == []
     assert disagreements(results.scores) == []
