@@ -16,6 +16,7 @@ import caster
 from caster import Adapter, Caster, CasterError, StateError, wrap
 from caster import state as states
 from caster.frozen.preprocessing import Preprocessing
+from caster.sealed import content_digest
 from tests.conftest import close
 
 N_CLASSES, N_SOURCE, BATCH = 4, 480, 64
@@ -493,7 +494,7 @@ def test_a_file_of_version_1_is_refused(net, path):
     arrays, metadata = contents(path)
     del metadata["head"]
     metadata["version"] = "1"
-    metadata["content_sha256"] = states.content_digest(arrays, metadata)
+    metadata["content_sha256"] = content_digest(arrays, metadata)
     path.write_bytes(to_safetensors(arrays, metadata))
     assert "has state format 1, not 2" in refusal(wrap(net, preprocessing=HALF), path)
 
@@ -505,6 +506,6 @@ def test_heads_that_do_not_fit_their_classes(net, path, head):
     arrays, metadata = contents(path)
     metadata.pop("head")
     metadata |= {} if head is None else {"head": head}
-    metadata["content_sha256"] = states.content_digest(arrays, metadata)
+    metadata["content_sha256"] = content_digest(arrays, metadata)
     path.write_bytes(to_safetensors(arrays, metadata))
     assert "not a usable state file" in refusal(wrap(net, preprocessing=HALF), path)

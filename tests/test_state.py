@@ -15,6 +15,7 @@ import caster
 from caster import Caster, StateError
 from caster import state as states
 from caster.files import replacing
+from caster.sealed import content_digest
 from tests.conftest import problem
 
 
@@ -38,7 +39,7 @@ def contents(path):
 def rewrite(path, arrays, metadata, *, sealed=True):
     """Write other contents, with a digest that is right for them if sealed."""
     if sealed:
-        metadata = metadata | {"content_sha256": states.content_digest(arrays, metadata)}
+        metadata = metadata | {"content_sha256": content_digest(arrays, metadata)}
     path.write_bytes(to_safetensors(arrays, metadata))
 
 

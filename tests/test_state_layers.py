@@ -13,6 +13,7 @@ from caster import Adapter, CasterError, wrap
 from caster import state as states
 from caster.core.layers import Site
 from caster.errors import StateError
+from caster.sealed import content_digest
 from tests.methods import problem
 
 
@@ -127,7 +128,7 @@ def rewritten(path, change):
         metadata = file.metadata()
         arrays = {name: file.get_tensor(name).copy() for name in file.keys()}  # noqa: SIM118
     change(arrays, metadata)
-    metadata["content_sha256"] = states.content_digest(arrays, metadata)
+    metadata["content_sha256"] = content_digest(arrays, metadata)
     save_file(arrays, path, metadata)
 
 

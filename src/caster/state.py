@@ -8,7 +8,6 @@ upper triangles of the covariances of those that have them.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from dataclasses import asdict, dataclass
@@ -17,16 +16,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save as to_safetensors
 
-from caster import labels
+from caster import labels, sealed
 from caster._version import __version__
 from caster.config import STATE_DTYPE, Settings
 from caster.core.layers import ChannelMoments, Site
 from caster.core.types import SourceMoments
 from caster.errors import CasterError, StateError
-from caster.files import replacing
+from caster.sealed import Arrays
 
 FORMAT, VERSION = "caster-state", "2"
 WITH_LAYERS = "3"  # the version of a file with layers: an older caster refuses what it cannot use
@@ -34,7 +31,6 @@ ARRAYS = ("U", "means", "covariances", "counts")
 LAYER_ARRAYS = ("layer_means", "layer_variances")
 FULL, FULL_ARRAY = "full", "layer_covariances"  # of sites that can have full maps
 
-Arrays = dict[str, NDArray[Any]]
 Layers = dict[Site, ChannelMoments]
 
 
@@ -83,11 +79,7 @@ def _check_same(what: str, fitted: str | None, given: str | None) -> None:
 
 def save(state: State, path: str | os.PathLike[str]) -> None:
     """Write a state file; an existing one is replaced whole or not at all."""
-    arrays, metadata = _content(state)
-    sealed = metadata | {"content_sha256": content_digest(arrays, metadata)}
-    content = to_safetensors(arrays, sealed)
-    with replacing(path) as temporary:
-        temporary.write_bytes(content)
+    sealed.write(*_content(state), path)
 
 
 def version_of(state: State) -> str:
@@ -97,7 +89,7 @@ def version_of(state: State) -> str:
 
 def digest(state: State) -> str:
     """SHA-256 of everything in a state: two files with the same one hold the same."""
-    return content_digest(*_content(state))
+    return sealed.content_digest(*_content(state))
 
 
 def _content(state: State) -> tuple[Arrays, dict[str, str]]:
@@ -159,40 +151,18 @@ def array_sizes(state: State) -> list[tuple[str, int]]:
     return [(name, array.nbytes) for name, array in _content(state)[0].items()]
 
 
-def content_digest(arrays: Arrays, metadata: dict[str, str]) -> str:
-    """SHA-256 over every array and every metadata entry but the digest itself."""
-    digest = hashlib.sha256()
-    described = {k: v for k, v in metadata.items() if k != "content_sha256"}
-    digest.update(json.dumps(described, sort_keys=True).encode())
-    for name in sorted(arrays):
-        array = np.ascontiguousarray(arrays[name])
-        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
-        digest.update(array.data)
-    return digest.hexdigest()
-
-
 def _read(path: Path) -> tuple[Arrays, dict[str, str]]:
-    try:
-        with safe_open(path, framework="np") as file:
-            metadata: dict[str, str] = file.metadata() or {}
-            if metadata.get("format") != FORMAT:
-                raise StateError(f"{path} is a safetensors file, but not a caster state file")
-            if metadata.get("version") not in (VERSION, WITH_LAYERS):
-                raise StateError(
-                    f"{path} has state format {metadata.get('version')}, not {VERSION} or "
-                    f"{WITH_LAYERS}: use the caster that wrote it ({metadata.get('caster')}) or "
-                    "fit again"
-                )
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except FileNotFoundError:
-        raise StateError(f"{path} does not exist: make it with `caster fit`") from None
-    except OSError as error:
-        raise StateError(f"cannot read {path}: {error.strerror or error}") from None
-    except SafetensorError:
-        raise StateError(f"{path} is truncated, damaged or not a caster state file") from None
-    if content_digest(arrays, metadata) != metadata.get("content_sha256"):
-        raise StateError(f"{path} does not match its own digest: it was damaged or edited")
-    return arrays, metadata
+    def check(metadata: dict[str, str]) -> None:
+        if metadata.get("format") != FORMAT:
+            raise StateError(f"{path} is a safetensors file, but not a caster state file")
+        if metadata.get("version") not in (VERSION, WITH_LAYERS):
+            raise StateError(
+                f"{path} has state format {metadata.get('version')}, not {VERSION} or "
+                f"{WITH_LAYERS}: use the caster that wrote it ({metadata.get('caster')}) or "
+                "fit again"
+            )
+
+    return sealed.read(path, "a caster state file", "caster fit", check, StateError)
 
 
 def _check_consistent(state: State, metadata: dict[str, str]) -> None:

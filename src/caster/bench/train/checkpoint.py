@@ -6,16 +6,13 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
-
-from caster import labels
+from caster import labels, sealed
 from caster.bench.networks import build
 from caster.bench.train.recipe import Recipe
 from caster.errors import CasterError
-from caster.files import AnyPath, replacing
+from caster.files import AnyPath
 from caster.frozen.preprocessing import Preprocessing
-from caster.state import Arrays, content_digest
+from caster.sealed import Arrays
 
 if TYPE_CHECKING:
     from torch import nn
@@ -72,10 +69,7 @@ class Metadata:
 def save(net: nn.Module, metadata: Metadata, path: AnyPath) -> None:
     """Write a checkpoint; an existing one is replaced whole or not at all."""
     arrays = {k: v.detach().cpu().contiguous().numpy() for k, v in net.state_dict().items()}
-    content = _to_text(metadata)
-    sealed = content | {"content_sha256": content_digest(arrays, content)}
-    with replacing(path) as temporary:
-        save_file(arrays, temporary, sealed)
+    sealed.write(arrays, _to_text(metadata), path)
 
 
 def load(path: AnyPath) -> tuple[nn.Module, Metadata]:
@@ -110,20 +104,11 @@ def inspect(path: AnyPath) -> Metadata:
 
 
 def _read(path: AnyPath) -> tuple[Arrays, Metadata]:
-    try:
-        with safe_open(path, framework="np") as file:
-            text: dict[str, str] = file.metadata() or {}
-            if (text.get("format"), text.get("version")) != (FORMAT, VERSION):
-                raise CasterError(f"{path} is not a checkpoint of `caster bench train`")
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except FileNotFoundError:
-        raise CasterError(f"{path} does not exist: make it with `caster bench train`") from None
-    except OSError as error:
-        raise CasterError(f"cannot read {path}: {error.strerror or error}") from None
-    except SafetensorError:
-        raise CasterError(f"{path} is truncated, damaged or not a checkpoint") from None
-    if content_digest(arrays, text) != text.get("content_sha256"):
-        raise CasterError(f"{path} does not match its own digest: it was damaged or edited")
+    def check(text: dict[str, str]) -> None:
+        if (text.get("format"), text.get("version")) != (FORMAT, VERSION):
+            raise CasterError(f"{path} is not a checkpoint of `caster bench train`")
+
+    arrays, text = sealed.read(path, "a checkpoint", "caster bench train", check)
     try:
         return arrays, _from_text(text)
     except (KeyError, TypeError, ValueError) as error:
