@@ -1,0 +1,150 @@
+"""What layer transport costs beside the frozen model it aligns: images per second, and memory.
+
+    python benchmarks/layer_speed.py [NETWORK ...]
+
+Batches of 64 and 256 pictures; on a GPU also with the model recorded as a CUDA graph. Weights and
+pictures are random: neither changes the work. The certificate accepts every batch, as it does on
+the streams that layer transport is for, so the frozen model is asked for one batch in 32. Times
+are taken in turns and compared within a round; memory is taken one by one.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from caster import Adapter
+from caster.bench.networks import build, find
+from caster.frozen.torch import TorchModel
+from caster.methods import Method, Source, create
+from caster.state import State
+from measure import complete_torchvision, machine
+
+NETWORKS = ("resnet18", "resnet50", "convnext_tiny", "swin_tiny", "vit_base", "keras_resnet50")
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
+SIZES = (64, 256) if ON_GPU else (64,)
+BATCHES, ROUNDS = (64, 7) if ON_GPU else (2, 3)
+CLASSES, FIT = 10, 512
+ALWAYS = 1e9  # a threshold nothing is refused at
+
+
+def module(network: str) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return build(network, CLASSES, find(network).sizes[0]).to(DEVICE)
+
+
+def pictures(network: str, n: int) -> Tensor:
+    side = find(network).sizes[0]
+    return torch.randn(n, 3, side, side, device=DEVICE)
+
+
+def fitted(network: str) -> State:
+    """Source statistics of random pictures."""
+
+    def batches() -> Iterator[tuple[Tensor, list[int]]]:
+        for _ in range(FIT // 64):
+            yield pictures(network, 64), [n % CLASSES for n in range(64)]
+
+    return Adapter.fit(TorchModel(module(network)), batches(), layers=True).state
+
+
+def contenders(network: str, state: State) -> dict[str, Callable[[], Method]]:
+    """Ways to answer batches, each made from nothing so that its memory can be told."""
+
+    def made(name: str, cuda_graph: bool, **settings: object) -> Method:
+        model = TorchModel(module(network), cuda_graph=cuda_graph)
+        return create(name, model, Source(state=state), **settings)
+
+    ways = {
+        "frozen": partial(made, "frozen"),
+        "aligned": partial(made, "layer-transport-ungated"),
+        "layer transport": partial(made, "layer-transport", tau=ALWAYS),
+    }
+    plain = {name: partial(way, cuda_graph=False) for name, way in ways.items()}
+    recorded = {f"{name}, recorded": partial(way, cuda_graph=True) for name, way in ways.items()}
+    return plain | (recorded if ON_GPU else {})
+
+
+def settle() -> None:
+    if ON_GPU:
+        torch.cuda.synchronize()
+
+
+def seconds(method: Method, batch: Tensor) -> float:
+    settle()
+    start = time.perf_counter()
+    for _ in range(BATCHES):
+        method.predict(batch).logits.argmax(dim=1)
+    settle()
+    return time.perf_counter() - start
+
+
+def peaks(make: Callable[[], Method], batch: Tensor) -> tuple[float, float]:
+    """MiB allocated and reserved at most while one contender runs alone, once warm."""
+    torch._C._cuda_clearCublasWorkspaces()  # those of the contender before
+    method = make()
+    for _ in range(8):
+        method.predict(batch)
+    settle()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(40):  # the frozen model is asked among these
+        method.predict(batch)
+    settle()
+    return torch.cuda.max_memory_allocated() / 2**20, torch.cuda.max_memory_reserved() / 2**20
+
+
+def measure(network: str, size: int) -> None:
+    made = contenders(network, fitted(network))
+    batch = pictures(network, size)
+    memory = {}
+    for name, make in made.items() if ON_GPU else ():
+        memory[name] = peaks(make, batch)
+        gc.collect()
+        torch.cuda.empty_cache()
+    runs = {name: make() for name, make in made.items()}
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for turn in range(-1, ROUNDS):
+        for name, method in runs.items():
+            taken = seconds(method, batch)
+            if turn >= 0:
+                times[name].append(taken)
+    for name in runs:
+        rival = "frozen, recorded" if name.endswith("recorded") else "frozen"
+        rate = size * BATCHES / statistics.median(times[name])
+        share = statistics.median(f / t for f, t in zip(times[rival], times[name], strict=True))
+        columns = [network, str(size), name, f"{rate:,.0f}", f"{share:.1%}"]
+        for mine, theirs in zip(memory.get(name, ()), memory.get(rival, ()), strict=True):
+            columns += [f"{mine:.0f}", f"{mine / theirs:.3f}"]
+        print(f"| {' | '.join(columns)} |", flush=True)
+
+
+def main() -> None:
+    if len(sys.argv) == 3 and sys.argv[2].isdigit():
+        measure(sys.argv[1], int(sys.argv[2]))
+        return
+    place = torch.cuda.get_device_name() if ON_GPU else "CPU"
+    print(f"{place}, torch {torch.__version__}; {machine()}")
+    print(f"Medians of {ROUNDS} rounds of {BATCHES} batches; shares are of the frozen model's,")
+    print("recorded beside recorded.\n")
+    memory = " allocated, MiB | share | reserved, MiB | share |" if ON_GPU else ""
+    print(f"| network | batch | | images/s | share |{memory}")
+    print("|---|--:|---|--:|--:|" + "--:|--:|--:|--:|" * ON_GPU, flush=True)
+    for network in sys.argv[1:] or NETWORKS:
+        for size in SIZES:  # in a process of its own: memory of one is none of the other's
+            subprocess.run([sys.executable, __file__, network, str(size)], check=True)
+
+
+if __name__ == "__main__":
+    complete_torchvision()
+    torch.backends.cudnn.benchmark = True
+    main()
