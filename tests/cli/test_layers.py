@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import re
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,7 @@ from caster import Adapter, wrap
 from caster import state as states
 from caster.cli.app import app
 from caster.methods import create, find
+from caster.methods.layer_transport import LayerTransport
 from tests.jobs.colours import CAST, NAMES, TOML, patches, write_folder, write_model
 
 REPEAT = 6  # 6 pixels to 36: a network that downsamples by 32 has one left
@@ -293,7 +296,7 @@ def test_predictions_are_those_of_the_method(typed, made, kind, state, tau):
         assert row["method"] == ("layer-transport" if judged.accepted else "frozen")
         assert float(row["ratio"]) == pytest.approx(judged.ratio, rel=1e-4)
     sites = 14 if kind == "convnext" else len(create_sites(made, kind))
-    assert f"Adapted by layer transport, at {sites} sites.\n" in result.stdout
+    assert f"Mechanism: layer transport, at {sites} sites.\n" in result.stdout
 
 
 def create_sites(made, kind):
@@ -328,7 +331,7 @@ def test_without_layers_the_last_features_are_transported(typed, made):
     line = "@target --shuffle 0 -o"
     assert typed(f"predict LN @LN.caster {line} with.csv --no-layers").exit_code == 0
     result = typed(f"predict LN @plain.caster {line} plain.csv")
-    assert "Adapted by transport of the last features.\n" in result.stdout
+    assert "Mechanism: transport of the last features.\n" in result.stdout
     assert rows_of("with.csv") == rows_of("plain.csv")
 
 
@@ -381,12 +384,22 @@ def test_layers_that_cannot_be_answered_with(typed, refusal, made):
     assert said == "tau of layer-transport must be a number above 0, not 0.0"
 
 
-def test_pictures_of_several_sizes_share_no_map(refusal, made):
-    folder = write_folder(made / "sizes", large(SHIFTED), TARGET)
-    write_folder(folder, [p[:, :32] for p in large(SHIFTED[:20])], TARGET[:20])
-    said = refusal("predict LN @LN.caster @sizes --shuffle 0 -o out.csv")
-    assert said.startswith("pictures of several sizes cannot be aligned together (from ")
-    assert "state a `resize` in the file that --preprocessing names; --no-layers" in said
+@pytest.mark.parametrize(
+    "command", ["predict LN --shuffle 0 -o out.csv", "evaluate LN -o out.html"]
+)
+@pytest.mark.parametrize("narrow", [range(20), [1]], ids=["many", "one"])
+def test_pictures_of_several_sizes_share_no_map(refusal, tmp_path, monkeypatch, command, narrow):
+    pixels = [p[:, :32] if i in narrow else p for i, p in enumerate(large(SHIFTED))]
+    write_folder(tmp_path / "sizes", pixels, TARGET)
+    calls = ran(monkeypatch)
+    said = refusal(f"{command} @LN.caster sizes --cache c")
+    found = re.match(
+        r"pictures of several sizes cannot be aligned together \(as \w+/(\d+).png and "
+        r"\w+/(\d+).png\): state a `resize` in the file that --preprocessing names; --no-layers ",
+        said,
+    )
+    assert [int(number) in narrow for number in found.groups()].count(True) == 1
+    assert bool(calls) == (len(narrow) == 1)  # many show in a look at some, before the work
 
 
 # evaluate, inspect, doctor
@@ -474,3 +487,246 @@ def test_help_has_the_threshold_of_the_method(typed, command):
     tau = find("layer-transport").options()["tau"]
     words = " ".join(re.sub("[│╭╮╰╯─]", " ", typed(f"{command} --help").output).split())
     assert f"the state's; {tau:g} with layers" in words
+
+
+# interrupted, or changed between both passes
+
+
+def interrupted_while_aligning(monkeypatch, call):
+    """Ctrl-C while layer transport has its so-many-th batch."""
+    both, calls = LayerTransport.both, []
+
+    def stopping(self, images, before):
+        calls.append(len(images))
+        if len(calls) == call:
+            raise KeyboardInterrupt
+        return both(self, images, before)
+
+    monkeypatch.setattr(LayerTransport, "both", stopping)
+    return calls
+
+
+COMMANDS = [
+    "predict LN @LN.caster @target --shuffle 0 -o out.csv",
+    "evaluate LN @LN.caster @target",
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("where", ["aligning", "frozen"])
+def test_ctrl_c_promises_no_more_than_is_kept(typed, monkeypatch, command, where):
+    line = f"{command} --batch-size 32 --cache c"
+    with monkeypatch.context() as patched:
+        if where == "aligning":
+            aligned = interrupted_while_aligning(patched, 2)
+        else:
+            ran(patched, interrupted=2)
+        result = typed(line)
+    assert (result.exit_code, result.stdout) == (130, "")
+    promised = {
+        "aligning": "the frozen model's answers are kept, and the same command aligns all "
+        "pictures anew",
+        "frozen": "the same command goes on from where it was",
+    }
+    assert result.stderr == f"caster: interrupted, no output was written; {promised[where]}\n"
+    with monkeypatch.context() as patched:
+        calls, aligned = ran(patched), interrupted_while_aligning(patched, None)
+        assert typed(line).exit_code == 0
+    assert sum(calls) == (0 if where == "aligning" else len(TARGET) - 32)
+    assert sum(aligned) == len(TARGET)
+
+
+def test_ctrl_c_while_an_answer_is_written_is_in_the_second_pass(typed, monkeypatch):
+    def stop(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("caster.jobs.answer.Answer.given", stop)
+    result = typed("predict LN @LN.caster @target --shuffle 0 --cache c -o out.csv")
+    assert "aligns all pictures anew" in result.stderr
+    result = typed("predict LN @LN.caster @target --shuffle 0 --cache c -o out.csv --no-layers")
+    assert "goes on from where it was" in result.stderr
+
+
+def test_predictions_keep_nothing_for_good_wherever_they_were_interrupted(typed, monkeypatch):
+    line = "predict LN @LN.caster @target --shuffle 0 --cache c -o out.csv"
+    with monkeypatch.context() as patched:
+        interrupted_while_aligning(patched, 1)
+        assert typed(line).exit_code == 130
+    assert len(list(Path("c").iterdir())) == 1
+    assert typed(line).exit_code == 0
+    assert list(Path("c").iterdir()) == []
+
+
+@pytest.mark.parametrize("more", ["", " --skip-unreadable"])
+@pytest.mark.parametrize("job", ["predict", "evaluate"])
+def test_what_to_do_about_a_picture_that_became_unreadable(
+    typed, refusal, tmp_path, monkeypatch, job, more
+):
+    folder = write_folder(tmp_path / "pictures", large(SHIFTED), TARGET)
+    spoilt = folder / "brown" / "020.png"
+    module = import_module(f"caster.jobs.{job}")
+    extract_for = module.extract_for
+
+    def spoiling(*arguments, **options):
+        features = extract_for(*arguments, **options)
+        spoilt.write_bytes(b"")
+        return features
+
+    mixed, out = {"predict": (" --shuffle 0", "csv"), "evaluate": ("", "html")}[job]
+    line = f"{job} LN @LN.caster pictures --cache c -o out.{out}{mixed}{more}"
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "extract_for", spoiling)
+        said = refusal(line)
+    assert said.startswith(f"cannot read {spoilt}: ")
+    assert said.endswith(
+        ": it could be read when its features were made; make it readable again, or take it out of "
+        "the pictures, and run again"
+    )
+    spoilt.unlink()
+    assert typed(line).exit_code == 0
+
+
+# full maps
+
+
+def covariances_by_hand(made, pixels):
+    """Of every site of the ConvNeXt: values (rows, c), and whether there is one position only."""
+    net = model_of(made, "convnext").module
+    seen = {}
+    for site in states.load(made / "LN.caster").layers:
+
+        def keep(module, inputs, output, site=site):
+            values = (inputs[0] if site.side == "in" else output).double().movedim(site.axis, -1)
+            seen[site] = values.ndim, values.flatten(0, -2).numpy()
+
+        net.get_submodule(site.module).register_forward_hook(keep)
+    with torch.no_grad():
+        net(prepared(pixels))
+    return {
+        site: np.cov(rows, rowvar=False, bias=True) if ndim > 2 else None
+        for site, (ndim, rows) in seen.items()
+    }
+
+
+@pytest.fixture
+def full(typed, made):
+    if not (made / "full.caster").exists():
+        result = typed("fit LN @source --layers --full-maps --cache @full -o @full.caster")
+        assert result.exit_code == 0, result.output
+    return made / "full.caster"
+
+
+def test_fit_measures_covariances_when_asked(typed, made, full):
+    layers = states.load(full).layers
+    expected = covariances_by_hand(made, SOURCE)
+    assert list(layers) == list(expected)
+    assert 1 < sum(covariance is not None for covariance in expected.values()) < 14
+    for site, found in layers.items():
+        assert (found.covariance is None) == (expected[site] is None)
+        if found.covariance is not None:
+            np.testing.assert_allclose(found.covariance, expected[site], rtol=1e-3, atol=1e-4)
+
+
+def test_fit_and_inspect_say_which_sites_have_them(typed, made, full):
+    layers = states.load(full).layers
+    count = sum(found.covariance is not None for found in layers.values())
+    result = typed("fit LN @source --full-maps --cache @full -o s.caster")  # which asks for layers
+    assert f" channels in all, {count} with covariances for full maps.\n" in result.stdout
+    assert states.digest(states.load("s.caster")) == states.digest(states.load(full))
+    shown = re.sub(r"[│\s]+", "", typed("inspect @full.caster").stdout)
+    marked = (", full" if found.covariance is not None else "" for found in layers.values())
+    listed = (
+        f"{site} ({len(layers[site].mean)}{mark})"
+        for site, mark in zip(layers, marked, strict=True)
+    )
+    assert "".join(", ".join(listed).split()) in shown
+
+
+def test_an_interrupted_fit_goes_on_with_its_covariances(typed, monkeypatch, full):
+    line = "fit LN @source --layers --full-maps --batch-size 30"
+    assert typed(f"{line} --cache whole -o whole.caster").exit_code == 0
+    with monkeypatch.context() as patched:
+        ran(patched, interrupted=3)
+        assert typed(f"{line} --cache c -o s.caster").exit_code == 130
+    calls = ran(monkeypatch)
+    assert typed(f"{line} --cache c -o s.caster").exit_code == 0
+    assert calls == [30, 6]
+    assert states.digest(states.load("s.caster")) == states.digest(states.load("whole.caster"))
+
+
+@pytest.mark.parametrize("partly", [False, True])
+def test_covariances_are_measured_on_features_kept_without_them(typed, monkeypatch, partly):
+    line = "fit LN @source --cache c --batch-size 30 -o s.caster --layers"
+    with monkeypatch.context() as patched:
+        ran(patched, interrupted=3 if partly else None)
+        assert typed(line).exit_code == (130 if partly else 0)
+    calls = ran(monkeypatch)
+    assert typed(f"{line} --full-maps").exit_code == 0
+    assert sum(calls) == len(SOURCE)
+    assert states.has_full(states.load("s.caster").layers)
+    assert typed(line).exit_code == 0  # what is kept has more than is asked for, the state has not
+    assert sum(calls) == len(SOURCE)
+    assert not states.has_full(states.load("s.caster").layers)
+
+
+def test_a_fit_that_goes_on_without_covariances_has_none_of_some_pictures(typed, monkeypatch):
+    line = "fit LN @source --cache c --batch-size 30 -o s.caster --layers"
+    with monkeypatch.context() as patched:
+        ran(patched, interrupted=3)
+        assert typed(f"{line} --full-maps").exit_code == 130
+    calls = ran(monkeypatch)
+    assert typed(line).exit_code == 0
+    assert sum(calls) == 36
+    assert typed(f"{line} --full-maps").exit_code == 0
+    assert sum(calls) == 36 + len(SOURCE)
+    assert {found.count for found in states.load("s.caster").layers.values()} == {96.0}
+
+
+def test_a_network_without_a_site_for_full_maps(typed, refusal, monkeypatch, made):
+    assert typed("fit BN @source --layers --cache c -o kept.caster").exit_code == 0
+    calls = ran(monkeypatch)
+    said = refusal("fit BN @source --layers --full-maps --cache c --batch-size 16 -o out.caster")
+    assert said == (
+        "timm:test_resnet has no site for full maps, which is one of several positions and at most "
+        "128 channels that is no BatchNorm's: leave out --full-maps"
+    )
+    assert calls == [16]
+    assert typed("fit BN @source --layers --cache c -o kept.caster").exit_code == 0
+    assert calls == [16]  # what was kept still is
+    np.savez(made / "f.npz", features=np.zeros((4, 3)), labels=[0, 0, 1, 1])
+    said = refusal("fit @f.npz --full-maps -o out.caster")
+    assert said == "--full-maps is for pictures: name the model they go to with --model"
+
+
+@pytest.mark.parametrize("command", ["predict", "evaluate"])
+def test_full_maps_are_used_where_the_state_has_them(typed, made, full, command):
+    order = np.random.default_rng(0).permutation(len(TARGET))
+    model, state = model_of(made, "convnext"), states.load(full)
+    ungated = create("layer-transport-ungated", model, state, maps="full")
+    gated = create("layer-transport", model, state, maps="full", every=1)
+    answers, ratios = [], []
+    for rows in (order[:64], order[64:]):
+        answers.append(np.asarray(ungated.predict(prepared(SHIFTED)[rows]).logits))
+        ratios.append(gated.predict(prepared(SHIFTED)[rows]).ratio)
+    chosen = np.array(NAMES)[np.concatenate(answers).argmax(1)]
+    if command == "predict":
+        result = typed("predict LN @full.caster @target --shuffle 0 --no-gate -o out.csv")
+        assert [row["prediction"] for row in rows_of()] == chosen.tolist()
+        count = sum(found.covariance is not None for found in state.layers.values())
+        assert (
+            f"Mechanism: layer transport, at 14 sites, {count} with full maps.\n" in result.stdout
+        )
+        assert float(rows_of()[-1]["ratio"]) == pytest.approx(ratios[-1], rel=1e-3)
+    else:
+        assert typed("evaluate LN @full.caster @target -o page.html").exit_code == 0
+        found = json.loads(Path("page.json").read_text())
+        truth = np.array(NAMES)[TARGET[order]]
+        assert found["scores"]["ungated"]["accuracy"] == np.mean(chosen == truth)
+        assert found["settings"]["maps"] == "full"
+        assert found["batches"][-1]["verdict"]["ratio"] == pytest.approx(ratios[-1], rel=1e-3)
+    without = {site: replace(m, covariance=None) for site, m in state.layers.items()}
+    diagonal = create("layer-transport", model, replace(state, layers=without), every=1)
+    last = [diagonal.predict(prepared(SHIFTED)[rows]).ratio for rows in (order[:64], order[64:])][
+        -1
+    ]
+    assert abs(last / ratios[-1] - 1) > 0.01  # so the numbers above tell the maps apart

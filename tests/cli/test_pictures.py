@@ -46,6 +46,7 @@ SAID = {  # by the library, and how one types it
         "state the preprocessing in a TOML file with --preprocessing"
     ),
     "and m.onnx is none: fit without layers": "and m.onnx is none: fit without --layers",
+    "leave it out with sites=": "--no-layers answers by transport of the last features instead",
     ": state a resize": ": state a `resize` in the file that --preprocessing names",
 }
 PIXELS, TRUTH = patches(20)

@@ -14,11 +14,13 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from caster import CasterError
 from caster.config import Settings
 from caster.core.types import REASONS, Judgement, Verdict
-from caster.evaluation import Evaluation, Score, page, write_page
+from caster.evaluation import Evaluation, Score, figures, page, write_page
 from caster.evaluation.mechanism import layer_transport
 from caster.evaluation.metrics import Bin
 from caster.evaluation.results import Batch, ClassScore
@@ -235,7 +237,14 @@ def test_the_certificates_axis_has_ticks_and_a_place_for_all(ratios, tau):
 
 
 def test_layer_transport_has_its_own_names_reasons_and_constants():
-    own = {"prior": 16.0, "memory": 64, "tau": 1.25, "window": 128, "every": 1}
+    own = {
+        "prior": 16.0,
+        "memory": 64,
+        "maps": "diagonal",
+        "tau": 1.25,
+        "window": 128,
+        "every": 1,
+    }
     found = made(n_batches=8, accepted=0.0)
     verdicts = [Judgement(i > 2, "accepted" if i > 2 else "window", 0.5) for i in range(8)]
     batches = [replace(b, verdict=v) for b, v in zip(found.batches, verdicts, strict=True)]
@@ -246,6 +255,8 @@ def test_layer_transport_has_its_own_names_reasons_and_constants():
     assert "too few confident samples" not in text
     assert "layer transport, gated" in text
     assert "1.25 is refused" in text
+    for name, shown in (("prior", "16"), ("memory", "64"), ("maps", "diagonal"), ("tau", "1.25")):
+        assert f'<th scope="row">{name}</th><td>{shown}</td>' in html
     assert not re.search(r"(?<!layer )transport, (un)?gated", unescape(html))
     plain = found.to_json()
     assert (plain["mechanism"], plain["settings"]) == (
@@ -257,3 +268,52 @@ def test_layer_transport_has_its_own_names_reasons_and_constants():
         "reason": "window",
         "ratio": 0.5,
     }
+
+
+def drawn_words(found):
+    """Everything that is written in the two figures that tell of verdicts."""
+    said = []
+    for draw in (figures.certificate_against_gain, figures.along_the_stream):
+        canvas = Figure(layout="constrained")
+        draw(canvas, found, "#000000")
+        said += [text.get_text() for text in canvas.findobj(Text)]
+    return said
+
+
+WORDS = {  # of each mechanism: noun, why there is no certificate, how the others are refused
+    "transport": ("transport", "no confident sample", "refused for coverage"),
+    "layers": (
+        "layer transport",
+        "too few samples, or nothing to repair",
+        "refused for want of samples",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_figures_speak_of_what_they_show(name):
+    found, refusal = made(), "min_samples"
+    if name == "layers":
+        own = {"prior": 16.0, "memory": 64, "maps": "full", "tau": 1.0, "window": 128}
+        found, refusal = replace(found, mechanism=layer_transport(own)), "window"
+    verdicts = [Judgement(False, refusal, math.inf), Judgement(False, "ratio", 1.5)]
+    verdicts += [Judgement(True, "accepted", 0.5)] * (len(found.batches) - 2)
+    batches = [replace(b, verdict=v) for b, v in zip(found.batches, verdicts, strict=True)]
+    found = replace(found, batches=tuple(batches))
+    noun, without, uncovered = WORDS[name]
+    said = drawn_words(found)
+    for line in (
+        f"{noun} less frozen head, points",
+        f"certificate, log scale (none: {without})",
+        *("accepted (10)", "refused by certificate (1)", f"{uncovered} (1)"),
+        *("accepted", "refused by certificate", uncovered),
+        *(f"{noun}, ungated", f"{noun}, gated"),
+    ):
+        assert line in said
+    html = unescape(page.render(found))
+    assert f'alt="Gain of {noun} over the frozen head against the certificate, ' in html
+    others = {text for mechanism in WORDS.values() for text in mechanism} - {
+        *WORDS[name],
+        "transport",
+    }
+    assert not any(other in text for other in others for text in [*said, html])

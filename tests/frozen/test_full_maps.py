@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from caster.core import linalg
-from caster.core.layers import ChannelMoments, to_source_full
+from caster.core.layers import ChannelMoments, shrunk, to_source_full
 from caster.frozen import full_maps
 from caster.frozen.channels import blended
 from caster.frozen.full_maps import FullToSource, has_full_map, measure_full
@@ -67,6 +67,7 @@ def test_blending_takes_the_covariance_along():
     target, source = measure_full(mixed(9, 0), 1, 8), measure_full(mixed(30, 1), 1, 30)
     found = blended(target, source, 24.0).covariance
     torch.testing.assert_close(found, 0.25 * target.covariance + 0.75 * source.covariance)
+    torch.testing.assert_close(found, shrunk(target, source, 24.0).covariance)
 
 
 def test_roots_that_are_not_to_be_had_give_the_diagonal_map(monkeypatch):

@@ -439,6 +439,31 @@ def test_features_of_predictions_are_kept_only_while_it_works(made, tmp_path):
     assert len(list(cache.iterdir())) == 1
 
 
+def interrupted(stage, done):
+    def stop(now, reached, total):
+        if (now, reached) == (stage, done):
+            raise KeyboardInterrupt
+
+    return stop
+
+
+def test_features_of_predictions_go_although_it_was_interrupted_while_it_adapted(made, tmp_path):
+    pictures = open_pictures(made / "target")
+    with pytest.raises(KeyboardInterrupt):
+        predict(made, tmp_path, pictures, progress=interrupted("adapting", 64))
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+    _, rows = predict(made, tmp_path, Unread(pictures))
+    check_rows(rows, made, target_paths(made), 64)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_features_that_an_evaluation_began_stay_when_predictions_end_them(made, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(made, tmp_path, progress=interrupted("through the model", 64))
+    predict(made, tmp_path)
+    evaluate(made, tmp_path, Unread(open_pictures(made / "target")))
+
+
 def test_without_a_store_nothing_is_kept(made, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     monkeypatch.setattr("tempfile.tempdir", None)

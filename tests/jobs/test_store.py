@@ -19,8 +19,9 @@ import numpy as np
 import pytest
 
 from caster import CasterError
-from caster.jobs import store
-from caster.jobs.extract import extract
+from caster.jobs import extract as extracting
+from caster.jobs import filling as making
+from caster.jobs.extract import extract, forget
 from caster.jobs.growing import Damaged, GrowingArray, read_grown
 from caster.jobs.store import default_store, entry_key, filling, find
 from tests.jobs.fakes import FakePictures, answers, model
@@ -87,7 +88,6 @@ def test_a_whole_entry_is_read_without_reading_a_picture(tmp_path):
     assert again.reads == []
     assert isinstance(found.read("features"), np.memmap)
     assert [len(name) for name in names(tmp_path)] == [64]  # no lock, nothing partial
-    assert (run(tmp_path, again).known, found.known) == (True, True)
 
 
 def test_the_final_name_is_given_only_to_what_is_whole(tmp_path):
@@ -175,7 +175,7 @@ def test_ctrl_c_between_two_arrays_of_a_batch(tmp_path, monkeypatch, batch_size)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, pictures)
     monkeypatch.undo()
-    monkeypatch.setattr(store, "NOTE_EVERY", -1)  # after every batch
+    monkeypatch.setattr(making, "NOTE_EVERY", -1)  # after every batch
     pictures.reads.clear()
     check(run(tmp_path, pictures, batch_size), pictures)
     assert sorted(pictures.reads) == list(range(4, 12))
@@ -184,9 +184,9 @@ def test_ctrl_c_between_two_arrays_of_a_batch(tmp_path, monkeypatch, batch_size)
 KILLED = """
 import os, sys
 from pathlib import Path
-from caster.jobs import store
+from caster.jobs import filling
 from tests.jobs.test_store import FakePictures, run
-store.NOTE_EVERY = float(sys.argv[2])
+filling.NOTE_EVERY = float(sys.argv[2])
 run(Path(sys.argv[1]), FakePictures(20), progress=lambda s, n, t: os._exit(9) if n == 12 else None)
 """
 
@@ -408,9 +408,11 @@ def test_damage_is_made_anew(tmp_path, damage, partly, caplog):
     check(found, pictures)
     assert sorted(pictures.reads) == list(range(len(pictures)))
     (record,) = caplog.records
-    assert (record.name, record.levelno) == ("caster.jobs.store", logging.WARNING)
+    assert (record.name, record.levelno) == ("caster.jobs.filling", logging.WARNING)
     assert record.getMessage() == (f"the features kept in {folder} were damaged, and are made anew")
-    assert run(tmp_path, pictures).known
+    pictures.reads.clear()
+    check(run(tmp_path, pictures), pictures)
+    assert pictures.reads == []
 
 
 def test_no_flipped_bit_gives_other_numbers(tmp_path):
@@ -570,13 +572,13 @@ def test_a_picture_that_can_be_read_by_now_is_not_left_out(tmp_path, partly):
 
 def test_notes_are_taken_in_time(tmp_path, monkeypatch):
     saved = []
-    save = store.Filling.save
+    save = making.Filling.save
 
     def counting(self):
         saved.append(self.note.seen)
         save(self)
 
-    monkeypatch.setattr(store.Filling, "save", counting)
+    monkeypatch.setattr(making.Filling, "save", counting)
     clock = iter(range(0, 1000, 2))  # two seconds a batch
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     columns = {"features": np.ones((1, 2))}
@@ -586,3 +588,91 @@ def test_notes_are_taken_in_time(tmp_path, monkeypatch):
     assert saved[-1] == 12
     assert saved[:-1]
     assert all(later - earlier <= 4 for earlier, later in pairwise(saved))
+
+
+# for whom they are kept
+
+
+def attempt(root, pictures, passing, ends):
+    """A job for itself only or not: stopped with half of the pictures, with all, or done."""
+
+    def stop(stage, seen, total):
+        if ends == "half" and seen == 8:
+            raise KeyboardInterrupt
+
+    try:
+        found = run(root, pictures, passing=passing, progress=stop)
+    except KeyboardInterrupt:
+        return
+    check(found, pictures)
+    if ends == "done" and passing:
+        forget(found, model(), root)
+
+
+@pytest.mark.parametrize(
+    "jobs", list(product([(p, e) for p in (True, False) for e in ("half", "whole")], repeat=2))
+)
+@pytest.mark.parametrize("last", [True, False], ids=["passing", "keeping"])
+def test_only_what_nobody_keeps_is_given_up(tmp_path, jobs, last):
+    for passing, ends in jobs:
+        attempt(tmp_path, FakePictures(12), passing, ends)
+    attempt(tmp_path, FakePictures(12), last, "done")
+    nobodys = all(passing for passing, _ in (*jobs, (last, "done")))
+    assert [len(name) for name in names(tmp_path)] == ([] if nobodys else [64])
+
+
+def test_what_another_job_came_to_keep_meanwhile_stays(tmp_path):
+    pictures = FakePictures(6)
+    mine = run(tmp_path, pictures, passing=True)
+    theirs = FakePictures(6)
+    check(run(tmp_path, theirs), theirs)
+    assert theirs.reads == []
+    forget(mine, model(), tmp_path)
+    check(run(tmp_path, theirs), theirs)
+    assert theirs.reads == []
+
+
+def test_what_another_job_gave_up_meanwhile_is_made_anew(tmp_path, monkeypatch):
+    pictures = FakePictures(6)
+    mine = run(tmp_path, pictures, passing=True)
+    keep = extracting.keep
+
+    def too_late(root, key, total):
+        forget(mine, model(), tmp_path)
+        return keep(root, key, total)
+
+    monkeypatch.setattr(extracting, "keep", too_late)
+    pictures.reads.clear()
+    check(run(tmp_path, pictures), pictures)
+    assert sorted(pictures.reads) == list(range(6))
+    forget(mine, model(), tmp_path)  # which is no longer what it made
+    assert [len(name) for name in names(tmp_path)] == [64]
+
+
+@pytest.mark.parametrize("partly", [False, True])
+def test_what_is_kept_stays_kept_when_it_is_made_anew(tmp_path, partly):
+    pictures = FakePictures(10, broken=[1])
+
+    def stop(stage, seen, total):
+        if partly and seen == 8:
+            raise KeyboardInterrupt
+
+    try:
+        run(tmp_path, pictures, skip_unreadable=True, progress=stop)
+    except KeyboardInterrupt:
+        assert partly
+    pictures.broken.clear()
+    found = run(tmp_path, pictures, passing=True)
+    check(found, pictures)
+    forget(found, model(), tmp_path)
+    assert [len(name) for name in names(tmp_path)] == [64]
+
+
+def test_giving_up_twice_or_what_is_gone_is_no_error(tmp_path):
+    pictures = FakePictures(4)
+    found = run(tmp_path, pictures, passing=True)
+    forget(found, model(), tmp_path)
+    forget(found, model(), tmp_path)
+    tmp_path.rmdir()
+    forget(found, model(), tmp_path)
+    assert not tmp_path.exists()

@@ -15,6 +15,7 @@ from torch import nn
 from transformers.utils import ModelOutput
 
 from caster import Adapter, CasterError, wrap
+from caster.adapter import gauge_for
 from caster.core.layers import ChannelMoments, Site
 from caster.frozen import cuda
 from caster.frozen.torch import TorchModel
@@ -152,13 +153,14 @@ def test_a_batchnorm_called_twice_is_left_alone(caplog):
     net = Shared()
     method = ungated(wrap(net), prior=0.0)
     (batch,) = stream(1)
+    assert [str(site) for site in method.sites] == ["shared:in", "own:in"]
     with caplog.at_level(logging.WARNING, "caster"):
         given = method.predict(batch).logits
         method.predict(batch)
     assert [r.getMessage() for r in caplog.records] == [
         "shared:in of Shared is called twice: not aligned"
     ]
-    assert list(method._alignment.past) == [Site("own", "in", 1)]
+    assert list(method._alignment.past) == method.aligned == [Site("own", "in", 1)]
     with torch.no_grad():
         x = net.shared(net.conv(net.shared(net.stem(torch.from_numpy(batch)))))
         mean, var = x.mean((0, 2, 3), keepdim=True), x.var((0, 2, 3), correction=0, keepdim=True)
@@ -297,8 +299,19 @@ def test_a_module_that_gives_no_values_any_more_is_named():
     x = torch.randn(32, 5, 8)
     method = ungated(wrap(net), Source(batches=[(x, np.zeros(32, int))]))
     method._alignment._twin.module.blocks[0].forward = lambda x: "nothing"
-    with pytest.raises(CasterError, match=r"no values at blocks\.0:out"):
+    with pytest.raises(CasterError, match=r"no values at blocks\.0:out .* it out with sites=$"):
         method.predict(x)
+
+
+def test_a_module_that_gives_no_values_any_more_is_not_measured():
+    net = Chain("dict")
+    gauge = gauge_for(wrap(net))
+    x = torch.randn(4, 5, 8)
+    gauge(x)
+    gauge._twin.module.blocks[0].forward = lambda x: "nothing"
+    with pytest.raises(CasterError, match=r"no values at blocks\.0:out .*: fit without layers$"):
+        gauge(x)
+    assert {found.count for found in gauge.sums.values()} == {4.0}  # of the sound pass alone
 
 
 def test_other_methods_do_not_retain_a_states_layers():

@@ -332,6 +332,27 @@ def test_a_frozen_answer_that_is_no_number_is_forgotten():
     assert [method.predict(batch).accepted for batch in batches[5:]][-1]
 
 
+@pytest.mark.parametrize("part", ["after", "before", "steps", "chance", "both infinite"])
+def test_a_part_of_the_certificate_that_is_no_number_is_not_overlooked(part):
+    method = create("layer-transport", model("layer"), source("layer"), window=64, every=1)
+    batches = stream(12, shift=1.0)
+    assert [method.predict(batch).accepted for batch in batches[:6]][-1]
+    certificate = method._certificate
+    no_number = torch.tensor(float("inf" if part == "both infinite" else "nan"))
+    if part in ("after", "before"):
+        seen = getattr(certificate, f"_{part}")
+        setattr(certificate, f"_{part}", replace(seen, steps=seen.steps * no_number))
+    else:
+        step, chance = certificate._steady.pairs[-1]
+        pair = (step if part == "chance" else no_number, chance if part == "steps" else no_number)
+        certificate._steady = replace(certificate._steady, pairs=(pair,))
+    assert np.isnan(certificate.ratio())
+    answer = method.predict(batches[6])
+    assert (answer.accepted, answer.reason, np.isnan(answer.ratio)) == (False, "ratio", True)
+    assert torch.equal(answer.logits, model("layer")(batches[6]).logits)
+    assert [method.predict(batch).accepted for batch in batches[7:]][-1]  # and it is forgotten
+
+
 def test_last_transport_answers_where_its_own_certificate_accepts():
     known, (batch,) = source("layer"), stream(1)
     plain = create("layer-transport-ungated", model("layer"), known)

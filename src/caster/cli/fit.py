@@ -62,6 +62,14 @@ def fit(
             rich_help_panel=PANEL,
         ),
     ] = False,
+    full_maps: Annotated[
+        bool,
+        typer.Option(
+            "--full-maps",
+            help="With --layers: full maps at sites with few channels, by their covariances.",
+            rich_help_panel=PANEL,
+        ),
+    ] = False,
     pictures_at_once: Annotated[
         int | None,
         typer.Option(
@@ -102,7 +110,7 @@ def fit(
                 batch_size=pictures_at_once or PICTURES_AT_ONCE,
                 named_classes=None if classes is None else _lines(classes),
                 use_head=not no_head,
-                layers=layers,
+                layers="full" if full_maps else layers,
                 skip_unreadable=skip_unreadable,
                 progress=progress,
             )

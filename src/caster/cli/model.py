@@ -54,6 +54,7 @@ FOR_PICTURES = {  # what else means nothing without a model, and how it is typed
     "classes": "--classes",
     "no_head": "--no-head",
     "layers": "--layers",
+    "full_maps": "--full-maps",
     "pictures_at_once": "--batch-size",
     "allow_other_model": "--allow-other-model",
     "allow_other_preprocessing": "--allow-other-preprocessing",
@@ -87,8 +88,9 @@ def with_model(output: str, beside: str | None = None) -> Callable[[Command], Co
             model = _wrapped({name: given.pop(name) for name in OPTIONS}, given)
             try:
                 command(model=model, **given)
-            except KeyboardInterrupt:
-                raise KeyboardInterrupt(*([] if model is None else [GO_ON])) from None
+            except KeyboardInterrupt as stopped:
+                kept = [] if model is None else [GO_ON]
+                raise KeyboardInterrupt(*(stopped.args or kept)) from None
 
         kept = [p.replace(kind=p.KEYWORD_ONLY) for p in own.parameters.values()]
         parameters = [*(p for p in kept if p.name != "model"), *shared]

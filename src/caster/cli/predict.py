@@ -75,7 +75,8 @@ def predict(
     Every row gets its batch, verdict, certificate ratio and reason, and the method that answered:
     layer transport where the state was fitted with --layers. A rejected batch keeps the
     frozen head's answer, or Source-GDA's where there are no logits of these classes. On pictures,
-    the same command goes on from where it was interrupted.
+    what the frozen model answered is kept until the table is written: the same command goes on
+    from there if it was interrupted.
     """
     from caster.jobs.predict import predict_file, predict_pictures
 
@@ -139,7 +140,7 @@ def _warn_of_order(pictures: Pictures, batch_size: int) -> None:
 
 
 def _say_outcome(summary: Summary, table: Path, gate: bool) -> None:
-    say(f"Adapted by {_mechanism(summary)}.")
+    say(f"Mechanism: {_mechanism(summary)}.")
     if not gate:
         say(f"Gate off: rejected batches were answered by {summary.mechanism.noun} too.")
     changed = "no frozen head's answer: rejected batches got Source-GDA's"
@@ -153,7 +154,8 @@ def _say_outcome(summary: Summary, table: Path, gate: bool) -> None:
 def _mechanism(summary: Summary) -> str:
     if summary.sites is None:
         return "transport of the last features"
-    return f"layer transport, at {counted(summary.sites, 'site')}"
+    full = f", {summary.full_maps:,} with full maps" if summary.full_maps else ""
+    return f"layer transport, at {counted(summary.sites, 'site')}{full}"
 
 
 def _summary_table(summary: Summary) -> Table:

@@ -75,12 +75,15 @@ def layers_in_words(layers: Layers) -> str:
     if not layers:
         return "the inputs of BatchNorms, whose statistics the model keeps itself"
     channels = sum(len(found.mean) for found in layers.values())
-    return f"{counted(len(layers), 'site')} of {channels:,} channels in all"
+    full = sum(found.covariance is not None for found in layers.values())
+    more = f", {full:,} with covariances for full maps" if full else ""
+    return f"{counted(len(layers), 'site')} of {channels:,} channels in all{more}"
 
 
 def _sites(layers: Layers) -> str:
-    """Every site, and its channels."""
-    return ", ".join(f"{site} ({len(found.mean)})" for site, found in layers.items())
+    """Every site, its channels, and whether it can have a full map."""
+    full = {site: "" if found.covariance is None else ", full" for site, found in layers.items()}
+    return ", ".join(f"{site} ({len(m.mean)}{full[site]})" for site, m in layers.items())
 
 
 def _class_table(labels: list[Any], counts: list[int], *, everything: bool) -> Table:

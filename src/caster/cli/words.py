@@ -14,7 +14,8 @@ WORDS: tuple[tuple[str, str], ...] = (
     (r"set CASTER_DATA or give a root", "set CASTER_DATA or give --data-root"),
     (r"give a local checkpoint \(.safetensors\)", r"\g<0> with --checkpoint"),
     (r"state the preprocessing in a TOML file", r"\g<0> with --preprocessing"),
-    (r"fit without layers$", "fit without --layers"),
+    (r"fit without layers\b", "fit without --layers"),
+    (r"leave it out with sites=", "--no-layers answers by transport of the last features instead"),
     (r": state a resize", ": state a `resize` in the file that --preprocessing names"),
 )
 

@@ -2,8 +2,12 @@
 
 A site of a network carries values of c channels at many positions. What is known of a channel is
 its mean and variance over samples and positions; a target's are carried to the source's by
-x -> scale x + shift, so that the next layer is given what it was trained on. At work on a torch
-module, `caster.frozen.channels` does the same arithmetic in fewer launches.
+x -> scale x + shift, so that the next layer is given what it was trained on.
+
+At work on a torch module, every site of every batch, a launch costs more than its arithmetic. There
+`caster.frozen.channels` and `full_maps` have a faster way for four definitions of this module, and
+their tests hold them to these: `measure` and `measure_full` for `ChannelMoments.of`, `blended` for
+`shrunk`, `ToSource` for `to_source`, `FullToSource` for `to_source_full`.
 """
 
 from __future__ import annotations
@@ -82,8 +86,8 @@ class ChannelMoments:
     def at_most(self, samples: float) -> Self:
         """The same moments, weighed as no more than so many samples.
 
-        `past.at_most(M) + batch` after every batch counts all samples until there are M, and from
-        then on forgets: a batch of n enters with weight n / (M + n), whatever n is.
+        `past.at_most(M - n) + batch` after every batch of n < M counts all samples until there are
+        M, and from then on forgets: a batch enters with weight n / M.
 
         >>> import numpy as np
         >>> ChannelMoments(90.0, np.zeros(1), np.ones(1)).at_most(64).count

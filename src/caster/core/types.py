@@ -167,7 +167,7 @@ class Judgement:
 
     accepted: bool
     reason: Reason
-    ratio: float  # the certificate; of transport r_t, infinite without a confident sample
+    ratio: float  # the certificate; of transport r_t; infinite where there is none
 
 
 @dataclass(frozen=True)

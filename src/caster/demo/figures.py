@@ -9,7 +9,7 @@ from matplotlib.ticker import PercentFormatter
 from caster.demo.results import Results, Story, Stream
 from caster.report import certificates
 from caster.report.certificates import Point, Span
-from caster.report.figures import LOOKS, dress, legend
+from caster.report.figures import LOOKS, TRANSPORT_TERMS, dress, legend
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,7 +48,7 @@ def certificate_against_gain(canvas: Canvas, results: Results, ink: str) -> None
     """What transport gained over the frozen head against the certificate, a point a batch."""
     axes = canvas.subplots()
     span = certificates.certificate_against_gain(
-        axes, points(results), results.settings.tau, "frozen", ink
+        axes, points(results), results.settings.tau, "frozen", TRANSPORT_TERMS, ink
     )
     _point_at(axes, results.costs, span, (0.02, 0.97), ink)
     _point_at(axes, results.saves, span, (0.02, 0.03), ink)

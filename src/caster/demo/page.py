@@ -10,6 +10,7 @@ from caster._version import __version__
 from caster.demo import figures
 from caster.demo.results import Results, Stream
 from caster.report import certificates, html
+from caster.report.figures import TRANSPORT_TERMS
 
 
 def write(results: Results, path: str | os.PathLike[str]) -> None:
@@ -34,7 +35,7 @@ def render(results: Results) -> str:
         ),
         certificate=html.picture(
             lambda canvas, ink: figures.certificate_against_gain(canvas, results, ink),
-            certificates.in_words(figures.points(results), "frozen"),
+            certificates.in_words(figures.points(results), "frozen", TRANSPORT_TERMS),
             height=5.2,
         ),
         batch_size=results.clean.batch_size,

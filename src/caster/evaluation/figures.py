@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -58,7 +58,7 @@ def accuracies(canvas: Canvas, found: Evaluation, ink: str) -> None:
 
 
 def points(found: Evaluation) -> list[Point]:
-    """Every batch, with what transport gained on it, whatever the verdict."""
+    """Every batch, with what adapting gained on it, whatever the verdict."""
     return [
         Point(
             batch.verdict.ratio,
@@ -71,9 +71,9 @@ def points(found: Evaluation) -> list[Point]:
 
 
 def certificate_against_gain(canvas: Canvas, found: Evaluation, ink: str) -> None:
-    """What transport gained over the baseline against the certificate, a point a batch."""
+    """What adapting gained over the baseline against the certificate, a point a batch."""
     certificates.certificate_against_gain(
-        canvas.subplots(), points(found), found.tau, found.baseline, ink
+        canvas.subplots(), points(found), found.tau, found.baseline, found.mechanism.terms, ink
     )
     canvas.legend(ncols=3, **legend(ink))
 
@@ -122,7 +122,7 @@ def along_the_stream(canvas: Canvas, found: Evaluation, ink: str) -> None:
     upper.set_ylim(_possible(upper.get_ylim()))
     _percent(upper.yaxis)
     upper.set_ylabel("accuracy", color=ink)
-    _verdict_strip(lower, groups, edges, ink)
+    _verdict_strip(lower, groups, edges, found.mechanism.terms.kinds)
     dress(upper, ink)
     dress(lower, ink)
     lower.set_xlabel("batch", color=ink)
@@ -136,12 +136,14 @@ def along_the_stream(canvas: Canvas, found: Evaluation, ink: str) -> None:
     canvas.legend(handles, labels, ncols=3, **legend(ink))
 
 
-def _verdict_strip(axes: Axes, groups: Sequence[Sequence[Batch]], edges: Edges, ink: str) -> None:
+def _verdict_strip(
+    axes: Axes, groups: Sequence[Sequence[Batch]], edges: Edges, kinds: Mapping[str, str]
+) -> None:
     """Share of every kind of verdict, stacked: whole cells where every batch has its own."""
     starts, widths, base = edges[:-1] + 0.5, np.diff(edges), np.zeros(len(groups))
     for kind, (colour, _) in VERDICTS.items():
         shares = [np.mean([kind_of(b.verdict.reason) == kind for b in group]) for group in groups]
-        axes.bar(starts, shares, widths, base, align="edge", color=colour, label=kind)
+        axes.bar(starts, shares, widths, base, align="edge", color=colour, label=kinds[kind])
         base += shares
     axes.set(xlim=(0.5, edges[-1] + 0.5), ylim=(0, 1), yticks=[])
 

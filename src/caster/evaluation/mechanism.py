@@ -8,7 +8,11 @@ from typing import Any
 
 from caster.core.types import REASONS, Reason
 from caster.report import CLASSIFIERS
+from caster.report.figures import TRANSPORT_TERMS, Terms
 
+LAYER_TERMS = Terms(
+    "layer transport", "for want of samples", "too few samples, or nothing to repair"
+)
 LAYER_REASONS: dict[Reason, str] = {
     "accepted": "layer transport is used",
     "ratio": "certificate above tau",
@@ -17,6 +21,7 @@ LAYER_REASONS: dict[Reason, str] = {
 LAYER_CONSTANTS = {
     "prior": "samples that the source's moments weigh as",
     "memory": "samples that the target's rest on, earlier ones included where a batch has fewer",
+    "maps": "of a channel by itself, or full ones where a site has few channels",
     "tau": "largest accepted ratio",
     "window": "samples that the certificate rests on, earlier ones included; with fewer it refuses",
 }
@@ -31,19 +36,24 @@ class Mechanism:
     """
 
     name: str  # as `caster methods` has it
-    noun: str
+    terms: Terms  # of figures
     reasons: Mapping[Reason, str]
     settings: Mapping[str, Any] | None = None  # its own; None: those the state carries
+
+    @property
+    def noun(self) -> str:
+        """What a sentence calls it."""
+        return self.terms.noun
 
     def label(self, classifier: str) -> str:
         """A classifier of `CLASSIFIERS`, where what adapts is this."""
         return CLASSIFIERS[classifier].replace(TRANSPORT.noun, self.noun)
 
 
-TRANSPORT = Mechanism("caster", "transport", REASONS)
+TRANSPORT = Mechanism("caster", TRANSPORT_TERMS, REASONS)
 
 
 def layer_transport(settings: Mapping[str, Any]) -> Mechanism:
     """Transport of every layer, with its settings."""
     chosen = {name: value for name, value in settings.items() if name in LAYER_CONSTANTS}
-    return Mechanism("layer-transport", "layer transport", LAYER_REASONS, chosen)
+    return Mechanism("layer-transport", LAYER_TERMS, LAYER_REASONS, chosen)

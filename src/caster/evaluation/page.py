@@ -88,7 +88,7 @@ def _pictures(found: Evaluation) -> dict[str, str]:
         ),
         "certificate": picture(
             figures.certificate_against_gain,
-            certificates.in_words(figures.points(found), found.baseline),
+            certificates.in_words(figures.points(found), found.baseline, found.mechanism.terms),
             height=5.0,
         ),
         "stream": picture(
@@ -138,10 +138,14 @@ def _constants(found: Evaluation) -> str:
     if own is None:
         return html.constants(found.settings, caption)
     rows = (
-        html.row(name, html.number(f"{own[name]:g}"), html.words("project"), html.words(why))
+        html.row(name, html.number(_value(own[name])), html.words("project"), html.words(why))
         for name, why in LAYER_CONSTANTS.items()
     )
     return html.fill("caster.report", "constants.html", caption=caption, rows="\n".join(rows))
+
+
+def _value(setting: float | str) -> str:
+    return setting if isinstance(setting, str) else f"{setting:g}"
 
 
 def _roughness(n: int) -> str:

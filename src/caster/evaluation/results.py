@@ -101,7 +101,7 @@ class Evaluation:
 
     @property
     def tau(self) -> float:
-        """The largest certificate that was accepted."""
+        """The largest certificate that would be accepted."""
         own = self.mechanism.settings
         return self.settings.tau if own is None else float(own["tau"])
 
@@ -112,7 +112,7 @@ class Evaluation:
 
     @property
     def ratio(self) -> float:
-        """Median certificate; infinite where most batches have no confident sample."""
+        """Median certificate; infinite where most batches have none."""
         return median(batch.verdict.ratio for batch in self.batches)
 
     @property

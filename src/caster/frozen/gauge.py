@@ -27,12 +27,15 @@ Change = Callable[[nn.Module, Tensor], Tensor | None]  # None leaves the values 
 log = logging.getLogger("caster")
 
 
-def hook_on(module: nn.Module, site: Site, change: Change) -> None:
-    """Have a module of one's own show the values at a site, and go on with what it is given."""
+def hook_on(module: nn.Module, site: Site, change: Change, otherwise: str) -> None:
+    """Have a module of one's own show the values at a site, and go on with what it is given.
+
+    `otherwise` is what one can do where a pass has no values there.
+    """
 
     def shown(layer: nn.Module, found: Tensor | None) -> Tensor | None:
         if found is None:
-            raise CasterError(f"there are no values at {site} this time: leave it out with sites=")
+            raise CasterError(f"there are no values at {site} this time: {otherwise}")
         return change(layer, found)
 
     def given(layer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -117,7 +120,7 @@ class Gauge:
         sites = find_sites(self.model, batch)
         for site in sites:
             if not is_batchnorm(twin.module, site):
-                hook_on(twin.module, site, partial(self._note, site))
+                hook_on(twin.module, site, partial(self._note, site), "fit without layers")
         if [site.module for site in sites] == [twin.head]:
             log.warning("layers of %s: no site but its classifier's input", self.model.name)
         return twin

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -11,6 +12,7 @@ from caster.arrays import to_numpy
 from caster.core.types import Judgement
 from caster.estimator import Caster
 from caster.evaluation.run import Tried
+from caster.jobs.table import Columns
 from caster.labels import Labels
 
 
@@ -43,6 +45,29 @@ class Answer:
         if self.proposed is not None and (self.verdict.accepted or not gate):
             return self.proposed, mechanism
         return self.predictions, "source-gda" if self.frozen is None else "frozen"
+
+    def columns(
+        self, rows: Sequence[int], names: list[str] | None, labels: Labels, giver: str, batch: int
+    ) -> Columns:
+        """What a table has of it: `labels` by `giver`, as `given` says, for these rows."""
+        count = len(labels)
+        return {
+            "row": list(rows),
+            **({} if names is None else {"picture": names}),
+            "batch": [batch] * count,
+            "prediction": _values(labels),
+            **({} if self.frozen is None else {"frozen": _values(self.frozen)}),
+            "verdict": ["accepted" if self.verdict.accepted else "rejected"] * count,
+            "ratio": [self.verdict.ratio] * count,
+            "reason": [self.verdict.reason] * count,
+            "method": [giver] * count,
+        }
+
+
+def _values(labels: Labels) -> list[Any]:
+    """Labels for a column; those of no common kind have no common column type either."""
+    values = labels.tolist()
+    return [str(value) for value in values] if labels.dtype.kind == "O" else values
 
 
 def _chosen(clf: Caster, scores: Any) -> Labels:  # (B, C) -> (B,)

@@ -58,8 +58,12 @@ def extract_for(
     batch_size: int,
     skip_unreadable: bool,
     progress: Progress,
+    passing: bool = False,
 ) -> PictureFeatures:
-    """Features of pictures for an adapter; what it cannot take is refused after one batch."""
+    """Features of pictures for an adapter; what it cannot take is refused after one batch.
+
+    `passing` ones are for the caller alone (see `extract`).
+    """
     return extract(
         adapter.model,
         pictures,
@@ -67,6 +71,7 @@ def extract_for(
         batch_size=min(batch_size, PICTURES_AT_ONCE),
         skip_unreadable=skip_unreadable,
         check=partial(check_outputs, adapter),
+        passing=passing,
         progress=progress,
     )
 

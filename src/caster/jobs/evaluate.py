@@ -20,7 +20,12 @@ from caster.frozen.arrays import open_features
 from caster.frozen.heads import of_classes
 from caster.frozen.protocol import preprocessing_sha256
 from caster.jobs.deployed import Batch, batches, check_batch_size, extract_for, with_tau
-from caster.jobs.layers import LayerStream, refuse_layers_of_features, wants_layers
+from caster.jobs.layers import (
+    LayerStream,
+    refuse_layers_of_features,
+    telling_what_is_lost,
+    wants_layers,
+)
 from caster.jobs.progress import Progress, silent
 from caster.labels import Labels, as_labels, unique_labels
 
@@ -80,6 +85,8 @@ def evaluate_pictures(
     if pictures.labels is None:
         raise CasterError(f"{pictures.name} has no labels")
     _check_labels(pictures.labels, clf, pictures.name)
+    if aligned is not None:
+        aligned.check_sizes(pictures)
     features = extract_for(
         adapter,
         pictures,
@@ -100,14 +107,15 @@ def evaluate_pictures(
     else:
         tried = aligned.tried(pictures, *plan)
         chunks = ((*_chunk(batch, labels, adapter.head), found) for batch, found in tried)
-    found = evaluate(
-        clf,
-        chunks,
-        name=pictures.name,
-        digests={**(digests or {}), **known},
-        mechanism=TRANSPORT if aligned is None else aligned.mechanism,
-    )
-    _write(found, page)
+    with telling_what_is_lost(aligned):
+        found = evaluate(
+            clf,
+            chunks,
+            name=pictures.name,
+            digests={**(digests or {}), **known},
+            mechanism=TRANSPORT if aligned is None else aligned.mechanism,
+        )
+        _write(found, page)
     return found, features.unreadable
 
 

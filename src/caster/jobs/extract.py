@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -15,11 +16,16 @@ from caster.errors import CasterError
 from caster.frozen.preprocessing import Preprocessing
 from caster.frozen.protocol import FrozenModel, Outputs
 from caster.jobs.features import PictureFeatures
+from caster.jobs.filling import Arrays
 from caster.jobs.note import Note
 from caster.jobs.progress import Progress, silent
 from caster.jobs.reading import read_batches, refuse_unreadable
 from caster.jobs.running import run
-from caster.jobs.store import Arrays, discard, entry_key, filling, find
+from caster.jobs.store import entry_key, filling, find, keep, release
+from caster.state import has_full
+
+if TYPE_CHECKING:
+    from caster.frozen.gauge import Gauge
 
 STAGE = "through the model"
 
@@ -48,32 +54,38 @@ def extract(
     batch_size: int = PICTURES_AT_ONCE,
     skip_unreadable: bool = False,
     check: Check = _nothing,
-    layers: bool = False,
+    layers: bool | Literal["full"] = False,
+    passing: bool = False,
     progress: Progress = silent,
 ) -> PictureFeatures:
     """Features and logits of all pictures, kept in the store for the next time.
 
     `check` may refuse the first batch's, before the rest is worked on. With `layers` the model's
-    layers are measured on the way; features that were kept without them are made anew.
+    layers are measured on the way, "full" with covariances where a site can have a full map;
+    features that were kept without what is asked for are made anew. `passing`
+    ones are for the caller alone, who gives them up by `forget`; those that are kept stay so.
     """
-    key = _key(model, pictures)
-    entry = find(store, key, len(pictures))
-    known = entry is not None and not _outdated(entry.note, pictures, layers)
-    if not known:
-        _fill(model, pictures, store, batch_size, skip_unreadable, check, layers, progress)
-        entry = find(store, key, len(pictures))
+    key, total = _key(model, pictures), len(pictures)
+    entry = find(store, key, total)
+    if entry is not None and _outdated(entry.note, pictures, layers):
+        entry = None
+    if entry is not None and entry.note.passing and not passing:
+        entry = keep(store, key, total)
+    if entry is None:
+        _fill(model, pictures, store, batch_size, skip_unreadable, check, layers, passing, progress)
+        entry = find(store, key, total)
     if entry is None:
         raise CasterError(f"the features kept in {store} were taken away or damaged: run again")
     _refuse(entry.note.unreadable, skip_unreadable)
     if entry.note.kept == 0:
         raise CasterError(f"none of the pictures of {pictures.name} can be read")
-    return PictureFeatures(Path(pictures.name), pictures, entry, known)
+    return PictureFeatures(Path(pictures.name), pictures, entry)
 
 
 def forget(features: PictureFeatures, model: FrozenModel, store: Path) -> None:
-    """Give up features that were kept for one job only."""
+    """Give up features, unless another job keeps them."""
     with suppress(CasterError):  # the job is done; what cannot be removed does no harm
-        discard(store, _key(model, features.pictures))
+        release(store, _key(model, features.pictures))
 
 
 def _key(model: FrozenModel, pictures: Pictures) -> str:
@@ -92,18 +104,19 @@ def _fill(
     batch_size: int,
     skip_unreadable: bool,
     check: Check,
-    layers: bool,
+    layers: bool | Literal["full"],
+    passing: bool,
     progress: Progress,
 ) -> None:
     def outdated(note: Note) -> bool:
         return _outdated(note, pictures, layers)
 
-    with filling(store, _key(model, pictures), len(pictures), outdated) as partial:
+    with filling(store, _key(model, pictures), len(pictures), outdated, passing) as partial:
         if outdated(partial.note):
             partial.clear()
         _refuse(partial.note.unreadable, skip_unreadable)
         progress(STAGE, partial.note.seen, len(pictures))
-        gauge = gauge_for(model, partial.note.layers) if layers else None
+        gauge = gauge_for(model, partial.note.layers, layers == "full") if layers else None
         batches = read_batches(
             pictures,
             stated_preprocessing(model),
@@ -117,6 +130,8 @@ def _fill(
                 if batch.rows:
                     outputs = run(model, batch, pictures.names, through=gauge)
                     check(outputs)
+                    if layers == "full":
+                        _check_full(model, gauge)
                     check = _nothing
                     columns = {**columns, **_columns(outputs)}
                 partial.append(columns, batch.unreadable, None if gauge is None else gauge.sums)
@@ -128,15 +143,27 @@ def _fill(
             raise
 
 
+def _check_full(model: FrozenModel, gauge: Gauge | None) -> None:
+    if gauge is None or not has_full(gauge.sums):
+        from caster.frozen.full_maps import MOST_CHANNELS
+
+        raise CasterError(
+            f"{model.name} has no site for full maps, which is one of several positions and at "
+            f"most {MOST_CHANNELS} channels that is no BatchNorm's: leave out --full-maps"
+        )
+
+
 def _columns(outputs: Outputs) -> Arrays:
     logits = {} if outputs.logits is None else {"logits": outputs.logits}
     return {"features": outputs.features, **logits}
 
 
-def _outdated(note: Note, pictures: Pictures, layers: bool) -> bool:
+def _outdated(note: Note, pictures: Pictures, layers: bool | Literal["full"]) -> bool:
     """Whether what is kept is not what is asked for, and must be made anew."""
-    unmeasured = layers and note.kept > 0 and note.layers is None
-    return unmeasured or _repaired(pictures, note.unreadable)
+    measured = not layers or note.layers is not None
+    if layers == "full":
+        measured = has_full(note.layers)
+    return (note.kept > 0 and not measured) or _repaired(pictures, note.unreadable)
 
 
 def _repaired(pictures: Pictures, unreadable: Mapping[str, str]) -> bool:

@@ -24,7 +24,6 @@ class PictureFeatures:
     path: Path
     pictures: Pictures
     entry: Entry
-    known: bool  # whether they were kept before
 
     @property
     def rows(self) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,7 +56,7 @@ def fit_pictures(
     batch_size: int,
     named_classes: list[str] | None = None,
     use_head: bool = True,
-    layers: bool = False,
+    layers: bool | Literal["full"] = False,
     skip_unreadable: bool = False,
     progress: Progress = silent,
 ) -> FittedPictures:
@@ -63,7 +64,7 @@ def fit_pictures(
 
     `named_classes` are the model's outputs in their order; without `use_head` they are other
     classes than the data's. With `layers` the state also gets the moments of every site of a torch
-    module, for layer transport.
+    module, for layer transport; "full" adds the covariances of sites with few channels.
     """
     if layers:
         _check_layers(model, use_head)
@@ -87,7 +88,7 @@ def fit_pictures(
     )
     clf = _fit(features, classes, settings, progress)
     columns = head(features.outputs)
-    measured = _measured(features) if layers else None
+    measured = _measured(features, layers == "full") if layers else None
     states.save(bound_state(clf, model, columns, measured), output)
     accuracy = _head_accuracy(features, classes, columns)
     return FittedPictures(clf, features.unreadable, accuracy, measured)
@@ -103,12 +104,15 @@ def _check_layers(model: FrozenModel, use_head: bool) -> None:
         )
 
 
-def _measured(features: PictureFeatures) -> Layers:
+def _measured(features: PictureFeatures, full: bool) -> Layers:
     from caster.frozen.gauge import rounded
 
     if features.layers is None:
         raise CasterError("the layers were not measured on all pictures: fit again")
-    return rounded(features.layers)
+    found = rounded(features.layers)
+    if full:
+        return found
+    return {site: replace(moments, covariance=None) for site, moments in found.items()}
 
 
 def _head_accuracy(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import cast
+
+import numpy as np
 
 from caster.adapter import Adapter
 from caster.arrays import to_numpy
@@ -21,10 +23,15 @@ from caster.jobs.progress import Progress
 from caster.jobs.reading import PictureBatch, read_batches
 from caster.jobs.running import naming
 from caster.methods import Source, find
-from caster.state import State
+from caster.state import State, has_full
 
 NAME = "layer-transport"
 OTHERWISE = "--no-layers answers by transport of the last features instead"
+ANEW = (
+    "no output was written; the frozen model's answers are kept, and the same command aligns all "
+    "pictures anew"
+)
+LOOK = 32  # pictures that are looked at before the work, whether they are of one size
 
 
 def wants_layers(state: State, asked: bool | None) -> bool:
@@ -43,6 +50,15 @@ def refuse_layers_of_features(state: State, asked: bool | None) -> None:
         )
 
 
+@contextmanager
+def telling_what_is_lost(aligned: LayerStream | None) -> Iterator[None]:
+    """Ctrl-C in a second pass, if there is one, says that it will start anew."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(*([] if aligned is None else [ANEW])) from None
+
+
 class LayerStream:
     """Pictures met batch by batch, each answered by layer transport whatever its certificate says.
 
@@ -55,7 +71,8 @@ class LayerStream:
         from caster.methods.layer_transport import LayerTransport  # with torch, as the model is
 
         # The frozen answer of every batch is at hand, so every batch is compared with it.
-        options = find(NAME).options() | {"every": 1} | ({} if tau is None else {"tau": tau})
+        own = {"every": 1, "maps": "full" if has_full(adapter.state.layers) else "diagonal"}
+        options = find(NAME).options() | own | ({} if tau is None else {"tau": tau})
         # The adapter has seen to it that the state is the model's, or is allowed not to be.
         source = Source(state=adapter.state, allow_other_model=True)
         self.mechanism: Mechanism = layer_transport(options)
@@ -65,8 +82,26 @@ class LayerStream:
 
     @property
     def sites(self) -> int:
-        """How many sites are aligned, BatchNorms' included."""
-        return len(self._method.sites)
+        """How many sites are aligned, BatchNorms' included; known once a batch came."""
+        return len(self._method.aligned)
+
+    @property
+    def full_maps(self) -> int:
+        """How many of them have full maps, where a batch supports them."""
+        layers = self.adapter.state.layers or {}
+        return sum(found.covariance is not None for found in layers.values())
+
+    def check_sizes(self, pictures: Pictures) -> None:
+        """Refuse pictures of several sizes before the work, as far as a look at some shows them."""
+        preprocessing = stated_preprocessing(self.adapter.model)
+        if preprocessing.crop is not None or isinstance(preprocessing.resize, tuple):
+            return  # any picture comes out of that in one size
+        rows = np.linspace(0, len(pictures) - 1, min(LOOK, len(pictures))).astype(int).tolist()
+        with closing(
+            read_batches(pictures, preprocessing, rows, LOOK, skip_unreadable=True)
+        ) as reading:
+            for read in reading:
+                _check_one_size(read, pictures)
 
     def tried(
         self,
@@ -83,7 +118,7 @@ class LayerStream:
             stated_preprocessing(self.adapter.model),
             rows,
             batch_size,
-            skip_unreadable=False,  # those that cannot be read have no features either
+            skip_unreadable=True,  # to be told below: features were made of every one of them
         )
         with closing(reading):
             stream = batches(features, batch_size, seed, progress)
@@ -91,18 +126,28 @@ class LayerStream:
                 yield batch, self._tried(batch, read, pictures)
 
     def _tried(self, batch: Batch, read: PictureBatch, pictures: Pictures) -> Tried:
-        first = pictures.names[read.rows[0]]
-        if len(read.groups) > 1:
+        for why in read.unreadable.values():
             raise CasterError(
-                f"pictures of several sizes cannot be aligned together (from {first} on): state a "
-                f"resize; {OTHERWISE}"
+                f"{why}: it could be read when its features were made; make it readable again, or "
+                "take it out of the pictures, and run again"
             )
+        _check_one_size(read, pictures)
+        first = pictures.names[read.rows[0]]
         with naming(first, len(read.rows)):
             before = Outputs(batch.features, batch.logits)
             scores, answer = self._method.both(read.groups[0].prepared, before)
         assert answer.ratio is not None
         reason, ratio = cast(Reason, answer.reason), answer.ratio
         return Tried(to_numpy(scores), Judgement(answer.accepted, reason, ratio))
+
+
+def _check_one_size(read: PictureBatch, pictures: Pictures) -> None:
+    if len(read.groups) > 1:
+        one, other = (pictures.names[read.rows[group.places[0]]] for group in read.groups[:2])
+        raise CasterError(
+            f"pictures of several sizes cannot be aligned together (as {one} and {other}): state a "
+            f"resize; {OTHERWISE}"
+        )
 
 
 def check_layers(model: FrozenModel, state: State) -> None:

@@ -16,7 +16,7 @@ from caster.arrays import to_numpy
 from caster.core.layers import ChannelMoments, Site
 from caster.files import replacing
 from caster.jobs.growing import Damaged, read_grown
-from caster.state import Layers
+from caster.state import Layers, packed, unpacked
 
 ALWAYS = {"rows", "features"}  # the arrays that any row has
 
@@ -34,6 +34,7 @@ class Note:
     unreadable: Mapping[str, str] = field(default_factory=dict)  # row to what is wrong with it
     checksums: Mapping[str, int] = field(default_factory=dict)  # of the kept rows, by array
     layers: Layers | None = None  # sums over the kept rows; None: not measured on all of them
+    passing: bool = False  # there for one job only, which removes them at its end
 
 
 def write_note(note: Note, folder: Path) -> None:
@@ -41,14 +42,8 @@ def write_note(note: Note, folder: Path) -> None:
     plain = asdict(replace(note, layers=None))
     if note.layers is not None:
         sites = [
-            [
-                s.module,
-                s.side,
-                s.axis,
-                m.count,
-                *(to_numpy(p).tolist() for p in (m.mean, m.variance)),
-            ]
-            for s, m in note.layers.items()
+            [site.module, site.side, site.axis, found.count, *_plain(found)]
+            for site, found in note.layers.items()
         ]
         plain["layers"] = {"sites": sites, "checksum": _checksum(sites)}
     with replacing(folder / "note.json") as temporary:
@@ -57,20 +52,27 @@ def write_note(note: Note, folder: Path) -> None:
 
 def read_folder(folder: Path) -> tuple[Note, dict[str, NDArray[Any]]]:
     """A folder's note and the arrays it speaks of, if they are what was written."""
+    note = read_note(folder)
+    sums = note.checksums.items()
+    return note, {name: read_grown(array_file(folder, name), note.kept, crc) for name, crc in sums}
+
+
+def read_note(folder: Path) -> Note:
+    """A folder's note, if it is one that was written."""
     try:
         plain = json.loads((folder / "note.json").read_text(encoding="utf-8"))
         note = Note(**{**plain, "layers": _layers(plain.get("layers"))})
         rows = {int(row) for row in note.unreadable}
         named = note.checksums.keys() >= ALWAYS if note.kept else not note.checksums
         whole = named and note.kept >= 0 and note.seen == note.kept + len(rows)
+        whole = whole and isinstance(note.passing, bool)
     except FileNotFoundError:
         raise Damaged(folder) from None
     except (AttributeError, KeyError, TypeError, ValueError):  # no note that this caster wrote
         raise Damaged(folder) from None
     if not whole:
         raise Damaged(folder)
-    sums = note.checksums.items()
-    return note, {name: read_grown(array_file(folder, name), note.kept, crc) for name, crc in sums}
+    return note
 
 
 def _layers(kept: dict[str, Any] | None) -> Layers | None:
@@ -80,10 +82,22 @@ def _layers(kept: dict[str, Any] | None) -> Layers | None:
     sites: list[list[Any]] = kept["sites"]
     if _checksum(sites) != kept["checksum"]:
         raise ValueError("layers")
-    return {
-        Site(module, side, axis): ChannelMoments(count, np.array(mean), np.array(variance))
-        for module, side, axis, count, mean, variance in sites
-    }
+    return {Site(*row[:3]): _moments(*row[3:]) for row in sites}
+
+
+def _moments(
+    count: float, mean: list[float], variance: list[float], triangle: list[float] | None = None
+) -> ChannelMoments:
+    covariance = None if triangle is None else unpacked(np.array(triangle), len(mean))
+    return ChannelMoments(count, np.array(mean), np.array(variance), covariance)
+
+
+def _plain(found: ChannelMoments) -> list[list[float]]:
+    """Mean, variance and, where there is a covariance, its upper triangle."""
+    parts = [to_numpy(part) for part in (found.mean, found.variance)]
+    if found.covariance is not None:
+        parts.append(packed(to_numpy(found.covariance)))
+    return [part.tolist() for part in parts]
 
 
 def _checksum(sites: list[list[Any]]) -> int:

@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 
@@ -26,10 +25,14 @@ from caster.frozen.protocol import Outputs
 from caster.jobs.answer import Answer
 from caster.jobs.deployed import Batch, batches, check_batch_size, extract_for, with_tau
 from caster.jobs.extract import forget
-from caster.jobs.layers import LayerStream, refuse_layers_of_features, wants_layers
+from caster.jobs.layers import (
+    LayerStream,
+    refuse_layers_of_features,
+    telling_what_is_lost,
+    wants_layers,
+)
 from caster.jobs.progress import Progress, silent
-from caster.jobs.table import Columns, Table, check_table, open_table
-from caster.labels import Labels
+from caster.jobs.table import Table, check_table, open_table
 
 
 @dataclass
@@ -43,6 +46,7 @@ class Summary:
     unreadable: list[str] = field(default_factory=list)  # pictures skipped, and why
     mechanism: Mechanism = TRANSPORT  # what adapted
     sites: int | None = None  # that layer transport aligned
+    full_maps: int = 0  # of these, how many by full maps, where a batch supports them
 
     @property
     def batches(self) -> int:
@@ -51,7 +55,7 @@ class Summary:
 
     @property
     def median_ratio(self) -> float:
-        """Median certificate; infinite where most batches have no confident sample."""
+        """Median certificate; infinite where most batches have none."""
         return float(np.median(self.ratios))
 
 
@@ -117,14 +121,17 @@ def predict_pictures(
     """Adapt to pictures batch by batch, and write one row a picture.
 
     They come in their own order, or shuffled by a seed: a batch's answer depends on what is in
-    it, and pictures sorted by class make batches of few classes. Features are in the store while
-    it works, for an interrupted run to go on from, and stay there only if they were kept before.
+    it, and pictures sorted by class make batches of few classes. Features are in the store until
+    a run is done, for one that was interrupted to go on from, and stay only if a fit or an
+    evaluation keeps them.
     A state with layers is answered by layer transport, unless `layers` is False.
     """
     check_batch_size(batch_size)
     check_table(output, Path(adapter.model.name), Path(pictures.name))
     aligned = LayerStream(adapter, tau) if wants_layers(adapter.state, layers) else None
     clf = adapter.clf if aligned else with_tau(adapter.clf, tau)
+    if aligned is not None:
+        aligned.check_sizes(pictures)
     with ExitStack() as stack:
         if store is None:
             temporary = TemporaryDirectory(prefix="caster-", ignore_cleanup_errors=True)
@@ -136,6 +143,7 @@ def predict_pictures(
             batch_size=batch_size,
             skip_unreadable=skip_unreadable,
             progress=progress,
+            passing=True,
         )
 
         def answers() -> Iterator[_Row]:
@@ -156,49 +164,22 @@ def predict_pictures(
 
         summary = Summary(unreadable=features.unreadable)
         if aligned is not None:
-            summary.mechanism, summary.sites = aligned.mechanism, aligned.sites
-        with open_table(output) as table:
+            summary.mechanism = aligned.mechanism
+        with telling_what_is_lost(aligned), open_table(output) as table:
             _written(answers(), table, summary, gate)
-        if not features.known:
-            forget(features, adapter.model, store)
+        if aligned is not None:
+            summary.sites, summary.full_maps = aligned.sites, aligned.full_maps
+        forget(features, adapter.model, store)
     return summary
 
 
 def _written(answers: Iterable[_Row], table: Table, summary: Summary, gate: bool) -> Summary:
     for rows, names, answer in answers:
         labels, giver = answer.given(summary.mechanism.name, gate)
-        table.write(_columns(rows, names, answer, labels, giver, summary.batches))
+        table.write(answer.columns(rows, names, labels, giver, summary.batches))
         summary.rows += len(labels)
         summary.reasons[answer.verdict.reason] += 1
         summary.ratios.append(answer.verdict.ratio)
         if answer.frozen is not None:
             summary.changed = (summary.changed or 0) + int(np.sum(labels != answer.frozen))
     return summary
-
-
-def _columns(
-    rows: Sequence[int],
-    names: list[str] | None,
-    answer: Answer,
-    labels: Labels,
-    giver: str,
-    batch: int,
-) -> Columns:
-    verdict, count = answer.verdict, len(labels)
-    return {
-        "row": list(rows),
-        **({} if names is None else {"picture": names}),
-        "batch": [batch] * count,
-        "prediction": _values(labels),
-        **({} if answer.frozen is None else {"frozen": _values(answer.frozen)}),
-        "verdict": ["accepted" if verdict.accepted else "rejected"] * count,
-        "ratio": [verdict.ratio] * count,
-        "reason": [verdict.reason] * count,
-        "method": [giver] * count,
-    }
-
-
-def _values(labels: Labels) -> list[Any]:
-    """Labels for a column; those of no common kind have no common column type either."""
-    values = labels.tolist()
-    return [str(value) for value in values] if labels.dtype.kind == "O" else values

@@ -22,6 +22,8 @@ from caster.frozen.torch import TorchModel
 from caster.methods.protocol import Retained, nbytes
 from caster.methods.spots import FullyMoved, Lent, Moved, Spot
 
+LEAVE_OUT = "leave it out with sites="
+
 log = logging.getLogger("caster")
 
 
@@ -71,7 +73,7 @@ class Alignment:
         ]
         self._lent = [Lent(site, parts[site.module]) for site in batchnorms]
         for spot in (*self._moved, *self._lent):
-            hook_on(self._twin.module, spot.site, partial(self._align, spot))
+            hook_on(self._twin.module, spot.site, partial(self._align, spot), LEAVE_OUT)
 
     def __getstate__(self) -> dict[str, Any]:
         """What it is, without what a batch shows of the network, and recordings."""
@@ -92,6 +94,11 @@ class Alignment:
             for spot in self._lent:
                 spot.restore()
         return Outputs(features, logits)
+
+    @property
+    def left_alone(self) -> frozenset[Site]:
+        """BatchNorms that are not aligned, once a batch has shown that a pass calls them twice."""
+        return self._shared or frozenset()
 
     def accept(self) -> None:
         """Make the last batch, whose answer was found sound, part of the past."""
@@ -136,7 +143,7 @@ class Alignment:
 
     def _align(self, spot: Spot, layer: nn.Module, values: Tensor) -> Tensor | None:
         """What values at a site are replaced by."""
-        if spot.site in (self._shared or ()):
+        if spot.site in self.left_alone:
             return None
         missing = self.memory - self._samples
         found = spot.measure(values, self._samples, alone=missing <= 0)

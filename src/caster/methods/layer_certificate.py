@@ -58,7 +58,10 @@ class LayerCertificate:
         return whole and bool(self._steady.pairs)
 
     def ratio(self) -> float:
-        """The larger of both ratios; infinite where there is one block of samples only."""
+        """The larger of both ratios; infinite where there is one block of samples only.
+
+        NaN where either is no number: `max` alone would overlook one of them.
+        """
         assert self._after is not None
         assert self._before is not None
         assert self._source is not None
@@ -69,7 +72,7 @@ class LayerCertificate:
             after, before, steps, chance = torch.stack(found).tolist()
         moved = residual_ratio(after, before)
         limit = self._steady.limit(self._source.freedom)
-        changed = steps / chance / limit if chance > 0 else math.inf
+        changed = math.inf if chance <= 0 else steps / chance / limit
         return math.nan if math.isnan(moved + changed) else max(moved, changed)
 
     def nbytes(self) -> int:

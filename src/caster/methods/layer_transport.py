@@ -80,6 +80,11 @@ class LayerTransportUngated:
         """Whether the model has nothing to align."""
         return not self.sites
 
+    @property
+    def aligned(self) -> list[Site]:
+        """The sites but those that a first batch showed cannot be aligned."""
+        return [site for site in self.sites if site not in self._alignment.left_alone]
+
     def predict(self, images: Any) -> Prediction:
         """The answer behind aligned layers."""
         if self.inert:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, PercentFormatter
 
 from caster.report import CLASSIFIERS, noun
-from caster.report.figures import ROUND, VERDICTS, dress, kind_of
+from caster.report.figures import ROUND, VERDICTS, Terms, dress, kind_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,7 +20,7 @@ MANY = 1_000  # points: as outlines, more of them would be most of the page
 
 @dataclass(frozen=True)
 class Point:
-    """A batch: its certificate, what transport gained on it, and the verdict's reason."""
+    """A batch: its certificate, what adapting gained on it, and the verdict's reason."""
 
     ratio: float
     gain: float  # of accuracy
@@ -71,9 +71,9 @@ class Span:
 
 
 def certificate_against_gain(
-    axes: Axes, points: Sequence[Point], tau: float, baseline: str, ink: str
+    axes: Axes, points: Sequence[Point], tau: float, baseline: str, terms: Terms, ink: str
 ) -> Span:
-    """What transport gained over a baseline against the certificate, a point a batch."""
+    """What adapting gained over a baseline against the certificate, a point a batch."""
     span = Span.of(points, tau)
     largest = max(point.size for point in points)
     for kind, (colour, marker) in VERDICTS.items():
@@ -86,15 +86,16 @@ def certificate_against_gain(
             marker=marker,
             alpha=0.6,
             linewidths=0,
-            label=f"{kind} ({len(chosen):,})",
+            label=f"{terms.kinds[kind]} ({len(chosen):,})",
             rasterized=len(points) > MANY,
         )
-    _certificate_axis(axes, span, any(math.isinf(point.ratio) for point in points), ink)
+    some_have_none = any(math.isinf(point.ratio) for point in points)
+    _certificate_axis(axes, span, terms.without if some_have_none else None, ink)
     reach = 1.05 * max(0.05, *(abs(point.gain) for point in points))
     axes.set_ylim(-reach, reach)
     axes.yaxis.set_major_locator(MaxNLocator(12, steps=ROUND))  # whole points
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=""))
-    axes.set_ylabel(f"transport less {CLASSIFIERS[baseline]}, points", color=ink)
+    axes.set_ylabel(f"{terms.noun} less {CLASSIFIERS[baseline]}, points", color=ink)
     axes.axhline(0, color=ink, lw=0.8)
     axes.axvline(tau, color=ink, lw=1.2, ls="--")
     top = axes.get_xaxis_transform()
@@ -103,11 +104,11 @@ def certificate_against_gain(
     return span
 
 
-def _certificate_axis(axes: Axes, span: Span, some_have_none: bool, ink: str) -> None:
+def _certificate_axis(axes: Axes, span: Span, without: str | None, ink: str) -> None:
     ticks, labels = span.ticks, [f"{tick:g}" for tick in span.ticks]
     words, end = "certificate, log scale", span.high
-    if some_have_none:
-        words += " (none: no confident sample)"
+    if without is not None:
+        words += f" (none: {without})"
         ticks, labels = [*ticks, span.nowhere], [*labels, "none"]
         end = span.nowhere**2 / span.high  # as far beyond them as they are beyond the others
         axes.axvline(span.high, color=ink, lw=0.8, ls=":")
@@ -119,12 +120,12 @@ def _certificate_axis(axes: Axes, span: Span, some_have_none: bool, ink: str) ->
     axes.set_xlabel(words, color=ink)
 
 
-def in_words(points: Sequence[Point], baseline: str) -> str:
+def in_words(points: Sequence[Point], baseline: str, terms: Terms) -> str:
     """The figure, for those who cannot see it."""
     accepted = [point.gain for point in points if point.reason == "accepted"]
     refused = [point.gain for point in points if point.reason != "accepted"]
     return (
-        f"Gain of transport over {noun(baseline)} against the certificate, a point a batch. "
+        f"Gain of {terms.noun} over {noun(baseline)} against the certificate, a point a batch. "
         f"{len(accepted)} batches are accepted, and {sum(gain < 0 for gain in accepted)} of them "
         f"lose; {len(refused)} are refused, and {sum(gain > 0 for gain in refused)} of them would "
         f"have gained, {sum(gain < 0 for gain in refused)} lost."

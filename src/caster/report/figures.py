@@ -19,9 +19,31 @@ BLUE, VERMILLION, GREEN, PURPLE = "#0072b2", "#d55e00", "#009e73", "#cc79a7"
 ROUND = (1, 2, 5, 10)  # steps between ticks; matplotlib's own 2.5 and 6 need a digit more
 VERDICTS = {  # kind of verdict: colour, marker
     "accepted": (BLUE, "o"),
-    "refused by certificate": (VERMILLION, "^"),
-    "refused for coverage": (PURPLE, "s"),
+    "ratio": (VERMILLION, "^"),
+    "uncovered": (PURPLE, "s"),
 }
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a figure calls what adapts, and what there is to say of its certificate.
+
+    >>> Terms("transport", "for coverage", "no confident sample").kinds["uncovered"]
+    'refused for coverage'
+    """
+
+    noun: str
+    uncovered: str  # why batches are refused, other than by the certificate
+    without: str  # why a batch has no certificate
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """The kinds of `VERDICTS` in words."""
+        words = ("accepted", "refused by certificate", f"refused {self.uncovered}")
+        return dict(zip(VERDICTS, words, strict=True))
+
+
+TRANSPORT_TERMS = Terms("transport", "for coverage", "no confident sample")
 
 
 @dataclass(frozen=True)
@@ -55,10 +77,9 @@ def kind_of(reason: str) -> str:
     """Which of `VERDICTS` a reason belongs to.
 
     >>> kind_of("ratio"), kind_of("min_classes")
-    ('refused by certificate', 'refused for coverage')
+    ('ratio', 'uncovered')
     """
-    kinds = {"accepted": "accepted", "ratio": "refused by certificate"}
-    return kinds.get(reason, "refused for coverage")
+    return reason if reason in VERDICTS else "uncovered"
 
 
 def legend(ink: str) -> dict[str, Any]:

@@ -12,26 +12,21 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from caster import labels, sealed
 from caster._version import __version__
 from caster.config import STATE_DTYPE, Settings
-from caster.core.layers import ChannelMoments, Site
 from caster.core.types import SourceMoments
 from caster.errors import CasterError, StateError
 from caster.sealed import Arrays
+from caster.state.layers import Layers, listed, pack, take
+from caster.state.triangles import packed, unpacked
 
 FORMAT, VERSION = "caster-state", "2"
 WITH_LAYERS = "3"  # the version of a file with layers: an older caster refuses what it cannot use
 ARRAYS = ("U", "means", "covariances", "counts")
-LAYER_ARRAYS = ("layer_means", "layer_variances")
-FULL, FULL_ARRAY = "full", "layer_covariances"  # of sites that can have full maps
-
-Layers = dict[Site, ChannelMoments]
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,13 +103,8 @@ def _content(state: State) -> tuple[Arrays, dict[str, str]]:
     }
     arrays = _pack(state.moments)
     if state.layers is not None:
-        sites = [
-            [site.module, site.side, site.axis, len(found.mean), found.count]
-            + ([] if found.covariance is None else [FULL])
-            for site, found in state.layers.items()
-        ]
-        metadata["layers"] = json.dumps(sites)
-        arrays |= _pack_layers(state.layers)
+        metadata["layers"] = listed(state.layers)
+        arrays |= pack(state.layers)
     return arrays, metadata
 
 
@@ -125,7 +115,7 @@ def load(path: str | os.PathLike[str]) -> State:
         with_layers = metadata["version"] == WITH_LAYERS
         if with_layers != ("layers" in metadata):
             raise CasterError(f"format {WITH_LAYERS} has layers, and no other")
-        layers = _take_layers(arrays, metadata) if with_layers else None
+        layers = take(arrays, metadata["layers"]) if with_layers else None
         state = State(
             moments=_unpack(arrays, float(metadata["ridge"])),
             classes=labels.from_json(metadata["classes"]),
@@ -183,11 +173,10 @@ def _check_consistent(state: State, metadata: dict[str, str]) -> None:
 
 
 def _pack(moments: SourceMoments) -> Arrays:
-    upper = np.triu_indices(moments.rank)
     return {
         "U": np.ascontiguousarray(moments.U, dtype=STATE_DTYPE),
         "means": np.ascontiguousarray(moments.means, dtype=STATE_DTYPE),
-        "covariances": np.ascontiguousarray(moments.covariances[:, *upper], dtype=STATE_DTYPE),
+        "covariances": np.ascontiguousarray(packed(moments.covariances), dtype=STATE_DTYPE),
         "counts": np.ascontiguousarray(moments.counts, dtype=np.int64),
     }
 
@@ -195,86 +184,8 @@ def _pack(moments: SourceMoments) -> Arrays:
 def _unpack(arrays: Arrays, ridge: float) -> SourceMoments:
     if sorted(arrays) != sorted(ARRAYS):
         raise CasterError(f"it holds {', '.join(sorted(arrays))} instead of {', '.join(ARRAYS)}")
-    means, packed = arrays["means"], arrays["covariances"]
+    means, triangles = arrays["means"], arrays["covariances"]
     n_classes, k = means.shape
-    if packed.ndim != 2 or len(packed) != n_classes:
+    if triangles.ndim != 2 or len(triangles) != n_classes:
         raise CasterError("its arrays do not fit together")
-    return SourceMoments(arrays["U"], means, unpacked(packed, k), arrays["counts"], ridge)
-
-
-def unpacked(
-    packed: NDArray[Any],  # (..., k (k + 1) / 2)
-    k: int,
-) -> NDArray[Any]:  # (..., k, k)
-    """Symmetric matrices of their upper triangles, row by row.
-
-    >>> unpacked(np.array([1.0, 2.0, 3.0]), 2)
-    array([[1., 2.],
-           [2., 3.]])
-    """
-    rows, columns = np.triu_indices(k)
-    matrices = np.empty((*packed.shape[:-1], k, k), dtype=packed.dtype)
-    matrices[..., rows, columns] = packed
-    matrices[..., columns, rows] = packed
-    return matrices
-
-
-def _pack_layers(layers: Layers) -> Arrays:
-    """The moments of all sites, one site after the other."""
-    none: list[NDArray[Any]] = [np.empty(0)]
-    means = none + [found.mean for found in layers.values()]
-    variances = none + [found.variance for found in layers.values()]
-    rows = [np.concatenate(parts).astype(STATE_DTYPE) for parts in (means, variances)]
-    packed = dict(zip(LAYER_ARRAYS, rows, strict=True))
-    full = [m.covariance for m in layers.values() if m.covariance is not None]
-    if full:
-        triangles = [C[np.triu_indices(len(C))] for C in full]
-        packed[FULL_ARRAY] = np.concatenate(triangles).astype(STATE_DTYPE)
-    return packed
-
-
-def _take_layers(arrays: Arrays, metadata: dict[str, str]) -> Layers:
-    """The sites' moments, taken out of a file's arrays and checked."""
-    listed = json.loads(metadata["layers"])
-    sites = [(Site(*where), width, count) for *where, width, count in (row[:5] for row in listed)]
-    if not all(row[5:] in ([], [FULL]) for row in listed) or not all(
-        _is_site(site) for site, *_ in sites
-    ):
-        raise CasterError("its layers name no sites")
-    if len({site for site, *_ in sites}) < len(sites):
-        raise CasterError("its layers name a site twice")
-    means, variances = (arrays.pop(name) for name in LAYER_ARRAYS)
-    widths = [width for _, width, _ in sites]
-    positive = all(type(width) is int and width > 0 for width in widths)
-    if not positive or not means.shape == variances.shape == (sum(widths),):
-        raise CasterError("its layers do not fit together")
-    sound = np.isfinite(means).all() and np.isfinite(variances).all()
-    if not sound or (variances < 0).any() or not all(0 < count < np.inf for *_, count in sites):
-        raise CasterError("its layers hold no moments")
-    full = _take_triangles(arrays, [row[3] for row in listed if row[5:]])
-    layers, start = {}, 0
-    for (site, width, count), row in zip(sites, listed, strict=True):
-        at = slice(start, start + width)
-        covariance = full.pop(0) if row[5:] else None
-        layers[site] = ChannelMoments(count, means[at], variances[at], covariance)
-        start += width
-    return layers
-
-
-def _take_triangles(arrays: Arrays, orders: list[int]) -> list[NDArray[Any]]:
-    """Covariances of these orders, taken out of a file's arrays and checked."""
-    if not orders:
-        return []
-    packed = arrays.pop(FULL_ARRAY)
-    ends = np.cumsum([order * (order + 1) // 2 for order in orders])
-    if packed.shape != (ends[-1],):
-        raise CasterError("its covariances of layers do not fit together")
-    if not np.isfinite(packed).all():
-        raise CasterError("its layers hold no moments")
-    parts = np.split(packed, ends[:-1])
-    return [unpacked(part, order) for part, order in zip(parts, orders, strict=True)]
-
-
-def _is_site(site: Site) -> bool:
-    """Whether a site that was read is one."""
-    return isinstance(site.module, str) and site.side in ("in", "out") and site.axis in (1, -1)
+    return SourceMoments(arrays["U"], means, unpacked(triangles, k), arrays["counts"], ridge)
