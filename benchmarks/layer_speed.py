@@ -32,7 +32,7 @@ NETWORKS = ("resnet18", "resnet50", "convnext_tiny", "swin_tiny", "vit_base", "k
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
 SIZES = (64, 256) if ON_GPU else (64,)
-BATCHES, ROUNDS = (64, 7) if ON_GPU else (2, 3)
+BATCHES, ROUNDS = (40, 5) if ON_GPU else (2, 3)
 CLASSES, FIT = 10, 512
 ALWAYS = 1e9  # a threshold nothing is refused at
 
