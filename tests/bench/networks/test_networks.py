@@ -7,7 +7,7 @@ from torch import nn
 import caster
 from caster import methods
 from caster.bench.networks import architectures, build, find
-from caster.bench.networks.transformers import mimetic, positions
+from caster.bench.networks.transformers import drop_patches, mimetic, positions
 from caster.bench.train.recipe import Recipe
 from caster.errors import CasterError
 from caster.methods import Source
@@ -251,3 +251,31 @@ def test_positions_are_nearer_to_their_neighbours():
 def test_a_network_without_that_attention_is_refused():
     with pytest.raises(CasterError, match="has no attention"):
         mimetic(build("mini-resnet", 10))
+
+
+def test_patches_are_left_out_in_training():
+    torch.manual_seed(0)
+    net = build("mini-vit", 10)
+    images = torch.randn(4, 3, 32, 32)
+    with torch.no_grad():
+        whole = net(images)
+        drop_patches(net, 0.75)
+        assert torch.equal(net(images), whole)  # in eval mode all are there
+        tokens = torch.randn(4, 17, 48)
+        kept = net.train().patch_drop(tokens)
+        assert kept.shape == (4, 1 + 4, 48)
+        for before, after in zip(tokens, kept, strict=True):
+            places = [(before == token).all(1).nonzero().item() for token in after]
+            assert places[0] == 0  # the class token
+            assert len(set(places)) == 5
+        again = net.patch_drop(tokens)
+        assert not torch.equal(again, kept)
+        net.patch_drop.eval()
+        assert torch.equal(net.patch_drop(tokens), tokens)
+    assert build("mini-vit", 10).state_dict().keys() == net.state_dict().keys()
+
+
+@pytest.mark.parametrize("name", ["mini-resnet", "mini-convnext", "mini-swin"])
+def test_patches_that_cannot_be_left_out_are_refused(name):
+    with pytest.raises(CasterError, match="has no patches that can be left out"):
+        drop_patches(build(name, 10), 0.5)

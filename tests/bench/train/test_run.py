@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,7 +10,10 @@ import torch
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
+from caster.bench.networks import build
 from caster.bench.train import checkpoint, run
+from caster.bench.train import learner as learning
+from caster.bench.train.augment import Pool
 from caster.bench.train.learner import Learner
 from caster.bench.train.optimiser import rate
 from caster.bench.train.pictures import read, splits
@@ -20,9 +24,18 @@ from caster.frozen.layers import digest_of
 from caster.jobs.lock import locked
 
 HARD = {  # everything that draws at random
-    "mini-vit": replace(Recipe.of("mini-deit", epochs=4), drop_path=0.3, mixed=0.9, erase=0.5),
+    "mini-vit": replace(
+        Recipe.of("mini-deit", epochs=4), drop_path=0.3, mixed=0.9, erase=0.5, drop_patches=0.5
+    ),
+    "mini-swin": replace(Recipe.of("mini-swin", epochs=4), drop_path=0.3, mixed=0.9, erase=0.5),
     "mini-resnet": replace(Recipe.of("mini-resnet", epochs=4), drop_path=0.3, mixed=0.9),
 }
+
+
+@pytest.fixture
+def pool(some):
+    pixels, codes = map(torch.from_numpy, (some[0].pixels, some[0].codes))
+    return Pool.of(pixels, codes, (0.0,) * 3, (1.0,) * 3)
 
 
 def curve(out) -> list[dict]:
@@ -162,7 +175,10 @@ def test_the_work_file_holds_no_pickle_and_all_there_is(some, tmp_path):
     kinds = {name.partition(".")[0] for name in names}
     assert kinds == {"net", "average", "optimizer"}
     moments = {name.rpartition(".")[2] for name in names if name.startswith("optimizer")}
-    assert moments == {"step", "exp_avg", "exp_avg_sq"}
+    assert moments == {"step", "exp_avg", "exp_avg_sq", "mean"}
+    numbers = {name.split(".")[1] for name in names if name.startswith("optimizer")}
+    parameters = list(build("mini-vit", 10).parameters())
+    assert numbers == set(map(str, range(len(parameters))))  # of both optimisers
 
 
 def test_a_loss_that_is_not_finite_stops(some, tmp_path):
@@ -171,7 +187,7 @@ def test_a_loss_that_is_not_finite_stops(some, tmp_path):
         train("mini-resnet", recipe, *some, tmp_path / "net.safetensors")
 
 
-def test_what_cannot_be_compiled_is_trained_all_the_same(some, tmp_path, monkeypatch, caplog):
+def test_what_cannot_be_compiled_is_trained_all_the_same(pool, monkeypatch, caplog):
     def fail(net):
         def forward(batch):
             net(batch)
@@ -180,13 +196,68 @@ def test_what_cannot_be_compiled_is_trained_all_the_same(some, tmp_path, monkeyp
         return forward
 
     monkeypatch.setattr(torch, "compile", fail)
-    pool = run.Pool.of(*map(torch.from_numpy, (some[0].pixels, some[0].codes)), (0,) * 3, (1,) * 3)
     learner = Learner("mini-resnet", HARD["mini-resnet"], pool, 10, seed=0)
     before = digest_of(learner.net)
     learner.compile()
     assert learner.forward is learner.net
     assert digest_of(learner.net) == before  # running statistics and all
     assert "torch cannot compile here, so training is slower: no compiler" in caplog.text
+
+
+def test_both_optimisers_follow_the_schedule(pool):
+    recipe = Recipe.of("mini-vit", epochs=3)
+    learner = Learner("mini-vit", recipe, pool, 10, seed=0)
+    _, lr = learner.epoch(1, lambda step: None)
+    assert lr == rate(2, 9, recipe)
+    groups = [group for optimiser in learner.optimisers for group in optimiser.param_groups]
+    assert len(groups) == 4 + 2  # four shapes of matrices; what decays, and what does not
+    assert {group["lr"] for group in groups} == {lr}
+
+
+def test_patches_are_left_out_but_at_the_end_and_in_tests(pool, some):
+    learner = Learner("mini-vit", HARD["mini-vit"], pool, 10, seed=0)
+    tokens = []
+    learner.net.blocks[0].register_forward_pre_hook(lambda m, x: tokens.append(x[0].shape[1]))
+    for epoch in range(1, 5):
+        learner.epoch(epoch, lambda step: None)
+    assert tokens == [8 + 1] * 9 + [16 + 1] * 3
+    tokens.clear()
+    net = learner.average.net
+    net.blocks[0].register_forward_pre_hook(lambda m, x: tokens.append(x[0].shape[1]))
+    pixels, codes = map(torch.from_numpy, (some[1].pixels, some[1].codes))
+    learning.accuracy(net, pixels, codes, pool)
+    assert tokens == [16 + 1]
+
+
+@pytest.mark.parametrize(("done", "graphs"), [(0, 2), (3, 1)])
+def test_a_network_is_compiled_once_for_each_number_of_patches(done, graphs, pool, monkeypatch):
+    compiled = []
+
+    def backend(graph, inputs):
+        compiled.append(graph)
+        return graph
+
+    whole = partial(torch.compile, backend=backend, fullgraph=True)
+    monkeypatch.setattr(torch, "compile", whole)
+    torch._dynamo.reset()
+    learner = Learner("mini-vit", HARD["mini-vit"], pool, 10, seed=0)
+    before = digest_of(learner.net)
+    learner.compile(done)
+    assert learner.forward is not learner.net
+    assert digest_of(learner.net) == before
+    assert len(compiled) == graphs
+    for epoch in range(done + 1, 5):
+        learner.epoch(epoch, lambda step: None)
+    assert len(compiled) == graphs
+    torch._dynamo.reset()
+
+
+def test_an_epoch_of_whole_pictures_is_reckoned_with():
+    recipe = Recipe.of("vit_base", epochs=8)  # two of them at the end
+    rows = [{"seconds": 3.0}, *[{"seconds": 4.0}] * 5]
+    assert run.expected(rows[:5], recipe) == 4.0
+    assert run.expected(rows, recipe) == 8.0  # twice the patches
+    assert run.expected([*rows, {"seconds": 7.0}], recipe) == 7.0  # known by now
 
 
 # --- checkpoints -----------------------------------------------------------------------------

@@ -64,6 +64,19 @@ def swin(
     return module
 
 
+def drop_patches(net: nn.Module, share: float) -> None:
+    """Have a ViT learn from a part of the patches, drawn for every picture: a step costs less.
+
+    In eval mode, or with `net.patch_drop` in it, it sees them all.
+    """
+    vit: Any = net
+    if not hasattr(vit, "patch_drop"):
+        raise CasterError(f"a {type(net).__name__} has no patches that can be left out")
+    tokens = vit.num_prefix_tokens  # the class token stays
+    dropping = timm_models("vision_transformer").PatchDropout(share, tokens)
+    vit.patch_drop = dropping.train(vit.training)
+
+
 def mimetic(net: nn.Module) -> None:
     """Begin a ViT's attention as it looks in trained ones: short runs on few pictures need it.
 

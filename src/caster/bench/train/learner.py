@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from caster.bench.networks import build
-from caster.bench.networks.transformers import mimetic
+from caster.bench.networks.transformers import drop_patches, mimetic
 from caster.bench.train.augment import Pool
 from caster.bench.train.average import Average
 from caster.bench.train.mixing import draw, loss
-from caster.bench.train.optimiser import optimiser, rate
+from caster.bench.train.optimiser import optimisers, rate
 from caster.bench.train.recipe import Recipe
 from caster.errors import CasterError
 
@@ -42,9 +42,11 @@ class Learner:
         net = build(architecture, n_classes, pool.size, recipe.drop_path)
         if recipe.mimetic:
             mimetic(net)
+        if recipe.drop_patches:
+            drop_patches(net, recipe.drop_patches)
         self.net: nn.Module = net.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.average = Average(self.net, recipe.ema)
-        self.optimiser = optimiser(self.net, recipe)
+        self.optimisers = optimisers(self.net, recipe)
         self.forward: Callable[[Tensor], Any] = self.net
 
     @property
@@ -53,22 +55,28 @@ class Learner:
         n = len(self.pool.codes)
         return n // min(self.recipe.batch_size, n)
 
-    def compile(self) -> None:
-        """Have torch compile the network, if it can here; that takes a minute, and saves more."""
+    def compile(self, done: int = 0) -> None:
+        """Have torch compile the network, if it can here; that takes a minute, and saves more.
+
+        `done` epochs are behind; it is compiled for whole pictures and for less of them, if both
+        are still to come.
+        """
         compiled = torch.compile(self.net)
         before = {name: value.clone() for name, value in self.net.state_dict().items()}
         size = self.recipe.batch_size, 3, self.pool.size, self.pool.size
         blank = torch.zeros(size, device=self.device).contiguous(memory_format=torch.channels_last)
-        self.net.train()
+        ahead = range(done + 1, self.recipe.epochs + 1)
         try:
-            with self._autocast():
-                logits = compiled(blank)
-            logits.float().sum().backward()
+            for epoch in {self.recipe.drops(epoch): epoch for epoch in ahead}.values():
+                self._prepare(epoch)
+                with self._autocast():
+                    logits = compiled(blank)
+                logits.float().sum().backward()
             self.forward = compiled
         except Exception as error:  # compilers fail in many ways, and none of them is a reason
             line = " ".join(str(error).split())[:200]
             log.warning("torch cannot compile here, so training is slower: %s", line)
-        self.optimiser.zero_grad(set_to_none=True)
+        self.net.zero_grad(set_to_none=True)
         self.net.load_state_dict(before)  # the blank batch left its mark on running statistics
 
     def epoch(self, number: int, done: Callable[[int], None]) -> tuple[float, float]:
@@ -76,11 +84,11 @@ class Learner:
 
         `done` is told how many steps of the whole run have been made.
         """
-        torch.manual_seed(_number(self.seed, number))  # of stochastic depth
+        torch.manual_seed(_number(self.seed, number))  # of stochastic depth and patches
         rng = np.random.default_rng([self.seed, number])
         generator = torch.Generator(self.device).manual_seed(_number(self.seed, number))
         total = torch.zeros((), device=self.device)
-        self.net.train()
+        self._prepare(number)
         first = (number - 1) * self.steps
         step = first
         for batch, codes in self.pool.batches(self.recipe, generator):
@@ -99,21 +107,29 @@ class Learner:
             )
         return mean, lr
 
+    def _prepare(self, epoch: int) -> None:
+        """Put the network in the mode of an epoch."""
+        self.net.train()
+        if self.recipe.drop_patches:
+            self.net.get_submodule("patch_drop").train(self.recipe.drops(epoch))
+
     def _step(self, batch: Tensor, targets: Tensor) -> Tensor:
         with self._autocast():
             logits = self.forward(batch)
         value = loss(logits, targets)
-        self.optimiser.zero_grad(set_to_none=True)
+        self.net.zero_grad(set_to_none=True)
         value.backward()  # type: ignore[no-untyped-call]
         if self.recipe.clip is not None:
             clip_grad_norm_(self.net.parameters(), self.recipe.clip)
-        self.optimiser.step()
+        for optimiser in self.optimisers:
+            optimiser.step()
         return value.detach()
 
     def _set_rate(self, step: int) -> float:
         lr = rate(step, self.recipe.epochs * self.steps, self.recipe)
-        for group in self.optimiser.param_groups:
-            group["lr"] = lr
+        for optimiser in self.optimisers:
+            for group in optimiser.param_groups:
+                group["lr"] = lr
         return lr
 
     def _autocast(self) -> torch.autocast:

@@ -1,4 +1,4 @@
-"""Which parameters decay, and the learning rate of every step."""
+"""Which optimiser learns which parameters, which decay, and the learning rate of every step."""
 
 from __future__ import annotations
 
@@ -8,34 +8,58 @@ from typing import Any
 import torch
 from torch import nn
 
+from caster.bench.train.muon import Muon
 from caster.bench.train.recipe import Recipe
+from caster.errors import CasterError
 
 MOMENTUM = 0.9
 TOKENS = ("cls_token", "pos_embed", "relative_position_bias_table")  # of more than one dimension
 
 
-def optimiser(net: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """The recipe's optimiser; the learning rate is set at every step."""
-    groups = parameter_groups(net, recipe.weight_decay)
-    fused = next(net.parameters()).device.type == "cuda"
+def optimisers(net: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
+    """The recipe's optimisers, which share out the parameters; the rate is set at every step."""
+    named = dict(net.named_parameters())
+    fused = next(net.parameters()).device.type == "cuda" or None
     if recipe.optimizer == "sgd":
-        return torch.optim.SGD(
-            groups, recipe.lr, momentum=MOMENTUM, nesterov=True, fused=fused or None
-        )
-    return torch.optim.AdamW(groups, recipe.lr, fused=fused or None)
+        groups = parameter_groups(named, recipe.weight_decay)
+        return [torch.optim.SGD(groups, recipe.lr, momentum=MOMENTUM, nesterov=True, fused=fused)]
+    found: list[torch.optim.Optimizer] = []
+    if recipe.optimizer == "muon":
+        groups = matrix_groups(named)
+        if not groups:
+            raise CasterError(f"a {type(net).__name__} has no blocks of matrices for Muon to learn")
+        found.append(Muon(groups, recipe.lr, recipe.weight_decay))
+        taken = {id(value) for group in groups for value in group["params"]}
+        named = {name: value for name, value in named.items() if id(value) not in taken}
+    groups = parameter_groups(named, recipe.weight_decay)
+    return [*found, torch.optim.AdamW(groups, recipe.lr, fused=fused)]
 
 
-def parameter_groups(net: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+def matrix_groups(named: dict[str, nn.Parameter]) -> list[dict[str, Any]]:
+    """What Muon learns: the weight matrices inside blocks, in groups of one shape.
+
+    Patches, positions, tokens, norms, biases and the head, which meets the classes, are not.
+    """
+    groups: dict[tuple[torch.Size, int], list[nn.Parameter]] = {}
+    for name, value in named.items():
+        if _decays(name, value) and value.ndim == 2 and "blocks" in name.split("."):
+            parts = 3 if name.endswith("qkv.weight") else 1
+            groups.setdefault((value.shape, parts), []).append(value)
+    return [{"params": values, "parts": parts} for (_, parts), values in groups.items()]
+
+
+def parameter_groups(named: dict[str, nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
     """Matrices and kernels, which decay, and the rest, which does not."""
-    decayed: list[nn.Parameter] = []
-    free: list[nn.Parameter] = []
-    for name, value in net.named_parameters():
-        shrinks = value.ndim > 1 and name.rpartition(".")[2] not in TOKENS
-        (decayed if shrinks else free).append(value)
+    decayed = [value for name, value in named.items() if _decays(name, value)]
+    free = [value for name, value in named.items() if not _decays(name, value)]
     return [
         {"params": decayed, "weight_decay": weight_decay},
         {"params": free, "weight_decay": 0.0},
     ]
+
+
+def _decays(name: str, value: nn.Parameter) -> bool:
+    return value.ndim > 1 and name.rpartition(".")[2] not in TOKENS
 
 
 def rate(step: int, steps: int, recipe: Recipe) -> float:

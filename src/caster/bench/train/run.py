@@ -79,6 +79,19 @@ def files_of(out: Path) -> tuple[Path, Path]:
     return out.with_suffix(".curve.jsonl"), out.with_suffix(".work.safetensors")
 
 
+def expected(curve: list[work.Row], recipe: Recipe) -> float:
+    """Seconds the next epoch takes at most: as long as the longest, or its share of the patches.
+
+    >>> expected([{"seconds": 3.0}, {"seconds": 2.0}], Recipe.of("resnet18"))
+    3.0
+    """
+    longest: float = max(row["seconds"] for row in curve)
+    done = len(curve)
+    if recipe.drops(done) and not recipe.drops(done + 1):
+        longest /= 1 - recipe.drop_patches
+    return longest
+
+
 class _Run:
     def __init__(
         self,
@@ -107,7 +120,7 @@ class _Run:
             self.curve = work.restore(self.work_path, self.learner, planned.origin)
         self.kept = len(self.curve)  # epochs that the file holds
         if place.type == "cuda":
-            self.learner.compile()
+            self.learner.compile(done=len(self.curve))
 
     def go(self, seconds: float | None) -> Outcome:
         """Epochs until the last one, or until the time is up."""
@@ -151,9 +164,9 @@ class _Run:
         return accuracy(learner.average.net, self.test[0], self.test[1], learner.pool, fast)
 
     def _would_pass(self, seconds: float) -> bool:
-        """Whether another epoch as long as the longest would end too late."""
-        longest: float = max(row["seconds"] for row in self.curve)
-        return time.monotonic() - self.began + longest > seconds
+        """Whether another epoch would end too late."""
+        passed = time.monotonic() - self.began
+        return passed + expected(self.curve, self.learner.recipe) > seconds
 
     def _finish(self) -> Metadata:
         metadata = replace(self.planned, accuracy=self._accuracy(bf16=False))

@@ -48,28 +48,36 @@ def restore(path: Path, learner: Learner, origin: dict[str, str]) -> list[Row]:
 
 
 def _tensors(learner: Learner) -> dict[str, Tensor]:
-    """Weights, their average, and the optimiser's memory of every parameter by its number."""
+    """Weights, their average, and the optimisers' memory of every parameter by its number."""
     found = {f"net.{name}": value for name, value in learner.net.state_dict().items()}
     found |= {f"average.{name}": v for name, v in learner.average.net.state_dict().items()}
-    for number, held in learner.optimiser.state_dict()["state"].items():
-        found |= {f"optimizer.{number}.{name}": value for name, value in held.items()}
+    before = 0  # parameters of the optimisers before
+    for optimiser in learner.optimisers:
+        for number, held in optimiser.state_dict()["state"].items():
+            found |= {f"optimizer.{before + number}.{name}": v for name, v in held.items()}
+        before += len(_parameters(optimiser))
     return found
 
 
 def _put_back(learner: Learner, tensors: dict[str, Tensor]) -> None:
     learner.net.load_state_dict(_below("net.", tensors))
     learner.average.net.load_state_dict(_below("average.", tensors))
-    state: dict[int, dict[str, Tensor]] = {}
-    groups = learner.optimiser.param_groups
-    parameters = [parameter for group in groups for parameter in group["params"]]
-    for key, value in _below("optimizer.", tensors).items():
-        number, _, name = key.partition(".")
-        like = parameters[int(number)]
-        if value.shape == like.shape:  # laid out in memory as the parameter is
-            value = torch.empty_like(like).copy_(value)
-        state.setdefault(int(number), {})[name] = value
-    plain = learner.optimiser.state_dict()["param_groups"]
-    learner.optimiser.load_state_dict({"state": state, "param_groups": plain})
+    memory = _below("optimizer.", tensors)
+    before = 0
+    for optimiser in learner.optimisers:
+        state: dict[int, dict[str, Tensor]] = {}
+        for number, parameter in enumerate(_parameters(optimiser)):
+            for name, value in _below(f"{before + number}.", memory).items():
+                if value.shape == parameter.shape:  # laid out in memory as the parameter is
+                    value = torch.empty_like(parameter).copy_(value)
+                state.setdefault(number, {})[name] = value
+        plain = optimiser.state_dict()["param_groups"]
+        optimiser.load_state_dict({"state": state, "param_groups": plain})
+        before += len(_parameters(optimiser))
+
+
+def _parameters(optimiser: torch.optim.Optimizer) -> list[Tensor]:
+    return [parameter for group in optimiser.param_groups for parameter in group["params"]]
 
 
 def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
