@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
@@ -109,10 +111,25 @@ def test_a_file_without_layers_is_what_it_was(tmp_path):
     assert states.load(tmp_path / "s.caster").layers is None
 
 
-def test_a_batchnorm_network_needs_no_moments_and_says_it_was_asked(tmp_path):
-    adapter = fitted("batch")
-    assert adapter.state.layers == {}
-    adapter.save(tmp_path / "s.caster")
+def test_batchnorms_are_measured_too():
+    """On the source, whatever they keep of training."""
+    layers = fitted("batch").state.layers
+    assert [str(site) for site in layers] == ["1:in", "4:in", "8:in"]
+    values = torch.from_numpy(problem.pictures(200, seed=2)[0])
+    for name, layer in problem.model("batch").module.named_children():
+        if isinstance(layer, torch.nn.BatchNorm2d):
+            found = layers[Site(name, "in", 1)]
+            rows = values.double().movedim(1, -1).flatten(0, -2).numpy()
+            np.testing.assert_allclose(found.mean, rows.mean(axis=0), rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(found.variance, rows.var(axis=0), rtol=1e-4)
+            assert not np.allclose(found.mean, layer.running_mean, rtol=1e-3)
+        with torch.no_grad():
+            values = layer(values)
+
+
+def test_a_state_that_was_asked_for_layers_and_has_none_comes_back(tmp_path):
+    """As of a BatchNorm network when those of BatchNorms were not measured."""
+    states.save(replace(fitted("batch").state, layers={}), tmp_path / "s.caster")
     assert states.load(tmp_path / "s.caster").layers == {}
 
 

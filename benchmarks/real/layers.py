@@ -50,7 +50,7 @@ def streamed(model: Any, source: Source, images: Any, labels: Any) -> list[str]:
         cells.append(f"{100 * right / len(labels):.1f}")
     ratios = [answer.ratio for answer in answers if answer.ratio is not None]
     accepted = np.mean([answer.accepted for answer in answers])
-    return [*cells, f"{accepted:.0%}", f"{np.median(ratios):.2f}"]
+    return [*cells, f"{accepted:.0%}", f"{np.median(ratios):.3f}"]
 
 
 def main() -> None:

@@ -138,7 +138,7 @@ LAYERS = "layer-transport"
 
 
 def test_layer_transport_that_refuses_nothing_tells_what_its_gate_would_have_done(records):
-    """Gated at a threshold, it is the method that compares every batch, answer by answer."""
+    """Gated at a threshold, it is the method that tries every batch, answer by answer."""
     each = (("every", 1),)
     gated = {s.stream: r for s, r in records.items() if (s.method, s.settings) == (LAYERS, each)}
     opens = [r for s, r in records.items() if s.method == LAYERS and "gated" in s.given]
@@ -147,7 +147,7 @@ def test_layer_transport_that_refuses_nothing_tells_what_its_gate_would_have_don
     for record in opens:
         beside = gated[record.spec.stream]
         settings = beside.cell.method["settings"]
-        assert (settings["tau"], settings["every"]) == (1.05, 1)
+        assert (settings["tau"], settings["every"]) == (0.05, 1)
         assert record.batches.accepted.all()
         np.testing.assert_array_equal(record.batches.ratio, beside.batches.ratio)
         seen = np.cumsum(record.batches.size)

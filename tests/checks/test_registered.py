@@ -20,7 +20,8 @@ VARIANTS = [
     ("bn-adapt", "batch", {"prior": 16.0}),
     ("t3a", "batch", {"filter_k": -1}),
     ("tent", "vit", {"norms": ("layer",)}),
-    ("layer-transport", "vit", {"tau": 99.0, "every": 3}),
+    ("layer-transport", "vit", {"tau": 99.0, "depth": 1.0}),
+    ("layer-transport", "vit", {"window": 8, "every": 3}),  # which it refuses, and rests
     ("layer-transport", "layer", {"last": "transport", "tau": 99.0}),
     ("layer-transport-ungated", "vit", {"memory": 0, "prior": 0.0}),
 ]

@@ -24,6 +24,7 @@ from caster.evaluation import Evaluation, Score, figures, page, write_page
 from caster.evaluation.mechanism import layer_transport
 from caster.evaluation.metrics import Bin
 from caster.evaluation.results import Batch, ClassScore
+from caster.methods import find
 from caster.report.certificates import Point, Span
 from caster.report.intervals import Interval
 
@@ -240,9 +241,10 @@ def test_layer_transport_has_its_own_names_reasons_and_constants():
     own = {
         "prior": 16.0,
         "memory": 64,
+        "depth": 0.5,
         "maps": "diagonal",
-        "tau": 1.25,
-        "window": 128,
+        "tau": 0.125,
+        "window": 64,
         "every": 1,
     }
     found = made(n_batches=8, accepted=0.0)
@@ -254,8 +256,8 @@ def test_layer_transport_has_its_own_names_reasons_and_constants():
     assert "too few samples so far to measure the certificate on" in text
     assert "too few confident samples" not in text
     assert "layer transport, gated" in text
-    assert "1.25 is refused" in text
-    for name, shown in (("prior", "16"), ("memory", "64"), ("maps", "diagonal"), ("tau", "1.25")):
+    assert "0.125 is refused" in text
+    for name, shown in (("prior", "16"), ("depth", "0.5"), ("maps", "diagonal"), ("tau", "0.125")):
         assert f'<th scope="row">{name}</th><td>{shown}</td>' in html
     assert not re.search(r"(?<!layer )transport, (un)?gated", unescape(html))
     plain = found.to_json()
@@ -284,7 +286,7 @@ WORDS = {  # of each mechanism: noun, why there is no certificate, how the other
     "transport": ("transport", "no confident sample", "refused for coverage"),
     "layers": (
         "layer transport",
-        "too few samples, or nothing to repair",
+        "one sample alone",
         "refused for want of samples",
     ),
 }
@@ -294,7 +296,7 @@ WORDS = {  # of each mechanism: noun, why there is no certificate, how the other
 def test_figures_speak_of_what_they_show(name):
     found, refusal = made(), "min_samples"
     if name == "layers":
-        own = {"prior": 16.0, "memory": 64, "maps": "full", "tau": 1.0, "window": 128}
+        own = find("layer-transport").options() | {"maps": "full", "tau": 1.0}
         found, refusal = replace(found, mechanism=layer_transport(own)), "window"
     verdicts = [Judgement(False, refusal, math.inf), Judgement(False, "ratio", 1.5)]
     verdicts += [Judgement(True, "accepted", 0.5)] * (len(found.batches) - 2)

@@ -24,7 +24,8 @@ from tests.methods.problem import model, pictures, source, stream
 
 
 def ungated(frozen, known=None, **settings):
-    return create("layer-transport-ungated", frozen, known, **settings)
+    """At every site of a network, deep ones too."""
+    return create("layer-transport-ungated", frozen, known, **{"depth": 1.0} | settings)
 
 
 @pytest.mark.parametrize("name", ["layer-transport", "layer-transport-ungated"])
@@ -422,12 +423,13 @@ def test_full_maps_need_a_batch_that_supports_them(size, memory, full):
 def test_full_maps_come_back_from_a_file(tmp_path):
     known = source("vit")
     Adapter.fit(model("vit"), known.batches, layers="full").save(tmp_path / "s.caster")
-    stored = create("layer-transport", model("vit"), tmp_path / "s.caster", maps="full", tau=99.0)
-    seen = create("layer-transport", model("vit"), known, maps="full", tau=99.0)
+    settings = {"maps": "full", "tau": 99.0, "depth": 1.0}
+    stored = create("layer-transport", model("vit"), tmp_path / "s.caster", **settings)
+    seen = create("layer-transport", model("vit"), known, **settings)
     images, _ = pictures(400, seed=8, shift=0.5)
     for batch in (images[:200], images[200:]):
         assert torch.equal(stored.predict(batch).logits, seen.predict(batch).logits)
-    plain = create("layer-transport", model("vit"), tmp_path / "s.caster").retained()
+    plain = create("layer-transport", model("vit"), tmp_path / "s.caster", depth=1.0).retained()
     assert stored.retained().statistics - plain.statistics == 5 * 16 * 16 * 4
 
 

@@ -1,4 +1,4 @@
-"""When layer transport asks the frozen model, and when it rests."""
+"""When layer transport rests, and for how long."""
 
 from __future__ import annotations
 
@@ -7,21 +7,6 @@ from itertools import pairwise
 import pytest
 
 from caster.methods.turns import PATIENCE, Turns
-
-
-@pytest.mark.parametrize("every", [1, 5, 8])
-def test_comparisons_grow_rare_while_all_is_well(every):
-    turns, asked = Turns(every, window=128), []
-    for batch in range(60):
-        if turns.asks():
-            turns.compared()
-            asked.append(batch)
-        turns.accepted()
-    gaps = [b - a for a, b in pairwise(asked)]
-    expected = [min(2**i, every) for i in range(1, 60)]
-    assert gaps == expected[: len(gaps)]
-    turns.refused(64, judged=True)
-    assert turns.asks()
 
 
 def outcome(turns, batches, size, good):
@@ -56,7 +41,7 @@ def test_a_stream_that_is_refused_for_ever_is_hardly_tried():
     assert len(tried) < 0.03 * 20000
 
 
-def test_compared_every_time_it_never_rests():
+def test_tried_every_time_it_never_rests():
     tried, _ = outcome(Turns(every=1, window=128), 500, 64, good=500)
     assert len(tried) == 500
 
@@ -64,3 +49,29 @@ def test_compared_every_time_it_never_rests():
 def test_without_a_verdict_it_does_not_rest():
     turns = Turns(every=32, window=128)
     assert not any(turns.refused(64, judged=False) for _ in range(50))
+
+
+def test_one_that_is_accepted_begins_anew():
+    turns = Turns(every=32, window=128)
+    for _ in range(3):
+        assert not any(turns.refused(64, judged=True) for _ in range(7))
+        turns.accepted()
+    assert [turns.refused(64, judged=True) for _ in range(8)] == [False] * 7 + [True]
+
+
+@pytest.mark.parametrize("every", [2, 8])
+def test_every_bounds_a_rest(every):
+    """Else it is as long as all that was refused, and grows."""
+    window = 4
+    tried, _ = outcome(Turns(every, window), 4000, 1, good=4000)
+    rests = [b - a - 1 for a, b in pairwise(tried) if b - a > 1]
+    assert max(rests) == rests[-1] == (every - 1) * window
+    assert rests == sorted(rests)
+
+
+def test_reset_is_the_beginning():
+    turns = Turns(every=32, window=128)
+    assert turns.refused(600, judged=True)
+    turns.reset()
+    assert not turns.rests(64)
+    assert not turns.refused(64, judged=True)

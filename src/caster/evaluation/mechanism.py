@@ -10,9 +10,7 @@ from caster.core.types import REASONS, Reason
 from caster.report import CLASSIFIERS
 from caster.report.figures import TRANSPORT_TERMS, Terms
 
-LAYER_TERMS = Terms(
-    "layer transport", "for want of samples", "too few samples, or nothing to repair"
-)
+LAYER_TERMS = Terms("layer transport", "for want of samples", "one sample alone")
 LAYER_REASONS: dict[Reason, str] = {
     "accepted": "layer transport is used",
     "ratio": "certificate above tau",
@@ -21,6 +19,7 @@ LAYER_REASONS: dict[Reason, str] = {
 LAYER_CONSTANTS = {
     "prior": "samples that the source's moments weigh as",
     "memory": "samples that the target's rest on, earlier ones included where a batch has fewer",
+    "depth": "share of the network's sites that are aligned, from the first on",
     "maps": "of a channel by itself, or full ones where a site has few channels",
     "tau": "largest accepted ratio",
     "window": "samples that the certificate rests on, earlier ones included; with fewer it refuses",

@@ -77,9 +77,9 @@ def with_part(several: Any, old: Any, new: Any) -> Any:
 class Gauge:
     """A model that measures its sites while it answers.
 
-    Sites but those of BatchNorms, which keep the source's moments themselves; with `full`, also
-    the covariances of those that can have a full map. `past` are the `sums` of an earlier gauge,
-    to go on from.
+    The inputs of BatchNorms too: what those keep was summed up in training, of pictures that were
+    cropped, coloured and mixed, by weights that still changed. With `full`, also the covariances of
+    sites that can have a full map. `past` are the `sums` of an earlier gauge, to go on from.
 
     >>> import torch
     >>> net = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
@@ -119,14 +119,14 @@ class Gauge:
         twin = self.model.twin()
         sites = find_sites(self.model, batch)
         for site in sites:
-            if not is_batchnorm(twin.module, site):
-                hook_on(twin.module, site, partial(self._note, site), "fit without layers")
+            hook_on(twin.module, site, partial(self._note, site), "fit without layers")
         if [site.module for site in sites] == [twin.head]:
             log.warning("layers of %s: no site but its classifier's input", self.model.name)
         return twin
 
     def _note(self, site: Site, layer: nn.Module, values: Tensor) -> None:
-        full = self.full and has_full_map(values, site.axis)
+        # A BatchNorm is lent moments, and has no place for more of a map.
+        full = self.full and not keeps_statistics(layer) and has_full_map(values, site.axis)
         found = (measure_full if full else measure)(values, site.axis, self._samples)
         self._found[site] = beside(found, found.mean.double())
 

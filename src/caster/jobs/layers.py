@@ -70,7 +70,7 @@ class LayerStream:
         check_layers(adapter.model, adapter.state)
         from caster.methods.layer_transport import LayerTransport  # with torch, as the model is
 
-        # The frozen answer of every batch is at hand, so every batch is compared with it.
+        # The frozen answer of every batch is at hand, so that nothing is saved by a rest.
         own = {"every": 1, "maps": "full" if has_full(adapter.state.layers) else "diagonal"}
         options = find(NAME).options() | own | ({} if tau is None else {"tau": tau})
         # The adapter has seen to it that the state is the model's, or is allowed not to be.
@@ -89,7 +89,8 @@ class LayerStream:
     def full_maps(self) -> int:
         """How many of them have full maps, where a batch supports them."""
         layers = self.adapter.state.layers or {}
-        return sum(found.covariance is not None for found in layers.values())
+        aligned = self._method.aligned
+        return sum(layers[site].covariance is not None for site in aligned if site in layers)
 
     def check_sizes(self, pictures: Pictures) -> None:
         """Refuse pictures of several sizes before the work, as far as a look at some shows them."""

@@ -47,7 +47,7 @@ class Alignment:
         self,
         model: TorchModel,
         layers: dict[Site, ChannelMoments] | None,  # NumPy's; None: not measured
-        batchnorms: list[Site],  # whose moments are the layers' own
+        batchnorms: list[Site],  # of which moments that were not measured are the layers' own
         prior: float,
         memory: int,
         full: bool = False,  # maps, at sites whose covariance is known
@@ -62,16 +62,17 @@ class Alignment:
         self._twin = model.twin()
         self._twin.head = None  # known when a batch comes
         parts = dict(self._twin.module.named_modules())
-        for site in (*(layers or {}), *batchnorms):
-            if site.module not in parts:
-                raise CasterError(f"{model.name} has no layer of the state's site {site}")
         self._moved = [
             FullyMoved(site, beside(found, model.device))
             if full and found.covariance is not None
             else Moved(site, beside(replace(found, covariance=None), model.device))
             for site, found in (layers or {}).items()
+            if site not in batchnorms
         ]
-        self._lent = [Lent(site, parts[site.module]) for site in batchnorms]
+        self._lent = [
+            Lent(site, parts[site.module], None if found is None else beside(found, model.device))
+            for site, found in ((site, (layers or {}).get(site)) for site in batchnorms)
+        ]
         for spot in (*self._moved, *self._lent):
             hook_on(self._twin.module, spot.site, partial(self._align, spot), LEAVE_OUT)
 
@@ -112,7 +113,7 @@ class Alignment:
 
     def retained(self) -> Retained:
         """The source's moments and the past's; weights are the model's own."""
-        own = [spot.source for spot in self._moved]
+        own = [spot.source for spot in (*self._moved, *self._lent) if spot.is_measured]
         return Retained(
             statistics=sum(nbytes(m.mean, m.variance, m.covariance) for m in own),
             buffers=sum(nbytes(m.mean, m.variance) for m in self.past.values()),

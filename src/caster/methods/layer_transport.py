@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ from caster.core.layers import ChannelMoments, Site
 from caster.errors import CasterError
 from caster.frozen.full_maps import MOST_CHANNELS
 from caster.frozen.gauge import measured
+from caster.frozen.layers import plain_name
 from caster.frozen.protocol import FrozenModel, Outputs
 from caster.frozen.sites import batchnorm_sites, selected
 from caster.frozen.torch import TorchModel
@@ -25,6 +27,8 @@ from caster.methods.protocol import Prediction, Retained
 from caster.methods.source import Source, adapter_of, columns_of, moments_of
 from caster.methods.turns import Turns
 
+log = logging.getLogger("caster")
+
 RESTING = "rest"  # the reason of batches that are not tried, after many were refused
 
 
@@ -32,10 +36,11 @@ class LayerTransportUngated:
     """Align the channels at every site with the source's moments, in closed form, and answer.
 
     `prior` is how many samples the source's moments weigh as; `memory`, on how many samples the
-    target's rest, those before the batch included where it has fewer; `sites`, patterns of names
-    among `method.sites`; `maps`, whether sites with few channels and many positions get full
-    ones, for which the source's layers must be too. Weights are shared with the frozen model;
-    nothing is learnt.
+    target's rest, those before the batch included where it has fewer; `depth`, the share of the
+    network's sites that are aligned, from the first on: a shift of the pictures shows in shallow
+    layers, the mixture of classes in deep ones; `sites`, patterns of names among those; `maps`,
+    whether sites with few channels and many positions get full ones, for which the source's layers
+    must be too. Weights are shared with the frozen model; nothing is learnt.
 
     >>> from torch import nn
     >>> from caster import wrap
@@ -52,6 +57,7 @@ class LayerTransportUngated:
         name: str = "layer-transport-ungated",
         prior: float = 16.0,
         memory: int = 64,
+        depth: float = 0.5,
         sites: Sequence[str] | None = None,
         maps: Literal["diagonal", "full"] = "diagonal",
     ) -> None:
@@ -59,6 +65,8 @@ class LayerTransportUngated:
             raise CasterError(f"prior of {name} is a number of samples from 0 up, not {prior!r}")
         if not isinstance(memory, int) or memory < 0:
             raise CasterError(f"memory of {name} is a number of samples from 0 up, not {memory!r}")
+        if not 0 < depth <= 1:
+            raise CasterError(f"depth of {name} is a share of the sites above 0, not {depth!r}")
         if maps not in ("diagonal", "full"):
             raise CasterError(f"maps of {name} are 'diagonal' or 'full', not {maps!r}")
         self.name = name
@@ -67,7 +75,10 @@ class LayerTransportUngated:
         self._columns = columns_of(source, name)
         layers = layers_of(self.model, source, name, full=maps == "full")
         batchnorms = batchnorm_sites(self.model.module)
-        self.sites = selected([*batchnorms, *(layers or {})], sites, name)
+        known = layers or {}  # in the order of the network
+        found = [*known, *(site for site in batchnorms if site not in known)]
+        self.sites = selected(found[: math.ceil(depth * len(found))], sites, name)
+        self._leaves_some = len(self.sites) < len(found)
         kept = layers and {site: found for site, found in layers.items() if site in self.sites}
         own = [site for site in batchnorms if site in self.sites]
         self._alignment = Alignment(self.model, kept, own, prior, memory, full=maps == "full")
@@ -110,11 +121,11 @@ class LayerTransportUngated:
 class LayerTransport(LayerTransportUngated):
     """Layer transport where its certificate allows, and else the frozen model's answer.
 
-    `LayerCertificate` measures it on the representation after the update, over `window` samples;
-    its ratio must be at most `tau`, and until it rests on a whole window every batch is refused.
-    The frozen model answers every batch that is refused, and one in `every` to be compared with;
-    where all are refused, most are not even tried (`Turns`). With `gated=False` every batch is
-    answered by the update, and the ratio told. See docs/layer-transport.md.
+    `LayerCertificate` tells from the features behind the update, over `window` samples, how far the
+    stream's mixture of classes is from the source's; its ratio must be at most `tau`, and until it
+    rests on a whole window every batch is refused. The frozen model answers what is refused; where
+    all is, the update is tried for one window in `every` only (`Turns`). With `gated=False` every
+    batch is answered by the update, and the ratio told. See docs/layer-transport.md.
 
     With `last="transport"` the aligned features are answered by caster's transport of the last
     layer where that one's own certificate accepts them.
@@ -128,16 +139,25 @@ class LayerTransport(LayerTransportUngated):
         name: str = "layer-transport",
         prior: float = 16.0,
         memory: int = 64,
+        depth: float = 0.5,
         sites: Sequence[str] | None = None,
         maps: Literal["diagonal", "full"] = "diagonal",
-        tau: float = 1.05,
-        window: int = 128,
+        tau: float = 0.05,
+        window: int = 64,
         every: int = 32,
         gated: bool = True,
         last: Literal["head", "transport"] = "head",
     ) -> None:
-        aligning: dict[str, Any] = {"prior": prior, "memory": memory, "sites": sites, "maps": maps}
-        super().__init__(model, source, name=name, **aligning)
+        super().__init__(
+            model,
+            source,
+            name=name,
+            prior=prior,
+            memory=memory,
+            depth=depth,
+            sites=sites,
+            maps=maps,
+        )
         if not 0 < tau < float("inf"):
             raise CasterError(f"tau of {name} must be a number above 0, not {tau!r}")
         for setting, count, least in (("window", window, 2), ("every", every, 1)):
@@ -147,6 +167,12 @@ class LayerTransport(LayerTransportUngated):
             raise CasterError(f"last of {name} is 'head' or 'transport', not {last!r}")
         self.tau = tau
         self.gated = gated
+        if gated and self.sites and not self._leaves_some:
+            log.warning(
+                "%s aligns every site of %s: its certificate can then not tell which classes come",
+                name,
+                model.name,
+            )
         self.last = last
         self._certificate = LayerCertificate(
             adapter_of(model, source, name), window, self.model.device
@@ -160,8 +186,7 @@ class LayerTransport(LayerTransportUngated):
         batch = self.model.placed(images)
         if self._turns.rests(len(batch)):
             return replace(self.frozen.predict(batch), reason=RESTING)
-        due = self._turns.asks() or not self._certificate.full
-        _, answer = self.both(batch, self.model(batch) if due else None)
+        _, answer = self.both(batch, None)
         if answer.accepted:
             self._turns.accepted()
         elif self._turns.refused(len(batch), judged=answer.reason == "ratio"):
@@ -171,31 +196,20 @@ class LayerTransport(LayerTransportUngated):
     def both(self, images: Any, before: Outputs | None) -> tuple[Tensor, Prediction]:
         """The logits behind aligned layers, whatever the certificate says, and what it allows.
 
-        `before` is the frozen model's answer, where it was asked. What the certificate holds
-        against the update may be old where it was not: so none is refused without it.
+        `before` is the frozen model's answer, where it is known; else it is asked if need be.
         """
         after, logits = self._aligned(images)
         certificate = self._certificate
-        certificate.show_after(after.features, logits)
-        ratio = self._compared(before) if before is not None else certificate.ratio()
-        if before is None and not ratio <= self.tau:
-            before = self.model(images)
-            ratio = self._compared(before)
-        full = certificate.full
+        certificate.show(after.features)
+        ratio, full = certificate.ratio(), certificate.full
         if math.isnan(ratio):
             certificate.reset()  # or it would never be a number again
         if not self.gated:
             return logits, Prediction(self._answer(after, logits), ratio=ratio)
         if full and ratio <= self.tau:
             return logits, Prediction(self._answer(after, logits), True, "accepted", ratio)
-        assert before is not None
-        reason = "ratio" if full else "window"
-        return logits, replace(self.frozen.answer(before), reason=reason, ratio=ratio)
-
-    def _compared(self, before: Outputs) -> float:
-        self._certificate.show_before(before.features, self.frozen.logits(before))
-        self._turns.compared()
-        return self._certificate.ratio()
+        frozen = self.frozen.answer(self.model(images) if before is None else before)
+        return logits, replace(frozen, reason="ratio" if full else "window", ratio=ratio)
 
     def _answer(self, after: Outputs, logits: Tensor) -> Tensor:
         if self.last == "head" or len(logits) == 1:
@@ -219,7 +233,7 @@ class LayerTransport(LayerTransportUngated):
 def layers_of(
     model: TorchModel, source: Source, name: str, full: bool = False
 ) -> dict[Site, ChannelMoments] | None:
-    """The source's moments at every site but BatchNorms': the state's, or measured on images.
+    """The source's moments at every site: the state's, or measured on images.
 
     None where there are neither.
     """
@@ -228,6 +242,10 @@ def layers_of(
         layers = dict(source.state.layers)
     elif source.batches is not None:
         layers = measured(model, (images for images, _ in source.labelled(name)), full)
+    parts = {plain_name(name) for name, _ in model.module.named_modules()}
+    for site in layers or {}:  # deep ones too, which may not be aligned: it is another network's
+        if site.module not in parts:
+            raise CasterError(f"{model.name} has no layer of the state's site {site}")
     if full and all(found.covariance is None for found in (layers or {}).values()):
         raise CasterError(
             f"no full maps for {name}: fit with layers='full', and a network with sites of at most "

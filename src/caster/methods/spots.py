@@ -14,12 +14,13 @@ from caster.frozen.full_maps import ROWS, FullToSource, measure_full
 
 EPS = 1e-5  # added to variances, in units of a site's mean variance: a dead channel stays dead
 STATISTICS = ("running_mean", "running_var")
-MADE = ("_held", "_map", "_full")
+MADE = ("_held", "_map", "_full", "_made")
 
 
 class Spot:
     """A site with the source's moments."""
 
+    is_measured = True  # and no part of the model
     _held: ChannelMoments | None = None  # those, as the target's are
 
     def __init__(self, site: Site, source: ChannelMoments) -> None:
@@ -94,7 +95,15 @@ class FullyMoved(Moved):
 
 
 class Lent(Spot):
-    """The input of a BatchNorm, which is lent the target's moments for a pass in place of its own.
+    """The input of a BatchNorm, which is lent other moments for a pass in place of its own.
+
+    With m and v its own, m_s and v_s the source's and m' and v' the target's, moving a value to the
+    source's moments and normalising it by the layer's own is normalising it by
+
+        m' - (m_s - m) sqrt((v' + eps) / (v_s + eps)),    v (v' + eps) / (v_s + eps),
+
+    with eps added to every variance: m' and v' where the source's are the layer's own, which is
+    BatchNorm adaptation, and which they are taken for where they were not measured.
 
     >>> layer = nn.BatchNorm1d(1, affine=False, eps=0.0).eval()
     >>> spot = Lent(Site("", "in", 1), layer)
@@ -107,17 +116,36 @@ class Lent(Spot):
     tensor([[8.]])
     """
 
-    def __init__(self, site: Site, layer: nn.Module) -> None:
+    _made: tuple[ChannelMoments, tuple[Any, ...]] | None = None  # of these source moments
+
+    def __init__(self, site: Site, layer: nn.Module, source: ChannelMoments | None = None) -> None:
         self._layer = layer
         self._own = {name: layer.get_buffer(name) for name in STATISTICS}
-        super().__init__(site, ChannelMoments(1.0, *self._own.values()))
+        self.is_measured = source is not None
+        super().__init__(site, source or ChannelMoments(1.0, *self._own.values()))
 
     def apply(self, layer: nn.Module, values: Tensor, target: ChannelMoments) -> None:
-        """Lend it the target's, in the precision of its own."""
-        for (name, own), part in zip(
-            self._own.items(), (target.mean, target.variance), strict=True
-        ):
+        """Lend it what carries the target's to the source's, in the precision of its own."""
+        lent = target.mean, target.variance
+        if self.is_measured:
+            step, share, rest, eps = self._constants(self.source_like(target))
+            spread = (target.variance + eps).sqrt_()
+            lent = (
+                torch.addcmul(target.mean, step, spread, value=-1),
+                torch.addcmul(rest, share, target.variance),
+            )
+        for (name, own), part in zip(self._own.items(), lent, strict=True):
             layer._buffers[name] = part.to(own.dtype)  # as an attribute it takes ten times as long
+
+    def _constants(self, source: ChannelMoments) -> tuple[Any, ...]:
+        """Of the formula above what no batch changes: step, share and rest of a variance, eps."""
+        if self._made is None or self._made[0] is not source:
+            eps: float = self._layer.eps  # type: ignore[assignment]
+            mean, variance = (own.to(source.mean) for own in self._own.values())
+            share = (variance + eps) / (source.variance + eps)
+            step = (source.mean - mean) / (source.variance + eps).sqrt()
+            self._made = source, (step, share, share * eps - eps, eps)
+        return self._made[1]
 
     def restore(self) -> None:
         """Give it its own back, whatever came of the pass."""

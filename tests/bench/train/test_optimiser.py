@@ -87,8 +87,9 @@ def test_recipes():
         assert Recipe.from_json(recipe.to_json()) == recipe
         assert recipe.label_smoothing > 0
         assert recipe.mixup > 0
-        assert recipe.operations > 0
         assert recipe.ema > 0  # all that the benchmark promises of a recipe
+        # But for ConvNeXt, which learns more from crops and mixing alone in so few epochs.
+        assert (recipe.operations > 0) == (name != "convnext_tiny")
     assert Recipe.of("deit_base") != Recipe.of("vit_base")
     assert Recipe.of("resnet18", epochs=3).epochs == 3
     with pytest.raises(CasterError, match="not one of this version"):
