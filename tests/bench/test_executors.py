@@ -44,7 +44,7 @@ def descendants(pid):
     return {child: words.get(child, "") for child in found - {pid}}
 
 
-def wait_for(condition, seconds=90.0):
+def wait_for(condition, seconds=180.0):  # Ray takes a minute to start where cores are busy
     until = time.monotonic() + seconds
     while not condition() and time.monotonic() < until:
         time.sleep(0.01)

@@ -448,11 +448,10 @@ def test_no_weight_is_copied():
 
 
 def test_sites_can_be_chosen():
-    settings = {"sites": ["blocks.[12]:*"]}
-    method = create("layer-transport", model("vit"), source("vit"), depth=1.0, **settings)
-    assert [str(site) for site in method.sites] == ["blocks.1:out", "blocks.2:out"]
-    method = create("layer-transport", model("vit"), source("vit"), **settings)
-    assert [str(site) for site in method.sites] == ["blocks.1:out"]  # of the shallow half
+    for depth in (0.1, 1.0):  # which is of those that are not chosen by name
+        settings = {"sites": ["blocks.[12]:*"], "depth": depth}
+        method = create("layer-transport", model("vit"), source("vit"), **settings)
+        assert [str(site) for site in method.sites] == ["blocks.1:out", "blocks.2:out"]
     with pytest.raises(CasterError, match="no site"):
         create("layer-transport", model("vit"), source("vit"), sites=["layer1*"])
 

@@ -64,7 +64,7 @@ Layers = Annotated[
     bool | None,
     typer.Option(
         "--layers/--no-layers",
-        help="Adapt every layer, or the last features only. [default: every layer, if the state "
+        help="Adapt the layers inside, or the last features only. [default: the layers, if the state "
         "was fitted with --layers]",
     ),
 ]

@@ -1,4 +1,4 @@
-"""What adapts in an evaluation: transport of the last features, or of every layer."""
+"""What adapts in an evaluation: transport of the last features, or of layers before them."""
 
 from __future__ import annotations
 
@@ -53,6 +53,6 @@ TRANSPORT = Mechanism("caster", TRANSPORT_TERMS, REASONS)
 
 
 def layer_transport(settings: Mapping[str, Any]) -> Mechanism:
-    """Transport of every layer, with its settings."""
+    """Transport of layers, with its settings."""
     chosen = {name: value for name, value in settings.items() if name in LAYER_CONSTANTS}
     return Mechanism("layer-transport", LAYER_TERMS, LAYER_REASONS, chosen)

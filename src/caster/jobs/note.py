@@ -19,6 +19,7 @@ from caster.jobs.growing import Damaged, read_grown
 from caster.state import Layers, packed, unpacked
 
 ALWAYS = {"rows", "features"}  # the arrays that any row has
+MEASURED = "all sites"  # which layers are; once those of BatchNorms were not
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def write_note(note: Note, folder: Path) -> None:
             [site.module, site.side, site.axis, found.count, *_plain(found)]
             for site, found in note.layers.items()
         ]
-        plain["layers"] = {"sites": sites, "checksum": _checksum(sites)}
+        plain["layers"] = {"of": MEASURED, "sites": sites, "checksum": _checksum(sites)}
     with replacing(folder / "note.json") as temporary:
         temporary.write_text(json.dumps(plain), encoding="utf-8")
 
@@ -76,8 +77,8 @@ def read_note(folder: Path) -> Note:
 
 
 def _layers(kept: dict[str, Any] | None) -> Layers | None:
-    """The sums over layers, if they are what was written."""
-    if kept is None:
+    """The sums over layers, if they are what was written; none if other sites were measured."""
+    if kept is None or kept.get("of") != MEASURED:
         return None
     sites: list[list[Any]] = kept["sites"]
     if _checksum(sites) != kept["checksum"]:

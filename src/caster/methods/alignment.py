@@ -28,11 +28,11 @@ log = logging.getLogger("caster")
 
 
 class Alignment:
-    """A twin of a model, on whose way every site's channels get the source's mean and variance.
+    """A twin of a model, on whose way the channels of sites get the source's mean and variance.
 
     Those of the target come from the batch and, where it has fewer samples than `memory`, for the
     rest from what came before; shrunk towards the source's by `prior` samples. The input of a
-    BatchNorm need not be moved: it is given the target's moments in place of its own.
+    BatchNorm need not be moved: the layer is lent other moments in place of its own.
 
     Attributes
     ----------

@@ -136,13 +136,13 @@ OWN = (
     ),
     Entry(
         "layer-transport",
-        "Every layer's statistics carried back to the source's, if its own certificate allows.",
+        "Shallow layers' statistics carried back to the source's, if its own certificate allows.",
         f"{_LAYERS}:LayerTransport",
         ("torch module", "state"),
     ),
     Entry(
         "layer-transport-ungated",
-        "The same transport of every layer whatever the certificate says.",
+        "The same transport of layers whatever the certificate says.",
         f"{_LAYERS}:LayerTransportUngated",
         ("torch module",),
     ),

@@ -1,4 +1,4 @@
-"""Layer transport: every layer's statistics carried back to the source's, behind a certificate."""
+"""Layer transport: statistics inside a network carried back to the source's, behind a certificate."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class LayerTransportUngated:
     `prior` is how many samples the source's moments weigh as; `memory`, on how many samples the
     target's rest, those before the batch included where it has fewer; `depth`, the share of the
     network's sites that are aligned, from the first on: a shift of the pictures shows in shallow
-    layers, the mixture of classes in deep ones; `sites`, patterns of names among those; `maps`,
-    whether sites with few channels and many positions get full ones, for which the source's layers
-    must be too. Weights are shared with the frozen model; nothing is learnt.
+    layers, the mixture of classes in deep ones; `sites`, patterns of names instead; `maps`, whether
+    sites with few channels and many positions get full ones, for which the source's layers must be
+    too. Weights are shared with the frozen model; nothing is learnt.
 
     >>> from torch import nn
     >>> from caster import wrap
@@ -75,9 +75,10 @@ class LayerTransportUngated:
         self._columns = columns_of(source, name)
         layers = layers_of(self.model, source, name, full=maps == "full")
         batchnorms = batchnorm_sites(self.model.module)
-        known = layers or {}  # in the order of the network
-        found = [*known, *(site for site in batchnorms if site not in known)]
-        self.sites = selected(found[: math.ceil(depth * len(found))], sites, name)
+        known = list(layers or {})  # in the order of the network; those that a pass calls
+        found = known if set(known) & set(batchnorms) else [*batchnorms, *known]
+        shallow = found[: math.ceil(depth * len(found))]
+        self.sites = shallow if sites is None else selected(found, sites, name)
         self._leaves_some = len(self.sites) < len(found)
         kept = layers and {site: found for site, found in layers.items() if site in self.sites}
         own = [site for site in batchnorms if site in self.sites]
@@ -191,6 +192,7 @@ class LayerTransport(LayerTransportUngated):
             self._turns.accepted()
         elif self._turns.refused(len(batch), judged=answer.reason == "ratio"):
             self._certificate.reset()  # what comes after a rest is another part of the stream
+            self._alignment.reset()
         return answer
 
     def both(self, images: Any, before: Outputs | None) -> tuple[Tensor, Prediction]:

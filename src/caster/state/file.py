@@ -40,7 +40,7 @@ class State:
     preprocessing_sha256: str | None = None
     head: tuple[int, ...] | None = None  # for every class its column among the model's logits
     caster_version: str = __version__
-    layers: Layers | None = None  # of sites but BatchNorms', which the model keeps; None: not asked
+    layers: Layers | None = None  # of every site; None: not asked for
 
     def check_origin(
         self,

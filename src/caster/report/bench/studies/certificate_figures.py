@@ -27,12 +27,13 @@ def against_gain(figure: Figure, found: Certificate, ink: str) -> None:
     axes = figure.subplots()
     finite = [p.certificate for p in found.points if math.isfinite(p.certificate)]
     nowhere = 2 * max([*finite, found.tau])
+    least = min([x for x in finite if x > 0] + [found.tau]) / 2  # where those are drawn that are 0
     for place, (colour, marker) in zip(
         found.by_place, LOOKS * (1 + len(found.by_place) // len(LOOKS)), strict=False
     ):
         held = [point for point in found.points if point.place == place]
         axes.scatter(
-            [min(point.certificate, nowhere) for point in held],
+            [min(max(point.certificate, least), nowhere) for point in held],
             [100 * point.gain for point in held],
             s=22,
             c=colour,
