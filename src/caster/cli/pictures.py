@@ -64,8 +64,8 @@ Layers = Annotated[
     bool | None,
     typer.Option(
         "--layers/--no-layers",
-        help="Adapt the layers inside, or the last features only. [default: the layers, if the state "
-        "was fitted with --layers]",
+        help="Adapt the layers inside, or the last features only. [default: the layers, if the "
+        "state was fitted with --layers]",
     ),
 ]
 

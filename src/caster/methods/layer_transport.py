@@ -1,4 +1,4 @@
-"""Layer transport: statistics inside a network carried back to the source's, behind a certificate."""
+"""Layer transport: statistics in a network carried back to the source's, behind a certificate."""
 
 from __future__ import annotations
 
