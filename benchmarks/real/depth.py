@@ -6,7 +6,8 @@ CHECKPOINT is a file of `caster bench train`, DATA a set such as cifar10 (below 
 CONDITION `clean` or a corruption and its severity, as fog:5. Streams are five batches of 64
 pictures: shuffled; sorted by class; of half of the classes, others in every batch; of shares drawn
 from a Dirichlet distribution (0.5) for every batch. A row has the accuracy of the frozen model, and
-for every depth that of layer transport, of the same behind its certificate, and the mean ratio.
+for every depth that of layer transport, of the same behind its certificate, and the mean ratio. A
+network with BatchNorms has another column, of half of the depth by their own moments.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from caster.bench.digits import open_data
 from caster.bench.pictures import classes_of
 from caster.bench.train.checkpoint import model_of
 from caster.data import corrupt
+from caster.frozen.sites import batchnorm_sites
 from caster.frozen.torch import TorchModel
 from caster.methods import Source, create
 
@@ -77,29 +79,44 @@ def main(checkpoint: Path, data: str, conditions: list[str]) -> None:
     pixels, codes = chosen(f"{data}:test", PICTURES, seed=0)
     print(f"{checkpoint.name}, fitted to {FIT} pictures; sites: ", end="")
     print(", ".join(f"{len(method.sites)} at {depth:g}" for depth, method in methods.items()))
-    print("| condition | stream | frozen |" + "".join(f" {d:g} | gated | ratio |" for d in DEPTHS))
-    print("|---|---|--:|" + "--:|--:|--:|" * len(DEPTHS), flush=True)
+    own = (
+        create("layer-transport-ungated", model, Source())
+        if batchnorm_sites(model.module)
+        else None
+    )
+    more = 0 if own is None else 1
+    titles = "".join(f" {depth:g} | gated | ratio |" for depth in DEPTHS) + " own moments |" * more
+    print(f"| condition | stream | frozen |{titles}")
+    print("|---|---|--:|" + "--:|--:|--:|" * len(DEPTHS) + "--:|" * more, flush=True)
     for condition in conditions:
         name, _, severity = condition.partition(":")
         met = pixels if name == "clean" else corrupt(pixels, name, int(severity), seed=0)
         for kind, batches in streams(codes):
-            row(condition, kind, [(prepare(met[rows]), codes[rows]) for rows in batches], methods)
+            given = [(prepare(met[rows]), codes[rows]) for rows in batches]
+            columns = [condition, kind, *row(given, methods)]
+            if own is not None:
+                own.reset()
+                columns.append(mean([right(own.predict(x).logits, y) for x, y in given]))
+            print(f"| {' | '.join(columns)} |", flush=True)
 
 
-def row(condition: str, kind: str, batches: list, methods: dict) -> None:
-    """One line: every depth on the same batches."""
+def row(batches: list, methods: dict) -> list[str]:
+    """Of one line: every depth on the same batches."""
     frozen = create("frozen", next(iter(methods.values())).model, Source())
     before = [right(frozen.predict(images).logits, codes) for images, codes in batches]
-    columns = [condition, kind, f"{100 * np.mean(before):.1f}"]
+    columns = [mean(before)]
     for method in methods.values():
         method.reset()
         said = [(method.predict(images), codes) for images, codes in batches]
         after = [right(found.logits, codes) for found, codes in said]
         ratios = [found.ratio for found, _ in said]
         gated = [a if r <= TAU else b for a, b, r in zip(after, before, ratios, strict=True)]
-        columns += [f"{100 * np.mean(part):.1f}" for part in (after, gated)]
-        columns.append(f"{np.mean(ratios):.3f}")
-    print(f"| {' | '.join(columns)} |", flush=True)
+        columns += [mean(after), mean(gated), f"{np.mean(ratios):.3f}"]
+    return columns
+
+
+def mean(shares: list[float]) -> str:
+    return f"{100 * np.mean(shares):.1f}"
 
 
 def right(logits: object, codes: Codes) -> float:
