@@ -10,8 +10,8 @@ class Turns:
 
     Refused for `PATIENCE` windows in a row, the update rests for as many samples as were refused so
     far, at most `every` - 1 windows; then it is tried again for a window. So a long stream that is
-    refused costs one pass and an `every`-th, and one that has become better waits no longer than it
-    was refused.
+    refused costs one pass and an `every`-th, in batches of a window or less, and one that has
+    become better waits no longer than it was refused.
 
     >>> turns = Turns(every=8, window=16)
     >>> [turns.refused(32, judged=True) for _ in range(2)], turns.rests(32), turns.rests(32)
