@@ -32,7 +32,7 @@ from caster.methods import Source, create
 
 DEPTHS = (0.5, 1.0)
 FIT, PICTURES, BATCH, BATCHES = 2000, 640, 64, 5
-TAU = 0.05
+TAU = 1.0
 
 Codes = NDArray[np.int64]
 

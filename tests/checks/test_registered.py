@@ -22,6 +22,7 @@ VARIANTS = [
     ("tent", "vit", {"norms": ("layer",)}),
     ("layer-transport", "vit", {"tau": 99.0, "depth": 1.0}),
     ("layer-transport", "vit", {"window": 8, "every": 3}),  # which it refuses, and rests
+    ("layer-transport", "vit", {"window": 8, "every": 3, "tau": 99.0}),  # or accepts, and rests
     ("layer-transport", "layer", {"last": "transport", "tau": 99.0}),
     ("layer-transport-ungated", "vit", {"memory": 0, "prior": 0.0}),
 ]

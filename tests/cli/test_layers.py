@@ -304,8 +304,7 @@ def test_refused_batches_keep_the_frozen_answer_unless_the_gate_is_off(typed, ma
     line = "predict LN @LN.caster @target --shuffle 0 --batch-size 32 --tau 0.001 -o out.csv"
     assert typed(line).exit_code == 0
     rows = rows_of()
-    answered = {(row["reason"], row["method"]) for row in rows}
-    assert answered == {("window", "frozen"), ("ratio", "frozen")}
+    assert {(row["reason"], row["method"]) for row in rows} == {("ratio", "frozen")}
     assert all(row["prediction"] == row["frozen"] for row in rows)
     result = typed(f"{line} --no-gate")
     assert "rejected batches were answered by layer transport too" in result.stdout
@@ -316,12 +315,22 @@ def test_refused_batches_keep_the_frozen_answer_unless_the_gate_is_off(typed, ma
     assert [row["prediction"] for row in rows] == ungated
 
 
-def test_few_pictures_are_too_few_at_first(typed):
+def test_every_batch_is_judged_by_the_doubt_so_far(typed, made):
     line = "predict BN @BN.caster @target --shuffle 0 --batch-size 8 -o out.csv"
     assert typed(line).exit_code == 0
-    reasons = [row["reason"] for row in rows_of()]
-    assert reasons[:56] == ["window"] * 56  # the batch with the 64th picture is judged
-    assert "window" not in reasons[56:]
+    order = np.random.default_rng(0).permutation(len(TARGET))
+    model, state = model_of(made, "resnet"), states.load(made / "BN.caster")
+    doubts = []  # 1 less the largest probability of every picture, aligned and frozen
+    for method in (create(n, model, state) for n in ("layer-transport-ungated", "frozen")):
+        logits = [method.predict(prepared(SHIFTED)[rows]).logits for rows in np.split(order, 16)]
+        doubts.append(1 - torch.cat(logits).double().softmax(1).amax(1).numpy())
+    after, before = (np.cumsum(doubt)[7::8] for doubt in doubts)
+    rows = rows_of()[::8]
+    ratios = [float(row["ratio"]) for row in rows]
+    assert ratios == pytest.approx(after / before, rel=1e-3)  # of 128 pictures, in one window
+    reasons = [row["reason"] for row in rows]
+    assert reasons == ["accepted" if ratio <= 1 else "ratio" for ratio in ratios]
+    assert {*reasons} == {"accepted", "ratio"}
 
 
 def test_without_layers_the_last_features_are_transported(typed, made):

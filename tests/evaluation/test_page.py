@@ -244,17 +244,18 @@ def test_layer_transport_has_its_own_names_reasons_and_constants():
         "depth": 0.5,
         "maps": "diagonal",
         "tau": 0.125,
-        "window": 64,
+        "window": 256,
         "every": 1,
     }
     found = made(n_batches=8, accepted=0.0)
-    verdicts = [Judgement(i > 2, "accepted" if i > 2 else "window", 0.5) for i in range(8)]
+    verdicts = [Judgement(i > 2, "accepted" if i > 2 else "ratio", 0.5) for i in range(8)]
     batches = [replace(b, verdict=v) for b, v in zip(found.batches, verdicts, strict=True)]
     found = replace(found, mechanism=layer_transport(own), batches=tuple(batches))
     html = page.render(found)
     text = read(html)
-    assert "too few samples so far to measure the certificate on" in text
-    assert "too few confident samples" not in text
+    assert "layer transport is used" in text
+    assert "certificate above tau" in text
+    assert "too few" not in text
     assert "layer transport, gated" in text
     assert "0.125 is refused" in text
     for name, shown in (("prior", "16"), ("depth", "0.5"), ("maps", "diagonal"), ("tau", "0.125")):
@@ -267,7 +268,7 @@ def test_layer_transport_has_its_own_names_reasons_and_constants():
     )
     assert plain["batches"][0]["verdict"] == {
         "accepted": False,
-        "reason": "window",
+        "reason": "ratio",
         "ratio": 0.5,
     }
 
@@ -282,13 +283,9 @@ def drawn_words(found):
     return said
 
 
-WORDS = {  # of each mechanism: noun, why there is no certificate, how the others are refused
+WORDS = {  # of each mechanism: noun, why there is no certificate, how else batches are refused
     "transport": ("transport", "no confident sample", "refused for coverage"),
-    "layers": (
-        "layer transport",
-        "one sample alone",
-        "refused for want of samples",
-    ),
+    "layers": ("layer transport", "the frozen model has no doubt"),
 }
 
 
@@ -297,18 +294,22 @@ def test_figures_speak_of_what_they_show(name):
     found, refusal = made(), "min_samples"
     if name == "layers":
         own = find("layer-transport").options() | {"maps": "full", "tau": 1.0}
-        found, refusal = replace(found, mechanism=layer_transport(own)), "window"
+        found, refusal = replace(found, mechanism=layer_transport(own)), "ratio"
     verdicts = [Judgement(False, refusal, math.inf), Judgement(False, "ratio", 1.5)]
     verdicts += [Judgement(True, "accepted", 0.5)] * (len(found.batches) - 2)
     batches = [replace(b, verdict=v) for b, v in zip(found.batches, verdicts, strict=True)]
     found = replace(found, batches=tuple(batches))
-    noun, without, uncovered = WORDS[name]
+    noun, without, *uncovered = WORDS[name]
+    refused = {"refused by certificate": 2 - len(uncovered), **dict.fromkeys(uncovered, 1)}
     said = drawn_words(found)
+    assert {text for text in said if text.startswith("refused")} == {
+        *refused,
+        *(f"{how} ({count})" for how, count in refused.items()),
+    }
     for line in (
         f"{noun} less frozen head, points",
         f"certificate, log scale (none: {without})",
-        *("accepted (10)", "refused by certificate (1)", f"{uncovered} (1)"),
-        *("accepted", "refused by certificate", uncovered),
+        *("accepted (10)", "accepted"),
         *(f"{noun}, ungated", f"{noun}, gated"),
     ):
         assert line in said

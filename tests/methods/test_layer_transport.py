@@ -8,13 +8,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from scipy.special import softmax
 from torch import nn
 
 from caster import Adapter, CasterError, wrap
 from caster.core.layers import Site
 from caster.frozen.gauge import measured
+from caster.frozen.protocol import Outputs
+from caster.frozen.torch import TorchModel
 from caster.methods import Source, create
-from tests.methods.problem import N_CLASSES, accuracy, model, pictures, source, stream
+from caster.methods.layer_certificate import LayerCertificate
+from tests.methods.problem import accuracy, model, pictures, source, stream
 
 EPS = 1e-5
 
@@ -107,18 +111,22 @@ def test_it_gains_on_a_shifted_stream(kind, depth):
     assert accuracy(method, shift=1.0) > frozen + 0.02
 
 
-CONVOLUTIONAL = ["batch", "layer", "group"]
-
-
-@pytest.mark.parametrize("kind", CONVOLUTIONAL)
-def test_its_certificate_keeps_the_gain_on_a_shuffled_stream(kind):
-    frozen = accuracy(create("frozen", model(kind), source(kind)), shift=1.0)
-    ungated = accuracy(create("layer-transport-ungated", model(kind), source(kind)), shift=1.0)
-    gated = accuracy(create("layer-transport", model(kind), source(kind)), shift=1.0)
-    assert gated - frozen > 0.8 * (ungated - frozen)  # all but that of the first window
-    method = create("layer-transport", model(kind), source(kind))
-    reasons = [method.predict(batch).reason for batch in stream(20, shift=1.0)]
-    assert reasons == ["window"] + ["accepted"] * 19
+@pytest.mark.parametrize(
+    ("kind", "settings"), [("batch", {"depth": 1.0}), ("layer", {}), ("group", {})]
+)
+def test_its_certificate_keeps_the_gain_on_a_shuffled_stream(kind, settings):
+    frozen, ungated, gated = (
+        accuracy(create(name, model(kind), source(kind), **own), shift=1.0)
+        for name, own in (
+            ("frozen", {}),
+            ("layer-transport-ungated", settings),
+            ("layer-transport", settings),
+        )
+    )
+    assert ungated > frozen
+    assert gated - frozen > 0.8 * (ungated - frozen)
+    method = create("layer-transport", model(kind), source(kind), **settings)
+    assert sum(method.predict(batch).accepted for batch in stream(20, shift=1.0)) > 14
 
 
 def one_class_stream(shift=0.0, size=32):
@@ -135,13 +143,13 @@ def right(method, batches):
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.5])
-@pytest.mark.parametrize("kind", [*CONVOLUTIONAL, "vit"])
-def test_class_by_class_all_is_refused(kind, shift):
-    batches = one_class_stream(shift)
-    method = create("layer-transport", model(kind), source(kind), every=1)
-    for i, (images, _) in enumerate(batches):
+@pytest.mark.parametrize("depth", [0.5, 1.0])
+@pytest.mark.parametrize("kind", ["batch", "layer", "group", "vit"])
+def test_class_by_class_all_is_refused(kind, depth, shift):
+    method = create("layer-transport", model(kind), source(kind), every=1, depth=depth)
+    for images, _ in one_class_stream(shift):
         given = method.predict(images)
-        assert (given.accepted, given.reason) == (False, "ratio" if i else "window")
+        assert (given.accepted, given.reason, given.ratio > 1) == (False, "ratio", True)
         assert torch.equal(given.logits, model(kind)(images).logits)
 
 
@@ -184,16 +192,6 @@ def test_single_pictures_gain_too():
     assert accuracy(method, 1.0, size=1) > frozen
 
 
-def test_too_few_samples_are_refused_at_first():
-    method = create("layer-transport", model("layer"), source("layer"), window=32)
-    batches = stream(6, size=8)
-    answers = [method.predict(batch) for batch in batches]
-    reasons = [answer.reason for answer in answers]
-    assert reasons[:3] == ["window"] * 3
-    assert "window" not in reasons[3:]
-    assert torch.equal(answers[0].logits, model("layer")(batches[0]).logits)
-
-
 def test_tau_decides():
     known = source("layer")
     batches = [x for x, _ in one_class_stream(shift=0.5)][:3]
@@ -217,185 +215,283 @@ def test_without_a_gate_it_is_the_ungated_method_and_tells_the_ratio(ordered):
         given = method.predict(batch)
         assert given.accepted
         assert torch.equal(given.logits, ungated.predict(batch).logits)
-        assert given.ratio > 0.1 if ordered else given.ratio < 0.05
+        assert given.reason == "ungated"
+        assert (given.ratio > 1) is ordered
 
 
-def whitened(outputs, moments):
-    """Features as the certificate measures them, in float64."""
-    z = np.asarray(outputs.features, float) @ moments.U - moments.priors @ moments.means
-    return np.linalg.solve(np.linalg.cholesky(moments.pooled), z.T).T
+def sure(logits):
+    """Confidences in float64."""
+    return softmax(np.asarray(logits, float), axis=1).max(axis=1)  # (n,)
 
 
 @pytest.mark.parametrize("kind", ["batch", "layer", "vit"])
-def test_the_ratio_is_of_the_features_behind_the_update(kind):
-    """Pair by pair, over the window: the newest batches whole, the rest of it by weight."""
-    known, sizes = source(kind), (50, 30, 20)
-    method = create("layer-transport", model(kind), known, gated=False)  # the window is of 64
+def test_the_ratio_is_of_the_doubts_over_the_window(kind):
+    """The newest batch whole, and what it lacks of those before it by weight."""
+    known, sizes = source(kind), (50, 30, 1, 20, 64, 20)
+    method = create("layer-transport", model(kind), known, gated=False, window=64)
     aligned = create("layer-transport-ungated", model(kind), known)
-    moments = known.state.moments
-    middle = moments.priors @ moments.means
-    means = np.linalg.solve(np.linalg.cholesky(moments.pooled), (moments.means - middle).T).T
-    spread = sum(p * (m @ m) for p, m in zip(moments.priors, means, strict=True))
-    images = np.concatenate([x for x, _ in one_class_stream(shift=0.5)])
-    z, weights = np.zeros((0, means.shape[1])), np.zeros(0)
-    for batch in np.split(images[: sum(sizes)], np.cumsum(sizes)[:-1]):
-        z = np.concatenate([z, whitened(aligned._alignment(batch), moments)])
-        aligned._alignment.accept()
+    images, _ = pictures(sum(sizes), seed=8, shift=0.5)
+    after, before, weights = np.zeros(0), np.zeros(0), np.zeros(0)
+    for batch in np.split(images, np.cumsum(sizes)[:-1]):
+        after = np.append(after, sure(aligned.predict(batch).logits))
+        before = np.append(before, sure(model(kind)(batch).logits))
         if len(weights):
             weights = weights * min(1.0, (64 - len(batch)) / weights.sum())
-        weights = np.concatenate([weights, np.ones(len(batch))])
-        both = np.outer(weights, weights)
-        np.fill_diagonal(both, 0.0)  # no sample is held against itself
-        expected = np.sum(both * (z @ z.T)) / both.sum() / spread
-        assert expected > 0.1
-        assert method.predict(batch).ratio == pytest.approx(expected, rel=1e-3)
+        weights = np.append(weights, np.ones(len(batch)))
+        expected = (1 - np.average(after, weights=weights)) / (
+            1 - np.average(before, weights=weights)
+        )
+        assert method.predict(batch).ratio == pytest.approx(expected, rel=1e-4)
     assert weights.sum() == pytest.approx(64)
 
 
+def alone(logits, before):
+    """The ratio of a batch that nothing came before."""
+    return (1 - sure(logits).mean()) / (1 - sure(before).mean())
+
+
 def test_a_batch_as_long_as_the_window_stands_alone():
-    known = source("layer")
-    batches = stream(3, size=64, shift=1.0)
-    method, other = (
-        create("layer-transport", model("layer"), known, memory=0, gated=False) for _ in range(2)
-    )
-    for batch in (one_class_stream(size=64)[0][0], *batches):
-        given = method.predict(batch).ratio
-    assert given == other.predict(batches[-1]).ratio
+    settings = {"memory": 0, "gated": False, "window": 64}
+    method = create("layer-transport", model("layer"), source("layer"), **settings)
+    for batch in (one_class_stream(size=64)[0][0], *stream(2, size=64, shift=1.0)):
+        given = method.predict(batch)
+        expected = alone(given.logits, model("layer")(batch).logits)
+        assert given.ratio == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_sample_alone_tells_nothing():
-    method = create("layer-transport", model("layer"), source("layer"), gated=False)
-    one, two = (method.predict(batch).ratio for batch in stream(2, size=1))
-    assert np.isinf(one)
-    assert np.isfinite(two)
+def test_a_single_picture_is_judged_at_once():
+    method = create("layer-transport", model("layer"), source("layer"))
+    aligned = create("layer-transport-ungated", model("layer"), source("layer"))
+    reasons = set()
+    for batch in stream(8, size=1):
+        method.reset()
+        aligned.reset()
+        given, before = method.predict(batch), model("layer")(batch).logits
+        after = aligned.predict(batch).logits
+        assert given.ratio == pytest.approx(alone(after, before), rel=1e-3)
+        assert given.accepted is (given.ratio <= 1)
+        assert torch.equal(given.logits, after if given.accepted else before)
+        reasons.add(given.reason)
+    assert reasons == {"accepted", "ratio"}
 
 
-def test_classes_that_lie_in_one_place_tell_nothing():
-    known = source("layer")
-    moments = known.state.moments
-    same = replace(moments, means=np.tile(moments.priors @ moments.means, (N_CLASSES, 1)))
-    state = replace(known.state, moments=same)
-    method = create("layer-transport", model("layer"), replace(known, state=state))
-    given = [method.predict(batch) for batch in stream(3)][-1]
-    assert (given.reason, np.isinf(given.ratio)) == ("ratio", True)
+class Passes:
+    """How often batches went through the frozen model, and through the aligned one."""
 
-
-class Counting:
-    """How many batches the frozen model is asked about."""
-
-    def __init__(self, monkeypatch, frozen):
-        self.batches = 0
-        run = type(frozen).run
+    def __init__(self, monkeypatch, method):
+        self.frozen = self.aligned = 0
+        run = TorchModel.run_placed
 
         def counted(given, batch):
-            self.batches += given is frozen
+            self.frozen += given is method.model
+            self.aligned += given is method._alignment._twin
             return run(given, batch)
 
-        monkeypatch.setattr(type(frozen), "run", counted)
+        monkeypatch.setattr(TorchModel, "run_placed", counted)
+
+    def told(self):
+        """Both, since last asked."""
+        found = self.frozen, self.aligned
+        self.frozen = self.aligned = 0
+        return found
 
 
-def test_the_frozen_model_is_asked_for_what_is_refused_alone(monkeypatch):
-    method = create("layer-transport", model("layer"), source("layer"))
-    good, bad = stream(8, shift=1.0), [x for x, _ in one_class_stream(shift=0.5)][:6]
-    method.predict(good[0])
-    counting = Counting(monkeypatch, model("layer"))
-    for batch in good[1:]:
-        assert method.predict(batch).accepted
-    assert counting.batches == 0
-    for asked, batch in enumerate(bad, start=1):
-        assert not method.predict(batch).accepted
-        assert counting.batches == asked
+def good(batches):
+    """Of all classes, which the update is accepted on all along, by a wide margin."""
+    return stream(40, shift=0.5)[:batches]
 
 
-def test_a_frozen_answer_that_is_known_is_not_asked_for(monkeypatch):
-    method = create("layer-transport", model("layer"), source("layer"), every=1)
-    other = create("layer-transport", model("layer"), source("layer"), every=1)
-    for batch, _ in one_class_stream(shift=0.5)[:4]:
-        before, expected = model("layer")(batch), other.predict(batch)
+def bad(batches=37):
+    """Class by class, which it is refused on as widely."""
+    return [images for images, _ in one_class_stream(shift=0.5)[:batches]]
+
+
+def deep(name="layer-transport", **settings):
+    """On a network with BatchNorms, of which all sites are aligned."""
+    return create(name, model(), source(), depth=1.0, **settings)
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+def test_a_verdict_that_stands_costs_one_pass(accepted, monkeypatch):
+    """Which is bit for bit of the model that it is a verdict for."""
+    method = deep(window=64, every=4)
+    aligned = deep("layer-transport-ungated")
+    method.predict(good(1)[0])  # what a first batch shows of a network
+    method.reset()
+    passes = Passes(monkeypatch, method)
+    reasons = []
+    for batch in good(40) if accepted else bad():
+        given = method.predict(batch)
+        resting = given.reason == "rest"
+        assert given.accepted is accepted
+        assert (given.ratio is None) is resting
+        assert passes.told() == ((not (resting and accepted)), (not resting) or accepted)
+        expected = aligned.predict(batch).logits if accepted else model()(batch).logits
+        passes.told()
+        assert torch.equal(given.logits, expected)
+        reasons.append(given.reason)
+    compared = "accepted" if accepted else "ratio"
+    assert reasons[:7] == [compared] * 2 + ["rest"] * 2 + [compared] * 2 + ["rest"]
+    assert reasons.count("rest") > 0.6 * len(reasons)  # 3 of 4, less the beginning and chance
+
+
+@pytest.mark.parametrize("settings", [{"every": 1}, {"gated": False}])
+def test_every_batch_is_compared_where_that_is_asked_for(settings, monkeypatch):
+    method = deep(window=32, **settings)
+    method.predict(good(1)[0])
+    passes = Passes(monkeypatch, method)
+    for batch in good(8) + bad(8):
+        assert method.predict(batch).ratio is not None
+        assert passes.told() == (1, 1)
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+@pytest.mark.parametrize("shift", [0.0, 0.25, 0.5, 0.75, 1.0, 1.5])
+def test_a_rest_ends_where_the_answering_model_is_less_sure_than_it_was(
+    accepted, shift, monkeypatch
+):
+    method = deep(window=64)
+    aligned = deep("layer-transport-ungated")
+    first = good(2) if accepted else bad(2)
+    assert [method.predict(batch).accepted for batch in first] == [accepted] * 2
+    answering = aligned.predict if accepted else model()
+    then = np.concatenate([sure(answering(batch).logits) for batch in first])
+    (batch,) = stream(1, shift=shift, seed=11)
+    now = sure(answering(batch).logits)
+    error = then.std() * np.sqrt(1 / 64 + 1 / 32)
+    less_sure = now.mean() < then.mean() - 3 * error
+    if shift in (0.0, 1.5):
+        assert less_sure == (shift == 1.5)  # both happen
+    passes = Passes(monkeypatch, method)
+    given = method.predict(batch)
+    assert (given.reason != "rest") == less_sure
+    assert sum(passes.told()) == 1 + less_sure
+
+
+def test_after_a_rest_it_is_compared_anew():
+    """By the batch alone; and where the update was refused, without what was aligned before."""
+    for batches in (good(5), bad(5)):
+        method = deep(window=64)
+        aligned = deep("layer-transport-ungated")
+        *before, last = [method.predict(batch) for batch in batches]
+        assert [given.reason == "rest" for given in before] == [False, False, True, True]
+        for batch in batches if before[0].accepted else batches[-1:]:
+            after = aligned.predict(batch).logits
+        frozen = model()(batches[-1]).logits
+        assert last.ratio == pytest.approx(alone(after, frozen), rel=1e-4)
+
+
+def test_a_stream_that_changes_is_followed_both_ways():
+    """At once where doubt shows it, and else no later than the verdict stood before."""
+    method = deep(window=64)
+    first, second, third = (
+        [method.predict(batch) for batch in part] for part in (good(9), bad(), good(40))
+    )
+    assert all(given.accepted for given in first)
+    assert first[-1].reason == "rest"
+    assert not any(given.accepted for given in second[3:])
+    assert second[-1].reason == "rest"
+    assert [given.accepted for given in third] == sorted(given.accepted for given in third)
+    assert third[-1].accepted
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_frozen_answer_that_is_known_is_not_asked_for(known, monkeypatch):
+    settings = {"window": 64, "every": 1}
+    method, other = (deep(**settings) for _ in range(2))
+    aligned = deep("layer-transport-ungated")
+    for batch in bad(3) + good(6):
+        before, expected = model()(batch), other.predict(batch)
         with monkeypatch.context() as patched:
-            counting = Counting(patched, model("layer"))
-            aligned, given = method.both(batch, before)
-        assert counting.batches == 0
+            passes = Passes(patched, method)
+            logits, given = method.both(batch, before if known else None)
+        assert passes.told() == (0 if known else 1, 1)
         assert (given.reason, given.ratio) == (expected.reason, expected.ratio)
-        assert torch.equal(given.logits, before.logits)
-        assert not torch.equal(aligned, before.logits)
+        assert torch.equal(given.logits, expected.logits)
+        assert torch.equal(logits, aligned.predict(batch).logits)
+    assert given.accepted
 
 
-def test_a_refused_batch_is_the_frozen_models_if_it_was_tried_or_not(monkeypatch):
-    method = create("layer-transport", model("layer"), source("layer"))
-    assert [method.predict(x).accepted for x in stream(8, shift=1.0)][-1]
-    counting = Counting(monkeypatch, model("layer"))
-    refused = [x for x, _ in one_class_stream(shift=0.5)]
-    answers = [method.predict(x) for x in refused]
-    assert counting.batches == len(refused)
-    assert {given.reason for given in answers} == {"ratio", "rest", "window"}
-    for x, given in zip(refused, answers, strict=True):
-        assert not given.accepted
-        assert torch.equal(given.logits, model("layer")(x).logits)
-
-
-def test_a_stream_that_is_refused_is_tried_now_and_then_and_one_that_is_good_again(monkeypatch):
-    settings = {"every": 8, "window": 64}
-    method = create("layer-transport", model("layer"), source("layer"), **settings)
-    bad = [x for x, _ in one_class_stream(shift=0.5)]
-    reasons = [method.predict(x).reason for x in [*bad, *bad, *bad]]
-    assert reasons[:9] == ["window"] + ["ratio"] * 7 + ["rest"]  # refused for four windows
-    assert reasons[-36:].count("rest") > 25
-    good = [method.predict(x).reason for x in stream(40, shift=1.0)]
-    assert "accepted" in good[:18]
-    assert good[-10:].count("accepted") > 7
-
-
-@pytest.mark.parametrize("part", ["total", "own", "both infinite"])
 @pytest.mark.parametrize("gated", [True, False])
-def test_what_is_no_number_is_refused_and_forgotten(part, gated):
-    method = create("layer-transport", model("layer"), source("layer"), gated=gated)
-    batches = stream(12, shift=1.0)
-    before = [method.predict(batch) for batch in batches[:6]]
-    assert before[-1].accepted
-    certificate = method._certificate
-    seen = certificate._seen
-    if part == "both infinite":
-        no_number = torch.tensor(float("inf"))
-        broken = {"total": seen.total * no_number, "own": no_number}
-    else:
-        broken = {part: getattr(seen, part) * float("nan")}
-    certificate._seen = replace(seen, **broken)
-    assert np.isnan(certificate.ratio())
-    answer = method.predict(batches[6])
-    assert np.isnan(answer.ratio)
-    if gated:
-        assert (answer.accepted, answer.reason) == (False, "ratio")
-        assert torch.equal(answer.logits, model("layer")(batches[6]).logits)
-    assert certificate._seen is None
-    after = [method.predict(batch) for batch in batches[7:]]
-    assert all(np.isfinite(given.ratio) for given in after)
-    if gated:
-        assert [given.reason for given in after] == ["window"] + ["accepted"] * 4
+def test_what_is_no_number_is_refused_and_forgotten(gated):
+    method = deep(gated=gated)
+    first, second, third = good(3)
+    assert method.predict(first).accepted
+    before = model()(second)
+    broken = Outputs(before.features, before.logits.clone())
+    broken.logits[3, 2] = float("nan")
+    aligned, given = method.both(second, broken)
+    assert np.isnan(given.ratio)
+    assert (given.accepted, given.reason) == ((False, "ratio") if gated else (True, "ungated"))
+    expected = broken.logits if gated else aligned
+    torch.testing.assert_close(given.logits, expected, rtol=0, atol=0, equal_nan=True)
+    after, given = method.both(third, None)
+    assert given.ratio == pytest.approx(alone(after, model()(third).logits), rel=1e-4)
 
 
-def test_features_that_are_no_numbers_are_not_taken_for_any():
-    method = create("layer-transport", model("layer"), source("layer"))
-    certificate = method._certificate
-    batch = stream(1, size=64)[0]
-    features = model("layer")(batch).features.clone()
-    features[3, 2] = float("inf")
-    certificate.show(features)
-    assert certificate.full
-    assert np.isnan(certificate.ratio())
+def test_a_rest_that_rests_on_no_number_is_none():
+    certificate = LayerCertificate(8)
+    scores = torch.zeros(8, 4)
+    assert np.isnan(certificate.show(scores, torch.full((8, 4), float("nan"))))
+    certificate.settle()
+    assert certificate.is_less_sure(scores, updated=True)
+    assert certificate.is_less_sure(scores, updated=False)
+
+
+@pytest.mark.parametrize("resting", [True, False])
+def test_a_batch_that_is_no_number_is_refused_and_leaves_no_trace(resting):
+    method, other = (deep(window=32 if resting else 256) for _ in range(2))
+    first, broken, *others = good(6)
+    broken[5] = float("nan")
+    for some in (method, other):
+        some.predict(first)
+    with pytest.raises(CasterError, match="not finite"):
+        method.predict(broken)
+    for batch in others:
+        one, same = method.predict(batch), other.predict(batch)
+        assert (one.reason, one.ratio) == (same.reason, same.ratio)
+        assert torch.equal(one.logits, same.logits)
+        if batch is others[0]:
+            assert (one.reason == "rest") is resting
 
 
 def test_reset_forgets_everything():
-    method = create("layer-transport", model("layer"), source("layer"))
-    batches = [*stream(3), *(x for x, _ in one_class_stream())][:15]
+    method = deep(window=64)
+    batches = [*good(7), *bad(20)]
     first = [method.predict(batch) for batch in batches]
-    assert first[-1].reason == "rest"
-    assert method._certificate.nbytes() == 0  # as after a rest has begun
+    assert {(given.accepted, given.reason) for given in first} == {
+        (True, "accepted"),
+        (True, "rest"),
+        (False, "ratio"),
+        (False, "rest"),
+    }
     method.reset()
     for batch, expected in zip(batches, first, strict=True):
         given = method.predict(batch)
         assert (given.reason, given.ratio) == (expected.reason, expected.ratio)
         assert torch.equal(given.logits, expected.logits)
+
+
+def test_it_needs_no_class_statistics():
+    """But for transport of the last layer, which is made of them."""
+    bare = Source(batches=source().batches)
+    method, other = create("layer-transport", model(), bare, depth=1.0, window=64), deep(window=64)
+    for batch in good(4) + bad(4):
+        one, same = method.predict(batch), other.predict(batch)
+        assert (one.accepted, one.reason, one.ratio) == (same.accepted, same.reason, same.ratio)
+        assert torch.equal(one.logits, same.logits)
+    assert create("layer-transport", model()).predict(good(1)[0]).ratio is not None
+    with pytest.raises(CasterError, match="layer-transport needs a state"):
+        create("layer-transport", model(), bare, last="transport")
+
+
+def test_it_retains_what_it_works_with():
+    plain, gated, last = (
+        method.retained()
+        for method in (deep("layer-transport-ungated"), deep(), deep(last="transport"))
+    )
+    assert gated == plain
+    assert last.statistics > plain.statistics + source().state.moments.means.nbytes
 
 
 def test_last_transport_answers_where_its_own_certificate_accepts():
@@ -529,7 +625,8 @@ def test_a_deep_site_of_another_network_is_refused_though_it_would_not_be_aligne
         ({"depth": float("nan")}, "depth of layer-transport is"),
         ({"tau": 0.0}, "tau of layer-transport must be"),
         ({"tau": float("nan")}, "tau of layer-transport must be"),
-        ({"window": 1}, "window of layer-transport must be 2 or more"),
+        ({"window": 0}, "window of layer-transport must be 1 or more"),
+        ({"window": 1.5}, "window of layer-transport must be 1 or more"),
         ({"every": 0}, "every of layer-transport must be 1 or more"),
         ({"last": "both"}, "last of layer-transport is"),
     ],
@@ -543,13 +640,3 @@ def test_it_needs_a_torch_module():
     frozen = wrap(lambda batch: (batch, batch), version="example-1")
     with pytest.raises(CasterError, match="torch module"):
         create("layer-transport-ungated", frozen)
-
-
-@pytest.mark.parametrize(("settings", "warned"), [({"depth": 1.0}, True), ({}, False)])
-def test_a_certificate_that_sees_nothing_is_warned_of(settings, warned, caplog):
-    known = Source(state=Adapter.fit(model("layer"), source("layer").batches, layers=True).state)
-    create("layer-transport", model("layer"), known, **settings)
-    assert ("can then not tell which classes come" in caplog.text) is warned
-    caplog.clear()
-    create("layer-transport", model("layer"), known, gated=False, **settings)
-    assert not caplog.text

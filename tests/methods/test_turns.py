@@ -1,77 +1,129 @@
-"""When layer transport rests, and for how long."""
+"""When layer transport is compared, and for how long its verdict stands without."""
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import groupby
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from caster.methods.turns import PATIENCE, Turns
+from caster.methods.turns import Turns
 
 
-def outcome(turns, batches, size, good):
-    """What became of a stream that is good from a batch on: tried batches, accepted ones."""
-    tried, accepted = [], []
-    for batch in range(batches):
-        if turns.rests(size):
-            continue
-        tried.append(batch)
-        if batch >= good:
-            turns.accepted()
-            accepted.append(batch)
+def followed(turns, verdicts, size=1):
+    """Whether each batch of a stream was compared, and the verdict it was answered by."""
+    compared, answered = [], []
+    for verdict in verdicts:
+        compared.append(not turns.resting)
+        if turns.resting:
+            turns.rested(size)
         else:
-            turns.refused(size, judged=True)
-    return tried, accepted
+            turns.judged(size, verdict)
+        answered.append(turns.accepted)
+    return compared, answered
+
+
+def runs(compared):
+    """How many batches in a row were compared, then rested, and so on."""
+    return [len(list(part)) for _, part in groupby(compared)]
+
+
+def test_rests_double_until_they_are_as_long_as_they_may_be():
+    compared, _ = followed(Turns(every=8, window=4), [True] * 200)
+    # 4 compared; as many rested. 12 stood with the next 4; 28 with those after 12 more.
+    assert runs(compared)[:8] == [4, 4, 4, 12, 4, 28, 4, 28]
+
+
+@pytest.mark.parametrize("verdict", [True, False])
+@pytest.mark.parametrize("every", [2, 8, 32])
+def test_a_long_stream_of_one_kind_is_compared_one_window_in_every(every, verdict):
+    compared, answered = followed(Turns(every, 64), [verdict] * 20_000, size=16)
+    assert set(answered) == {verdict}
+    assert sum(compared) / 20_000 == pytest.approx(1 / every, abs=0.005)
+    assert max(runs(compared)[1::2]) == (every - 1) * 4
 
 
 @pytest.mark.parametrize("size", [1, 16, 64, 300])
-@pytest.mark.parametrize("good", [3, 40, 400])
-def test_a_rest_is_no_longer_than_what_was_refused(size, good):
-    turns = Turns(every=32, window=128)
-    _, accepted = outcome(turns, good + 8000 // size + 50, size, good)
-    waited = (accepted[0] - good) * size
-    assert waited <= min(good * size, 31 * 128) + size
-    assert accepted == list(range(accepted[0], accepted[-1] + 1))
+@pytest.mark.parametrize("verdict", [True, False])
+@pytest.mark.parametrize("change", [3, 40, 400])
+def test_one_that_changes_unnoticed_is_answered_wrongly_no_longer_than_rightly(
+    size, verdict, change
+):
+    stream = [verdict] * change + [not verdict] * (change + 8000 // size + 50)
+    _, answered = followed(Turns(every=32, window=128), stream, size)
+    wrong = sum(found is not true for found, true in zip(answered, stream, strict=True))
+    assert answered[:change] == [verdict] * change
+    assert wrong * size <= min(change * size, 31 * 128) + size
+    assert answered[change + wrong :] == [not verdict] * (len(stream) - change - wrong)
 
 
-def test_a_stream_that_is_refused_for_ever_is_hardly_tried():
-    tried, _ = outcome(Turns(every=32, window=128), 20000, 64, good=20000)
-    assert tried[:8] == list(range(8))  # four windows
-    assert PATIENCE * 128 == 8 * 64
-    assert len(tried) < 0.03 * 20000
+def test_every_batch_is_compared_where_every_is_one():
+    for verdicts in ([True] * 500, [False] * 500, [True, False] * 250):
+        compared, answered = followed(Turns(every=1, window=128), verdicts, size=64)
+        assert all(compared)
+        assert answered == verdicts
 
 
-def test_tried_every_time_it_never_rests():
-    tried, _ = outcome(Turns(every=1, window=128), 500, 64, good=500)
-    assert len(tried) == 500
+def test_verdicts_that_change_within_a_window_never_rest():
+    compared, answered = followed(Turns(every=32, window=128), [True, True, False] * 60, size=50)
+    assert all(compared)
+    assert answered == [True, True, False] * 60
 
 
-def test_without_a_verdict_it_does_not_rest():
-    turns = Turns(every=32, window=128)
-    assert not any(turns.refused(64, judged=False) for _ in range(50))
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.booleans(), st.booleans()), min_size=1, max_size=80),
+    st.integers(1, 5),
+    st.integers(1, 12),
+)
+def test_by_counting_from_the_whole_past(batches, every, window):
+    """Of any sizes and verdicts, and where any resting batch may be compared after all."""
+    turns = Turns(every, window)
+    past = []  # of every batch: its size, the verdict it was answered by, whether it was compared
+    for size, verdict, wakes in batches:
+        assert turns.resting is is_at_rest(past, every, window)
+        rests = turns.resting and not wakes
+        if rests:
+            turns.rested(size)
+        else:
+            turns.judged(size, verdict)
+        past.append((size, turns.accepted if rests else verdict, not rests))
+        assert turns.accepted is past[-1][1]
 
 
-def test_one_that_is_accepted_begins_anew():
-    turns = Turns(every=32, window=128)
-    for _ in range(3):
-        assert not any(turns.refused(64, judged=True) for _ in range(7))
-        turns.accepted()
-    assert [turns.refused(64, judged=True) for _ in range(8)] == [False] * 7 + [True]
+def is_at_rest(past, every, window):
+    """By its definition, from all that came before."""
+    stood = []
+    for batch in reversed(past):
+        if batch[1] is not past[-1][1]:
+            break
+        stood.insert(0, batch)
+    total = compared = rest = 0
+    for size, _, held in stood:
+        total += size
+        if not held:
+            rest -= size
+            continue
+        rest, compared = 0, compared + size  # one that is compared ends any rest
+        if compared >= window:
+            rest, compared = min(total, (every - 1) * window), 0
+    return rest > 0
 
 
-@pytest.mark.parametrize("every", [2, 8])
-def test_every_bounds_a_rest(every):
-    """Else it is as long as all that was refused, and grows."""
-    window = 4
-    tried, _ = outcome(Turns(every, window), 4000, 1, good=4000)
-    rests = [b - a - 1 for a, b in pairwise(tried) if b - a > 1]
-    assert max(rests) == rests[-1] == (every - 1) * window
-    assert rests == sorted(rests)
+def test_a_rest_that_was_broken_off_is_begun_anew_after_a_window():
+    turns = Turns(every=32, window=64)
+    assert turns.judged(64, True)
+    assert not turns.judged(32, True)
+    assert turns.judged(32, True)  # 128 samples have stood
+    for resting in (True, True, True, False):
+        turns.rested(32)
+        assert turns.resting is resting
 
 
 def test_reset_is_the_beginning():
     turns = Turns(every=32, window=128)
-    assert turns.refused(600, judged=True)
+    assert turns.judged(600, True)
     turns.reset()
-    assert not turns.rests(64)
-    assert not turns.refused(64, judged=True)
+    assert not turns.accepted
+    assert not turns.resting
+    assert not turns.judged(64, True)

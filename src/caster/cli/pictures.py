@@ -58,7 +58,7 @@ OtherPreprocessing = Annotated[
 ]
 Tau = Annotated[
     float | None,
-    typer.Option(help="Largest accepted certificate. [default: the state's; 0.05 with layers]"),
+    typer.Option(help="Largest accepted certificate. [default: the state's; 1 with layers]"),
 ]
 Layers = Annotated[
     bool | None,

@@ -18,7 +18,6 @@ Reason = Literal[
     "min_classes",
     "no_confident_class",
     "batch_too_small",
-    "window",  # of layer transport alone
 ]
 
 REASONS: dict[Reason, str] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -130,7 +130,7 @@ def along_the_stream(canvas: Canvas, found: Evaluation, ink: str) -> None:
     lines, bars = (axes.get_legend_handles_labels() for axes in (upper, lower))
     # A legend fills its columns first: a line above, a verdict below.
     handles, labels = (
-        [entry for pair in zip(*both, strict=True) for entry in pair]
+        [entry for pair in zip_longest(*both) for entry in pair if entry is not None]
         for both in zip(lines, bars, strict=True)
     )
     canvas.legend(handles, labels, ncols=3, **legend(ink))
@@ -141,9 +141,9 @@ def _verdict_strip(
 ) -> None:
     """Share of every kind of verdict, stacked: whole cells where every batch has its own."""
     starts, widths, base = edges[:-1] + 0.5, np.diff(edges), np.zeros(len(groups))
-    for kind, (colour, _) in VERDICTS.items():
+    for kind, words in kinds.items():
         shares = [np.mean([kind_of(b.verdict.reason) == kind for b in group]) for group in groups]
-        axes.bar(starts, shares, widths, base, align="edge", color=colour, label=kinds[kind])
+        axes.bar(starts, shares, widths, base, align="edge", color=VERDICTS[kind][0], label=words)
         base += shares
     axes.set(xlim=(0.5, edges[-1] + 0.5), ylim=(0, 1), yticks=[])
 

@@ -10,11 +10,10 @@ from caster.core.types import REASONS, Reason
 from caster.report import CLASSIFIERS
 from caster.report.figures import TRANSPORT_TERMS, Terms
 
-LAYER_TERMS = Terms("layer transport", "for want of samples", "one sample alone")
+LAYER_TERMS = Terms("layer transport", None, "the frozen model has no doubt")
 LAYER_REASONS: dict[Reason, str] = {
     "accepted": "layer transport is used",
     "ratio": "certificate above tau",
-    "window": "too few samples so far to measure the certificate on",
 }
 LAYER_CONSTANTS = {
     "prior": "samples that the source's moments weigh as",
@@ -22,7 +21,7 @@ LAYER_CONSTANTS = {
     "depth": "share of the network's sites that are aligned, from the first on",
     "maps": "of a channel by itself, or full ones where a site has few channels",
     "tau": "largest accepted ratio",
-    "window": "samples that the certificate rests on, earlier ones included; with fewer it refuses",
+    "window": "samples that the certificate rests on, earlier ones included",
 }
 
 

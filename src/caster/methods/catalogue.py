@@ -138,7 +138,7 @@ OWN = (
         "layer-transport",
         "Shallow layers' statistics carried back to the source's, if its own certificate allows.",
         f"{_LAYERS}:LayerTransport",
-        ("torch module", "state"),
+        ("torch module",),
     ),
     Entry(
         "layer-transport-ungated",

@@ -1,81 +1,53 @@
-"""The certificate of layer transport: whether a stream's mixture of classes is the source's."""
+"""The certificate of layer transport: whether the network is as sure behind it as without."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
-from torch import Tensor
 
-from caster.adapter import Adapter
-from caster.core.linalg import Array, whiten
-from caster.core.mixture import MeanStep, class_spread
-from caster.methods.protocol import nbytes
+from caster.core.confidence import Sureness, doubt_ratio, has_fallen
+from caster.core.linalg import Array
+
+ERRORS = 3.0  # standard errors of a batch's confidence that are taken for chance
 
 
 class LayerCertificate:
-    """How far the features behind the update are from the source's mixture of classes.
+    """The doubt a network has behind the update, over the doubt it has without, on one stream.
 
-    Its ratio is the squared step of their mean off the source's, over that which a class alone
-    makes: 1 where a stream is of one class, (1/k - 1/C) / (1 - 1/C) where it is of k classes of C
-    evenly, and 0 where it is as the source is. It rests on the last `window` samples that were
-    shown: the newest batch, and what that lacks of those before it.
+    It rests on the last `window` samples that were compared: the newest batch, and what that lacks
+    of those before it.
     """
 
-    def __init__(self, adapter: Adapter, window: int, device: torch.device) -> None:
-        self.adapter = adapter
+    def __init__(self, window: int) -> None:
         self.window = window
-        self.device = device  # of what is kept; features may be anywhere
         self.reset()
 
     def reset(self) -> None:
         """Nothing seen."""
-        self._source: _Source | None = None
-        self._seen: MeanStep | None = None
+        self._seen: tuple[Sureness, Sureness] | None = None  # after the update, and before
+        self._settled: tuple[Sureness, Sureness] | None = None
 
-    def show(self, features: Array) -> None:  # (n, d)
-        """Take in a batch behind the update."""
+    def show(self, after: Array, before: Array) -> float:  # (n, C), (n, C) -> ratio
+        """Take in a batch's scores behind the update and the frozen ones; what is said of them."""
         with torch.inference_mode():
-            new = MeanStep.of(self._measured(features))
-        missing = self.window - new.count
-        past = self._seen
-        self._seen = new if past is None or missing <= 0 else past.at_most(missing) + new
+            new = Sureness.of(after), Sureness.of(before)
+        missing = self.window - new[0].count
+        if self._seen is not None and missing > 0:
+            old = self._seen
+            new = old[0].at_most(missing) + new[0], old[1].at_most(missing) + new[1]
+        ratio = doubt_ratio(*new)
+        self._seen = None if math.isnan(ratio) else new  # or it would never be a number again
+        return ratio
 
-    @property
-    def full(self) -> bool:
-        """Whether it was shown as many samples as there is a window for."""
-        return self._seen is not None and self._seen.count >= self.window
+    def settle(self) -> None:
+        """Keep what was seen to hold later batches against, and compare those anew."""
+        self._seen, self._settled = None, self._seen
 
-    def ratio(self) -> float:
-        """The step over a class's own, squared, and no less than 0; infinite for a sample alone."""
-        assert self._seen is not None
-        assert self._source is not None
-        if self._seen.count < 2 or self._source.spread <= 0:
-            return math.inf
-        found = float(self._seen.squared()) / self._source.spread
-        return found if math.isnan(found) else max(0.0, found)
-
-    def nbytes(self) -> int:
-        """Bytes of what was seen."""
-        return 0 if self._seen is None else nbytes(self._seen.total, self._seen.own)
-
-    def _measured(self, features: Array) -> Tensor:  # (n, d) -> (n, k)
-        """Coordinates in which the source's within-class covariance is I, about its mean."""
-        placed = torch.as_tensor(features, device=self.device)
-        wide = placed if placed.dtype == torch.float64 else placed.float()  # halves are rough
-        transporter = self.adapter.clf.transporter
-        moments = transporter.placement.beside(wide, transporter.rank)
-        if self._source is None or self._source.moments is not moments:
-            self._source = _Source(moments)
-        z: Tensor = whiten(wide @ moments.U - moments.mean, moments.metric)
-        return z
-
-
-class _Source:
-    """What is measured with, of the source's moments beside the batch."""
-
-    def __init__(self, moments: Any) -> None:
-        self.moments = moments
-        means: Tensor = whiten(moments.means - moments.mean, moments.metric)  # (C, k)
-        self.spread = class_spread(means, moments.priors)
+    def is_less_sure(self, scores: Array, updated: bool) -> bool:  # (n, C)
+        """Whether a batch, answered without comparison, is no longer what was compared."""
+        if self._settled is None:
+            return True
+        then = self._settled[0 if updated else 1]
+        with torch.inference_mode():
+            return has_fallen(Sureness.of(scores), then, ERRORS)

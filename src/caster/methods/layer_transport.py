@@ -29,7 +29,7 @@ from caster.methods.turns import Turns
 
 log = logging.getLogger("caster")
 
-RESTING = "rest"  # the reason of batches that are not tried, after many were refused
+RESTING = "rest"  # the reason of batches that are answered as those before, without comparison
 
 
 class LayerTransportUngated:
@@ -79,7 +79,6 @@ class LayerTransportUngated:
         found = known if set(known) & set(batchnorms) else [*batchnorms, *known]
         shallow = found[: math.ceil(depth * len(found))]
         self.sites = shallow if sites is None else selected(found, sites, name)
-        self._leaves_some = len(self.sites) < len(found)
         kept = layers and {site: found for site, found in layers.items() if site in self.sites}
         own = [site for site in batchnorms if site in self.sites]
         self._alignment = Alignment(self.model, kept, own, prior, memory, full=maps == "full")
@@ -122,11 +121,11 @@ class LayerTransportUngated:
 class LayerTransport(LayerTransportUngated):
     """Layer transport where its certificate allows, and else the frozen model's answer.
 
-    `LayerCertificate` tells from the features behind the update, over `window` samples, how far the
-    stream's mixture of classes is from the source's; its ratio must be at most `tau`, and until it
-    rests on a whole window every batch is refused. The frozen model answers what is refused; where
-    all is, the update is tried for one window in `every` only (`Turns`). With `gated=False` every
-    batch is answered by the update, and the ratio told. See docs/layer-transport.md.
+    `LayerCertificate` holds the network's doubt behind the update against its doubt without, over
+    `window` samples; their ratio must be at most `tau`. The frozen model answers what is refused.
+    While the verdict stays the same, one window in `every` is compared (`Turns`), and any batch of
+    which the network is less sure than of those it was compared on. With `gated=False` every batch
+    is compared and answered by the update. See docs/layer-transport.md.
 
     With `last="transport"` the aligned features are answered by caster's transport of the last
     layer where that one's own certificate accepts them.
@@ -143,8 +142,8 @@ class LayerTransport(LayerTransportUngated):
         depth: float = 0.5,
         sites: Sequence[str] | None = None,
         maps: Literal["diagonal", "full"] = "diagonal",
-        tau: float = 0.05,
-        window: int = 64,
+        tau: float = 1.0,
+        window: int = 256,
         every: int = 32,
         gated: bool = True,
         last: Literal["head", "transport"] = "head",
@@ -161,62 +160,67 @@ class LayerTransport(LayerTransportUngated):
         )
         if not 0 < tau < float("inf"):
             raise CasterError(f"tau of {name} must be a number above 0, not {tau!r}")
-        for setting, count, least in (("window", window, 2), ("every", every, 1)):
-            if not isinstance(count, int) or count < least:
-                raise CasterError(f"{setting} of {name} must be {least} or more, not {count!r}")
+        for setting, count in (("window", window), ("every", every)):
+            if not isinstance(count, int) or count < 1:
+                raise CasterError(f"{setting} of {name} must be 1 or more, not {count!r}")
         if last not in ("head", "transport"):
             raise CasterError(f"last of {name} is 'head' or 'transport', not {last!r}")
         self.tau = tau
         self.gated = gated
-        if gated and self.sites and not self._leaves_some:
-            log.warning(
-                "%s aligns every site of %s: its certificate can then not tell which classes come",
-                name,
-                model.name,
-            )
-        self.last = last
-        self._certificate = LayerCertificate(
-            adapter_of(model, source, name), window, self.model.device
-        )
-        self._turns = Turns(every, window)
+        self._last = adapter_of(model, source, name) if last == "transport" else None
+        self._certificate = LayerCertificate(window)
+        self._turns = Turns(every if gated else 1, window)
 
     def predict(self, images: Any) -> Prediction:
         """The answer behind aligned layers if the certificate accepts it, else the frozen one."""
         if self.inert:
             return answered_inert(self.frozen, images)
         batch = self.model.placed(images)
-        if self._turns.rests(len(batch)):
-            return replace(self.frozen.predict(batch), reason=RESTING)
-        _, answer = self.both(batch, None)
-        if answer.accepted:
-            self._turns.accepted()
-        elif self._turns.refused(len(batch), judged=answer.reason == "ratio"):
-            self._certificate.reset()  # what comes after a rest is another part of the stream
-            self._alignment.reset()
+        after = before = None
+        if self._turns.resting:
+            updated = self._turns.accepted
+            if updated:
+                after = self._aligned(batch)
+                answer = Prediction(self._answer(*after), reason=RESTING)
+            else:
+                before = self.model(batch)
+                answer = replace(self.frozen.answer(before), reason=RESTING)
+            scores = after[1] if after else answer.logits
+            if not self._certificate.is_less_sure(scores, updated):
+                self._turns.rested(len(batch))
+                return answer
+        answer = self._judged(batch, after or self._aligned(batch), before)
+        if self._turns.judged(len(batch), answer.accepted):
+            self._certificate.settle()
+            if not answer.accepted:
+                self._alignment.reset()  # what comes after a rest is another part of the stream
         return answer
 
     def both(self, images: Any, before: Outputs | None) -> tuple[Tensor, Prediction]:
         """The logits behind aligned layers, whatever the certificate says, and what it allows.
 
-        `before` is the frozen model's answer, where it is known; else it is asked if need be.
+        `before` is the frozen model's answer, where it is known; else it is asked.
         """
-        after, logits = self._aligned(images)
-        certificate = self._certificate
-        certificate.show(after.features)
-        ratio, full = certificate.ratio(), certificate.full
-        if math.isnan(ratio):
-            certificate.reset()  # or it would never be a number again
-        if not self.gated:
-            return logits, Prediction(self._answer(after, logits), ratio=ratio)
-        if full and ratio <= self.tau:
-            return logits, Prediction(self._answer(after, logits), True, "accepted", ratio)
-        frozen = self.frozen.answer(self.model(images) if before is None else before)
-        return logits, replace(frozen, reason="ratio" if full else "window", ratio=ratio)
+        after = self._aligned(images)
+        return after[1], self._judged(images, after, before)
 
-    def _answer(self, after: Outputs, logits: Tensor) -> Tensor:
-        if self.last == "head" or len(logits) == 1:
+    def _judged(
+        self, images: Any, after: tuple[Outputs, Tensor], before: Outputs | None
+    ) -> Prediction:
+        """The answer that the certificate allows."""
+        frozen = self.frozen.answer(self.model(images) if before is None else before)
+        ratio = self._certificate.show(after[1], frozen.logits)
+        if not self.gated:
+            return Prediction(self._answer(*after), ratio=ratio)
+        if ratio <= self.tau:
+            return Prediction(self._answer(*after), True, "accepted", ratio)
+        return replace(frozen, reason="ratio", ratio=ratio)
+
+    def _answer(self, outputs: Outputs, logits: Tensor) -> Tensor:
+        """What aligned layers answer, by the head or by transport of the last features."""
+        if self._last is None or len(logits) == 1:
             return logits
-        found = self._certificate.adapter.clf.adapt(after.features, logits)
+        found = self._last.clf.adapt(outputs.features, logits)
         scores: Tensor = found.transported
         return scores if found.verdict.accepted else logits
 
@@ -227,9 +231,9 @@ class LayerTransport(LayerTransportUngated):
         self._turns.reset()
 
     def retained(self) -> Retained:
-        """Moments of the source, its classes and the target so far; no weights."""
-        seen = Retained(buffers=self._certificate.nbytes())
-        return super().retained() + moments_of(self._certificate.adapter) + seen
+        """Moments of the source and of the target so far; no weights."""
+        own = super().retained()
+        return own if self._last is None else own + moments_of(self._last)
 
 
 def layers_of(

@@ -1,23 +1,21 @@
-"""When layer transport does not even try its update, after many were refused."""
+"""When layer transport is not held against the frozen model: where a verdict has stood."""
 
 from __future__ import annotations
 
-PATIENCE = 4  # windows refused in a row before a rest: a good stream has refusals too, but few so
-
 
 class Turns:
-    """Updates are tried ever more rarely while they are refused.
+    """Comparisons become ever rarer while they say the same.
 
-    Refused for `PATIENCE` windows in a row, the update rests for as many samples as were refused so
-    far, at most `every` - 1 windows; then it is tried again for a window. So a long stream that is
-    refused costs one pass and an `every`-th, in batches of a window or less, and one that has
-    become better waits no longer than it was refused.
+    Once a whole `window` of samples was compared with one verdict, that stands without comparison
+    for as many samples as it has stood so far, at most `every` - 1 windows; then a window is
+    compared anew. So a long stream of one kind costs one pass and an `every`-th, and one that has
+    changed unnoticed is answered wrongly no longer than it was answered rightly.
 
-    >>> turns = Turns(every=8, window=16)
-    >>> [turns.refused(32, judged=True) for _ in range(2)], turns.rests(32), turns.rests(32)
-    ([False, True], True, True)
-    >>> turns.rests(32)
-    False
+    >>> turns = Turns(every=8, window=64)
+    >>> [turns.judged(32, True) for _ in range(2)]
+    [False, True]
+    >>> turns.rested(32), turns.resting, turns.rested(32), turns.resting
+    (None, True, None, False)
     """
 
     def __init__(self, every: int, window: int) -> None:
@@ -27,24 +25,29 @@ class Turns:
 
     def reset(self) -> None:
         """As at the beginning."""
-        self._refused = 0  # samples since one was accepted
-        self._rest = 0  # samples that are still to be passed over
+        self.accepted = False  # the last verdict
+        self._stood = 0  # samples it has stood for
+        self._compared = 0  # of these, the ones since the last rest
+        self._rest = 0  # samples that are not to be compared
 
-    def rests(self, samples: int) -> bool:
-        """Whether the update of a batch is not tried."""
-        if self._rest <= 0:
-            return False
-        self._rest -= samples
-        self._refused += samples
-        return True
-
-    def accepted(self) -> None:
-        """A batch was."""
-        self._refused = 0
-
-    def refused(self, samples: int, judged: bool) -> bool:
-        """A batch was, by its ratio or for want of one; whether a rest begins."""
-        self._refused += samples
-        if judged and self._refused >= PATIENCE * self.window:
-            self._rest = min(self._refused, (self.every - 1) * self.window)
+    @property
+    def resting(self) -> bool:
+        """Whether the next batch may be answered as the last one was, without comparison."""
         return self._rest > 0
+
+    def rested(self, samples: int) -> None:
+        """A batch was answered so; one that is compared all the same ends the rest instead."""
+        self._rest -= samples
+        self._stood += samples
+
+    def judged(self, samples: int, accepted: bool) -> bool:
+        """What a comparison said of a batch; whether a rest begins."""
+        if accepted != self.accepted:
+            self.accepted, self._stood, self._compared = accepted, 0, 0
+        self._stood += samples
+        self._compared += samples
+        self._rest = 0
+        if self._compared >= self.window:
+            self._rest = min(self._stood, (self.every - 1) * self.window)
+            self._compared = 0
+        return self.resting

@@ -76,7 +76,8 @@ def certificate_against_gain(
     """What adapting gained over a baseline against the certificate, a point a batch."""
     span = Span.of(points, tau)
     largest = max(point.size for point in points)
-    for kind, (colour, marker) in VERDICTS.items():
+    for kind, words in terms.kinds.items():
+        colour, marker = VERDICTS[kind]
         chosen = [point for point in points if kind_of(point.reason) == kind]
         axes.scatter(
             [span.place(point.ratio) for point in chosen],
@@ -86,7 +87,7 @@ def certificate_against_gain(
             marker=marker,
             alpha=0.6,
             linewidths=0,
-            label=f"{terms.kinds[kind]} ({len(chosen):,})",
+            label=f"{words} ({len(chosen):,})",
             rasterized=len(points) > MANY,
         )
     some_have_none = any(math.isinf(point.ratio) for point in points)

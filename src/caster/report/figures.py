@@ -30,17 +30,19 @@ class Terms:
 
     >>> Terms("transport", "for coverage", "no confident sample").kinds["uncovered"]
     'refused for coverage'
+    >>> list(Terms("layer transport", None, "no doubt without it").kinds)
+    ['accepted', 'ratio']
     """
 
     noun: str
-    uncovered: str  # why batches are refused, other than by the certificate
+    uncovered: str | None  # why else batches are refused than by the certificate, if they are
     without: str  # why a batch has no certificate
 
     @property
     def kinds(self) -> dict[str, str]:
-        """The kinds of `VERDICTS` in words."""
-        words = ("accepted", "refused by certificate", f"refused {self.uncovered}")
-        return dict(zip(VERDICTS, words, strict=True))
+        """The kinds of `VERDICTS` that there can be, in words."""
+        words = {"accepted": "accepted", "ratio": "refused by certificate"}
+        return words | ({"uncovered": f"refused {self.uncovered}"} if self.uncovered else {})
 
 
 TRANSPORT_TERMS = Terms("transport", "for coverage", "no confident sample")

@@ -110,7 +110,7 @@ class Consistent(Maker):
 
     def settings(self, spec: Spec) -> dict[str, Any]:
         """With those that a score is computed from."""
-        layers = {"tau": 0.05, "window": 64, "every": 32, "gated": True}
+        layers = {"tau": 1.0, "window": 256, "every": 32, "gated": True}
         return (layers if spec.method == "layer-transport" else {}) | super().settings(spec)
 
     def cell(self, out: Path, spec: Spec, **changes: Any) -> Path:

@@ -28,7 +28,7 @@ from tests.report.bench.altering import FAULTS, altered
 from tests.report.bench.conftest import Raw, raw_records
 from tests.report.bench.records import Consistent, sweep_of
 
-DEFAULTS = {"tau": 1.0, "window": 32, "every": 32, "gated": True, "prior": 16.0}
+DEFAULTS = {"tau": 1.0, "window": 256, "every": 32, "gated": True, "prior": 16.0}
 EACH = '{method = "layer-transport", every = 1}'
 OPEN = '{method = "layer-transport", gated = false, every = 1}'
 TEXT = f"""
@@ -101,11 +101,10 @@ class Layered(Consistent):
         rng = np.random.default_rng(int(sha("ratios", update)[:12], 16))
         ratio = np.exp(rng.normal(1.5 * (0.6 - skill), 0.2, len(batches["size"])))
         own = self.settings(spec)
-        enough = np.cumsum(batches["size"]) >= own["window"]
-        accepted = enough & (ratio <= own["tau"]) | (not own["gated"])
-        reasons = np.where(accepted, "accepted", np.where(enough, "ratio", "window"))
-        if own["every"] > 1:  # may rest, and does at the end
-            accepted &= np.arange(len(accepted)) != len(accepted) - 1
+        accepted = (ratio <= own["tau"]) | (not own["gated"])
+        reasons = np.where(accepted, "accepted", "ratio")
+        if own["every"] > 1:  # may rest, and does at the end, on the verdict before
+            accepted[-1] = accepted[-2]
             ratio[-1], reasons[-1] = np.nan, "rest"
         kept = ~accepted[samples["batch"]]
         samples["prediction"] = np.where(kept, samples["frozen"], samples["prediction"])
@@ -141,12 +140,11 @@ TRIED = "layer-transport (every 1)"
 
 
 def gated_by_hand(record: Raw, tau: float) -> float:
-    """Gain if batches with 32 samples behind them and a ratio of at most tau are taken."""
-    seen, hits = 0, 0
+    """Gain if batches with a ratio of at most tau are taken, the first one among them."""
+    hits = 0
     for batch in record.batches["batch"]:
         rows = record.batch == batch
-        seen += rows.sum()
-        taken = seen >= 32 and record.batches["ratio"][batch] <= tau
+        taken = record.batches["ratio"][batch] <= tau
         answers = record.prediction if taken else record.frozen
         hits += (answers == record.label)[rows].sum() - (record.frozen == record.label)[rows].sum()
     return hits / len(record.label)
@@ -221,11 +219,7 @@ def test_the_certificate_against_the_gain_and_every_threshold(results, streams):
     cells = [met[ASKED] for met in streams if ASKED in met]
     assert found.certificate.pooled.cells == len(cells) == 26
     assert found.certificate.tau == 1.0
-    medians = {}
-    for record in cells:
-        seen = np.cumsum(record.batches["size"])
-        ratios = np.where(seen >= 32, record.batches["ratio"], np.inf)
-        medians[record.stream] = float(np.median(ratios))
+    medians = {r.stream: float(np.median(r.batches["ratio"])) for r in cells}
     assert sorted(p.certificate for p in found.certificate.points) == pytest.approx(
         sorted(medians.values())
     )
@@ -307,7 +301,7 @@ def test_a_gate_is_held_against_its_own_update_alone(results):
     assert {spec.label for spec in beside} == {TRIED}
     for spec, score in beside.items():
         assert score.spec.stream == spec.stream
-        assert np.isinf(score.batches.opens[np.cumsum(score.batches.size) < 32]).all()
+        np.testing.assert_array_equal(score.batches.opens, scores[spec].batches.ratio)
     some = next(iter(beside))
     opens = [s for s in scores.values() if s.spec.label == ASKED]
     assert opened([*opens, scores[some]])[some].spec == beside[some].spec
@@ -315,6 +309,7 @@ def test_a_gate_is_held_against_its_own_update_alone(results):
         changed = replace(scores[some], settings=scores[some].settings | other)
         assert opened([*opens, changed]) == {}
     plain = [s for s in scores.values() if s.spec.method == LAYERS and not s.spec.settings]
+    assert all(np.isinf(s.batches.opens[-1]) for s in plain)  # at rest: there is no ratio
     assert opened([*opens, *plain]) == {}  # which compare few batches, and are held to nothing
 
 

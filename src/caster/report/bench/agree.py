@@ -29,8 +29,9 @@ def is_open(score: Score) -> bool:
 def opened(scores: Iterable[Score]) -> dict[Spec, Score]:
     """For gated cells of layer transport the open one beside each, as its gate would see it.
 
-    The ratio of a batch does not depend on what became of those before it if every batch is tried,
-    and then the gate follows from the open cell exactly. Cells that may rest are left out.
+    The ratio of a batch does not depend on what became of those before it if every batch is
+    compared, and then the gate follows from the open cell exactly. Cells that may rest are left
+    out.
     """
     held = [score for score in scores if score.spec.method == LAYERS and not score.spec.alone]
     found = {_update(score): score for score in held if is_open(score)}
@@ -50,7 +51,7 @@ def _update(score: Score) -> tuple[Spec, object]:
 
 
 def as_seen(score: Score) -> Score:
-    """An open cell with the ratios that a gate would go by: infinite until its window is full."""
+    """An open cell with the ratios that a gate would go by: infinite where there is no number."""
     return replace(score, batches=replace(score.batches, ratio=score.batches.opens))
 
 

@@ -110,7 +110,7 @@ def score(record: Record) -> Score:
     answers, fallback = _checksums(samples, batches) if spec.method in HELD else ((), ())
     own = cell.identity["settings"]
     if spec.method == LAYERS:
-        tau, opens = own["tau"], opens_with(own["window"], batches.size, batches.ratio)
+        tau, opens = own["tau"], np.where(np.isnan(batches.ratio), math.inf, batches.ratio)
     else:
         tau, opens = settings.tau, _opens(batches, settings, cell.identity["classes"])
     return Score(
@@ -148,23 +148,6 @@ def _checksums(samples: Samples, batches: Raw) -> tuple[tuple[int, ...], tuple[i
         tuple(crc32(part.tobytes()) for part in np.split(column, ends[:-1])) for column in both
     )
     return answers, fallback
-
-
-def opens_with(
-    window: int,  # samples
-    size: NDArray[Any],  # (batches,)
-    ratio: NDArray[np.float64],  # (batches,)
-) -> NDArray[np.float64]:
-    """The ratio of every batch of layer transport that comes when a whole window was seen.
-
-    Its certificate rests on this batch and those before it, from the beginning of the stream.
-    A batch that was not tried has no ratio.
-
-    >>> opens_with(32, np.array([16, 16, 16]), np.array([0.5, 1.2, np.nan]))
-    array([inf, 1.2, inf])
-    """
-    measured = (np.cumsum(size) >= window) & ~np.isnan(ratio)
-    return np.where(measured, ratio, math.inf)
 
 
 def _opens(batches: Raw, settings: Settings, classes: int) -> NDArray[np.float64]:

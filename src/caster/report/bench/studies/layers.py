@@ -23,13 +23,12 @@ HOW = (
     "Streams of spare corruptions alone, on which constants are chosen, have rows of their own and "
     "count nowhere else. Kept: sum of the "
     "gated gains over the sum of the ungated, on shuffled corrupted streams of one condition. "
-    "Certificate: the median ratio of the batches of a cell without a gate, a batch with fewer "
-    "samples behind it than the window has counted as infinite; gain: of the same cell. "
-    "Thresholds are applied batch by batch to those cells, in which every batch is tried, so that "
-    "no ratio depends on what became of the batches before; gated cells that try every batch too "
-    "are checked to agree, prediction by prediction. The registered method rests where it is "
-    "refused for long, and its own figures are those of the streams. Intervals from cells drawn "
-    "anew."
+    "Certificate: the median ratio of the batches of a cell without a gate; gain: of the same "
+    "cell. Thresholds are applied batch by batch to those cells, in which every batch is compared "
+    "with the frozen model, so that no ratio depends on what became of the batches before; gated "
+    "cells that compare every batch too are checked to agree, prediction by prediction. The "
+    "registered method compares ever fewer batches while its verdict stays the same, and its own "
+    "figures are those of the streams. Intervals from cells drawn anew."
 )
 
 

@@ -21,7 +21,7 @@ from caster.report.bench.studies.layers_streams import (
 )
 from caster.report.bench.thresholds import gated_gain
 
-TAUS = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3)
+TAUS = (0.9, 0.95, 0.98, 0.99, 1.0, 1.01, 1.02, 1.05, 1.1, 1.2, 1.5)
 KEEP = 0.9  # of the gain on shuffled streams: what a threshold should keep
 LOSE = 0.01  # of accuracy: what no stream should lose more of
 

@@ -1,0 +1,139 @@
+"""How sure a model is, sample by sample, and whether chance alone makes it less so."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.special import softmax
+
+from caster.core.confidence import Sureness, doubt_ratio, has_fallen
+from tests.conftest import close
+
+seeds = st.integers(0, 99)
+SURE = Sureness(4.0, 4.0, 4.0)  # no doubt at all
+NO_NUMBER = Sureness(4.0, math.nan, math.nan)
+
+
+def scores(n=12, seed=0):
+    return 2 * np.random.default_rng(seed).normal(size=(n, 5)) + 30
+
+
+def by_loops(g):
+    """Confidences, row by row."""
+    return np.array([max(softmax(row)) for row in g])
+
+
+def told(held):
+    return np.array([held.count, held.total, held.squares])
+
+
+def test_sums_of_the_largest_probabilities(kind):
+    g = scores()
+    sure = by_loops(g)
+    found = Sureness.of(kind.array(g))
+    assert all(isinstance(part, float) for part in (found.count, found.total, found.squares))
+    close(told(found), [12, sum(sure), sum(p * p for p in sure)], kind.tolerance)
+    close(found.mean, sure.mean(), kind.tolerance)
+    close(found.deviation, sure.std(), kind.tolerance)
+
+
+@given(seeds, st.integers(1, 11))
+def test_sums_merge(seed, cut):
+    g = scores(seed=seed)
+    close(told(Sureness.of(g[:cut]) + Sureness.of(g[cut:])), told(Sureness.of(g)), 1e-12)
+
+
+@given(seeds, st.permutations(range(12)))
+def test_order_does_not_matter(seed, order):
+    g = scores(seed=seed)
+    close(told(Sureness.of(g[order])), told(Sureness.of(g)), 1e-12)
+
+
+@given(seeds, st.floats(0.01, 40.0))
+def test_at_most(seed, kept):
+    held = Sureness.of(scores(seed=seed))
+    less = held.at_most(kept)
+    assert less.count == pytest.approx(min(12.0, kept))
+    close([less.mean, less.deviation], [held.mean, held.deviation], 1e-7)
+    if kept >= 12:
+        assert less == held
+
+
+@given(seeds, st.lists(st.tuples(st.integers(1, 5), st.floats(0.5, 20.0)), min_size=2, max_size=5))
+def test_a_past_that_is_discounted_again_and_again_is_of_weighted_samples(seed, parts):
+    seen, weights, sure = None, np.zeros(0), np.zeros(0)
+    for i, (n, kept) in enumerate(parts):
+        batch = scores(n, seed=(seed, i))
+        new = Sureness.of(batch)
+        if seen is not None:
+            weights = weights * min(1.0, kept / weights.sum())
+            new = seen.at_most(kept) + new
+        seen = new
+        weights, sure = np.concatenate([weights, np.ones(n)]), np.append(sure, by_loops(batch))
+    close(told(seen), [weights.sum(), weights @ sure, weights @ sure**2], 1e-9)
+    variance = np.average((sure - np.average(sure, weights=weights)) ** 2, weights=weights)
+    close(seen.deviation**2, variance, 1e-9)
+
+
+def test_of_equal_samples_nothing_deviates():
+    assert Sureness.of(np.tile(scores(1), (9, 1))).deviation < 1e-7
+    assert Sureness(3.0, 0.3, 0.03 - 1e-17).deviation == 0  # and no root of less than nothing
+
+
+@given(seeds, seeds)
+def test_the_ratio_is_of_expected_errors(seed, other):
+    after, before = scores(12, seed), scores(12, other)
+    found = doubt_ratio(Sureness.of(after), Sureness.of(before))
+    assert found == pytest.approx(np.sum(1 - by_loops(after)) / np.sum(1 - by_loops(before)))
+
+
+@pytest.mark.parametrize(
+    ("after", "before", "expected"),
+    [
+        (SURE, Sureness(4.0, 2.0, 1.0), 0.0),
+        (SURE, SURE, 1.0),  # neither better nor worse
+        (Sureness(4.0, 3.9, 3.9), SURE, math.inf),
+        (NO_NUMBER, Sureness(4.0, 2.0, 1.0), math.nan),
+        (SURE, NO_NUMBER, math.nan),
+        (NO_NUMBER, NO_NUMBER, math.nan),
+        (NO_NUMBER, SURE, math.inf),
+    ],
+)
+def test_where_there_is_no_doubt_or_no_number(after, before, expected):
+    found = doubt_ratio(after, before)
+    assert found == pytest.approx(expected, nan_ok=True)
+    assert (found <= 1.0) == (expected in (0.0, 1.0))  # what is no number is never accepted
+
+
+@pytest.mark.parametrize(("errors", "tail"), [(1.0, 0.1587), (2.0, 0.0228), (3.0, 0.00135)])
+def test_chance_alone_alarms_as_rarely_as_a_normal_variables_tail(errors, tail):
+    """Confidences of one and the same kind, those of a small network: crowded below one."""
+    rng = np.random.default_rng(0)
+    sure = by_loops(rng.normal(size=(2000, 4)) * 4)
+    drawn = sure[rng.integers(len(sure), size=(20_000, 320))]
+    alarms = 0
+    for row in drawn:
+        then, now = (Sureness(len(p), p.sum(), p @ p) for p in (row[:256], row[256:]))
+        alarms += has_fallen(now, then, errors)
+    assert 0.7 * tail < alarms / len(drawn) < 1.9 * tail + 0.001  # the longer tail is below
+
+
+def test_a_fall_is_noticed_and_a_rise_is_none():
+    rng = np.random.default_rng(0)
+    then = Sureness.of(rng.normal(size=(256, 4)) * 4)
+    for flatter, fallen in ((0.5, True), (1.0, False), (2.0, False)):
+        now = Sureness.of(rng.normal(size=(64, 4)) * 4 * flatter)
+        assert has_fallen(now, then, 3.0) is fallen
+
+
+def test_it_is_the_standard_error_of_both():
+    then = Sureness(100.0, 80.0, 68.0)  # a deviation of 0.2
+    error = math.sqrt(0.2**2 / 25 + 0.2**2 / 100)
+    for errors in (1.0, 3.0):
+        for step, fallen in ((0.999, False), (1.001, True)):
+            now = Sureness(25.0, 25 * (0.8 - step * errors * error), 0.0)
+            assert has_fallen(now, then, errors) is fallen
