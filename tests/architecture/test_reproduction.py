@@ -17,7 +17,7 @@ from caster.report.bench.claims.write import write
 from caster.report.bench.read import load
 from caster.report.bench.write import sections
 from caster.sweeps import Sweep, read
-from tests.report.bench.records import Consistent
+from tests.report.bench.test_layers import Layered
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "experiments" / "claims.toml"
@@ -94,7 +94,7 @@ def test_every_figure_that_claims_name_is_in_the_reports(name, tmp_path):
     """Of a sweep cut short, with records that were never run: its tables have the same rows."""
     sweep = cut_short(read(ROOT / CLAIMS.sweeps[name]))
     cells = sweep.cells
-    run = Consistent(sweep).make(tmp_path / "run")
+    run = Layered(sweep).make(tmp_path / "run")
     results, problems = load(sweep, run)
     assert problems == []
     recorded = {study: len(sweep.of(study)) for studies in cells.values() for study in studies}

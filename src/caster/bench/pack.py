@@ -72,8 +72,7 @@ def _pack(
         return None, sorted(set(problems))
     changed = write_parts(parts, new.folder)
     packed = {spec for part in parts for spec in part.cells}
-    part = {spec: studies for spec, studies in sweep.cells.items() if spec in packed}
-    problems = load(replace(sweep, cells=part), new, root, progress)[1]
+    problems = load(sweep, new, root, progress, packed)[1]
     if problems:
         here = (str(new), str(into))
         return None, [replace(problem, where=problem.where.replace(*here)) for problem in problems]
@@ -81,8 +80,8 @@ def _pack(
     for path in reversed(changed):  # streams before the cells that need them
         os.replace(path, into.folder / path.name)
     added = sum(len(part.added) for part in parts)
-    missing = len(sweep.cells) - len(part)
-    return Outcome(len(part), added, missing, len(sizes), sum(sizes), max(sizes)), []
+    missing = len(sweep.cells) - len(packed)
+    return Outcome(len(packed), added, missing, len(sizes), sum(sizes), max(sizes)), []
 
 
 def _check_kept(parts: Sequence[Part], sweep: Sweep, into: Pack) -> None:

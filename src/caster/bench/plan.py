@@ -15,8 +15,7 @@ from caster.records.digest import key_of
 from caster.records.places import cells_of, scan
 from caster.records.reader import is_whole, read_cell
 from caster.records.schema import REFUSED, Admission
-from caster.sweeps import STUDIES, Spec, Sweep
-from caster.sweeps.names import known as checked
+from caster.sweeps import Spec, Sweep, chosen
 
 Pair = tuple[str, str]  # backbone and data
 Group = tuple[Spec, ...]
@@ -69,7 +68,7 @@ def make_plan(
 ) -> Plan:
     """Compare a sweep with the folder of its run; nothing is run or written."""
     check_settings(sweep.cells)
-    wanted = chosen(sweep, only, backbones)
+    wanted = list(chosen(sweep, only, backbones).cells)
     pairs = dict.fromkeys((spec.backbone, spec.data) for spec in sweep.cells)
     traits: dict[str, str] = {}
     before = known or {}
@@ -87,16 +86,6 @@ def make_plan(
     decided = all(admission is not None for admission in admissions.values())
     foreign = frozenset(found.keys() - ours) if decided else frozenset()
     return Plan(place, wanted, admissions, keys, there, frozenset(ours - there), foreign)
-
-
-def chosen(sweep: Sweep, only: str | None, backbones: Sequence[str]) -> list[Spec]:
-    """The cells of one study, or of all, and of these backbones, or of all."""
-    if only is not None and only not in STUDIES:
-        raise CasterError(f"there is no study {only!r}: say one of {', '.join(STUDIES)}")
-    for name in backbones:
-        checked(name, sweep.backbones, f"backbone of {sweep.name} called")
-    cells = list(sweep.cells) if only is None else sweep.of(only)
-    return [spec for spec in cells if not backbones or spec.backbone in backbones]
 
 
 def take_back(plan: Plan) -> int:

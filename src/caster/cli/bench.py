@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from caster.cli.bench_report import Root, Runs, SweepFile
+from caster.cli.bench_options import Backbones, Only, Root, Runs, SweepFile
 from caster.cli.bench_tables import by_cell, by_method
 from caster.cli.console import counted, errors, output, say
 from caster.cli.live import duration, watching
@@ -26,16 +26,6 @@ if TYPE_CHECKING:
 
 WIDE = 180  # characters, enough for every row
 
-Only = Annotated[str | None, typer.Option(metavar="STUDY", help="The cells of one study only.")]
-Backbones = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--backbone",
-        metavar="NAME",
-        help="The cells of this backbone only, as the sweep names it; give it several times for "
-        "several. Nothing is looked for or refused of the others.",
-    ),
-]
 Device = Annotated[
     str | None, typer.Option(help="cpu, cuda, or cuda:1. [default: every GPU there is, or the CPU]")
 ]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from caster.cli.bench_options import Backbones, Only, Root, Runs, SweepFile
 from caster.cli.console import counted, errors, progress_bar, say, size
 from caster.errors import CasterError
 
@@ -16,15 +17,6 @@ if TYPE_CHECKING:
     from caster.report.bench.verify import Problem
     from caster.sweeps import Sweep
 
-SweepFile = Annotated[Path, typer.Argument(metavar="SWEEP", help="TOML file of the sweep.")]
-Runs = Annotated[
-    Path | None,
-    typer.Option("--out", metavar="RUNS", help="Folder of the run; runs/NAME of the sweep."),
-]
-Root = Annotated[
-    Path | None,
-    typer.Option(metavar="FOLDER", help="What checkpoints are relative to; the current folder."),
-]
 PackFolder = Annotated[
     Path | None,
     typer.Option(
@@ -34,22 +26,30 @@ PackFolder = Annotated[
 
 
 def verify(
-    sweep: SweepFile, out: Runs = None, records: PackFolder = None, root: Root = None
+    sweep: SweepFile,
+    out: Runs = None,
+    records: PackFolder = None,
+    root: Root = None,
+    only: Only = None,
+    backbone: Backbones = None,
 ) -> None:
     """Whether the records of a sweep are whole, unchanged and consistent.
 
     Every metric is recomputed from samples and batches. What is missing or wrong is listed, and
-    the exit status is then 1.
+    the exit status is then 1. Of one study or some backbones all records must be there; what is
+    recorded of the others is verified as well.
     """
     from caster.report.bench.verify import compared
     from caster.sweeps import read
 
-    results = _verified(read(sweep), out, records, root)
+    results = _verified(read(sweep), out, records, root, only, backbone)
     refused = f", {len(results.refused):,} of them refused" if results.refused else ""
     say(
         f"{counted(len(results.sweep.cells), 'cell')} verified{refused}, "
         f"{compared(results.sweep, root)}: nothing is wrong."
     )
+    if results.part:
+        say(results.part)
 
 
 def report(
@@ -60,11 +60,14 @@ def report(
     out: Runs = None,
     records: PackFolder = None,
     root: Root = None,
+    only: Only = None,
+    backbone: Backbones = None,
 ) -> None:
     """Tables, figures and a page of a sweep, from verified records alone.
 
     Markdown, LaTeX and CSV tables, PDF, SVG and PNG figures, and one HTML page to read them on.
-    With anything missing or wrong in the records, that is listed and nothing is written.
+    With anything missing or wrong in the records, that is listed and nothing is written. A report
+    of one study or some backbones says so; what is missing of the others does not matter to it.
     """
     from caster.report import check_can_draw
     from caster.sweeps import read
@@ -73,7 +76,7 @@ def report(
     from caster.report.bench import write
 
     write.check_folder(folder)
-    results = _verified(read(sweep), out, records, root)
+    results = _verified(read(sweep), out, records, root, only, backbone)
     made = write.write(results, folder)
     for section in made:
         for sentence in section.found:
@@ -149,21 +152,30 @@ def claims(
     say(f"Written: {into / held.document}{reports}")
 
 
-def _verified(sweep: Sweep, out: Path | None, packed: Path | None, root: Path | None) -> Results:
-    """The results of a run; what is wrong with its records ends the command."""
+def _verified(
+    sweep: Sweep,
+    out: Path | None,
+    packed: Path | None,
+    root: Path | None,
+    only: str | None,
+    backbones: list[str] | None,
+) -> Results:
+    """The results of a run, or of a part; what is wrong with its records ends the command."""
     from caster.records import Pack
-    from caster.report.bench.read import load
+    from caster.report.bench.read import load, restricted
+    from caster.sweeps import chosen
 
+    part = chosen(sweep, only, backbones or ())
     if out is not None and packed is not None:
         raise CasterError("records are in a run or packed: give --out or --records, not both")
     if packed is not None and not packed.is_dir():
         raise CasterError(f"there is no folder {packed}")
     where: Records = Pack(packed) if packed is not None else out or Path("runs") / sweep.name
     with progress_bar() as progress:
-        results, problems = load(sweep, where, root, progress)
+        results, problems = load(sweep, where, root, progress, part.cells)
     if results is None:
         raise _listed(problems, where)
-    return results
+    return restricted(results, part)
 
 
 def _listed(problems: list[Problem], where: Records) -> typer.Exit:

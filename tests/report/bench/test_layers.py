@@ -103,7 +103,7 @@ class Layered(Consistent):
         own = self.settings(spec)
         accepted = (ratio <= own["tau"]) | (not own["gated"])
         reasons = np.where(accepted, "accepted", "ratio")
-        if own["every"] > 1:  # may rest, and does at the end, on the verdict before
+        if own["every"] > 1 and len(ratio) > 1:  # rests at the end, on the verdict before
             accepted[-1] = accepted[-2]
             ratio[-1], reasons[-1] = np.nan, "rest"
         kept = ~accepted[samples["batch"]]

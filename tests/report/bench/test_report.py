@@ -113,7 +113,7 @@ def test_the_page_holds_everything_and_loads_nothing(report, results):
     assert "currentColor" in drawn
     assert not re.search(r"<(script|link)\b|https?://(?!www\.w3\.org)", text)
     assert results.sweep.sha256 in text
-    for origin in results.origins:
+    for origin in results.origins.values():
         assert origin.checkpoint in text
     assert "swin on cifar10: clean accuracy is below the threshold (20 cells)" in text
 

@@ -50,7 +50,7 @@ def _data(told: dict[str, object] | None) -> str | None:
 
 def tables(results: Results) -> list[Table]:
     """Checkpoints, data, and the software and hardware of all cells."""
-    counts = results.origins
+    counts = Counter(results.origins.values())
     checkpoints = {(o.backbone, o.data): (o.accuracy, o.checkpoint, o.moments) for o in counts}
     data = {
         (o.data, kind): told

@@ -47,9 +47,10 @@ def summary(results: Results) -> str:
     """The sweep in a line."""
     refused = f"; {len(results.refused):,} refused" if results.refused else ""
     samples = sum(score.n for score in results.scores.values())
+    part = f" {results.part}" if results.part else ""
     return (
         f"Sweep {results.sweep.name}: {cells(len(results.scores))} with {samples:,} predictions"
-        f"{refused}. All records were verified before anything here was computed."
+        f"{refused}.{part} All records were verified before anything here was computed."
     )
 
 

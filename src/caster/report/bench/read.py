@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
 from caster.records import REFUSED, Record, Records
@@ -12,19 +13,39 @@ from caster.report.bench.origin import Origin
 from caster.report.bench.results import Results
 from caster.report.bench.score import Score, score
 from caster.report.bench.verify import Examined, Progress, examine
-from caster.sweeps.spec import Sweep
+from caster.sweeps.spec import Spec, Sweep
 
 
 def load(
-    sweep: Sweep, out: Records, root: Path | None = None, progress: Progress | None = None
+    sweep: Sweep,
+    out: Records,
+    root: Path | None = None,
+    progress: Progress | None = None,
+    needed: Collection[Spec] | None = None,  # None means all
 ) -> tuple[Results | None, list[Problem]]:
-    """The results of a run or a pack, or all that is missing or wrong with its records."""
-    examined = examine(sweep, out, root, summarise, progress)
+    """The results of a run or a pack, or all that is missing or wrong with its records.
+
+    Of cells that are not `needed` there are results too, where they are recorded: they have been
+    verified like the others, and `restricted` leaves them out.
+    """
+    examined = examine(sweep, out, root, summarise, progress, needed)
     if examined.problems:
         return None, examined.problems
     results = _results(sweep, examined)
     problems = disagreements(results.scores)
     return (None, problems) if problems else (results, [])
+
+
+def restricted(results: Results, part: Sweep) -> Results:
+    """The results of a part of a sweep alone, all cells of which must be among them."""
+    cells = part.cells
+    return replace(
+        results,
+        sweep=part,
+        scores={spec: score for spec, score in results.scores.items() if spec in cells},
+        refused={spec: why for spec, why in results.refused.items() if spec in cells},
+        origins={spec: origin for spec, origin in results.origins.items() if spec in cells},
+    )
 
 
 def summarise(record: Record) -> tuple[Score, Origin]:
@@ -33,13 +54,19 @@ def summarise(record: Record) -> tuple[Score, Origin]:
 
 
 def _results(sweep: Sweep, examined: Examined) -> Results:
-    """Every cell of a sweep whose records are verified, in the sweep's order."""
+    """Every cell of a sweep whose record was found and verified, in the sweep's order."""
+    found = examined.found
+    cells = {spec: studies for spec, studies in sweep.cells.items() if spec in found}
     refused = {
-        spec: str(examined.found[spec][0].reason)
-        for spec in sweep.cells
-        if examined.found[spec][0].status == REFUSED
+        spec: str(found[spec][0].reason) for spec in cells if found[spec][0].status == REFUSED
     }
-    done = {spec: examined.read[spec] for spec in sweep.cells if spec not in refused}
-    origins = Counter(origin for _, origin in done.values())
-    origins += Counter(Origin.of(examined.found[spec][0]) for spec in refused)
-    return Results(sweep, {spec: told for spec, (told, _) in done.items()}, refused, origins)
+    done = {spec: examined.read[spec] for spec in cells if spec not in refused}
+    origins = {spec: origin for spec, (_, origin) in done.items()}
+    origins |= {spec: Origin.of(found[spec][0]) for spec in refused}
+    return Results(
+        sweep=replace(sweep, cells=cells),
+        whole=sweep,
+        scores={spec: told for spec, (told, _) in done.items()},
+        refused=refused,
+        origins=origins,
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from caster.report.bench.origin import Origin
 from caster.report.bench.score import Score
 from caster.report.intervals import RESAMPLES, SEED, Interval, between, of_means
-from caster.sweeps.spec import GATE, Spec, Sweep
+from caster.sweeps import STUDIES, Spec, Sweep, part_of
+from caster.sweeps.spec import GATE
 
 Streams = dict[Spec, dict[str, Score]]  # stream: the methods that met it, by name
 
@@ -22,14 +23,30 @@ Streams = dict[Spec, dict[str, Score]]  # stream: the methods that met it, by na
 class Results:
     """Verified: every cell of the sweep is here, with a score or refused with its reason."""
 
-    sweep: Sweep
+    sweep: Sweep  # may be a part
+    whole: Sweep  # of this one
     scores: dict[Spec, Score]
     refused: dict[Spec, str]
-    origins: Counter[Origin]  # what the cells were made from and with, and how many of each
+    origins: dict[Spec, Origin]  # what the cells were made from and with
 
     def of(self, study: str) -> list[Score]:
         """Scores of one study, in the sweep's order."""
         return [self.scores[spec] for spec in self.sweep.of(study) if spec in self.scores]
+
+    @property
+    def part(self) -> str:
+        """Which part of its sweep this is, in a sentence; nothing, where it is all of it."""
+        whole, cells = self.whole, self.sweep.cells
+        if cells == whole.cells:
+            return ""
+        studies = [study for study in STUDIES if self.sweep.of(study)]
+        backbones = list(dict.fromkeys(spec.backbone for spec in cells))
+        named = f"{'study' if len(studies) == 1 else 'studies'} {', '.join(studies)}"
+        if part_of(whole, backbones=backbones).cells == cells:
+            named = f"all of {', '.join(backbones)}"
+        elif part_of(whole, studies).cells != cells:
+            named += f" of {', '.join(backbones)}"
+        return f"Of the sweep's {len(whole.cells):,} cells: {named}."
 
     def title(self, spec: Spec) -> str:
         """Of the backbone, those that differ by seed alone taken together."""

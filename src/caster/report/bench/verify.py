@@ -7,7 +7,7 @@ samples; cells are held against the sweep, their sources, and one another.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from caster.records import DONE, Cell, FormatError, Pack, Records, Where, read_c
 from caster.report.bench.checks.cells import check_cells
 from caster.report.bench.checks.problem import Problem, lines
 from caster.report.bench.checks.sources import (
+    Pair,
     check_admissions,
     compared,
     foreign_admissions,
@@ -61,8 +62,13 @@ def examine(
     root: Path | None = None,
     reading: Reading | None = None,
     progress: Progress | None = None,
+    needed: Collection[Spec] | None = None,
 ) -> Examined:
-    """As `verify`, which says what of; and what `reading` makes of every record that is done."""
+    """As `verify`, which says what of; and what `reading` makes of every record that is done.
+
+    Cells that are not `needed`, by default all, may be missing; they are verified where they are
+    there.
+    """
     there = scan(out)
     if not any((there.cells, there.admissions, there.leftovers, there.foreign)):
         raise CasterError(
@@ -72,11 +78,14 @@ def examine(
     problems += [Problem("left by a killed run", str(path)) for path in there.leftovers]
     problems += foreign_admissions(there.admissions, sweep)
     problems += foreign_streams(there.streams, sweep)
-    admissions, unread = read_admissions(out, sweep)
-    problems += unread
-    problems += check_admissions(admissions, sweep, root or Path())
     found: Found = {}
     problems += _find(there.records, sweep, found)
+    wanted = sweep.cells if needed is None else needed
+    problems += [Problem("missing", spec.full) for spec in wanted if spec not in found]
+    pairs = _pairs(sweep, {*found, *wanted}, there.admissions)
+    admissions, unread = read_admissions(out, pairs)
+    problems += unread
+    problems += check_admissions(admissions, sweep, root or Path())
     problems += check_cells({spec: cell for spec, (cell, _) in found.items()}, admissions, sweep)
     read: dict[Spec, Any] = {}
     few = len(found) < (FEW_PACKED if isinstance(out, Pack) else FEW)
@@ -108,9 +117,14 @@ def _find(cells: tuple[Where, ...], sweep: Sweep, found: Found) -> Iterator[Prob
             yield Problem("twice", f"{spec.full} in {where} and {found[spec][1]}")
         else:
             found[spec] = cell, where
-    for spec in sweep.cells:
-        if spec not in found:
-            yield Problem("missing", spec.full)
+
+
+def _pairs(sweep: Sweep, cells: set[Spec], admissions: Iterable[Path]) -> list[Pair]:
+    """Backbones on data that have an admission, or must have one for these cells."""
+    needed = {(spec.backbone, spec.data) for spec in cells}
+    there = {path.stem for path in admissions}
+    pairs = dict.fromkeys((spec.backbone, spec.data) for spec in sweep.cells)
+    return [pair for pair in pairs if pair in needed or "--".join(pair) in there]
 
 
 def _check_identity(cell: Cell, where: Where) -> None:

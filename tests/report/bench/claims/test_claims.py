@@ -197,6 +197,10 @@ def test_a_study_that_is_not_complete_is_not_run_yet(parts):
     assert counted["not run yet"] == 2
     assert not list((parts / "docs/reports/every/tables").glob("cost*"))
     assert list((parts / "docs/reports/every/tables").glob("gate*"))
+    report = (parts / "docs/reports/every/report.md").read_text()
+    recorded = "estimators, certificate, gate, corruption, coverage, specificity"
+    assert f"Of the sweep's 171 cells: studies {recorded}." in report
+    assert "| 168 |" in report  # cells of that software: the two of the study of cost are left out
 
 
 def test_without_records_nothing_is_run_yet(place, tmp_path):

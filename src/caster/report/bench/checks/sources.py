@@ -11,14 +11,15 @@ from caster.records import Admission, Records, admission_path, read_admission
 from caster.report.bench.checks.problem import Problem
 from caster.sweeps import Sweep
 
-Admissions = dict[tuple[str, str], Admission]  # by backbone and data
+Pair = tuple[str, str]  # backbone and data
+Admissions = dict[Pair, Admission]
 
 
-def read_admissions(out: Records, sweep: Sweep) -> tuple[Admissions, list[Problem]]:
-    """The admissions a sweep needs, and what is wrong with those that cannot be read."""
+def read_admissions(out: Records, pairs: Iterable[Pair]) -> tuple[Admissions, list[Problem]]:
+    """The admissions of these, and what is wrong with those that cannot be read."""
     admissions: Admissions = {}
     problems = []
-    for pair in dict.fromkeys((spec.backbone, spec.data) for spec in sweep.cells):
+    for pair in pairs:
         try:
             admissions[pair] = read_admission(admission_path(out, "--".join(pair)))
         except CasterError as error:

@@ -6,24 +6,21 @@ table that the rule was written for. What is recorded of other studies is verifi
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from caster.errors import CasterError
-from caster.records import Pack, scan
+from caster.records import Pack
 from caster.report.bench.checks.problem import Problem
 from caster.report.bench.claims.types import Claims
 from caster.report.bench.origin import tables as origin_tables
-from caster.report.bench.read import load
+from caster.report.bench.read import load, restricted
 from caster.report.bench.results import Results
 from caster.report.bench.section import Section
 from caster.report.bench.tables import Table
 from caster.report.bench.verify import Progress
 from caster.report.bench.write import sections
-from caster.sweeps import STUDIES, Spec, Sweep, read
+from caster.sweeps import STUDIES, Sweep, part_of, read
 
 
 @dataclass(frozen=True)
@@ -88,35 +85,15 @@ def _evidence(
     nothing = Evidence(file, sweep, dict.fromkeys(_studies(sweep), 0), None, ())
     if not pack.folder.exists():
         return nothing, []
-    there = set(_specs(pack))
-    part = {spec: studies for spec, studies in sweep.cells.items() if spec in there}
-    results, problems = load(replace(sweep, cells=part), pack, root, progress)
+    results, problems = load(sweep, pack, root, progress, needed=())
     if results is None:
         return nothing, problems
     recorded = {study: len(results.sweep.of(study)) for study in _studies(sweep)}
     whole = {study for study, count in recorded.items() if count == len(sweep.of(study))}
-    results = restricted(results, whole)
+    results = restricted(results, part_of(sweep, whole))
     made = sections(results) if results.sweep.cells else []
     return Evidence(file, sweep, recorded, results if made else None, tuple(made)), []
 
 
-def _specs(pack: Pack) -> Iterator[Spec]:
-    """What cells a pack seems to hold: one that cannot be made out is found to be wrong later."""
-    for row in scan(pack).rows:
-        with suppress(CasterError, ValueError, TypeError, KeyError):
-            yield Spec.of(json.loads(row.text)["identity"]["spec"])
-
-
 def _studies(sweep: Sweep) -> list[str]:
     return [study for study in STUDIES if sweep.of(study)]
-
-
-def restricted(results: Results, studies: set[str]) -> Results:
-    """The results of some studies alone."""
-    cells = {spec: own & studies for spec, own in results.sweep.cells.items() if own & studies}
-    return replace(
-        results,
-        sweep=replace(results.sweep, cells=cells),
-        scores={spec: score for spec, score in results.scores.items() if spec in cells},
-        refused={spec: why for spec, why in results.refused.items() if spec in cells},
-    )

@@ -27,6 +27,7 @@ def write(claims: Claims, evidence: Mapping[str, Evidence], into: Path) -> Count
     text = writer.document()  # whatever is wrong with the claims ends it here
     reports = into / claims.reports
     _check(reports)
+    into.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=into, prefix=".claims.") as temporary:
         made = Path(temporary) / "reports"
         made.mkdir()
