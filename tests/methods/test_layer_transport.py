@@ -395,8 +395,7 @@ def test_a_stream_that_changes_is_followed_both_ways():
     assert third[-1].accepted
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_a_frozen_answer_that_is_known_is_not_asked_for(known, monkeypatch):
+def test_a_frozen_answer_that_is_known_is_not_asked_for(monkeypatch):
     settings = {"window": 64, "every": 1}
     method, other = (deep(**settings) for _ in range(2))
     aligned = deep("layer-transport-ungated")
@@ -404,8 +403,8 @@ def test_a_frozen_answer_that_is_known_is_not_asked_for(known, monkeypatch):
         before, expected = model()(batch), other.predict(batch)
         with monkeypatch.context() as patched:
             passes = Passes(patched, method)
-            logits, given = method.both(batch, before if known else None)
-        assert passes.told() == (0 if known else 1, 1)
+            logits, given = method.both(batch, before)
+        assert passes.told() == (0, 1)
         assert (given.reason, given.ratio) == (expected.reason, expected.ratio)
         assert torch.equal(given.logits, expected.logits)
         assert torch.equal(logits, aligned.predict(batch).logits)
@@ -425,7 +424,7 @@ def test_what_is_no_number_is_refused_and_forgotten(gated):
     assert (given.accepted, given.reason) == ((False, "ratio") if gated else (True, "ungated"))
     expected = broken.logits if gated else aligned
     torch.testing.assert_close(given.logits, expected, rtol=0, atol=0, equal_nan=True)
-    after, given = method.both(third, None)
+    after, given = method.both(third, model()(third))
     assert given.ratio == pytest.approx(alone(after, model()(third).logits), rel=1e-4)
 
 
@@ -438,10 +437,11 @@ def test_a_rest_that_rests_on_no_number_is_none():
     assert certificate.is_less_sure(scores, updated=False)
 
 
+@pytest.mark.parametrize("stream", ["good", "bad"])
 @pytest.mark.parametrize("resting", [True, False])
-def test_a_batch_that_is_no_number_is_refused_and_leaves_no_trace(resting):
+def test_a_batch_that_is_no_number_is_refused_and_leaves_no_trace(resting, stream):
     method, other = (deep(window=32 if resting else 256) for _ in range(2))
-    first, broken, *others = good(6)
+    first, broken, *others = good(6) if stream == "good" else bad(6)
     broken[5] = float("nan")
     for some in (method, other):
         some.predict(first)

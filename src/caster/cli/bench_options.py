@@ -23,6 +23,6 @@ Backbones = Annotated[
         "--backbone",
         metavar="NAME",
         help="The cells of this backbone only, as the sweep names it; give it several times for "
-        "several. The others need not be there, and none is refused for it.",
+        "several. The others need not be there, and are not refused.",
     ),
 ]

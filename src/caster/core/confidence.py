@@ -36,7 +36,7 @@ class Sureness:
     def of(cls, scores: Array) -> Self:  # (n, C)
         """Of a batch's scores, the logarithms of probabilities but for a constant."""
         xp = array_namespace(scores)
-        sure = confidence(scores)
+        sure = confidence(xp.astype(scores, xp.float64))  # 1 less it may be small
         return cls(float(scores.shape[0]), float(xp.sum(sure)), float(xp.sum(sure**2)))
 
     def __add__(self, other: Self) -> Self:
@@ -67,21 +67,21 @@ class Sureness:
 def doubt_ratio(after: Sureness, before: Sureness) -> float:
     """The share of wrong answers that a model expects after an update, over that before it.
 
+    Infinite where there was no doubt at all: such a model's word says nothing.
+
     >>> doubt_ratio(Sureness(4.0, 3.0, 2.5), Sureness(4.0, 2.0, 1.0))
     0.5
     """
     new, old = 1.0 - after.mean, 1.0 - before.mean
-    if old > 0 or math.isnan(old):
-        return new / old
-    return 1.0 if new <= old else math.inf  # no doubt at all can only grow
+    return math.inf if old <= 0 else new / old
 
 
 def has_fallen(now: Sureness, then: Sureness, errors: float) -> bool:
-    """Whether confidence is lower than it was, by more than so many standard errors.
+    """Whether confidence is lower than it was, by more than so many standard errors, or no number.
 
     >>> then = Sureness(100.0, 80.0, 68.0)
     >>> [has_fallen(Sureness(25.0, total, 0.0), then, 3.0) for total in (19.0, 14.0)]
     [False, True]
     """
     chance = then.deviation * math.sqrt(1 / now.count + 1 / then.count)
-    return now.mean < then.mean - errors * chance
+    return not now.mean >= then.mean - errors * chance

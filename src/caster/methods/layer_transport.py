@@ -189,26 +189,25 @@ class LayerTransport(LayerTransportUngated):
             if not self._certificate.is_less_sure(scores, updated):
                 self._turns.rested(len(batch))
                 return answer
-        answer = self._judged(batch, after or self._aligned(batch), before)
+        before = before or self.model(batch)  # first: if it fails, the batch has left no trace
+        answer = self._judged(after or self._aligned(batch), before)
         if self._turns.judged(len(batch), answer.accepted):
             self._certificate.settle()
             if not answer.accepted:
                 self._alignment.reset()  # what comes after a rest is another part of the stream
         return answer
 
-    def both(self, images: Any, before: Outputs | None) -> tuple[Tensor, Prediction]:
+    def both(self, images: Any, before: Outputs) -> tuple[Tensor, Prediction]:
         """The logits behind aligned layers, whatever the certificate says, and what it allows.
 
-        `before` is the frozen model's answer, where it is known; else it is asked.
+        `before` is what the frozen model gave.
         """
         after = self._aligned(images)
-        return after[1], self._judged(images, after, before)
+        return after[1], self._judged(after, before)
 
-    def _judged(
-        self, images: Any, after: tuple[Outputs, Tensor], before: Outputs | None
-    ) -> Prediction:
+    def _judged(self, after: tuple[Outputs, Tensor], before: Outputs) -> Prediction:
         """The answer that the certificate allows."""
-        frozen = self.frozen.answer(self.model(images) if before is None else before)
+        frozen = self.frozen.answer(before)
         ratio = self._certificate.show(after[1], frozen.logits)
         if not self.gated:
             return Prediction(self._answer(*after), ratio=ratio)

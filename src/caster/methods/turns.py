@@ -8,8 +8,8 @@ class Turns:
 
     Once a whole `window` of samples was compared with one verdict, that stands without comparison
     for as many samples as it has stood so far, at most `every` - 1 windows; then a window is
-    compared anew. So a long stream of one kind costs one pass and an `every`-th, and one that has
-    changed unnoticed is answered wrongly no longer than it was answered rightly.
+    compared anew. So a long stream of one kind tends to one pass and an `every`-th, and one that
+    has changed unnoticed is answered wrongly no longer than it was answered rightly.
 
     >>> turns = Turns(every=8, window=64)
     >>> [turns.judged(32, True) for _ in range(2)]

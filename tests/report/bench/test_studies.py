@@ -16,6 +16,7 @@ from caster.report.bench.studies import (
     certificate,
     certificate_tables,
     corruption,
+    corruption_tables,
     cost,
     coverage,
     estimators,
@@ -188,6 +189,14 @@ def test_corruption(results, raw, run, name, conditions):
         assert alone.mean.value == pytest.approx(backbones[method, "vit"])
         assert alone.sd is None  # swin was refused
         assert alone.inert == (method == "tent")
+    tables = {table.name: table for table in corruption_tables.all_of(corruption.measure(results))}
+    rows = tables[f"corruption-{name}-backbones"].rows
+    worst = {(row[2], row[3]): row[5] for row in rows if row[0] == "CIFAR-10-C*"}
+    assert worst["r18", "frozen"] is None
+    for (method, title), held in accuracies.items():
+        lost = [mean(accuracies["frozen", title][key]) - mean(held[key]) for key in held]
+        if method != "frozen":
+            assert worst[title, method] == pytest.approx(100 * max(0.0, *lost))
 
 
 def test_coverage(results, raw, run):
