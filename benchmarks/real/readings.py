@@ -1,0 +1,146 @@
+"""Which reading of the paper gives its figures: what the transport gains, and from which features.
+
+    python benchmarks/real/readings.py CHECKPOINT DATA CONDITION ...
+
+CHECKPOINT is a file of `caster bench train`, DATA a set such as cifar10 (below $CASTER_DATA), a
+CONDITION a corruption and its severity, as fog:5. 512 test pictures of each, shuffled. A row is a
+setting of the transport, with its mean accuracy always taken, behind its gate, and how many batches
+that accepts: of the frozen features; and, where there are BatchNorms, of those that the network
+gives when these go by the batch, with the source's statistics of frozen features and of such ones.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from depth import chosen
+from numpy.typing import NDArray
+
+from caster import Caster
+from caster.arrays import to_numpy
+from caster.bench.train.checkpoint import model_of
+from caster.data import corrupt
+from caster.frozen.sites import batchnorm_sites
+from caster.frozen.torch import TorchModel
+from caster.methods import Source, create
+
+FIT, FIT_EACH = 3000, 100  # source pictures at least, in all and of a class
+PICTURES, BATCH = 512, 64
+SETTINGS: tuple[dict[str, float], ...] = (
+    {},
+    *({"lam": value} for value in (1e-4, 1e-2, 100.0)),
+    *({"beta": value} for value in (1e-4, 1e-2, 100.0)),
+    *({"lam": value, "beta": value} for value in (1e-4, 1e-2, 100.0)),
+    {"k_max": 4},
+    {"k_max": 32},
+    {"batch": 128},
+    {"batch": 256},
+)
+Pass = Callable[[Any], tuple[NDArray[Any], NDArray[Any]]]  # images: features, logits
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a network gave for pictures."""
+
+    features: NDArray[Any]  # (n, d)
+    logits: NDArray[Any]  # (n, C)
+    codes: NDArray[np.int64]  # (n,)
+
+    @classmethod
+    def through(cls, run: Pass, pixels: Any, codes: Any, prepare: Any) -> Seen:
+        """Pictures in batches."""
+        parts = [run(prepare(pixels[n : n + BATCH])) for n in range(0, len(pixels), BATCH)]
+        features, logits = (np.concatenate(part) for part in zip(*parts, strict=True))
+        return cls(features, logits, codes)
+
+    @property
+    def right(self) -> float:
+        """Accuracy of the head."""
+        return float((self.logits.argmax(axis=1) == self.codes).mean())
+
+
+def passes(model: TorchModel) -> dict[str, Pass]:
+    """Ways through the network: as it is, and with BatchNorms that go by the batch."""
+
+    def frozen(images: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+        outputs = model(images)
+        return to_numpy(outputs.features), to_numpy(outputs.logits)
+
+    found: dict[str, Pass] = {"frozen": frozen}
+    if batchnorm_sites(model.module):
+        settings = {"prior": 0.0, "memory": 0, "depth": 1.0}
+        method: Any = create("layer-transport-ungated", model, Source(), **settings)
+
+        def by_batch(images: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+            outputs = method._alignment(images)
+            return to_numpy(outputs.features), to_numpy(outputs.logits)
+
+        found["by batch"] = by_batch
+    return found
+
+
+def answered(source: Seen, targets: list[Seen], given: dict[str, float]) -> tuple[float, ...]:
+    """Accuracy of the transport always taken and behind its gate, and the share it accepts."""
+    settings = {name: value for name, value in given.items() if name != "batch"}
+    size = int(given.get("batch", BATCH))
+    clf = Caster(**settings).fit(source.features, source.codes)  # type: ignore[arg-type]
+    always, gated, accepted = [], [], []
+    for seen in targets:
+        for n in range(0, len(seen.codes), size):
+            part = slice(n, n + size)
+            found = clf.adapt(seen.features[part], seen.logits[part])
+            answers = found.transported.argmax(axis=1), np.asarray(found.predictions)
+            for kept, answer in zip((always, gated), answers, strict=True):
+                kept.append(float((answer == seen.codes[part]).mean()))
+            accepted.append(found.verdict.accepted)
+    return tuple(float(np.mean(values)) for values in (always, gated, accepted))
+
+
+def readings(sources: dict[str, Seen], targets: dict[str, list[Seen]]) -> Iterator[str]:
+    """A row a setting, three columns for every pair of source and target features."""
+    pairs = [("frozen", "frozen"), ("frozen", "by batch"), ("by batch", "by batch")]
+    pairs = [pair for pair in pairs if set(pair) <= set(sources)]
+    titles = "".join(f" {a} to {b} | gated | accepted |" for a, b in pairs)
+    yield f"| setting |{titles}"
+    yield "|---|" + "--:|--:|--:|" * len(pairs)
+    for given in SETTINGS:
+        name = ", ".join(f"{key} {value:g}" for key, value in given.items()) or "as registered"
+        cells = [answered(sources[a], targets[b], given) for a, b in pairs]
+        shown = "".join(f" {100 * a:.1f} | {100 * g:.1f} | {k:.0%} |" for a, g, k in cells)
+        yield f"| {name} |{shown}"
+
+
+def main(checkpoint: Path, data: str, conditions: list[str]) -> None:
+    model = model_of(checkpoint)
+    assert model.preprocessing is not None
+    prepare = model.preprocessing.batch
+    ways = passes(model)
+    pixels, codes = chosen(f"{data}:test", PICTURES, seed=0)
+    known = chosen(f"{data}:train", max(FIT, FIT_EACH * len(np.unique(codes))), seed=1)
+    sources = {name: Seen.through(run, *known, prepare) for name, run in ways.items()}
+    targets: dict[str, list[Seen]] = {name: [] for name in ways}
+    for condition in conditions:
+        name, _, severity = condition.partition(":")
+        met = corrupt(pixels, name, int(severity), seed=0)
+        for way, run in ways.items():
+            targets[way].append(Seen.through(run, met, codes, prepare))
+        told = ", ".join(f"{way} {100 * held[-1].right:.1f}" for way, held in targets.items())
+        print(f"{condition}: head {told}", flush=True)
+    for way, held in targets.items():
+        print(f"mean of the head, {way}: {100 * np.mean([seen.right for seen in held]):.1f}")
+    for line in readings(sources, targets):
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 4:
+        sys.exit(__doc__)
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])
