@@ -1,9 +1,9 @@
 """How sure a model is of its answers, over the samples of a stream.
 
-The certificate of layer transport. What a model gives its answers, the largest probability of
-every sample, is what it expects to get right of them. Where one model with two inputs says so of
-the same samples, and one of the two does more wrong, the other is surer: what it is given is more
-like what it learnt.
+The certificate of layer transport. The largest probability that a model gives a sample is the
+chance it gives its answer to be right. Said of the same samples twice, with an update of what deep
+layers are given and without, it tells which of the two is more like what they learnt: not by a
+theorem, but see docs/layer-transport.md for how often.
 """
 
 from __future__ import annotations
