@@ -22,7 +22,7 @@ from caster.bench.seal import Seal
 from caster.bench.settings import entry_of
 from caster.errors import CasterError
 from caster.frozen.protocol import FrozenModel
-from caster.methods import Frozen, Method, Source, create
+from caster.methods import Frozen, Method, OnFeatures, Source, create
 from caster.records.reader import read_admission
 from caster.records.schema import Admission
 from caster.sweeps import Spec
@@ -95,13 +95,17 @@ class Desk:
         return self._subject
 
     def method(self, spec: Spec, subject: Subject) -> Method:
-        """The method of a cell, made anew, or one that took a pass over the source before."""
+        """The method of a cell, made anew, or one that took long to get going.
+
+        That is a pass over the source, or on a GPU the recording of what is done with features.
+        """
         key = _key(spec)
         if key in self._methods:
             return self._methods[key]
         reads = subject.labelled.reads
         method = create(spec.method, subject.model, subject.source, **_settings(spec))
-        if subject.labelled.reads > reads:
+        recorded = self.place.on_gpu and isinstance(method, OnFeatures)
+        if subject.labelled.reads > reads or recorded:
             self._methods[key] = method
         return method
 

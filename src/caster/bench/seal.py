@@ -26,8 +26,7 @@ class Seal:
         self._module: Any = getattr(model, "module", None)
         self._verify = model.verify
         if self._module is not None:
-            self._words = _words(self._module)
-            self._values = {name: value.clone() for name, value in _values(self._module).items()}
+            self._words, self._bits = _words(self._module), _bits(self._module)
             model.verify = self.verify  # type: ignore[method-assign]
 
     def verify(self) -> None:
@@ -41,31 +40,34 @@ class Seal:
         """Whether layers, parameters and buffers are what they were; of a file, `verify` tells."""
         if self._module is None:
             return True
-        now = _values(self._module)
-        return (
-            _words(self._module) == self._words
-            and list(now) == list(self._values)
-            and all(_same_bits(value, self._values[name]) for name, value in now.items())
-        )
+        if _words(self._module) != self._words:
+            return False
+        import torch
+
+        return all(map(torch.equal, _bits(self._module), self._bits))
 
 
-def _words(module: Any) -> list[tuple[str, str, str]]:
-    """What the layers say of themselves."""
+def _words(module: Any) -> list[tuple[Any, ...]]:
+    """What the layers say of themselves, and of what kind their values are."""
     layers = module.named_modules()
-    return [(name, type(layer).__name__, layer.extra_repr()) for name, layer in layers]
+    values = (*module.named_parameters(), *module.named_buffers())
+    return [
+        *((name, type(layer).__name__, layer.extra_repr()) for name, layer in layers),
+        *((name, value.dtype, value.shape, value.device) for name, value in values),
+    ]
 
 
-def _values(module: Any) -> dict[str, Tensor]:
-    named = (*module.named_parameters(), *module.named_buffers())
-    return {name: value.detach() for name, value in named}
+def _bits(module: Any) -> list[Tensor]:
+    """Parameters and buffers end to end, as whole numbers: a NaN is itself, and -0 is not 0.
 
-
-def _same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are the same, in which a NaN is itself and -0 is not 0."""
+    Hundreds of small tensors would each be waited for.
+    """
     import torch
 
-    if (one.dtype, one.shape, one.device) != (other.dtype, other.shape, other.device):
-        return False
     whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    kind = whole.get(one.element_size(), one.dtype)
-    return torch.equal(one.view(kind), other.view(kind))
+    found: dict[tuple[Any, Any], list[Tensor]] = {}
+    for value in (*module.parameters(), *module.buffers()):
+        kind = whole.get(value.element_size(), value.dtype)
+        flat = value.detach().reshape(-1).view(kind)
+        found.setdefault((kind, value.device), []).append(flat)
+    return [torch.cat(values) for values in found.values()]
