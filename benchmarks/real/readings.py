@@ -4,9 +4,11 @@
 
 CHECKPOINT is a file of `caster bench train`, DATA a set such as cifar10 (below $CASTER_DATA), a
 CONDITION a corruption and its severity, as fog:5. 512 test pictures of each, shuffled. A row is a
-setting of the transport, with its mean accuracy always taken, behind its gate, and how many batches
-that accepts: of the frozen features; and, where there are BatchNorms, of those that the network
-gives when these go by the batch, with the source's statistics of frozen features and of such ones.
+setting of the transport: the accuracy of Source-GDA, which does not transport; then that of the
+transport always taken, behind its gate, and how many batches that accepts: of the frozen features;
+and, where there are BatchNorms, of those that the network gives when these go by the batch, with
+the source's statistics of frozen features and of such ones. Before them T3A, as published and with
+class sums that are not scaled to length 1.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from caster import Caster
 from caster.arrays import to_numpy
 from caster.bench.train.checkpoint import model_of
 from caster.data import corrupt
+from caster.frozen.protocol import Outputs
 from caster.frozen.sites import batchnorm_sites
 from caster.frozen.torch import TorchModel
 from caster.methods import Source, create
@@ -103,18 +106,43 @@ def answered(source: Seen, targets: list[Seen], given: dict[str, float]) -> tupl
     return tuple(float(np.mean(values)) for values in (always, gated, accepted))
 
 
+def source_gda(source: Seen, targets: list[Seen], given: dict[str, float]) -> float:
+    """Accuracy without transport."""
+    settings = {name: value for name, value in given.items() if name != "batch"}
+    clf = Caster(**settings).fit(source.features, source.codes)  # type: ignore[arg-type]
+    answers = (clf.source_scores(seen.features).argmax(axis=1) == seen.codes for seen in targets)
+    return float(np.mean([answer.mean() for answer in answers]))
+
+
+def t3a(model: TorchModel, targets: list[Seen]) -> tuple[float, float]:
+    """Accuracy of T3A as published, and with class sums as long as their supports make them."""
+    method: Any = create("t3a", model, Source(), filter_k=100)
+    published, unscaled = [], []
+    for seen in targets:
+        method.reset()
+        for n in range(0, len(seen.codes), BATCH):
+            part = slice(n, n + BATCH)
+            features = torch.from_numpy(seen.features[part])
+            given = Outputs(features, torch.from_numpy(seen.logits[part]))
+            answers = method.answer(given).logits, features.double() @ method._sums.T
+            for kept, scores in zip((published, unscaled), answers, strict=True):
+                kept.append(float((to_numpy(scores.argmax(dim=1)) == seen.codes[part]).mean()))
+    return float(np.mean(published)), float(np.mean(unscaled))
+
+
 def readings(sources: dict[str, Seen], targets: dict[str, list[Seen]]) -> Iterator[str]:
-    """A row a setting, three columns for every pair of source and target features."""
+    """A row a setting: without transport, and three columns for every pair of features."""
     pairs = [("frozen", "frozen"), ("frozen", "by batch"), ("by batch", "by batch")]
     pairs = [pair for pair in pairs if set(pair) <= set(sources)]
     titles = "".join(f" {a} to {b} | gated | accepted |" for a, b in pairs)
-    yield f"| setting |{titles}"
-    yield "|---|" + "--:|--:|--:|" * len(pairs)
+    yield f"| setting | Source-GDA |{titles}"
+    yield "|---|--:|" + "--:|--:|--:|" * len(pairs)
     for given in SETTINGS:
         name = ", ".join(f"{key} {value:g}" for key, value in given.items()) or "as registered"
         cells = [answered(sources[a], targets[b], given) for a, b in pairs]
         shown = "".join(f" {100 * a:.1f} | {100 * g:.1f} | {k:.0%} |" for a, g, k in cells)
-        yield f"| {name} |{shown}"
+        alone = source_gda(sources["frozen"], targets["frozen"], given)
+        yield f"| {name} | {100 * alone:.1f} |{shown}"
 
 
 def main(checkpoint: Path, data: str, conditions: list[str]) -> None:
@@ -135,6 +163,8 @@ def main(checkpoint: Path, data: str, conditions: list[str]) -> None:
         print(f"{condition}: head {told}", flush=True)
     for way, held in targets.items():
         print(f"mean of the head, {way}: {100 * np.mean([seen.right for seen in held]):.1f}")
+    published, unscaled = t3a(model, targets["frozen"])
+    print(f"T3A: {100 * published:.1f}; class sums not scaled: {100 * unscaled:.1f}", flush=True)
     for line in readings(sources, targets):
         print(line, flush=True)
 

@@ -99,7 +99,7 @@ def test_every_figure_that_claims_name_is_in_the_reports(name, tmp_path):
     assert problems == []
     recorded = {study: len(sweep.of(study)) for studies in cells.values() for study in studies}
     made = tuple(sections(results))
-    evidence = {name: Evidence(CLAIMS.sweeps[name], sweep, recorded, results, made)}
+    evidence = {name: Evidence(CLAIMS.sweeps[name], sweep, recorded, {}, results, made)}
     reports = {name: evidence[name].tables}
     for part in CLAIMS.parts:
         for claim in part.claims:

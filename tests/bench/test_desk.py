@@ -89,6 +89,19 @@ def test_methods_that_read_the_source_are_kept_for_the_groups_that_use_them(tmp_
     assert 0 < first.passes < first.seconds
 
 
+def test_on_a_gpu_what_answers_features_is_kept_with_its_recording(tmp_path, checkpoints):
+    desk, (clean, _) = admitted(tmp_path, checkpoints, SMALL)
+    subject = desk.subject(clean[0], desk.admission(clean[0]))
+    by_name = {spec.method: spec for spec in clean}
+
+    def kept(name):
+        return desk.method(by_name[name], subject) is desk.method(by_name[name], subject)
+
+    assert not any(map(kept, by_name))  # nothing is recorded on a CPU
+    desk.place = replace(desk.place, device="cuda")
+    assert {name for name in by_name if kept(name)} == {"frozen", "caster"}
+
+
 def test_only_methods_that_read_the_source_are_passes_when_they_are_made(
     tmp_path, checkpoints, monkeypatch
 ):

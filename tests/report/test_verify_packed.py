@@ -306,6 +306,19 @@ def test_parts_are_added_to_one_another(made, packed, tmp_path):
     assert not [path for path in tmp_path.rglob(".*") if path.name.startswith(".")]
 
 
+def test_packs_of_two_machines_are_added_to_one_another(made, packed, tmp_path):
+    sweep, out = made
+    apart = [Pack(tmp_path / f"pack-{part.name}") for part in parts_of(out, tmp_path)]
+    for part, own in zip(("r18", "vit"), apart, strict=True):
+        pack(sweep, tmp_path / part, own)
+    into = Pack(tmp_path / "records")
+    assert [pack(sweep, own, into)[0].new for own in (*apart, *apart, into)] == [8, 8, 0, 0, 0]
+    for path in packed.folder.iterdir():
+        assert (into.folder / path.name).read_bytes() == path.read_bytes()
+    with pytest.raises(CasterError, match="there are no records in"):
+        pack(sweep, Pack(tmp_path / "nothing"), into)
+
+
 def test_what_does_not_verify_is_not_packed(made, tmp_path):
     sweep, out = made
     run = Run(sweep, Path(shutil.copytree(out, tmp_path / "out")))

@@ -1,4 +1,4 @@
-"""Records of a run added to a pack, if all that then lies there verifies."""
+"""Records of a run, or of another pack, added to a pack, if all that then lies there verifies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from caster.errors import CasterError
 from caster.jobs.lock import locked
-from caster.records import Pack, scan
+from caster.records import Pack, Records, scan
 from caster.records.merge import Part, parts_of, write_parts
 from caster.records.places import TEMPORARY
 from caster.report.bench.checks.cells import check_cells
@@ -39,7 +39,7 @@ class Outcome:
 
 def pack(
     sweep: Sweep,
-    out: Path,
+    out: Records,
     into: Pack,
     root: Path | None = None,
     progress: Progress | None = None,
@@ -50,7 +50,7 @@ def pack(
     must be without fault. That is found out on the very files that then take their place, one
     by one: each is whole at any time, and the same command goes on where it was stopped.
     """
-    if not scan(out).cells:
+    if not scan(out).records:
         raise CasterError(f"there are no records in {out}")
     try:
         with _held(into) as new:
@@ -60,7 +60,7 @@ def pack(
 
 
 def _pack(
-    sweep: Sweep, out: Path, into: Pack, new: Pack, root: Path, progress: Progress | None
+    sweep: Sweep, out: Records, into: Pack, new: Pack, root: Path, progress: Progress | None
 ) -> tuple[Outcome | None, list[Problem]]:
     parts = parts_of(into, out)
     _check_kept(parts, sweep, into)

@@ -90,24 +90,25 @@ def pack(
         Path, typer.Option("--output", "-o", metavar="DIR", help="Folder of the packed records.")
     ],
     out: Runs = None,
+    records: PackFolder = None,
     root: Root = None,
 ) -> None:
     """Pack the records of a run in few small files, for a repository.
 
     Nothing of them is lost but the fitted states, whose digests they have. Cells that are packed
-    already stay as they are, so that runs of several days or machines can be added to one another.
-    Backbones that were refused give way to what a later run has of them. What is there must
-    verify, but for cells that are missing; otherwise nothing is written.
+    already stay as they are, so that runs of several days or machines can be added to one another;
+    what was packed on another machine is added with `--records`. Backbones that were refused give
+    way to what a later run has of them. What is there must verify, but for cells that are missing;
+    otherwise nothing is written.
     """
     from caster.bench.pack import pack as pack_run
     from caster.records import Pack
     from caster.sweeps import read
 
     known = read(sweep)
+    where = _where(known, out, records)
     with progress_bar() as progress:
-        packed, problems = pack_run(
-            known, out or Path("runs") / known.name, Pack(folder), root, progress
-        )
+        packed, problems = pack_run(known, where, Pack(folder), root, progress)
     if packed is None:
         raise _listed(problems, folder)
     left = f"; {packed.missing:,} of the sweep are missing" if packed.missing else ""
@@ -161,21 +162,27 @@ def _verified(
     backbones: list[str] | None,
 ) -> Results:
     """The results of a run, or of a part; what is wrong with its records ends the command."""
-    from caster.records import Pack
     from caster.report.bench.read import load, restricted
     from caster.sweeps import chosen
 
     part = chosen(sweep, only, backbones or ())
-    if out is not None and packed is not None:
-        raise CasterError("records are in a run or packed: give --out or --records, not both")
-    if packed is not None and not packed.is_dir():
-        raise CasterError(f"there is no folder {packed}")
-    where: Records = Pack(packed) if packed is not None else out or Path("runs") / sweep.name
+    where = _where(sweep, out, packed)
     with progress_bar() as progress:
         results, problems = load(sweep, where, root, progress, part.cells)
     if results is None:
         raise _listed(problems, where)
     return restricted(results, part)
+
+
+def _where(sweep: Sweep, out: Path | None, packed: Path | None) -> Records:
+    """Where the records of a sweep lie, in a run or packed."""
+    from caster.records import Pack
+
+    if out is not None and packed is not None:
+        raise CasterError("records are in a run or packed: give --out or --records, not both")
+    if packed is not None and not packed.is_dir():
+        raise CasterError(f"there is no folder {packed}")
+    return Pack(packed) if packed is not None else out or Path("runs") / sweep.name
 
 
 def _listed(problems: list[Problem], where: Records) -> typer.Exit:

@@ -1,4 +1,4 @@
-"""A run and a pack brought together: what is to be packed, and the files of it."""
+"""Records and a pack brought together: what is to be packed, and the files of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from caster.errors import CasterError
 from caster.records.digest import Parts, canonical, key_of, same, sealed
-from caster.records.places import Pack, Where, admission_path, scan
+from caster.records.places import Pack, Records, Where, admission_path, scan
 from caster.records.reader import described, read, read_admission
 from caster.records.schema import RUN, Admission, Cell
 from caster.records.shard import Row, open_shard, streams_path, write_shard
@@ -39,22 +39,22 @@ class Part:
         return self.kept | self.added
 
 
-def parts_of(pack: Pack, out: Path) -> list[Part]:
-    """What a pack becomes with the records of a run; no table of either is looked into.
+def parts_of(pack: Pack, out: Records) -> list[Part]:
+    """What a pack becomes with the records of a run or of another; no table is looked into.
 
     Of a cell that both have, the pack's record is kept. A backbone that was refused gives way as a
     whole, since its cells say nothing but that something was not there: in the pack, to what the
     run has of it; in the run, and for want of a checkpoint, to what the pack has.
     """
     ours: dict[str, Cells] = defaultdict(dict)
-    for folder in scan(out).cells:
-        cell, spec = described(folder)
-        _put(ours[f"{spec.backbone}--{spec.data}"], spec, cell, folder)
+    for where in scan(out).records:
+        cell, spec = described(where)
+        _put(ours[f"{spec.backbone}--{spec.data}"], spec, cell, where)
     names = {path.stem for path in scan(pack).admissions} | ours.keys()
     return [_part(admission_path(pack, name), out, ours.get(name, {})) for name in sorted(names)]
 
 
-def _part(path: Path, out: Path, ours: Cells) -> Part:
+def _part(path: Path, out: Records, ours: Cells) -> Part:
     theirs = _packed(path)
     if not ours:
         return Part(path, read_admission(path), theirs, {}, {})

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from caster.errors import CasterError
 from caster.sweeps.names import known
-from caster.sweeps.spec import STUDIES, Sweep
+from caster.sweeps.spec import STUDIES, Spec, Sweep
 
 
 def part_of(
@@ -22,11 +22,17 @@ def part_of(
         for spec, own in sweep.cells.items()
         if own & wanted and (backbones is None or spec.backbone in backbones)
     }
-    if cells == sweep.cells:
-        return sweep
-    met = {spec.backbone for spec in cells}
-    held = {name: backbone for name, backbone in sweep.backbones.items() if name in met}
-    return replace(sweep, cells=cells, backbones=held)
+    return _holding(sweep, cells)
+
+
+def without(sweep: Sweep, left_out: Mapping[str, Collection[str]]) -> Sweep:
+    """A sweep some of whose studies are without some backbones."""
+    cells = {
+        spec: kept
+        for spec, own in sweep.cells.items()
+        if (kept := frozenset(s for s in own if spec.backbone not in left_out.get(s, ())))
+    }
+    return _holding(sweep, cells)
 
 
 def chosen(
@@ -45,3 +51,12 @@ def chosen(
         of = f" for {', '.join(backbones)}" if backbones else ""
         raise CasterError(f"{sweep.name} has no cells{study}{of}")
     return part
+
+
+def _holding(sweep: Sweep, cells: dict[Spec, frozenset[str]]) -> Sweep:
+    """A sweep of these cells alone; the same one, where they are all."""
+    if cells == sweep.cells:
+        return sweep
+    met = {spec.backbone for spec in cells}
+    held = {name: backbone for name, backbone in sweep.backbones.items() if name in met}
+    return replace(sweep, cells=cells, backbones=held)

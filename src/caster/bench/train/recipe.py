@@ -108,8 +108,8 @@ _RESNET = Recipe(
     mixed=0.5,
 )
 # What a short run lacks is steps, so batches are small and Muon makes the most of each. With AdamW
-# a ConvNeXt-T had 85.8 % of CIFAR-10 right after 36 epochs, and a Swin-T, with all batches mixed and
-# a quarter of the pictures erased, 68 % after 70.
+# a ConvNeXt-T had 85.8 % of CIFAR-10 right after 36 epochs, and a Swin-T, with all batches mixed
+# and a quarter of the pictures erased, 68 % after 70: see docs/performance.md.
 _SWIN = Recipe(
     optimizer="muon",
     lr=1e-3,
@@ -128,8 +128,8 @@ _SWIN = Recipe(
 _CONVNEXT = replace(_SWIN, epochs=40)
 # Half of the patches make three quarters of the steps cheap.
 _VIT = replace(_SWIN, epochs=28, ema=0.998, mimetic=True, drop_patches=0.5)
-# After Touvron et al. 2021, without the teacher: the same network, changed, mixed and erased harder,
-# though half of the batches stay unmixed: so few epochs learn little from more.
+# After Touvron et al. 2021, without the teacher: the same network, changed, mixed and erased
+# harder, though half of the batches stay unmixed: so few epochs learn little from more.
 _DEIT = replace(_VIT, operations=2, magnitude=9.0, mixup=0.8, erase=0.25)
 
 

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +16,13 @@ from typer.testing import CliRunner
 
 from caster.bench.pack import pack
 from caster.cli.app import app
-from caster.records import Pack, read, scan
+from caster.records import Pack, scan
+from caster.records.reader import described
 from caster.report.bench import write as reporting
 from caster.report.bench.claims.evidence import gather
 from caster.report.bench.claims.parse import read as read_claims
 from caster.report.bench.claims.write import write
+from caster.sweeps import Spec
 from tests.report.bench.test_packed_report import ELSEWHERE, ROOT
 from tests.report.bench.test_report import files
 
@@ -167,22 +170,23 @@ def test_another_machine_writes_the_same_bytes(document, place, tmp_path):
     }
 
 
-@pytest.fixture
-def parts(place, run, tmp_path) -> Path:
-    """The same, of a run in which the study of cost is not finished."""
+def without(place: Path, run, tmp_path: Path, is_gone: Callable[[Spec], bool]) -> Path:
+    """The same repository, of a run that lacks the first cell of which this holds."""
     sweep, out = run
     for name in ("claims.toml", "every.toml"):
         shutil.copy(place / name, tmp_path)
     shutil.copytree(out, tmp_path / "run")
-    gone = next(
-        where
-        for where in scan(tmp_path / "run").cells
-        if read(where).spec.alone and read(where).spec.method == "tent"
-    )
-    shutil.rmtree(gone)
+    folders = scan(tmp_path / "run").cells
+    shutil.rmtree(next(where for where in folders if is_gone(described(where)[1])))
     (tmp_path / "records").mkdir()
     assert pack(sweep, tmp_path / "run", Pack(tmp_path / "records" / "every"))[1] == []
     return tmp_path
+
+
+@pytest.fixture
+def parts(place, run, tmp_path) -> Path:
+    """The study of cost is not finished, of the only backbone it is of."""
+    return without(place, run, tmp_path, lambda spec: spec.alone and spec.method == "tent")
 
 
 def test_a_study_that_is_not_complete_is_not_run_yet(parts):
@@ -201,6 +205,27 @@ def test_a_study_that_is_not_complete_is_not_run_yet(parts):
     recorded = "estimators, certificate, gate, corruption, coverage, specificity"
     assert f"Of the sweep's 171 cells: studies {recorded}." in report
     assert "| 168 |" in report  # cells of that software: the two of the study of cost are left out
+
+
+def test_a_study_that_awaits_a_backbone_is_judged_on_the_others(place, run, tmp_path, raw):
+    sweep, _ = run
+    gate, late = sweep.of("gate"), "vit"
+    folder = without(place, run, tmp_path, lambda spec: spec in gate and spec.backbone == late)
+    done = invoke(folder, "-o", folder)
+    assert done.exit_code == 0, done.output
+    text = (folder / "CLAIMS.md").read_text()
+    assert re.search(r"^### G1: .*reproduced so far$", text, re.MULTILINE)
+    assert "### R1: reproduced\n" in text  # of another study
+    assert f"*So far:* the study gate has yet to be recorded for {late}." in text
+    held = [spec for spec in gate if spec.method == "caster" and spec.backbone != late]
+    gains = [100 * record.gain for record in raw if record.spec in [s.plain() for s in held]]
+    assert f"It came to {np.mean(gains):+.2f}." in text
+    claims = folder / "claims.toml"
+    row = 'row = {data = "pooled"}, column = "over always"'
+    assert row in claims.read_text()
+    claims.write_text(claims.read_text().replace(row, row.replace("pooled", "to come")))
+    assert invoke(folder, "-o", folder).exit_code == 0
+    assert "### G1: not run yet\n" in (folder / "CLAIMS.md").read_text()
 
 
 def test_without_records_nothing_is_run_yet(place, tmp_path):

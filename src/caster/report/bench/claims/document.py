@@ -23,7 +23,8 @@ HOW = (
     "none, comes so near to the paper's figure. *At least*, *at most*, *positive*, *negative*: the "
     "figure and all of its interval are; partly, where the figure alone is. A claim of several "
     "figures is reproduced if all of them are, and partly if some are. *Not testable here* says "
-    "why. *Not run yet*: the records of the study are not complete."
+    "why. *Not run yet*: what it is about is not recorded. *So far*: backbones of its study are "
+    "still to be recorded, which its section names; the verdict is on the others."
 )
 SHOWN = "shown by a test of the mathematics, which takes no data"
 
@@ -77,6 +78,7 @@ class Writer:
         if part.text is not None:
             yield self._filled(part.text)
         yield self._commands(part)
+        yield from self._awaited(part)
         for outcome in outcomes:
             yield from self._claim(outcome)
         evidence = self.evidence[part.sweep]
@@ -85,7 +87,7 @@ class Writer:
 
     def _claim(self, outcome: Outcome) -> Iterable[str]:
         claim = outcome.claim
-        yield f"### {claim.id}: {outcome.verdict}"
+        yield f"### {claim.id}: {outcome.words}"
         yield f"{claim.says} *({claim.where})*"
         if outcome.judged:
             yield _comparisons(outcome.judged)
@@ -100,14 +102,19 @@ class Writer:
 
     def _commands(self, part: Part) -> str:
         """What runs the cells of its claims."""
-        cells = [test.figure.cell for claim in part.claims for test in claim.tests]
-        pairs = dict.fromkeys((cell.sweep, study_of(cell.table)) for cell in cells)
         lines = [
             f"caster bench run {self.claims.sweeps[sweep]} --only {study}"
-            for sweep, study in pairs
-            if study is not None
-        ]
+            for sweep, study in _studies(part)
+        ] or [f"caster bench run {self.claims.sweeps[part.sweep]}"]
         return "\n".join(["```", *lines, "```"])
+
+    def _awaited(self, part: Part) -> Iterable[str]:
+        """Which backbones are still to come."""
+        for sweep, study in _studies(part):
+            evidence = self.evidence[sweep]
+            names = evidence.awaited.get(study)
+            if names and evidence.is_recorded(study):
+                yield f"*So far:* the study {study} has yet to be recorded for {', '.join(names)}."
 
     def _checks(self) -> str:
         """What packs, verifies and reports all records."""
@@ -152,6 +159,13 @@ class Writer:
         return "\n".join(lines)
 
 
+def _studies(part: Part) -> list[tuple[str, str]]:
+    """The sweeps and studies that a part's claims rest on."""
+    cells = [test.figure.cell for claim in part.claims for test in claim.tests]
+    pairs = dict.fromkeys((cell.sweep, study_of(cell.table)) for cell in cells)
+    return [(sweep, study) for sweep, study in pairs if study is not None]
+
+
 def _counts(outcomes: Sequence[Outcome]) -> str:
     found = [outcome.verdict for outcome in outcomes]
     counts = [f"{found.count(verdict)} {verdict}" for verdict in VERDICTS if verdict in found]
@@ -163,7 +177,7 @@ def _overview(outcomes: Mapping[Part, Sequence[Outcome]]) -> str:
     for held in outcomes.values():
         for outcome in held:
             says = outcome.claim.says.replace("|", r"\|").replace("\n", " ")
-            lines.append(f"| {outcome.claim.id} | {says} | {outcome.verdict} |")
+            lines.append(f"| {outcome.claim.id} | {says} | {outcome.words} |")
     return "\n".join(lines)
 
 

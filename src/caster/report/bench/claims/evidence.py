@@ -1,12 +1,12 @@
 """What records there are of the sweeps that claims are about, verified, as reports.
 
-A study counts when all of its cells are recorded: a table of a part of them would not be the
-table that the rule was written for. What is recorded of other studies is verified all the same.
+Of a study those backbones count all of whose cells are recorded; the others are awaited, and named.
+What is recorded of them is verified all the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from caster.report.bench.section import Section
 from caster.report.bench.tables import Table
 from caster.report.bench.verify import Progress
 from caster.report.bench.write import sections
-from caster.sweeps import STUDIES, Sweep, part_of, read
+from caster.sweeps import STUDIES, Spec, Sweep, read, without
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ class Evidence:
     file: str
     sweep: Sweep | None  # None: there is no such file yet
     recorded: Mapping[str, int]  # study: cells
-    results: Results | None  # of the studies that are recorded in full
+    awaited: Mapping[str, tuple[str, ...]]  # study: backbones that are not recorded in full
+    results: Results | None  # of what is recorded in full
     sections: tuple[Section, ...]
 
     @property
@@ -47,11 +48,11 @@ class Evidence:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all studies are recorded."""
-        return self.sweep is not None and all(map(self.is_recorded, self.recorded))
+        """Whether all studies are recorded in full."""
+        return self.sweep is not None and not any(self.awaited.values())
 
     def is_recorded(self, study: str) -> bool:
-        """Whether all cells of a study are recorded."""
+        """Whether a backbone of a study is recorded in full, or more than one."""
         return self.results is not None and bool(self.results.sweep.of(study))
 
 
@@ -79,20 +80,29 @@ def _evidence(
     file: str, root: Path, records: Path, progress: Progress | None
 ) -> tuple[Evidence, list[Problem]]:
     if not (root / file).exists():
-        return Evidence(file, None, {}, None, ()), []
+        return Evidence(file, None, {}, {}, None, ()), []
     sweep = read(root / file)
     pack = Pack(records / sweep.name)
-    nothing = Evidence(file, sweep, dict.fromkeys(_studies(sweep), 0), None, ())
+    studies = _studies(sweep)
+    everyone = {study: _backbones(sweep.of(study)) for study in studies}
+    nothing = Evidence(file, sweep, dict.fromkeys(studies, 0), everyone, None, ())
     if not pack.folder.exists():
         return nothing, []
     results, problems = load(sweep, pack, root, progress, needed=())
     if results is None:
         return nothing, problems
-    recorded = {study: len(results.sweep.of(study)) for study in _studies(sweep)}
-    whole = {study for study, count in recorded.items() if count == len(sweep.of(study))}
-    results = restricted(results, part_of(sweep, whole))
+    recorded = {study: len(results.sweep.of(study)) for study in studies}
+    awaited = {
+        study: _backbones([spec for spec in sweep.of(study) if spec not in results.sweep.cells])
+        for study in studies
+    }
+    results = restricted(results, without(sweep, awaited))
     made = sections(results) if results.sweep.cells else []
-    return Evidence(file, sweep, recorded, results if made else None, tuple(made)), []
+    return Evidence(file, sweep, recorded, awaited, results if made else None, tuple(made)), []
+
+
+def _backbones(specs: Iterable[Spec]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(spec.backbone for spec in specs))
 
 
 def _studies(sweep: Sweep) -> list[str]:

@@ -9,7 +9,7 @@ from caster.errors import CasterError
 from caster.report.bench.claims.evidence import Evidence, study_of
 from caster.report.bench.claims.rules import NOT_RUN, REPRODUCED, UNTESTABLE, judge, together
 from caster.report.bench.claims.types import Claim, Comparison
-from caster.report.bench.claims.values import Cell, Figure, Found, Reports, look_up
+from caster.report.bench.claims.values import Absent, Cell, Figure, Found, Reports, look_up
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,12 @@ class Outcome:
     claim: Claim
     judged: tuple[Judged, ...]
     verdict: str
+    so_far: bool = False  # a study that it rests on awaits backbones
+
+    @property
+    def words(self) -> str:
+        """The verdict, and whether it may change."""
+        return f"{self.verdict} so far" if self.so_far and self.verdict != NOT_RUN else self.verdict
 
 
 def judged(claim: Claim, evidence: Mapping[str, Evidence], reports: Reports) -> Outcome:
@@ -37,7 +43,9 @@ def judged(claim: Claim, evidence: Mapping[str, Evidence], reports: Reports) -> 
     if claim.proof is not None:
         return Outcome(claim, (), REPRODUCED)
     each = tuple(_judged(claim, test, evidence, reports) for test in claim.tests)
-    return Outcome(claim, each, together([one.verdict for one in each]))
+    cells = [cell for test in claim.tests for cell in test.figure.cells]
+    so_far = any(_awaits(cell, evidence[cell.sweep]) for cell in cells)
+    return Outcome(claim, each, together([one.verdict for one in each]), so_far)
 
 
 def _judged(
@@ -54,11 +62,23 @@ def _judged(
 
 
 def figure_of(figure: Figure, evidence: Mapping[str, Evidence], reports: Reports) -> Found | None:
-    """A figure of ours; None where a study that it is of is not recorded in full yet."""
-    cells = [cell for cell in (figure.cell, figure.less, figure.over) if cell is not None]
-    if not all(_is_recorded(cell, evidence[cell.sweep]) for cell in cells):
+    """A figure of ours; None where it is of what is not recorded yet."""
+    if not all(_is_recorded(cell, evidence[cell.sweep]) for cell in figure.cells):
         return None
-    return look_up(figure, reports)
+    awaited = any(_awaits(cell, evidence[cell.sweep]) for cell in figure.cells)
+    try:
+        found = look_up(figure, reports)
+    except Absent:
+        if not awaited:
+            raise
+        return None
+    return None if found.value is None and awaited else found
+
+
+def _awaits(cell: Cell, evidence: Evidence) -> bool:
+    """Whether backbones are still to come that may change what stands there."""
+    study = study_of(cell.table)
+    return any(evidence.awaited.values()) if study is None else bool(evidence.awaited.get(study))
 
 
 def _is_recorded(cell: Cell, evidence: Evidence) -> bool:

@@ -90,9 +90,10 @@ def _check_text(words: str, values: dict[str, Figure]) -> None:
 def _part(table: dict[str, Any], sweeps: dict[str, str]) -> Part:
     check(table, PART)
     sweep = known(text(table, "sweep"), sweeps, "sweep")
-    claims = tuple(
+    found = listed(table, "claim") if "claim" in table or "text" not in table else ()
+    claims = tuple(  # of a part with words of its own there may be none
         within(str(own.get("id", f"claim {place}")), partial(_claim, own, sweep, sweeps))
-        for place, own in enumerate(listed(table, "claim"), 1)
+        for place, own in enumerate(found, 1)
     )
     shown = {key: tuple(map(str, table.get(key, ()))) for key in ("tables", "figures")}
     return Part(text(table, "title"), sweep, maybe(table, "text"), claims=claims, **shown)

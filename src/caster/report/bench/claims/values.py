@@ -15,6 +15,10 @@ Key = str | int | float | tuple[str | int | float, ...]  # in a row: a value, or
 Reports = Mapping[str, Mapping[str, Table]]  # sweep: its tables by name
 
 
+class Absent(CasterError):  # noqa: N818 what is not there may come
+    """A table or a row that reports do not have."""
+
+
 @dataclass(frozen=True)
 class Cell:
     """One cell of a table, or the least, the most or the number of several."""
@@ -40,9 +44,14 @@ class Figure:
     over: Cell | None = None
 
     @property
+    def cells(self) -> list[Cell]:
+        """All that it is of."""
+        return [cell for cell in (self.cell, self.less, self.over) if cell is not None]
+
+    @property
     def sweeps(self) -> set[str]:
         """Whose reports it is looked up in."""
-        return {cell.sweep for cell in (self.cell, self.less, self.over) if cell is not None}
+        return {cell.sweep for cell in self.cells}
 
 
 @dataclass(frozen=True)
@@ -89,13 +98,13 @@ def _is_number(value: Value) -> bool:
 def _cell(cell: Cell, reports: Reports) -> tuple[Value, Interval | None, Column]:
     tables = reports[cell.sweep]
     if cell.table not in tables:
-        raise CasterError(f"{cell}: there is no such table, but {', '.join(sorted(tables))}")
+        raise Absent(f"{cell}: there is no such table, but {', '.join(sorted(tables))}")
     table = tables[cell.table]
     rows = [row for row in table.rows if _matches(row, table, cell)]
     if cell.take == "count":
         return len(rows), None, Column("", "d")
     if not rows:
-        raise CasterError(f"{cell}: the table has no such row")
+        raise Absent(f"{cell}: the table has no such row")
     place = _place(table, cell.column, cell)
     if cell.take is not None:
         held = [row[place] for row in rows if _is_number(row[place])]
