@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from caster.bench.train.checkpoint import load
-from caster.frozen.preprocessing import REQUIRED
+from caster.frozen.preprocessing import REQUIRED, Preprocessing
 
 sys.path.append(str(Path(__file__).parents[1]))
 
@@ -33,6 +33,9 @@ def main(path: Path) -> None:
             input_names=["images"], dynamic_axes={"images": {0: "n"}},
         )  # fmt: skip
     stated = asdict(metadata.preprocessing)
+    plain = asdict(Preprocessing(**{name: stated[name] for name in REQUIRED}))
+    if stated != plain:
+        sys.exit(f"{path} prepares pictures in more ways than are written here")
     lines = [f"{name} = {_toml(stated[name])}\n" for name in REQUIRED]
     path.with_suffix(".toml").write_text("".join(lines))
 

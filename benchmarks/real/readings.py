@@ -7,8 +7,9 @@ CONDITION a corruption and its severity, as fog:5. 512 test pictures of each, sh
 setting of the transport: the accuracy of Source-GDA, which does not transport; then that of the
 transport always taken, behind its gate, and how many batches that accepts: of the frozen features;
 and, where there are BatchNorms, of those that the network gives when these go by the batch, with
-the source's statistics of frozen features and of such ones. Before them T3A, as published and with
-class sums that are not scaled to length 1.
+the source's statistics of frozen features and of such ones, and when the batch's statistics at all
+of them are carried to those of source pictures. Before them T3A, as published and with class sums
+that are not scaled to length 1.
 """
 
 from __future__ import annotations
@@ -69,8 +70,12 @@ class Seen:
         return float((self.logits.argmax(axis=1) == self.codes).mean())
 
 
-def passes(model: TorchModel) -> dict[str, Pass]:
-    """Ways through the network: as it is, and with BatchNorms that go by the batch."""
+def passes(model: TorchModel, known: list[tuple[Any, Any]]) -> dict[str, Pass]:
+    """Ways through the network: as it is; with BatchNorms that go by the batch; and carried.
+
+    By the batch they give what they were told to in training, mean and deviation of the pictures
+    it was made of; carried, what they give for the plain source pictures in `known`.
+    """
 
     def frozen(images: Any) -> tuple[NDArray[Any], NDArray[Any]]:
         outputs = model(images)
@@ -78,15 +83,20 @@ def passes(model: TorchModel) -> dict[str, Pass]:
 
     found: dict[str, Pass] = {"frozen": frozen}
     if batchnorm_sites(model.module):
-        settings = {"prior": 0.0, "memory": 0, "depth": 1.0}
-        method: Any = create("layer-transport-ungated", model, Source(), **settings)
-
-        def by_batch(images: Any) -> tuple[NDArray[Any], NDArray[Any]]:
-            outputs = method._alignment(images)
-            return to_numpy(outputs.features), to_numpy(outputs.logits)
-
-        found["by batch"] = by_batch
+        found["by batch"] = _aligned(model, Source())
+        found["carried"] = _aligned(model, Source(batches=known))
     return found
+
+
+def _aligned(model: TorchModel, source: Source) -> Pass:
+    settings = {"prior": 0.0, "memory": 0, "depth": 1.0}
+    method: Any = create("layer-transport-ungated", model, source, **settings)
+
+    def run(images: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+        outputs = method._alignment(images)
+        return to_numpy(outputs.features), to_numpy(outputs.logits)
+
+    return run
 
 
 def answered(source: Seen, targets: list[Seen], given: dict[str, float]) -> tuple[float, ...]:
@@ -132,8 +142,9 @@ def t3a(model: TorchModel, targets: list[Seen]) -> tuple[float, float]:
 
 def readings(sources: dict[str, Seen], targets: dict[str, list[Seen]]) -> Iterator[str]:
     """A row a setting: without transport, and three columns for every pair of features."""
-    pairs = [("frozen", "frozen"), ("frozen", "by batch"), ("by batch", "by batch")]
-    pairs = [pair for pair in pairs if set(pair) <= set(sources)]
+    pairs = [("frozen", "frozen")]
+    if "by batch" in targets:
+        pairs += [("frozen", "by batch"), ("by batch", "by batch"), ("frozen", "carried")]
     titles = "".join(f" {a} to {b} | gated | accepted |" for a, b in pairs)
     yield f"| setting | Source-GDA |{titles}"
     yield "|---|--:|" + "--:|--:|--:|" * len(pairs)
@@ -149,9 +160,10 @@ def main(checkpoint: Path, data: str, conditions: list[str]) -> None:
     model = model_of(checkpoint)
     assert model.preprocessing is not None
     prepare = model.preprocessing.batch
-    ways = passes(model)
     pixels, codes = chosen(f"{data}:test", PICTURES, seed=0)
     known = chosen(f"{data}:train", max(FIT, FIT_EACH * len(np.unique(codes))), seed=1)
+    parts = [slice(n, n + BATCH) for n in range(0, len(known[1]), BATCH)]
+    ways = passes(model, [(prepare(known[0][part]), known[1][part]) for part in parts])
     sources = {name: Seen.through(run, *known, prepare) for name, run in ways.items()}
     targets: dict[str, list[Seen]] = {name: [] for name in ways}
     for condition in conditions:

@@ -13,6 +13,7 @@ from caster.report.bench.claims.evidence import Evidence, gather
 from caster.report.bench.claims.outcome import judged
 from caster.report.bench.claims.parse import read as read_claims
 from caster.report.bench.claims.rules import NOT_RUN
+from caster.report.bench.claims.values import look_up
 from caster.report.bench.claims.write import write
 from caster.report.bench.read import load
 from caster.report.bench.write import sections
@@ -109,3 +110,6 @@ def test_every_figure_that_claims_name_is_in_the_reports(name, tmp_path):
             assert set(part.tables) <= reports[name].keys()
             drawn = {each.name for section in made for each in section.pictures}
             assert set(part.figures) <= drawn
+    for figure in CLAIMS.values.values():
+        if figure.sweeps <= {name}:
+            look_up(figure, reports)

@@ -98,6 +98,7 @@ def test_a_seal_holds_as_long_as_the_model_is_used_only():
         lambda net: setattr(net[1], "eps", 1e-3),
         lambda net: net[3].register_buffer("extra", torch.zeros(1)),
         lambda net: net.double(),
+        lambda net: setattr(net[3], "extra", torch.nn.Parameter(torch.zeros(1))),
     ],
 )
 def test_a_seal_breaks_at_whatever_the_digest_is_of(change):

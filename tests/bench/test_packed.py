@@ -41,6 +41,11 @@ def test_a_backbone_that_is_trained_after_it_was_packed(checkpoints, tmp_path):
     assert (done.cells, done.new, done.missing) == (6, 6, 0)
     results, _ = load(sweep, packed, root)
     assert (len(results.scores), results.refused) == (6, {})
+    refused = Pack(tmp_path / "refused")  # as a pack of its own it gives way too, and takes nothing
+    pack(sweep, tmp_path / "before", refused, root)
+    assert pack(sweep, refused, packed, root)[0].new == 0
+    assert pack(sweep, packed, refused, root)[0].new == 6
+    assert verify(sweep, refused, root) == []
     # and a machine without the checkpoint, later, takes nothing away
     done, problems = pack(sweep, tmp_path / "before", packed, root)
     assert (done.cells, done.new, problems) == (6, 0, [])

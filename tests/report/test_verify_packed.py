@@ -13,8 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from caster.bench.pack import pack
+from caster.cli.app import app
 from caster.errors import CasterError
 from caster.jobs.lock import locked
 from caster.records import Pack, Record, cells_of, read, read_admission, scan
@@ -317,6 +319,17 @@ def test_packs_of_two_machines_are_added_to_one_another(made, packed, tmp_path):
         assert (into.folder / path.name).read_bytes() == path.read_bytes()
     with pytest.raises(CasterError, match="there are no records in"):
         pack(sweep, Pack(tmp_path / "nothing"), into)
+
+
+def test_the_command_adds_a_pack_to_a_pack(made, packed, tmp_path):
+    sweep_file = made[1].parent / "sweep.toml"
+    words = ["bench", "pack", sweep_file, "--records", packed, "-o", tmp_path / "records"]
+    done = CliRunner().invoke(app, list(map(str, words)))
+    assert done.exit_code == 0, done.output
+    assert "16 cells in" in done.output
+    done = CliRunner().invoke(app, list(map(str, [*words, "--out", made[1]])))
+    assert done.exit_code == 1
+    assert "give --out or --records, not both" in " ".join(done.output.split())
 
 
 def test_what_does_not_verify_is_not_packed(made, tmp_path):

@@ -97,15 +97,16 @@ class Desk:
     def method(self, spec: Spec, subject: Subject) -> Method:
         """The method of a cell, made anew, or one that took long to get going.
 
-        That is a pass over the source, or on a GPU the recording of what is done with features.
+        That is a pass over the source; or, on a GPU, a recording of the work on features, which
+        some of those methods make.
         """
         key = _key(spec)
         if key in self._methods:
             return self._methods[key]
         reads = subject.labelled.reads
         method = create(spec.method, subject.model, subject.source, **_settings(spec))
-        recorded = self.place.on_gpu and isinstance(method, OnFeatures)
-        if subject.labelled.reads > reads or recorded:
+        may_record = self.place.on_gpu and isinstance(method, OnFeatures)
+        if subject.labelled.reads > reads or may_record:
             self._methods[key] = method
         return method
 

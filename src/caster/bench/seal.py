@@ -26,7 +26,8 @@ class Seal:
         self._module: Any = getattr(model, "module", None)
         self._verify = model.verify
         if self._module is not None:
-            self._words, self._bits = _words(self._module), _bits(self._module)
+            self._words = _words(self._module)
+            self._values = [value.clone() for value in _values(self._module)]
             model.verify = self.verify  # type: ignore[method-assign]
 
     def verify(self) -> None:
@@ -40,11 +41,9 @@ class Seal:
         """Whether layers, parameters and buffers are what they were; of a file, `verify` tells."""
         if self._module is None:
             return True
-        if _words(self._module) != self._words:
-            return False
-        import torch
-
-        return all(map(torch.equal, _bits(self._module), self._bits))
+        return _words(self._module) == self._words and _same_bits(
+            _values(self._module), self._values
+        )
 
 
 def _words(module: Any) -> list[tuple[Any, ...]]:
@@ -57,17 +56,20 @@ def _words(module: Any) -> list[tuple[Any, ...]]:
     ]
 
 
-def _bits(module: Any) -> list[Tensor]:
-    """Parameters and buffers end to end, as whole numbers: a NaN is itself, and -0 is not 0.
+def _values(module: Any) -> list[Tensor]:
+    return [value.detach() for value in (*module.parameters(), *module.buffers())]
 
-    Hundreds of small tensors would each be waited for.
+
+def _same_bits(ours: list[Tensor], theirs: list[Tensor]) -> bool:
+    """Whether tensors of the same kinds are the same: a NaN is itself, and -0 is not 0.
+
+    The device is waited for once, not for each of hundreds of small tensors.
     """
     import torch
 
     whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    found: dict[tuple[Any, Any], list[Tensor]] = {}
-    for value in (*module.parameters(), *module.buffers()):
-        kind = whole.get(value.element_size(), value.dtype)
-        flat = value.detach().reshape(-1).view(kind)
-        found.setdefault((kind, value.device), []).append(flat)
-    return [torch.cat(values) for values in found.values()]
+    differ = []
+    for one, other in zip(ours, theirs, strict=True):
+        kind = whole.get(one.element_size(), one.dtype)
+        differ.append((one.view(kind) != other.view(kind)).any())
+    return not any(torch.stack(differ).tolist()) if differ else True

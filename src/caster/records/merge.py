@@ -30,8 +30,8 @@ class Part:
     path: Path  # of the file in the pack
     admission: Admission
     kept: Cells  # that the pack has
-    added: Cells  # that the run has
-    both: Cells  # that the run has too, whose records must say what the pack's say
+    added: Cells  # that it does not have yet
+    both: Cells  # that are there twice, whose records must say the same
 
     @property
     def cells(self) -> Cells:
@@ -68,8 +68,8 @@ def _part(path: Path, out: Records, ours: Cells) -> Part:
         if not packed.admitted:
             return Part(path, admission, {}, ours, {})
         raise CasterError(
-            f"{path} was packed with other {', '.join(unlike)} than the run in {out} has: delete "
-            "that file if it is out of date, and pack again"
+            f"{path} was packed with other {', '.join(unlike)} than the records in {out} have: "
+            "delete that file if it is out of date, and pack again"
         )
     both = {spec: own for spec, own in ours.items() if spec in theirs}
     for spec, (cell, where) in both.items():

@@ -108,7 +108,7 @@ _RESNET = Recipe(
     mixed=0.5,
 )
 # What a short run lacks is steps, so batches are small and Muon makes the most of each. With AdamW
-# a ConvNeXt-T had 85.8 % of CIFAR-10 right after 36 epochs, and a Swin-T, with all batches mixed
+# a ConvNeXt-T had 85.7 % of CIFAR-10 right after 36 epochs, and a Swin-T, with all batches mixed
 # and a quarter of the pictures erased, 68 % after 70: see docs/performance.md.
 _SWIN = Recipe(
     optimizer="muon",

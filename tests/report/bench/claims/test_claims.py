@@ -228,6 +228,31 @@ def test_a_study_that_awaits_a_backbone_is_judged_on_the_others(place, run, tmp_
     assert "### G1: not run yet\n" in (folder / "CLAIMS.md").read_text()
 
 
+@pytest.mark.parametrize(("data", "verdict"), [("cifar10", "not run yet"), ("pets", " so far")])
+def test_a_claim_that_needs_data_is_judged_once_they_are_there(place, run, tmp_path, data, verdict):
+    gate = run[0].of("gate")
+    folder = without(place, run, tmp_path, lambda spec: spec in gate and spec.backbone == "vit")
+    claims = folder / "claims.toml"
+    claims.write_text(CLAIMS.replace('id = "G1"', f'id = "G1"\nneeds = ["{data}"]'))
+    assert invoke(folder, "-o", folder).exit_code == 0
+    text = (folder / "CLAIMS.md").read_text()
+    assert re.search(rf"^### G1: .*{verdict}$", text, re.MULTILINE)
+    assert (" so far), " in text) == (verdict == " so far")
+
+
+def test_a_part_may_have_words_and_no_claims(place, tmp_path):
+    for name in ("every.toml", "records"):
+        (tmp_path / name).symlink_to(place / name)
+    more = '[[part]]\ntitle = "More"\nsweep = "every"\ntables = ["cost"]\n'
+    (tmp_path / "claims.toml").write_text(f'{CLAIMS}\n{more}text = "Also {{gain}}."\n')
+    assert invoke(tmp_path, "-o", tmp_path).exit_code == 0
+    text = (tmp_path / "CLAIMS.md").read_text().partition("## More")[2]
+    assert "caster bench run every.toml --only cost" in text
+    assert "| method |" in text
+    (tmp_path / "claims.toml").write_text(CLAIMS + more)
+    assert "there is no [[claim]]" in " ".join(invoke(tmp_path, "-o", tmp_path).output.split())
+
+
 def test_without_records_nothing_is_run_yet(place, tmp_path):
     for name in ("claims.toml", "every.toml"):
         shutil.copy(place / name, tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,8 +24,9 @@ HOW = (
     "none, comes so near to the paper's figure. *At least*, *at most*, *positive*, *negative*: the "
     "figure and all of its interval are; partly, where the figure alone is. A claim of several "
     "figures is reproduced if all of them are, and partly if some are. *Not testable here* says "
-    "why. *Not run yet*: what it is about is not recorded. *So far*: backbones of its study are "
-    "still to be recorded, which its section names; the verdict is on the others."
+    "why. *Not run yet*: what it is about is not recorded, or not the data that it cannot be told "
+    "without. *So far*: backbones of its study are still to be recorded, which its section names; "
+    "the verdict is on the others."
 )
 SHOWN = "shown by a test of the mathematics, which takes no data"
 
@@ -105,16 +107,16 @@ class Writer:
         lines = [
             f"caster bench run {self.claims.sweeps[sweep]} --only {study}"
             for sweep, study in _studies(part)
-        ] or [f"caster bench run {self.claims.sweeps[part.sweep]}"]
+        ]
         return "\n".join(["```", *lines, "```"])
 
     def _awaited(self, part: Part) -> Iterable[str]:
         """Which backbones are still to come."""
         for sweep, study in _studies(part):
             evidence = self.evidence[sweep]
-            names = evidence.awaited.get(study)
-            if names and evidence.is_recorded(study):
-                yield f"*So far:* the study {study} has yet to be recorded for {', '.join(names)}."
+            if evidence.awaits(study) and evidence.is_recorded(study):
+                names = ", ".join(evidence.awaited[study])
+                yield f"*So far:* the study {study} has yet to be recorded for {names}."
 
     def _checks(self) -> str:
         """What packs, verifies and reports all records."""
@@ -160,16 +162,22 @@ class Writer:
 
 
 def _studies(part: Part) -> list[tuple[str, str]]:
-    """The sweeps and studies that a part's claims rest on."""
-    cells = [test.figure.cell for claim in part.claims for test in claim.tests]
-    pairs = dict.fromkeys((cell.sweep, study_of(cell.table)) for cell in cells)
-    return [(sweep, study) for sweep, study in pairs if study is not None]
+    """The sweeps and studies that a part is of."""
+    cells = [cell for claim in part.claims for test in claim.tests for cell in test.figure.cells]
+    pairs = [(cell.sweep, study_of(cell.table)) for cell in cells]
+    pairs += [(part.sweep, study_of(table)) for table in part.tables]
+    return list(dict.fromkeys((sweep, study) for sweep, study in pairs if study is not None))
 
 
 def _counts(outcomes: Sequence[Outcome]) -> str:
-    found = [outcome.verdict for outcome in outcomes]
-    counts = [f"{found.count(verdict)} {verdict}" for verdict in VERDICTS if verdict in found]
-    return f"Of {len(found)} claims: {', '.join(counts)}."
+    found = Counter(outcome.verdict for outcome in outcomes)
+    so_far = Counter(outcome.verdict for outcome in outcomes if outcome.is_so_far)
+    counts = [
+        f"{found[verdict]} {verdict}" + (f" ({so_far[verdict]} so far)" if so_far[verdict] else "")
+        for verdict in VERDICTS
+        if verdict in found
+    ]
+    return f"Of {len(outcomes)} claims: {', '.join(counts)}."
 
 
 def _overview(outcomes: Mapping[Part, Sequence[Outcome]]) -> str:

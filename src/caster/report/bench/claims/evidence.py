@@ -6,7 +6,7 @@ What is recorded of them is verified all the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,6 +50,13 @@ class Evidence:
     def is_whole(self) -> bool:
         """Whether all studies are recorded in full."""
         return self.sweep is not None and not any(self.awaited.values())
+
+    def awaits(self, study: str, data: Collection[str] | None = None) -> bool:
+        """Whether backbones of a study are still to come; or any on some data."""
+        names = self.awaited.get(study, ())
+        if data is None or self.sweep is None:
+            return bool(names)
+        return any(spec.backbone in names and spec.data in data for spec in self.sweep.of(study))
 
     def is_recorded(self, study: str) -> bool:
         """Whether a backbone of a study is recorded in full, or more than one."""

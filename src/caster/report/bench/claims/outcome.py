@@ -28,12 +28,17 @@ class Outcome:
     claim: Claim
     judged: tuple[Judged, ...]
     verdict: str
-    so_far: bool = False  # a study that it rests on awaits backbones
+    awaits: bool = False  # backbones of a study that it rests on are still to come
+
+    @property
+    def is_so_far(self) -> bool:
+        """Whether the verdict may change."""
+        return self.awaits and self.verdict != NOT_RUN
 
     @property
     def words(self) -> str:
         """The verdict, and whether it may change."""
-        return f"{self.verdict} so far" if self.so_far and self.verdict != NOT_RUN else self.verdict
+        return f"{self.verdict} so far" if self.is_so_far else self.verdict
 
 
 def judged(claim: Claim, evidence: Mapping[str, Evidence], reports: Reports) -> Outcome:
@@ -42,10 +47,14 @@ def judged(claim: Claim, evidence: Mapping[str, Evidence], reports: Reports) -> 
         return Outcome(claim, (), UNTESTABLE)
     if claim.proof is not None:
         return Outcome(claim, (), REPRODUCED)
-    each = tuple(_judged(claim, test, evidence, reports) for test in claim.tests)
     cells = [cell for test in claim.tests for cell in test.figure.cells]
-    so_far = any(_awaits(cell, evidence[cell.sweep]) for cell in cells)
-    return Outcome(claim, each, together([one.verdict for one in each]), so_far)
+    studies = [(evidence[cell.sweep], study_of(cell.table)) for cell in cells]
+    if any(study and held.awaits(study, claim.needs) for held, study in studies):
+        each = tuple(Judged(test, None, NOT_RUN) for test in claim.tests)
+    else:
+        each = tuple(_judged(claim, test, evidence, reports) for test in claim.tests)
+    awaits = any(_awaits(cell, evidence[cell.sweep]) for cell in cells)
+    return Outcome(claim, each, together([one.verdict for one in each]), awaits)
 
 
 def _judged(
@@ -78,7 +87,7 @@ def figure_of(figure: Figure, evidence: Mapping[str, Evidence], reports: Reports
 def _awaits(cell: Cell, evidence: Evidence) -> bool:
     """Whether backbones are still to come that may change what stands there."""
     study = study_of(cell.table)
-    return any(evidence.awaited.values()) if study is None else bool(evidence.awaited.get(study))
+    return not evidence.is_whole if study is None else evidence.awaits(study)
 
 
 def _is_recorded(cell: Cell, evidence: Evidence) -> bool:

@@ -18,7 +18,7 @@ from caster.sweeps.names import known
 
 TOP = ("title", "intro", "records", "document", "reports", "sweeps", "values", "part")
 PART = ("title", "sweep", "text", "tables", "figures", "claim")
-CLAIM = ("id", "says", "where", "tests", "why", "proof", "limits", "note")
+CLAIM = ("id", "says", "where", "tests", "why", "proof", "needs", "limits", "note")
 TYPED = re.compile(r"\d[.,]\d|\d ?%")  # a figure typed by hand: decimals, thousands, percent
 FREE = re.compile(
     r"`[^`]*`|\{[^}]*\}|Secs?\. \d\.\d"
@@ -114,6 +114,7 @@ def _claim(table: dict[str, Any], sweep: str, sweeps: dict[str, str]) -> Claim:
         tests=tests,
         why=maybe(table, "why"),
         proof=maybe(table, "proof"),
+        needs=tuple(map(str, table.get("needs", ()))),
         limits=maybe(table, "limits"),
         note=maybe(table, "note"),
     )

@@ -28,6 +28,7 @@ class Claim:
     tests: tuple[Comparison, ...]
     why: str | None  # it cannot be tested here; then there are no tests
     proof: str | None  # the test of this repository that shows it without any data
+    needs: tuple[str, ...]  # data without which its figures would be of another pool
     limits: str | None  # what our test of it is not: known before any run
     note: str | None  # what came out otherwise than the paper has it, and why
 

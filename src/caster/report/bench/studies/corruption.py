@@ -39,6 +39,7 @@ class Entry:
     backbones: dict[str, float]  # mean of each
     inert: bool  # in every cell
     conditions: dict[str, dict[Conditions, float]]  # what each backbone met, and its accuracy there
+    worst: dict[str, float]  # the most that any cell of each backbone loses to the frozen head
     whole: bool  # whether it met all cells that any method met there
 
 
@@ -120,8 +121,11 @@ def entry(scores: Sequence[Score], results: Results, streams: int) -> Entry:
     """Seeds within a condition, conditions within a backbone, then backbones."""
     seeds = defaultdict(list)
     conditions: dict[str, dict[Conditions, float]] = defaultdict(dict)
+    worst: dict[str, float] = defaultdict(float)
     for score in scores:
-        seeds[results.title(score.spec), score.spec.conditions].append(score.accuracy)
+        title = results.title(score.spec)
+        seeds[title, score.spec.conditions].append(score.accuracy)
+        worst[title] = max(worst[title], -score.gain)
     for (title, condition), accuracies in seeds.items():
         conditions[title][condition] = fmean(accuracies)
     backbones = {title: fmean(held.values()) for title, held in conditions.items()}
@@ -133,6 +137,7 @@ def entry(scores: Sequence[Score], results: Results, streams: int) -> Entry:
         backbones=backbones,
         inert=all(score.inert for score in scores),
         conditions=dict(conditions),
+        worst=dict(worst),
         whole=len(scores) == streams,
     )
 

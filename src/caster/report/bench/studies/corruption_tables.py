@@ -120,9 +120,7 @@ def _detail(convention: Convention) -> Table:
     rows: list[tuple[Value, ...]] = [
         (
             *(place, FAMILIES[family], backbone, method, points(accuracy)),
-            _worst_loss(
-                held, convention.entries.get((place, differences.FROZEN, family)), backbone
-            ),
+            None if method == differences.FROZEN else points(held.worst[backbone]),
             len(held.conditions[backbone]),
         )
         for (place, method, family), held in convention.entries.items()
@@ -130,20 +128,11 @@ def _detail(convention: Convention) -> Table:
     ]
     return Table(
         f"corruption-{convention.name}-backbones",
-        f"Every backbone alone, over {averaged(convention)}. Worst loss: to the frozen model, in "
-        "points, under any condition that both met.",
+        f"Every backbone alone, over {averaged(convention)}. Worst loss: the most that any stream "
+        "of it, of any seed, loses to the frozen model, in points.",
         (
             *(Column("data"), Column("family"), Column("backbone"), Column("method")),
             *(Column("top-1", ".2f"), Column("worst loss", ".2f"), Column("conditions", "d")),
         ),
         tuple(sorted(rows, key=lambda row: [str(value) for value in row[:3]])),
     )
-
-
-def _worst_loss(held: Entry, frozen: Entry | None, backbone: str) -> float | None:
-    """The most that a method loses to the frozen model; None of that one, or without one."""
-    if frozen is None or frozen is held or backbone not in frozen.conditions:
-        return None
-    mine, theirs = held.conditions[backbone], frozen.conditions[backbone]
-    losses = [theirs[condition] - mine[condition] for condition in mine if condition in theirs]
-    return points(max(0.0, *losses)) if losses else None

@@ -66,11 +66,9 @@ def measure(results: Results) -> tuple[Row, ...]:
 
 
 def _places(results: Results, scores: list[Score]) -> dict[Spec, str]:
-    """What rows are called: with the backbone, where the study has several."""
+    """What rows are called, whatever else the study has."""
     where = places((score.spec for score in scores), results.sweep)
-    titles = {spec: results.title(spec) for spec in where}
-    several = len(set(titles.values())) > 1
-    return {spec: f"{titles[spec]}, {at}" if several else at for spec, at in where.items()}
+    return {spec: f"{results.title(spec)}, {at}" for spec, at in where.items()}
 
 
 def section(results: Results) -> Section | None:
