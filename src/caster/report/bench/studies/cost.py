@@ -26,8 +26,10 @@ TITLE = "Cost"
 HOW = (
     "One method at a time on an otherwise idle device, every forward pass its own. Images/s: "
     "median over full batches of size over seconds; the batches it warmed up with are not among "
-    "them. Memory: peak on the device, none on a CPU. Retained: what the method keeps between "
-    "batches, beside the frozen model. Intervals from batches drawn anew, of both for a ratio."
+    "them. The device is waited for after every batch. Memory: peak on the device, none on a CPU; "
+    "with a copy of the weights, by which it is told whether anything changed them. Retained: what "
+    "the method keeps between batches, beside the frozen model. Intervals from batches drawn anew, "
+    "of both for a ratio."
 )
 
 
