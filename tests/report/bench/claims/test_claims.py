@@ -238,6 +238,10 @@ def test_a_claim_that_needs_data_is_judged_once_they_are_there(place, run, tmp_p
     text = (folder / "CLAIMS.md").read_text()
     assert re.search(rf"^### G1: .*{verdict}$", text, re.MULTILINE)
     assert (" so far), " in text) == (verdict == " so far")
+    claims.write_text(CLAIMS.replace('id = "G1"', 'id = "G1"\nneeds = ["cifar"]'))
+    done = invoke(folder, "-o", folder)
+    assert done.exit_code == 1
+    assert "G1: data of every called 'cifar'" in " ".join(done.output.split())
 
 
 def test_a_part_may_have_words_and_no_claims(place, tmp_path):

@@ -10,6 +10,7 @@ from caster.report.bench.claims.evidence import Evidence, study_of
 from caster.report.bench.claims.rules import NOT_RUN, REPRODUCED, UNTESTABLE, judge, together
 from caster.report.bench.claims.types import Claim, Comparison
 from caster.report.bench.claims.values import Absent, Cell, Figure, Found, Reports, look_up
+from caster.sweeps.names import known
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,21 @@ def judged(claim: Claim, evidence: Mapping[str, Evidence], reports: Reports) -> 
         return Outcome(claim, (), REPRODUCED)
     cells = [cell for test in claim.tests for cell in test.figure.cells]
     studies = [(evidence[cell.sweep], study_of(cell.table)) for cell in cells]
+    for held, _ in studies:
+        _check_needs(claim, held)
     if any(study and held.awaits(study, claim.needs) for held, study in studies):
         each = tuple(Judged(test, None, NOT_RUN) for test in claim.tests)
     else:
         each = tuple(_judged(claim, test, evidence, reports) for test in claim.tests)
     awaits = any(_awaits(cell, evidence[cell.sweep]) for cell in cells)
     return Outcome(claim, each, together([one.verdict for one in each]), awaits)
+
+
+def _check_needs(claim: Claim, evidence: Evidence) -> None:
+    """Data of another name would be waited for in vain, which is not to wait at all."""
+    if evidence.sweep is not None:
+        for name in claim.needs:
+            known(name, evidence.sweep.data, f"{claim.id}: data of {evidence.name} called")
 
 
 def _judged(
