@@ -125,8 +125,8 @@ def test_trailing_bytes(path):
 
 def test_another_version(path):
     arrays, metadata = contents(path)
-    rewrite(path, arrays, metadata | {"version": "4", "caster": "9.1"})
-    assert "state format 4, not 2 or 3" in (message := refusal(path))
+    rewrite(path, arrays, metadata | {"version": "5", "caster": "9.1"})
+    assert "state format 5, not 2 to 4" in (message := refusal(path))
     assert "9.1" in message
 
 

@@ -31,7 +31,7 @@ def test_layers_come_back_exactly(tmp_path):
     loaded = states.load(tmp_path / "s.caster")
     expected = adapter.state.layers
     assert list(loaded.layers) == list(expected)
-    assert Site("blocks.0", "in", -1) in expected
+    assert Site("blocks.0", "in", -1, added=1) in expected
     for site, found in expected.items():
         assert loaded.layers[site].count == found.count == 200
         np.testing.assert_array_equal(loaded.layers[site].mean, found.mean)
@@ -111,6 +111,27 @@ def test_a_file_without_layers_is_what_it_was(tmp_path):
     assert states.load(tmp_path / "s.caster").layers is None
 
 
+@pytest.mark.parametrize(("kind", "version"), [("batch", "3"), ("layer", "3"), ("vit", "4")])
+def test_only_a_network_that_adds_tokens_has_the_newer_format(tmp_path, kind, version):
+    fitted(kind).save(tmp_path / "s.caster")
+    with safe_open(tmp_path / "s.caster", framework="np") as file:
+        assert file.metadata()["version"] == version
+
+
+def test_a_state_from_before_tokens_were_left_out_is_what_it_was(tmp_path):
+    state = fitted().state
+    moved = {replace(site, added=0): found for site, found in state.layers.items()}
+    before = replace(state, layers=moved)
+    states.save(before, tmp_path / "s.caster")
+    with safe_open(tmp_path / "s.caster", framework="np") as file:
+        assert file.metadata()["version"] == "3"
+        rows = json.loads(file.metadata()["layers"])
+    assert rows[0] == ["blocks.0", "in", -1, 16, 200.0]
+    loaded = states.load(tmp_path / "s.caster")
+    assert list(loaded.layers) == list(moved)
+    assert states.digest(loaded) == states.digest(before)
+
+
 def test_batchnorms_are_measured_too():
     """On the source, whatever they keep of training."""
     layers = fitted("batch").state.layers
@@ -175,7 +196,7 @@ def axis(arrays, metadata):
 
 def twice(arrays, metadata):
     listed = json.loads(metadata["layers"])
-    metadata["layers"] = json.dumps([[*listed[1][:-1], 7.0], *listed[1:]])
+    metadata["layers"] = json.dumps([[*listed[1][:4], 7.0, *listed[1][5:]], *listed[1:]])
 
 
 def no_name(arrays, metadata):
@@ -197,7 +218,19 @@ def widths(change):
 
 def uncounted(arrays, metadata):
     listed = json.loads(metadata["layers"])
-    metadata["layers"] = json.dumps([[*row[:-1], 0] for row in listed])
+    metadata["layers"] = json.dumps([[*row[:4], 0, *row[5:]] for row in listed])
+
+
+def tokens(number):
+    def change(arrays, metadata):
+        listed = json.loads(metadata["layers"])
+        metadata["layers"] = json.dumps([[*row[:5], number] for row in listed])
+
+    return change
+
+
+def all_tokens(arrays, metadata):
+    metadata["layers"] = json.dumps([row[:5] for row in json.loads(metadata["layers"])])
 
 
 def version(number):
@@ -223,9 +256,14 @@ DAMAGES = {
     "width 0": (widths([0, 32]), UNFIT),
     "half a width": (widths([15.5, 16.5]), UNFIT),
     "a width that is true": (widths([True, 31]), UNFIT),
-    "version 2": (version("2"), "format 3 has layers, and no other"),
-    "version 4": (version("4"), "has state format 4, not 2 or 3"),
-    "without layers": (without_layers, "format 3 has layers, and no other"),
+    "version 2": (version("2"), "its format is not that of the layers it has"),
+    "version 3": (version("3"), "its format is not that of the layers it has"),
+    "version 5": (version("5"), "has state format 5, not 2 to 4"),
+    "all tokens": (all_tokens, "its format is not that of the layers it has"),
+    "fewer than no tokens": (tokens(-1), NAMELESS),
+    "half a token": (tokens(0.5), NAMELESS),
+    "tokens in words": (tokens("1"), NAMELESS),
+    "without layers": (without_layers, "it holds U"),
 }
 
 

@@ -1,15 +1,16 @@
 """Which reading of the paper gives its figures: what the transport gains, and from which features.
 
-    python benchmarks/real/readings.py CHECKPOINT DATA CONDITION ...
+    python benchmarks/real/readings.py [--frozen] CHECKPOINT DATA CONDITION ...
 
-CHECKPOINT is a file of `caster bench train`, DATA a set such as cifar10 (below $CASTER_DATA), a
-CONDITION a corruption and its severity, as fog:5. 512 test pictures of each, shuffled. A row is a
-setting of the transport: the accuracy of Source-GDA, which does not transport; then that of the
+CHECKPOINT is a file of `caster bench train` or `published.py`, DATA a set such as cifar10 (below
+$CASTER_DATA) or what `split.py` was given as OUT, a CONDITION a corruption and its severity, as
+fog:5. 512 test pictures of each, shuffled. A row is a setting of the transport, or its source cut
+to a share of the pictures: the accuracy of Source-GDA, which does not transport; then that of the
 transport always taken, behind its gate, and how many batches that accepts: of the frozen features;
-and, where there are BatchNorms, of those that the network gives when these go by the batch, with
-the source's statistics of frozen features and of such ones, and when the batch's statistics at all
-of them are carried to those of source pictures. Before them T3A, as published and with class sums
-that are not scaled to length 1.
+and, where there are BatchNorms and `--frozen` is not said, of those that the network gives when
+these go by the batch, with the source's statistics of frozen features and of such ones, and when
+the batch's statistics at all of them are carried to those of source pictures. Before them T3A, as
+published and with class sums that are not scaled to length 1.
 """
 
 from __future__ import annotations
@@ -43,9 +44,12 @@ SETTINGS: tuple[dict[str, float], ...] = (
     *({"lam": value, "beta": value} for value in (1e-4, 1e-2, 100.0)),
     {"k_max": 4},
     {"k_max": 32},
+    {"k_max": 512},
     {"batch": 128},
     {"batch": 256},
+    {"source": 0.5},
 )
+NOT_OURS = ("batch", "source")  # settings that are none of the estimator's
 Pass = Callable[[Any], tuple[NDArray[Any], NDArray[Any]]]  # images: features, logits
 
 
@@ -70,7 +74,7 @@ class Seen:
         return float((self.logits.argmax(axis=1) == self.codes).mean())
 
 
-def passes(model: TorchModel, known: list[tuple[Any, Any]]) -> dict[str, Pass]:
+def passes(model: TorchModel, known: list[tuple[Any, Any]], frozen_alone: bool) -> dict[str, Pass]:
     """Ways through the network: as it is; with BatchNorms that go by the batch; and carried.
 
     By the batch they give what they were told to in training, mean and deviation of the pictures
@@ -82,7 +86,7 @@ def passes(model: TorchModel, known: list[tuple[Any, Any]]) -> dict[str, Pass]:
         return to_numpy(outputs.features), to_numpy(outputs.logits)
 
     found: dict[str, Pass] = {"frozen": frozen}
-    if batchnorm_sites(model.module):
+    if batchnorm_sites(model.module) and not frozen_alone:
         found["by batch"] = _aligned(model, Source())
         found["carried"] = _aligned(model, Source(batches=known))
     return found
@@ -99,11 +103,19 @@ def _aligned(model: TorchModel, source: Source) -> Pass:
     return run
 
 
+def fitted(source: Seen, given: dict[str, float]) -> Caster:
+    """The estimator, of all source pictures or of a share of every class."""
+    settings: dict[str, Any] = {name: v for name, v in given.items() if name not in NOT_OURS}
+    codes, share = source.codes, given.get("source", 1.0)
+    every = (np.flatnonzero(codes == code) for code in np.unique(codes))
+    rows = np.concatenate([row[: max(2, round(share * len(row)))] for row in every])
+    return Caster(**settings).fit(source.features[rows], codes[rows])
+
+
 def answered(source: Seen, targets: list[Seen], given: dict[str, float]) -> tuple[float, ...]:
     """Accuracy of the transport always taken and behind its gate, and the share it accepts."""
-    settings = {name: value for name, value in given.items() if name != "batch"}
     size = int(given.get("batch", BATCH))
-    clf = Caster(**settings).fit(source.features, source.codes)  # type: ignore[arg-type]
+    clf = fitted(source, given)
     always, gated, accepted = [], [], []
     for seen in targets:
         for n in range(0, len(seen.codes), size):
@@ -118,8 +130,7 @@ def answered(source: Seen, targets: list[Seen], given: dict[str, float]) -> tupl
 
 def source_gda(source: Seen, targets: list[Seen], given: dict[str, float]) -> float:
     """Accuracy without transport."""
-    settings = {name: value for name, value in given.items() if name != "batch"}
-    clf = Caster(**settings).fit(source.features, source.codes)  # type: ignore[arg-type]
+    clf = fitted(source, given)
     answers = (clf.source_scores(seen.features).argmax(axis=1) == seen.codes for seen in targets)
     return float(np.mean([answer.mean() for answer in answers]))
 
@@ -148,7 +159,8 @@ def readings(sources: dict[str, Seen], targets: dict[str, list[Seen]]) -> Iterat
     titles = "".join(f" {a} to {b} | gated | accepted |" for a, b in pairs)
     yield f"| setting | Source-GDA |{titles}"
     yield "|---|--:|" + "--:|--:|--:|" * len(pairs)
-    for given in SETTINGS:
+    most = sources["frozen"].logits.shape[1]  # directions there can be
+    for given in (given for given in SETTINGS if given.get("k_max", 0) < most):
         name = ", ".join(f"{key} {value:g}" for key, value in given.items()) or "as registered"
         cells = [answered(sources[a], targets[b], given) for a, b in pairs]
         shown = "".join(f" {100 * a:.1f} | {100 * g:.1f} | {k:.0%} |" for a, g, k in cells)
@@ -156,14 +168,17 @@ def readings(sources: dict[str, Seen], targets: dict[str, list[Seen]]) -> Iterat
         yield f"| {name} | {100 * alone:.1f} |{shown}"
 
 
-def main(checkpoint: Path, data: str, conditions: list[str]) -> None:
+def main(checkpoint: Path, data: str, conditions: list[str], frozen_alone: bool) -> None:
     model = model_of(checkpoint)
     assert model.preprocessing is not None
     prepare = model.preprocessing.batch
-    pixels, codes = chosen(f"{data}:test", PICTURES, seed=0)
-    known = chosen(f"{data}:train", max(FIT, FIT_EACH * len(np.unique(codes))), seed=1)
+    splits = ("-source", "-target") if Path(f"{data}-source").is_dir() else (":train", ":test")
+    train, test = (data + split for split in splits)
+    pixels, codes = chosen(test, PICTURES, seed=0)
+    known = chosen(train, max(FIT, FIT_EACH * len(np.unique(codes))), seed=1)
     parts = [slice(n, n + BATCH) for n in range(0, len(known[1]), BATCH)]
-    ways = passes(model, [(prepare(known[0][part]), known[1][part]) for part in parts])
+    labelled = [(prepare(known[0][part]), known[1][part]) for part in parts]
+    ways = passes(model, labelled, frozen_alone)
     sources = {name: Seen.through(run, *known, prepare) for name, run in ways.items()}
     targets: dict[str, list[Seen]] = {name: [] for name in ways}
     for condition in conditions:
@@ -182,7 +197,8 @@ def main(checkpoint: Path, data: str, conditions: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 4:
+    given = [word for word in sys.argv[1:] if word != "--frozen"]
+    if len(given) < 3:
         sys.exit(__doc__)
     torch.set_num_threads(1)
-    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])
+    main(Path(given[0]), given[1], given[2:], "--frozen" in sys.argv)

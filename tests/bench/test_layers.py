@@ -45,7 +45,7 @@ def test_layers_are_fitted_with_the_state_and_only_where_they_are_wanted(tmp_pat
     # All else is as it was: the pass is the same one.
     assert moments_digest(replace(state, layers=None)) == moments_digest(without) == plain.moments
     assert "layers" not in plain.seen
-    assert admission.seen == plain.seen | {"layers": "all sites"}
+    assert admission.seen == plain.seen | {"layers": "what comes of pictures"}
 
 
 def test_the_digest_of_the_moments_is_of_the_layers_too(tmp_path, checkpoints):

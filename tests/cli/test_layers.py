@@ -224,16 +224,28 @@ def test_a_fit_that_goes_on_otherwise_has_what_it_was_asked_for(
         assert {found.count for found in states.load("s.caster").layers.values()} == {96.0}
 
 
-def test_damaged_layers_are_made_anew(typed):
+def damaged(layers):
+    layers["sites"][3][2][0] += 1.0  # a mean
+
+
+def measured_otherwise(layers):
+    """As before class tokens were left out."""
+    assert layers["of"] == "what comes of pictures"
+    layers |= {"of": "all sites", "sites": [["norm", "in", 1, 2.0, [0.0], [1.0]]]}
+
+
+@pytest.mark.parametrize("change", [damaged, measured_otherwise])
+def test_layers_that_cannot_be_used_are_made_anew(typed, change):
     line = "fit LN @source --layers --cache c -o s.caster"
     assert typed(line).exit_code == 0
     before = states.digest(states.load("s.caster"))
     (note,) = Path("c").glob("*/note.json")
     kept = json.loads(note.read_text())
-    kept["layers"]["sites"][3][4][0] += 1.0
+    change(kept["layers"])
     note.write_text(json.dumps(kept))
     result = typed(line)
-    assert "were damaged, and are made anew" in result.stderr
+    assert ("were damaged, and are made anew" in result.stderr) == (change is damaged)
+    assert result.exit_code == 0
     assert states.digest(states.load("s.caster")) == before
 
 

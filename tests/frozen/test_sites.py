@@ -65,6 +65,109 @@ def test_vision_transformer(more, qk_norm):
     assert set(named(net).values()) == {-1}
 
 
+@pytest.mark.parametrize(
+    ("more", "added"),
+    [
+        ({}, 1),
+        ({"reg_tokens": 2}, 3),
+        ({"class_token": False, "global_pool": "avg"}, 0),
+        ({"class_token": False, "reg_tokens": 2, "global_pool": "avg"}, 2),
+        ({"pre_norm": True}, 1),
+    ],
+)
+@pytest.mark.parametrize("pictures", [torch.zeros(3, 3, 16, 16), torch.ones(1, 3, 16, 16)])
+def test_tokens_that_a_network_adds_are_no_part_of_a_site(more, added, pictures):
+    """Whatever the pictures: some have nothing but the same corners, one none beside it."""
+    net = timm.models.vision_transformer.VisionTransformer(**VIT, **more)
+    sites = find_sites(wrap(net.eval()), pictures)
+    assert [site.added for site in sites] == [added] * 3 + [0]
+
+
+def test_networks_that_add_no_token():
+    mixer = timm.models.mlp_mixer.MlpMixer(img_size=16, patch_size=8, embed_dim=16, num_blocks=2)
+    assert {site.added for site in found(mixer)} == {0}
+    swin = timm.models.swin_transformer.SwinTransformer(**SWIN, num_classes=4)
+    assert {site.added for site in found(swin)} == {0}
+
+
+def test_a_token_that_is_added_halfway():
+    """From there on, and not before."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.mix = nn.LayerNorm(8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            return x + self.mix(self.norm(x)).mean(dim=1, keepdim=True)
+
+    class Late(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.early = nn.ModuleList([Block(), Block()])
+            self.late = nn.ModuleList([Block(), Block()])
+            self.token, self.head = nn.Parameter(torch.ones(1, 1, 8)), nn.Linear(8, 2)
+
+        def forward(self, x):
+            for block in self.early:
+                x = block(x)
+            x = torch.cat([self.token.expand(len(x), -1, -1), x], dim=1)
+            for block in self.late:
+                x = block(x)
+            return self.head(x[:, 0])
+
+    sites = find_sites(wrap(Late()), torch.randn(2, 5, 8))
+    told = {str(site): site.added for site in sites}
+    assert told == {
+        **{"early.0:in": 0, "early.0:out": 0, "early.1:out": 0},
+        **{"late.0:in": 1, "late.0:out": 1, "late.1:out": 1, "head:in": 0},
+    }
+
+
+def test_tokens_of_a_network_that_is_given_whole_numbers():
+    """Of which the first of a picture are often the same."""
+
+    class Bytes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = timm.models.vision_transformer.VisionTransformer(**VIT)
+
+        def forward(self, pixels):
+            return self.net(pixels.float() / 255)
+
+    pixels = torch.zeros(3, 3, 16, 16, dtype=torch.uint8)
+    pixels[:, :, 8:] = torch.arange(3, dtype=torch.uint8)[:, None, None, None]
+    sites = find_sites(wrap(Bytes().eval(), head="net.head"), pixels)
+    assert [site.added for site in sites] == [1, 1, 1, 0]
+
+
+def test_tokens_that_become_fewer_on_the_way():
+    net = timm.create_model("pit_ti_224", img_size=64).eval()
+    sites = find_sites(wrap(net), torch.zeros(2, 3, 64, 64))
+    tokens = [site for site in sites if "blocks" in site.module]
+    assert len(tokens) > 12
+    assert {site.added for site in tokens} == {1}
+
+
+def test_pictures_are_no_site_in_any_layout():
+    net = nn.Sequential(
+        *(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU()),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)),
+    )
+    batch = torch.rand(2, 3, 16, 16)
+    plain, last = (find_sites(wrap(net, channels_last=how), batch) for how in (False, True))
+    assert [str(site) for site in plain] == [str(site) for site in last] == ["2:in", "6:in"]
+
+
+def test_looking_draws_no_random_number():
+    net = timm.models.vision_transformer.VisionTransformer(**VIT)
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    find_sites(wrap(net.eval()), torch.zeros(2, 3, 16, 16))
+    assert torch.equal(torch.rand(4), expected)
+
+
 def test_swin_is_channels_last():
     net = timm.models.swin_transformer.SwinTransformer(**SWIN, num_classes=4)
     sites = named(net)
@@ -122,9 +225,14 @@ def test_an_axis_is_told_by_what_a_norm_does(norm, axis):
     assert find_sites(wrap(Square(norm)), x)[0] == Site("norm", "in", axis)
 
 
+class Neither(nn.LayerNorm):
+    def forward(self, x):
+        return x / x.norm()
+
+
 def test_an_axis_that_cannot_be_told_is_refused():
     with pytest.raises(CasterError, match="which axis of"):
-        find_sites(wrap(Square(Last)), torch.zeros(2, 4, 4, 4))
+        find_sites(wrap(Square(Neither)), torch.zeros(2, 4, 4, 4))
 
 
 def test_as_many_tokens_as_channels():
@@ -213,7 +321,7 @@ def test_moments_are_those_of_the_values_there():
     by_name = {str(site): found for site, found in moments.items()}
     assert set(seen) < set(by_name)
     for name, values in seen.items():
-        rows = values.double().reshape(-1, values.shape[-1]).numpy()
+        rows = values[:, 1:].double().reshape(-1, values.shape[-1]).numpy()  # the patches'
         assert by_name[name].count == 70
         np.testing.assert_allclose(by_name[name].mean, rows.mean(axis=0), rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(by_name[name].variance, rows.var(axis=0), rtol=1e-4)

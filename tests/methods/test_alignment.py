@@ -394,7 +394,7 @@ def test_full_maps_are_those_of_the_batch():
     net, seen = method._alignment._twin.module, []
     net.blocks[0].register_forward_pre_hook(lambda layer, inputs: seen.append(inputs[0]))
     method.predict(x)
-    rows = seen[0].double().reshape(-1, 16).numpy()
+    rows = seen[0][:, 1:].double().reshape(-1, 16).numpy()  # the patches'
     (spot,) = method._alignment._moved
     eps = 1e-3 * float(spot.source.variance.mean())
     moved = np.cov(rows, rowvar=False, bias=True)
@@ -407,10 +407,10 @@ def test_full_maps_are_those_of_the_batch():
 
 @pytest.mark.parametrize(
     ("size", "memory", "full"),
-    [(160, 0, True), (160, 160, True), (160, 161, False), (159, 0, False)],
+    [(200, 0, True), (200, 200, True), (200, 201, False), (199, 0, False)],
 )
 def test_full_maps_need_a_batch_that_supports_them(size, memory, full):
-    """Five tokens a picture and 16 channels: 160 pictures make 800 values, 50 a channel."""
+    """Four patches a picture and 16 channels: 200 pictures make 800 values, 50 a channel."""
     images, _ = pictures(2 * size, seed=8, shift=0.5)
     method = a_full_pair(memory=memory)
     plain = ungated(model("vit"), Source(batches=source("vit").batches), memory=memory)

@@ -118,7 +118,7 @@ def seen(place: Place, backbone: str, data: str, traits: dict[str, str]) -> dict
     for part in (given.source, given.target):
         if part not in traits:
             traits[part] = open_data(part, place.data_root).sha256
-    layers = {"layers": "all sites"} if (backbone, data) in place.layers else {}
+    layers = {"layers": "what comes of pictures"} if (backbone, data) in place.layers else {}
     return {
         "checkpoint": checkpoint,
         "refused": refused,

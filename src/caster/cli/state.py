@@ -81,9 +81,13 @@ def layers_in_words(layers: Layers) -> str:
 
 
 def _sites(layers: Layers) -> str:
-    """Every site, its channels, and whether it can have a full map."""
-    full = {site: "" if found.covariance is None else ", full" for site, found in layers.items()}
-    return ", ".join(f"{site} ({len(m.mean)}{full[site]})" for site, m in layers.items())
+    """Every site, its channels, whether it can have a full map, and what is no part of it."""
+    told = []
+    for site, found in layers.items():
+        full = "" if found.covariance is None else ", full"
+        added = f", without {counted(site.added, 'token')}" if site.added else ""
+        told.append(f"{site} ({len(found.mean)}{full}{added})")
+    return ", ".join(told)
 
 
 def _class_table(labels: list[Any], counts: list[int], *, everything: bool) -> Table:

@@ -33,6 +33,16 @@ class Site:
     module: str  # its name within the network
     side: Side
     axis: int  # of the channels: 1 or -1
+    added: int = 0  # tokens that come first and of no picture, as a class token: left as they are
+
+    def of_pictures(self, values: Array) -> Array:  # (n, ...) -> (n, ...)
+        """The values that are transported: those that came of pictures.
+
+        >>> import numpy as np
+        >>> Site("blocks.3", "out", axis=-1, added=1).of_pictures(np.zeros((8, 65, 768))).shape
+        (8, 64, 768)
+        """
+        return values[:, self.added :] if self.added else values
 
     def __str__(self) -> str:
         return f"{self.module}:{self.side}"

@@ -124,7 +124,8 @@ class Gauge:
             log.warning("layers of %s: no site but its classifier's input", self.model.name)
         return twin
 
-    def _note(self, site: Site, layer: nn.Module, values: Tensor) -> None:
+    def _note(self, site: Site, layer: nn.Module, shown: Tensor) -> None:
+        values = site.of_pictures(shown)
         # A BatchNorm is lent moments, and has no place for more of a map.
         full = self.full and not keeps_statistics(layer) and has_full_map(values, site.axis)
         found = (measure_full if full else measure)(values, site.axis, self._samples)

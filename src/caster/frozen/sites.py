@@ -8,14 +8,18 @@ Sites are
 - in a network without any of these, the residual stream of blocks that do not normalise, or else
   what layers with weights are given, but for the pictures themselves;
 - in a network without BatchNorm, what the classifier is given.
+
+Tokens that a network adds of itself, a class token or registers, are no part of a site's values.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from caster.core.layers import Site
@@ -46,7 +50,9 @@ def times_called(model: TorchModel, batch: Any) -> dict[str, int]:
 
 
 def find_sites(model: TorchModel, batch: Any) -> list[Site]:
-    """Every site of a model, in the order of its modules; a batch shows how they are connected.
+    """Every site of a model, in the order of its modules; a pass shows how they are connected.
+
+    `batch` is one of those to come, which the pass's own pictures are to look like.
 
     >>> import numpy as np
     >>> net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(4, 2))
@@ -54,7 +60,7 @@ def find_sites(model: TorchModel, batch: Any) -> list[Site]:
     ['1:in', '3:in']
     """
     twin = model.twin()
-    few = twin.placed(batch)[:2]
+    few = twin.placed(_unlike(twin.placed(batch)))
     if twin.head is None:
         twin.run(few)
     calls, _ = calls_of(twin, few)
@@ -69,7 +75,44 @@ def find_sites(model: TorchModel, batch: Any) -> list[Site]:
         sites = sites or [s for s in _given(others, calls, WEIGHTS) if s.module != last.module]
         sites.append(last)
     position = {name: i for i, (name, _) in enumerate(twin.module.named_modules())}
-    return sorted(sites, key=lambda site: (position[site.module], site.side))
+    ordered = sorted(sites, key=lambda site: (position[site.module], site.side))
+    return _counting_added(ordered, once, calls)
+
+
+def _unlike(batch: Tensor) -> Tensor:
+    """Two pictures of noise, as bright as a batch's: what they have in common is not of them.
+
+    >>> _unlike(torch.tensor([[0], [255]], dtype=torch.uint8)).shape
+    torch.Size([2, 1])
+    """
+    low, high = (float(end) for end in (batch.min(), batch.max()))
+    own = torch.Generator("cpu").manual_seed(0)  # the caller's random numbers stay as they were
+    noise = torch.rand(2, *batch.shape[1:], generator=own, device="cpu")
+    return (low + (high - low or 1.0) * noise).to(batch)
+
+
+def _counting_added(sites: list[Site], layers: dict[str, nn.Module], calls: Calls) -> list[Site]:
+    """The same sites, each with how many tokens come first that the network added of itself.
+
+    Where it adds them they are the same for both pictures. Later, having looked at the others, they
+    are not, and are taken to stay in front.
+    """
+    found, added = [], 0
+    for site in sites:
+        call = calls[layers[site.module]] if site.module in layers else None
+        values = None if call is None else call.given if site.side == "in" else call.returned
+        if values is not None and values.ndim == 3 and site.axis == -1 and len(values) == 2:
+            added = max(added, _alike(values))
+            site = replace(site, added=added)
+        found.append(site)
+    return found
+
+
+def _alike(values: Tensor) -> int:  # (2, t, c)
+    """How many tokens of two pictures are the same, from the first on; none if all of them are."""
+    same = (values[0] == values[1]).all(dim=-1)
+    leading = int(same.long().cumprod(0).sum())
+    return leading if leading < len(same) else 0
 
 
 def selected(sites: list[Site], patterns: Any, name: str) -> list[Site]:

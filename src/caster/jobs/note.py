@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from caster.jobs.growing import Damaged, read_grown
 from caster.state import Layers, packed, unpacked
 
 ALWAYS = {"rows", "features"}  # the arrays that any row has
-MEASURED = "all sites"  # which layers are; once those of BatchNorms were not
+MEASURED = "what comes of pictures"  # which values are; once class tokens were too
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,7 @@ def write_note(note: Note, folder: Path) -> None:
     plain = asdict(replace(note, layers=None))
     if note.layers is not None:
         sites = [
-            [site.module, site.side, site.axis, found.count, *_plain(found)]
-            for site, found in note.layers.items()
+            [astuple(site), found.count, *_plain(found)] for site, found in note.layers.items()
         ]
         plain["layers"] = {"of": MEASURED, "sites": sites, "checksum": _checksum(sites)}
     with replacing(folder / "note.json") as temporary:
@@ -83,7 +82,7 @@ def _layers(kept: dict[str, Any] | None) -> Layers | None:
     sites: list[list[Any]] = kept["sites"]
     if _checksum(sites) != kept["checksum"]:
         raise ValueError("layers")
-    return {Site(*row[:3]): _moments(*row[3:]) for row in sites}
+    return {Site(*site): _moments(*found) for site, *found in sites}
 
 
 def _moments(

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from caster.core.layers import ChannelMoments, Site
@@ -147,17 +148,23 @@ class Alignment:
         if spot.site in self.left_alone:
             return None
         missing = self.memory - self._samples
-        found = spot.measure(values, self._samples, alone=missing <= 0)
+        own = spot.site.of_pictures(values)
+        if own is not values:
+            own = own.contiguous()  # so that a GPU reads its channels side by side
+        found = spot.measure(own, self._samples, alone=missing <= 0)
         if self.memory:
             before = self.past.get(spot.site)
             if before is not None and missing > 0:
                 found = merged(before.at_most(missing), found)
             kept = found if found.covariance is None else replace(found, covariance=None)
             self._pending[spot.site] = kept
-        alone = found.count <= 1 and values.numel() == values.shape[spot.site.axis]
+        alone = found.count <= 1 and own.numel() == own.shape[spot.site.axis]
         if alone and self.prior == 0:  # a single value has no variance
             return None
-        return spot.apply(layer, values, blended(found, spot.source_like(found), self.prior))
+        moved = spot.apply(layer, own, blended(found, spot.source_like(found), self.prior))
+        if moved is None or own is values:
+            return moved
+        return torch.cat((values[:, : spot.site.added], moved), dim=1)
 
     def _look(self, batch: Tensor) -> None:
         """On a first batch: what the classifier is, and what of the network is not aligned."""

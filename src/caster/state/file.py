@@ -21,11 +21,12 @@ from caster.config import STATE_DTYPE, Settings
 from caster.core.types import SourceMoments
 from caster.errors import CasterError, StateError
 from caster.sealed import Arrays
-from caster.state.layers import Layers, listed, pack, take
+from caster.state.layers import Layers, has_added_tokens, listed, pack, take
 from caster.state.triangles import packed, unpacked
 
 FORMAT, VERSION = "caster-state", "2"
 WITH_LAYERS = "3"  # the version of a file with layers: an older caster refuses what it cannot use
+WITH_TOKENS = "4"  # and of one with sites of a part of the tokens
 ARRAYS = ("U", "means", "covariances", "counts")
 
 
@@ -79,7 +80,9 @@ def save(state: State, path: str | os.PathLike[str]) -> None:
 
 def version_of(state: State) -> str:
     """The format version a state is written in."""
-    return VERSION if state.layers is None else WITH_LAYERS
+    if state.layers is None:
+        return VERSION
+    return WITH_TOKENS if has_added_tokens(state.layers) else WITH_LAYERS
 
 
 def digest(state: State) -> str:
@@ -112,10 +115,7 @@ def load(path: str | os.PathLike[str]) -> State:
     """Read a state file, or refuse it in one line."""
     arrays, metadata = _read(Path(path))
     try:
-        with_layers = metadata["version"] == WITH_LAYERS
-        if with_layers != ("layers" in metadata):
-            raise CasterError(f"format {WITH_LAYERS} has layers, and no other")
-        layers = take(arrays, metadata["layers"]) if with_layers else None
+        layers = take(arrays, metadata["layers"]) if "layers" in metadata else None
         state = State(
             moments=_unpack(arrays, float(metadata["ridge"])),
             classes=labels.from_json(metadata["classes"]),
@@ -145,10 +145,10 @@ def _read(path: Path) -> tuple[Arrays, dict[str, str]]:
     def check(metadata: dict[str, str]) -> None:
         if metadata.get("format") != FORMAT:
             raise StateError(f"{path} is a safetensors file, but not a caster state file")
-        if metadata.get("version") not in (VERSION, WITH_LAYERS):
+        if metadata.get("version") not in (VERSION, WITH_LAYERS, WITH_TOKENS):
             raise StateError(
-                f"{path} has state format {metadata.get('version')}, not {VERSION} or "
-                f"{WITH_LAYERS}: use the caster that wrote it ({metadata.get('caster')}) or "
+                f"{path} has state format {metadata.get('version')}, not {VERSION} to "
+                f"{WITH_TOKENS}: use the caster that wrote it ({metadata.get('caster')}) or "
                 "fit again"
             )
 
@@ -156,6 +156,8 @@ def _read(path: Path) -> tuple[Arrays, dict[str, str]]:
 
 
 def _check_consistent(state: State, metadata: dict[str, str]) -> None:
+    if metadata["version"] != version_of(state):
+        raise CasterError("its format is not that of the layers it has")
     moments = state.moments
     n_classes, k = moments.means.shape
     shapes_agree = (

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from caster.config import STATE_DTYPE
-from caster.core.layers import ChannelMoments, Site
+from caster.core.layers import ChannelMoments, Side, Site
 from caster.errors import CasterError
 from caster.sealed import Arrays
 from caster.state.triangles import packed, unpacked
@@ -33,11 +34,22 @@ def has_full(layers: Mapping[Site, ChannelMoments] | None) -> bool:
     return any(found.covariance is not None for found in (layers or {}).values())
 
 
+def has_added_tokens(layers: Mapping[Site, ChannelMoments]) -> bool:
+    """Whether any site is of a part of the tokens.
+
+    >>> moments = ChannelMoments(9.0, np.zeros(2), np.ones(2))
+    >>> has_added_tokens({Site("blocks.0", "out", -1, added=1): moments})
+    True
+    """
+    return any(site.added for site in layers)
+
+
 def listed(layers: Layers) -> str:
     """A table of the sites, as the file's metadata has it."""
     return json.dumps(
         [
             [site.module, site.side, site.axis, len(found.mean), found.count]
+            + ([site.added] if site.added else [])
             + ([] if found.covariance is None else [FULL])
             for site, found in layers.items()
         ]
@@ -59,30 +71,45 @@ def pack(layers: Layers) -> Arrays:
 
 def take(arrays: Arrays, table: str) -> Layers:
     """The sites' moments, taken out of a file's arrays by the table of them, and checked."""
-    named = json.loads(table)
-    sites = [(Site(*where), width, count) for *where, width, count in (row[:5] for row in named)]
-    if not all(row[5:] in ([], [FULL]) for row in named) or not all(
-        _is_site(site) for site, *_ in sites
-    ):
-        raise CasterError("its layers name no sites")
-    if len({site for site, *_ in sites}) < len(sites):
+    rows = [_Row.of(*row) for row in json.loads(table)]
+    if len({str(row.site) for row in rows}) < len(rows):
         raise CasterError("its layers name a site twice")
     means, variances = (arrays.pop(name) for name in LAYER_ARRAYS)
-    widths = [width for _, width, _ in sites]
+    widths = [row.width for row in rows]
     positive = all(type(width) is int and width > 0 for width in widths)
     if not positive or not means.shape == variances.shape == (sum(widths),):
         raise CasterError("its layers do not fit together")
     sound = np.isfinite(means).all() and np.isfinite(variances).all()
-    if not sound or (variances < 0).any() or not all(0 < count < np.inf for *_, count in sites):
+    if not sound or (variances < 0).any() or not all(0 < row.count < np.inf for row in rows):
         raise CasterError("its layers hold no moments")
-    full = _take_triangles(arrays, [row[3] for row in named if row[5:]])
+    full = _take_triangles(arrays, [row.width for row in rows if row.full])
     layers, start = {}, 0
-    for (site, width, count), row in zip(sites, named, strict=True):
-        at = slice(start, start + width)
-        covariance = full.pop(0) if row[5:] else None
-        layers[site] = ChannelMoments(count, means[at], variances[at], covariance)
-        start += width
+    for row in rows:
+        at = slice(start, start + row.width)
+        covariance = full.pop(0) if row.full else None
+        layers[row.site] = ChannelMoments(row.count, means[at], variances[at], covariance)
+        start += row.width
     return layers
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A site in the table."""
+
+    site: Site
+    width: int
+    count: float
+    full: bool
+
+    @classmethod
+    def of(cls, module: str, side: Side, axis: int, width: int, count: float, *more: Any) -> Self:
+        """What was read, if it is a site."""
+        full = more[-1:] == (FULL,)
+        added = more[:-1] if full else more
+        site = Site(module, side, axis, *added[:1])
+        if added[1:] or not _is_site(site):
+            raise CasterError("its layers name no sites")
+        return cls(site, width, count, full)
 
 
 def _take_triangles(arrays: Arrays, orders: list[int]) -> list[NDArray[Any]]:
@@ -101,4 +128,6 @@ def _take_triangles(arrays: Arrays, orders: list[int]) -> list[NDArray[Any]]:
 
 def _is_site(site: Site) -> bool:
     """Whether a site that was read is one."""
-    return isinstance(site.module, str) and site.side in ("in", "out") and site.axis in (1, -1)
+    named = isinstance(site.module, str) and site.side in ("in", "out") and site.axis in (1, -1)
+    tokens = type(site.added) is int and (site.added == 0 or (site.added > 0 and site.axis == -1))
+    return named and tokens

@@ -95,6 +95,7 @@ def test_certificate(results, raw, run):
     losing = [c for c, gain in zip(certificates, gains, strict=True) if gain < -0.1]
     harmless = [c for c, gain in zip(certificates, gains, strict=True) if gain >= 0]
     assert found.pooled.lowest_losing == pytest.approx(min(losing))
+    assert found.pooled.highest_losing == pytest.approx(max(filter(math.isfinite, losing)))
     finite = [c for c in harmless if math.isfinite(c)]
     assert found.pooled.highest_harmless == pytest.approx(max(finite))
     assert found.pooled.harmless_without == len(harmless) - len(finite)
@@ -266,10 +267,17 @@ def test_the_regime_is_chosen_by_certificate():
     assert found.correlation == pytest.approx(0.5)  # ranks 1 2 3 and 1 3 2
 
 
+def test_losing_cells_have_a_lowest_and_a_highest_finite_certificate():
+    cells = [(0.3, 0.01), (2.5, -0.3), (2.0, -0.2), (math.inf, -0.4), (9.0, -0.1)]
+    found = certificate.bands([certificate.Point("d", r, gain, 0.0) for r, gain in cells])
+    assert (found.losing, found.lowest_losing, found.highest_losing) == (3, 2.0, 2.5)
+
+
 def test_bands_without_a_losing_cell():
     cells = [(0.3, 0.0), (0.5, -0.1), (math.inf, -0.05)]
     found = certificate.bands([certificate.Point("d", r, gain, 0.0) for r, gain in cells])
-    assert (found.lowest_losing, found.highest_harmless, found.regime) == (None, 0.3, 2)
+    assert (found.lowest_losing, found.highest_losing) == (None, None)
+    assert (found.highest_harmless, found.regime) == (0.3, 2)
     assert found.correlation is None
 
 

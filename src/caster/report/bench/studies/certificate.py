@@ -56,6 +56,7 @@ class Bands:
     cells: int
     losing: int  # cells that lose more than `LOSS`
     lowest_losing: float | None  # certificate of any cell that loses more than `LOSS`
+    highest_losing: float | None  # finite one of any such cell
     highest_harmless: float | None  # finite certificate of any cell that loses nothing
     harmless_without: int  # harmless cells whose certificate is infinite
     regime: int  # cells below the lowest losing one: the non-degenerate regime
@@ -158,12 +159,13 @@ def bands(points: Sequence[Point]) -> Bands:
     losing = [point.certificate for point in points if point.gain < -LOSS]
     lowest = min(losing, default=None)
     harmless = [point.certificate for point in points if point.gain >= 0]
-    finite = [certificate for certificate in harmless if math.isfinite(certificate)]
+    finite = list(filter(math.isfinite, harmless))
     regime = in_regime(points, lowest)
     return Bands(
         cells=len(points),
         losing=len(losing),
         lowest_losing=lowest,
+        highest_losing=max(filter(math.isfinite, losing), default=None),
         highest_harmless=max(finite, default=None),
         harmless_without=len(harmless) - len(finite),
         regime=len(regime),

@@ -78,8 +78,8 @@ def _plateau(ends: tuple[float, float]) -> tuple[float, float, float]:
 
 
 _KEYS = (  # of the paper's figures
-    *("cells", "losing", "lowest_losing", "highest_harmless", "harmless_without"),
-    *("ungated", "gated", "regime", "correlation"),
+    *("cells", "losing", "lowest_losing", "highest_losing", "highest_harmless"),
+    *("harmless_without", "ungated", "gated", "regime", "correlation"),
 )
 
 
@@ -89,6 +89,7 @@ def _told(bands: Bands) -> dict[str, tuple[Value, Value]]:
         "cells": (bands.cells, None),
         "cells losing more than 10 points": (bands.losing, None),
         "lowest certificate of a cell losing more than 10 points": (bands.lowest_losing, None),
+        "highest finite certificate of such a cell": (bands.highest_losing, None),
         "highest finite certificate of a harmless cell": (bands.highest_harmless, None),
         "harmless cells with an infinite one": (bands.harmless_without, None),
         "mean gain, always": (points(bands.ungated.value), around(bands.ungated.interval)),
