@@ -14,6 +14,7 @@ from caster.bench.digits import open_data
 from caster.bench.models import Refused, checkpoint_digest, load
 from caster.bench.pictures import Kept, keep
 from caster.bench.place import Place
+from caster.core.layers import MEASURED
 from caster.errors import CasterError
 from caster.files import file_digest
 from caster.frozen.preprocessing import Preprocessing
@@ -118,7 +119,7 @@ def seen(place: Place, backbone: str, data: str, traits: dict[str, str]) -> dict
     for part in (given.source, given.target):
         if part not in traits:
             traits[part] = open_data(part, place.data_root).sha256
-    layers = {"layers": "what comes of pictures"} if (backbone, data) in place.layers else {}
+    layers = {"layers": MEASURED} if (backbone, data) in place.layers else {}
     return {
         "checkpoint": checkpoint,
         "refused": refused,

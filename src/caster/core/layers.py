@@ -20,6 +20,9 @@ from array_api_compat import array_namespace
 from caster.core.linalg import Array, identity_like, symmetric_roots
 
 Side = Literal["in", "out"]
+# Which values of a site moments are of: told beside what is kept, so that what was measured
+# otherwise, as with class tokens once, is measured anew.
+MEASURED = "what comes of pictures"
 
 
 @dataclass(frozen=True)

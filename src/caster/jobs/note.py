@@ -13,13 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caster.arrays import to_numpy
-from caster.core.layers import ChannelMoments, Site
+from caster.core.layers import MEASURED, ChannelMoments, Site
 from caster.files import replacing
 from caster.jobs.growing import Damaged, read_grown
 from caster.state import Layers, packed, unpacked
 
 ALWAYS = {"rows", "features"}  # the arrays that any row has
-MEASURED = "what comes of pictures"  # which values are; once class tokens were too
 
 
 @dataclass(frozen=True)
