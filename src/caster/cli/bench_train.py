@@ -23,6 +23,7 @@ def train(
     data: Annotated[
         str,
         typer.Option(
+            "--data",  # said, for Typer 0.27 would call it --DATA
             metavar="DATA",
             help="What to learn from: a set with a train and a test split, such as cifar10, or "
             "labelled pictures of 32 or 64 pixels, with --test.",
