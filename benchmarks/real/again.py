@@ -2,48 +2,48 @@
 
     python benchmarks/real/again.py RECORDS RECORDS [BACKBONE ...]
 
-RECORDS are folders of `caster bench pack`. Cells are compared by what the sweep says of them,
-whatever their checkpoints and moments are; of every backbone it is told whether the weights in
-memory were the same.
+RECORDS are the folder of a run, or of `caster bench pack`. Cells are compared by what the sweep
+says of them, whatever their checkpoints and moments are; the row `weights` has those whose frozen
+networks were the same to the bit.
 """
 
 from __future__ import annotations
 
 import sys
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
 
-from caster.records import DONE, Cell, Pack, read_cell, scan
+from caster.records import DONE, Cell, Pack, cells_of, read_cell, scan
 from caster.sweeps import Spec
 
 
 def cells_in(folder: Path) -> dict[Spec, Cell]:
-    """All cells of a pack that have results."""
-    cells = map(read_cell, scan(Pack(folder)).records)
-    return {Spec.of(cell.identity["spec"]): cell for cell in cells if cell.status == DONE}
+    """All cells that have results."""
+    records = scan(folder if cells_of(folder).is_dir() else Pack(folder)).records
+    cells = [cell for cell in map(read_cell, records) if cell.status == DONE]
+    return {Spec.of(cell.identity["spec"]): cell for cell in cells}
+
+
+def compare(one: Path, other: Path, backbones: list[str]) -> dict[tuple[str, str], list[bool]]:
+    """By backbone and row, of every cell that both have, whether it came out the same."""
+    first, second = cells_in(one), cells_in(other)
+    rows: defaultdict[tuple[str, str], list[bool]] = defaultdict(list)
+    for spec in first.keys() & second.keys():
+        if not backbones or spec.backbone in backbones:
+            a, b = first[spec], second[spec]
+            rows[spec.backbone, "weights"].append(a.frozen["before"] == b.frozen["before"])
+            same = a.tables["samples"] == b.tables["samples"]
+            rows[spec.backbone, spec.method].append(same)
+    return dict(rows)
 
 
 def main(one: Path, other: Path, backbones: list[str]) -> None:
-    first, second = cells_in(one), cells_in(other)
-    both = [spec for spec in first if spec in second]
-    same: Counter[tuple[str, str]] = Counter()
-    met: Counter[tuple[str, str]] = Counter()
-    for spec in both:
-        if backbones and spec.backbone not in backbones:
-            continue
-        a, b = first[spec], second[spec]
-        rows = {
-            "weights": a.frozen["before"] == b.frozen["before"],
-            spec.method: a.tables["samples"] == b.tables["samples"],
-        }
-        for row, equal in rows.items():
-            met[spec.backbone, row] += 1
-            same[spec.backbone, row] += equal
-    if not met:
-        sys.exit(f"{one} and {other} have no cell in common")
+    rows = compare(one, other, backbones)
+    if not rows:
+        sys.exit(f"{one} and {other} have no such cell in common")
     print(f"{'backbone':24} {'':24} {'cells':>6} {'the same':>9}")
-    for backbone, row in sorted(met):
-        print(f"{backbone:24} {row:24} {met[backbone, row]:6} {same[backbone, row]:9}")
+    for (backbone, row), same in sorted(rows.items()):
+        print(f"{backbone:24} {row:24} {len(same):6} {sum(same):9}")
 
 
 if __name__ == "__main__":
