@@ -41,7 +41,7 @@ def main(one: Path, other: Path, backbones: list[str]) -> None:
     rows = compare(one, other, backbones)
     if not rows:
         sys.exit(f"{one} and {other} have no such cell in common")
-    print(f"{'backbone':24} {'':24} {'cells':>6} {'the same':>9}")
+    print(f"{'backbone':24} {'in both':24} {'cells':>6} {'the same':>9}")
     for (backbone, row), same in sorted(rows.items()):
         print(f"{backbone:24} {row:24} {len(same):6} {sum(same):9}")
 

@@ -27,12 +27,21 @@ def test_the_readme_example_runs(tmp_path, monkeypatch):
     assert len([line for line in code.splitlines() if line.strip()]) <= 10
 
 
+def anchors(path: Path) -> set[str]:
+    """What headings are linked by: in small letters, hyphens for spaces, and no other signs."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_links_lead_somewhere(path):
     assert len(path.read_text().splitlines()) > 5
-    for link in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
+    for link in re.findall(r"\]\(([^)]+)\)", path.read_text()):
         if not link.startswith("http"):
-            assert (path.parent / link).exists(), link
+            name, _, anchor = link.partition("#")
+            target = path.parent / name if name else path
+            assert target.exists(), link
+            assert not anchor or anchor in anchors(target), link
 
 
 def test_every_command_and_option_named_in_the_documents_exists():

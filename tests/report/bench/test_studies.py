@@ -24,6 +24,7 @@ from caster.report.bench.studies import (
     specificity,
 )
 from caster.report.bench.studies.corruption_differences import difference
+from caster.report.bench.thresholds import gated_gain
 from caster.report.intervals import of_statistic
 
 
@@ -108,6 +109,22 @@ def test_certificate(results, raw, run):
         expected = mean(np.subtract(gated, never))
         assert found.curve.at(tau) == pytest.approx(expected, abs=1e-12)
     assert found.pooled.gated.value == pytest.approx(found.curve.at(0.8))
+
+
+def test_the_best_threshold_of_every_data_set(results):
+    """Against a loop over all thresholds that change anything, and none."""
+    (found,) = certificate.measure(results)
+    always = [s for s in results.of("certificate") if s.spec.method == "caster-ungated"]
+    held = defaultdict(list)
+    for point, score in zip(found.points, always, strict=True):
+        held[point.place].append(score)
+    assert list(found.best) == list(held) == list(found.by_place)
+    for place, scores in held.items():
+        taus = {0.0, *(float(tau) for s in scores for tau in s.batches.opens if tau < math.inf)}
+        gains = [mean(gated_gain(score, tau) for score in scores) for tau in taus]
+        assert found.best[place] == pytest.approx(max(gains), abs=1e-12)
+    rows = certificate_tables.by_place(found).rows
+    assert [row[6] for row in rows] == [pytest.approx(100 * best) for best in found.best.values()]
 
 
 def test_recorded_gated_cells_are_the_recomputed_ones(results, raw, run):

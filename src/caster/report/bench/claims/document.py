@@ -19,14 +19,20 @@ from caster.report.bench.tables import NONE, as_markdown, in_markdown
 from caster.report.bench.write import FIGURES, TEXT
 
 HOW = (
-    "Every rule below was written before the runs. A figure of ours stands with its 95 % interval "
-    "where there is one, from cells drawn anew. *Within*: our interval, or the figure where it has "
-    "none, comes so near to the paper's figure. *At least*, *at most*, *positive*, *negative*: the "
-    "figure and all of its interval are; partly, where the figure alone is. A claim of several "
-    "figures is reproduced if all of them are, and partly if some are. *Not testable here* says "
-    "why. *Not run yet*: what it is about is not recorded, or not the data that it cannot be told "
-    "without. *So far*: backbones of its study are still to be recorded, which its section names; "
-    "the verdict is on the others."
+    "A figure of ours stands with its 95 % interval where there is one, from cells drawn anew; "
+    "extremes, counts and exact values have none, nor have differences that no table pairs. "
+    "*Within*: our interval, or the figure where it has none, comes so near to the paper's figure. "
+    "*At least*, *at most*, *positive*, *negative*: the figure and all of its interval are. "
+    "*Partly* is judged by the figure alone. A claim of several figures is reproduced if all of "
+    "them are, not if none is even partly, and else partly. *Not testable here* says why."
+)
+MISSING = (
+    " *Not run yet*: what it is about is not recorded, or not the data that it cannot be told "
+    "without."
+)
+PART = (
+    " *So far*: backbones of its study are still to be recorded, which its section names; the "
+    "verdict is on the others."
 )
 SHOWN = "shown by a test of the mathematics, which takes no data"
 
@@ -57,8 +63,7 @@ class Writer:
             f"# {self.claims.title}",
             self._filled(self.claims.intro),
             "## Verdicts",
-            _counts([each for held in outcomes.values() for each in held]),
-            HOW,
+            *_summary([each for held in outcomes.values() for each in held]),
             _overview(outcomes),
         ]
         for part, held in outcomes.items():
@@ -167,6 +172,14 @@ def _studies(part: Part) -> list[tuple[str, str]]:
     pairs = [(cell.sweep, study_of(cell.table)) for cell in cells]
     pairs += [(part.sweep, study_of(table)) for table in part.tables]
     return list(dict.fromkeys((sweep, study) for sweep, study in pairs if study is not None))
+
+
+def _summary(outcomes: Sequence[Outcome]) -> tuple[str, str]:
+    """How many claims have which verdict, and what the words mean that stand there."""
+    missing = any(outcome.verdict == NOT_RUN for outcome in outcomes)
+    so_far = any(outcome.is_so_far for outcome in outcomes)
+    how = HOW + (MISSING if missing else "") + (PART if so_far else "")
+    return _counts(outcomes), how
 
 
 def _counts(outcomes: Sequence[Outcome]) -> str:

@@ -74,6 +74,7 @@ class Certificate:
     pooled: Bands
     correlation_interval: Interval | None  # of the pooled one
     by_place: dict[str, Bands]
+    best: dict[str, float]  # by place: the mean gain at its own best threshold
     mixed: dict[str, Bands]  # where it was run, by its name
     tau: float  # of the transport's own constants
     taus: tuple[float, ...]  # of the recorded gated cells
@@ -135,6 +136,9 @@ def of_cells(
     marks = tuple(Point(where[s.spec], s.certificate, s.gain, gated_gain(s, tau)) for s in always)
     curve, pooled = Curve.of(always), bands(marks)
     regime = in_regime(marks, pooled.lowest_losing)
+    held = defaultdict(list)
+    for score in always:
+        held[where[score.spec]].append(score)
     return Certificate(
         method=name,
         points=marks,
@@ -142,10 +146,8 @@ def of_cells(
         correlation_interval=correlation_interval(
             [mark.certificate for mark in regime], [mark.gain for mark in regime]
         ),
-        by_place={
-            place: bands([mark for mark in marks if mark.place == place])
-            for place in dict.fromkeys(mark.place for mark in marks)
-        },
+        by_place={place: bands([mark for mark in marks if mark.place == place]) for place in held},
+        best={place: Curve.of(scores).best for place, scores in held.items()},
         mixed={},
         tau=tau,
         taus=(),

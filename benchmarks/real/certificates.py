@@ -1,0 +1,88 @@
+"""Other readings of the certificate, from packed records: how batches become a cell, and which τ.
+
+    python benchmarks/real/certificates.py [RECORDS]
+
+What a run would give is told without one: ratios of all batches are recorded. First the lowest
+certificate of a cell that loses more than ten points under transport, by how the ratios of its
+batches become one figure. Then, on the cells of the study of specificity, the share of batches that
+a gate accepts at several thresholds, what is gained behind it, and the rank correlation of the
+share with what transport and Tent gain without one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caster.records import Pack
+from caster.report.bench.ranks import spearman
+from caster.report.bench.read import load
+from caster.report.bench.score import ALWAYS, Score
+from caster.report.bench.studies.certificate import LOSS
+from caster.report.bench.thresholds import Curve
+from caster.sweeps import read
+
+ROOT = Path(__file__).parents[2]
+READINGS: dict[str, Callable[[NDArray[np.float64]], np.floating]] = {
+    "median": np.median,
+    "mean": np.mean,
+    "90 % quantile": lambda ratio: np.quantile(ratio, 0.9),
+    "highest": np.max,
+    "lowest": np.min,
+}
+TAUS = (0.4, 0.6, 0.8, 1.0, 1.1, 1.2, 1.3, 1.5, 2.0)
+
+
+def losing(scores: Sequence[Score]) -> None:
+    """The lowest certificate of a cell that loses, by backbone and reading."""
+    held = defaultdict(list)
+    for score in scores:
+        held[score.spec.backbone].append(score)
+    print(f"{'':24} {'losing':>8}" + "".join(f"{name:>15}" for name in READINGS))
+    for backbone, own in held.items():
+        lost = [score.batches.ratio for score in own if score.gain < -LOSS]
+        if lost:
+            lowest = (min(float(of(ratio)) for ratio in lost) for of in READINGS.values())
+            told = "".join(f"{value:15.2f}" for value in lowest)
+            print(f"{backbone:24} {f'{len(lost)}/{len(own)}':>8}{told}")
+
+
+def shares(scores: Sequence[Score], tau: float) -> list[float]:
+    """Of every cell, the share of batches that a gate accepts."""
+    return [float((score.batches.opens <= tau).mean()) for score in scores]
+
+
+def thresholds(transport: Sequence[Score], tent: Sequence[Score]) -> None:
+    """Acceptance and its correlations, by threshold."""
+    curve, gains = Curve.of(transport), [[s.gain for s in held] for held in (transport, tent)]
+    print(f"\n{'τ':>5} {'accepted, %':>12} {'gain':>7} {'with transport':>15} {'with Tent':>10}")
+    for tau in TAUS:
+        accepted = shares(transport, tau)
+        own, other = (spearman(accepted, gain) or np.nan for gain in gains)
+        share = 100 * float(np.mean(accepted))
+        print(f"{tau:5} {share:12.1f} {100 * curve.at(tau):+7.2f} {own:+15.2f} {other:+10.2f}")
+    found = (spearman(shares(transport, tau), gains[0]) for tau in curve.steps)
+    highest = max(each for each in found if each is not None)
+    print(f"the highest correlation with transport's gain at any threshold: {highest:+.2f}")
+
+
+def main(records: Path) -> None:
+    sweep = read(ROOT / "experiments" / "reproduction.toml")
+    results, problems = load(sweep, Pack(records))
+    if results is None:
+        sys.exit("\n".join(map(str, problems[:5])))
+    usual = [s for s in results.of("certificate") if s.spec.method == ALWAYS]
+    losing([s for s in usual if s.spec.batch_size == 64 and s.spec.order == "shuffled"])
+    held = defaultdict(dict)
+    for score in results.of("specificity"):
+        held[score.spec.method][score.spec.stream] = score
+    thresholds(list(held[ALWAYS].values()), [held["tent"][stream] for stream in held[ALWAYS]])
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "records" / "reproduction")
