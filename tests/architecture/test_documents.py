@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from pathlib import Path
 
@@ -25,6 +26,30 @@ def test_the_readme_example_runs(tmp_path, monkeypatch):
     assert names["out"].verdict.accepted
     assert (names["out"].predictions == names["labels"][:64]).mean() > 0.95
     assert len([line for line in code.splitlines() if line.strip()]) <= 10
+
+
+def test_the_figures_of_the_readme_are_those_of_the_records():
+    tables = ROOT / "docs" / "reproduction" / "reproduction" / "tables"
+
+    def has(method: str, family: str, sentence: str) -> str:
+        """What a method has right on both data sets, as a sentence says it."""
+        told = []
+        for data in ("CIFAR-10", "CIFAR-100"):
+            with (tables / f"corruption-all-{data}-C-star.csv").open() as file:
+                rows = {row["method"]: row for row in csv.DictReader(file)}
+            told.append(f"{float(rows[method][family]):.1f}")
+        return sentence.format(*told)
+
+    text = " ".join((ROOT / "README.md").read_text().split())
+    for sentence in (
+        has("layer-transport", "BN", "ResNets have {} % of CIFAR-10 and {} of CIFAR-100 right"),
+        has("frozen", "BN", "where the frozen models have {} and {}, and Tent"),
+        has("tent", "BN", "and Tent {} and {};"),
+        has("layer-transport", "LN", "ViT-B and DeiT-B have {} and {}, where"),
+        has("frozen", "LN", "where the frozen models have {} and {}, and SAR"),
+        has("sar", "LN", "and SAR {} and {} ("),
+    ):
+        assert sentence in text
 
 
 def anchors(path: Path) -> set[str]:
