@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from dataclasses import replace
 from statistics import mean, median, stdev
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -123,8 +124,13 @@ def test_the_best_threshold_of_every_data_set(results):
         taus = {0.0, *(float(tau) for s in scores for tau in s.batches.opens if tau < math.inf)}
         gains = [mean(gated_gain(score, tau) for score in scores) for tau in taus]
         assert found.best[place] == pytest.approx(max(gains), abs=1e-12)
-    rows = certificate_tables.by_place(found).rows
-    assert [row[6] for row in rows] == [pytest.approx(100 * best) for best in found.best.values()]
+    table = certificate_tables.by_place(found)
+    columns = [column.title for column in table.columns]
+    told = [row[columns.index("best")] for row in table.rows]
+    assert told == [pytest.approx(100 * best) for best in found.best.values()]
+    apart = [mean(gated_gain(s, 0.8) - s.gain for s in scores) for scores in held.values()]
+    told = [row[columns.index("over always")] for row in table.rows]
+    assert told == [pytest.approx(100 * difference) for difference in apart]
 
 
 def test_recorded_gated_cells_are_the_recomputed_ones(results, raw, run):
@@ -169,6 +175,8 @@ def test_gate(results, raw, run):
     mine = [m for m in streams if m["caster"].backbone.startswith("r18")]
     over = [m["caster"].accuracy - m["caster-ungated"].accuracy for m in mine]
     assert rows["r18", "CIFAR-10-C*"].over_always.value == pytest.approx(mean(over))
+    gains = [m["caster-ungated"].gain for m in streams]
+    assert pooled.always_over_never.value == pytest.approx(mean(gains))
     assert len(mine) == 8
 
 
@@ -252,6 +260,28 @@ def test_specificity(results, raw, run):
         gains = [met[mechanism].gain for met in streams]
         assert len(set(accepts)) < len(accepts)  # ties, which average ranks are for
         assert relations[gated].correlation == pytest.approx(spearmanr(accepts, gains)[0])
+
+
+def test_differences_of_policies_are_of_the_same_cells(results, raw, run):
+    (found,) = specificity.measure(results)
+    streams = of(raw, run[0], "specificity")
+    pairs = {(pair.one, pair.other): pair for pair in found.differences}
+    gated = {("tent+certificate", "tent"), ("tent+referee", "tent"), ("caster", "caster-ungated")}
+    assert pairs.keys() == gated  # of one that learns there is no other to stand beside
+    for (one, other), pair in pairs.items():
+        apart = [met[one].accuracy - met[other].accuracy for met in streams]
+        assert pair.accuracy.value == pytest.approx(mean(apart))
+        assert pair.accuracy.interval.low <= mean(apart) <= pair.accuracy.interval.high
+        harmed = [met[one].harm - met[other].harm for met in streams]
+        assert pair.harm.value == pytest.approx(mean(harmed))
+
+
+def test_policies_that_learn_stand_beside_the_first_behind_the_same_gate():
+    learns = dict.fromkeys(("tent", "tent+referee", "eata", "eata+referee", "sar"), True)
+    met = {"frozen": False, "caster": False, **learns, "sar+referee (agreement 0.9)": True}
+    scores = {name: SimpleNamespace(gradients=gradients) for name, gradients in met.items()}
+    found = specificity._alike(scores)
+    assert found == [("eata", "tent"), ("eata+referee", "tent+referee"), ("sar", "tent")]
 
 
 def test_cost(results, raw, run):

@@ -63,6 +63,7 @@ class Bands:
     correlation: float | None  # of certificate and gain, by ranks, inside that regime
     ungated: Mean
     gated: Mean
+    over_always: Mean  # gated less ungated, cell by cell
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,6 +175,7 @@ def bands(points: Sequence[Point]) -> Bands:
         correlation=spearman([p.certificate for p in regime], [p.gain for p in regime]),
         ungated=mean([point.gain for point in points]),
         gated=mean([point.gated for point in points]),
+        over_always=mean([point.gated - point.gain for point in points]),
     )
 
 

@@ -104,7 +104,9 @@ def by_place(found: Certificate, name: str = "certificate-data", what: str = "da
     rows: list[tuple[Value, ...]] = [
         (
             *(place, b.cells, points(b.ungated.value), around(b.ungated.interval)),
-            *(points(b.gated.value), around(b.gated.interval), points(found.best[place])),
+            *(points(b.gated.value), around(b.gated.interval)),
+            *(points(b.over_always.value), around(b.over_always.interval)),
+            points(found.best[place]),
             *(b.losing, b.lowest_losing, b.highest_harmless, b.regime, b.correlation),
         )
         for place, b in found.by_place.items()
@@ -116,7 +118,8 @@ def by_place(found: Certificate, name: str = "certificate-data", what: str = "da
         (
             *(Column(what), Column("cells", "d"), Column("always", "+.2f")),
             *(Column(f"always, {INTERVAL}", "+.2f"), Column("gated", "+.2f")),
-            *(Column(f"gated, {INTERVAL}", "+.2f"), Column("best", "+.2f")),
+            *(Column(f"gated, {INTERVAL}", "+.2f"), Column("over always", "+.2f")),
+            *(Column(f"over always, {INTERVAL}", "+.2f"), Column("best", "+.2f")),
             *(Column("losing", "d"), Column("lowest losing", ".3g")),
             *(Column("highest harmless", ".3g"), Column("regime", "d")),
             Column("rank correlation", "+.2f"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -61,6 +62,16 @@ class Relation:
 
 
 @dataclass(frozen=True)
+class Difference:
+    """What one policy has more than another, cell by cell."""
+
+    one: str
+    other: str
+    accuracy: Mean
+    harm: Mean
+
+
+@dataclass(frozen=True)
 class Specificity:
     """All policies on one data set."""
 
@@ -68,6 +79,7 @@ class Specificity:
     paper: str | None  # what the paper calls the data
     policies: tuple[Policy, ...]
     relations: tuple[Relation, ...]
+    differences: tuple[Difference, ...]
     cells: int
 
 
@@ -127,7 +139,32 @@ def _compare(place: str, paper: str | None, streams: Streams) -> Specificity | N
                 kept_interval=None if relation is None else relation.kept_interval,
             )
         )
-    return Specificity(place, paper, tuple(policies), tuple(relations.values()), len(held))
+    pairs = [(name, relation.mechanism) for name, relation in relations.items()]
+    pairs += _alike(held[0])
+    differences = tuple(_difference(*pair, held) for pair in pairs if pair[1] in methods)
+    return Specificity(
+        place, paper, tuple(policies), tuple(relations.values()), differences, len(held)
+    )
+
+
+def _alike(met: Mapping[str, Score]) -> list[tuple[str, str]]:
+    """Policies that learn, each beside the first one that has the same gate, or as little of one.
+
+    What stands behind the plus is the gate, with its settings where there are others.
+    """
+    first: dict[str, str] = {}
+    learners = (name for name, score in met.items() if score.gradients)
+    beside = [(name, first.setdefault(name.partition("+")[2], name)) for name in learners]
+    return [(one, other) for one, other in beside if one != other]
+
+
+def _difference(one: str, other: str, held: Sequence[Mapping[str, Score]]) -> Difference:
+    return Difference(
+        one,
+        other,
+        accuracy=mean([met[one].accuracy - met[other].accuracy for met in held]),
+        harm=mean([met[one].harm - met[other].harm for met in held]),
+    )
 
 
 def _relation(name: str, held: list[dict[str, Score]]) -> Relation | None:

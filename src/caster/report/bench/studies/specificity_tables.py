@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 def all_of(found: tuple[Specificity, ...]) -> tuple[Table, ...]:
-    """The policies of all data, then the rank correlations."""
-    return (*(_table(each) for each in found), _correlations(found))
+    """The policies of all data, then how far they are apart, and the rank correlations."""
+    return (*(_table(each) for each in found), _differences(found), _correlations(found))
 
 
 def _table(found: Specificity) -> Table:
@@ -58,6 +58,30 @@ def _table(found: Specificity) -> Table:
         f"{found.place}: policies over {cells(found.cells)} that all met. Paper: "
         f"{printed('specificity', 'where')}, ResNet-50.",
         columns,
+        tuple(values),
+    )
+
+
+def _differences(found: tuple[Specificity, ...]) -> Table:
+    values: list[tuple[Value, ...]] = [
+        (
+            *(each.place, pair.one, pair.other, each.cells),
+            *(points(pair.accuracy.value), around(pair.accuracy.interval)),
+            *(points(pair.harm.value), around(pair.harm.interval)),
+        )
+        for each in found
+        for pair in each.differences
+    ]
+    return Table(
+        "specificity-differences",
+        "What a policy has more than another on the same cells, in points: a gated one than its "
+        "mechanism without the gate, and one that learns than the first that does behind the same "
+        "gate.",
+        (
+            *(Column("data"), Column("policy"), Column("less"), Column("cells", "d")),
+            *(Column("top-1", "+.2f"), Column(INTERVAL, "+.2f")),
+            *(Column("harm", "+.2f"), Column(f"harm {INTERVAL}", "+.2f")),
+        ),
         tuple(values),
     )
 
