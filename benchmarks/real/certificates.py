@@ -38,8 +38,8 @@ READINGS: dict[str, Callable[[NDArray[np.float64]], np.floating]] = {
 TAUS = (0.4, 0.6, 0.8, 1.0, 1.1, 1.2, 1.3, 1.5, 2.0)
 
 
-def losing(scores: Sequence[Score]) -> None:
-    """The lowest certificate of a cell that loses, by backbone and reading."""
+def show_losing(scores: Sequence[Score]) -> None:
+    """Print the lowest certificate of a cell that loses, by backbone and reading."""
     held = defaultdict(list)
     for score in scores:
         held[score.spec.backbone].append(score)
@@ -57,15 +57,15 @@ def shares(scores: Sequence[Score], tau: float) -> list[float]:
     return [float((score.batches.opens <= tau).mean()) for score in scores]
 
 
-def thresholds(transport: Sequence[Score], tent: Sequence[Score]) -> None:
-    """Acceptance and its correlations, by threshold."""
+def show_thresholds(transport: Sequence[Score], tent: Sequence[Score]) -> None:
+    """Print acceptance and its correlations, by threshold."""
     curve, gains = Curve.of(transport), [[s.gain for s in held] for held in (transport, tent)]
     print(f"\n{'τ':>5} {'accepted, %':>12} {'gain':>7} {'with transport':>15} {'with Tent':>10}")
     for tau in TAUS:
         accepted = shares(transport, tau)
-        own, other = (spearman(accepted, gain) or np.nan for gain in gains)
+        own, other = (f"{spearman(accepted, gain):+.2f}" for gain in gains)
         share = 100 * float(np.mean(accepted))
-        print(f"{tau:5} {share:12.1f} {100 * curve.at(tau):+7.2f} {own:+15.2f} {other:+10.2f}")
+        print(f"{tau:5} {share:12.1f} {100 * curve.at(tau):+7.2f} {own:>15} {other:>10}")
     found = (spearman(shares(transport, tau), gains[0]) for tau in curve.steps)
     highest = max(each for each in found if each is not None)
     print(f"the highest correlation with transport's gain at any threshold: {highest:+.2f}")
@@ -77,11 +77,11 @@ def main(records: Path) -> None:
     if results is None:
         sys.exit("\n".join(map(str, problems[:5])))
     usual = [s for s in results.of("certificate") if s.spec.method == ALWAYS]
-    losing([s for s in usual if s.spec.batch_size == 64 and s.spec.order == "shuffled"])
+    show_losing([s for s in usual if s.spec.batch_size == 64 and s.spec.order == "shuffled"])
     held = defaultdict(dict)
     for score in results.of("specificity"):
         held[score.spec.method][score.spec.stream] = score
-    thresholds(list(held[ALWAYS].values()), [held["tent"][stream] for stream in held[ALWAYS]])
+    show_thresholds(list(held[ALWAYS].values()), [held["tent"][stream] for stream in held[ALWAYS]])
 
 
 if __name__ == "__main__":

@@ -142,7 +142,7 @@ class Transporter:
         """z = U'h, and whether it can be calculated with; elsewhere than on a GPU it must be."""
         # What is not finite is found out below, and told in one line. Whether NumPy warns of it as
         # well is up to the processor's own matrix product.
-        with np.errstate(over="ignore", invalid="ignore"):
+        with np.errstate(all="ignore"):
             z = batch @ moments.U
         xp = array_namespace(z)
         sound = xp.all(xp.abs(z) < _largest(z))  # NaN is not below it either

@@ -23,10 +23,12 @@ from caster.report.bench.studies import (
     estimators,
     gate,
     specificity,
+    specificity_tables,
 )
 from caster.report.bench.studies.corruption_differences import difference
 from caster.report.bench.thresholds import gated_gain
 from caster.report.intervals import of_statistic
+from caster.sweeps import Spec
 
 
 def of(raw, sweep, study, *methods):
@@ -274,14 +276,31 @@ def test_differences_of_policies_are_of_the_same_cells(results, raw, run):
         assert pair.accuracy.interval.low <= mean(apart) <= pair.accuracy.interval.high
         harmed = [met[one].harm - met[other].harm for met in streams]
         assert pair.harm.value == pytest.approx(mean(harmed))
+    table = next(t for t in specificity_tables.all_of((found,)) if t.name.endswith("differences"))
+    for row, pair in zip(table.rows, found.differences, strict=True):
+        assert row[1:3] == (pair.one, pair.other)
+        assert row[4] == pytest.approx(100 * pair.accuracy.value)
+        assert row[5].low == pytest.approx(100 * pair.accuracy.interval.low)
+        assert row[6] == pytest.approx(100 * pair.harm.value)
+        assert row[7].high == pytest.approx(100 * pair.harm.interval.high)
 
 
 def test_policies_that_learn_stand_beside_the_first_behind_the_same_gate():
-    learns = dict.fromkeys(("tent", "tent+referee", "eata", "eata+referee", "sar"), True)
-    met = {"frozen": False, "caster": False, **learns, "sar+referee (agreement 0.9)": True}
-    scores = {name: SimpleNamespace(gradients=gradients) for name, gradients in met.items()}
-    found = specificity._alike(scores)
-    assert found == [("eata", "tent"), ("eata+referee", "tent+referee"), ("sar", "tent")]
+    other = (("gate", (("agreement", 0.9),)),)
+    quick = (("lr", 0.1),)
+    specs = {
+        "frozen": Spec("r", "d", "frozen"),
+        "tent": Spec("r", "d", "tent"),
+        "tent+referee": Spec("r", "d", "tent+referee"),
+        "eata (lr 0.1)": Spec("r", "d", "eata", settings=quick),
+        "eata+referee (lr 0.1)": Spec("r", "d", "eata+referee", settings=quick),
+        "eata+referee (agreement 0.9)": Spec("r", "d", "eata+referee", settings=other),
+    }
+    met = {n: SimpleNamespace(spec=spec, gradients=n != "frozen") for n, spec in specs.items()}
+    assert specificity._alike(met) == [
+        ("eata (lr 0.1)", "tent"),
+        ("eata+referee (lr 0.1)", "tent+referee"),
+    ]
 
 
 def test_cost(results, raw, run):

@@ -197,6 +197,8 @@ def test_a_study_that_is_not_complete_is_not_run_yet(parts):
     text = (parts / "CLAIMS.md").read_text()
     assert "### R1: not run yet" in text
     assert "### G1: not run yet" not in text
+    assert "*Not run yet*: what it is about is not recorded" in text
+    assert "*So far*:" not in text
     assert "| `every.toml` | cost | 3 | 2 | not run yet |" in text
     assert counted["not run yet"] == 2
     assert not list((parts / "docs/reports/every/tables").glob("cost*"))
@@ -217,6 +219,8 @@ def test_a_study_that_awaits_a_backbone_is_judged_on_the_others(place, run, tmp_
     assert re.search(r"^### G1: .*reproduced so far$", text, re.MULTILINE)
     assert "### R1: reproduced\n" in text  # of another study
     assert f"*So far:* the study gate has yet to be recorded for {late}." in text
+    assert "*So far*: backbones of its study are still to be recorded" in text
+    assert "*Not run yet*:" in text  # of a claim about a sweep that is to come
     held = [spec for spec in gate if spec.method == "caster" and spec.backbone != late]
     gains = [100 * record.gain for record in raw if record.spec in [s.plain() for s in held]]
     assert f"It came to {np.mean(gains):+.2f}." in text

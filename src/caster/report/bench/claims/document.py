@@ -20,18 +20,20 @@ from caster.report.bench.write import FIGURES, TEXT
 
 HOW = (
     "A figure of ours stands with its 95 % interval where there is one, from cells drawn anew; "
-    "extremes, counts and exact values have none, nor have differences that no table pairs. "
+    "extremes, counts, s.d.s and exact values have none, nor have differences and ratios that no "
+    "table pairs. "
     "*Within*: our interval, or the figure where it has none, comes so near to the paper's figure. "
     "*At least*, *at most*, *positive*, *negative*: the figure and all of its interval are. "
     "*Partly* is judged by the figure alone. A claim of several figures is reproduced if all of "
-    "them are, not if none is even partly, and else partly. *Not testable here* says why."
+    "them are, not reproduced if none is even partly, and partly otherwise. *Not testable here* "
+    "says why."
 )
-MISSING = (
-    " *Not run yet*: what it is about is not recorded, or not the data that it cannot be told "
+NOT_RUN_MEANS = (
+    "*Not run yet*: what it is about is not recorded, or not the data that it cannot be told "
     "without."
 )
-PART = (
-    " *So far*: backbones of its study are still to be recorded, which its section names; the "
+SO_FAR_MEANS = (
+    "*So far*: backbones of its study are still to be recorded, which its section names; the "
     "verdict is on the others."
 )
 SHOWN = "shown by a test of the mathematics, which takes no data"
@@ -176,10 +178,12 @@ def _studies(part: Part) -> list[tuple[str, str]]:
 
 def _summary(outcomes: Sequence[Outcome]) -> tuple[str, str]:
     """How many claims have which verdict, and what the words mean that stand there."""
-    missing = any(outcome.verdict == NOT_RUN for outcome in outcomes)
-    so_far = any(outcome.is_so_far for outcome in outcomes)
-    how = HOW + (MISSING if missing else "") + (PART if so_far else "")
-    return _counts(outcomes), how
+    how = [HOW]
+    if any(outcome.verdict == NOT_RUN for outcome in outcomes):
+        how.append(NOT_RUN_MEANS)
+    if any(outcome.is_so_far for outcome in outcomes):
+        how.append(SO_FAR_MEANS)
+    return _counts(outcomes), " ".join(how)
 
 
 def _counts(outcomes: Sequence[Outcome]) -> str:

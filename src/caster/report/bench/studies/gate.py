@@ -141,7 +141,7 @@ def _table(found: Gate) -> Table:
         "gate",
         "Top-1 accuracy in percent under three policies, and what the gate gains over the other "
         "two, and always transporting over never, in points. "
-        f" Paper: {printed('gate', 'where')}, ResNet-50.",
+        f"Paper: {printed('gate', 'where')}, ResNet-50.",
         columns,
         (*(_row(row) for row in (*found.rows, *found.pooled)), told),
     )

@@ -141,6 +141,7 @@ def _compare(place: str, paper: str | None, streams: Streams) -> Specificity | N
         )
     pairs = [(name, relation.mechanism) for name, relation in relations.items()]
     pairs += _alike(held[0])
+    # a mechanism may go by two names, where its settings differ by stream: then it is no policy
     differences = tuple(_difference(*pair, held) for pair in pairs if pair[1] in methods)
     return Specificity(
         place, paper, tuple(policies), tuple(relations.values()), differences, len(held)
@@ -148,13 +149,14 @@ def _compare(place: str, paper: str | None, streams: Streams) -> Specificity | N
 
 
 def _alike(met: Mapping[str, Score]) -> list[tuple[str, str]]:
-    """Policies that learn, each beside the first one that has the same gate, or as little of one.
-
-    What stands behind the plus is the gate, with its settings where there are others.
-    """
-    first: dict[str, str] = {}
-    learners = (name for name, score in met.items() if score.gradients)
-    beside = [(name, first.setdefault(name.partition("+")[2], name)) for name in learners]
+    """Policies that learn, each beside the first one that has the same gate, or none as well."""
+    first: dict[tuple[str, object], str] = {}
+    beside = []
+    for name, score in met.items():
+        if score.gradients:
+            spec = score.spec
+            gate = spec.method.partition("+")[2], dict(spec.settings).get(GATE)
+            beside.append((name, first.setdefault(gate, name)))
     return [(one, other) for one, other in beside if one != other]
 
 

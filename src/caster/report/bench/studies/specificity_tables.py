@@ -74,9 +74,9 @@ def _differences(found: tuple[Specificity, ...]) -> Table:
     ]
     return Table(
         "specificity-differences",
-        "What a policy has more than another on the same cells, in points: a gated one than its "
-        "mechanism without the gate, and one that learns than the first that does behind the same "
-        "gate.",
+        "How far a policy is above another on the same cells, in points: a gated one above its "
+        "mechanism without the gate, and one that learns above the first such policy with the same "
+        "gate, or with none.",
         (
             *(Column("data"), Column("policy"), Column("less"), Column("cells", "d")),
             *(Column("top-1", "+.2f"), Column(INTERVAL, "+.2f")),
