@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import csv
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -65,6 +66,32 @@ def test_a_difference_is_told_in_a_line(tmp_path):
     assert "another end" in first_difference(a, c, "x.md")
     assert "is not there" in first_difference(tmp_path, a, "x.md")
     assert "does not write it" in first_difference(a, tmp_path, "x.md")
+
+
+def test_what_a_note_counts_in_words_is_what_its_table_has():
+    """Of E1: the one note whose figures no table has a place for."""
+    table = ROOT / "docs" / "reproduction" / "reproduction" / "tables" / "estimators.csv"
+    with table.open() as file:
+        rows = [
+            (row["backbone"], row["data"], float(row["margin"])) for row in csv.DictReader(file)
+        ]
+    own = [margin for backbone, data, margin in rows if data.startswith(f"{trained_on(backbone)} ")]
+    lost = [margin for *_, margin in rows if margin < 0]
+    lost_own = [margin for margin in own if margin < 0]
+    others, won = len(rows) - len(own), len(rows) - len(own) - (len(lost) - len(lost_own))
+    words = {6: "six", 8: "eight"}
+    (note,) = (c.note for part in CLAIMS.parts for c in part.claims if c.id == "E1")
+    text = " ".join(note.split())
+    assert f"k-NN wins {words[len(lost)]} settings, none by three points" in text
+    assert min(lost) > -3
+    assert f"and {words[len(lost_own)]} of them on the very data" in text
+    assert f"Of the {others} settings on other data" in text
+    assert f"Source-GDA wins {won}:" in text
+
+
+def trained_on(backbone: str) -> str:
+    """The data of a backbone's checkpoint, as tables name both: "ViT-B, CIFAR-100"."""
+    return backbone.partition(", ")[2]
 
 
 def test_every_proof_is_a_test():

@@ -67,12 +67,13 @@ def train(
     from caster.bench.executors.devices import chosen
     from caster.bench.train.pictures import read, splits
     from caster.bench.train.recipe import Recipe
+
+    at = chosen(device)[0]  # which tells, where there is no torch, that it is needed
     from caster.bench.train.run import train as run
 
     recipe = Recipe.of(architecture, epochs)
     source, target = splits(data, test)
     pictures = read(source, data_root)
-    at = chosen(device)[0]
     if out is None:
         out = default_out(architecture, data, seed)
         out.parent.mkdir(exist_ok=True)

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from typer.testing import CliRunner
 
@@ -57,3 +60,24 @@ def test_errors_are_one_line(files):
         assert result.output.startswith("caster: ")
         assert message in result.output
         assert result.output.count("\n") == 1
+
+
+WITHOUT_TORCH = """
+import sys
+
+class Absent:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Absent())
+from caster.cli import main
+main()
+"""
+
+
+def test_without_torch_it_says_what_to_install():
+    words = [sys.executable, "-c", WITHOUT_TORCH, "bench", "train", "resnet18", "--data", "digits"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
+    told = "caster: the benchmark needs torch: pip install 'caster-tta[bench]'\n"
+    assert (done.returncode, done.stderr) == (1, told)
