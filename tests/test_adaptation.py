@@ -42,8 +42,7 @@ def test_unsound_numbers_are_found_at_the_end(as_on_gpu):
     logits[3, 2] = torch.nan
     with pytest.raises(CasterError, match="head_logits hold NaN"):
         clf.adapt(batch, logits)
-    with pytest.raises(CasterError, match="too large for"):
-        clf.adapt(1e200 * batch)
+    assert clf.adapt(1e200 * batch).verdict.reason == "numerical"
     batch[1, 1] = torch.nan
     with pytest.raises(CasterError, match="NaN or infinity"):
         clf.adapt(batch)

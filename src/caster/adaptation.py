@@ -18,7 +18,7 @@ from caster.core.linalg import Array, identity_like, on_gpu
 from caster.core.proposal import Proposal
 from caster.core.subspace import active_rank
 from caster.core.transport import is_diagonal
-from caster.core.types import AffineMap, SourceMoments, Verdict
+from caster.core.types import AffineMap, Reason, SourceMoments, Verdict
 from caster.errors import CasterError
 from caster.labels import Labels
 from caster.placement import Placement
@@ -48,7 +48,7 @@ class Adaptation:
 class Attempt:
     """A batch transported and measured, of which nothing need have reached the host yet."""
 
-    proposal: Proposal  # on a GPU its evidence ends with whether features and logits are sound
+    proposal: Proposal  # its evidence ends with whether the head's logits hold no NaN
     head: Array | None  # (B,), class indices the frozen head chooses
 
     def arrays(self) -> list[Array]:
@@ -80,27 +80,28 @@ class Transporter:
     def adapt(self, batch: Any, head_logits: Any, settings: Settings) -> Adaptation:
         """Transport the source to a batch, and answer it."""
         batch = self.checked(batch)
-        with threads_for(len(self.classes)):
+        with threads_for(len(self.classes)), np.errstate(all="ignore"):
             if batch.shape[0] == 1:
-                return self._unsupported(batch, head_logits, settings)
+                head, sound_head = self._head_choice(head_logits, batch)
+                _check_finite(batch, bool(sound_head))
+                return self._untransported(batch, head, settings, "batch_too_small")
             attempt = self.attempt(batch, head_logits, settings)
             return self.conclude(batch, attempt, to_numpy(attempt.proposal.evidence), settings)
 
     def attempt(self, batch: Array, head_logits: Any, settings: Settings) -> Attempt:
         """Transport a batch of two rows or more, and measure what the verdict rests on.
 
-        On a GPU nothing in here waits for the device: unsound numbers are noted in the evidence,
-        where `conclude` finds them.
+        Nothing in here waits for a GPU or raises for the sake of a number: NaN in the batch, and
+        what cannot be computed, make the ratio NaN, and `conclude` finds out why.
         """
         active = self.active(batch)
-        z, sound = self._project(batch, active)
+        z = batch @ active.U
         head, sound_head = self._head_choice(head_logits, z)
         proposal = transport(z, active, settings)
-        if on_gpu(z):
-            xp = array_namespace(z)
-            flags = xp.astype(xp.stack([sound, sound_head]), z.dtype)
-            proposal = replace(proposal, evidence=xp.concat([proposal.evidence, flags]))
-        return Attempt(proposal, head)
+        xp = array_namespace(z)
+        flag = xp.astype(sound_head, proposal.evidence.dtype)
+        evidence = xp.concat([proposal.evidence, xp.reshape(flag, (1,))])
+        return Attempt(replace(proposal, evidence=evidence), head)
 
     def active(self, batch: Array) -> SourceMoments:
         """The moments beside a batch, in the directions it can support."""
@@ -114,22 +115,23 @@ class Transporter:
         settings: Settings,
     ) -> Adaptation:
         """Judge an attempt, and answer its batch in labels."""
-        *measured, sound, sound_head = (*evidence.tolist(), 1.0, 1.0)[:5]
-        _insist(bool(sound), bool(sound_head), batch)
-        proposal = attempt.proposal
+        *measured, sound_head = evidence.tolist()
         verdict = judge(measured, len(self.classes), settings)
+        if verdict.reason == "numerical" or not sound_head:
+            _check_finite(batch, bool(sound_head))
+            return self._untransported(batch, attempt.head, settings, "numerical")
+        proposal = attempt.proposal
         proposed = predictions = self._labels(proposal.assigned)
         if not verdict.accepted:
             predictions = self._fallback(batch, attempt.head, settings)
         return Adaptation(predictions, proposed, proposal.scores, verdict, proposal.map)
 
     def source_scores(self, batch: Any, settings: Settings) -> Array:  # (B, d) -> (B, C)
-        """Source-GDA in all retained directions."""
+        """Source-GDA in all retained directions; log priors for rows it cannot be computed for."""
         batch = self.checked(batch)
-        with threads_for(len(self.classes)):
-            scores, sound = self._source_scores(batch, settings)
-        _insist(bool(sound), True, batch)
-        return scores
+        _check_finite(batch)
+        with threads_for(len(self.classes)), np.errstate(all="ignore"):
+            return self._source_scores(batch, settings)
 
     def checked(self, batch: Any) -> Array:  # (B, d)
         """A batch as real numbers of the right shape."""
@@ -138,63 +140,49 @@ class Transporter:
             raise CasterError(f"a batch must be (samples, {self.width}), not {tuple(batch.shape)}")
         return batch
 
-    def _project(self, batch: Array, moments: SourceMoments) -> tuple[Array, Array]:
-        """z = U'h, and whether it can be calculated with; elsewhere than on a GPU it must be."""
-        # What is not finite is found out below, and told in one line. Whether NumPy warns of it as
-        # well is up to the processor's own matrix product.
-        with np.errstate(all="ignore"):
-            z = batch @ moments.U
-        xp = array_namespace(z)
-        sound = xp.all(xp.abs(z) < _largest(z))  # NaN is not below it either
-        if not on_gpu(z):
-            _insist(bool(sound), True, batch)
-        return z, sound
-
-    def _head_choice(self, head_logits: Any, z: Array) -> tuple[Array | None, Array]:
+    def _head_choice(self, head_logits: Any, batch: Array) -> tuple[Array | None, Array]:
         """Index of every row's largest logit, and whether none is NaN."""
-        xp = array_namespace(z)
+        xp = array_namespace(batch)
         if head_logits is None:
-            return None, xp.ones((), dtype=xp.bool, device=device(z))
-        logits = like(as_real_array(head_logits), z)
-        expected = (z.shape[0], len(self.classes))
+            return None, xp.ones((), dtype=xp.bool, device=device(batch))
+        logits = like(as_real_array(head_logits), batch)
+        expected = (batch.shape[0], len(self.classes))
         if tuple(logits.shape) != expected:
             raise CasterError(f"head_logits must be {expected}, not {tuple(logits.shape)}")
-        sound = xp.logical_not(xp.any(xp.isnan(logits)))
-        if not on_gpu(z):
-            _insist(True, bool(sound), z)
-        return xp.argmax(logits, axis=1), sound
+        return xp.argmax(logits, axis=1), xp.logical_not(xp.any(xp.isnan(logits)))
 
     def projected(self, batch: Any) -> tuple[Array, SourceMoments]:
         """Features in the directions a batch can support, and the moments in those."""
         batch = self.checked(batch)
+        _check_finite(batch)
         active = self.active(batch)
-        z, sound = self._project(batch, active)
-        _insist(bool(sound), True, batch)
-        return z, active
+        with np.errstate(all="ignore"):
+            return batch @ active.U, active
 
-    def _source_scores(self, batch: Array, settings: Settings) -> tuple[Array, Array]:
-        """Source-GDA's scores (B, C), and whether they could be calculated."""
+    def _source_scores(self, batch: Array, settings: Settings) -> Array:  # (B, d) -> (B, C)
         source = self.placement.beside(batch, self.rank)
-        z, sound = self._project(batch, source)
-        return ridged_scores(z, source, settings.beta * identity_like(source.pooled)), sound
+        ridge = settings.beta * identity_like(source.pooled)
+        scores = ridged_scores(batch @ source.U, source, ridge)
+        xp = array_namespace(scores)
+        computed = xp.isfinite(xp.max(scores, axis=1, keepdims=True))  # NaN if any class's is
+        return xp.where(computed, scores, xp.log(source.priors))
 
     def _fallback(self, batch: Array, head: Array | None, settings: Settings) -> Array:  # -> (B,)
         if head is None:
-            scores, _ = self._source_scores(batch, settings)  # the batch is known to be sound
+            scores = self._source_scores(batch, settings)
             head = array_namespace(batch).argmax(scores, axis=1)
         return self._labels(head)
 
-    def _unsupported(self, batch: Array, head_logits: Any, settings: Settings) -> Adaptation:
-        """The answer for a batch of one, in which no direction is active."""
-        z, sound = self._project(batch, self.placement.beside(batch, self.rank))
-        head, sound_head = self._head_choice(head_logits, z)
-        _insist(bool(sound), bool(sound_head), batch)
-        xp = array_namespace(z)
-        none = self.placement.beside(z, 0)
+    def _untransported(
+        self, batch: Array, head: Array | None, settings: Settings, reason: Reason
+    ) -> Adaptation:
+        """The answer for a batch without a map: the fallback, with log priors for scores."""
+        xp = array_namespace(batch)
+        none = self.placement.beside(batch, 0)
         labels = self._fallback(batch, head, settings)
-        scores = xp.broadcast_to(xp.log(none.priors), (1, none.n_classes))
-        no_map = AffineMap(A=z[:0, :0], b=z[0, :0], inverse=z[:0, :0], diagonal=True)
-        return Adaptation(labels, labels, scores, refuse("batch_too_small"), no_map)
+        scores = xp.broadcast_to(xp.log(none.priors), (batch.shape[0], none.n_classes))
+        no_map = AffineMap(A=batch[:0, :0], b=batch[0, :0], inverse=batch[:0, :0], diagonal=True)
+        return Adaptation(labels, labels, scores, refuse(reason), no_map)
 
     def _labels(self, indices: Array) -> Array:  # (B,) -> (B,)
         if is_numpy_array(indices):
@@ -206,17 +194,10 @@ class Transporter:
         return array_namespace(indices).take(self._classes(indices), indices, axis=0)
 
 
-def _largest(z: Array) -> float:
-    """What z must stay below, since it is squared and the squares added up."""
-    return float(array_namespace(z).finfo(z.dtype).max ** 0.4)
-
-
-def _insist(sound: bool, sound_head: bool, batch: Array) -> None:
-    """Refuse a batch that cannot be calculated with, and say why."""
-    if not sound:
-        xp = array_namespace(batch)
-        if not bool(xp.all(xp.isfinite(batch))):
-            raise CasterError("the batch holds NaN or infinity: drop or repair such rows")
-        raise CasterError(f"the batch is too large for {batch.dtype}: rescale it like the source")
+def _check_finite(batch: Array, sound_head: bool = True) -> None:
+    """Reject features that hold NaN or infinity, and logits that hold NaN."""
+    xp = array_namespace(batch)
+    if not bool(xp.all(xp.isfinite(batch))):
+        raise CasterError("the batch holds NaN or infinity: drop or repair such rows")
     if not sound_head:
         raise CasterError("head_logits hold NaN: the frozen model's answer is undefined")

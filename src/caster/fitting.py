@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import reduce
 from operator import add
 from typing import Any
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from caster.arrays import as_real_array, like, to_numpy
 from caster.config import CHUNK_ELEMENTS, STATE_DTYPE, Settings
-from caster.core.linalg import Array
+from caster.core.linalg import Array, failures
 from caster.core.moments import ClassMoments, ClassScatter
 from caster.core.subspace import (
     between_factor,
@@ -28,8 +29,10 @@ from caster.errors import CasterError
 from caster.labels import Labels, as_labels, encode
 
 Chunks = Iterable[tuple[Any, Any]]
+OUT_OF_RANGE = "the features are too large or too small for float32: rescale them"
 
 
+@np.errstate(all="ignore")  # what leaves the range of numbers is found, and reported in one line
 def fit_moments(chunks: Chunks, classes: Labels, settings: Settings) -> SourceMoments:
     """Two passes over chunks of (features, labels): the subspace, then the moments in it."""
     if isinstance(chunks, Iterator):
@@ -39,8 +42,7 @@ def fit_moments(chunks: Chunks, classes: Labels, settings: Settings) -> SourceMo
         )
     if len(classes) < 2:
         raise CasterError(f"at least 2 classes are needed, the labels name {len(classes)} class")
-    with np.errstate(over="ignore", invalid="ignore"):  # found out below, and told in one line
-        scatter = reduce(add, (ClassScatter.of(*piece) for piece in _pieces(chunks, classes)))
+    scatter = reduce(add, (ClassScatter.of(*piece) for piece in _pieces(chunks, classes)))
     _check_counts(to_numpy(scatter.counts), classes)
     U, ridge = _basis(scatter, settings)
     moments = reduce(
@@ -49,13 +51,17 @@ def fit_moments(chunks: Chunks, classes: Labels, settings: Settings) -> SourceMo
     )
     if not np.array_equal(to_numpy(moments.counts), to_numpy(scatter.counts)):
         raise CasterError("the second pass over the chunks gave other samples than the first")
-    return SourceMoments(
+    found = SourceMoments(
         U=U,
         means=to_numpy(moments.means).astype(STATE_DTYPE),
         covariances=_storable(to_numpy(moments.covariances)),
         counts=to_numpy(moments.counts).astype(np.int64),
         ridge=ridge,
     )
+    metric = replace(found).metric  # of a copy, which takes the cached values with it
+    if not all(np.isfinite(array).all() for array in (found.means, found.covariances, metric)):
+        raise CasterError(OUT_OF_RANGE)
+    return found
 
 
 def _storable(covariances: NDArray[Any]) -> NDArray[Any]:  # (C, k, k)
@@ -79,21 +85,30 @@ def _basis(scatter: ClassScatter, settings: Settings) -> tuple[NDArray[Any], flo
     if ridge == 0:
         raise CasterError("the features do not vary within any class: there is nothing to model")
     k0 = retained_rank(settings.k_max, int(scatter.counts.shape[0]), scatter.width)
-    exact = discriminative_basis(within_scatter(scatter, ridge), between_factor(scatter), k0)
+    S_w, F = within_scatter(scatter, ridge), between_factor(scatter)
+    try:
+        exact = discriminative_basis(S_w, F, k0)
+    except failures(array_namespace(S_w)):
+        raise CasterError(
+            "the scatter of the features cannot be factored: rescale them or raise scatter_ridge"
+        ) from None
     if exact.shape[1] == 0:
         raise CasterError("all class means coincide: these features do not tell the classes apart")
-    with np.errstate(over="ignore"):
-        U = np.ascontiguousarray(to_numpy(exact), dtype=STATE_DTYPE)  # as a file gives it back
+    U = np.ascontiguousarray(to_numpy(exact), dtype=STATE_DTYPE)  # as a file gives it back
     smallest = np.finfo(STATE_DTYPE).tiny
     if not (np.isfinite(U).all() and (np.abs(U).max(axis=0) > smallest).all()):
-        raise CasterError("the features are too large or too small for float32: rescale them")
+        raise CasterError(OUT_OF_RANGE)
     return U, ridge
 
 
 def _pieces(chunks: Chunks, classes: Labels) -> Iterator[tuple[Array, Array, int]]:
     """Chunks as (features, class indices, C), checked, and cut so that a piece stays small."""
     width, seen = None, 0
-    for chunk in chunks:
+    try:
+        read = iter(chunks)
+    except TypeError:
+        raise CasterError(f"chunks must be a list of pairs, not {type(chunks).__name__}") from None
+    for chunk in read:
         features, labels = pair(chunk)
         # JAX has no float64 unless told so at its start, and sums need it.
         features = to_numpy(features) if is_jax_array(features) else features

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from caster.arrays import to_numpy
 from caster.config import Settings
 from caster.core.gate import decide
@@ -19,7 +21,8 @@ def try_transport(
     metric: Array | None = None,
 ) -> tuple[Proposal, Verdict]:
     """The transported classifier's answer for a batch, and whether the batch supports it."""
-    proposal = transport(z, moments, settings, metric)
+    with np.errstate(all="ignore"):  # a numerical failure is in the verdict
+        proposal = transport(z, moments, settings, metric)
     return proposal, judge(to_numpy(proposal.evidence).tolist(), moments.n_classes, settings)
 
 

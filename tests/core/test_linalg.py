@@ -41,9 +41,15 @@ def test_cholesky_leaves_its_input_alone(matrices):
     assert np.array_equal(matrices, before)
 
 
-def test_cholesky_refuses_an_indefinite_matrix():
-    with pytest.raises(np.linalg.LinAlgError, match="not positive definite"):
-        linalg.cholesky(np.diag([1.0, -1.0]))
+@pytest.mark.parametrize("order", [2, linalg.SMALL])
+def test_what_cannot_be_factored_is_nan(kind, order):
+    """No namespace raises: the host of a GPU could not either."""
+    indefinite = kind.array(np.diag(np.linspace(1.0, -1.0, order))[None])
+    rows, singular = kind.array(np.ones((1, 3, order))), kind.array(np.zeros((1, order, order)))
+    assert np.isnan(np.asarray(linalg.whiten(rows, linalg.cholesky(indefinite)))).all()
+    assert not np.isfinite(np.asarray(linalg.whiten(rows, singular))).any()
+    for root in linalg.symmetric_roots(kind.array(np.full((order, order), np.nan)), 1.0):
+        assert np.isnan(np.asarray(root)).all()
 
 
 @pytest.mark.parametrize("rows", [1, 5])

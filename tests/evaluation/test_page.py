@@ -284,7 +284,11 @@ def drawn_words(found):
 
 
 WORDS = {  # of each mechanism: noun, why there is no certificate, how else batches are refused
-    "transport": ("transport", "no confident sample", "refused for coverage"),
+    "transport": (
+        "transport",
+        "no confident sample or no map",
+        "refused for coverage or precision",
+    ),
     "layers": ("layer transport", "the frozen model has no doubt"),
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from caster.core.types import Reason, Verdict
 
 
@@ -17,7 +19,8 @@ def decide(
 ) -> Verdict:
     """Accept a transport iff its coverage suffices and r_t <= tau, and say why.
 
-    `min_classes` is capped by the number of classes there are.
+    `min_classes` is capped by the number of classes there are. A ratio that is not finite means
+    that the transport could not be computed.
 
     >>> decide(0.3, 40, 8, n_classes=10, tau=0.8, min_samples=8, min_classes=2).reason
     'accepted'
@@ -25,13 +28,15 @@ def decide(
     'ratio'
     """
     reason: Reason
+    if not math.isfinite(ratio):
+        return refuse("numerical")
     if confident == 0:
         return refuse("no_confident_class")
     if confident < min_samples:
         reason = "min_samples"
     elif classes < min(min_classes, n_classes):
         reason = "min_classes"
-    elif not ratio <= tau:  # also refuses NaN
+    elif ratio > tau:
         reason = "ratio"
     else:
         reason = "accepted"
@@ -39,7 +44,7 @@ def decide(
 
 
 def refuse(reason: Reason) -> Verdict:
-    """The verdict on a batch without a single confident sample to measure.
+    """The verdict on a batch whose certificate cannot be measured.
 
     >>> refuse("batch_too_small")
     Verdict(accepted=False, reason='batch_too_small', ratio=inf, confident=0, classes=0)

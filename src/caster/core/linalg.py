@@ -1,5 +1,8 @@
 """Symmetric roots, Cholesky factors and the Mahalanobis norm, on any array namespace.
 
+A computation that fails gives NaN, whatever the namespace: nothing here raises. JAX does the same,
+and on a GPU the host would have to wait to learn of a failure.
+
 For NumPy the batched routines loop over SciPy's LAPACK and BLAS themselves: on a thousand
 63 x 63 float32 matrices that is twice as fast as the stock batched ones (docs/performance.md).
 """
@@ -30,8 +33,14 @@ def on_gpu(array: Array) -> bool:
     return is_torch_array(array) and array.device.type == "cuda"
 
 
+def failures(xp: Any) -> tuple[type[Exception], ...]:
+    """Exceptions by which a namespace reports a failed computation: NumPy's, and torch's own."""
+    numpy_error = scipy.linalg.LinAlgError
+    return numpy_error, getattr(xp.linalg, "LinAlgError", numpy_error)
+
+
 def symmetric_roots(matrix: Array, lam: float) -> tuple[Array, Array]:  # (k, k) -> (k, k), (k, k)
-    """Symmetric root of a covariance plus lam I, and that root's inverse.
+    """Symmetric root of a covariance plus lam I, and that root's inverse; NaN where it fails.
 
     >>> import numpy as np
     >>> symmetric_roots(np.diag([3.0, 15.0]), 1.0)
@@ -42,7 +51,10 @@ def symmetric_roots(matrix: Array, lam: float) -> tuple[Array, Array]:  # (k, k)
     if on_gpu(matrix):
         return newton_schulz_roots(matrix + lam * identity_like(matrix))
     xp = array_namespace(matrix)
-    values, V = xp.linalg.eigh(matrix)
+    try:
+        values, V = xp.linalg.eigh(matrix)
+    except failures(xp):  # it did not converge, or the matrix is not finite
+        return (xp.full_like(matrix, xp.nan),) * 2
     # Rounding can push an eigenvalue near zero just below it, where a root is NaN.
     scales = xp.sqrt(xp.abs(values + lam))
     return (V * scales) @ V.T, (V / scales) @ V.T
@@ -99,23 +111,26 @@ def cholesky(matrices: Array) -> Array:  # (..., k, k) -> (..., k, k)
     array([[2., 0.],
            [1., 3.]])
 
-    A matrix that is not positive definite raises; on a GPU, where the host would have to wait to
-    find out, its factor begins with NaN, and so all it solves is NaN.
+    The factor of a matrix that is not positive definite begins with NaN, and so all it solves is
+    NaN. Namespaces that raise lose the other factors of the batch with it.
     """
     xp = array_namespace(matrices)
-    if on_gpu(matrices):
+    if is_torch_array(matrices):
         factors, failed_at = xp.linalg.cholesky_ex(matrices)
         factors[..., 0, 0].masked_fill_(failed_at > 0, xp.nan)  # no second copy of all factors
         return factors
     if not is_numpy_array(matrices) or matrices.shape[-1] < SMALL:
-        return xp.linalg.cholesky(matrices)
+        try:
+            return xp.linalg.cholesky(matrices)
+        except failures(xp):  # they do not say which matrix it is
+            return xp.full_like(matrices, xp.nan)
     potrf = _lapack("potrf", matrices.dtype)
     factors = xp.array(matrices, order="C")
     for matrix in _stacked(factors):
         # LAPACK counts by columns: the upper factor it leaves in place is our lower one.
         _, failed_at = potrf(matrix.T, lower=0, clean=1, overwrite_a=1)
         if failed_at:
-            raise xp.linalg.LinAlgError("matrix is not positive definite")
+            matrix[0, 0] = xp.nan
     return factors
 
 
@@ -164,7 +179,10 @@ def _whiten_in_namespace(rows: Array, factor: Array, overwrite: bool) -> Array:
         out = rows if overwrite else None
         return xp.linalg.solve_triangular(upper, rows, upper=True, left=False, out=out)
     # The standard has no triangular solve: the general one gives the same answer for more work.
-    return xp.matrix_transpose(xp.linalg.solve(factor, xp.matrix_transpose(rows)))
+    try:
+        return xp.matrix_transpose(xp.linalg.solve(factor, xp.matrix_transpose(rows)))
+    except failures(xp):  # singular to rounding
+        return xp.full_like(rows, xp.nan)
 
 
 def mahalanobis(rows: Array, factor: Array) -> Array:  # (..., n, k), (..., k, k) -> (..., n)

@@ -20,7 +20,8 @@ class Proposal:
     scores: Array  # (B, C), g_c
     assigned: Array  # (B,), class indices
     map: AffineMap
-    evidence: Array  # (3,): ratio, confident samples, classes they occupy; one host transfer
+    evidence: Array  # (3,): ratio, confident samples, classes they occupy; one host transfer.
+    # The ratio is NaN or infinite if any step failed numerically.
 
 
 def propose(
@@ -53,6 +54,7 @@ def propose(
     kept = confidence(scores) > threshold
     residuals, counts = centroid_residuals(pulled, assigned, kept, moments.means)
     r = ratio(residuals, moments.metric if metric is None else metric, moments.margin, eps)
+    r = xp.where(xp.all(xp.isfinite(scores)), r, xp.nan)  # a row of NaN is not confident either
     occupied = xp.astype(counts > 0, counts.dtype)
     evidence = xp.stack([r, xp.sum(counts), xp.sum(occupied)])
     return Proposal(scores, assigned, fitted, evidence)

@@ -18,6 +18,7 @@ Reason = Literal[
     "min_classes",
     "no_confident_class",
     "batch_too_small",
+    "numerical",
 ]
 
 REASONS: dict[Reason, str] = {
@@ -27,7 +28,9 @@ REASONS: dict[Reason, str] = {
     "min_classes": "confident samples in too few classes",
     "no_confident_class": "no confident sample at all",
     "batch_too_small": "a batch of one",
+    "numerical": "the transport cannot be computed at this precision",
 }
+UNTRANSPORTED: frozenset[Reason] = frozenset({"batch_too_small", "numerical"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,6 +170,11 @@ class Judgement:
     accepted: bool
     reason: Reason
     ratio: float  # the certificate; of transport r_t; infinite where there is none
+
+    @property
+    def has_proposal(self) -> bool:
+        """Whether there is an adapted answer at all, accepted or not."""
+        return self.reason not in UNTRANSPORTED
 
 
 @dataclass(frozen=True)

@@ -136,9 +136,8 @@ def _answer(
 
 def _transported(clf: Caster, features: Any, logits: Any) -> Tried:
     out = clf.adapt(features, head_logits=logits)
-    # A batch of one has no map: its scores are the priors', but its proposal is the fallback.
-    alone = out.verdict.reason == "batch_too_small"
-    return Tried(None if alone else out.transported, out.verdict)
+    # Without a map the scores are the priors', but the proposal is the fallback.
+    return Tried(out.transported if out.verdict.has_proposal else None, out.verdict)
 
 
 def _score(answers: Answers, baseline: Answers, interval: Interval | None) -> Score:

@@ -30,8 +30,7 @@ class Answer:
         """The answer to a batch by transport of its features."""
         out = clf.adapt(features, head_logits)
         frozen = None if head_logits is None else _chosen(clf, head_logits)
-        alone = out.verdict.reason == "batch_too_small"  # which has no map
-        proposed = None if alone else to_numpy(out.proposed)
+        proposed = to_numpy(out.proposed) if out.verdict.has_proposal else None
         return cls(to_numpy(out.predictions), proposed, frozen, out.verdict)
 
     @classmethod

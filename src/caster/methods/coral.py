@@ -65,6 +65,8 @@ class Coral(OnFeatures):
         with plain(features):
             white = whitened(features - features.mean(0), self._lam)
             logits = white @ self._weight.to(features) + self._bias.to(features)
+            if not bool(logits.isfinite().all()):
+                return replace(self.frozen.answer(outputs), reason="numerical")
             return Prediction(like(logits, outputs.features))
 
     def retained(self) -> Retained:

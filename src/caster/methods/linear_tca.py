@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from caster.arrays import like
 from caster.core.linalg import symmetric_roots
 from caster.errors import CasterError
@@ -74,7 +76,10 @@ class LinearTCA(OnFeatures):
             colour, _ = symmetric_roots((self._pseudo.covariance / lam).to(features), 1.0)
             centred = features - self._seen.mean.to(features)
             aligned = centred @ whiten @ colour + self._pseudo.mean.to(features)
-            return Prediction(like(aligned @ weight.T + bias, outputs.features))
+            scores = aligned @ weight.T + bias
+            if not bool(scores.isfinite().all()):
+                return replace(self.frozen.answer(outputs), reason="numerical")
+            return Prediction(like(scores, outputs.features))
 
     def retained(self) -> Retained:
         """The pseudo-source, and the sums behind both moments."""

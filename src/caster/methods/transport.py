@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+from array_api_compat import array_namespace
+
 from caster.core.discriminant import ridged_scores
 from caster.core.gate import refuse
 from caster.core.linalg import Array, identity_like
@@ -15,6 +18,7 @@ from caster.methods.source import Source, adapter_of, moments_of
 from caster.trial import try_transport
 
 TOO_SMALL = refuse("batch_too_small")  # one sample supports no direction to transport in
+NUMERICAL = refuse("numerical")
 
 
 class Caster(OnFeatures):
@@ -78,7 +82,7 @@ class Ungated(Caster):
     def answer(self, outputs: Outputs) -> Prediction:
         """Transported scores."""
         found = self._adapter.adapt(outputs)
-        if outputs.features.shape[0] == 1:
+        if not found.verdict.has_proposal:
             return self._decided(outputs, found.transported, found.verdict)
         return Prediction(found.transported, ratio=found.verdict.ratio, verdict=found.verdict)
 
@@ -94,8 +98,13 @@ class NoTransport(Caster):
         z, active = self._clf.transporter.projected(outputs.features)
         if z.shape[0] == 1:
             return self._decided(outputs, z, TOO_SMALL)
-        ridge = self._clf.settings.beta * identity_like(active.pooled)
-        return Prediction(ridged_scores(z, active, ridge))
+        with np.errstate(all="ignore"):
+            ridge = self._clf.settings.beta * identity_like(active.pooled)
+            scores = ridged_scores(z, active, ridge)
+        xp = array_namespace(scores)
+        if not bool(xp.all(xp.isfinite(scores))):
+            return self._decided(outputs, scores, NUMERICAL)
+        return Prediction(scores)
 
 
 class MixedMetric(Caster):
@@ -109,5 +118,7 @@ class MixedMetric(Caster):
         z, active = self._clf.transporter.projected(outputs.features)
         if z.shape[0] == 1:
             return self._decided(outputs, z, TOO_SMALL)
-        proposal, verdict = try_transport(z, active, self._clf.settings, active.euclidean)
+        with np.errstate(all="ignore"):
+            metric = active.euclidean
+        proposal, verdict = try_transport(z, active, self._clf.settings, metric)
         return self._decided(outputs, proposal.scores, verdict)

@@ -45,7 +45,7 @@ class Terms:
         return words | ({"uncovered": f"refused {self.uncovered}"} if self.uncovered else {})
 
 
-TRANSPORT_TERMS = Terms("transport", "for coverage", "no confident sample")
+TRANSPORT_TERMS = Terms("transport", "for coverage or precision", "no confident sample or no map")
 
 
 @dataclass(frozen=True)
