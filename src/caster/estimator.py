@@ -15,9 +15,10 @@ from sklearn.utils.validation import column_or_1d, validate_data
 
 from caster import state as states
 from caster.adaptation import Adaptation, Transporter
+from caster.arrays import check_dense
 from caster.config import Settings
 from caster.core.linalg import Array
-from caster.errors import CasterError
+from caster.errors import CasterError, InputTypeError
 from caster.fitting import Chunks, fit_moments
 from caster.labels import Labels, as_labels, unique_labels
 from caster.state import State
@@ -100,7 +101,7 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise CasterError("Caster requires y to be passed, but the target y is None")
         self.__dict__.pop("feature_names_in_", None)  # of an earlier fit
         if not is_array_api_obj(X) or is_numpy_array(X):
-            X = validate_data(self, X, **NUMBERS)
+            X = self._validated(X)
         labels = as_labels(_raveled(y))
         return self._fit([(X, labels)], unique_labels(labels))
 
@@ -137,7 +138,8 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         NumPy, torch, CuPy or JAX in, the same kind and device out; labels that are not numbers
         come back as a NumPy array. Without `head_logits` a rejected batch falls back to
         Source-GDA. A batch of one supports no direction: its verdict is "batch_too_small", its
-        scores are the log priors and its proposal is the fallback.
+        scores are the log priors and its proposal is the fallback. The same holds where a step
+        fails numerically, with the verdict "numerical".
 
         >>> clf = Caster().fit([[0.0], [1.0], [4.0], [5.0]], [0, 0, 1, 1])
         >>> clf.adapt([[0.5], [4.5]], head_logits=[[2.0, 1.0], [0.0, 3.0]]).verdict.reason
@@ -158,11 +160,13 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         self._check_fitted()
         if not is_array_api_obj(X) or is_numpy_array(X):
-            X = validate_data(self, X, reset=False, **NUMBERS)
+            X = self._validated(X, reset=False)
         return self.adapt(X, head_logits).predictions
 
     def source_scores(self, batch: Any) -> Array:  # (B, d) -> (B, C)
         """Source-GDA: the untransported Gaussian discriminant in all retained directions.
+
+        A row that is out of the range of its dtype gets the log priors.
 
         >>> clf = Caster().fit([[0.0], [1.0], [4.0], [5.0]], [0, 0, 1, 1])
         >>> clf.source_scores([[0.5], [4.5]]).argmax(axis=1)
@@ -189,6 +193,7 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         ['high', 'low']
         """
         self._check_fitted()
+        _check_kinds(path, model_sha256, preprocessing_sha256)
         fitted = self._state.settings  # the moments were made with these two
         now = replace(self.settings, k_max=fitted.k_max, scatter_ridge=fitted.scatter_ridge)
         state = replace(
@@ -224,8 +229,23 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _named(self, batch: Any) -> Any:
         """A data frame's columns must be those of the fit; anything else has no names."""
         if hasattr(batch, "columns"):
-            return validate_data(self, batch, reset=False, **NUMBERS)
+            return self._validated(batch, reset=False)
         return batch
+
+    def _validated(self, X: Any, reset: bool = True) -> Any:
+        """What scikit-learn makes of X, with its message where it rejects X."""
+        check_dense(X)
+        dtypes: Any = getattr(X, "dtypes", getattr(X, "dtype", None))  # of a frame, of an array
+        for dtype in np.atleast_1d(dtypes):
+            if getattr(dtype, "kind", "f") in "cmMV":  # scikit-learn takes times for numbers
+                problem = "Complex data not supported" if dtype.kind == "c" else "Not numbers"
+                raise CasterError(f"{problem}: features must be real numbers, not {dtype}")
+        try:
+            with np.errstate(over="ignore"):
+                return validate_data(self, X, reset=reset, **NUMBERS)
+        except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+            kind = InputTypeError if isinstance(error, TypeError) else CasterError
+            raise kind(_one_line(str(error))) from None
 
 
 @lru_cache(typed=True)  # typed: True equals 1, but is no number here
@@ -235,7 +255,27 @@ def _checked(*values: Any) -> Settings:
 
 def _raveled(y: Any) -> Any:
     """A column of labels as scikit-learn takes it: raveled, with its warning."""
-    return column_or_1d(y, warn=True) if getattr(y, "ndim", 1) == 2 and y.shape[1] == 1 else y
+    check_dense(y)
+    try:
+        return column_or_1d(y, warn=True) if getattr(y, "ndim", 1) == 2 and y.shape[1] == 1 else y
+    except ValueError as error:
+        raise CasterError(_one_line(str(error))) from None
+
+
+def _one_line(message: str) -> str:
+    """A message of scikit-learn's without the array it shows below the first line."""
+    if "feature names" in message:  # its check of estimators wants all lines
+        return message
+    first, *rest = message.strip().split("\n")
+    return f"{first} {rest[-1]}" if rest and not rest[-1].endswith("]") else first
+
+
+def _check_kinds(path: object, *digests: object) -> None:
+    if not isinstance(path, str | os.PathLike):
+        raise CasterError(f"the path of a state file is needed, not {type(path).__name__}")
+    for digest in digests:
+        if not isinstance(digest, str | None):
+            raise CasterError(f"a digest is hexadecimal text, not {type(digest).__name__}")
 
 
 def load(
@@ -245,6 +285,7 @@ def load(
     preprocessing_sha256: str | None = None,
 ) -> Caster:
     """A fitted `Caster` from its state file; digests are checked against it where given."""
+    _check_kinds(path, model_sha256, preprocessing_sha256)
     state = states.load(path)
     state.check_origin(model_sha256=model_sha256, preprocessing_sha256=preprocessing_sha256)
     return Caster.from_state(state)

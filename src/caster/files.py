@@ -6,7 +6,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from caster.errors import CasterError
@@ -43,6 +43,11 @@ def replacing(path: AnyPath) -> Iterator[Path]:
 def check_writable(path: AnyPath, *inputs: AnyPath) -> None:
     """Refuse an output before the work that would be lost on it, or the input it would replace."""
     target = Path(path)
+    try:
+        with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            target.lstat()
+    except (OSError, ValueError) as error:  # too long a name, or one with a null byte
+        raise CasterError(f"cannot write {str(path)[:80]!r}: {error.args[-1]}") from None
     if target.is_dir():
         raise CasterError(f"cannot write {target}: it is a folder")
     if target.exists() and not target.is_file():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterable
+import reprlib
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 from array_api_compat import is_array_api_obj
 from numpy.typing import NDArray
 
-from caster.arrays import to_numpy
+from caster.arrays import check_dense, to_numpy
 from caster.errors import CasterError
 
 Labels = NDArray[Any]
@@ -23,10 +24,13 @@ def as_labels(values: Any) -> Labels:  # (n,)
     >>> as_labels(["cat", "dog"]).dtype.kind, as_labels([("cat", 1), "dog"]).dtype.kind
     ('U', 'O')
     """
+    check_dense(values)
     if is_array_api_obj(values) or hasattr(values, "__array__"):
         labels = to_numpy(values)
         if labels.ndim != 1:
             raise CasterError(f"labels must be one-dimensional, not {labels.shape}")
+    elif not isinstance(values, Iterable):
+        raise CasterError(f"labels must be a sequence, not {type(values).__name__}")
     else:
         values = [v.item() if isinstance(v, np.generic) else v for v in values]
         kinds = {type(value) for value in values}
@@ -45,10 +49,14 @@ def _check_classes(labels: Labels) -> None:
         raise CasterError("Unknown label type: continuous numbers are not classes")
     if labels.dtype.kind == "O":
         for label in labels.tolist():
-            if label != label:
+            try:
+                hash(label)
+                missing = bool(label != label)
+            except (TypeError, ValueError, RuntimeError):  # lists, arrays, pandas.NA, tensors
+                words = reprlib.repr(label)
+                raise CasterError(f"labels must be hashable values, and {words} is none") from None
+            if missing:
                 raise CasterError("labels are missing (NaN): drop those rows")
-            if not isinstance(label, Hashable):
-                raise CasterError(f"labels must be hashable, and {label!r} is not")
 
 
 def unique_labels(labels: Labels) -> Labels:  # (C,)
