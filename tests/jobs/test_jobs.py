@@ -155,6 +155,20 @@ def test_a_last_batch_of_one(files):
     assert rows_of(files / "out.csv")[-1]["ratio"] == "inf"
 
 
+@pytest.mark.parametrize("gate", [True, False])
+def test_a_batch_that_cannot_be_computed_keeps_the_frozen_answer(files, source, gate):
+    whole = np.load(files / "target.npz")
+    target = whole["features"].astype(np.float64)
+    target[50:100] *= 1e200
+    np.savez(files / "far.npz", features=target, logits=whole["logits"])
+    out = files / "out.csv"
+    summary = predict_file(files / "s.caster", files / "far.npz", out, batch_size=50, gate=gate)
+    assert summary.reasons == {"accepted": 2, "numerical": 1}
+    failed = rows_of(out)[50:100]
+    assert [row["prediction"] for row in failed] == [row["frozen"] for row in failed]
+    assert {(row["ratio"], row["method"]) for row in failed} == {("inf", "frozen")}
+
+
 def test_bad_rows_are_located_and_nothing_is_written(files):
     target = np.load(files / "bare.npz")["features"].copy()
     target[120, 0] = np.inf
