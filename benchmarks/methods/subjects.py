@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import caster
 from caster import state as states
+from caster.files import move_into_place
 from caster.frozen.preprocessing import Preprocessing
 from caster.frozen.protocol import FrozenModel
 from caster.methods import Entry, Source
@@ -110,7 +111,7 @@ def trained(subject: Subject, pictures: Pictures, run: Run) -> FrozenModel:
         values = {name: value.cpu().contiguous() for name, value in net.state_dict().items()}
         part = path.with_suffix(".part")
         save_file(values, part)
-        part.rename(path)
+        move_into_place(part, path)
         print(f"{subject.name}: {time.perf_counter() - began:.0f} s of training", flush=True)
     net = build().eval()
     net.load_state_dict(load_file(path))

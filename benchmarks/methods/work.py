@@ -20,6 +20,7 @@ from streams import Stream
 from subjects import SUBJECTS, Array, Pictures, Run, Subject, prepare, setup
 from variants import Variant, is_inert
 
+from caster.files import move_into_place
 from caster.frozen.protocol import FrozenModel
 from caster.methods import Frozen, Method, Source
 
@@ -71,7 +72,7 @@ def make_pictures(run: Run, condition: str) -> None:
     if not path.exists():
         part = path.with_suffix(".part.npy")
         np.save(part, under(loaded(run).test_images, condition))
-        part.rename(path)
+        move_into_place(part, path)
 
 
 def do(run: Run, job: Job, path: Path, how: str, end: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import tempfile
@@ -33,11 +34,41 @@ def replacing(path: AnyPath) -> Iterator[Path]:
     try:
         yield temporary
         temporary.chmod(0o666 & ~_umask())  # mkstemp made it private
-        os.replace(temporary, target)
+        move_into_place(temporary, target)
     except OSError as error:  # a full disk, for one
         raise CasterError(f"cannot write {path}: {error.strerror or error}") from None
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def move_into_place(made: AnyPath, target: AnyPath) -> None:
+    """Rename a finished file or folder; after a power cut `target` is the old one or whole.
+
+    Every file goes to the disk before the rename and the renamed entry after it: file systems
+    may otherwise keep the new name and lose the content.
+    """
+    for folder, _, names in os.walk(made):
+        for name in names:
+            _sync(os.path.join(folder, name))
+        _sync(folder)
+    if not os.path.isdir(made):
+        _sync(made)
+    os.replace(made, target)
+    _sync(os.path.dirname(target) or ".")
+
+
+def _sync(path: AnyPath) -> None:
+    """Have the system write a file, or the entries of a folder, to the disk."""
+    if os.name == "nt":  # which syncs neither folders nor what is open for reading only
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system that cannot sync this kind of entry
+            raise
+    finally:
+        os.close(handle)
 
 
 def check_writable(path: AnyPath, *inputs: AnyPath) -> None:

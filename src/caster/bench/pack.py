@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -10,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from caster.errors import CasterError
+from caster.files import move_into_place
 from caster.jobs.lock import locked
 from caster.records import Pack, Records, scan
 from caster.records.merge import Part, parts_of, write_parts
@@ -78,7 +78,7 @@ def _pack(
         return None, [replace(problem, where=problem.where.replace(*here)) for problem in problems]
     sizes = [path.stat().st_size for path in new.folder.iterdir()]
     for path in reversed(changed):  # streams before the cells that need them
-        os.replace(path, into.folder / path.name)
+        move_into_place(path, into.folder / path.name)
     added = sum(len(part.added) for part in parts)
     missing = len(sweep.cells) - len(packed)
     return Outcome(len(packed), added, missing, len(sizes), sum(sizes), max(sizes)), []

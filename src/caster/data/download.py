@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import os
 import shutil
 import ssl
 import urllib.error
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from caster._version import __version__
 from caster.errors import CasterError
-from caster.files import file_digest
+from caster.files import file_digest, move_into_place
 
 CHUNK = 1 << 20
 PATIENCE = 30  # seconds without a byte
@@ -46,7 +45,7 @@ def download(url: str, path: Path, digest: str, size: int | None, report: Report
             f"{url} came with the digest {found} and {digest} is published: it was removed; try "
             "again, and if that repeats the file has changed"
         )
-    os.replace(part, path)
+    move_into_place(part, path)
     return True
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from caster.errors import CasterError
+from caster.files import move_into_place
 from caster.jobs.filling import Arrays, Filling, say_damaged, telling
 from caster.jobs.growing import Damaged
 from caster.jobs.lock import locked
@@ -117,7 +118,7 @@ def filling(
         with telling(root):
             if whole is not None:
                 _discard(root, key)
-            os.replace(entry.folder, root / key)
+            move_into_place(entry.folder, root / key)
 
 
 def _locked(root: Path, key: str) -> AbstractContextManager[None]:

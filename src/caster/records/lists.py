@@ -122,7 +122,7 @@ def write_lists(
     split: Collection[str],  # lists of numbers whose high bytes are alike
     metadata: Mapping[bytes, bytes],
 ) -> None:
-    """A file of texts and lists, on the disk when this returns."""
+    """Write a file of texts and lists, sealed by its digest."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -143,8 +143,6 @@ def write_lists(
         content = handle.read()
         handle.seek(_own_digest(content))
         handle.write(hashlib.sha256(content).hexdigest().encode())
-        handle.flush()
-        os.fsync(handle.fileno())
 
 
 def _leaf(name: str) -> str:

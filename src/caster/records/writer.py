@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 from caster.errors import CasterError
-from caster.files import file_digest, replacing
+from caster.files import file_digest, move_into_place, replacing
 from caster.records.digest import key_of, of_table, same, sealed
 from caster.records.places import TEMPORARY, scan, sources_of
 from caster.records.reader import read
@@ -53,7 +52,7 @@ def write(
 
 
 def _fill(folder: Path, cell: Cell, samples: Samples | None, batches: Batches | None) -> Cell:
-    """The files of a record, on the disk before anything says that they are there."""
+    """Write the files of a record."""
     counts, tables = {SAMPLES: 0, BATCHES: 0}, dict[str, str]()
     if samples is not None and batches is not None:
         write_samples(samples, folder / SAMPLES_FILE)
@@ -67,8 +66,6 @@ def _fill(folder: Path, cell: Cell, samples: Samples | None, batches: Batches | 
     cell = replace(cell, counts=counts, tables=tables, files=files)
     (folder / CELL_FILE).write_text(sealed(cell), encoding="utf-8")
     folder.chmod(0o755)  # mkdtemp made it private
-    for path in folder.iterdir():  # of a folder's name a file system keeps account itself
-        _to_disk(path)
     return cell
 
 
@@ -76,7 +73,7 @@ def _take_place(
     temporary: Path, folder: Path, cell: Cell, samples: Samples | None, batches: Batches | None
 ) -> None:
     try:
-        temporary.rename(folder)
+        move_into_place(temporary, folder)
     except OSError:
         if not folder.exists():
             raise
@@ -106,12 +103,3 @@ def remove_leftovers(out: Path) -> int:
     for path in leftovers:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     return len(leftovers)
-
-
-def _to_disk(path: Path) -> None:
-    """Have the system write a file out of its memory."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -11,6 +11,7 @@ from caster.data.sets import find, root_folder
 from caster.data.sets.layout import Archive
 from caster.data.unpack import unpack
 from caster.errors import CasterError
+from caster.files import move_into_place
 
 PACKED = (".tar", ".tar.gz", ".tgz", ".zip")
 
@@ -58,7 +59,7 @@ def obtain(archive: Archive, root: Path, report: Report) -> bool:
         found = {piece: _inside(staged, Path(piece).name) for piece in lacking}
         for piece, path in found.items():
             (root / piece).parent.mkdir(parents=True, exist_ok=True)
-            os.rename(path, root / piece)
+            move_into_place(path, root / piece)
     finally:
         shutil.rmtree(staged, ignore_errors=True)
     if loaded:  # and not put there by hand

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caster.errors import CasterError
-from caster.files import file_digest
+from caster.files import file_digest, move_into_place
 from caster.jobs.corrupted.manifest import Facts, Manifest
 from caster.jobs.growing import Damaged, GrowingArray, read_grown
 
@@ -154,7 +154,7 @@ def _part(target: Target | LabelFile) -> Path:
 
 def _put(target: Target | LabelFile, manifest: Manifest, facts: Facts) -> None:
     manifest.finish(target.name, {**facts, "bytes": _measured(_part(target))[1]})
-    os.replace(_part(target), target.out / target.name)
+    move_into_place(_part(target), target.out / target.name)
 
 
 def _is_whole(target: Target | LabelFile, manifest: Manifest) -> bool:
@@ -172,7 +172,7 @@ def _is_whole(target: Target | LabelFile, manifest: Manifest) -> bool:
             return True
         raise CasterError(f"{path} was changed since it was written: remove it to make it anew")
     if part.exists() and _is_as(noted, part):
-        os.replace(part, path)
+        move_into_place(part, path)
         return True
     manifest.forget(target.name)
     return False

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from caster.errors import CasterError
+from caster.files import move_into_place
 from caster.report.bench import page, pictures
 from caster.report.bench.naming import explained
 from caster.report.bench.results import Results
@@ -70,7 +71,7 @@ def write(results: Results, folder: Path) -> list[Section]:
         try:
             if folder.exists():
                 shutil.rmtree(folder)
-            whole.rename(folder)
+            move_into_place(whole, folder)
         except OSError as error:
             raise CasterError(f"cannot write {folder}: {error.strerror}") from None
     return made

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from caster.errors import CasterError
+from caster.files import move_into_place, replacing
 from caster.report.bench import write as reporting
 from caster.report.bench.claims.document import Writer
 from caster.report.bench.claims.evidence import Evidence
@@ -39,8 +40,9 @@ def write(claims: Claims, evidence: Mapping[str, Evidence], into: Path) -> Count
             shutil.rmtree(reports)
         if any(made.iterdir()):
             reports.parent.mkdir(parents=True, exist_ok=True)
-            made.rename(reports)
-    (into / claims.document).write_text(text, encoding="utf-8")
+            move_into_place(made, reports)
+    with replacing(into / claims.document) as document:
+        document.write_text(text, encoding="utf-8")
     return Counter(writer.outcome(claim).verdict for part in claims.parts for claim in part.claims)
 
 
