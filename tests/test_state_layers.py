@@ -78,8 +78,8 @@ def unmarked(arrays, metadata):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (short_triangle, "covariances of layers do not fit"),
-        (triangle_not_finite, "hold no moments"),
+        (short_triangle, "layer_covariances is"),
+        (triangle_not_finite, "layer_covariances hold NaN"),
         (other_mark, "name no sites"),
         (no_triangle, "layer_covariances"),
         (unmarked, "it holds U"),
@@ -244,8 +244,8 @@ def without_layers(arrays, metadata):
 UNFIT, EMPTY, NAMELESS = "do not fit together", "hold no moments", "name no sites"
 DAMAGES = {
     "shorter": (shorter, UNFIT),
-    "not finite": (not_finite, EMPTY),
-    "negative": (negative, EMPTY),
+    "not finite": (not_finite, "layer_variances hold NaN"),
+    "negative": (negative, "layer_variances hold -1"),
     "missing": (missing, "layer_variances"),
     "side": (side, NAMELESS),
     "axis": (axis, NAMELESS),

@@ -26,6 +26,7 @@ from caster.frozen.protocol import (
     runs_on_gpu,
 )
 from caster.labels import as_labels, unique_labels
+from caster.sealed import Key
 from caster.state import Layers, State
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Adapter:
 
     The state must have been fitted with this very model and preprocessing: their digests are
     compared, and `allow_other_model` or `allow_other_preprocessing` say that you know better.
+    With a `key`, bytes or the path of a key file, the state file must be signed with it.
 
     Attributes
     ----------
@@ -66,8 +68,11 @@ class Adapter:
         *,
         allow_other_model: bool = False,
         allow_other_preprocessing: bool = False,
+        key: Key | None = None,
     ) -> None:
-        held = state if isinstance(state, State) else states.load(state)
+        if isinstance(state, State) and key is not None:
+            raise CasterError("key verifies a state file, and this state is in memory already")
+        held = state if isinstance(state, State) else states.load(state, key)
         model.verify()  # its digest was taken when it was wrapped
         if not allow_other_model:
             held.check_model(model.sha256)
@@ -149,9 +154,9 @@ class Adapter:
             raise
         yield from (finish() for finish in pending)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the state, bound to the model and its preprocessing."""
-        self.clf.save(path)
+    def save(self, path: str | os.PathLike[str], *, key: Key | None = None) -> None:
+        """Write the state, bound to the model and its preprocessing, and signed with a key."""
+        self.clf.save(path, key=key)
 
     def head_logits(self, outputs: Outputs) -> Array | None:  # (B, C)
         """The model's logits of the state's classes, in their order; None without a head."""

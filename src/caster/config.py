@@ -10,8 +10,8 @@ caster.errors.CasterError: tau must be a number above 0, not -1.0
 
 from __future__ import annotations
 
-import math
 import numbers
+import sys
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -47,7 +47,8 @@ class Settings:
             whole = constant.type == "int"
             kind = numbers.Integral if whole else numbers.Real
             low = constant.metadata["low"]
-            if isinstance(value, bool) or not isinstance(value, kind) or not low < value < math.inf:
+            known = isinstance(value, kind) and not isinstance(value, bool)
+            if not known or not low < value <= sys.float_info.max:  # a huge int is no float
                 noun = "a whole number" if whole else "a number"
                 raise CasterError(f"{constant.name} must be {noun} above {low:g}, not {value!r}")
         if self.confidence >= 1:

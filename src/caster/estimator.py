@@ -21,6 +21,7 @@ from caster.core.linalg import Array
 from caster.errors import CasterError, InputTypeError
 from caster.fitting import Chunks, fit_moments
 from caster.labels import Labels, as_labels, unique_labels
+from caster.sealed import Key
 from caster.state import State
 
 NUMBERS: dict[str, Any] = {"dtype": [np.float64, np.float32], "ensure_all_finite": False}
@@ -180,10 +181,12 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         *,
         model_sha256: str | None = None,
         preprocessing_sha256: str | None = None,
+        key: Key | None = None,
     ) -> None:
         """Write a state file, bound to the digests of what made the features.
 
-        A loaded estimator keeps the digests it came with unless others are given.
+        A loaded estimator keeps the digests it came with unless others are given. With a `key`,
+        bytes or the path of a key file, the file is signed: see docs/state-file.md.
 
         >>> import tempfile, pathlib
         >>> clf = Caster().fit([[0.0], [1.0], [4.0], [5.0]], ["low", "low", "high", "high"])
@@ -202,7 +205,7 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             model_sha256=model_sha256 or self._state.model_sha256,
             preprocessing_sha256=preprocessing_sha256 or self._state.preprocessing_sha256,
         )
-        states.save(state, path)
+        states.save(state, path, key)
 
     @classmethod
     def from_state(cls, state: State) -> Self:
@@ -283,9 +286,13 @@ def load(
     *,
     model_sha256: str | None = None,
     preprocessing_sha256: str | None = None,
+    key: Key | None = None,
 ) -> Caster:
-    """A fitted `Caster` from its state file; digests are checked against it where given."""
+    """A fitted `Caster` from its state file; digests are checked against it where given.
+
+    With a `key`, bytes or the path of a key file, the file must be signed with it.
+    """
     _check_kinds(path, model_sha256, preprocessing_sha256)
-    state = states.load(path)
+    state = states.load(path, key)
     state.check_origin(model_sha256=model_sha256, preprocessing_sha256=preprocessing_sha256)
     return Caster.from_state(state)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -16,6 +17,9 @@ from caster.arrays import check_dense, to_numpy
 from caster.errors import CasterError
 
 Labels = NDArray[Any]
+LABEL_BYTES = 1 << 26  # of all labels of a state, as NumPy holds them
+STORABLE = re.compile(r"[<>|=][biufUO]\d*")  # dtypes, as `dtype.str` writes them
+_TYPES = {"b": bool, "i": int, "u": int, "f": float, "U": str}  # by kind of dtype
 
 
 def as_labels(values: Any) -> Labels:  # (n,)
@@ -97,20 +101,40 @@ def encode(labels: Labels, classes: Labels) -> NDArray[np.int64]:  # (n,), (C,) 
 
 def to_json(classes: Labels) -> str:
     """Labels as JSON; numbers, text, booleans, None and tuples of these can be stored."""
+    _check_bytes(classes.dtype, len(classes))
     return json.dumps({"dtype": classes.dtype.str, "labels": [_pack(v) for v in classes.tolist()]})
 
 
 def from_json(text: str) -> Labels:
-    """The labels `to_json` wrote, of the same kind.
+    """The labels `to_json` wrote, of the same kind; anything else is an error.
 
     >>> from_json(to_json(as_labels([("cat", 1), "dog"])))
     array([('cat', 1), 'dog'], dtype=object)
     """
     stored = json.loads(text)
-    values = [_unpack(v) for v in stored["labels"]]
-    if np.dtype(stored["dtype"]).kind == "O":
-        return as_object_array(values)
-    return np.asarray(values, dtype=stored["dtype"])
+    if not isinstance(stored["labels"], list) or not STORABLE.fullmatch(stored["dtype"]):
+        raise CasterError("its labels are not labels")
+    dtype, values = np.dtype(stored["dtype"]), [_unpack(v) for v in stored["labels"]]
+    _check_bytes(dtype, len(values))
+    labels = as_object_array(values)
+    if dtype.kind != "O":
+        labels = np.asarray(values, dtype=dtype)
+        same = labels.ndim == 1 and labels.tolist() == values
+        if not same or any(type(value) is not _TYPES[dtype.kind] for value in values):
+            raise CasterError(f"its labels are not of their type {dtype}")
+    _check_classes(labels)
+    if len(set(labels.tolist())) < len(labels):
+        raise CasterError("it names a class twice")
+    return labels
+
+
+def _check_bytes(dtype: np.dtype[Any], count: int) -> None:
+    """Bound what NumPy takes for labels: every text takes the width of its dtype."""
+    if dtype.itemsize * count > LABEL_BYTES:
+        raise CasterError(
+            f"{count} labels of type {dtype} take more than {LABEL_BYTES >> 20} MiB: use shorter "
+            "labels"
+        )
 
 
 def _pack(value: Any) -> Any:

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from caster.cli.bench_options import Backbones, Only, Root, Runs, SweepFile
 from caster.cli.bench_tables import by_cell, by_method
-from caster.cli.console import counted, errors, output, say
+from caster.cli.console import PlainConsole, counted, errors, output, say
 from caster.cli.live import duration, watching
 from caster.cli.pictures import DataRoot
 from caster.errors import CasterError
@@ -59,7 +58,7 @@ def plan(
     known, place = _opened(sweep, out, root, data_root)
     made = make_plan(known, place, only, backbones=backbone or ())
     costs = Costs(made)
-    console = output if output.is_terminal else Console(width=WIDE)
+    console = output if output.is_terminal else PlainConsole(width=WIDE)
     console.print((by_cell if cells else by_method)(made, costs.cell))
     missing = made.missing
     groups = list(groups_of(missing))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -16,16 +17,38 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.segment import Segment
 
+from caster.errors import visible
 from caster.jobs.progress import Progress as Report
 
-output = Console(emoji=False)  # or `pets:x: ...` would show a cross
-errors = Console(stderr=True, emoji=False)
+
+class PlainConsole(Console):
+    """A console that prints text as it is: labels and paths are data, whatever they look like.
+
+    `[red]` and `:x:` are no markup here, and control characters are shown instead of obeyed. This
+    is the one way to the terminal for tables, progress bars and lines alike.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, **options)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """Render what is printed, its own control codes aside, in visible characters."""
+        for segment in super().render(renderable, options):
+            text, style, control = segment
+            yield segment if control else Segment(visible(text), style)
 
 
-def say(line: str, console: Console = output) -> None:
-    """Print a line as it is: a label or a path may look like markup."""
-    console.print(line, markup=False, highlight=False, soft_wrap=True)
+output = PlainConsole()
+errors = PlainConsole(stderr=True)
+
+
+def say(text: str, console: Console = output) -> None:
+    """Print a line as it is, however long."""
+    console.print(text, highlight=False, soft_wrap=True)
 
 
 class Warnings(logging.Handler):
@@ -43,7 +66,7 @@ def progress_bar(*counts: ProgressColumn) -> Iterator[Report]:
     Counts pieces unless told otherwise; a total of 0 is one that is not known.
     """
     bar = Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         *(counts or (MofNCompleteColumn(),)),
         TimeRemainingColumn(),

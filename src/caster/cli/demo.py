@@ -35,7 +35,7 @@ def demo(
     write_page(results, page)
     output.print(_table(results))
     for story in results.stories:
-        output.print(f"{story.sentence}\n", markup=False, highlight=False)
+        output.print(f"{story.sentence}\n", highlight=False)
     say(f"Figures: {page}")
 
 

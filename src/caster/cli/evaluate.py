@@ -23,7 +23,7 @@ from caster.cli.pictures import (
     features_path,
     say_skipped,
 )
-from caster.cli.state import StateFile
+from caster.cli.state import KeyFile, StateFile
 
 if TYPE_CHECKING:
     from caster.evaluation import Evaluation
@@ -45,6 +45,7 @@ def evaluate(
     page: Annotated[
         Path, typer.Option("--output", "-o", metavar="PAGE", help="HTML page; .json goes beside.")
     ] = Path("caster-evaluation.html"),
+    key: KeyFile = None,
     batch_size: BatchSize = 64,
     tau: Tau = None,
     layers: Layers = None,
@@ -74,6 +75,7 @@ def evaluate(
                 state,
                 features_path(data),
                 page,
+                key=key,
                 batch_size=batch_size,
                 seed=order,
                 tau=tau,
@@ -86,7 +88,7 @@ def evaluate(
             from caster.jobs.deployed import deploy
             from caster.jobs.store import default_store
 
-            held = states.load(state)
+            held = states.load(state, key)
             adapter = deploy(
                 model,
                 held,

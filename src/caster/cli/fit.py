@@ -36,6 +36,9 @@ def fit(
     k_max: Annotated[int, typer.Option(help="Most directions to retain.")] = Settings.k_max,
     lam: Annotated[float, typer.Option(help="Shrinkage of the map (λ).")] = Settings.lam,
     beta: Annotated[float, typer.Option(help="Ridge of class covariances (β).")] = Settings.beta,
+    key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Sign the state with this key.")
+    ] = None,
     classes: Annotated[
         Path | None,
         typer.Option(
@@ -96,7 +99,7 @@ def fit(
     head_accuracy = measured = None
     with progress_bar() as progress:
         if model is None:
-            clf = fit_file(features_path(source), state, settings, progress)
+            clf = fit_file(features_path(source), state, settings, progress, key)
         else:
             from caster.data import open_pictures
             from caster.jobs.store import default_store
@@ -113,6 +116,7 @@ def fit(
                 layers="full" if full_maps else layers,
                 skip_unreadable=skip_unreadable,
                 progress=progress,
+                key=key,
             )
     say_skipped(skipped)
     moments = clf.moments_

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from caster.cli.console import output, say
+from caster.cli.console import PlainConsole, output, say
 
 if TYPE_CHECKING:
     from caster.methods import Entry
@@ -33,7 +32,7 @@ def methods(
 
     if name is None:
         # A row a line where it is piped: a terminal wraps, and grep should find whole rows.
-        console = output if output.is_terminal else Console(width=WIDE)
+        console = output if output.is_terminal else PlainConsole(width=WIDE)
         console.print(_table(entries()))
     else:
         _describe(find(name))

@@ -23,7 +23,7 @@ from caster.cli.pictures import (
     features_path,
     say_skipped,
 )
-from caster.cli.state import StateFile
+from caster.cli.state import KeyFile, StateFile
 from caster.errors import CasterError
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def predict(
         Path, typer.Option("--output", "-o", metavar="OUT", help=".csv or .parquet to write.")
     ],
     model: FrozenModel | None,
+    key: KeyFile = None,
     batch_size: BatchSize = 64,
     tau: Tau = None,
     layers: Layers = None,
@@ -88,6 +89,7 @@ def predict(
                 state,
                 features_path(target[0]),
                 table,
+                key=key,
                 batch_size=batch_size,
                 tau=tau,
                 layers=layers,
@@ -104,7 +106,7 @@ def predict(
             check_table(table)  # before anything is said about the pictures
             adapter = deploy(
                 model,
-                states.load(state),
+                states.load(state, key),
                 allow_other_model=allow_other_model,
                 allow_other_preprocessing=allow_other_preprocessing,
             )

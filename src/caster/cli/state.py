@@ -11,11 +11,18 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from caster.cli.console import counted, errors, output, say, size
+from caster.errors import one_line
 
 if TYPE_CHECKING:
     from caster.state import Layers, State
 
 LISTED = 20  # classes `inspect` lists unasked
+KeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--key", metavar="FILE", help="Accept the state only if it is signed with this key."
+    ),
+]
 StateFile = Annotated[Path, typer.Argument(metavar="STATE", help="State file, from `caster fit`.")]
 
 
@@ -24,11 +31,12 @@ def inspect(
     classes: Annotated[
         bool, typer.Option("--classes", help=f"List all classes, also beyond {LISTED}.")
     ] = False,
+    key: KeyFile = None,
 ) -> None:
     """What a state file holds: classes, counts, sizes, margin, constants, digests, head, layers."""
     from caster import state as states
 
-    held = states.load(state)
+    held = states.load(state, key)
     moments, counts = held.moments, held.moments.counts
     table = Table(title=Text(str(state)), title_justify="left", show_header=False)
     table.add_column(no_wrap=True)
@@ -42,6 +50,7 @@ def inspect(
         *((f"  {name}", size(bytes_)) for name, bytes_ in states.array_sizes(held)),
         ("constants", ", ".join(f"{k} {v:g}" for k, v in vars(held.settings).items())),
         ("content digest", states.digest(held)),
+        ("signature", "not checked: --key checks it" if key is None else f"valid, by {key}"),
         ("model digest", held.model_sha256 or "not bound to a model"),
         ("preprocessing digest", held.preprocessing_sha256 or "not bound to a preprocessing"),
         ("head", _head(held)),
@@ -94,7 +103,7 @@ def _class_table(labels: list[Any], counts: list[int], *, everything: bool) -> T
     shown = len(labels) if everything else min(LISTED, len(labels))
     table = Table("class", Column("samples", justify="right"), box=SIMPLE_HEAD)
     for label, count in zip(labels[:shown], counts[:shown], strict=True):
-        table.add_row(Text(str(label)), f"{count:,}")
+        table.add_row(Text(one_line(str(label))), f"{count:,}")
     if shown < len(labels):
         table.caption = f"{len(labels) - shown:,} more: --classes lists them"
     return table
@@ -103,11 +112,12 @@ def _class_table(labels: list[Any], counts: list[int], *, everything: bool) -> T
 def doctor(
     state: StateFile,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows adapted together.")] = 64,
+    key: KeyFile = None,
 ) -> None:
     """Say in plain words whether transport can be supported at a batch size."""
     from caster.jobs.doctor import diagnose
 
     with errors.status("drawing batches like the source") as status:
-        found = diagnose(state, batch_size, lambda n: status.update(f"trying batches of {n}"))
+        found = diagnose(state, batch_size, lambda n: status.update(f"trying batches of {n}"), key)
     for line in found.sentences():
         say(f"- {line}")

@@ -34,10 +34,17 @@ class Batch:
     logits: NDArray[Any] | None  # (B, n), as the model gives them
 
 
-def deploy(model: FrozenModel, state: State, **allowed: bool) -> Adapter:
-    """A model that reads pictures, and its state; `allowed` is what `Adapter` may overlook."""
+def deploy(
+    model: FrozenModel, state: State, *, allow_other_model: bool, allow_other_preprocessing: bool
+) -> Adapter:
+    """Pair a model that reads images with its state."""
     stated_preprocessing(model)  # that there is none is clearer than that its digest differs
-    return Adapter(model, state, **allowed)
+    return Adapter(
+        model,
+        state,
+        allow_other_model=allow_other_model,
+        allow_other_preprocessing=allow_other_preprocessing,
+    )
 
 
 def check_outputs(adapter: Adapter, outputs: Outputs) -> None:

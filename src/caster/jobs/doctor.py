@@ -16,6 +16,7 @@ from caster.core.linalg import cholesky
 from caster.core.subspace import active_rank
 from caster.core.types import REASONS, Reason, SourceMoments, Verdict
 from caster.errors import CasterError
+from caster.sealed import Key
 from caster.state import State
 from caster.threads import threads_for
 from caster.trial import try_transport
@@ -113,7 +114,10 @@ class Diagnosis:
 
 
 def diagnose(
-    path: Path, batch_size: int, tick: Callable[[int], None] = lambda size: None
+    path: Path,
+    batch_size: int,
+    tick: Callable[[int], None] = lambda size: None,
+    key: Key | None = None,
 ) -> Diagnosis:
     """Draw batches from the stored class Gaussians and ask the gate about them.
 
@@ -122,7 +126,7 @@ def diagnose(
     """
     if batch_size < 1:
         raise CasterError(f"the batch size must be at least 1, not {batch_size}")
-    state = states.load(path)
+    state = states.load(path, key)
     moments, simulate = state.moments, _Simulator(state)
     k = active_rank(moments.rank, batch_size)
     with threads_for(moments.n_classes):

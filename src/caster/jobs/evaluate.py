@@ -28,6 +28,7 @@ from caster.jobs.layers import (
 )
 from caster.jobs.progress import Progress, silent
 from caster.labels import Labels, as_labels, unique_labels
+from caster.sealed import Key
 
 SHOWN = 5  # classes of the state that a message names
 
@@ -41,12 +42,13 @@ def evaluate_file(
     seed: int | None,
     tau: float | None = None,
     layers: bool | None = None,
+    key: Key | None = None,
     progress: Progress = silent,
 ) -> Evaluation:
     """Score a file of labelled features, shuffled by a seed or in its own order."""
     check_batch_size(batch_size)
     _check_outputs(page, state, target)
-    held = states.load(state)
+    held = states.load(state, key)
     refuse_layers_of_features(held, layers)
     clf = with_tau(Caster.from_state(held), tau)
     file = open_features(target, "features", "labels")

@@ -25,15 +25,23 @@ from caster.jobs.extract import extract
 from caster.jobs.features import PictureFeatures
 from caster.jobs.progress import Progress, silent
 from caster.labels import Labels, as_labels, encode, unique_labels
+from caster.sealed import Key, key_bytes
 from caster.state import Layers
 
 
-def fit_file(source: Path, output: Path, settings: Settings, progress: Progress = silent) -> Caster:
+def fit_file(
+    source: Path,
+    output: Path,
+    settings: Settings,
+    progress: Progress = silent,
+    key: Key | None = None,
+) -> Caster:
     """Fit a state from a feature file, reading it twice and never whole, and save it."""
     check_writable(output, source)
+    signer = None if key is None else key_bytes(key)
     file = open_features(source, "features", "labels")
     clf = _fit(file, unique_labels(as_labels(file.read("labels"))), settings, progress)
-    clf.save(output)
+    clf.save(output, key=signer)
     return clf
 
 
@@ -59,6 +67,7 @@ def fit_pictures(
     layers: bool | Literal["full"] = False,
     skip_unreadable: bool = False,
     progress: Progress = silent,
+    key: Key | None = None,
 ) -> FittedPictures:
     """Fit a state from labelled pictures, bound to the model, and save it.
 
@@ -69,6 +78,7 @@ def fit_pictures(
     if layers:
         _check_layers(model, use_head)
     _check_output(output, model, pictures)
+    signer = None if key is None else key_bytes(key)
     classes = _check_classes(pictures)
 
     def head(outputs: Outputs) -> tuple[int, ...] | None:
@@ -89,7 +99,7 @@ def fit_pictures(
     clf = _fit(features, classes, settings, progress)
     columns = head(features.outputs)
     measured = _measured(features, layers == "full") if layers else None
-    states.save(bound_state(clf, model, columns, measured), output)
+    states.save(bound_state(clf, model, columns, measured), output, signer)
     accuracy = _head_accuracy(features, classes, columns)
     return FittedPictures(clf, features.unreadable, accuracy, measured)
 

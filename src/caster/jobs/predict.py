@@ -33,6 +33,7 @@ from caster.jobs.layers import (
 )
 from caster.jobs.progress import Progress, silent
 from caster.jobs.table import Table, check_table, open_table
+from caster.sealed import Key
 
 
 @dataclass
@@ -71,6 +72,7 @@ def predict_file(
     tau: float | None = None,
     gate: bool = True,
     layers: bool | None = None,
+    key: Key | None = None,
     progress: Progress = silent,
 ) -> Summary:
     """Adapt a feature file batch by batch, in its own order, and write one row a sample.
@@ -81,7 +83,7 @@ def predict_file(
     """
     check_batch_size(batch_size)
     check_table(output, state, target)
-    held = states.load(state)
+    held = states.load(state, key)
     refuse_layers_of_features(held, layers)
     clf = with_tau(Caster.from_state(held), tau)
     file = open_features(target, "features")

@@ -9,9 +9,11 @@ upper triangles of the covariances of those that have them.
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,14 +22,25 @@ from caster._version import __version__
 from caster.config import STATE_DTYPE, Settings
 from caster.core.types import SourceMoments
 from caster.errors import CasterError, StateError
-from caster.sealed import Arrays
-from caster.state.layers import Layers, has_added_tokens, listed, pack, take
+from caster.sealed import Arrays, Key
+from caster.state.arrays import check, check_semidefinite
+from caster.state.layers import (
+    Layers,
+    has_added_tokens,
+    layer_sizes,
+    listed,
+    pack,
+    read_rows,
+    take,
+)
 from caster.state.triangles import packed, unpacked
 
 FORMAT, VERSION = "caster-state", "2"
 WITH_LAYERS = "3"  # the version of a file with layers: an older caster refuses what it cannot use
 WITH_TOKENS = "4"  # and of one with sites of a part of the tokens
 ARRAYS = ("U", "means", "covariances", "counts")
+COLUMNS = range(2**31)  # that a model's logits may have
+ROUNDING = 4 * float(np.finfo(STATE_DTYPE).eps)  # of a trace, as in `SourceMoments.slack`
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,9 +86,17 @@ def _check_same(what: str, fitted: str | None, given: str | None) -> None:
         )
 
 
-def save(state: State, path: str | os.PathLike[str]) -> None:
-    """Write a state file; an existing one is replaced whole or not at all."""
-    sealed.write(*_content(state), path)
+def save(state: State, path: str | os.PathLike[str], key: Key | None = None) -> None:
+    """Write a state file, signed where there is a key; a state that could not be loaded is refused.
+
+    An existing file is replaced whole or not at all.
+    """
+    arrays, metadata = _content(state)
+    try:
+        _state_of(arrays, metadata)
+    except CasterError as error:
+        raise StateError(f"cannot write {path}: {error}") from None
+    sealed.write(arrays, metadata, path, key)
 
 
 def version_of(state: State) -> str:
@@ -111,29 +132,79 @@ def _content(state: State) -> tuple[Arrays, dict[str, str]]:
     return arrays, metadata
 
 
-def load(path: str | os.PathLike[str]) -> State:
-    """Read a state file, or refuse it in one line."""
-    arrays, metadata = _read(Path(path))
+def load(path: str | os.PathLike[str], key: Key | None = None) -> State:
+    """Read a state file, or refuse it in one line; with a key, it must be signed with that."""
+    arrays, metadata = _read(Path(path), key)
     try:
-        layers = take(arrays, metadata["layers"]) if "layers" in metadata else None
+        return _state_of(arrays, metadata)
+    except CasterError as error:
+        raise StateError(f"{path} is not a usable state file ({error}): fit again") from None
+
+
+def _state_of(arrays: Arrays, metadata: dict[str, str]) -> State:
+    """The state of a file's content, if it is one that a fit can have made."""
+    try:
+        classes = labels.from_json(metadata["classes"])
+        rows = read_rows(metadata["layers"]) if "layers" in metadata else None
+        check(arrays, _sizes(arrays, metadata, len(classes)) | layer_sizes(rows))
         state = State(
             moments=_unpack(arrays, float(metadata["ridge"])),
-            classes=labels.from_json(metadata["classes"]),
+            classes=classes,
             settings=Settings(**json.loads(metadata["settings"])),
             model_sha256=metadata["model_sha256"] or None,
             preprocessing_sha256=metadata["preprocessing_sha256"] or None,
-            head=_head(json.loads(metadata["head"])),
+            head=_head(json.loads(metadata["head"]), len(classes)),
             caster_version=metadata["caster"],
-            layers=layers,
+            layers=None if rows is None else take(arrays, rows),
         )
-        _check_consistent(state, metadata)
-    except (KeyError, TypeError, ValueError) as error:
-        raise StateError(f"{path} is not a usable state file ({error}): fit again") from None
+    except KeyError as error:
+        raise CasterError(f"it lacks {error}") from None
+    except RecursionError:
+        raise CasterError("its metadata are nested too deeply") from None
+    except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
+        raise CasterError(str(error)) from None
+    if metadata["version"] != version_of(state):
+        raise CasterError("its format is not that of the layers it has")
+    if sum(state.moments.counts.tolist()) != int(metadata["samples"]):
+        raise CasterError("its counts do not add up to its samples")
+    _check_moments(state.moments)
     return state
 
 
-def _head(columns: list[int] | None) -> tuple[int, ...] | None:
-    return None if columns is None else tuple(columns)
+def _sizes(arrays: Arrays, metadata: dict[str, str], n_classes: int) -> dict[str, int]:
+    """The sizes of the arrays but for those of layers."""
+    d, k = int(metadata["features"]), arrays["means"].shape[-1]
+    if n_classes < 2 or not 1 <= k <= min(d, n_classes - 1):
+        raise CasterError(
+            f"its arrays do not fit together: {n_classes} classes, {d} features, {k} directions"
+        )
+    return {"features": d, "classes": n_classes, "directions": k, "triangle": k * (k + 1) // 2}
+
+
+def _head(columns: Any, n_classes: int) -> tuple[int, ...] | None:
+    if columns is None:
+        return None
+    whole = isinstance(columns, list) and all(type(c) is int and c in COLUMNS for c in columns)
+    if not whole or not len(columns) == len(set(columns)) == n_classes:
+        raise CasterError("its head does not have one logit for every class")
+    return tuple(columns)
+
+
+def _check_moments(moments: SourceMoments) -> None:
+    """Raise unless these can be moments of labelled features, and the metric exists."""
+    if not 0 < moments.ridge < math.inf:
+        raise CasterError(f"its ridge is {moments.ridge:g}, not a number above 0")
+    if not moments.U.any(axis=0).all():
+        raise CasterError("its U has a direction without length")
+    check_semidefinite(moments.covariances, ROUNDING, "covariances")
+    with np.errstate(over="ignore", invalid="ignore"):
+        derived = (moments.pooled, moments.covariance)
+    if not all(np.isfinite(values).all() for values in derived):
+        raise CasterError("its moments are too large for float32")
+    try:
+        _ = moments.metric
+    except np.linalg.LinAlgError:
+        raise CasterError("its pooled covariance is singular") from None
 
 
 def array_sizes(state: State) -> list[tuple[str, int]]:
@@ -141,8 +212,8 @@ def array_sizes(state: State) -> list[tuple[str, int]]:
     return [(name, array.nbytes) for name, array in _content(state)[0].items()]
 
 
-def _read(path: Path) -> tuple[Arrays, dict[str, str]]:
-    def check(metadata: dict[str, str]) -> None:
+def _read(path: Path, key: Key | None) -> tuple[Arrays, dict[str, str]]:
+    def check_format(metadata: dict[str, str]) -> None:
         if metadata.get("format") != FORMAT:
             raise StateError(f"{path} is a safetensors file, but not a caster state file")
         if metadata.get("version") not in (VERSION, WITH_LAYERS, WITH_TOKENS):
@@ -152,26 +223,7 @@ def _read(path: Path) -> tuple[Arrays, dict[str, str]]:
                 "fit again"
             )
 
-    return sealed.read(path, "a caster state file", "caster fit", check, StateError)
-
-
-def _check_consistent(state: State, metadata: dict[str, str]) -> None:
-    if metadata["version"] != version_of(state):
-        raise CasterError("its format is not that of the layers it has")
-    moments = state.moments
-    n_classes, k = moments.means.shape
-    shapes_agree = (
-        moments.U.shape == (int(metadata["features"]), k)
-        and moments.counts.shape == state.classes.shape == (n_classes,)
-        and int(moments.counts.sum()) == int(metadata["samples"])
-    )
-    if not shapes_agree or n_classes < 2 or k < 1 or moments.counts.min() < 1:
-        raise CasterError("its arrays do not fit together")
-    if state.head is not None and (len(state.head) != n_classes or min(state.head) < 0):
-        raise CasterError("its head does not fit its classes")
-    numbers = (moments.U, moments.means, moments.covariances, moments.ridge)
-    if not all(np.isfinite(values).all() for values in numbers):
-        raise CasterError("it holds NaN or infinity")
+    return sealed.read(path, "a caster state file", "caster fit", check_format, StateError, key)
 
 
 def _pack(moments: SourceMoments) -> Arrays:
@@ -184,10 +236,6 @@ def _pack(moments: SourceMoments) -> Arrays:
 
 
 def _unpack(arrays: Arrays, ridge: float) -> SourceMoments:
-    if sorted(arrays) != sorted(ARRAYS):
-        raise CasterError(f"it holds {', '.join(sorted(arrays))} instead of {', '.join(ARRAYS)}")
-    means, triangles = arrays["means"], arrays["covariances"]
-    n_classes, k = means.shape
-    if triangles.ndim != 2 or len(triangles) != n_classes:
-        raise CasterError("its arrays do not fit together")
-    return SourceMoments(arrays["U"], means, unpacked(triangles, k), arrays["counts"], ridge)
+    means = arrays["means"]
+    covariances = unpacked(arrays["covariances"], means.shape[1])
+    return SourceMoments(arrays["U"], means, covariances, arrays["counts"], ridge)

@@ -6,6 +6,7 @@ Sites that can have full maps also have packed upper triangles of their covarian
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -17,10 +18,12 @@ from caster.config import STATE_DTYPE
 from caster.core.layers import ChannelMoments, Side, Site
 from caster.errors import CasterError
 from caster.sealed import Arrays
+from caster.state.arrays import check_semidefinite
 from caster.state.triangles import packed, unpacked
 
 LAYER_ARRAYS = ("layer_means", "layer_variances")
 FULL, FULL_ARRAY = "full", "layer_covariances"  # of sites that can have full maps
+ROUNDING = 1e-4  # of a trace: sums over a layer's positions are made of float32 products
 
 Layers = dict[Site, ChannelMoments]
 
@@ -69,31 +72,8 @@ def pack(layers: Layers) -> Arrays:
     return arrays
 
 
-def take(arrays: Arrays, table: str) -> Layers:
-    """The sites' moments, taken out of a file's arrays by the table of them, and checked."""
-    rows = [_Row.of(*row) for row in json.loads(table)]
-    if len({str(row.site) for row in rows}) < len(rows):
-        raise CasterError("its layers name a site twice")
-    means, variances = (arrays.pop(name) for name in LAYER_ARRAYS)
-    widths = [row.width for row in rows]
-    positive = all(type(width) is int and width > 0 for width in widths)
-    if not positive or not means.shape == variances.shape == (sum(widths),):
-        raise CasterError("its layers do not fit together")
-    sound = np.isfinite(means).all() and np.isfinite(variances).all()
-    if not sound or (variances < 0).any() or not all(0 < row.count < np.inf for row in rows):
-        raise CasterError("its layers hold no moments")
-    full = _take_triangles(arrays, [row.width for row in rows if row.full])
-    layers, start = {}, 0
-    for row in rows:
-        at = slice(start, start + row.width)
-        covariance = full.pop(0) if row.full else None
-        layers[row.site] = ChannelMoments(row.count, means[at], variances[at], covariance)
-        start += row.width
-    return layers
-
-
 @dataclass(frozen=True)
-class _Row:
+class Row:
     """A site in the table."""
 
     site: Site
@@ -103,31 +83,58 @@ class _Row:
 
     @classmethod
     def of(cls, module: str, side: Side, axis: int, width: int, count: float, *more: Any) -> Self:
-        """What was read, if it is a site."""
+        """Check a row that was read."""
         full = more[-1:] == (FULL,)
         added = more[:-1] if full else more
         site = Site(module, side, axis, *added[:1])
         if added[1:] or not _is_site(site):
             raise CasterError("its layers name no sites")
+        if type(width) is not int or width < 1:
+            raise CasterError("its layers do not fit together")
+        if type(count) not in (int, float) or not 1 <= count < math.inf or count % 1:
+            raise CasterError("its layers hold no moments")
         return cls(site, width, count, full)
 
 
-def _take_triangles(arrays: Arrays, orders: list[int]) -> list[NDArray[Any]]:
-    """Covariances of these orders, taken out of a file's arrays and checked."""
-    if not orders:
-        return []
-    joined = arrays.pop(FULL_ARRAY)
-    ends = np.cumsum([order * (order + 1) // 2 for order in orders])
-    if joined.shape != (ends[-1],):
-        raise CasterError("its covariances of layers do not fit together")
-    if not np.isfinite(joined).all():
-        raise CasterError("its layers hold no moments")
-    parts = np.split(joined, ends[:-1])
-    return [unpacked(part, order) for part, order in zip(parts, orders, strict=True)]
+def read_rows(table: str) -> list[Row]:
+    """The sites of a file's metadata, checked."""
+    rows = [Row.of(*row) for row in json.loads(table)]
+    if len({str(row.site) for row in rows}) < len(rows):
+        raise CasterError("its layers name a site twice")
+    return rows
+
+
+def layer_sizes(rows: list[Row] | None) -> dict[str, int]:
+    """The sizes of the arrays of these sites; none without layers."""
+    if rows is None:
+        return {}
+    full = {"layer triangles": sum(map(_triangle, rows))} if any(row.full for row in rows) else {}
+    return {"channels": sum(row.width for row in rows)} | full
+
+
+def _triangle(row: Row) -> int:
+    return row.width * (row.width + 1) // 2 if row.full else 0
+
+
+def take(arrays: Arrays, rows: list[Row]) -> Layers:
+    """The sites' moments, out of arrays of the sizes that their table has."""
+    means, variances = (arrays[name] for name in LAYER_ARRAYS)
+    layers, start, corner = {}, 0, 0
+    for row in rows:
+        at = slice(start, start + row.width)
+        covariance = None
+        if row.full:
+            triangle = arrays[FULL_ARRAY][corner : corner + _triangle(row)]
+            covariance = unpacked(triangle, row.width)
+            check_semidefinite(covariance[None], ROUNDING, f"covariances at {row.site}")
+        layers[row.site] = ChannelMoments(row.count, means[at], variances[at], covariance)
+        start, corner = start + row.width, corner + _triangle(row)
+    return layers
 
 
 def _is_site(site: Site) -> bool:
     """Whether a site that was read is one."""
-    named = isinstance(site.module, str) and site.side in ("in", "out") and site.axis in (1, -1)
+    named = isinstance(site.module, str) and site.side in ("in", "out")
+    named = named and type(site.axis) is int and site.axis in (1, -1)
     tokens = type(site.added) is int and (site.added == 0 or (site.added > 0 and site.axis == -1))
     return named and tokens
