@@ -1,4 +1,4 @@
-"""Whole files or none, and their digests."""
+"""Whole files or none, their digests, and TOML."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import errno
 import hashlib
 import os
 import tempfile
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from caster.errors import CasterError
 
 AnyPath = str | os.PathLike[str]
 CHUNK = 1 << 20  # bytes read at once
+TOML_BYTES, TOML_DEPTH = 1 << 20, 32  # largest TOML file, and tables and lists inside each other
 
 
 @contextmanager
@@ -108,6 +111,44 @@ def file_digest(
     except OSError as error:
         raise CasterError(f"cannot read {path}: {error.strerror}") from None
     return digest.hexdigest()
+
+
+def read_toml(path: AnyPath) -> tuple[dict[str, Any], str]:
+    """The table of a TOML file, and the SHA-256 of its bytes.
+
+    Integers are those of TOML, 64 bits, and nesting is bounded, so that what reads the table can
+    compare, print and walk through any value in it.
+    """
+    try:
+        if not Path(path).is_file() and Path(path).exists():
+            raise CasterError(f"cannot read {path}: it is not a file")
+        with open(path, "rb") as file:
+            content = file.read(TOML_BYTES + 1)
+        if len(content) > TOML_BYTES:
+            raise CasterError(f"cannot read {path}: it has more than {TOML_BYTES:,} bytes")
+        table = tomllib.loads(content.decode())
+        _check_values(table)
+    except CasterError:
+        raise
+    except OSError as error:
+        raise CasterError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise CasterError(f"cannot read {path}: it is not UTF-8 text") from None
+    except RecursionError:
+        raise CasterError(f"cannot read {path} as TOML: it is nested too deeply") from None
+    except ValueError as error:  # tomllib's own, and of numbers and dates that Python lacks
+        raise CasterError(f"cannot read {path} as TOML: {error}") from None
+    return table, hashlib.sha256(content).hexdigest()
+
+
+def _check_values(value: Any, depth: int = 0) -> None:
+    if depth > TOML_DEPTH:
+        raise RecursionError
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError("an integer has more than 64 bits")
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            _check_values(inner, depth + 1)
 
 
 def _umask() -> int:

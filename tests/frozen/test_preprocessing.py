@@ -409,7 +409,7 @@ def test_unknown_keys(toml):
 
 WRONG = {
     "range": [2, 0, -1, 254.5, True, "1", [1], "255"],
-    "mean": ["0.5", [0.5], [0.5, 0.5], [0.5] * 4, [0.5, 0.5, "a"], [0.5, 0.5, True], True, 10**400],
+    "mean": ["0.5", [0.5], [0.5, 0.5], [0.5] * 4, [0.5, 0.5, "a"], [0.5, 0.5, True], True, 1e39],
     "std": [0, -1, [0.5, 0.5, 0], [0.5, 0.5, -1], [], [[1, 1, 1]] * 3, False],
     "layout": ["nchw", "CHW", 1, ["NCHW"], ""],
     "resize": [0, -1, 2.5, 256.0, True, "256", [256], [256, 0], [256, 256, 256], [256, 2.5], []],
@@ -459,8 +459,8 @@ def test_bytes_are_not_normalised(changes):
         (b"range = ", "Invalid value"),
         (b"range = 1\nrange = 1\n", "overwrite"),
         (b"just words", "Expected"),
-        (b"\xff\xfe\x00r", "codec can't decode"),
-        (b"PK\x03\x04\x00\x00", "cannot read the preprocessing"),
+        (b"\xff\xfe\x00r", "not UTF-8"),
+        (b"PK\x03\x04\x00\x00", "cannot read"),
         (b"", "must also say `range, mean, std, layout`"),
     ],
     ids=["cut", "twice", "words", "no text", "an archive", "empty"],
@@ -476,7 +476,7 @@ def test_files_that_are_no_toml(tmp_path, content, reason):
 def test_files_that_are_not_there(tmp_path):
     missing = refusal(Preprocessing.from_toml, tmp_path / "none.toml")
     assert missing.endswith("none.toml: No such file or directory")
-    assert refusal(Preprocessing.from_toml, tmp_path).endswith("Is a directory")
+    assert refusal(Preprocessing.from_toml, tmp_path).endswith("it is not a file")
 
 
 def test_lists_do_as_well_as_tuples():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caster.errors import CasterError
+from caster.files import read_toml
 
 Picture = NDArray[np.uint8]  # (H, W, 3), RGB
 
@@ -75,11 +75,7 @@ class Preprocessing:
     @classmethod
     def from_toml(cls, path: str | Path) -> Self:
         """Read a small TOML file; `range`, `mean`, `std` and `layout` must be in it."""
-        try:
-            values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise CasterError(f"cannot read the preprocessing {path}: {reason}") from None
+        values, _ = read_toml(path)
         unknown = sorted(set(values) - {field.name for field in fields(cls)})
         missing = [name for name in REQUIRED if name not in values]
         _check(not unknown, f"{path} has no use for `{', '.join(unknown)}`")

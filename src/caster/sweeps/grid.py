@@ -69,8 +69,10 @@ class Grid:
                 )
 
 
-def read_grid(table: dict[str, Any], backbones: list[str], data: list[str]) -> Grid:
+def read_grid(table: Any, backbones: list[str], data: list[str]) -> Grid:
     """A `[[grid]]` of a sweep that has these backbones and data."""
+    if not isinstance(table, dict):
+        raise CasterError(f"it must be a table, not {table!r}")
     for name in table:
         known(name, KEYS, "key of a grid")
     for name in ("study", "methods"):

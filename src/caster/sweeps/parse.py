@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import tomllib
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
@@ -13,7 +11,7 @@ from typing import Any, TypeVar
 
 from caster.config import Settings
 from caster.errors import CasterError
-from caster.files import AnyPath
+from caster.files import AnyPath, read_toml
 from caster.sweeps.grid import read_grid
 from caster.sweeps.names import FAMILIES, THRESHOLDS, known
 from caster.sweeps.spec import Backbone, Data, Spec, Sweep
@@ -38,16 +36,8 @@ def read(path: AnyPath) -> Sweep:
     >>> len(sweep.cells), sweep.data["d"].threshold
     (10, 0.85)
     """
-    try:
-        content = Path(path).read_bytes()
-        table = tomllib.loads(content.decode())
-    except OSError as error:
-        raise CasterError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise CasterError(f"cannot read {path}: it is not UTF-8 text") from None
-    except tomllib.TOMLDecodeError as error:
-        raise CasterError(f"cannot read {path} as TOML: {error}") from None
-    return _within(str(path), lambda: _sweep(table, hashlib.sha256(content).hexdigest()))
+    table, sha256 = read_toml(path)
+    return _within(str(path), lambda: _sweep(table, sha256))
 
 
 def _sweep(table: dict[str, Any], sha256: str) -> Sweep:

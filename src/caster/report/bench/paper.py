@@ -21,7 +21,7 @@ def printed(*keys: str) -> Any:
     """
     found: Any = _paper()
     for key in keys:
-        if key not in found:
+        if not isinstance(found, dict) or key not in found:
             return None
         found = found[key]
     return found

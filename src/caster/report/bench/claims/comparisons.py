@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Any
 
 from caster.errors import CasterError
-from caster.report.bench.claims.fields import check, maybe, text
+from caster.report.bench.claims.fields import check, inner, maybe, text
 from caster.report.bench.claims.rules import KINDS, SAME_SIGN, SIGNS, Rule
 from caster.report.bench.claims.types import Comparison
 from caster.report.bench.claims.values import TAKES, Cell, Figure, Printed
@@ -23,7 +24,7 @@ def read_comparison(table: dict[str, Any], sweep: str, sweeps: dict[str, str]) -
     kinds = [kind for kind in KINDS if kind in table]
     if len(kinds) != 1:
         raise CasterError(f"a test has one rule of {', '.join(KINDS)}")
-    rule = Rule(kinds[0], _bound(kinds[0], table[kinds[0]]), table.get("partly"))
+    rule = Rule(kinds[0], _bound(kinds[0], table[kinds[0]]), _partly(table.get("partly")))
     paper = _printed(table)
     if paper is None and rule.needs_paper:
         raise CasterError(
@@ -38,7 +39,7 @@ def read_comparison(table: dict[str, Any], sweep: str, sweeps: dict[str, str]) -
 
 
 def _printed(table: dict[str, Any]) -> Printed | None:
-    path, less, over = (tuple(table[key]) if key in table else None for key in PAPER)
+    path, less, over = (_path(table[key]) if key in table else None for key in PAPER)
     if path is None:
         return None
     found = Printed(path, less, over)
@@ -46,22 +47,35 @@ def _printed(table: dict[str, Any]) -> Printed | None:
     return found
 
 
+def _path(given: Any) -> tuple[str | int, ...]:
+    if not isinstance(given, list) or not all(type(place) in (str, int) for place in given):
+        raise CasterError(f"the paper's figures are named by a list of text, not {given!r}")
+    return tuple(given)
+
+
 def _bound(kind: str, given: Any) -> float | str:
     if kind == "sign":
         return SIGNS[known(given, SIGNS, SAME_SIGN)]
     if kind == "equals" and isinstance(given, str):
         return given
-    if isinstance(given, bool) or not isinstance(given, int | float):
+    if isinstance(given, bool) or not isinstance(given, int | float) or not isfinite(given):
         raise CasterError(f"{kind!r} must be a number, not {given!r}")
     return float(given)
 
 
+def _partly(given: Any) -> float | str | None:
+    return given if given in (None, SAME_SIGN) else _bound("partly", given)
+
+
 def read_figure(table: dict[str, Any], given: dict[str, Any], sweeps: dict[str, str]) -> Figure:
     """A cell, and another that it is less or over: that one has what it does not say itself."""
+    check(table, (*CELL, "less", "over"))
     own = {key: value for key, value in table.items() if key not in ("less", "over")}
     cell = _cell(given | own, sweeps)
     shared = given | {key: value for key, value in own.items() if key != "interval"}
-    others = {key: _cell(shared | table[key], sweeps) for key in ("less", "over") if key in table}
+    others = {
+        key: _cell(shared | inner(table, key), sweeps) for key in ("less", "over") if key in table
+    }
     return Figure(cell, **others)
 
 
@@ -70,6 +84,10 @@ def _cell(table: dict[str, Any], sweeps: dict[str, str]) -> Cell:
     row = table.get("row")
     if not isinstance(row, dict) or not row:
         raise CasterError("'row' must say what stands in which columns")
+    for value in row.values():
+        several = value if isinstance(value, list) else [value]
+        if not all(isinstance(each, str | int | float) for each in several):
+            raise CasterError(f"a row holds text and numbers, not {value!r}")
     take = table.get("take")
     return Cell(
         sweep=known(text(table, "sweep"), sweeps, "sweep"),

@@ -27,6 +27,22 @@ def listed(table: dict[str, Any], key: str) -> list[Any]:
     return found
 
 
+def inner(table: dict[str, Any], key: str) -> dict[str, Any]:
+    """A table that may be there."""
+    found = table.get(key, {})
+    if not isinstance(found, dict):
+        raise CasterError(f"{key!r} must be a table")
+    return found
+
+
+def texts(table: dict[str, Any], key: str) -> tuple[str, ...]:
+    """A list of text that may be there."""
+    found = table.get(key, [])
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise CasterError(f"{key!r} must be a list of text")
+    return tuple(found)
+
+
 def text(table: dict[str, Any], key: str) -> str:
     """Text that must be there."""
     value = table.get(key)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from caster.errors import CasterError
+from caster.files import read_toml
 from caster.report.bench.claims.comparisons import read_comparison, read_figure
-from caster.report.bench.claims.fields import check, listed, maybe, text, within
+from caster.report.bench.claims.fields import check, inner, listed, maybe, text, texts, within
 from caster.report.bench.claims.types import Claim, Claims, Part
 from caster.report.bench.claims.values import Figure
 from caster.sweeps.names import known
@@ -27,23 +27,17 @@ FREE = re.compile(
 
 def read(path: Path) -> Claims:
     """The claims of a file."""
-    try:
-        table = tomllib.loads(path.read_bytes().decode())
-    except OSError as error:
-        raise CasterError(f"cannot read {path}: {error.strerror}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise CasterError(f"cannot read {path} as TOML: {error}") from None
-    return within(str(path), partial(_claims, table))
+    return within(str(path), partial(_claims, read_toml(path)[0]))
 
 
 def _claims(table: dict[str, Any]) -> Claims:
     check(table, TOP)
-    sweeps = {name: text(table["sweeps"], name) for name in table.get("sweeps", {})}
+    sweeps = {name: text(inner(table, "sweeps"), name) for name in inner(table, "sweeps")}
     if not sweeps:
         raise CasterError("there are no [sweeps]")
     values = {
         name: within(f"values.{name}", partial(read_figure, own, {}, sweeps))
-        for name, own in table.get("values", {}).items()
+        for name, own in inner(table, "values").items()
     }
     parts = tuple(
         within(f"part {place}", partial(_part, own, sweeps))
@@ -92,18 +86,22 @@ def _part(table: dict[str, Any], sweeps: dict[str, str]) -> Part:
     sweep = known(text(table, "sweep"), sweeps, "sweep")
     found = listed(table, "claim") if "claim" in table or "text" not in table else ()
     claims = tuple(  # of a part with words of its own there may be none
-        within(str(own.get("id", f"claim {place}")), partial(_claim, own, sweep, sweeps))
+        within(_name(own, place), partial(_claim, own, sweep, sweeps))
         for place, own in enumerate(found, 1)
     )
-    shown = {key: tuple(map(str, table.get(key, ()))) for key in ("tables", "figures")}
+    shown = {key: texts(table, key) for key in ("tables", "figures")}
     return Part(text(table, "title"), sweep, maybe(table, "text"), claims=claims, **shown)
+
+
+def _name(claim: Any, place: int) -> str:
+    return str(claim["id"]) if isinstance(claim, dict) and "id" in claim else f"claim {place}"
 
 
 def _claim(table: dict[str, Any], sweep: str, sweeps: dict[str, str]) -> Claim:
     check(table, CLAIM)
     tests = tuple(
         within(f"test {place}", partial(read_comparison, own, sweep, sweeps))
-        for place, own in enumerate(table.get("tests", ()), 1)
+        for place, own in enumerate(listed(table, "tests") if "tests" in table else (), 1)
     )
     if sum(key in table for key in ("tests", "why", "proof")) != 1:
         raise CasterError("a claim has tests, or a proof, or says why it has none")
@@ -114,7 +112,7 @@ def _claim(table: dict[str, Any], sweep: str, sweeps: dict[str, str]) -> Claim:
         tests=tests,
         why=maybe(table, "why"),
         proof=maybe(table, "proof"),
-        needs=tuple(map(str, table.get("needs", ()))),
+        needs=texts(table, "needs"),
         limits=maybe(table, "limits"),
         note=maybe(table, "note"),
     )

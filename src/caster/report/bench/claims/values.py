@@ -147,7 +147,10 @@ class Printed:
         if self.less is not None:
             found = round(_number(found) - _number(_printed(self.less)), 6)
         if self.over is not None:
-            found = _number(found) / _number(_printed(self.over))
+            divisor = _number(_printed(self.over))
+            if not divisor:
+                raise CasterError(f"the paper's {'.'.join(map(str, self.over))} is 0: no divisor")
+            found = _number(found) / divisor
         return None if isinstance(found, str) else _number(found)
 
     @property
@@ -165,7 +168,8 @@ def _printed(path: tuple[str | int, ...]) -> object:
     found = printed(*(name for name in path if isinstance(name, str)))
     for place in path:
         if isinstance(place, int):  # one of several figures, which stands last
-            found = found[place] if isinstance(found, list) else None
+            held = isinstance(found, list) and 0 <= place < len(found)
+            found = found[place] if held else None
     if found is None:
         raise CasterError(f"the paper's figures have no {'.'.join(map(str, path))}")
     return found
