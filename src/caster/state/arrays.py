@@ -77,10 +77,9 @@ def check_semidefinite(
     """
     tiny = np.finfo(np.float32).tiny  # a class or channel may not vary at all
     identity = np.eye(covariances.shape[-1])
-    try:
-        for start in range(0, len(covariances), AT_ONCE):
-            some = covariances[start : start + AT_ONCE].astype(np.float64)
-            traces = np.trace(some, axis1=1, axis2=2)
-            cholesky(some + (rounding * traces + tiny)[:, None, None] * identity)
-    except np.linalg.LinAlgError:
-        raise CasterError(f"its {name} are not positive semidefinite") from None
+    for start in range(0, len(covariances), AT_ONCE):
+        some = covariances[start : start + AT_ONCE].astype(np.float64)
+        traces = np.trace(some, axis1=1, axis2=2)
+        factors = cholesky(some + (rounding * traces + tiny)[:, None, None] * identity)
+        if not np.isfinite(factors).all():
+            raise CasterError(f"its {name} are not positive semidefinite")

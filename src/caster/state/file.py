@@ -201,10 +201,8 @@ def _check_moments(moments: SourceMoments) -> None:
         derived = (moments.pooled, moments.covariance)
     if not all(np.isfinite(values).all() for values in derived):
         raise CasterError("its moments are too large for float32")
-    try:
-        _ = moments.metric
-    except np.linalg.LinAlgError:
-        raise CasterError("its pooled covariance is singular") from None
+    if not np.isfinite(moments.metric).all():
+        raise CasterError("its pooled covariance is singular")
 
 
 def array_sizes(state: State) -> list[tuple[str, int]]:
