@@ -15,7 +15,7 @@ import sys
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from caster.errors import CasterError
+from caster.errors import CasterError, LimitError
 
 Origin = Literal["paper", "project"]
 STATE_DTYPE = "float32"  # of everything retained: half the bytes, far finer than sampling error
@@ -53,6 +53,41 @@ class Settings:
                 raise CasterError(f"{constant.name} must be {noun} above {low:g}, not {value!r}")
         if self.confidence >= 1:
             raise CasterError(f"confidence must be below 1, not {self.confidence!r}")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds on what one input may take, so that a small hostile file cannot fill the memory.
+
+    >>> Limits(pixels=100).check("pixels", 144, "a.png has 12 x 12 pixels")
+    Traceback (most recent call last):
+        ...
+    caster.errors.LimitError: a.png has 12 x 12 pixels, over the limit of 100 pixels: allow it \
+with Limits(pixels=144)
+    """
+
+    pixels: int = 2**26  # of one image, decoded or resized: 8,192 x 8,192
+    array_bytes: int = 2**32  # of an array in memory, unless its file has an eighth of that
+    features: int = 2**14  # width of a feature vector: a fit needs matrices of that width squared
+    classes: int = 2**16  # distinct labels of a fit, and logits of a sample
+    label_length: int = 2**10  # characters of a label
+
+    def __post_init__(self) -> None:
+        for limit in fields(self):
+            value = getattr(self, limit.name)
+            if type(value) is not int or value < 1:
+                raise CasterError(f"the limit {limit.name} must be a whole number, not {value!r}")
+
+    def check(self, name: str, size: int, what: str) -> None:
+        """Reject a size over the limit of that name; `what` says whose size it is."""
+        limit, unit = getattr(self, name), name.split("_")[-1].replace("length", "characters")
+        if size > limit:
+            raise LimitError(
+                f"{what}, over the limit of {limit:,} {unit}: allow it with Limits({name}={size})"
+            )
+
+
+DEFAULT_LIMITS = Limits()
 
 
 def describe() -> list[tuple[str, float, Origin, str]]:

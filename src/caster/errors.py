@@ -41,5 +41,9 @@ class InputTypeError(CasterError, TypeError):
     """Values that are not numbers; scikit-learn expects a TypeError for some of them."""
 
 
+class LimitError(CasterError):
+    """Input over one of the `Limits`; the message names the limit and the value that allows it."""
+
+
 class StateError(CasterError):
     """A state file that cannot be trusted, or does not belong to what it is used with."""

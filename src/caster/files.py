@@ -5,18 +5,21 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
+import stat
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from caster.errors import CasterError
 
 AnyPath = str | os.PathLike[str]
 CHUNK = 1 << 20  # bytes read at once
 TOML_BYTES, TOML_DEPTH = 1 << 20, 32  # largest TOML file, and tables and lists inside each other
+NOT_UTF8 = re.compile(r"[\ud800-\udfff]|\\ud[89a-f][0-9a-f]{2}")
 
 
 @contextmanager
@@ -95,6 +98,39 @@ def check_writable(path: AnyPath, *inputs: AnyPath) -> None:
             raise CasterError(f"{target} is an input: write to another file")
 
 
+def check_regular(path: AnyPath) -> None:
+    """Raise an OSError for a FIFO, socket or device: opening or reading one may never end."""
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a folder has its own error
+        raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
+
+
+def open_regular(path: AnyPath) -> BinaryIO:
+    """Open a file to read its bytes, if it is a regular one."""
+    check_regular(path)
+    return open(path, "rb")
+
+
+def read_regular(path: AnyPath) -> bytes:
+    """Read all bytes of a file, if it is a regular one."""
+    with open_regular(path) as file:
+        return file.read()
+
+
+def as_utf8(text: str) -> str:
+    r"""Text that UTF-8 can encode: a byte of a file name that is not UTF-8 becomes `\udcNN`.
+
+    Backslashes are doubled in such a text, and in one that looks like it, so that the original can
+    be restored; any other text stays as it is.
+
+    >>> as_utf8("a.png"), as_utf8(os.fsdecode(b"caf\xe9.png"))
+    ('a.png', 'caf\\udce9.png')
+    """
+    if NOT_UTF8.search(text) is None:
+        return text
+    return text.replace("\\", "\\\\").encode("utf-8", "backslashreplace").decode()
+
+
 def file_digest(
     path: AnyPath,
     kind: str = "sha256",
@@ -103,7 +139,7 @@ def file_digest(
     """A file's digest, as sha256sum or md5sum prints it."""
     digest, done = hashlib.new(kind, usedforsecurity=False), 0
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             while chunk := file.read(CHUNK):
                 digest.update(chunk)
                 done += len(chunk)
@@ -120,9 +156,7 @@ def read_toml(path: AnyPath) -> tuple[dict[str, Any], str]:
     compare, print and walk through any value in it.
     """
     try:
-        if not Path(path).is_file() and Path(path).exists():
-            raise CasterError(f"cannot read {path}: it is not a file")
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             content = file.read(TOML_BYTES + 1)
         if len(content) > TOML_BYTES:
             raise CasterError(f"cannot read {path}: it has more than {TOML_BYTES:,} bytes")

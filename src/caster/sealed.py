@@ -6,7 +6,6 @@ import hashlib
 import hmac
 import json
 import os
-import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as to_safetensors
 
 from caster.errors import CasterError
-from caster.files import AnyPath, replacing
+from caster.files import AnyPath, open_regular, replacing
 
 Arrays = dict[str, NDArray[Any]]
 Texts = dict[str, str]
@@ -94,9 +93,7 @@ def read(
     """Arrays and metadata of a file that is whole and unchanged."""
     signer = None if key is None else key_bytes(key)
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise error(f"{path} is not a file")
-        with open(path, "rb") as start:
+        with open_regular(path) as start:
             if _header_bytes(start.read(8)) > HEADER_BYTES:
                 raise error(f"{path} is damaged or not {kind}: its header is too long")
         with safe_open(path, framework="np") as file:

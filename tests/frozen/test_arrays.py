@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import sys
+import tracemalloc
 import zipfile
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from numpy.lib import format as npy
 
 from caster import CasterError
+from caster.config import Limits
+from caster.errors import LimitError
 from caster.frozen.arrays import open_features
 
 RNG = np.random.default_rng(0)
@@ -170,3 +175,112 @@ def test_without_pyarrow(monkeypatch, tmp_path):
     (tmp_path / "f.parquet").write_bytes(b"")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert "caster-tta[parquet]" in refusal(tmp_path / "f.parquet")
+
+
+# limits
+
+
+def crafted(path, name="features", descr="<f4", shape=(2, 3), content=b"", version=(1, 0)):
+    """An .npz file with one compressed member whose header may say anything."""
+    header = io.BytesIO()
+    write = npy.write_array_header_1_0 if version == (1, 0) else npy.write_array_header_2_0
+    write(header, {"descr": descr, "fortran_order": False, "shape": shape})
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(f"{name}.npy", header.getvalue() + content)
+    return path
+
+
+def over_limit(path, name="features", **limits) -> str:
+    """The line with which a whole read ends, which may not take more than a little memory."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(LimitError) as caught:
+            open_features(path, limits=Limits(**limits)).read(name)
+        assert tracemalloc.get_traced_memory()[1] < 4e6
+    finally:
+        tracemalloc.stop()
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_an_array_that_expands(tmp_path):
+    path = crafted(tmp_path / "f.npz", shape=(100, 10_000), content=bytes(4_000_000))
+    assert open_features(path).read("features").shape == (100, 10_000)
+    assert "takes 4,000,000 bytes, over the limit" in over_limit(path, array_bytes=10**6)
+    with pytest.raises(LimitError, match="over the limit"):
+        list(open_features(path, limits=Limits(array_bytes=10**6)).chunks(("features",), 50))
+
+
+def test_an_array_as_large_as_its_file_needs_no_leave(tmp_path):
+    np.savez(tmp_path / "f.npz", features=FEATURES)
+    assert len(open_features(tmp_path / "f.npz", limits=Limits(array_bytes=1)).read("features"))
+
+
+@pytest.mark.parametrize("shape", [(2, 2**40), (2, 2**62, 2**62), (1, 2**14 + 1)])
+def test_headers_of_wide_features(tmp_path, shape):
+    path = crafted(tmp_path / "f.npz", shape=shape)
+    assert "over the limit of 16,384 features" in over_limit(path)
+
+
+def test_headers_of_many_rows(tmp_path):
+    path = crafted(tmp_path / "f.npz", shape=(2**40, 3))
+    assert "over the limit of 4,294,967,296 bytes" in over_limit(path)
+
+
+def test_wide_logits(path):
+    assert "over the limit of 3 classes" in over_limit(path, "logits", classes=3)
+
+
+@pytest.mark.parametrize("descr", ["<U100000000", "|S100000000"])
+def test_headers_of_long_labels(tmp_path, descr):
+    path = crafted(tmp_path / "f.npz", "labels", descr, (10,), bytes(1000))
+    assert "over the limit" in over_limit(path, "labels")
+    assert "of 1,024 characters" in over_limit(path, "labels", array_bytes=2**60)
+
+
+def test_one_long_label_does_not_widen_all_rows(tmp_path):
+    path = tmp_path / "f.parquet"
+    labels = ["a"] * 20_000 + ["b" * 2_000]
+    pq.write_table(pa.table({"features": [[1.0]] * 20_001, "labels": labels}), path)
+    assert "a text of 2,000 characters, over the limit" in over_limit(path, "labels")
+
+
+def test_a_long_header_is_not_read(tmp_path):
+    path = tmp_path / "f.npz"
+    header = b"\x93NUMPY\x02\x00" + (50_000_000).to_bytes(4, "little") + b" " * 50_000_000
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("features.npy", header)
+    del header
+    tracemalloc.start()
+    try:
+        assert "not a plain NumPy array" in refusal(path)
+        assert tracemalloc.get_traced_memory()[1] < 4e6
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "header", ["{'shape': ('\n", "(" * 9000, "{'descr': '<f4', 'shape': (-1,)}"]
+)
+def test_headers_that_are_no_header(tmp_path, header):
+    text = header.encode()
+    content = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+    with zipfile.ZipFile(tmp_path / "f.npz", "w") as archive:
+        archive.writestr("features.npy", content)
+    assert "not a plain NumPy array" in refusal(tmp_path / "f.npz")
+    crafted(tmp_path / "g.npz", shape=(-1, 3))
+    assert "not a plain NumPy array" in refusal(tmp_path / "g.npz")
+
+
+def test_page_checksums_show_every_flipped_bit(tmp_path):
+    path = tmp_path / "f.parquet"
+    features = np.random.default_rng(1).standard_normal((500, 8)).astype(np.float32)
+    pq.write_table(pa.table({"features": list(features)}), path, write_page_checksum=True)
+    assert np.array_equal(open_features(path).read("features"), features)
+    original = path.read_bytes()
+    for at in np.random.default_rng(0).choice(len(original) // 2, 30, replace=False) + 100:
+        damaged = bytearray(original)
+        damaged[at] ^= 1 << int(at % 8)
+        path.write_bytes(damaged)
+        assert "damaged" in refusal(path)

@@ -6,6 +6,7 @@ import threading
 
 import numpy as np
 
+from caster.config import DEFAULT_LIMITS
 from caster.data import UnreadablePicture
 from caster.frozen.function import FunctionModel
 from caster.frozen.preprocessing import Preprocessing
@@ -18,6 +19,7 @@ class FakePictures:
 
     name = "fakes"
     by_class = False
+    limits = DEFAULT_LIMITS
 
     def __init__(self, count, broken=(), size=(4, 4), sha256="pictures-1"):
         rng = np.random.default_rng(count)

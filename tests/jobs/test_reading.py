@@ -217,7 +217,7 @@ def test_a_picture_that_cannot_be_resized_is_named():
     pictures = FakePictures(2)
 
     class TooLong(Preprocessing):
-        def fitted(self, picture):
+        def fitted(self, picture, limits):
             raise MemoryError
 
     endless = TooLong(1.0, (0.0,) * 3, (1.0,) * 3, "NCHW")

@@ -21,7 +21,7 @@ from caster.data.streams.orders import generator
 from caster.errors import CasterError
 from caster.files import replacing
 from caster.frozen.preprocessing import Picture, Preprocessing
-from caster.jobs.reading import THREADS
+from caster.jobs.reading import THREADS, fit
 from caster.labels import encode, unique_labels
 
 Pixels = NDArray[np.uint8]  # (N, H, W, 3)
@@ -61,8 +61,8 @@ def keep(
     codes, n_classes = classes_of(pictures)
     rows = generator(0, "pictures", len(codes)).permutation(len(codes))[:limit]
     rows = rows if shuffle else np.sort(rows)
-    fit = (preprocessing.resize, preprocessing.interpolation, preprocessing.crop)
-    key = _key(pictures.name, pictures.sha256, len(rows), shuffle, fit)
+    sizes = (preprocessing.resize, preprocessing.interpolation, preprocessing.crop)
+    key = _key(pictures.name, pictures.sha256, len(rows), shuffle, sizes)
     path, note = place.pictures / f"{key}.npy", place.pictures / f"{key}.json"
     if not (path.exists() and note.exists() and _labels_of(path).exists()):
         place.pictures.mkdir(parents=True, exist_ok=True)
@@ -115,7 +115,7 @@ def _write(
         for at, picture in enumerate(_read(pictures, rows)):
             digest.update(f"{picture.shape}".encode())
             digest.update(np.ascontiguousarray(picture).data)
-            fitted = preprocessing.fitted(picture)
+            fitted = fit(picture, preprocessing, pictures, int(rows[at]))
             if mapped is None:
                 shape = (len(rows), *fitted.shape)
                 mapped = open_memmap(temporary, mode="w+", dtype=np.uint8, shape=shape)

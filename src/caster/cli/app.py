@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import sys
+import warnings
 from collections.abc import Callable
 from functools import wraps
 from typing import Annotated, Any
@@ -109,4 +112,9 @@ def _options(
 
 def main() -> None:
     """Run the command line."""
+    for stream in (sys.stdout, sys.stderr):  # a file name that is not UTF-8 is printed all the same
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    # Pillow warns of images that caster rejects by its own limit, in a line of its own.
+    warnings.filterwarnings("ignore", "Image size .* exceeds limit")
     app()

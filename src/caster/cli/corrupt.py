@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from caster.cli.console import counted, progress_bar, say, size
-from caster.cli.pictures import DataRoot
+from caster.cli.pictures import DataRoot, LimitOption, limits_of
 from caster.errors import CasterError
 
 GO_ON = "what is finished is kept: run it again to go on"
@@ -48,6 +48,7 @@ def corrupt(
         typer.Option(metavar="FOLDER", help="Photographs of frost, instead of drawn textures."),
     ] = None,
     data_root: DataRoot = None,
+    limit: LimitOption = None,
 ) -> None:
     """Make a corrupted copy of a set: nineteen corruptions at five severities.
 
@@ -56,13 +57,14 @@ def corrupt(
     from where it was interrupted.
     """
     names, severities = _names(corruption or ["all"]), _severities(severity)
+    limits = limits_of(limit)
     from caster.data import open_pictures
     from caster.jobs.corrupt import corrupt_pictures
 
     with progress_bar() as progress:
         try:
             done = corrupt_pictures(
-                open_pictures(data, data_root, labelled=True),
+                open_pictures(data, data_root, labelled=True, limits=limits),
                 out,
                 corruptions=names,
                 severities=severities,

@@ -15,12 +15,14 @@ from caster.cli.pictures import (
     BatchSize,
     DataRoot,
     Layers,
+    LimitOption,
     OtherModel,
     OtherPreprocessing,
     SkipUnreadable,
     Store,
     Tau,
     features_path,
+    limits_of,
     say_skipped,
 )
 from caster.cli.state import KeyFile, StateFile
@@ -58,6 +60,7 @@ def evaluate(
     store: Store = None,
     allow_other_model: OtherModel = False,
     allow_other_preprocessing: OtherPreprocessing = False,
+    limit: LimitOption = None,
 ) -> None:
     """Whether adapting would have paid: the score of four classifiers on labelled data.
 
@@ -67,7 +70,7 @@ def evaluate(
     """
     from caster.jobs.evaluate import data_file, evaluate_file, evaluate_pictures
 
-    order = None if in_order else seed
+    order, limits = None if in_order else seed, limits_of(limit)
     skipped: list[str] = []
     with progress_bar() as progress:
         if model is None:
@@ -80,6 +83,7 @@ def evaluate(
                 seed=order,
                 tau=tau,
                 layers=layers,
+                limits=limits,
                 progress=progress,
             )
         else:
@@ -97,7 +101,7 @@ def evaluate(
             )
             found, skipped = evaluate_pictures(
                 adapter,
-                open_pictures(data, data_root, labelled=True),
+                open_pictures(data, data_root, labelled=True, limits=limits),
                 page,
                 store=store or default_store(),
                 batch_size=batch_size,

@@ -9,10 +9,20 @@ import typer
 
 from caster.cli.console import counted, errors, progress_bar, say, size
 from caster.cli.model import with_model
-from caster.cli.pictures import PANEL, DataRoot, SkipUnreadable, Store, features_path, say_skipped
+from caster.cli.pictures import (
+    PANEL,
+    DataRoot,
+    LimitOption,
+    SkipUnreadable,
+    Store,
+    features_path,
+    limits_of,
+    say_skipped,
+)
 from caster.cli.state import layers_in_words
 from caster.config import PICTURES_AT_ONCE, Settings
 from caster.errors import CasterError
+from caster.files import read_regular
 
 if TYPE_CHECKING:
     from caster.frozen.protocol import FrozenModel
@@ -85,6 +95,7 @@ def fit(
     skip_unreadable: SkipUnreadable = False,
     data_root: DataRoot = None,
     store: Store = None,
+    limit: LimitOption = None,
 ) -> None:
     """Fit source class statistics once, and keep them in one small file.
 
@@ -94,19 +105,19 @@ def fit(
     """
     from caster.jobs.fit import fit_file, fit_pictures
 
-    settings = Settings(k_max=k_max, lam=lam, beta=beta)
+    settings, limits = Settings(k_max=k_max, lam=lam, beta=beta), limits_of(limit)
     skipped: list[str] = []
     head_accuracy = measured = None
     with progress_bar() as progress:
         if model is None:
-            clf = fit_file(features_path(source), state, settings, progress, key)
+            clf = fit_file(features_path(source), state, settings, progress, key, limits)
         else:
             from caster.data import open_pictures
             from caster.jobs.store import default_store
 
             clf, skipped, head_accuracy, measured = fit_pictures(
                 model,
-                open_pictures(source, data_root, labelled=True),
+                open_pictures(source, data_root, labelled=True, limits=limits),
                 state,
                 settings,
                 store=store or default_store(),
@@ -153,7 +164,7 @@ def _say_head(accuracy: float | None) -> None:
 
 def _lines(path: Path) -> list[str]:
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_regular(path).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise CasterError(f"cannot read the class names in {path}: {reason}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,8 @@ import typer
 
 from caster.cli.console import counted, errors, say
 from caster.cli.model import PANEL as MODEL_PANEL
+from caster.cli.words import as_typed
+from caster.config import Limits
 from caster.errors import CasterError
 
 PANEL = "Pictures"
@@ -37,6 +40,15 @@ Store = Annotated[
         metavar="FOLDER",
         help="Where features are kept, instead of ~/.cache/caster.",
         rich_help_panel=PANEL,
+    ),
+]
+LIMITS = {field.name: field.default for field in fields(Limits)}
+LimitOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=NUMBER",
+        help="Allow larger input than by default; repeat it for several. Defaults: "
+        + ", ".join(f"{name}={default}" for name, default in LIMITS.items()),
     ),
 ]
 BatchSize = Annotated[int, typer.Option(min=1, help="Samples adapted to together.")]
@@ -70,6 +82,22 @@ Layers = Annotated[
 ]
 
 
+def limits_of(given: list[str] | None) -> Limits:
+    """The limits that a command works under.
+
+    >>> limits_of(["pixels=200000000"]).pixels
+    200000000
+    """
+    changed = {}
+    for text in given or ():
+        name, _, number = text.partition("=")
+        if name not in LIMITS or not number.isascii() or not number.isdigit():
+            names = ", ".join(LIMITS)
+            raise CasterError(f"--limit {text}: say NAME=NUMBER, with NAME one of {names}")
+        changed[name] = int(number)
+    return Limits(**changed)
+
+
 def features_path(source: str) -> Path:
     """The feature file that a command without a model is given."""
     path = Path(source)
@@ -90,6 +118,6 @@ def say_skipped(unreadable: list[str]) -> None:
         return
     say(f"caster: skipped {counted(len(unreadable), 'unreadable picture')}:", errors)
     for line in unreadable[:NAMED]:
-        say(f"  {line}", errors)
+        say(f"  {as_typed(line)}", errors)
     if len(unreadable) > NAMED:
         say(f"  and {len(unreadable) - NAMED:,} more", errors)

@@ -15,12 +15,14 @@ from caster.cli.pictures import (
     BatchSize,
     DataRoot,
     Layers,
+    LimitOption,
     OtherModel,
     OtherPreprocessing,
     SkipUnreadable,
     Store,
     Tau,
     features_path,
+    limits_of,
     say_skipped,
 )
 from caster.cli.state import KeyFile, StateFile
@@ -70,6 +72,15 @@ def predict(
     store: Store = None,
     allow_other_model: OtherModel = False,
     allow_other_preprocessing: OtherPreprocessing = False,
+    limit: LimitOption = None,
+    spreadsheet_safe: Annotated[
+        bool,
+        typer.Option(
+            "--spreadsheet-safe",
+            help="Put ' before .csv text that a spreadsheet would run as a formula (=, +, -, @). "
+            "Without it, text is written as it is.",
+        ),
+    ] = False,
 ) -> None:
     """Adapted predictions, batch by batch in the order of the inputs.
 
@@ -81,6 +92,7 @@ def predict(
     """
     from caster.jobs.predict import predict_file, predict_pictures
 
+    limits = limits_of(limit)
     with progress_bar() as progress:
         if model is None:
             if len(target) > 1:
@@ -94,6 +106,8 @@ def predict(
                 tau=tau,
                 layers=layers,
                 gate=gate,
+                limits=limits,
+                spreadsheet_safe=spreadsheet_safe,
                 progress=progress,
             )
         else:
@@ -103,7 +117,7 @@ def predict(
             from caster.jobs.store import default_store
             from caster.jobs.table import check_table
 
-            check_table(table)  # before anything is said about the pictures
+            check_table(table, spreadsheet_safe)  # before anything is said about the pictures
             adapter = deploy(
                 model,
                 states.load(state, key),
@@ -111,7 +125,9 @@ def predict(
                 allow_other_preprocessing=allow_other_preprocessing,
             )
             several = [Path(path) for path in target]
-            pictures = open_pictures(target[0] if len(target) == 1 else several, data_root)
+            pictures = open_pictures(
+                target[0] if len(target) == 1 else several, data_root, limits=limits
+            )
             if shuffle is None:
                 _warn_of_order(pictures, batch_size)
             summary = predict_pictures(
@@ -125,6 +141,7 @@ def predict(
                 shuffle=shuffle,
                 skip_unreadable=skip_unreadable,
                 store=store or default_store(),
+                spreadsheet_safe=spreadsheet_safe,
                 progress=progress,
             )
     say_skipped(summary.unreadable)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from caster.config import DEFAULT_LIMITS, Limits
 from caster.data.traits import digest, is_by_class
 from caster.errors import CasterError
 from caster.frozen.npz import DAMAGE, NpzFile
@@ -42,6 +43,7 @@ class ArrayPictures:
     classes: Labels | None
     picture: Callable[[int], Picture]
     share: str = ""  # which of the pictures in the files, where it is not all
+    limits: Limits = DEFAULT_LIMITS
 
     @cached_property
     def by_class(self) -> bool:
@@ -62,17 +64,18 @@ class ArrayPictures:
         return self.picture(index)
 
 
-def open_npz(path: Path) -> ArrayPictures:
+def open_npz(path: Path, limits: Limits = DEFAULT_LIMITS) -> ArrayPictures:
     """An .npz file with `images` (N, H, W, 3) or (N, H, W), and maybe `labels` and `classes`.
 
     `classes` are names in the order of the model's outputs; whole-number labels count in it.
     """
-    held = NpzFile(path).names  # refuses damage, and Python objects in any of the arrays
+    file = NpzFile(path, limits)  # refuses damage, and Python objects in any of the arrays
+    held = file.names
     if "images" not in held:
         raise CasterError(f"{path} holds no `images` (it holds {', '.join(held) or 'nothing'})")
-    images = _Images(path)
-    labels = _labels(path, "labels") if "labels" in held else None
-    classes = _labels(path, "classes") if "classes" in held else None
+    images = _Images(file)
+    labels = _labels(file, "labels") if "labels" in held else None
+    classes = _labels(file, "classes") if "classes" in held else None
     if classes is not None and len(unique_labels(classes)) < len(classes):
         raise CasterError(f"`classes` in {path} names a class twice")
     if labels is not None:
@@ -80,14 +83,15 @@ def open_npz(path: Path) -> ArrayPictures:
             raise CasterError(f"{path} holds {images.shape[0]} images and {len(labels)} labels")
         labels, classes = _resolved(path, labels, classes)
     names = tuple(f"{path.name}[{i}]" for i in range(images.shape[0]))
-    return ArrayPictures(str(path), (path,), names, labels, classes, images.picture)
+    return ArrayPictures(str(path), (path,), names, labels, classes, images.picture, limits=limits)
 
 
 class _Images:
     """The member `images`: mapped where it is stored as it is, else decompressed on first use."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, file: NpzFile) -> None:
+        self._file, self.path = file, file.path
+        path = file.path
         self._lock = threading.Lock()
         self._pixels: NDArray[np.uint8] | None = None
         try:
@@ -112,7 +116,7 @@ class _Images:
         if self._pixels is None:
             with self._lock:  # the other threads wait for the first to decompress them all
                 if self._pixels is None:
-                    self._pixels = _loaded(self.path, "images")
+                    self._pixels = self._file.read("images")
         picture = np.array(self._pixels[index])
         return picture if picture.ndim == 3 else np.repeat(picture[:, :, np.newaxis], 3, axis=2)
 
@@ -130,6 +134,9 @@ class _Images:
             problem = f"has shape {self.shape}: there is no picture in it"
         if problem:
             raise CasterError(f"`images` in {self.path} {problem}")
+        height, width = self.shape[1:3]
+        what = f"an image in {self.path} has {width:,} x {height:,} pixels"
+        self._file.limits.check("pixels", height * width, what)
 
 
 def _content_offset(path: Path, info: zipfile.ZipInfo) -> int:
@@ -140,20 +147,12 @@ def _content_offset(path: Path, info: zipfile.ZipInfo) -> int:
     return int(info.header_offset + LOCAL_HEADER + name + extra)
 
 
-def _loaded(path: Path, name: str) -> NDArray[Any]:
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return np.asarray(arrays[name])
-    except (MemoryError, ValueError, *DAMAGE):
-        raise CasterError(f"`{name}` in {path} is damaged, or larger than the memory") from None
-
-
-def _labels(path: Path, name: str) -> Labels:
-    values = _loaded(path, name)
+def _labels(file: NpzFile, name: str) -> Labels:
+    values = file.read(name)
     try:
         return as_labels(values)
     except CasterError as error:
-        raise CasterError(f"`{name}` in {path}: {error}") from None
+        raise CasterError(f"`{name}` in {file.path}: {error}") from None
 
 
 def _resolved(path: Path, labels: Labels, classes: Labels | None) -> tuple[Labels, Labels]:

@@ -2,29 +2,49 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from caster.config import DEFAULT_LIMITS, Limits
 from caster.errors import CasterError
+from caster.files import open_regular
 from caster.frozen.preprocessing import Picture
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 
+FORMATS = {  # Pillow's name of the format, by the suffix of the file
+    ".bmp": "BMP",
+    ".gif": "GIF",
+    ".jpeg": "JPEG",
+    ".jpg": "JPEG",
+    ".pgm": "PPM",
+    ".png": "PNG",
+    ".ppm": "PPM",
+    ".tif": "TIFF",
+    ".tiff": "TIFF",
+    ".webp": "WEBP",
+}
+SUFFIXES = frozenset(FORMATS)
+ALLOWED = tuple(sorted(set(FORMATS.values())))  # Pillow's others may start a program, as EPS does
+
+
 class UnreadablePicture(CasterError):  # noqa: N818
     """A picture that is there and cannot be decoded; the message names it and says why."""
 
 
-def decode(path: Path) -> Picture:
+def decode(path: Path, limits: Limits = DEFAULT_LIMITS) -> Picture:
     """The pixels of a file as uint8 (H, W, 3) RGB.
 
-    What the file holds counts, not its suffix. A camera's note to turn the picture (EXIF) is left
-    alone, and so is transparency, as torchvision and timm do: a model sees what it was trained on.
-    Pillow's warnings go where all warnings go; where the user made them errors, a picture that
-    causes one cannot be read.
+    What the file holds counts, not its suffix, and it must be one of the `ALLOWED` formats. Its
+    header must state no more pixels than the limit, which is checked before anything is decoded.
+    A camera's note to turn the picture (EXIF) is left alone, and so is transparency, as torchvision
+    and timm do: a model sees what it was trained on. Pillow's warnings go where all warnings go;
+    where the user made them errors, a picture that causes one cannot be read.
     """
     try:
         from PIL import Image, UnidentifiedImageError
@@ -32,17 +52,36 @@ def decode(path: Path) -> Picture:
         raise CasterError(
             "reading pictures needs Pillow: pip install 'caster-tta[images]'"
         ) from None
+    pillows = Image.MAX_IMAGE_PIXELS  # of the whole process: raised for a user who asks for more
+    if pillows is not None and limits.pixels > max(pillows, DEFAULT_LIMITS.pixels):
+        Image.MAX_IMAGE_PIXELS = limits.pixels
     try:
-        with open(path, "rb") as file, Image.open(file) as image:
+        with open_regular(path) as file, Image.open(file, formats=ALLOWED) as image:
+            width, height = image.size
+            limits.check("pixels", width * height, f"it has {width:,} x {height:,} pixels")
             return _rgb(image)
     except UnidentifiedImageError:
-        reason = "it is empty, damaged or in no image format that Pillow knows"
+        reason = (
+            f"it is empty, damaged or in a format that is not allowed ({', '.join(ALLOWED)} are)"
+        )
     except MemoryError:
         reason = "not enough memory"
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        reason = _over_pillows_limit(str(error), limits)
     except Exception as error:  # decoders raise whatever damaged bytes lead them to
         reason = " ".join(str(getattr(error, "strerror", None) or error).split())
         reason = reason or type(error).__name__
     raise UnreadablePicture(f"cannot read {path}: {reason}")
+
+
+def _over_pillows_limit(message: str, limits: Limits) -> str:
+    """Our line for an image that Pillow rejects, where it is over our limit too."""
+    pixels = re.search(r"(\d+) pixels", message)
+    try:
+        limits.check("pixels", int(pixels[1]) if pixels else 0, "it is too large")
+    except CasterError as error:
+        return str(error)
+    return message
 
 
 def _rgb(image: Image) -> Picture:

@@ -10,15 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from caster.data.decode import decode
+from caster.config import DEFAULT_LIMITS, Limits
+from caster.data.decode import SUFFIXES, decode
 from caster.data.traits import digest, is_by_class
 from caster.errors import CasterError
 from caster.frozen.preprocessing import Picture
 from caster.labels import Labels, as_labels
-
-SUFFIXES = frozenset(
-    (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm")
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +32,7 @@ class FilePictures:
     names: Sequence[str]
     labels: Labels | None = None
     classes: Labels | None = None
+    limits: Limits = DEFAULT_LIMITS
 
     @cached_property
     def by_class(self) -> bool:
@@ -52,7 +50,7 @@ class FilePictures:
 
     def read(self, index: int) -> Picture:
         """Decode one."""
-        return decode(self.root / self.names[index])
+        return decode(self.root / self.names[index], self.limits)
 
 
 def open_folder(folder: Path, all_classes: bool = False) -> FilePictures:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+from caster.config import DEFAULT_LIMITS, Limits
 from caster.data.arrays import open_npz
-from caster.data.decode import UnreadablePicture
-from caster.data.folder import SUFFIXES, open_files, open_folder, open_list
+from caster.data.decode import SUFFIXES, UnreadablePicture
+from caster.data.folder import FilePictures, open_files, open_folder, open_list
 from caster.data.sets import known, open_set
 from caster.errors import CasterError
 from caster.frozen.preprocessing import Picture
@@ -58,6 +60,11 @@ class Pictures(Protocol):
         """
         ...
 
+    @property
+    def limits(self) -> Limits:
+        """Bounds on what one image may take, decoded and resized."""
+        ...
+
     def __len__(self) -> int: ...
 
     def read(self, index: int) -> Picture:
@@ -70,12 +77,17 @@ class Pictures(Protocol):
 
 
 def open_pictures(
-    source: str | Path | Sequence[Path], root: Path | None = None, labelled: bool = False
+    source: str | Path | Sequence[Path],
+    root: Path | None = None,
+    labelled: bool = False,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> Pictures:
     """Pictures from a folder, an .npz file, a list of files, or a named set below a root.
 
     `root` stands in for the environment variable CASTER_DATA; `labelled` refuses a source without
     labels. A folder with one folder a class is labelled, and so is an .npz file with `labels`.
+    An image over the `limits` is an UnreadablePicture; to allow more pixels than Pillow does raises
+    `PIL.Image.MAX_IMAGE_PIXELS` too.
 
     >>> import tempfile
     >>> import numpy as np
@@ -86,7 +98,9 @@ def open_pictures(
     >>> two.names, two.classes.tolist(), two.read(0).shape
     (('two.npz[0]', 'two.npz[1]'), ['cat', 'dog'], (8, 8, 3))
     """
-    pictures = _open(source, root, labelled)
+    pictures = _open(source, root, labelled, limits)
+    if isinstance(pictures, FilePictures):
+        pictures = replace(pictures, limits=limits)
     if labelled and pictures.labels is None:
         raise CasterError(
             f"{pictures.name} has no labels: give a folder with one folder a class, an .npz file "
@@ -95,7 +109,9 @@ def open_pictures(
     return pictures
 
 
-def _open(source: str | Path | Sequence[Path], root: Path | None, labelled: bool) -> Pictures:
+def _open(
+    source: str | Path | Sequence[Path], root: Path | None, labelled: bool, limits: Limits
+) -> Pictures:
     if not source:
         raise CasterError(f"no pictures are named: {_kinds()}")
     if not isinstance(source, str | Path):
@@ -106,16 +122,16 @@ def _open(source: str | Path | Sequence[Path], root: Path | None, labelled: bool
     if os.path.isdir(path):
         return open_folder(path, all_classes=labelled)
     if os.path.isfile(path):
-        return _open_file(path)
+        return _open_file(path, limits)
     if str(source).partition(":")[0] in known():
         return open_set(str(source), root)
     raise CasterError(f"there is no {source}: {_kinds()}")
 
 
-def _open_file(path: Path) -> Pictures:
+def _open_file(path: Path, limits: Limits) -> Pictures:
     suffix = path.suffix.lower()
     if suffix == ".npz":
-        return open_npz(path)
+        return open_npz(path, limits)
     if suffix == ".txt":
         return open_list(path)
     if suffix in SUFFIXES:

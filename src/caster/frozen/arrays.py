@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from caster.config import DEFAULT_LIMITS, Limits
 from caster.errors import CasterError
 from caster.frozen.npz import NpzFile
 from caster.frozen.parquet import ParquetFile
@@ -45,15 +46,19 @@ class FeatureFile(Protocol):
         ...
 
 
-def open_features(path: str | Path, *required: str) -> FeatureFile:
+def open_features(
+    path: str | Path,
+    *required: str,
+    limits: Limits = DEFAULT_LIMITS,
+) -> FeatureFile:
     """A feature file, by its suffix, with the arrays that must be in it."""
     path = Path(path)
     if not path.is_file():
         raise CasterError(f"{path} does not exist or is not a file")
     if path.suffix == ".npz":
-        file: FeatureFile = NpzFile(path)
+        file: NpzFile | ParquetFile = NpzFile(path, limits)
     elif path.suffix == ".parquet":
-        file = ParquetFile(path)
+        file = ParquetFile(path, limits)
     else:
         raise CasterError(f"{path} must end in .npz or .parquet")
     missing = [name for name in required if name not in file.names]
@@ -62,4 +67,7 @@ def open_features(path: str | Path, *required: str) -> FeatureFile:
         raise CasterError(f"{path} holds no `{missing[0]}` (it holds {held})")
     if file.rows == 0:
         raise CasterError(f"{path} holds no rows")
+    for name, limit in (("features", "features"), ("logits", "classes")):
+        width = file.width(name) if name in file.names else 0
+        limits.check(limit, width, f"`{name}` in {path} has rows of {width:,} numbers")
     return file

@@ -10,14 +10,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from caster.config import DEFAULT_LIMITS, Limits
 from caster.errors import CasterError
+from caster.frozen.npz import check_bytes
+
+OBJECT_BYTES = 40  # of a value that goes through a Python object
 
 
 class ParquetFile:
     """A .parquet file, read by row."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, limits: Limits = DEFAULT_LIMITS) -> None:
+        self.path, self.limits = path, limits
         try:
             import pyarrow.parquet
         except ModuleNotFoundError:
@@ -25,8 +29,15 @@ class ParquetFile:
                 f"reading {path} needs pyarrow: pip install 'caster-tta[parquet]'"
             ) from None
         with self._reading():
-            self._file = pyarrow.parquet.ParquetFile(path)
-            self.names = tuple(self._file.schema_arrow.names)
+            metadata = pyarrow.parquet.read_metadata(path)
+            schema = metadata.schema.to_arrow_schema()
+            self.names = tuple(schema.names)
+            self._file = pyarrow.parquet.ParquetFile(
+                path,
+                metadata=metadata,
+                read_dictionary=[field.name for field in schema if _is_text(field.type)],
+                page_checksum_verification=True,  # of pages that have a checksum
+            )
             self.rows = int(self._file.metadata.num_rows)
         twice = [name for name in self.names if self.names.count(name) > 1]
         if twice:
@@ -34,6 +45,8 @@ class ParquetFile:
 
     def read(self, name: str) -> NDArray[Any]:
         """One whole column."""
+        size = self.rows * max(OBJECT_BYTES, 8 * self.width(name))
+        check_bytes(self.limits, name, self.path, size)
         with self._reading():
             column = self._file.read([name]).column(0)
             return self._array(name, column)
@@ -48,6 +61,14 @@ class ParquetFile:
                     return
                 chunk = tuple(self._array(name, table.column(name)) for name in names)
             yield chunk
+
+    def width(self, name: str) -> int:
+        """Values in a row of a column, by its first row.
+
+        The file's metadata state it too, but pyarrow ends the process on some damage of those.
+        """
+        (first,) = next(self.chunks((name,), 1))
+        return int(first[0].size)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -84,12 +105,24 @@ class ParquetFile:
             column = column.combine_chunks()
         self._check_complete(name, column)
         kind = column.type
+        if types.is_dictionary(kind) and _is_text(kind.value_type):
+            return self._texts(name, column)
         if not types.is_nested(kind):
             return np.asarray(column.to_pylist())
         lists = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
         if not lists or types.is_nested(kind.value_type):
             raise CasterError(f"`{name}` in {self.path} must be numbers or lists of numbers")
         return self._matrix(name, column)
+
+    def _texts(self, name: str, column: Any) -> NDArray[Any]:
+        """Text stays a dictionary until its length is known: NumPy gives every row the longest."""
+        distinct = np.asarray(column.dictionary.to_pylist())
+        longest = distinct.dtype.itemsize // np.dtype(f"{distinct.dtype.kind}1").itemsize
+        what = f"`{name}` in {self.path} has a text of {longest:,} characters"
+        self.limits.check("label_length", longest, what)
+        check_bytes(self.limits, name, self.path, len(column) * distinct.dtype.itemsize)
+        texts: NDArray[Any] = distinct[column.indices.to_numpy(zero_copy_only=False)]
+        return texts
 
     def _matrix(self, name: str, column: Any) -> NDArray[Any]:
         from pyarrow import compute
@@ -104,3 +137,10 @@ class ParquetFile:
     def _check_complete(self, name: str, column: Any) -> None:
         if column.null_count:
             raise CasterError(f"`{name}` in {self.path} has missing values")
+
+
+def _is_text(kind: Any) -> bool:
+    from pyarrow import types
+
+    texts = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+    return any(is_one(kind) for is_one in texts)

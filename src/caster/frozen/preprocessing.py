@@ -14,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from caster.config import DEFAULT_LIMITS, Limits
 from caster.errors import CasterError
 from caster.files import read_toml
 
@@ -119,10 +120,10 @@ class Preprocessing:
         values = asdict(self) | {"range": float(self.range), "mean": mean, "std": std}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
-    def fitted(self, picture: Picture) -> Picture:
-        """A picture resized and cropped."""
+    def fitted(self, picture: Picture, limits: Limits = DEFAULT_LIMITS) -> Picture:
+        """A picture resized and cropped; one that would grow over the limit is a LimitError."""
         if self.resize is not None:
-            picture = _resized(picture, self.resize, str(self.interpolation))
+            picture = _resized(picture, self.resize, str(self.interpolation), limits)
         if self.crop is not None:
             picture = _centre(picture, self.crop)
         return picture
@@ -177,13 +178,18 @@ def _from_toml(name: str, value: Any) -> Any:
     return (value, value) if name == "crop" else value
 
 
-def _resized(picture: Picture, size: int | tuple[int, int], interpolation: str) -> Picture:
+def _resized(
+    picture: Picture, size: int | tuple[int, int], interpolation: str, limits: Limits
+) -> Picture:
     height, width = picture.shape[:2]
     if isinstance(size, int):  # the shorter side; the longer one truncates, as torchvision's does
         short = min(height, width)
         size = (int(size * height / short), int(size * width / short))
     if size == (height, width):
         return picture
+    largest = size[1] * max(size[0], height)  # Pillow resizes the width first, and all rows of it
+    what = f"{width:,} x {height:,} pixels resized to {size[1]:,} x {size[0]:,} take {largest:,}"
+    limits.check("pixels", largest, what)
     try:
         from PIL import Image
     except ModuleNotFoundError:

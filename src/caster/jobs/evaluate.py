@@ -9,6 +9,7 @@ from typing import Any
 
 from caster import state as states
 from caster.adapter import Adapter
+from caster.config import DEFAULT_LIMITS, Limits
 from caster.data import Pictures
 from caster.errors import CasterError
 from caster.estimator import Caster
@@ -43,6 +44,7 @@ def evaluate_file(
     tau: float | None = None,
     layers: bool | None = None,
     key: Key | None = None,
+    limits: Limits = DEFAULT_LIMITS,
     progress: Progress = silent,
 ) -> Evaluation:
     """Score a file of labelled features, shuffled by a seed or in its own order."""
@@ -51,7 +53,7 @@ def evaluate_file(
     held = states.load(state, key)
     refuse_layers_of_features(held, layers)
     clf = with_tau(Caster.from_state(held), tau)
-    file = open_features(target, "features", "labels")
+    file = open_features(target, "features", "labels", limits=limits)
     labels = as_labels(file.read("labels"))
     _check_labels(labels, clf, str(target))
     stream = batches(file, batch_size, seed, progress)

@@ -19,7 +19,7 @@ from caster.jobs.features import PictureFeatures
 from caster.jobs.filling import Arrays
 from caster.jobs.note import Note
 from caster.jobs.progress import Progress, silent
-from caster.jobs.reading import read_batches, refuse_unreadable
+from caster.jobs.reading import fit, read_batches, refuse_unreadable
 from caster.jobs.running import run
 from caster.jobs.store import entry_key, filling, find, keep, release
 from caster.state import has_full
@@ -67,7 +67,7 @@ def extract(
     """
     key, total = _key(model, pictures), len(pictures)
     entry = find(store, key, total)
-    if entry is not None and _outdated(entry.note, pictures, layers):
+    if entry is not None and _outdated(entry.note, model, pictures, layers):
         entry = None
     if entry is not None and entry.note.passing and not passing:
         entry = keep(store, key, total)
@@ -109,7 +109,7 @@ def _fill(
     progress: Progress,
 ) -> None:
     def outdated(note: Note) -> bool:
-        return _outdated(note, pictures, layers)
+        return _outdated(note, model, pictures, layers)
 
     with filling(store, _key(model, pictures), len(pictures), outdated, passing) as partial:
         if outdated(partial.note):
@@ -158,22 +158,25 @@ def _columns(outputs: Outputs) -> Arrays:
     return {"features": outputs.features, **logits}
 
 
-def _outdated(note: Note, pictures: Pictures, layers: bool | Literal["full"]) -> bool:
+def _outdated(
+    note: Note, model: FrozenModel, pictures: Pictures, layers: bool | Literal["full"]
+) -> bool:
     """Whether what is kept is not what is asked for, and must be made anew."""
     measured = not layers or note.layers is not None
     if layers == "full":
         measured = has_full(note.layers)
-    return (note.kept > 0 and not measured) or _repaired(pictures, note.unreadable)
+    return (note.kept > 0 and not measured) or _repaired(model, pictures, note.unreadable)
 
 
-def _repaired(pictures: Pictures, unreadable: Mapping[str, str]) -> bool:
+def _repaired(model: FrozenModel, pictures: Pictures, unreadable: Mapping[str, str]) -> bool:
     """Whether a picture noted as unreadable can be read by now.
 
-    A permission given or a decoder installed changes no file, and so not the pictures' digest.
+    A permission given, a decoder installed or a limit raised changes no file, and so not the
+    pictures' digest.
     """
-    for row in unreadable:
+    for row in map(int, unreadable):
         try:
-            pictures.read(int(row))
+            fit(pictures.read(row), stated_preprocessing(model), pictures, row)
         except UnreadablePicture:
             continue
         return True

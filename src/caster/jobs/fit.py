@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from caster import state as states
 from caster.adapter import bound_state, gauge_for
-from caster.config import CHUNK_ELEMENTS, Settings
+from caster.config import CHUNK_ELEMENTS, DEFAULT_LIMITS, Limits, Settings
 from caster.data import Pictures
-from caster.data.folder import SUFFIXES
+from caster.data.decode import SUFFIXES
 from caster.errors import CasterError
 from caster.estimator import Caster
 from caster.files import check_writable
@@ -35,12 +35,15 @@ def fit_file(
     settings: Settings,
     progress: Progress = silent,
     key: Key | None = None,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> Caster:
     """Fit a state from a feature file, reading it twice and never whole, and save it."""
     check_writable(output, source)
     signer = None if key is None else key_bytes(key)
-    file = open_features(source, "features", "labels")
-    clf = _fit(file, unique_labels(as_labels(file.read("labels"))), settings, progress)
+    file = open_features(source, "features", "labels", limits=limits)
+    classes = unique_labels(as_labels(file.read("labels")))
+    limits.check("classes", len(classes), f"{source} has {len(classes):,} distinct labels")
+    clf = _fit(file, classes, settings, progress)
     clf.save(output, key=signer)
     return clf
 
@@ -150,6 +153,8 @@ def _check_classes(pictures: Pictures) -> Labels:
         raise CasterError(f"{pictures.name} has no labels")
     classes = unique_labels(pictures.labels) if pictures.classes is None else pictures.classes
     counts = np.bincount(encode(pictures.labels, classes), minlength=len(classes))
+    what = f"{pictures.name} has {len(classes):,} classes"
+    pictures.limits.check("classes", len(classes), what)
     if len(classes) < 2:
         raise CasterError(f"at least 2 classes are needed, {pictures.name} has {len(classes)}")
     if counts.min() < 2:

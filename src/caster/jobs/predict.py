@@ -13,6 +13,7 @@ import numpy as np
 
 from caster import state as states
 from caster.adapter import Adapter
+from caster.config import DEFAULT_LIMITS, Limits
 from caster.core.types import Reason
 from caster.data import Pictures
 from caster.errors import CasterError
@@ -73,6 +74,8 @@ def predict_file(
     gate: bool = True,
     layers: bool | None = None,
     key: Key | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+    spreadsheet_safe: bool = False,
     progress: Progress = silent,
 ) -> Summary:
     """Adapt a feature file batch by batch, in its own order, and write one row a sample.
@@ -82,11 +85,11 @@ def predict_file(
     False: features have passed them.
     """
     check_batch_size(batch_size)
-    check_table(output, state, target)
+    check_table(output, spreadsheet_safe, state, target)
     held = states.load(state, key)
     refuse_layers_of_features(held, layers)
     clf = with_tau(Caster.from_state(held), tau)
-    file = open_features(target, "features")
+    file = open_features(target, "features", limits=limits)
     names = ("features", "logits") if "logits" in file.names else ("features",)
 
     def answers() -> Iterator[_Row]:
@@ -102,7 +105,7 @@ def predict_file(
             row += len(features)
             progress("adapting", row, file.rows)
 
-    with open_table(output) as table:
+    with open_table(output, spreadsheet_safe) as table:
         return _written(answers(), table, Summary(), gate)
 
 
@@ -118,6 +121,7 @@ def predict_pictures(
     shuffle: int | None = None,
     skip_unreadable: bool = False,
     store: Path | None = None,
+    spreadsheet_safe: bool = False,
     progress: Progress = silent,
 ) -> Summary:
     """Adapt to pictures batch by batch, and write one row a picture.
@@ -129,7 +133,7 @@ def predict_pictures(
     A state with layers is answered by layer transport, unless `layers` is False.
     """
     check_batch_size(batch_size)
-    check_table(output, Path(adapter.model.name), Path(pictures.name))
+    check_table(output, spreadsheet_safe, Path(adapter.model.name), Path(pictures.name))
     aligned = LayerStream(adapter, tau) if wants_layers(adapter.state, layers) else None
     clf = adapter.clf if aligned else with_tau(adapter.clf, tau)
     if aligned is not None:
@@ -167,7 +171,7 @@ def predict_pictures(
         summary = Summary(unreadable=features.unreadable)
         if aligned is not None:
             summary.mechanism = aligned.mechanism
-        with telling_what_is_lost(aligned), open_table(output) as table:
+        with telling_what_is_lost(aligned), open_table(output, spreadsheet_safe) as table:
             _written(answers(), table, summary, gate)
         if aligned is not None:
             summary.sites, summary.full_maps = aligned.sites, aligned.full_maps

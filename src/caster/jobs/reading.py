@@ -11,7 +11,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from caster.data import Pictures, UnreadablePicture
-from caster.errors import CasterError
+from caster.errors import CasterError, LimitError
 from caster.frozen.preprocessing import Picture, Preprocessing
 
 THREADS = min(8, os.cpu_count() or 1)
@@ -48,12 +48,7 @@ def read_batches(
     """
 
     def fitted(row: int) -> Picture:
-        picture = pictures.read(row)
-        try:
-            return preprocessing.fitted(picture)
-        except (ValueError, MemoryError) as error:  # a line of pixels, resized by its short side
-            reason = str(error) or "not enough memory to resize it"
-            raise CasterError(f"{pictures.names[row]}: {reason}") from None
+        return fit(pictures.read(row), preprocessing, pictures, row)
 
     readers = ThreadPoolExecutor(THREADS, thread_name_prefix="caster-read")
 
@@ -75,6 +70,17 @@ def read_batches(
             yield batch(*pending)
     finally:
         readers.shutdown(wait=True, cancel_futures=True)
+
+
+def fit(picture: Picture, preprocessing: Preprocessing, pictures: Pictures, row: int) -> Picture:
+    """Resize and crop one of the pictures; one that would grow over the limit is unreadable."""
+    name = pictures.names[row]
+    try:
+        return preprocessing.fitted(picture, pictures.limits)
+    except LimitError as error:
+        raise UnreadablePicture(f"cannot read {name}: {error}") from None
+    except (ValueError, MemoryError) as error:
+        raise CasterError(f"{name}: {str(error) or 'not enough memory to resize it'}") from None
 
 
 def refuse_unreadable(why: str) -> CasterError:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from caster.errors import CasterError
-from caster.files import check_writable, replacing
+from caster.files import as_utf8, check_writable, replacing
 
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "'")  # and ', so that one ' can always be removed
 Columns = dict[str, list[Any]]
 
 
@@ -22,11 +23,13 @@ class Table(Protocol):
         ...
 
 
-def check_table(path: Path, *inputs: Path) -> None:
+def check_table(path: Path, spreadsheet_safe: bool = False, *inputs: Path) -> None:
     """Refuse an output of another kind, or one that cannot be written."""
     check_writable(path, *inputs)
     if path.suffix not in (".csv", ".parquet"):
         raise CasterError(f"{path} must end in .csv or .parquet")
+    if path.suffix != ".csv" and spreadsheet_safe:
+        raise CasterError(f"--spreadsheet-safe is for .csv files, and {path} is none")
     if path.suffix == ".parquet":
         try:
             import pyarrow.parquet  # noqa: F401
@@ -37,12 +40,16 @@ def check_table(path: Path, *inputs: Path) -> None:
 
 
 @contextmanager
-def open_table(path: Path) -> Iterator[Table]:
-    """A table that takes the place of `path` when the block ends, and not before."""
+def open_table(path: Path, spreadsheet_safe: bool = False) -> Iterator[Table]:
+    """A table that takes the place of `path` when the block ends, and not before.
+
+    Text that is not UTF-8 is written by `as_utf8`. `spreadsheet_safe` puts an apostrophe before CSV
+    text that begins like a formula.
+    """
     with replacing(path) as temporary:
         if path.suffix == ".csv":
             with temporary.open("w", newline="", encoding="utf-8") as stream:
-                yield _CsvTable(stream)
+                yield _CsvTable(stream, spreadsheet_safe)
         else:
             table = _ParquetTable(temporary)
             try:
@@ -52,15 +59,23 @@ def open_table(path: Path) -> Iterator[Table]:
 
 
 class _CsvTable:
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: Any, spreadsheet_safe: bool) -> None:
         self.writer = csv.writer(stream)
+        self.safe = spreadsheet_safe
         self.started = False
 
     def write(self, columns: Columns) -> None:
         if not self.started:
             self.writer.writerow(columns)
             self.started = True
-        self.writer.writerows(zip(*columns.values(), strict=True))
+        cells = [[self._cell(value) for value in column] for column in columns.values()]
+        self.writer.writerows(zip(*cells, strict=True))
+
+    def _cell(self, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        text = as_utf8(value)
+        return f"'{text}" if self.safe and text.startswith(FORMULA) else text
 
 
 class _ParquetTable:
@@ -72,9 +87,13 @@ class _ParquetTable:
         import pyarrow
         from pyarrow import parquet
 
-        table = pyarrow.table(columns)
+        texts = {
+            name: [as_utf8(value) if isinstance(value, str) else value for value in column]
+            for name, column in columns.items()
+        }
+        table = pyarrow.table(texts)
         if self.writer is None:
-            self.writer = parquet.ParquetWriter(self.path, table.schema)
+            self.writer = parquet.ParquetWriter(self.path, table.schema, write_page_checksum=True)
         self.writer.write_table(table)
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caster.errors import CasterError
+from caster.files import read_regular
 from caster.records.digest import FormatError, bytes_of
 from caster.records.tables import to_arrow, to_numpy
 
@@ -66,7 +67,7 @@ class ListFile:
 
         self.path = path
         with _reading(path):
-            content = path.read_bytes()
+            content = read_regular(path)
             if not _unchanged(content):
                 raise CasterError(f"{path} was changed or cut off after it was written")
             self._file = pq.ParquetFile(pa.BufferReader(content))

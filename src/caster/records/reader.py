@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from caster.errors import CasterError
+from caster.files import open_regular, read_regular
 from caster.records.digest import FormatError, key_of, of_table, unsealed
 from caster.records.places import STATE, Where
 from caster.records.schema import (
@@ -112,7 +113,7 @@ def is_whole(folder: Path) -> bool:
 
 def _ends_well(path: Path) -> bool:
     """Whether a Parquet file has the end that it is written with last."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         file.seek(-len(PARQUET_END), os.SEEK_END)
         return file.read() == PARQUET_END
 
@@ -174,7 +175,7 @@ def _check(path: Path, sha256: str) -> bytes:
 
 def _bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_regular(path)
     except FileNotFoundError:
         raise CasterError(f"{path} is missing") from None
     except OSError as error:

@@ -38,7 +38,7 @@ def page(title: str, body: str) -> str:
 def write(text: str, path: AnyPath) -> None:
     """Write a page, whole or not at all."""
     with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def picture(draw: Callable[[Figure, str], None], alt: str, height: float) -> str:

@@ -14,8 +14,7 @@ from scipy.spatial import KDTree
 
 from caster.data.corruptions.make import CIFAR_SIDE, TINY_SIDE
 from caster.data.corruptions.plasma import plasma, size_for
-from caster.data.decode import decode
-from caster.data.folder import SUFFIXES
+from caster.data.decode import SUFFIXES, decode
 from caster.errors import CasterError
 
 Floats = NDArray[np.float64]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from caster.errors import CasterError
-from caster.files import file_digest
+from caster.files import file_digest, read_regular
 from caster.frozen.onnx.graph import nested
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def read_model(path: Path) -> ModelProto:
 
     damaged = CasterError(f"{path} is truncated, damaged or not an ONNX file")
     try:
-        model = onnx.load_model_from_string(path.read_bytes())
+        model = onnx.load_model_from_string(read_regular(path))
     except OSError as error:
         raise CasterError(f"cannot read {path}: {error.strerror}") from None
     except DecodeError:

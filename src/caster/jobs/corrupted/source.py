@@ -19,7 +19,7 @@ from caster.frozen.preprocessing import Preprocessing
 from caster.jobs.corrupted.catalogue import Catalogue
 from caster.jobs.growing import GrowingArray
 from caster.jobs.progress import Progress
-from caster.jobs.reading import PictureBatch, read_batches
+from caster.jobs.reading import PictureBatch, fit, read_batches
 
 SCRATCH = ".pictures.npy"
 STAGE = "reading pictures"
@@ -61,14 +61,16 @@ def gathered(
     scratch, order = out / SCRATCH, catalogue.order
     first = pictures.read(order[0])
     large = catalogue.places is not None and max(first.shape[:2]) > TINY_SIDE
-    fit = IMAGENET if large else AS_THEY_ARE
-    like = np.empty((0, *fit.fitted(first).shape), dtype=np.uint8)
+    preprocessing = IMAGENET if large else AS_THEY_ARE
+    like = np.empty((0, *fit(first, preprocessing, pictures, order[0]).shape), dtype=np.uint8)
     shape = (len(order), *like.shape[1:])
     digest = hashlib.sha256(json.dumps([shape, *catalogue.facts()]).encode())
     try:
         with (
             closing(GrowingArray(scratch, like)) as array,
-            closing(read_batches(pictures, fit, order, AT_ONCE, skip_unreadable=True)) as batches,
+            closing(
+                read_batches(pictures, preprocessing, order, AT_ONCE, skip_unreadable=True)
+            ) as batches,
         ):
             done = 0
             progress(STAGE, 0, len(order))

@@ -99,7 +99,8 @@ class PictureFolder:
         contents = (content for files in results() for content in files)
         for place, content in zip(self.places, contents, strict=True):
             (part / place).write_bytes(content)
-            listing.update(f"{hashlib.sha256(content).hexdigest()}  {place}\n".encode())
+            listing.update(hashlib.sha256(content).hexdigest().encode())
+            listing.update(b"  " + os.fsencode(place) + b"\n")
         _put(self, manifest, {"sha256": listing.hexdigest(), "files": len(self.places)})
 
 
