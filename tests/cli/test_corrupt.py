@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from caster.cli.app import app
@@ -144,3 +145,24 @@ def test_a_real_ctrl_c(tmp_path, early):
     assert process.returncode == 130
     left = {path.name for path in (tmp_path / "out").iterdir()}
     assert left <= {"manifest.json", "labels.npy", "glass_blur.npy.part"}
+
+
+def test_hostile_names_and_sizes(typed, tmp_path):
+    for folder in (b"set/a", b"set/b"):
+        (tmp_path / os.fsdecode(folder)).mkdir(parents=True)
+        for name in (b"\xe9.png", b"x.png"):
+            Image.fromarray(PIXELS[0]).save(os.path.join(folder, name))
+    done = typed("set out --corruption contrast --severity 1 --workers 1")
+    assert done.exit_code == 0, done.output
+    assert os.path.exists(b"out/contrast/1/a/\xe9.JPEG")
+    listing = subprocess.run(
+        "cd out/contrast/1 && LC_ALL=C sha256sum -- */* | sha256sum",
+        shell=True,
+        capture_output=True,
+        text=True,
+    )
+    noted = json.loads((tmp_path / "out/manifest.json").read_text())["written"]["contrast/1"]
+    assert listing.stdout.split()[0] == noted["sha256"]
+    assert "--limit pixels=1024" in refusal(typed("set two --limit pixels=1023"))
+    Image.new("RGB", (1, 3000)).save("set/a/x.png")
+    assert "x.png: 1 x 3,000 pixels resized" in refusal(typed("set two --limit pixels=3000"))

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from PIL import Image
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -47,6 +48,7 @@ SAID = {  # by the library, and how one types it
     ),
     "and m.onnx is none: fit without layers": "and m.onnx is none: fit without --layers",
     "leave it out with sites=": "--no-layers answers by transport of the last features instead",
+    "allow it with Limits(pixels=9)": "allow it with --limit pixels=9",
     ": state a resize": ": state a `resize` in the file that --preprocessing names",
 }
 PIXELS, TRUTH = patches(20)
@@ -494,7 +496,10 @@ def test_every_word_that_is_replaced_is_one_the_library_says():
     for said, typed in SAID.items():
         assert as_typed(said) == typed
         fixed = re.sub(
-            r"^(device|channels_last|providers) |^.*: (?=fit again)|^.*m.onnx (?=is none)", "", said
+            r"^(device|channels_last|providers) |^.*: (?=fit again)|^.*m.onnx (?=is none)"
+            r"|pixels=9\)$",
+            "",
+            said,
         )
         assert any(fixed in text for text in joined), fixed
     replaced = {p for p, _ in WORDS if any(re.search(p, said) for said in SAID)}
@@ -567,7 +572,7 @@ def test_ctrl_c_leaves_nothing_half_written_and_the_next_run_goes_on(
 
 
 def test_ctrl_c_on_features_keeps_nothing(typed, made, monkeypatch):
-    def interrupted(*arguments):
+    def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("caster.jobs.fit.open_features", interrupted)
@@ -607,3 +612,115 @@ def test_a_real_ctrl_c(made, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
     (partial,) = (tmp_path / "c").iterdir()
     assert json.loads((partial / "note.json").read_text())["seen"] in (16, 24)
+
+
+# hostile files
+
+
+def test_an_image_over_the_limit_counts_as_unreadable(typed, refusal, made):
+    folder = write_folder(made / "large", SHIFTED, TARGET)
+    Image.new("RGB", (40, 30)).save(folder / "azure" / "001.png")
+    for line in (
+        f"fit M {folder} -o s",
+        f"predict M @s.caster {folder} --shuffle 0 -o o.csv",
+        f"evaluate M @s.caster {folder}",
+    ):
+        said = refusal(f"{line} --limit pixels=1199")
+        assert "001.png: it has 40 x 30 pixels, over the limit of 1,199 pixels" in said
+        assert "allow it with --limit pixels=1200" in said
+        assert said.endswith("leave it out with --skip-unreadable")
+        result = typed(f"{line} --limit pixels=1199 --skip-unreadable")
+        assert result.exit_code == 0, result.output
+        assert "skipped 1 unreadable picture" in result.stderr
+        assert "--limit pixels=1200" in result.stderr
+
+
+def test_a_raised_limit_reads_what_was_skipped_before(typed, made):
+    folder = write_folder(made / "raised", SHIFTED, TARGET)
+    Image.new("RGB", (6, 60)).save(folder / "azure" / "001.png")
+    (made / "resized.toml").write_text(f'{TOML}resize = 6\ninterpolation = "box"\ncrop = 6\n')
+    model = f"--model {made}/m.onnx --preprocessing {made}/resized.toml"
+    skipped = typed(f"fit {model} {folder} -o a.caster --limit pixels=359 --skip-unreadable")
+    assert skipped.exit_code == 0, skipped.output
+    assert "skipped 1" in skipped.stderr
+    assert skipped.stdout.startswith("79 samples")
+    again = typed(f"fit {model} {folder} -o b.caster --limit pixels=360")
+    assert again.exit_code == 0, again.output
+    assert again.stdout.startswith("80 samples")
+
+
+@pytest.mark.parametrize("given", ["pixels", "pixels=", "pixels=1e9", "pixels=-1", "rows=3", "=3"])
+def test_limits_that_are_none(refusal, given):
+    assert "say NAME=NUMBER" in refusal(f"fit @features.npz -o s --limit {given}")
+
+
+def test_limits_of_feature_files(typed, refusal):
+    assert "--limit features=3" in refusal("fit @features.npz -o s --limit features=2")
+    assert "--limit classes=2" in refusal("fit @features.npz -o s --limit classes=1")
+    assert "--limit features=3" in refusal(
+        "predict @s.caster @features.npz -o o.csv --limit features=2"
+    )
+    assert "--limit features=3" in refusal("evaluate @s.caster @features.npz --limit features=2")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "fit --model M.onnx --preprocessing pipe @source -o s",
+        "fit --model pipe.onnx --preprocessing @p.toml @source -o s",
+        "fit M @source --classes pipe -o s",
+        "fit pipe.npz -o s",
+        "fit M pipe.png -o s",
+        "predict M pipe @target -o o.csv",
+        "predict pipe @features.npz -o o.csv",
+        "inspect pipe",
+        "bench plan pipe",
+    ],
+)
+def test_no_command_waits_for_a_pipe(refusal, made, line):
+    for name in ("pipe", "pipe.npz", "pipe.onnx", "pipe.png"):
+        os.mkfifo(name)
+    said = refusal(line.replace("M.onnx", f"{made}/m.onnx"))
+    assert re.search("not a regular file|is not a file|there is no pipe.png", said)
+
+
+def test_names_and_classes_that_are_not_utf8(typed, made):
+    folder = write_folder(made / "odd", SHIFTED, TARGET)
+    (folder / "azure").rename(os.fsdecode(os.fsencode(folder) + b"/azur\xe9"))
+    odd = os.fsdecode(b"azur\xe9")
+    (folder / odd / "000.png").rename(folder / odd / os.fsdecode(b"\xff.png"))
+    assert typed(f"fit M {folder} -o odd.caster").exit_code == 0
+    for suffix in ("csv", "parquet"):
+        result = typed(f"predict M odd.caster {folder} --shuffle 0 --no-gate -o o.{suffix}")
+        assert result.exit_code == 0, result.output
+    text = Path("o.csv").read_text(encoding="utf-8")
+    assert ",azur\\udce9/\\udcff.png," in text
+    result = typed(f"evaluate M odd.caster {folder}")
+    assert result.exit_code == 0, result.output
+    assert "azur\\udce9" in Path("caster-evaluation.html").read_text(encoding="utf-8")
+
+
+def test_an_output_whose_name_is_not_utf8_is_said(made, tmp_path):
+    code = "import sys; from caster.cli.app import main; sys.argv[0] = 'caster'; main()"
+    name = os.fsencode(tmp_path) + b"/\xe9.csv"
+    words = ["predict", f"{made}/s.caster", f"{made}/features.npz", "-o", name, "--batch-size", "2"]
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, env=environment, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "\\udce9.csv" in done.stdout
+    assert os.path.exists(name)
+
+
+def test_formulas_are_neutralised_on_request(typed, made):
+    folder = write_folder(made / "formulas", SHIFTED, TARGET)
+    (folder / "azure").rename(folder / "=azure")
+    assert typed(f"fit M {folder} -o f.caster").exit_code == 0
+    line = f"predict M f.caster {folder} --shuffle 0 -o"
+    assert typed(f"{line} plain.csv").exit_code == 0
+    assert typed(f"{line} safe.csv --spreadsheet-safe").exit_code == 0
+    plain, safe = Path("plain.csv").read_text(), Path("safe.csv").read_text()
+    assert ",=azure" in plain
+    assert ",=azure" not in safe
+    assert safe.replace(",'=", ",=") == plain

@@ -42,13 +42,12 @@ Store = Annotated[
         rich_help_panel=PANEL,
     ),
 ]
-LIMITS = {field.name: field.default for field in fields(Limits)}
+LIMITS = tuple(field.name for field in fields(Limits))
 LimitOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME=NUMBER",
-        help="Allow larger input than by default; repeat it for several. Defaults: "
-        + ", ".join(f"{name}={default}" for name, default in LIMITS.items()),
+        help=f"Allow larger input; repeat it for several of {', '.join(LIMITS)}.",
     ),
 ]
 BatchSize = Annotated[int, typer.Option(min=1, help="Samples adapted to together.")]

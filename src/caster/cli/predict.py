@@ -79,6 +79,7 @@ def predict(
             "--spreadsheet-safe",
             help="Put ' before .csv text that a spreadsheet would run as a formula (=, +, -, @). "
             "Without it, text is written as it is.",
+            rich_help_panel="The table",
         ),
     ] = False,
 ) -> None:
