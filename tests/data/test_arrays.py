@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from caster import CasterError
-from caster.data import arrays, open_pictures
+from caster.data import open_pictures
+from caster.frozen.npz import NpzFile
 
 from .conftest import noise, refusal
 
@@ -113,7 +114,7 @@ def test_python_objects_are_never_unpickled(save):
 def test_stored_images_are_mapped_and_compressed_ones_loaded_once(tmp_path):
     np.savez(tmp_path / "stored.npz", images=IMAGES)
     np.savez_compressed(tmp_path / "compressed.npz", images=IMAGES)
-    with patch.object(arrays, "_loaded", wraps=arrays._loaded) as loaded:
+    with patch.object(NpzFile, "read", autospec=True, side_effect=NpzFile.read) as loaded:
         stored = open_pictures(tmp_path / "stored.npz")
         compressed = open_pictures(tmp_path / "compressed.npz")
         assert np.array_equal(stored.read(3), IMAGES[3])

@@ -106,6 +106,8 @@ class _Member:
             content = self.stream.read(wanted)
         except DAMAGE:
             raise CasterError(f"`{self.name}` in {self.path} is damaged") from None
+        except MemoryError:
+            raise CasterError(f"not enough memory for `{self.name}` in {self.path}") from None
         if len(content) < wanted:
             raise CasterError(f"`{self.name}` in {self.path} ends early: the file is truncated")
         return np.frombuffer(content, dtype=self.dtype).reshape(rows, *row_shape)
