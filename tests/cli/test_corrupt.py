@@ -163,6 +163,6 @@ def test_hostile_names_and_sizes(typed, tmp_path):
     )
     noted = json.loads((tmp_path / "out/manifest.json").read_text())["written"]["contrast/1"]
     assert listing.stdout.split()[0] == noted["sha256"]
-    assert "--limit pixels=1024" in refusal(typed("set two --limit pixels=1023"))
+    assert "--max pixels=1024" in refusal(typed("set two --max pixels=1023"))
     Image.new("RGB", (1, 3000)).save("set/a/x.png")
-    assert "x.png: 1 x 3,000 pixels resized" in refusal(typed("set two --limit pixels=3000"))
+    assert "x.png: 1 x 3,000 pixels resized" in refusal(typed("set two --max pixels=3000"))

@@ -48,7 +48,7 @@ SAID = {  # by the library, and how one types it
     ),
     "and m.onnx is none: fit without layers": "and m.onnx is none: fit without --layers",
     "leave it out with sites=": "--no-layers answers by transport of the last features instead",
-    "allow it with Limits(pixels=9)": "allow it with --limit pixels=9",
+    "allow it with Limits(pixels=9)": "allow it with --max pixels=9",
     ": state a resize": ": state a `resize` in the file that --preprocessing names",
 }
 PIXELS, TRUTH = patches(20)
@@ -625,14 +625,14 @@ def test_an_image_over_the_limit_counts_as_unreadable(typed, refusal, made):
         f"predict M @s.caster {folder} --shuffle 0 -o o.csv",
         f"evaluate M @s.caster {folder}",
     ):
-        said = refusal(f"{line} --limit pixels=1199")
+        said = refusal(f"{line} --max pixels=1199")
         assert "001.png: it has 40 x 30 pixels, over the limit of 1,199 pixels" in said
-        assert "allow it with --limit pixels=1200" in said
+        assert "allow it with --max pixels=1200" in said
         assert said.endswith("leave it out with --skip-unreadable")
-        result = typed(f"{line} --limit pixels=1199 --skip-unreadable")
+        result = typed(f"{line} --max pixels=1199 --skip-unreadable")
         assert result.exit_code == 0, result.output
         assert "skipped 1 unreadable picture" in result.stderr
-        assert "--limit pixels=1200" in result.stderr
+        assert "--max pixels=1200" in result.stderr
 
 
 def test_a_raised_limit_reads_what_was_skipped_before(typed, made):
@@ -640,27 +640,27 @@ def test_a_raised_limit_reads_what_was_skipped_before(typed, made):
     Image.new("RGB", (6, 60)).save(folder / "azure" / "001.png")
     (made / "resized.toml").write_text(f'{TOML}resize = 6\ninterpolation = "box"\ncrop = 6\n')
     model = f"--model {made}/m.onnx --preprocessing {made}/resized.toml"
-    skipped = typed(f"fit {model} {folder} -o a.caster --limit pixels=359 --skip-unreadable")
+    skipped = typed(f"fit {model} {folder} -o a.caster --max pixels=359 --skip-unreadable")
     assert skipped.exit_code == 0, skipped.output
     assert "skipped 1" in skipped.stderr
     assert skipped.stdout.startswith("79 samples")
-    again = typed(f"fit {model} {folder} -o b.caster --limit pixels=360")
+    again = typed(f"fit {model} {folder} -o b.caster --max pixels=360")
     assert again.exit_code == 0, again.output
     assert again.stdout.startswith("80 samples")
 
 
 @pytest.mark.parametrize("given", ["pixels", "pixels=", "pixels=1e9", "pixels=-1", "rows=3", "=3"])
 def test_limits_that_are_none(refusal, given):
-    assert "say NAME=NUMBER" in refusal(f"fit @features.npz -o s --limit {given}")
+    assert "say NAME=NUMBER" in refusal(f"fit @features.npz -o s --max {given}")
 
 
 def test_limits_of_feature_files(typed, refusal):
-    assert "--limit features=3" in refusal("fit @features.npz -o s --limit features=2")
-    assert "--limit classes=2" in refusal("fit @features.npz -o s --limit classes=1")
-    assert "--limit features=3" in refusal(
-        "predict @s.caster @features.npz -o o.csv --limit features=2"
+    assert "--max features=3" in refusal("fit @features.npz -o s --max features=2")
+    assert "--max classes=2" in refusal("fit @features.npz -o s --max classes=1")
+    assert "--max features=3" in refusal(
+        "predict @s.caster @features.npz -o o.csv --max features=2"
     )
-    assert "--limit features=3" in refusal("evaluate @s.caster @features.npz --limit features=2")
+    assert "--max features=3" in refusal("evaluate @s.caster @features.npz --max features=2")
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,7 @@ LIMITS = tuple(field.name for field in fields(Limits))
 LimitOption = Annotated[
     list[str] | None,
     typer.Option(
+        "--max",
         metavar="NAME=NUMBER",
         help=f"Allow larger input; repeat it for several of {', '.join(LIMITS)}.",
     ),
@@ -92,7 +93,7 @@ def limits_of(given: list[str] | None) -> Limits:
         name, _, number = text.partition("=")
         if name not in LIMITS or not number.isascii() or not number.isdigit():
             names = ", ".join(LIMITS)
-            raise CasterError(f"--limit {text}: say NAME=NUMBER, with NAME one of {names}")
+            raise CasterError(f"--max {text}: say NAME=NUMBER, with NAME one of {names}")
         changed[name] = int(number)
     return Limits(**changed)
 

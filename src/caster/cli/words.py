@@ -16,7 +16,7 @@ WORDS: tuple[tuple[str, str], ...] = (
     (r"state the preprocessing in a TOML file", r"\g<0> with --preprocessing"),
     (r"fit without layers\b", "fit without --layers"),
     (r"leave it out with sites=", "--no-layers answers by transport of the last features instead"),
-    (r"allow it with Limits\((\w+=\d+)\)", r"allow it with --limit \1"),
+    (r"allow it with Limits\((\w+=\d+)\)", r"allow it with --max \1"),
     (r": state a resize", ": state a `resize` in the file that --preprocessing names"),
 )
 
