@@ -316,7 +316,7 @@ def test_preprocessing_that_will_not_do(refusal, made):
         assert told.startswith("nothing says how pictures become batches for ")
         assert wanted in told
     fit = "fit --model @m.onnx @source -o s --preprocessing"
-    assert "cannot read the preprocessing none.toml" in refusal(f"{fit} none.toml")
+    assert "cannot read none.toml" in refusal(f"{fit} none.toml")
     (made / "bytes.toml").write_text('range=255\nmean=0\nstd=1\nlayout="NCHW"\ndtype="uint8"')
     assert "takes float32, the preprocessing makes uint8" in refusal(f"{fit} @bytes.toml")
     (made / "last.toml").write_text(TOML.replace("NCHW", "NHWC"))
