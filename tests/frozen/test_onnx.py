@@ -352,7 +352,7 @@ def test_batches_that_do_not_fit(gemm):
 def test_one_input_of_numbers(save):
     many = save(f"{BODY} a = Add(h, u) y = Gemm(a, W, b)", inputs="float[N,3,4,4] x, float[N,3] u")
     assert "its inputs are `x`, `u`" in refusal(many)
-    tokens = save("e = Gather(W, x) f = Flatten(e) y = MatMul(f, V)", inputs="int64[N, 3] x")
+    tokens = save("e = Gather(W, x) f = Flatten(e) y = MatMul(f, b)", inputs="int64[N, 3] x")
     assert "the input `x` is int64" in refusal(tokens)
 
 
@@ -505,14 +505,14 @@ def test_links_are_followed_as_hugging_face_lays_them(external, tmp_path):
     close(OnnxModel(snapshot / "model.onnx")(PICTURES))
 
 
-def test_links_to_somewhere_else_are_the_runtimes_business(external, tmp_path):
+def test_links_to_somewhere_else_are_rejected(external, tmp_path):
     (tmp_path / "away").mkdir()
     (tmp_path / "weights.bin").rename(tmp_path / "away" / "weights.bin")
     (tmp_path / "away" / "weights.bin").chmod(0o600)
     (tmp_path / "here").mkdir()
     external = external.rename(tmp_path / "here" / "model.onnx")
     (tmp_path / "here" / "weights.bin").symlink_to(tmp_path / "away" / "weights.bin")
-    assert "escapes model directory" in refusal(external)
+    assert "keeps weights outside its own folder" in refusal(external)
 
 
 @pytest.mark.parametrize("location", ["../weights.bin", "/weights.bin"])
@@ -528,9 +528,9 @@ def test_files_that_are_no_models(gemm, tmp_path):
     content = gemm.read_bytes()
     for damaged in (b"", b"hello", content[: len(content) // 2], content[:-3]):
         gemm.write_bytes(damaged)
-        assert "truncated, damaged or not an ONNX file" in refusal(gemm)
+        assert "not an ONNX file" in refusal(gemm)
     assert "No such file" in refusal(tmp_path / "none.onnx")
-    assert "Is a directory" in refusal(tmp_path)
+    assert "not a regular file" in refusal(tmp_path)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto
+    from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 STANDARD = ("", "ai.onnx")  # two names of one set of operators
 
@@ -35,16 +35,33 @@ class Links:
 
 def fed(graph: GraphProto) -> list[ValueInfoProto]:
     """Inputs without a value of their own: old exporters list the weights as inputs, too."""
-    known = {tensor.name for tensor in graph.initializer}
-    return [value for value in graph.input if value.name not in known]
+    known = initial_values(graph)
+    return [value for value in graph.input if known[value.name] is None]
 
 
-def nested(graph: GraphProto) -> Iterator[GraphProto]:
+def initial_values(graph: GraphProto | FunctionProto) -> dict[str, TensorProto | None]:
+    """Tensors that no node makes, by name: None for an input without a value of its own."""
+    if not hasattr(graph, "initializer"):  # a function, whose inputs are mere names
+        return dict.fromkeys(graph.input)
+    inputs: dict[str, TensorProto | None] = {value.name: None for value in graph.input}
+    sparse = {tensor.values.name: tensor.values for tensor in graph.sparse_initializer}
+    return inputs | sparse | {tensor.name: tensor for tensor in graph.initializer}
+
+
+def nested(graph: GraphProto | FunctionProto) -> Iterator[GraphProto | FunctionProto]:
     """A graph, and those inside its nodes."""
     yield graph
     for node in graph.node:
-        for inner in _inside(node):
+        for inner in inside(node):
             yield from nested(inner)
+
+
+def inside(node: NodeProto) -> Iterator[GraphProto]:
+    """Graphs that a node runs: branches of an If, the body of a Loop."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
 
 
 def expose(model: ModelProto, tensors: Iterable[str]) -> None:
@@ -85,13 +102,6 @@ def listed(names: Iterable[str]) -> str:
 def _read_by(node: NodeProto) -> Iterator[str]:
     """Tensors a node reads, its branches and loop bodies included."""
     yield from node.input
-    for graph in _inside(node):
+    for graph in inside(node):
         for inner in graph.node:
             yield from _read_by(inner)
-
-
-def _inside(node: NodeProto) -> Iterator[GraphProto]:
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs

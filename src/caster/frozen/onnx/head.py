@@ -21,6 +21,7 @@ QUANTISED = {
     *("MatMulInteger", "QLinearMatMul", "QGemm", "DynamicQuantizeMatMul"),
     *("MatMulIntegerToFloat", "MatMulNBits", "MatMulBnb4"),
 }
+MOST_LOOKED_AT = 20  # layers, for a suggestion: each takes a walk through the whole graph
 NAME_IT = "name the layer whose input is the features with head="
 
 
@@ -111,23 +112,27 @@ def _no_linear_layer(model: ModelProto, links: Links, output: str, last: NodePro
 
 def _candidates(model: ModelProto, links: Links) -> list[str]:
     """Up to three layers that could be named by hand, those nearest to the output first."""
-    from onnx import shape_inference
+    from onnx import checker, shape_inference
 
     try:
         graph = shape_inference.infer_shapes(model).graph
-    except (shape_inference.InferenceError, ValueError):  # the graph is damaged or too large
+    # the graph is damaged or too large
+    except (shape_inference.InferenceError, checker.ValidationError, ValueError):
         graph = model.graph
     values = (*graph.value_info, *graph.output, *graph.input)
     rows = {value.name for value in values if _holds_rows(value.type.tensor_type)}
+    layers = [
+        node
+        for node in reversed(links.nodes)
+        if kind_of(node) not in PASSING | AFFINE | SOFTMAX | {"DequantizeLinear"}
+        and not rows.isdisjoint(links.data_inputs(node)[:1])
+    ]
     found: list[str] = []
-    for node in reversed(links.nodes):
-        no_layer = kind_of(node) in PASSING | AFFINE | SOFTMAX | {"DequantizeLinear"}
-        if no_layer or rows.isdisjoint(links.data_inputs(node)[:1]) or len(found) == 3:
-            continue
+    for node in layers[:MOST_LOOKED_AT]:
         with suppress(CasterError):  # only names that would do
             _named(links, title_of(node))
             found.append(title_of(node))
-    return found
+    return found[:3]
 
 
 def _holds_rows(tensor: TypeProto.Tensor) -> bool:

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from caster.errors import CasterError
 from caster.files import AnyPath
-from caster.frozen.onnx.file import Seal, external_files, follow_links, read_model
+from caster.frozen.onnx.check import check_model
+from caster.frozen.onnx.file import Seal, follow_links, read_model
 from caster.frozen.onnx.graph import expose, widen
 from caster.frozen.onnx.head import find_head
 from caster.frozen.onnx.input import declared_input, sizes
@@ -62,8 +63,9 @@ class OnnxModel:
         self.name = str(path)
         self._path, self._providers = Path(path), list(providers)
         _check_installed(self.name, self._providers)
-        model = read_model(self._path)
+        model, sha256 = read_model(self._path)
         try:
+            check_model(model)
             self._input = declared_input(model)
             self._head = find_head(model, head)
             if preprocessing == "in-graph":
@@ -74,7 +76,7 @@ class OnnxModel:
             raise CasterError(f"{path}: {_one_line(error)}") from None
         self.preprocessing = preprocessing
         self.input_shape = self._input.shape
-        self._seal = Seal(self._path, external_files(model), head)
+        self._seal = Seal(self._path, model, sha256, head)
 
     @property
     def sha256(self) -> str:
@@ -97,8 +99,7 @@ class OnnxModel:
 
     def linear_head(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:  # (n, d), (n,)
         """Weight and bias of the classifier, as the graph computes them from its constants."""
-        self.verify()
-        model = read_model(self._path)
+        model = self._seal.read()
         weights = follow_links(model, self._path)
         try:
             path = affine_path(model, self._head)
@@ -140,8 +141,7 @@ class OnnxModel:
 
     @cached_property
     def _session(self) -> Any:
-        self.verify()  # or what runs might not be what the digest says
-        model = read_model(self._path)
+        model = self._seal.read()
         weights = follow_links(model, self._path)
         expose(model, (self._head.features, self._head.logits))
         session = self._start(model, weights)
@@ -172,6 +172,8 @@ class OnnxModel:
             )
         except Exception as error:  # onnxruntime's errors have no other base in common
             raise CasterError(f"cannot run {self.name}: {_one_line(error)}") from None
+        finally:
+            self.verify()  # after the runtime read the weights: they were those of the digest
         dropped = [name for name in self._providers if name not in session.get_providers()]
         if dropped:  # onnxruntime itself would go on without it
             raise CasterError(f"{dropped[0]} does not work on this machine")
