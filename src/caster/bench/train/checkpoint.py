@@ -111,7 +111,7 @@ def _read(path: AnyPath) -> tuple[Arrays, Metadata]:
     arrays, text = sealed.read(path, "a checkpoint", "caster bench train", check)
     try:
         return arrays, _from_text(text)
-    except (KeyError, TypeError, ValueError) as error:
+    except (LookupError, OverflowError, RecursionError, TypeError, ValueError) as error:
         raise CasterError(f"{path} is not a usable checkpoint ({error}): train again") from None
 
 
