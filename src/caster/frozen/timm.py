@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +14,28 @@ from caster.errors import CasterError
 from caster.frozen.preprocessing import Preprocessing
 
 
-def create(name: str, checkpoint: Path | None) -> Any:
-    """A timm module with its weights, and as many classes as the checkpoint has."""
+def imported(
+    module: str,
+    user: str,  # what needs it, for the message
+) -> Any:
+    """A module of timm, or one line that says what to install."""
     try:
-        import timm
+        return import_module(module)
     except ModuleNotFoundError:
-        raise CasterError(f"timm:{name} needs timm: pip install 'caster-tta[timm]'") from None
-    except (ImportError, RuntimeError) as error:  # a torchvision built for another torch
+        raise CasterError(f"{user} needs timm: pip install 'caster-tta[timm]'") from None
+    # timm imports torchvision, whose compiled operators belong to one build of torch
+    except (ImportError, RuntimeError, AttributeError, OSError) as error:
         line = " ".join(str(error).split())
         raise CasterError(
-            f"timm:{name} needs a timm and a torchvision that go with this torch: {line[:200]}"
+            f"{user} needs timm, which cannot be imported ({line[:200]}): the torchvision here does "
+            f"not match torch {version('torch')}; install one from the index that torch came from "
+            "(pip install --force-reinstall --no-deps torchvision --index-url INDEX)"
         ) from None
+
+
+def create(name: str, checkpoint: Path | None) -> Any:
+    """A timm module with its weights, and as many classes as the checkpoint has."""
+    timm = imported("timm", f"timm:{name}")
     # Its retries would fill the screen; what came of them is said below.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     weights = None if checkpoint is None else _weights(checkpoint)
