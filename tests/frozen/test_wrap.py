@@ -278,6 +278,34 @@ def test_checkpoints_that_do_not_fit(checkpoints, tmp_path):
     assert missing == f"the checkpoint {tmp_path / 'none.safetensors'} does not exist"
 
 
+@pytest.mark.parametrize(
+    ("odd", "reason"),
+    [
+        (torch.tensor(1.0), "has the shape ()"),
+        (torch.zeros(5), "has the shape (5,)"),
+        (torch.zeros(10**9, 0), "has the shape (1000000000, 0)"),  # costs no byte in the file
+        (torch.zeros(1000, 96, 1), "size mismatch"),
+        (torch.zeros(1000, 96, dtype=torch.complex64), "holds torch.complex64, not torch.float32"),
+        (torch.zeros(1000, 96, dtype=torch.int64), "holds torch.int64, not torch.float32"),
+    ],
+    ids=["scalar", "row", "wide", "three axes", "complex", "whole"],
+)
+def test_classifiers_that_are_no_matrix(checkpoints, tmp_path, odd, reason):
+    path = tmp_path / "odd.safetensors"
+    save_file(checkpoints[1]["plain"].state_dict() | {"fc.weight": odd}, path)
+    assert reason in refusal(f"timm:{TIMM}", checkpoint=path)
+
+
+def test_modules_without_values():
+    with torch.device("meta"):
+        whole = network()
+    part = torch.nn.Sequential(torch.nn.BatchNorm2d(3), network())
+    part[0].running_mean = part[0].running_mean.to("meta")
+    assert "meta device" in refusal(part)
+    assert "meta device" in refusal(whole)
+    assert "meta tensor" in refusal(whole, device="cpu")
+
+
 class Trap:
     def __reduce__(self):
         return os.mkdir, ("unpickled",)

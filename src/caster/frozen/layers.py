@@ -138,6 +138,15 @@ def _in_words(value: Any) -> str | None:
     return getattr(value, "__qualname__", None)
 
 
+def load_weights(module: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Fill a module; a ValueError or RuntimeError if names, shapes or kinds of number differ."""
+    for name, value in module.state_dict().items():
+        given = weights.get(name, value)
+        if value.is_floating_point() and not given.is_floating_point():  # torch would convert it
+            raise ValueError(f"`{name}` holds {given.dtype}, not {value.dtype}")
+    module.load_state_dict(weights)
+
+
 def digest_of(module: nn.Module) -> str:
     """SHA-256 over the layers' own words, parameters, and buffers, stored ones or not."""
     digest = hashlib.sha256()
@@ -149,6 +158,10 @@ def digest_of(module: nn.Module) -> str:
                 f"`{name}` is quantised, and torch shows nothing of it: export such a model to ONNX"
             )
     for name, value in (*module.named_parameters(), *module.named_buffers()):
+        if value.is_meta:
+            raise CasterError(
+                f"`{name}` is on the meta device and has no values: load the weights first"
+            )
         if is_lazy(value) or value.layout != torch.strided:
             raise CasterError(
                 f"`{name}` is sparse or not initialised: no digest can be taken of it"

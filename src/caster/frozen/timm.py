@@ -27,7 +27,7 @@ def imported(
     except (ImportError, RuntimeError, AttributeError, OSError) as error:
         line = " ".join(str(error).split())
         raise CasterError(
-            f"{user} needs timm, which cannot be imported ({line[:200]}): the torchvision here does "
+            f"{user} needs timm, which cannot be imported ({line[:200]}): this torchvision does "
             f"not match torch {version('torch')}; install one from the index that torch came from "
             "(pip install --force-reinstall --no-deps torchvision --index-url INDEX)"
         ) from None
@@ -42,9 +42,11 @@ def create(name: str, checkpoint: Path | None) -> Any:
     try:
         if weights is None:
             return timm.create_model(name, pretrained=True)
+        from caster.frozen.layers import load_weights
+
         classifier = getattr(timm.get_pretrained_cfg(name), "classifier", None)
         module = timm.create_model(name, **_n_classes(weights, classifier))
-        module.load_state_dict(weights)
+        load_weights(module, weights)
         return module
     except OSError:
         raise CasterError(
@@ -69,6 +71,8 @@ def _n_classes(
 ) -> dict[str, int]:
     names = (classifier,) if isinstance(classifier, str) else classifier or ()
     heads = [weights[f"{name}.weight"] for name in names if f"{name}.weight" in weights]
+    if heads and (heads[0].ndim < 2 or heads[0].numel() == 0):
+        raise ValueError(f"the weight of its classifier has the shape {tuple(heads[0].shape)}")
     return {"num_classes": heads[0].shape[0]} if heads else {}
 
 

@@ -9,7 +9,9 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
+from safetensors.torch import save_file as save_tensors
 
+from caster import sealed
 from caster.bench.networks import build
 from caster.bench.train import checkpoint, run
 from caster.bench.train import learner as learning
@@ -357,6 +359,51 @@ def test_weights_that_do_not_fit_are_refused(trained, tmp_path):
     checkpoint.save(net, metadata, out)
     with pytest.raises(CasterError, match="do not fit mini-vit as timm builds it here"):
         checkpoint.load(out)
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("mean", "0.5"),
+        ("mean", "[0.5]"),
+        ("std", "{}"),
+        ("data", "5"),
+        ("data", "{}"),
+        ("test", "[]"),
+        ("software", "null"),
+        ("data", "[" * 100_000),
+    ],
+)
+def test_metadata_that_mean_nothing_are_rejected(trained, tmp_path, key, text):
+    out = tmp_path / "other.safetensors"
+    with safe_open(trained, "np") as file:
+        metadata = file.metadata()
+    del metadata["content_sha256"]
+    sealed.write(load_file(trained), metadata | {key: text}, out)
+    with pytest.raises(CasterError, match="is not a usable checkpoint"):
+        checkpoint.load(out)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_numbers_that_numpy_lacks_are_rejected(trained, tmp_path, dtype):
+    out = tmp_path / "other.safetensors"
+    tensors = {name: torch.from_numpy(value) for name, value in load_file(trained).items()}
+    with safe_open(trained, "np") as file:
+        save_tensors(tensors | {"head.bias": torch.zeros(10, dtype=dtype)}, out, file.metadata())
+    with pytest.raises(CasterError, match=r"other\.safetensors"):
+        checkpoint.load(out)
+
+
+def test_weights_of_another_kind_are_rejected(trained, tmp_path):
+    out = tmp_path / "other.safetensors"
+    with safe_open(trained, "np") as file:
+        metadata = file.metadata()
+    del metadata["content_sha256"]
+    weights = load_file(trained)
+    for odd in (weights["head.bias"].astype(np.complex64), np.ones((), np.float32)):
+        sealed.write(weights | {"head.bias": odd}, metadata, out)
+        with pytest.raises(CasterError, match="do not fit mini-vit"):
+            checkpoint.load(out)
 
 
 # --- pictures --------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from caster.frozen.torch import TorchModel
 
 FORMAT, VERSION = "caster-checkpoint", "1"
+DESCRIBED = ("name", "sha256", "n")  # of data
 PUBLISHED = "published weights"  # in the place of a recipe
 
 
@@ -76,11 +77,13 @@ def load(path: AnyPath) -> tuple[nn.Module, Metadata]:
     """The network, in eval mode, and its metadata; or one line that says why not."""
     import torch
 
+    from caster.frozen.layers import load_weights
+
     arrays, metadata = _read(path)
     net = build(metadata.architecture, len(metadata.classes), metadata.size)
     try:
-        net.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
-    except RuntimeError:  # of another timm, whose names or shapes differ
+        load_weights(net, {name: torch.from_numpy(array) for name, array in arrays.items()})
+    except (RuntimeError, TypeError, ValueError):  # of another timm, whose names or shapes differ
         raise CasterError(
             f"the weights in {path} do not fit {metadata.architecture} as timm builds it here: "
             f"it was made with {metadata.software}"
@@ -134,13 +137,25 @@ def _from_text(text: dict[str, str]) -> Metadata:
         architecture=text["architecture"],
         classes=labels.from_json(text["classes"]),
         size=int(text["size"]),
-        mean=tuple(json.loads(text["mean"])),
-        std=tuple(json.loads(text["std"])),
+        mean=_three(text["mean"]),
+        std=_three(text["std"]),
         recipe=None if text["recipe"] == PUBLISHED else Recipe.from_json(text["recipe"]),
-        data=json.loads(text["data"]),
-        test=json.loads(text["test"]),
+        data=_described(text["data"], *DESCRIBED),
+        test=_described(text["test"], *DESCRIBED),
         seed=int(text["seed"]),
         accuracy=float(text["accuracy"]),
-        software=json.loads(text["software"]),
+        software=_described(text["software"]),
         sha256=text["content_sha256"],
     )
+
+
+def _three(text: str) -> tuple[float, ...]:
+    red, green, blue = json.loads(text)
+    return red, green, blue  # as they are: they are part of the preprocessing's digest
+
+
+def _described(text: str, *keys: str) -> dict[str, Any]:
+    found = json.loads(text)
+    if not isinstance(found, dict) or not found.keys() >= {*keys}:
+        raise ValueError(f"it describes its data or software as {text[:40]}")
+    return found
