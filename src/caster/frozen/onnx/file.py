@@ -24,7 +24,7 @@ def read_model(
     import onnx
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-    damaged = CasterError(f"{path} is truncated, damaged, nested too deeply or not an ONNX file")
+    damaged = CasterError(f"{path} is truncated, damaged or not an ONNX file, or nested too deeply")
     try:
         content = read_regular(path)
     except OSError as error:
