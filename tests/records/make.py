@@ -27,10 +27,12 @@ from caster.records import (
     write_admission,
 )
 from caster.sweeps import Spec, Sweep
+from caster.trial import judge
 
 SOFTWARE = {"python": "3.12.1", "numpy": "2.1.0", "torch": "2.13.0", "caster": "0.1.0"}
 HARDWARE = {"device": "cpu", "name": "a processor", "cores": 2}
-GATED = ("caster", "certificate", "referee")  # how names of methods with a gate end
+GATED = ("caster", "caster-mixed-metric")  # methods that decide by their own certificate
+MEASURED = (*GATED, "caster-ungated")  # and those that say what it would have been
 
 
 def sha(*parts: Any) -> str:
@@ -109,7 +111,8 @@ class Maker:
 
     def settings(self, spec: Spec) -> dict[str, Any]:
         """Of a cell's method."""
-        return spec.given
+        referee = {"gate": {"agreement": 0.97} | spec.given.get("gate", {})}
+        return spec.given | (referee if spec.method.endswith("+referee") else {})
 
     def cell(self, out: Path, spec: Spec, **changes: Any) -> Path:
         """Write one record; `changes` are columns of samples, to make a fault."""
@@ -161,13 +164,18 @@ class Maker:
         headless = self.sweep.data[spec.data].threshold is None
         frozen = self.frozen_answers(spec, label, rng)
         own = np.random.default_rng(int(sha("cell", spec)[:12], 16))
-        gated = spec.method.endswith(GATED) and not headless
-        accepted = own.random(len(size)) < 0.7 if gated else np.ones(len(size), dtype=bool)
-        if spec.method == "frozen" or self.is_inert(spec):
-            accepted[:] = False
-        prediction = np.where(accepted[batch], self.answers(label, self.accuracy, own), frozen)
-        measured = spec.method.endswith(GATED)
-        ratio = np.where(accepted, own.uniform(0.1, 0.8, len(size)), own.uniform(0.8, 9, len(size)))
+        below = own.random(len(size)) < 0.7
+        ratio = np.where(below, own.uniform(0.1, 0.8, len(size)), own.uniform(0.8, 9, len(size)))
+        confident = size // 2
+        ratio = np.where(confident == 0, np.inf, ratio)
+        occupied = np.minimum(self.classes, confident)
+        measured = spec.method in MEASURED
+        reasons = [self.reason(spec)] * len(size)
+        if spec.method in GATED:
+            reasons = self.verdicts(spec, size, ratio, confident, occupied)
+        accepted = np.array([reason in ("accepted", "ungated") for reason in reasons])
+        kept = ~accepted[batch] & (not headless)
+        prediction = np.where(kept, frozen, self.answers(label, self.accuracy, own))
         nothing = [None] * len(size)
         samples = {"index": index, "label": label, "frozen": frozen}
         samples |= {"prediction": prediction, "batch": batch}
@@ -176,13 +184,27 @@ class Maker:
             "size": size,
             "classes": [len(np.unique(stream.codes[own])) for own in rows],
             "accepted": accepted,
-            "reason": ["accepted" if yes else "ratio" for yes in accepted],
+            "reason": reasons,
             "ratio": ratio if measured else nothing,
-            "confident": size // 2 if measured else nothing,
-            "confident_classes": [self.classes] * len(size) if measured else nothing,
+            "confident": confident if measured else nothing,
+            "confident_classes": occupied if measured else nothing,
             "seconds": own.uniform(0.01, 0.02, len(size)),
         }
         return samples, batches
+
+    def reason(self, spec: Spec) -> str:
+        """Of every batch, where no gate is asked."""
+        if spec.method == "frozen":
+            return "frozen"
+        return "inert" if self.is_inert(spec) else "ungated"
+
+    def verdicts(self, spec: Spec, size: Any, *evidence: Any) -> list[str]:
+        """The certificate's reasons, at the constants and thresholds of a cell."""
+        own = spec.given.get("gate", {}) if "+" in spec.method else spec.given
+        settings = Settings(**self.sweep.constants | own)
+        given = zip(*(np.asarray(column).tolist() for column in evidence), strict=True)
+        reasons = [judge(each, self.classes, settings).reason for each in given]
+        return ["batch_too_small" if n == 1 else r for n, r in zip(size, reasons, strict=True)]
 
     def frozen_answers(self, spec: Spec, label: Any, rng: np.random.Generator) -> Any:
         """What the frozen model says; on clean pictures it is as right as it was admitted with."""

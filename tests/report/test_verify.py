@@ -34,10 +34,10 @@ from caster.records import (
 )
 from caster.report.bench.verify import compared, verify
 from caster.sweeps import Spec, Sweep
+from tests.records.forge import FOG, Run, column
 from tests.records.make import Maker
 from tests.records.sweeps import SMALL, sweep_of
 
-FOG = (("fog", 1),)
 ONE = SMALL.replace("[1, 5]", "[1]")
 
 
@@ -53,44 +53,6 @@ def made(tmp_path_factory) -> tuple[Sweep, Path]:
 def run(made, tmp_path) -> Run:
     sweep, out = made
     return Run(sweep, Path(shutil.copytree(out, tmp_path / "out")))
-
-
-class Run:
-    """Records to spoil."""
-
-    def __init__(self, sweep: Sweep, out: Path) -> None:
-        self.sweep, self.out = sweep, out
-        self.folders = {read(folder).spec: folder for folder in scan(out).cells}
-
-    def kinds(self) -> set[str]:
-        return {problem.kind for problem in verify(self.sweep, self.out, self.out)}
-
-    def folder(self, method: str, **wanted: Any) -> Path:
-        given = {"backbone": "r18", "seed": 0, "conditions": FOG} | wanted
-        (found,) = (
-            folder
-            for spec, folder in self.folders.items()
-            if spec.method == method and all(getattr(spec, k) == v for k, v in given.items())
-        )
-        return found
-
-    def forge(self, folder: Path, change: Callable[[Record], Record]) -> Path:
-        """A record changed and signed again, with every digest of its own in order."""
-        record = change(read(folder))
-        shutil.rmtree(folder)
-        return write(folder.parent, record.cell, record.samples, record.batches)
-
-
-def column(part: str, name: str, row: int, value: Any) -> Callable[[Record], Record]:
-    """Change one value of a column."""
-
-    def change(record: Record) -> Record:
-        table = getattr(record, part)
-        values = getattr(table, name).copy()
-        values[row] = value(values[row]) if callable(value) else value
-        return replace(record, **{part: replace(table, **{name: values})})
-
-    return change
 
 
 def described(**changes: Any) -> Callable[[Record], Record]:
@@ -445,7 +407,7 @@ def test_a_hand_in_an_admission(run):
         ("batches", "size", 0, 19, "batches of other sizes than stated"),
         ("batches", "batch", 0, 1, "batches missing"),
         ("batches", "classes", 0, 1, "other classes in the batches than stated"),
-        ("batches", "reason", 0, "", "a verdict without a reason"),
+        ("batches", "reason", 0, "", "an unknown reason"),
         ("batches", "seconds", 0, -1.0, "a time that is none"),
         ("batches", "seconds", 0, np.inf, "a time that is none"),
     ],

@@ -11,7 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caster.arrays import to_numpy
+from caster.core.reasons import KNOWN
 from caster.data.streams import Batch
+from caster.errors import CasterError
 from caster.methods import Prediction
 
 Synchronise = Callable[[], None]
@@ -55,6 +57,10 @@ def follow(
         classes.append(chosen)
         said.append((prediction.accepted, prediction.reason, prediction.ratio, prediction.verdict))
     verdicts = [verdict for *_, verdict in said]
+    unknown = {reason for _, reason, *_ in said} - KNOWN
+    if unknown:  # or the record would never verify
+        known = ", ".join(sorted(KNOWN))
+        raise CasterError(f"the method gives the reason {min(unknown)!r}, not one of {known}")
     return Answers(
         classes=np.concatenate(classes),
         accepted=[accepted for accepted, *_ in said],

@@ -12,9 +12,9 @@ from caster.methods import find
 from caster.methods.gates import GATES, keywords
 from caster.sweeps import Spec
 from caster.sweeps.names import known
-from caster.sweeps.spec import GATE
+from caster.sweeps.spec import GATE, PRESET
 
-PRESET, SEED = "preset", "seed"
+SEED = "seed"
 SITES = "sites"  # the setting of all methods that align layers, and of no other
 
 entry_of = cache(find)  # which asks other packages for theirs every time

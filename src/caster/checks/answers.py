@@ -11,6 +11,7 @@ from caster.checks.content import content, is_array, same
 from caster.checks.fingerprint import difference, parts_of
 from caster.checks.suite import Make, Stream, check, insist, replay
 from caster.core.linalg import Array
+from caster.core.reasons import KNOWN
 from caster.methods.protocol import Prediction
 
 SIZES = (1, 2, 64, 5, 64, 2, 1, 7)  # alone, in order, and mixed
@@ -37,8 +38,8 @@ def _insist_sound(given: Prediction, frozen: Array) -> None:
     insist(bool(xp.all(xp.isfinite(logits))), f"logits of a batch of {size} are not finite")
     insist(isinstance(given.accepted, bool), f"accepted is {given.accepted!r}, not True or False")
     insist(
-        isinstance(given.reason, str) and given.reason != "",
-        f"reason is {given.reason!r}, not a word",
+        given.reason in KNOWN,
+        f"reason is {given.reason!r}, not one of {', '.join(sorted(KNOWN))}",
     )
     number = isinstance(given.ratio, Real) and not math.isnan(given.ratio)
     insist(given.ratio is None or number, f"ratio is {given.ratio!r}, neither None nor a number")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from caster.checks.content import content, same
 from caster.checks.fingerprint import difference, parts_of, state_of
 from caster.checks.suite import Make, Stream, check, insist, replay
+from caster.core.reasons import INERT
 from caster.frozen.protocol import FrozenModel
-from caster.methods.protocol import INERT
 
 
 @check

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from caster.core.linalg import Array
+from caster.core.reasons import FROZEN
 from caster.errors import CasterError
 from caster.estimator import Caster
 from caster.frozen.heads import Columns
 from caster.frozen.protocol import FrozenModel, Outputs
-from caster.methods.protocol import FROZEN, OnFeatures, Prediction
+from caster.methods.protocol import OnFeatures, Prediction
 from caster.methods.source import Source
 
 

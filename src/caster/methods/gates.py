@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from array_api_compat import array_namespace
 
+from caster.core.reasons import DISAGREEMENT
 from caster.core.types import Verdict
 from caster.errors import CasterError
 from caster.frozen.protocol import FrozenModel, Outputs
@@ -132,7 +133,7 @@ class Referee(OnState):
         same = xp.argmax(head, axis=1) == xp.argmax(gda, axis=1)
         share = int(xp.count_nonzero(same)) / gda.shape[0]
         accepted = share >= self.agreement
-        return Decision(accepted, ACCEPTED if accepted else "disagreement", 1 - share)
+        return Decision(accepted, ACCEPTED if accepted else DISAGREEMENT, 1 - share)
 
 
 GATES: dict[str, type[Certificate | Referee]] = {gate.name: gate for gate in (Certificate, Referee)}

@@ -6,9 +6,10 @@ import logging
 from dataclasses import replace
 from typing import Any
 
+from caster.core.reasons import INERT
 from caster.frozen.protocol import FrozenModel
 from caster.methods.frozen import Frozen
-from caster.methods.protocol import INERT, Prediction
+from caster.methods.protocol import Prediction
 
 log = logging.getLogger("caster")
 

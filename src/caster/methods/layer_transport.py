@@ -11,6 +11,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from caster.core.layers import ChannelMoments, Site
+from caster.core.reasons import RESTING
 from caster.errors import CasterError
 from caster.frozen.full_maps import MOST_CHANNELS
 from caster.frozen.gauge import measured
@@ -28,8 +29,6 @@ from caster.methods.source import Source, adapter_of, columns_of, moments_of
 from caster.methods.turns import Turns
 
 log = logging.getLogger("caster")
-
-RESTING = "rest"  # the reason of batches that are answered as those before, without comparison
 
 
 class LayerTransportUngated:

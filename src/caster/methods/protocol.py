@@ -6,15 +6,12 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
 from caster.core.linalg import Array
+from caster.core.reasons import UNGATED
 from caster.core.types import Verdict
 from caster.frozen.protocol import FrozenModel, Outputs
 
 if TYPE_CHECKING:
     from caster.methods.frozen import Frozen
-
-UNGATED = "ungated"  # nothing was asked whether to adapt
-INERT = "inert"  # there is nothing in this model that the method could adapt
-FROZEN = "frozen"  # the method is the frozen model
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +27,7 @@ class Prediction:
 
     logits: Array  # (B, C), a column a class; the largest score is the answer
     accepted: bool = True  # whether the method answered, and not the frozen model
-    reason: str = UNGATED  # why: a gate's reason, or one of those above
+    reason: str = UNGATED  # why: one of `caster.core.reasons.KNOWN`
     ratio: float | None = None  # what a gate measured; None where none did
     verdict: Verdict | None = None  # of the transport, where it was tried, followed or not
 

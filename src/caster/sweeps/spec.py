@@ -19,6 +19,7 @@ STUDIES = (  # each has tables and figures of its own: the paper's results, and 
     "layers",
 )
 GATE = "gate"  # the one setting that is a table of settings
+PRESET = "preset"  # the one that stands for several
 
 
 @dataclass(frozen=True)

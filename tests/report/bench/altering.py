@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from caster.records import as_batches, as_samples, read, write
+from caster.report.bench.checks.gates import ANSWERED, MEASURED, THRESHOLD
 from caster.sweeps import Spec
 from tests.records.make import Maker
 
@@ -37,4 +38,18 @@ def change_a_prediction(samples, batches):
     samples["prediction"][row] = (samples["prediction"][row] + 1) % 4
 
 
-FAULTS = [accept_a_refused_batch, change_a_prediction]
+def accept_with_a_ratio_to_match(samples, batches):
+    """An accepted batch that contradicts nothing in its own cell."""
+    place = int(np.flatnonzero(~batches["accepted"])[0])
+    accept_a_refused_batch(samples, batches)
+    batches["ratio"][place] = 0.1
+    if batches["confident"][0] is not None:
+        batches["confident"][place] = batches["size"][place]
+        batches["confident_classes"][place] = 4
+
+
+FAULTS = [
+    (accept_a_refused_batch, {THRESHOLD}),
+    (accept_with_a_ratio_to_match, {MEASURED, ANSWERED}),
+    (change_a_prediction, {ANSWERED}),
+]

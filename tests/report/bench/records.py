@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from caster.config import Settings
-from caster.core.gate import decide
 from caster.records import REFUSED, Admission, Cell, cells_of, write
 from caster.report.bench.agree import transport_of
+from caster.report.bench.methods import LAYERS, LAYERS_ALWAYS
 from caster.sweeps import Spec, Sweep, read
 from tests.records.make import HARDWARE, SOFTWARE, Maker, sha
 
+DEFAULTS = {"tau": 1.0, "window": 80, "every": 32, "gated": True, "prior": 16.0}
 NO_CHECKPOINT = "there is no checkpoint"
 
 SWEEP = """
@@ -110,8 +110,7 @@ class Consistent(Maker):
 
     def settings(self, spec: Spec) -> dict[str, Any]:
         """With those that a score is computed from."""
-        layers = {"tau": 1.0, "window": 256, "every": 32, "gated": True}
-        return (layers if spec.method == "layer-transport" else {}) | super().settings(spec)
+        return (DEFAULTS if spec.method == LAYERS else {}) | super().settings(spec)
 
     def cell(self, out: Path, spec: Spec, **changes: Any) -> Path:
         """As a run writes it: of a backbone that was never loaded there is nothing to say."""
@@ -137,15 +136,37 @@ class Consistent(Maker):
             return self.gated(spec)
         if spec.method == "caster-ungated":
             return self.transported(spec)
-        maker = Maker(self.sweep, n=self.n, classes=self.classes, accuracy=self.skill(spec))
-        samples, batches = maker.columns(spec)
         if spec.method == "caster-mixed-metric":  # ends otherwise than A's gated ones
-            transport = self.transported(replace(spec, method="caster-ungated", settings=()))
-            batches |= {
-                "ratio": 10 * transport[1]["ratio"],
-                "reason": ["ratio"] * len(batches["size"]),
-            }
-        return samples, batches
+            return self.gated(spec, scale=10)
+        if "+" in spec.method:
+            return self.behind_gate(spec)
+        maker = Maker(self.sweep, n=self.n, classes=self.classes, accuracy=self.skill(spec))
+        return maker.columns(spec)
+
+    def behind_gate(self, spec: Spec) -> tuple[dict[str, Any], dict[str, Any]]:
+        """A method where its gate allows; here it learns nothing, so that batches are alike."""
+        method, _, gate = spec.method.partition("+")
+        own = tuple(pair for pair in spec.settings if pair[0] != "gate")
+        samples, batches = self.columns(replace(spec, method=method, settings=own))
+        size = batches["size"]
+        if gate == "certificate":
+            _, found = self.transported(replace(spec, method="caster-ungated", settings=()))
+            measured = {name: found[name] for name in ("ratio", "confident", "confident_classes")}
+            reasons = self.verdicts(spec, size, *measured.values())
+        else:
+            source, _ = self.columns(replace(spec, method="source-gda", settings=()))
+            same = source["prediction"] == samples["frozen"]
+            share = np.bincount(samples["batch"][same], minlength=len(size)) / size
+            measured = {"ratio": 1 - share}
+            least = self.settings(spec)["gate"]["agreement"]
+            reasons = ["accepted" if yes else "disagreement" for yes in share >= least]
+        passed = np.array(reasons) == "accepted"
+        accepted = passed & batches["accepted"]
+        reasons = np.where(passed & ~accepted, "inert", reasons).tolist()
+        kept = ~accepted[samples["batch"]]
+        prediction = np.where(kept, samples["frozen"], samples["prediction"])
+        decided = {"accepted": accepted, "reason": reasons}
+        return samples | {"prediction": prediction}, batches | measured | decided
 
     def skill(self, spec: Spec) -> float:
         """How often a method answers rightly, drawn for its stream and name."""
@@ -158,34 +179,49 @@ class Consistent(Maker):
         rng = np.random.default_rng(int(sha("ratios", spec)[:12], 16))
         n = len(batches["size"])
         ratio = np.exp(rng.normal(3 * (0.6 - self.skill(spec)), 0.5, n))
-        confident = rng.integers(0, 17, n)
+        confident = np.minimum(rng.integers(0, 17, n), batches["size"])
         occupied = np.minimum(rng.integers(2, self.classes + 1, n), confident)
         ratio = np.where(confident == 0, np.inf, ratio)
         batches |= {"ratio": ratio, "confident": confident, "confident_classes": occupied}
         return samples, batches
 
-    def gated(self, spec: Spec) -> tuple[dict[str, Any], dict[str, Any]]:
+    def gated(self, spec: Spec, scale: float = 1.0) -> tuple[dict[str, Any], dict[str, Any]]:
         samples, batches = self.transported(transport_of(spec))
-        constants = Settings(**self.sweep.constants | dict(spec.settings))
-        verdicts = [
-            decide(
-                ratio,
-                confident,
-                classes,
-                n_classes=self.classes,
-                tau=constants.tau,
-                min_samples=constants.min_samples,
-                min_classes=constants.min_classes,
-            )
-            for ratio, confident, classes in zip(
-                batches["ratio"], batches["confident"], batches["confident_classes"], strict=True
-            )
-        ]
-        accepted = np.array([verdict.accepted for verdict in verdicts])
+        ratio = scale * batches["ratio"]
+        counts = batches["confident"], batches["confident_classes"]
+        reasons = self.verdicts(spec, batches["size"], ratio, *counts)
+        accepted = np.array(reasons) == "accepted"
         kept = ~accepted[samples["batch"]]
         prediction = np.where(kept, samples["frozen"], samples["prediction"])
-        reasons = [verdict.reason for verdict in verdicts]
-        return samples | {"prediction": prediction}, batches | {
-            "accepted": accepted,
-            "reason": reasons,
-        }
+        decided = {"ratio": ratio, "accepted": accepted, "reason": reasons}
+        return samples | {"prediction": prediction}, batches | decided
+
+
+@dataclass(frozen=True)
+class Layered(Consistent):
+    """A maker whose layer transport follows from one update a stream and its gate."""
+
+    def columns(self, spec: Spec) -> tuple[dict[str, Any], dict[str, Any]]:
+        if not spec.method.startswith(LAYERS):
+            return super().columns(spec)
+        gate = ("tau", "gated", "every", "window")
+        chosen = {k: v for k, v in spec.settings if k not in gate}
+        update = replace(spec, method=LAYERS_ALWAYS, settings=tuple(sorted(chosen.items())))
+        skill = self.skill(replace(update, settings=()))
+        maker = Maker(self.sweep, n=self.n, classes=self.classes, accuracy=skill)
+        samples, batches = maker.columns(update)
+        if spec.method == LAYERS_ALWAYS:
+            return samples, batches
+        own = self.settings(spec)
+        rng = np.random.default_rng(int(sha("ratios", update, own["window"])[:12], 16))
+        ratio = np.exp(rng.normal(1.5 * (0.6 - skill), 0.2, len(batches["size"])))
+        accepted = (ratio <= own["tau"]) | (not own["gated"])
+        reasons = np.where(accepted, "accepted" if own["gated"] else "ungated", "ratio")
+        before = batches["size"][:-1].sum()
+        if own["every"] > 1 and own["gated"] and before >= own["window"]:  # rests at the end
+            accepted[-1] = accepted[-2]
+            ratio[-1], reasons[-1] = np.nan, "rest"
+        kept = ~accepted[samples["batch"]]
+        samples["prediction"] = np.where(kept, samples["frozen"], samples["prediction"])
+        batches |= {"ratio": ratio, "accepted": accepted, "reason": reasons.tolist()}
+        return samples, batches

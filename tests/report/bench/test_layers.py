@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import mean
-from typing import Any
 
 import numpy as np
 import pytest
 
 from caster.methods import find
+from caster.records import read
 from caster.report.bench import write as writing
-from caster.report.bench.agree import KIND, opened
+from caster.report.bench.checks.gates import MEASURED, Rows, stream_faults
+from caster.report.bench.methods import LAYERS, LAYERS_ALWAYS
 from caster.report.bench.read import load
-from caster.report.bench.score import LAYERS, LAYERS_ALWAYS
 from caster.report.bench.studies import (
     layers,
     layers_ablation,
@@ -23,12 +23,10 @@ from caster.report.bench.studies import (
     layers_streams,
 )
 from caster.sweeps import Spec
-from tests.records.make import Maker, sha
 from tests.report.bench.altering import FAULTS, altered
 from tests.report.bench.conftest import Raw, raw_records
-from tests.report.bench.records import Consistent, sweep_of
+from tests.report.bench.records import Layered, sweep_of
 
-DEFAULTS = {"tau": 1.0, "window": 256, "every": 32, "gated": True, "prior": 16.0}
 EACH = '{method = "layer-transport", every = 1}'
 OPEN = '{method = "layer-transport", gated = false, every = 1}'
 TEXT = f"""
@@ -79,37 +77,6 @@ methods = [
     {{method = "layer-transport-ungated", prior = 0.0}},
 ]
 """
-
-
-@dataclass(frozen=True)
-class Layered(Consistent):
-    """A maker whose layer transport follows from one update a stream and its gate."""
-
-    def settings(self, spec: Spec) -> dict[str, Any]:
-        return (DEFAULTS if spec.method == LAYERS else {}) | spec.given
-
-    def columns(self, spec: Spec) -> tuple[dict[str, Any], dict[str, Any]]:
-        if not spec.method.startswith(LAYERS):
-            return super().columns(spec)
-        chosen = {k: v for k, v in spec.settings if k not in ("tau", "gated", "every")}
-        update = replace(spec, method=LAYERS_ALWAYS, settings=tuple(sorted(chosen.items())))
-        skill = self.skill(replace(update, settings=()))
-        maker = Maker(self.sweep, n=self.n, classes=self.classes, accuracy=skill)
-        samples, batches = maker.columns(update)
-        if spec.method == LAYERS_ALWAYS:
-            return samples, batches
-        rng = np.random.default_rng(int(sha("ratios", update)[:12], 16))
-        ratio = np.exp(rng.normal(1.5 * (0.6 - skill), 0.2, len(batches["size"])))
-        own = self.settings(spec)
-        accepted = (ratio <= own["tau"]) | (not own["gated"])
-        reasons = np.where(accepted, "accepted", "ratio")
-        if own["every"] > 1 and len(ratio) > 1:  # rests at the end, on the verdict before
-            accepted[-1] = accepted[-2]
-            ratio[-1], reasons[-1] = np.nan, "rest"
-        kept = ~accepted[samples["batch"]]
-        samples["prediction"] = np.where(kept, samples["frozen"], samples["prediction"])
-        batches |= {"ratio": ratio, "accepted": accepted, "reason": reasons.tolist()}
-        return samples, batches
 
 
 @pytest.fixture(scope="module")
@@ -282,35 +249,35 @@ def gated_cell(sweep, maker) -> Spec:
     )
 
 
-@pytest.mark.parametrize("change", FAULTS)
-def test_a_gate_that_does_not_follow_from_its_update_is_a_problem(run, tmp_path, change):
+@pytest.mark.parametrize(("change", "kinds"), FAULTS)
+def test_a_gate_that_does_not_follow_from_its_update_is_a_problem(run, tmp_path, change, kinds):
     sweep, out = run
     maker = Layered(sweep)
     spec = gated_cell(sweep, maker)
     copy = altered(out, tmp_path, maker, spec, change)
     found, problems = load(sweep, copy)
     assert found is None
-    assert [problem.kind for problem in problems] == [KIND]
-    assert problems[0].where.startswith(spec.full)
+    assert {problem.kind for problem in problems} == kinds
+    assert {problem.where for problem in problems} == {spec.full}
 
 
-def test_a_gate_is_held_against_its_own_update_alone(results):
-    scores = results.scores
-    beside = opened(scores.values())
-    assert len(beside) == 26
-    assert {spec.label for spec in beside} == {TRIED}
-    for spec, score in beside.items():
-        assert score.spec.stream == spec.stream
-        np.testing.assert_array_equal(score.batches.opens, scores[spec].batches.ratio)
-    some = next(iter(beside))
-    opens = [s for s in scores.values() if s.spec.label == ASKED]
-    assert opened([*opens, scores[some]])[some].spec == beside[some].spec
-    for other in ({"every": 4}, {"window": 64}, {"prior": 0.0}):
-        changed = replace(scores[some], settings=scores[some].settings | other)
-        assert opened([*opens, changed]) == {}
-    plain = [s for s in scores.values() if s.spec.method == LAYERS and not s.spec.settings]
-    assert all(np.isinf(s.batches.opens[-1]) for s in plain)  # at rest: there is no ratio
-    assert opened([*opens, *plain]) == {}  # which compare few batches, and are held to nothing
+@pytest.mark.parametrize(
+    ("setting", "value", "beside"),
+    [("tau", 2.0, True), ("every", 4, True), ("window", 64, False), ("prior", 0.0, False)],
+)
+def test_ratios_are_compared_between_the_same_updates_alone(run, setting, value, beside):
+    _, out = run
+    kept = (read(folder) for folder in (out / "cells").iterdir())
+    by_label = {record.spec.label: record for record in kept if record.spec.schedule == "continual"}
+    opened, asked = by_label[ASKED], by_label[TRIED]
+    changed = asked.cell.identity["settings"] | {setting: value}
+    cell = replace(asked.cell, identity=asked.cell.identity | {"settings": changed})
+    batches = replace(asked.batches, ratio=asked.batches.ratio / 2)
+    rows = [
+        Rows(opened.spec, opened.cell, opened.samples, opened.batches),
+        Rows(asked.spec, cell, asked.samples, batches),
+    ]
+    assert (MEASURED in {kind for _, kind in stream_faults(rows)}) is beside
 
 
 def test_the_report_has_it_all(results, tmp_path):

@@ -19,7 +19,6 @@ from typer.testing import CliRunner
 from caster.cli.app import app
 from caster.errors import CasterError
 from caster.report.bench import write as writing
-from caster.report.bench.agree import KIND, disagreements
 from caster.report.bench.read import load
 from caster.report.bench.results import names
 from caster.report.bench.studies import gate
@@ -187,16 +186,16 @@ def gated_cell(sweep, maker) -> Spec:
     )
 
 
-@pytest.mark.parametrize("change", FAULTS)
-def test_a_gate_that_does_not_follow_from_its_transport_is_a_problem(run, tmp_path, change):
+@pytest.mark.parametrize(("change", "kinds"), FAULTS)
+def test_a_gate_that_does_not_follow_from_its_transport_is_a_problem(run, tmp_path, change, kinds):
     sweep, out = run
     maker = Consistent(sweep, refused=REFUSED)
     spec = gated_cell(sweep, maker)
     copy = altered(out, tmp_path, maker, spec, change)
     results, problems = load(sweep, copy)
     assert results is None
-    assert [problem.kind for problem in problems] == [KIND]
-    assert problems[0].where.startswith(spec.full)
+    assert {problem.kind for problem in problems} == kinds
+    assert {problem.where for problem in problems} == {spec.full}
 
 
 def test_an_unaltered_gate_is_none(run, tmp_path):
@@ -204,9 +203,8 @@ def test_an_unaltered_gate_is_none(run, tmp_path):
     maker = Consistent(sweep, refused=REFUSED)
     spec = gated_cell(sweep, maker)
     copy = altered(out, tmp_path, maker, spec, lambda samples, batches: None)
-    results, problems = load(sweep, copy)
+    _, problems = load(sweep, copy)
     assert problems == []
-    assert disagreements(results.scores) == []
 
 
 def test_processes_read_the_same(run, monkeypatch, results):

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from caster.records import REFUSED, Record, Records
-from caster.report.bench.agree import disagreements
 from caster.report.bench.checks.problem import Problem
 from caster.report.bench.origin import Origin
 from caster.report.bench.results import Results
@@ -31,9 +30,7 @@ def load(
     examined = examine(sweep, out, root, summarise, progress, needed)
     if examined.problems:
         return None, examined.problems
-    results = _results(sweep, examined)
-    problems = disagreements(results.scores)
-    return (None, problems) if problems else (results, [])
+    return _results(sweep, examined), []
 
 
 def restricted(results: Results, part: Sweep) -> Results:

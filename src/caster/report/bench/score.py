@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,15 +14,10 @@ from caster.core.gate import decide
 from caster.errors import CasterError
 from caster.records.reader import Record
 from caster.records.schema import Batches as Raw
-from caster.records.schema import Samples
+from caster.report.bench.checks.gates import constants_of
 from caster.report.bench.checks.streams import NO_HEAD
+from caster.report.bench.methods import LAYERS
 from caster.sweeps.spec import Spec
-
-GATED, ALWAYS = "caster", "caster-ungated"
-LAYERS, LAYERS_ALWAYS = "layer-transport", "layer-transport-ungated"
-HELD = (GATED, ALWAYS, LAYERS)  # whose predictions are held against one another
-OWN = "caster"  # how the names of methods begin whose settings are the constants
-_CONSTANTS = {constant.name for constant in fields(Settings)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,8 +31,6 @@ class Batches:
     ratio: NDArray[np.float64]  # NaN where no gate measured one
     opens: NDArray[np.float64]  # the least tau that accepts it; infinite where none does
     seconds: NDArray[np.float64]
-    answers: tuple[int, ...]  # checksums of the predictions, of cells that are held together
-    fallback: tuple[int, ...]  # and of the frozen model's
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,15 +91,11 @@ def score(record: Record) -> Score:
     spec, samples, batches, cell = record.spec, record.samples, record.batches, record.cell
     if samples is None or batches is None:
         raise CasterError(f"{spec.title} was refused and has no score")
-    constants = dict(cell.identity["constants"])
-    if spec.method.startswith(OWN):
-        constants |= {name: value for name, value in spec.settings if name in _CONSTANTS}
-    settings = Settings(**constants)
+    settings = constants_of(spec, cell.identity["constants"])
     right = samples.prediction == samples.label
     kept = samples.frozen == samples.label
     headless = bool((samples.frozen == NO_HEAD).any())
     count = len(batches.batch)
-    answers, fallback = _checksums(samples, batches) if spec.method in HELD else ((), ())
     own = cell.identity["settings"]
     if spec.method == LAYERS:
         tau, opens = own["tau"], np.where(np.isnan(batches.ratio), math.inf, batches.ratio)
@@ -127,8 +115,6 @@ def score(record: Record) -> Score:
             ratio=batches.ratio,
             opens=opens,
             seconds=batches.seconds,
-            answers=answers,
-            fallback=fallback,
         ),
         tau=tau,
         settings=own,
@@ -137,17 +123,6 @@ def score(record: Record) -> Score:
         inert=cell.method["inert"],
         memory=cell.memory["peak"],
     )
-
-
-def _checksums(samples: Samples, batches: Raw) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Of what was answered in every batch, and of what the frozen model says there."""
-    order = np.argsort(samples.batch, kind="stable")
-    ends = np.cumsum(batches.size)
-    both = samples.prediction[order], samples.frozen[order]
-    answers, fallback = (
-        tuple(crc32(part.tobytes()) for part in np.split(column, ends[:-1])) for column in both
-    )
-    return answers, fallback
 
 
 def _opens(batches: Raw, settings: Settings, classes: int) -> NDArray[np.float64]:

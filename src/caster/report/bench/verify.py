@@ -89,7 +89,8 @@ def examine(
     problems += check_cells({spec: cell for spec, (cell, _) in found.items()}, admissions, sweep)
     read: dict[Spec, Any] = {}
     few = len(found) < (FEW_PACKED if isinstance(out, Pack) else FEW)
-    problems += _check_streams(found, few, read, reading, progress)
+    check = partial(check_stream, constants=sweep.constants, reading=reading)
+    problems += _check_streams(found, few, read, check, progress)
     return Examined(sorted(set(problems)), found, read)
 
 
@@ -139,7 +140,7 @@ def _check_streams(
     found: Found,
     few: bool,
     read: dict[Spec, Any],
-    reading: Reading | None,
+    check: Callable[[list[tuple[Spec, Where]]], Checked],
     progress: Progress | None,
 ) -> Iterator[Problem]:
     """The rows of every stream, and what streams must and must not have in common."""
@@ -149,7 +150,6 @@ def _check_streams(
             streams[spec.stream].append((spec, where))
     labels: dict[str, NDArray[np.int16]] = {}
     orders: dict[Spec, dict[int, str]] = defaultdict(dict)
-    check = partial(check_stream, reading=reading)
     all_checked = mapped(check, list(streams.values()), few)
     done, cells = 0, sum(map(len, streams.values()))
     for (stream, own), checked in zip(streams.items(), all_checked, strict=True):

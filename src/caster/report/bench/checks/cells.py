@@ -8,10 +8,13 @@ from typing import Any
 from caster.config import Settings
 from caster.errors import CasterError
 from caster.records import DONE, Admission, Cell
+from caster.report.bench.checks.gates import CONSTANTS
 from caster.report.bench.checks.problem import Problem
 from caster.report.bench.checks.sources import Admissions
+from caster.report.bench.methods import CERTIFICATE, OWN, inner_and_gate
 from caster.sweeps import Spec, Sweep
 from caster.sweeps.names import CLASS_ORDERED
+from caster.sweeps.spec import GATE, PRESET, frozen_value
 
 SOFTWARE = ("python", "numpy", "torch", "caster")  # versions that must be stated
 HARDWARE = ("device",)
@@ -34,8 +37,11 @@ def check_cells(cells: Cells, admissions: Admissions, sweep: Sweep) -> Iterator[
 def _faults(spec: Spec, cell: Cell, constants: Settings) -> Iterator[str]:
     if _settings(cell.identity.get("constants")) != constants:
         yield "other constants than the sweep's"
-    if not isinstance(cell.identity.get("settings"), dict):
+    settings = cell.identity.get("settings")
+    if not isinstance(settings, dict):
         yield "settings of the method not stated"
+    elif not _as_given(spec, settings):
+        yield "other settings of the method than the sweep's"
     for name in SOFTWARE:
         if not cell.software.get(name):
             yield f"software not stated: {name}"
@@ -56,6 +62,31 @@ def _faults(spec: Spec, cell: Cell, constants: Settings) -> Iterator[str]:
         yield "not stated whether the stream is class-ordered"
     elif ordered and spec.order not in CLASS_ORDERED:
         yield "a class-ordered stream that nobody asked for"
+
+
+def _as_given(spec: Spec, settings: dict[str, Any]) -> bool:
+    """Whether resolved settings are those of the sweep, and of caster's constants no others.
+
+    >>> spec = Spec("r18", "digits", "caster", (("tau", 3.0),))
+    >>> tried = {"tau": 3.0, "lam": None}, {"tau": 0.8, "lam": None}, {"tau": 3.0, "lam": 1.0}
+    >>> [_as_given(spec, settings) for settings in tried]
+    [True, False, False]
+    """
+    inner, gate = inner_and_gate(spec.method)
+    gate_settings = settings.get(GATE)
+    parts = [(spec.given, settings, inner.startswith(OWN))]
+    if gate:
+        given = spec.given.get(GATE, {})
+        parts.append(
+            (given, gate_settings if isinstance(gate_settings, dict) else {}, gate == CERTIFICATE)
+        )
+    for given, resolved, own in parts:
+        wanted = {name: value for name, value in given.items() if name not in (GATE, PRESET)}
+        if any(frozen_value(resolved.get(name)) != value for name, value in wanted.items()):
+            return False
+        if own and any(resolved.get(name) is not None for name in CONSTANTS - wanted.keys()):
+            return False
+    return True
 
 
 def _settings(given: Any) -> Settings | None:
@@ -100,10 +131,26 @@ def _differences(cells: Cells, timed: frozenset[Spec]) -> Iterator[Problem]:
             ("the number of classes", spec.data): cell.identity.get("classes"),
             ("the frozen model", spec.backbone, spec.data): cell.frozen.get("before"),
         }
+        pairs |= _defaults(spec, cell)
         for key, value in pairs.items():
             # a cell refused for want of a checkpoint has nothing to say of the rest
             if value is not None and first.setdefault(key, value) != value:
                 yield Problem(f"{key[0]} differs between cells", spec.full)
+
+
+def _defaults(spec: Spec, cell: Cell) -> dict[tuple[Any, ...], Any]:
+    """Settings that the sweep leaves to a method or gate: the same in all of its cells."""
+    inner, gate = inner_and_gate(spec.method)
+    settings = _resolved(cell) or {}
+    own = settings.get(GATE)
+    parts = [(inner, spec.given, settings)] if PRESET not in spec.given else []
+    parts += [(gate, spec.given.get(GATE, {}), own)] if isinstance(own, dict) else []
+    return {
+        ("the default of a setting", owner, name): value
+        for owner, given, resolved in parts
+        for name, value in resolved.items()
+        if name not in given and name != GATE
+    }
 
 
 def _resolved(cell: Cell) -> dict[str, Any] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from caster.errors import CasterError
 from caster.records import Batches, Cell, Record, Samples, Where, read
 from caster.report.bench.checks.diversity import diversity_of
+from caster.report.bench.checks.gates import Rows, gate_faults, stream_faults
 from caster.report.bench.checks.problem import Problem
 from caster.sweeps import Spec
 from caster.sweeps.names import CLASS_ORDERED
@@ -35,13 +36,18 @@ class Checked:
     read: dict[Spec, Any] = field(default_factory=dict)  # what was made of sound cells
 
 
-def check_stream(cells: list[tuple[Spec, Where]], reading: Reading | None = None) -> Checked:
+def check_stream(
+    cells: list[tuple[Spec, Where]],
+    constants: Mapping[str, Any],  # of caster, as the sweep gives them
+    reading: Reading | None = None,
+) -> Checked:
     """All cells that are done of one stream; the first of them speaks for its rows.
 
     What `reading` makes of a record is kept, so that none has to be read twice.
     """
     checked = Checked()
     first: Record | None = None
+    sound: list[Rows] = []
     for spec, where in cells:
         try:
             record = read(where)
@@ -55,14 +61,18 @@ def check_stream(cells: list[tuple[Spec, Where]], reading: Reading | None = None
         if not kinds:  # or the arrays cannot be indexed by one another
             kinds += _row_faults(record.cell, samples, batches, spec)
             kinds += _answer_faults(record.cell, samples, batches, spec)
+            kinds += gate_faults(record.cell, batches, spec, constants)
             if first is None:
                 first = record
                 kinds += _first_faults(record.cell, samples, batches, spec, checked)
             else:
                 kinds += _reference_faults(first, record)
         checked.problems += [Problem(kind, spec.full) for kind in kinds]
-        if reading is not None and not kinds:
-            checked.read[spec] = reading(record)
+        if not kinds:
+            sound.append(Rows(spec, record.cell, samples, batches))
+            if reading is not None:
+                checked.read[spec] = reading(record)
+    checked.problems += [Problem(kind, spec.full) for spec, kind in stream_faults(sound)]
     return checked
 
 
@@ -126,8 +136,6 @@ def _row_faults(cell: Cell, samples: Samples, batches: Batches, spec: Spec) -> I
 
 def _answer_faults(cell: Cell, samples: Samples, batches: Batches, spec: Spec) -> Iterator[str]:
     """Where the frozen model answers, its prediction is the answer."""
-    if not all(batches.reason):
-        yield "a verdict without a reason"
     if not np.all((batches.seconds >= 0) & np.isfinite(batches.seconds)):
         yield "a time that is none"
     if np.any(samples.frozen == NO_HEAD):

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from caster.report.bench.agree import transport_of
+from caster.report.bench.methods import ALWAYS, GATED
 from caster.report.bench.naming import places
 from caster.report.bench.ranks import correlation_interval, spearman
 from caster.report.bench.results import Mean, Results, label, mean, names
-from caster.report.bench.score import ALWAYS, GATED, Score
+from caster.report.bench.score import Score
 from caster.report.bench.section import Picture, Section
 from caster.report.bench.studies import certificate_figures as figures
 from caster.report.bench.studies import certificate_tables as tables

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from caster.report.bench.methods import GATED
 from caster.report.bench.paper import printed
 from caster.report.bench.results import Mean, mean_of_means
-from caster.report.bench.score import GATED
 from caster.report.bench.tables import INTERVAL, Column, Table, Value, around, points
 
 if TYPE_CHECKING:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from caster.report.bench.methods import GATED, LAYERS
 from caster.report.bench.naming import beside_resnet50, places
 from caster.report.bench.results import Results, names
-from caster.report.bench.score import GATED, LAYERS, Score
+from caster.report.bench.score import Score
 from caster.report.bench.section import Picture, Section
 from caster.report.bench.studies import cost_tables as tables
 from caster.report.figures import BLUE, VERMILLION, dress

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from caster.report.bench.methods import GATED
 from caster.report.bench.paper import number, printed
-from caster.report.bench.score import GATED
 from caster.report.bench.tables import INTERVAL, Column, Table, Value, points
 from caster.report.intervals import between
 

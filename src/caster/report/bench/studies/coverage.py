@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from caster.report.bench.methods import GATED
 from caster.report.bench.naming import beside, places
 from caster.report.bench.paper import number, printed
 from caster.report.bench.results import Mean, Results, mean, names
-from caster.report.bench.score import GATED, Score
+from caster.report.bench.score import Score
 from caster.report.bench.section import Picture, Section
 from caster.report.bench.tables import INTERVAL, Column, Table, Value, around, points
 from caster.report.figures import BLUE, VERMILLION, dress

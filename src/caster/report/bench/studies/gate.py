@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from caster.report.bench.agree import transport_of
+from caster.report.bench.methods import GATED
 from caster.report.bench.naming import beside_resnet50, places
 from caster.report.bench.paper import number, printed
 from caster.report.bench.results import Mean, Results, mean, names
-from caster.report.bench.score import GATED, Score
+from caster.report.bench.score import Score
 from caster.report.bench.section import Picture, Section
 from caster.report.bench.tables import INTERVAL, Column, Table, Value, around, cells, points
 from caster.report.figures import BLUE, VERMILLION, dress, legend

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from caster.report.bench.methods import LAYERS, LAYERS_ALWAYS
 from caster.report.bench.naming import places
 from caster.report.bench.results import Mean, Results, Streams, by_stream, matched, mean, names
-from caster.report.bench.score import LAYERS, LAYERS_ALWAYS, Score
+from caster.report.bench.score import Score
 from caster.report.bench.studies.corruption import Convention, conventions
 from caster.sweeps.spec import Spec
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from caster.report.bench.agree import as_seen, is_open
+from caster.report.bench.methods import LAYERS
 from caster.report.bench.results import Results
-from caster.report.bench.score import LAYERS, Score
+from caster.report.bench.score import Score
 from caster.report.bench.studies.certificate import Certificate, of_cells
 from caster.report.bench.studies.layers_streams import (
     ALL,

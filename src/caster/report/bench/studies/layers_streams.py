@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from caster.report.bench.agree import is_open
+from caster.report.bench.methods import LAYERS, LAYERS_ALWAYS
 from caster.report.bench.naming import order_of, titles
 from caster.report.bench.results import Mean, Results, mean
-from caster.report.bench.score import LAYERS, LAYERS_ALWAYS, Score
+from caster.report.bench.score import Score
 from caster.report.bench.studies.gate import Gate, Policies, policies
 from caster.sweeps.names import SPARE
 from caster.sweeps.spec import Spec

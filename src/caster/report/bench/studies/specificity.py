@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caster.report.bench.agree import transport_of
+from caster.report.bench.methods import GATED
 from caster.report.bench.naming import beside_resnet50, places
 from caster.report.bench.ranks import correlation_interval, spearman
 from caster.report.bench.results import Mean, Results, Streams, by_stream, matched, mean
-from caster.report.bench.score import GATED, Score
+from caster.report.bench.score import Score
 from caster.report.bench.section import Picture, Section
 from caster.report.bench.studies import specificity_tables as tables
 from caster.report.bench.studies.specificity_figures import draw, rows
