@@ -1,5 +1,7 @@
 """Errors a user can act on: one line, what is wrong and what to do."""
 
+import errno
+
 # What a terminal obeys (escape sequences start with such a character), what reorders or breaks a
 # line, and lone surrogates, which cannot be encoded.
 _UNSAFE = [range(0x20), range(0x7F, 0xA0), (0x61C, 0x200E, 0x200F), range(0x2028, 0x202F)]
@@ -47,3 +49,41 @@ class LimitError(CasterError):
 
 class StateError(CasterError):
     """A state file that cannot be trusted, or does not belong to what it is used with."""
+
+
+class DiskFullError(CasterError):
+    """A full disk, a quota or a file-size limit: no further write would do better."""
+
+
+_FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
+MAKE_ROOM = "make room there and run the same command again"
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Whether an error, or any that it was raised from, is a full disk, quota or size limit.
+
+    >>> is_disk_full(OSError(errno.ENOSPC, "No space left on device")), is_disk_full(OSError())
+    (True, False)
+    """
+    while error is not None:
+        if isinstance(error, DiskFullError) or (
+            isinstance(error, OSError) and error.errno in _FULL
+        ):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def machine_message(error: MemoryError | RecursionError | OSError) -> str:
+    """One line on what the machine did not give: memory, depth or a file.
+
+    >>> machine_message(PermissionError(errno.EACCES, "Permission denied", "runs"))
+    'cannot read or write runs: Permission denied'
+    """
+    if isinstance(error, MemoryError):
+        detail = f" ({error})" if str(error) else ""
+        return f"out of memory{detail}: give less data at a time, or use a larger machine"
+    if isinstance(error, RecursionError):
+        return "an input is nested too deeply to be read"
+    name = f" {error.filename}" if error.filename else ""
+    return f"cannot read or write{name}: {error.strerror or error}"

@@ -18,7 +18,7 @@ from caster.bench.desk import Desk, Subject, quick_passes
 from caster.bench.pictures import under
 from caster.bench.record import Said, write_done, write_refused
 from caster.data.streams import Condition, Stream
-from caster.errors import CasterError
+from caster.errors import CasterError, is_disk_full, machine_message
 from caster.frozen.protocol import Outputs
 from caster.methods import Method, OnFeatures
 from caster.sweeps import Spec
@@ -55,6 +55,8 @@ def run_group(desk: Desk, specs: Sequence[Spec]) -> Done:
             for spec in specs:
                 write_refused(desk.place, spec, admission)
     except Exception as error:  # of what all of them share
+        if is_disk_full(error):
+            raise
         told = {spec for spec, _ in done.failures}
         done.failures += [(spec, one_line(error)) for spec in specs if spec not in told]
     done.seconds = perf_counter() - began
@@ -93,10 +95,12 @@ class _Group:
 
     @contextmanager
     def _isolated(self, spec: Spec) -> Iterator[None]:
-        """A cell whose failure is noted, and stops no other."""
+        """A cell whose failure is noted, and stops no other, unless no other can be written."""
         try:
             yield
         except Exception as error:
+            if is_disk_full(error):
+                raise
             self.done.failures.append((spec, one_line(error)))
 
     def _alone(self, spec: Spec, frozen: NDArray[np.int64]) -> None:
@@ -194,5 +198,7 @@ class _Peak:
 
 def one_line(error: BaseException) -> str:
     """What went wrong, on one line."""
+    if isinstance(error, MemoryError | RecursionError | OSError):
+        error = CasterError(machine_message(error))
     words = " ".join(str(error).split())[:300]
     return words if isinstance(error, CasterError) else f"{type(error).__name__}: {words}"

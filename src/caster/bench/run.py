@@ -8,13 +8,14 @@ from contextlib import closing
 from functools import partial
 from time import perf_counter
 
-from caster.bench.cell import Done
+from caster.bench.cell import Done, one_line
 from caster.bench.cost import Costs
 from caster.bench.executors import Executor, Finished, Task
 from caster.bench.place import Place
 from caster.bench.plan import Group, Pair, Plan, groups_of, make_plan, take_back
 from caster.bench.shelf import Shelf
 from caster.bench.summary import Standing, Summary, conclude
+from caster.errors import CasterError, DiskFullError, is_disk_full
 from caster.jobs.lock import locked
 from caster.records.places import cells_of
 from caster.records.writer import remove_leftovers
@@ -46,11 +47,14 @@ def run(
         try:
             with closing(start()) as executor:
                 return _Run(look, plan, executor, watch).all()
-        except KeyboardInterrupt:
-            done = len(plan.wanted) - len(look().missing)
-            raise KeyboardInterrupt(
-                f"{done} of {len(plan.wanted)} cells are kept; run it again to go on"
-            ) from None
+        except (KeyboardInterrupt, CasterError, OSError) as error:
+            stopped = isinstance(error, KeyboardInterrupt)
+            if not stopped and not is_disk_full(error):
+                raise
+            kept = f"{len(plan.wanted) - len(look().missing)} of {len(plan.wanted)} cells are kept"
+            if stopped:
+                raise KeyboardInterrupt(f"{kept}; run it again to go on") from None
+            raise DiskFullError(f"{one_line(error)}; {kept}") from None
 
 
 class _Run:
@@ -94,7 +98,7 @@ class _Run:
             at = [f"admitting {_pair(task.specs[0])}" for task in self.running]
             self._show(0, tuple(at))
             for ended in self.executor.wait(TICK):
-                self.running.remove(ended.task)
+                self._leave(ended)
                 spec = ended.task.specs[0]
                 if ended.error is None:
                     _, passes, seconds = ended.result
@@ -114,13 +118,18 @@ class _Run:
                 self._submit(Task("group", group))
                 busy += 1
             for ended in self.executor.wait(TICK):
-                self.running.remove(ended.task)
+                self._leave(ended)
                 self._ended(ended)
             self._say()
 
     def _submit(self, task: Task) -> None:
         self.running.append(task)
         self.executor.submit(task)
+
+    def _leave(self, ended: Finished) -> None:
+        self.running.remove(ended.task)
+        if ended.disk_full:
+            raise DiskFullError(ended.error)
 
     def _ended(self, ended: Finished) -> None:
         specs = ended.task.specs

@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from functools import wraps
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -28,7 +28,7 @@ from caster.cli import (
 )
 from caster.cli.console import Warnings, errors, say
 from caster.cli.words import as_typed
-from caster.errors import CasterError
+from caster.errors import MAKE_ROOM, CasterError, is_disk_full, machine_message
 
 app = typer.Typer(
     name="caster",
@@ -41,20 +41,29 @@ app = typer.Typer(
 
 
 def _ending_well(command: Callable[..., None]) -> Callable[..., None]:
-    """Bad input and Ctrl-C end in one line and a non-zero status, not in a traceback."""
+    """Bad input, a machine at its limits and Ctrl-C end in one line and a non-zero status."""
 
     @wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:
         try:
             command(*args, **kwargs)
         except CasterError as error:
-            say(f"caster: {as_typed(str(error))}", errors)
-            raise typer.Exit(1) from None
+            _end(as_typed(str(error)), error)
+        except BrokenPipeError:  # whoever read the output has gone: click ends that quietly
+            raise
+        except (MemoryError, RecursionError, OSError) as error:
+            _end(machine_message(error), error)
         except KeyboardInterrupt as interrupt:
             say(f"caster: interrupted, {str(interrupt) or 'nothing was written'}", errors)
             raise typer.Exit(130) from None
 
     return run
+
+
+def _end(message: str, error: BaseException) -> NoReturn:
+    """Print why a command failed, and what to do about a full disk; exit with status 1."""
+    say(f"caster: {message}{f': {MAKE_ROOM}' if is_disk_full(error) else ''}", errors)
+    raise typer.Exit(1) from None
 
 
 for _command in (

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from caster.bench.place import Place
+from caster.errors import DiskFullError, is_disk_full
 from caster.sweeps import Spec
 
 Kind = Literal["admit", "group", "pictures"]
@@ -28,6 +29,7 @@ class Finished:
     task: Task
     result: Any = None
     error: str | None = None
+    disk_full: bool = False  # then no other task could write its result either
 
 
 class Executor(Protocol):
@@ -52,6 +54,19 @@ class Executor(Protocol):
 def perform(place: Place, task: Task) -> Any:
     """What every executor runs in its processes."""
     from caster.bench import tasks
+    from caster.bench.cell import one_line
 
     todo: Callable[[Place, Task], Any] = getattr(tasks, task.kind)
-    return todo(place, task)
+    try:
+        return todo(place, task)
+    except Exception as error:
+        if is_disk_full(error):  # which an error does not tell in another process
+            raise DiskFullError(one_line(error)) from None
+        raise
+
+
+def failed(task: Task, error: BaseException) -> Finished:
+    """A task that ended in an error."""
+    from caster.bench.cell import one_line
+
+    return Finished(task, error=one_line(error), disk_full=isinstance(error, DiskFullError))

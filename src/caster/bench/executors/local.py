@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from caster.bench.executors import DIED, Finished, Task, perform
+from caster.bench.executors import DIED, Finished, Task, failed, perform
 from caster.bench.place import Place
 from caster.jobs.orphans import end_with_parent
 
@@ -78,9 +78,9 @@ class Local:
         assert task is not None
         try:
             if worker.connection.poll():
-                result, error = worker.connection.recv()
+                ended: Finished = worker.connection.recv()
                 worker.task = None
-                return Finished(task, result, error)
+                return ended
         except (EOFError, OSError):  # it died; also in the middle of its answer
             pass
         else:
@@ -118,10 +118,8 @@ def _serve(connection: Connection, place: Place) -> None:
         except (EOFError, OSError):
             return
         try:
-            answer: tuple[Any, str | None] = (perform(place, task), None)
+            ended = Finished(task, perform(place, task))
         except Exception as error:  # of this task: the next may do better
-            from caster.bench.cell import one_line
-
-            answer = (None, one_line(error))
+            ended = failed(task, error)
         with suppress(OSError):  # nobody is there to be told
-            connection.send(answer)
+            connection.send(ended)

@@ -10,7 +10,7 @@ import socket
 from dataclasses import replace
 from typing import Any
 
-from caster.bench.executors import DIED, Finished, Task, perform
+from caster.bench.executors import DIED, Finished, Task, failed, perform
 from caster.bench.executors.devices import on_cluster
 from caster.bench.place import Place
 from caster.errors import CasterError
@@ -112,13 +112,11 @@ class OnRay:
         self.helpers = sum(cores) - self.workers
 
     def _ended(self, handle: Any) -> Finished:
-        from caster.bench.cell import one_line
-
         task, worker = self._at.pop(handle)
         try:
             finished = Finished(task, self._ray.get(handle))
         except self._ray.exceptions.RayTaskError as error:  # what the task itself raised
-            finished = Finished(task, error=one_line(error.cause))
+            finished = failed(task, error.cause)
         except self._ray.exceptions.RayError:
             return Finished(task, error=DIED)
         if worker is not None:
