@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -20,6 +21,7 @@ from caster.errors import CasterError
 from caster.records import scan
 from caster.report.bench.verify import verify
 from tests.bench.inline import run_inline, sweep_of
+from tests.conftest import problem
 
 REMEDY = "run the same command again"
 
@@ -61,11 +63,15 @@ def test_a_sweep_stops_in_one_line_and_goes_on_where_it_stopped(tmp_path, checkp
 
 
 def test_a_command_that_cannot_write(tmp_path):
+    features, labels = problem(n=300)
+    np.savez(tmp_path / "source.npz", features=features, labels=labels)
+    words = ["fit", str(tmp_path / "source.npz"), "-o", str(tmp_path / "s.caster")]
     with largest_file(100):
-        done = CliRunner().invoke(app, ["demo", "--output", str(tmp_path / "demo.html")])
+        done = CliRunner().invoke(app, words)
     assert done.exit_code == 1
-    assert REMEDY in done.output.splitlines()[-1]
-    assert list(tmp_path.iterdir()) == []
+    (line,) = done.output.splitlines()
+    assert REMEDY in line
+    assert [path.name for path in tmp_path.iterdir()] == ["source.npz"]
 
 
 @pytest.mark.parametrize(

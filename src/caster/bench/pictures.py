@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.lib.format import open_memmap
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from caster.bench.digits import open_data
@@ -108,24 +108,28 @@ def _write(
     codes: Codes,
     preprocessing: Preprocessing,
 ) -> str:
-    """Decode and fit pictures into a file; the digest of what was read."""
+    """Decode and fit images into a file; the digest of what was read.
+
+    By plain writes: on a full disk those raise an error, where a memory map would end the process.
+    """
     digest = hashlib.sha256(json.dumps([codes.tolist()]).encode())
-    with replacing(path) as temporary:
-        mapped: Pixels | None = None
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        size: tuple[int, ...] | None = None
         for at, picture in enumerate(_read(pictures, rows)):
             digest.update(f"{picture.shape}".encode())
             digest.update(np.ascontiguousarray(picture).data)
             fitted = fit(picture, preprocessing, pictures, int(rows[at]))
-            if mapped is None:
-                shape = (len(rows), *fitted.shape)
-                mapped = open_memmap(temporary, mode="w+", dtype=np.uint8, shape=shape)
-            if fitted.shape != mapped.shape[1:]:
+            if size is None:
+                size = fitted.shape
+                shape = (len(rows), *size)
+                header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+                npy.write_array_header_1_0(file, header)
+            if fitted.shape != size:
                 raise CasterError(
                     f"pictures of {pictures.name} differ in size, and the preprocessing leaves "
-                    f"them so: {fitted.shape[:2]} and {mapped.shape[1:3]}: state a resize"
+                    f"them so: {fitted.shape[:2]} and {size[:2]}: state a resize"
                 )
-            mapped[at] = fitted
-        del mapped  # written before the file takes its name
+            file.write(fitted.tobytes())
     return digest.hexdigest()
 
 

@@ -17,7 +17,7 @@ from caster.bench.shelf import Shelf
 from caster.bench.summary import Standing, Summary, conclude
 from caster.errors import CasterError, DiskFullError, is_disk_full
 from caster.jobs.lock import locked
-from caster.records.places import cells_of
+from caster.records.places import TEMPORARY, cells_of
 from caster.records.writer import remove_leftovers
 from caster.sweeps import Spec, Sweep
 
@@ -41,20 +41,27 @@ def run(
     refusal = f"another run writes to {place.out}: wait for it, or give another --out"
     with locked(place.out / "run.lock", refusal):
         remove_leftovers(place.out)
+        for path in place.pictures.glob(f".*{TEMPORARY}"):
+            path.unlink()
         plan = look()
         if not plan.missing:
             return conclude(plan, Summary())
         try:
             with closing(start()) as executor:
                 return _Run(look, plan, executor, watch).all()
-        except (KeyboardInterrupt, CasterError, OSError) as error:
-            stopped = isinstance(error, KeyboardInterrupt)
-            if not stopped and not is_disk_full(error):
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"{_kept(look, plan)}; run it again to go on") from None
+        except (CasterError, OSError) as error:
+            if not is_disk_full(error):
                 raise
-            kept = f"{len(plan.wanted) - len(look().missing)} of {len(plan.wanted)} cells are kept"
-            if stopped:
-                raise KeyboardInterrupt(f"{kept}; run it again to go on") from None
-            raise DiskFullError(f"{one_line(error)}; {kept}") from None
+            if isinstance(error, OSError):
+                error.filename = error.filename or place.out
+            raise DiskFullError(f"{one_line(error)}; {_kept(look, plan)}") from None
+
+
+def _kept(look: Callable[[], Plan], plan: Plan) -> str:
+    count = len(plan.wanted)
+    return f"{count - len(look().missing)} of {count} cells are kept"
 
 
 class _Run:
