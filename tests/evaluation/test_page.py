@@ -114,7 +114,7 @@ SHAPES = {
     "coinciding classes": {"accepted": 0.0, "ratio": 3e11},
     "batches of one": {"size": 1, "accepted": 0.0, "ratio": math.inf},
     "impossible answers": {"nll": math.inf},
-    "any script": {"n_classes": 3, "labels": ["$x^$ <b>&", "狼 🐺", "_{"]},
+    "any script": {"n_classes": 3, "labels": ["$x^$ <script>&", "狼 🐺", "_{"]},
 }
 
 

@@ -129,7 +129,7 @@ def _write(
                     f"pictures of {pictures.name} differ in size, and the preprocessing leaves "
                     f"them so: {fitted.shape[:2]} and {size[:2]}: state a resize"
                 )
-            file.write(fitted.tobytes())
+            file.write(fitted.astype(np.uint8, copy=False).tobytes())
     return digest.hexdigest()
 
 

@@ -12,6 +12,7 @@ from string import Template
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from caster import config
 from caster.config import Settings
@@ -51,6 +52,9 @@ def drawn(draw: Callable[[Figure, str], None], height: float) -> Figure:
     figure = Figure(figsize=(8.6, height), layout="constrained")
     figure.patch.set_alpha(0)
     draw(figure, INK)
+    for text in figure.findobj(Text):  # numbers on logarithmic axes are typeset later
+        if "$" in text.get_text():  # of a label, which is no formula
+            text.set_parse_math(False)
     return figure
 
 

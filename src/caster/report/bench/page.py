@@ -114,9 +114,9 @@ def linked(picture: Picture, folder: str) -> str:
 
 def as_text(results: Results, sections: Sequence[Section]) -> str:
     """The report in Markdown, its pictures linked."""
-    parts = [f"# {results.sweep.title}", summary(results)]
+    parts = [f"# {in_markdown(results.sweep.title)}", in_markdown(summary(results))]
     for section in sections:
-        parts += [f"## {section.title}", *map(in_markdown, section.found)]
+        parts += [f"## {in_markdown(section.title)}", *map(in_markdown, section.found)]
         parts += [as_markdown(table).rstrip() for table in section.tables]
         parts += [linked(each, "figures") for each in section.pictures]
         parts.append(f"How it is computed. {in_markdown(section.how)}")

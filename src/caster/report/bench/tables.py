@@ -13,14 +13,22 @@ from caster.report.intervals import Interval
 Value = str | bool | int | float | Interval | None  # None: there is none, or it means nothing
 NONE = "-"
 INTERVAL = "95 %"  # heading of every column of intervals
-_MARKDOWN = str.maketrans({"|": r"\|", "\\": r"\\", "<": "&lt;", "*": r"\*", "\n": " "})
+_MARKDOWN = re.compile(  # underscores inside of a word, and most signs inside of a line, are plain
+    r"[\\|*`\[\]$~]|(?<![^\W_])_|_(?![^\W_])|^#|#$|^>|^-(?=[^\w.])|^[+=](?![\w.])"
+)
+_NUMBERED = re.compile(r"^(\d+)([.)])(?=\s)")  # the beginning of a list
+_ENTITY = re.compile(r"&(?=#?\w+;)")
 _LATEX = str.maketrans(
     {
         "\\": r"\textbackslash{}",
         "~": r"\textasciitilde{}",
         "^": r"\textasciicircum{}",
+        "`": r"\textasciigrave{}",
+        "|": r"\textbar{}",
+        "[": "{[}",  # which a row's end before it would take for an argument
+        "]": "{]}",
         **{sign: f"\\{sign}" for sign in "&%$#_{}"},
-        **{"<": "$<$", ">": "$>$", "≤": r"$\le$", "τ": r"$\tau$", "Δ": r"$\Delta$", "\n": " "},
+        **{"<": "$<$", ">": "$>$", "≤": r"$\le$", "τ": r"$\tau$", "Δ": r"$\Delta$"},
     }
 )
 
@@ -97,12 +105,14 @@ def as_file(words: str) -> str:
 
 
 def in_markdown(text: str) -> str:
-    """Text as GitHub's Markdown takes it, in a table too.
+    """Text that GitHub's Markdown shows literally, on a line of its own or in a table.
 
-    >>> in_markdown("CIFAR-10-C* | 5 < 6")
-    'CIFAR-10-C\\\\* \\\\| 5 &lt; 6'
+    >>> in_markdown("CIFAR-10-C* | 5 < 6"), in_markdown("gaussian_noise, _this_")
+    ('CIFAR-10-C\\\\* \\\\| 5 &lt; 6', 'gaussian_noise, \\\\_this\\\\_')
     """
-    return text.translate(_MARKDOWN)
+    text = _MARKDOWN.sub(r"\\\g<0>", " ".join(text.splitlines()))
+    text = _NUMBERED.sub(r"\1\\\2", text)
+    return _ENTITY.sub("&amp;", text).replace("<", "&lt;")
 
 
 def as_markdown(table: Table) -> str:
@@ -149,12 +159,13 @@ def as_latex(table: Table) -> str:
 
 
 def escape(text: str) -> str:
-    """Text as LaTeX takes it.
+    """Text that LaTeX prints literally.
 
     >>> escape("r_t ≤ τ")
     'r\\\\_t $\\\\le$ $\\\\tau$'
     """
-    return text.translate(_LATEX)
+    text = " ".join(text.splitlines()).translate(_LATEX).replace("--", "-{}-")
+    return f"{{*}}{text[1:]}" if text.startswith("*") else text
 
 
 def _signed(text: str) -> str:

@@ -122,7 +122,7 @@ class Writer:
         for sweep, study in _studies(part):
             evidence = self.evidence[sweep]
             if evidence.awaits(study) and evidence.is_recorded(study):
-                names = ", ".join(evidence.awaited[study])
+                names = in_markdown(", ".join(evidence.awaited[study]))
                 yield f"*So far:* the study {study} has yet to be recorded for {names}."
 
     def _checks(self) -> str:
