@@ -117,7 +117,7 @@ class Refusing(Centred):
     """Says the frozen model answered, and answers itself."""
 
     def answer(self, outputs):
-        return replace(super().answer(outputs), accepted=False, reason="no")
+        return replace(super().answer(outputs), accepted=False, reason="ratio")
 
 
 class NotInert(Centred):
