@@ -34,8 +34,8 @@ class Placement:
         moments = self._held.get(key)
         if moments is None:
             moments = self._placed(batch, k)
-            if len(self._held) >= KEPT:
-                self._held.pop(next(iter(self._held)), None)  # the oldest makes room
+            for oldest in list(self._held)[: 1 - KEPT]:  # a copy: other threads add too
+                self._held.pop(oldest, None)
             self._held[key] = moments
         return moments
 

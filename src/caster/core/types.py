@@ -19,6 +19,7 @@ Reason = Literal[
     "no_confident_class",
     "batch_too_small",
     "numerical",
+    "implausible",
 ]
 
 REASONS: dict[Reason, str] = {
@@ -96,10 +97,12 @@ class SourceMoments:
 
     def roots(self, lam: float) -> tuple[Array, Array]:  # (k, k), (k, k)
         """(C_s + lam I)^1/2 and its inverse; those of the last lambda are kept."""
-        if lam not in self._roots:
+        roots = self._roots.get(lam)
+        if roots is None:  # also in several threads at once: each returns its own
+            roots = symmetric_roots(self.covariance, lam)
             self._roots.clear()
-            self._roots[lam] = symmetric_roots(self.covariance, lam)
-        return self._roots[lam]
+            self._roots[lam] = roots
+        return roots
 
     @cached_property
     def _roots(self) -> dict[float, tuple[Array, Array]]:
