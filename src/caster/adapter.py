@@ -118,8 +118,11 @@ class Adapter:
         known = unique_labels(as_labels(np.concatenate([labels for _, labels in chunks])))
         head = head_columns(known, columns, classes) if use_head else None
         clf = Caster(**settings).fit_stream(chunks, known)
-        found = None if gauge is None else gauge.moments()
-        return cls(model, bound_state(clf, model, head, found))
+        if gauge is None:
+            return cls(model, bound_state(clf, model, head))
+        # A stated preprocessing says which values images have.
+        ends = gauge.input_range if model.preprocessing is None else None
+        return cls(model, bound_state(clf, model, head, gauge.moments(), ends))
 
     def __call__(self, batch: Any) -> Adaptation:
         """Adapt to one batch, prepared as the model takes it."""
@@ -191,10 +194,11 @@ class Adapter:
     ) -> Callable[[], Adaptation]:
         from caster.frozen.cuda import Lane
 
-        if device not in self._lanes:
-            self._lanes[device] = Lane(device)
+        lane = self._lanes.get(device)
+        if lane is None:
+            lane = self._lanes.setdefault(device, Lane(device))
         settings = self.clf.settings
-        (batch, *arrays), fetch = self._lanes[device].run(first, work, settings)
+        (batch, *arrays), fetch = lane.run(first, work, settings)
         if batch.shape[0] == 1:
             answer = self.clf.adapt(batch, *arrays)
             return lambda: answer
@@ -254,6 +258,7 @@ def bound_state(
     model: FrozenModel,
     head: tuple[int, ...] | None,
     layers: Layers | None = None,
+    input_range: tuple[float, float] | None = None,
 ) -> State:
     """What an estimator was fitted to, bound to the model that made its features."""
     return State(
@@ -264,4 +269,5 @@ def bound_state(
         preprocessing_sha256=preprocessing_sha256(model),
         head=head,
         layers=layers,
+        input_range=input_range,
     )

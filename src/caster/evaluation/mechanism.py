@@ -14,6 +14,7 @@ LAYER_TERMS = Terms("layer transport", None, "the frozen model has no doubt")
 LAYER_REASONS: dict[Reason, str] = {
     "accepted": "layer transport is used",
     "ratio": "certificate above tau",
+    "implausible": "no sample of the batch could be an image",
 }
 LAYER_CONSTANTS = {
     "prior": "samples that the source's moments weigh as",

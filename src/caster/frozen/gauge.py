@@ -100,6 +100,7 @@ class Gauge:
         self._twin: TorchModel | None = None  # until a batch shows where the sites are
         self._samples = 0  # of the batch at hand
         self._found: dict[Site, ChannelMoments] = {}  # in it
+        self.input_range: tuple[float, float] | None = None  # of all values of the batches so far
         self._sums = {site: beside(found, model.device) for site, found in (past or {}).items()}
 
     def __call__(self, batch: Any) -> Outputs:
@@ -109,18 +110,20 @@ class Gauge:
             self._twin = self._hooked(placed)
         self._samples, self._found = len(placed), {}
         outputs = self._twin(placed)
+        ends = [float(end) for end in placed.aminmax()]
+        low, high = self.input_range or ends
+        self.input_range = min(low, ends[0]), max(high, ends[1])
         for site, found in self._found.items():  # all sites or, where the pass failed, none
             past = self._sums.get(site)
             self._sums[site] = found if past is None else past + found
         return outputs
 
     def _hooked(self, batch: Tensor) -> TorchModel:
-        self.model(batch[:2])  # so that its classifier is known
-        twin = self.model.twin()
         sites = find_sites(self.model, batch)
+        twin = self.model.twin()
         for site in sites:
             hook_on(twin.module, site, partial(self._note, site), "fit without layers")
-        if [site.module for site in sites] == [twin.head]:
+        if len(sites) == 1 and not is_batchnorm(twin.module, sites[0]):
             log.warning("layers of %s: no site but its classifier's input", self.model.name)
         return twin
 

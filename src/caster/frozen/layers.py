@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from threading import get_ident
+from contextlib import contextmanager
+from threading import Lock, get_ident
 from typing import Any
 
 import torch
@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from caster.errors import CasterError
+
+# Held while hooks are added or removed, and while a module is copied with those it has.
+HOOKS = Lock()
 
 
 @contextmanager
@@ -28,39 +31,81 @@ def input_of(layer: nn.Module) -> Iterator[list[Tensor]]:
         if get_ident() == thread:
             seen.append(keep(next(iter((*inputs, *named.values())))))
 
-    handle = layer.register_forward_pre_hook(note, with_kwargs=True)
+    with HOOKS:
+        handle = layer.register_forward_pre_hook(note, with_kwargs=True)
     try:
         yield seen
     finally:
-        handle.remove()
+        with HOOKS:
+            handle.remove()
 
 
-def find_head(module: nn.Module, answer: Callable[[Tensor], Any], batch: Tensor, name: str) -> str:
-    """Name of the Linear layer that yields the logits of a batch."""
-    outputs: list[tuple[str, Tensor]] = []
-    with ExitStack() as hooks:
-        for layer_name, layer in module.named_modules():
-            if isinstance(layer, nn.Linear):
-                handle = layer.register_forward_hook(_noting(outputs, layer_name))
-                hooks.callback(handle.remove)
+def find_head(
+    module: nn.Module, answer: Callable[[Tensor], Any], batch: Tensor, name: str
+) -> tuple[str, Tensor, Tensor]:
+    """Find the Linear layer that yields the logits of a batch: its name and input, the logits."""
+    calls: list[tuple[str, Tensor, Tensor]] = []
+    with HOOKS:
+        handles = [
+            layer.register_forward_hook(_noting(calls, layer_name), with_kwargs=True)
+            for layer_name, layer in module.named_modules()
+            if isinstance(layer, nn.Linear)
+        ]
+    try:
         logits = logits_of(answer(batch), name)
-    for layer_name, output in reversed(outputs):
+    finally:
+        with HOOKS:
+            for handle in handles:
+                handle.remove()
+    for layer_name, given, output in reversed(calls):
         if output.shape == logits.shape and torch.allclose(output, logits, 0, 0, equal_nan=True):
-            return layer_name
+            return layer_name, given, logits
     raise CasterError(
         f"{name} does not return the output of a Linear layer as it is: name its classifier "
         f"with head=; {linear_layers(module)}"
     )
 
 
-def _noting(outputs: list[tuple[str, Tensor]], name: str) -> Any:
+def _noting(calls: list[tuple[str, Tensor, Tensor]], name: str) -> Any:
     thread = get_ident()
 
-    def note(layer: nn.Module, inputs: Any, output: Tensor) -> None:
-        if get_ident() == thread:
-            outputs.append((name, output))
+    def note(layer: nn.Module, inputs: Any, named: dict[str, Any], output: Tensor) -> None:
+        if get_ident() == thread and output.ndim == 2:  # logits are
+            calls.append((name, next(iter((*inputs, *named.values()))), output))
 
     return note
+
+
+def forward_hooks(module: nn.Module) -> list[Any]:
+    """Return the hooks that a pass through a module and its submodules calls."""
+    return [hook for part in module.modules() for held in _held(part) for hook in held.values()]
+
+
+def drop_hooks(module: nn.Module, drop: Callable[[Any], bool]) -> None:
+    """Remove the forward hooks that `drop` selects from a module of one's own."""
+    for part in module.modules():
+        for held in _held(part):
+            for key in [key for key, hook in held.items() if drop(hook)]:
+                del held[key]
+
+
+def _held(part: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
+    return part._forward_pre_hooks, part._forward_hooks
+
+
+def is_captured(hook: Any) -> bool:
+    """Whether a hook is one of this module's own, which another thread's pass has put there."""
+    return getattr(hook, "__module__", None) == __name__
+
+
+def is_from_torch(hook: Any) -> bool:
+    """Whether torch registered a hook itself, as weight_norm and pruning do: it makes weights.
+
+    >>> is_from_torch(torch.nn.utils.weight_norm), is_from_torch(print)
+    (True, False)
+    """
+    made = getattr(hook, "func", hook)  # of a functools.partial
+    return str(getattr(made, "__module__", "")).split(".")[0] == "torch"
 
 
 def uncompiled(module: nn.Module) -> nn.Module:

@@ -158,6 +158,17 @@ class Preprocessing:
         else:  # rounded once, at the end
             row[...] = picture * scale + shift
 
+    @property
+    def ends(self) -> tuple[NDArray[Any], NDArray[Any]]:  # (3, 1, 1) or (1, 1, 3), each
+        """The lowest and the highest value that a batch can have, by channel.
+
+        >>> half = Preprocessing(range=1.0, mean=(0.5,) * 3, std=(0.5,) * 3, layout="NCHW")
+        >>> [float(end[0, 0, 0]) for end in half.ends]
+        [-1.0, 1.0]
+        """
+        black, white = self.batch([np.full((1, 1, 3), end, dtype=np.uint8) for end in (0, 255)])
+        return black, white
+
     @cached_property
     def _affine(self) -> tuple[NDArray[Any] | None, NDArray[Any] | None]:
         """Factor and summand of every channel; None where pixels are taken as they are."""

@@ -42,27 +42,25 @@ def batchnorm_sites(module: nn.Module) -> list[Site]:
     return [Site(plain_name(name), "in", 1) for name, layer in layers]
 
 
-def times_called(model: TorchModel, batch: Any) -> dict[str, int]:
+def times_called(twin: TorchModel, batch: Any) -> dict[str, int]:
     """How often a pass calls each module of a twin."""
-    twin = model.twin()
     _, times = calls_of(twin, twin.placed(batch)[:2])
     return {name: times[layer] for name, layer in twin.module.named_modules()}
 
 
-def find_sites(model: TorchModel, batch: Any) -> list[Site]:
+def find_sites(model: TorchModel, batch: Any, user_hooks: bool = True) -> list[Site]:
     """Every site of a model, in the order of its modules; a pass shows how they are connected.
 
-    `batch` is one of those to come, which the pass's own pictures are to look like.
+    `batch` is one of those to come, which the pass's own pictures are to look like. A user's hooks
+    may change what a layer returns, and so belong to the pass unless `user_hooks` is False.
 
     >>> import numpy as np
     >>> net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(4, 2))
     >>> [str(site) for site in find_sites(TorchModel(net), np.zeros((2, 3, 1, 1), "float32"))]
     ['1:in', '3:in']
     """
-    twin = model.twin()
+    twin = model.twin(user_hooks)
     few = twin.placed(_unlike(twin.placed(batch)))
-    if twin.head is None:
-        twin.run(few)
     calls, _ = calls_of(twin, few)
     once = {name: layer for name, layer in twin.module.named_modules() if layer in calls}
     batchnorms = [site for site in batchnorm_sites(twin.module) if site.module in once]

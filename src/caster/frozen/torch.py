@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from functools import partial
 from operator import attrgetter
 from typing import Any, Self
 
@@ -13,11 +14,16 @@ from torch import Tensor, nn
 
 from caster.errors import CasterError
 from caster.frozen.layers import (
+    HOOKS,
     answer_of,
     as_rows,
     digest_of,
+    drop_hooks,
     find_head,
+    forward_hooks,
     input_of,
+    is_captured,
+    is_from_torch,
     linear_layers,
     logits_of,
     plain_name,
@@ -97,7 +103,8 @@ class TorchModel:
         )
         with torch.inference_mode(), autocast:
             if self.head is None:
-                self.head = find_head(self.module, self._answer, batch, self.name)
+                self.head, given, logits = find_head(self.module, self._answer, batch, self.name)
+                return as_rows(given, self.head), logits
             with input_of(self.module.get_submodule(self.head)) as inputs:
                 logits = logits_of(self._answer(batch), self.name)
             if not inputs:
@@ -143,10 +150,12 @@ class TorchModel:
         bias = weight.new_zeros(len(weight)) if layer.bias is None else layer.bias.detach().float()
         return weight, bias
 
-    def twin(self) -> Self:
+    def twin(self, user_hooks: bool = True) -> Self:
         """The same model with a module of its own, for hooks: every weight is shared, none copied.
 
-        What torch.compile has wrapped is not compiled in it, and has its plain name.
+        What torch.compile has wrapped is not compiled in it, and has its plain name. Forward hooks
+        that the user registered are part of the model, since they may change what it answers: the
+        twin calls them too, unless `user_hooks` is False, for a pass that is not over the data.
 
         >>> model = TorchModel(nn.Linear(2, 2))
         >>> other = model.twin()
@@ -158,12 +167,17 @@ class TorchModel:
                 f"{self.name} is an nn.DataParallel, whose copies see a part of a batch each: wrap "
                 "the module inside it"
             )
-        shared = (*self.module.parameters(), *self.module.buffers())
+        shared: list[Any] = [*self.module.parameters(), *self.module.buffers()]
         try:
-            module = copy.deepcopy(self.module, {id(value): value for value in shared})
+            with HOOKS:
+                shared += _observers(self.module)
+                module = copy.deepcopy(self.module, {id(value): value for value in shared})
         except (RuntimeError, TypeError, NotImplementedError) as error:
             line = str(error).splitlines()[0]
             raise CasterError(f"{self.name} cannot be copied: {line}") from error
+        drop_hooks(
+            module, lambda hook: is_captured(hook) or not (user_hooks or is_from_torch(hook))
+        )
         twin = copy.copy(self)
         twin.module = uncompiled(module)
         twin._parts = tuple(twin.module.modules())
@@ -178,6 +192,16 @@ class TorchModel:
     def device(self) -> torch.device:
         """Where the module is now."""
         return torch.device("cpu") if self._weight is None else self._weight.device
+
+
+def _observers(module: nn.Module) -> list[Any]:
+    """Return what a user's hooks write to: a recorder outside the module, which no copy replaces.
+
+    A method of a layer is no such thing: its copy belongs to the copy of the layer.
+    """
+    hooks = [hook for hook in forward_hooks(module) if not is_from_torch(hook)]
+    owners = [getattr(hook, "__self__", hook) for hook in hooks]
+    return [owner for owner in owners if not isinstance(owner, nn.Module | partial)]
 
 
 def _moved(module: nn.Module, device: str | None, channels_last: bool) -> nn.Module:

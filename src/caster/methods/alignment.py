@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,14 @@ from caster.frozen.layers import plain_name
 from caster.frozen.protocol import Outputs, runs_on_gpu
 from caster.frozen.sites import find_sites, times_called
 from caster.frozen.torch import TorchModel
+from caster.methods.plausibility import (
+    Range,
+    broad_limits,
+    energies,
+    extremes,
+    plausible,
+    sharp_limits,
+)
 from caster.methods.protocol import Retained, nbytes
 from caster.methods.spots import FullyMoved, Lent, Moved, Spot
 
@@ -27,13 +35,25 @@ LEAVE_OUT = "leave it out with sites="
 
 log = logging.getLogger("caster")
 
+T = TypeVar("T")
+
+
+class Implausible(Exception):  # noqa: N818 - no error: the others of the batch are answered
+    """Samples of a batch that no image could have given: the batch has left no trace."""
+
+    def __init__(self, kept: Tensor) -> None:
+        super().__init__()
+        self.kept = kept  # (n,), which samples are plausible
+
 
 class Alignment:
     """A twin of a model, on whose way the channels of sites get the source's mean and variance.
 
     Those of the target come from the batch and, where it has fewer samples than `memory`, for the
     rest from what came before; shrunk towards the source's by `prior` samples. The input of a
-    BatchNorm need not be moved: the layer is lent other moments in place of its own.
+    BatchNorm need not be moved: the layer is lent other moments in place of its own. Batches with
+    samples that are implausible at the first site raise `Implausible`; `ends` is the range of
+    input values, by which that is told.
 
     Attributes
     ----------
@@ -43,6 +63,7 @@ class Alignment:
     _shared: frozenset[Site] | None = None  # BatchNorms left alone, once a batch has shown them
     _lane: cuda.Lane | None = None
     _order: Sequence[Site] = ()  # in which a pass comes by the sites
+    _limits: Mapping[Site, Tensor] | None = None  # of plausible samples, at the first of them
 
     def __init__(
         self,
@@ -52,6 +73,7 @@ class Alignment:
         prior: float,
         memory: int,
         full: bool = False,  # maps, at sites whose covariance is known
+        ends: Range | None = None,
     ) -> None:
         self.model = model
         self.prior = prior
@@ -59,6 +81,9 @@ class Alignment:
         self.past: dict[Site, ChannelMoments] = {}
         self._pending: dict[Site, ChannelMoments] = {}  # of a batch that is not yet accepted
         self._samples = 0  # of the batch at hand
+        self._plausible: Tensor | None = None  # (n,), of its samples
+        self._ends = ends
+        self._full = full
         self._measured = layers is not None
         self._twin = model.twin()
         self._twin.head = None  # known when a batch comes
@@ -74,19 +99,32 @@ class Alignment:
             Lent(site, parts[site.module], None if found is None else beside(found, model.device))
             for site, found in ((site, (layers or {}).get(site)) for site in batchnorms)
         ]
-        for spot in (*self._moved, *self._lent):
+        for spot in self._spots:
             hook_on(self._twin.module, spot.site, partial(self._align, spot), LEAVE_OUT)
+
+    def new_stream(self) -> Self:
+        """The same without a past, on a twin of its own: weights and source moments are shared."""
+        layers = {spot.site: spot.source for spot in self._spots if spot.is_measured}
+        lent = [spot.site for spot in self._lent]
+        known = layers if self._measured else None
+        other = type(self)(self.model, known, lent, self.prior, self.memory, self._full, self._ends)
+        other._shared, other._limits = self._shared, self._limits
+        return other
+
+    @property
+    def _spots(self) -> list[Spot]:
+        return [*self._moved, *self._lent]
 
     def __getstate__(self) -> dict[str, Any]:
         """What it is, without what a batch shows of the network, and recordings."""
-        shown = ("_shared", "_lane", "_order")
+        shown = ("_shared", "_lane", "_order", "_limits", "_plausible")
         return {name: part for name, part in vars(self).items() if name not in shown}
 
     def __call__(self, batch: Any) -> Outputs:
         """Features and logits behind aligned layers; `accept` makes the batch part of the past."""
         placed = self.model.placed(batch)
         self._look(placed)
-        self._samples, self._pending = len(placed), {}
+        self._samples, self._pending, self._plausible = len(placed), {}, None
         recorded = self.model.cuda_graph and runs_on_gpu(self.model)
         try:
             # A batch that rests on itself depends on nothing else, as a recording must.
@@ -95,6 +133,9 @@ class Alignment:
         finally:
             for spot in self._lent:
                 spot.restore()
+        if self._plausible is not None and not bool(self._plausible.all()):
+            self._pending = {}
+            raise Implausible(self._plausible)
         return Outputs(features, logits)
 
     @property
@@ -114,7 +155,7 @@ class Alignment:
 
     def retained(self) -> Retained:
         """The source's moments and the past's; weights are the model's own."""
-        own = [spot.source for spot in (*self._moved, *self._lent) if spot.is_measured]
+        own = [spot.source for spot in self._spots if spot.is_measured]
         return Retained(
             statistics=sum(nbytes(m.mean, m.variance, m.covariance) for m in own),
             buffers=sum(nbytes(m.mean, m.variance) for m in self.past.values()),
@@ -128,7 +169,9 @@ class Alignment:
         """The same, recorded once for every shape: what a batch's sites have comes out as well."""
         if self._lane is None:
             self._lane = cuda.Lane(placed.device)
-        (features, logits, *parts), _ = self._lane.run(lambda: (placed,), self._work, None)
+        (features, logits, self._plausible, *parts), _ = self._lane.run(
+            lambda: (placed,), self._work, None
+        )
         pairs = zip(parts[::2], parts[1::2], strict=True)
         self._pending = {
             site: ChannelMoments(float(len(placed)), *pair)
@@ -141,7 +184,11 @@ class Alignment:
         answer = self._run(placed)
         self._order = list(self._pending)
         parts = [part for m in self._pending.values() for part in (m.mean, m.variance)]
-        return [*answer, *parts], (self._twin.values(), self._moved, self._lent)
+        known = self._plausible
+        if known is None:  # no site was met
+            known = torch.ones(len(placed), dtype=torch.bool, device=placed.device)
+        read = self._twin.values(), self._moved, self._lent, self._limits
+        return [*answer, known, *parts], read
 
     def _align(self, spot: Spot, layer: nn.Module, values: Tensor) -> Tensor | None:
         """What values at a site are replaced by."""
@@ -152,6 +199,8 @@ class Alignment:
         if own is not values:
             own = own.contiguous()  # so that a GPU reads its channels side by side
         found = spot.measure(own, self._samples, alone=missing <= 0)
+        if self._plausible is None:  # the first site
+            self._plausible = self._judge(spot.site, own, spot.source_like(found))
         if self.memory:
             before = self.past.get(spot.site)
             if before is not None and missing > 0:
@@ -166,26 +215,58 @@ class Alignment:
             return moved
         return torch.cat((values[:, : spot.site.added], moved), dim=1)
 
+    def _judge(self, site: Site, values: Tensor, source: ChannelMoments) -> Tensor:  # (n,)
+        """Which samples are plausible by their values at the first site."""
+        limits = (self._limits or {}).get(site)
+        if limits is None:
+            limits = broad_limits(source)
+        found = energies(values, site.axis, self._samples, source.mean)
+        return plausible(found, limits, self._samples)
+
     def _look(self, batch: Tensor) -> None:
         """On a first batch: what the classifier is, and what of the network is not aligned."""
-        if self._twin.head is None:
-            if self.model.head is None:
-                self.model.run(batch[:1])
-            self._twin.head = plain_name(str(self.model.head))
+        if self._twin.head is None and self.model.head is not None:
+            self._twin.head = plain_name(self.model.head)
         if self._shared is None:
             # A BatchNorm that a pass calls twice has one mean for two places.
-            times = times_called(self.model, batch) if self._lent else {}
             lent = [spot.site for spot in self._lent]
+            times = (
+                self._unhooked(lambda hooks: times_called(self.model.twin(hooks), batch))
+                if lent
+                else {}
+            )
             self._shared = frozenset(site for site in lent if times[site.module] > 1)
             for site in sorted(self._shared, key=str):
                 log.warning("%s of %s is called twice: not aligned", site, self.model.name)
             if not self._measured:
                 self._warn_unmeasured(batch)
+        if self._limits is None:
+            self._limits = self._sharp_limits(batch)
+
+    def _sharp_limits(self, batch: Tensor) -> dict[Site, Tensor]:
+        """Limits by the range of input values; none where it is not known, or is no images'."""
+        if self._ends is None:
+            return {}
+        sources = {s.site: s.source for s in self._spots if s.site not in self.left_alone}
+        images = extremes(self._ends, batch)
+        try:
+            return self._unhooked(
+                lambda hooks: sharp_limits(self.model.twin(hooks), sources, images)
+            )
+        except CasterError:
+            return {}
+
+    def _unhooked(self, look: Callable[[bool], T]) -> T:
+        """What a look at a twin shows, with the user's hooks only if it fails without them."""
+        try:
+            return look(False)
+        except (CasterError, AttributeError, LookupError, TypeError):
+            return look(True)
 
     def _warn_unmeasured(self, batch: Tensor) -> None:
         """Say which sites the state's want of layers leaves as they are."""
         try:
-            found = find_sites(self.model, batch)
+            found = self._unhooked(lambda hooks: find_sites(self.model, batch, hooks))
         except CasterError as error:  # BatchNorms can be aligned all the same
             log.warning("only BatchNorms are aligned: %s", error)
             return

@@ -2,33 +2,69 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from threading import Lock
+from typing import Any, Literal, Self
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from caster.arrays import to_numpy
 from caster.core.layers import ChannelMoments, Site
-from caster.core.reasons import RESTING
+from caster.core.linalg import Array
+from caster.core.reasons import IMPLAUSIBLE, RESTING
 from caster.errors import CasterError
 from caster.frozen.full_maps import MOST_CHANNELS
-from caster.frozen.gauge import measured
+from caster.frozen.gauge import Gauge
 from caster.frozen.layers import plain_name
 from caster.frozen.protocol import FrozenModel, Outputs
 from caster.frozen.sites import batchnorm_sites, selected
 from caster.frozen.torch import TorchModel
-from caster.methods.alignment import Alignment
+from caster.methods.alignment import Alignment, Implausible
 from caster.methods.frozen import Frozen
 from caster.methods.inert import answered_inert, warn_inert
 from caster.methods.layer_certificate import LayerCertificate
 from caster.methods.network import check_finite, torch_model
+from caster.methods.plausibility import Range
 from caster.methods.protocol import Prediction, Retained
 from caster.methods.source import Source, adapter_of, columns_of, moments_of
 from caster.methods.turns import Turns
 
 log = logging.getLogger("caster")
+
+Work = Callable[[Tensor, Outputs | None], tuple[Array, Prediction]]  # adapted scores, the answer
+
+
+class OneCaller:
+    """Rejects whoever comes while another thread is inside: a stream has an order.
+
+    >>> with OneCaller("layer-transport"):
+    ...     pass
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = Lock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise CasterError(
+                f"one stream of {self._name} was called from two threads at once: give every "
+                "thread and every client a stream of its own, with new_stream()"
+            )
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles start unlocked."""
+        return type(self), (self._name,)
 
 
 class LayerTransportUngated:
@@ -40,6 +76,10 @@ class LayerTransportUngated:
     layers, the mixture of classes in deep ones; `sites`, patterns of names instead; `maps`, whether
     sites with few channels and many positions get full ones, for which the source's layers must be
     too. Weights are shared with the frozen model; nothing is learnt.
+
+    An object is one stream, of one client: its statistics are those of the samples it was given.
+    `new_stream` gives another client one of its own. Samples that no image could have given are
+    answered by the frozen model and enter no statistics; see docs/threat-model.md.
 
     >>> from torch import nn
     >>> from caster import wrap
@@ -72,7 +112,7 @@ class LayerTransportUngated:
         self.model = torch_model(model, name)
         self.frozen = Frozen(model, source)
         self._columns = columns_of(source, name)
-        layers = layers_of(self.model, source, name, full=maps == "full")
+        layers, ends = layers_of(self.model, source, name, full=maps == "full")
         batchnorms = batchnorm_sites(self.model.module)
         known = list(layers or {})  # in the order of the network; those that a pass calls
         found = known if set(known) & set(batchnorms) else [*batchnorms, *known]
@@ -80,7 +120,8 @@ class LayerTransportUngated:
         self.sites = shallow if sites is None else selected(found, sites, name)
         kept = layers and {site: found for site, found in layers.items() if site in self.sites}
         own = [site for site in batchnorms if site in self.sites]
-        self._alignment = Alignment(self.model, kept, own, prior, memory, full=maps == "full")
+        self._alignment = Alignment(self.model, kept, own, prior, memory, maps == "full", ends)
+        self._one = OneCaller(name)
         if self.inert:
             unknown = "" if layers is not None else ": the state has no layers"
             warn_inert(name, model, f"site to align{unknown}")
@@ -95,11 +136,50 @@ class LayerTransportUngated:
         """The sites but those that a first batch showed cannot be aligned."""
         return [site for site in self.sites if site not in self._alignment.left_alone]
 
+    def new_stream(self) -> Self:
+        """Another stream over the same model and source, as if no batch had been seen.
+
+        Weights and source moments are shared; streams may be used in different threads.
+        """
+        stream = copy.copy(self)
+        stream._alignment = self._alignment.new_stream()
+        stream._one = OneCaller(self.name)
+        return stream
+
     def predict(self, images: Any) -> Prediction:
-        """The answer behind aligned layers."""
-        if self.inert:
-            return answered_inert(self.frozen, images)
-        return Prediction(self._aligned(images)[1])
+        """The answer behind aligned layers; one thread at a time."""
+        with self._one:
+            if self.inert:
+                return answered_inert(self.frozen, images)
+            return self._plausibly(self.model.placed(images), None, self._work)[1]
+
+    def _work(self, batch: Tensor, before: Outputs | None) -> tuple[Array, Prediction]:
+        logits = self._aligned(batch)[1]
+        return logits, Prediction(logits)
+
+    def _plausibly(
+        self,
+        batch: Tensor,
+        before: Outputs | None,  # what the frozen model gave, where that is known
+        work: Work,
+    ) -> tuple[Array, Prediction]:
+        """Answer plausible samples as if they came alone, and others as the frozen model does."""
+        try:
+            return work(batch, before)
+        except Implausible as found:
+            kept = found.kept
+        rows = to_numpy(kept)
+        others = self.model(batch[~kept]) if before is None else _chosen(before, ~rows)
+        frozen = self.frozen.answer(others)
+        check_finite(torch.as_tensor(frozen.logits), self.name)
+        count = len(frozen.logits)
+        if count == len(batch):
+            answer = replace(frozen, reason=IMPLAUSIBLE, ratio=math.inf, implausible=count)
+            return frozen.logits, answer
+        known = None if before is None else _chosen(before, rows)
+        scores, answer = self._plausibly(batch[kept], known, work)
+        scores, logits = (_filled(kept, own, frozen.logits) for own in (scores, answer.logits))
+        return scores, replace(answer, logits=logits, implausible=count + answer.implausible)
 
     def _aligned(self, images: Any) -> tuple[Outputs, Tensor]:
         outputs = self._alignment(images)
@@ -110,6 +190,10 @@ class LayerTransportUngated:
 
     def reset(self) -> None:
         """No batch seen."""
+        with self._one:
+            self._reset()
+
+    def _reset(self) -> None:
         self._alignment.reset()
 
     def retained(self) -> Retained:
@@ -170,11 +254,19 @@ class LayerTransport(LayerTransportUngated):
         self._certificate = LayerCertificate(window)
         self._turns = Turns(every if gated else 1, window)
 
-    def predict(self, images: Any) -> Prediction:
+    def new_stream(self) -> Self:
+        """Another stream over the same model and source, with a certificate of its own."""
+        stream = super().new_stream()
+        stream._certificate = LayerCertificate(self._certificate.window)
+        stream._turns = Turns(self._turns.every, self._turns.window)
+        return stream
+
+    def _work(self, batch: Tensor, before: Outputs | None) -> tuple[Array, Prediction]:
+        answer = self._predict(batch)
+        return answer.logits, answer
+
+    def _predict(self, batch: Tensor) -> Prediction:
         """The answer behind aligned layers if the certificate accepts it, else the frozen one."""
-        if self.inert:
-            return answered_inert(self.frozen, images)
-        batch = self.model.placed(images)
         after = before = None
         if self._turns.resting:
             updated = self._turns.accepted
@@ -196,12 +288,17 @@ class LayerTransport(LayerTransportUngated):
                 self._alignment.reset()  # what comes after a rest is another part of the stream
         return answer
 
-    def both(self, images: Any, before: Outputs) -> tuple[Tensor, Prediction]:
+    def both(self, images: Any, before: Outputs) -> tuple[Array, Prediction]:
         """The logits behind aligned layers, whatever the certificate says, and what it allows.
 
         `before` is what the frozen model gave.
         """
-        after = self._aligned(images)
+        with self._one:
+            return self._plausibly(self.model.placed(images), before, self._both)
+
+    def _both(self, batch: Tensor, before: Outputs | None) -> tuple[Array, Prediction]:
+        assert before is not None
+        after = self._aligned(batch)
         return after[1], self._judged(after, before)
 
     def _judged(self, after: tuple[Outputs, Tensor], before: Outputs) -> Prediction:
@@ -222,9 +319,8 @@ class LayerTransport(LayerTransportUngated):
         scores: Tensor = found.transported
         return scores if found.verdict.accepted else logits
 
-    def reset(self) -> None:
-        """No batch seen."""
-        super().reset()
+    def _reset(self) -> None:
+        super()._reset()
         self._certificate.reset()
         self._turns.reset()
 
@@ -234,18 +330,36 @@ class LayerTransport(LayerTransportUngated):
         return own if self._last is None else own + moments_of(self._last)
 
 
+def _chosen(outputs: Outputs, rows: NDArray[np.bool_]) -> Outputs:
+    """Outputs of some samples."""
+    logits = outputs.logits
+    return Outputs(outputs.features[rows], None if logits is None else logits[rows])
+
+
+def _filled(kept: Tensor, own: Array, others: Array) -> Tensor:  # (n,), (k, C), (n - k, C)
+    """The scores of a batch, from those of the samples that were kept and of the others."""
+    scores = torch.as_tensor(own)
+    whole = scores.new_empty(len(kept), scores.shape[1])
+    whole[kept], whole[~kept] = scores, torch.as_tensor(others).to(scores)
+    return whole
+
+
 def layers_of(
     model: TorchModel, source: Source, name: str, full: bool = False
-) -> dict[Site, ChannelMoments] | None:
-    """The source's moments at every site: the state's, or measured on images.
+) -> tuple[dict[Site, ChannelMoments] | None, Range | None]:
+    """The source's moments at every site, and the range of its images.
 
-    None where there are neither.
+    The state's, or measured on images; None where there are neither. A stated preprocessing has a
+    range of its own.
     """
-    layers = None
+    layers = ends = None
     if source.state is not None and source.state.layers is not None:
-        layers = dict(source.state.layers)
+        layers, ends = dict(source.state.layers), source.state.input_range
     elif source.batches is not None:
-        layers = measured(model, (images for images, _ in source.labelled(name)), full)
+        gauge = Gauge(model, full=full)
+        for images, _ in source.labelled(name):
+            gauge(images)
+        layers, ends = gauge.moments(), gauge.input_range
     parts = {plain_name(name) for name, _ in model.module.named_modules()}
     for site in layers or {}:  # deep ones too, which may not be aligned: it is another network's
         if site.module not in parts:
@@ -255,4 +369,4 @@ def layers_of(
             f"no full maps for {name}: fit with layers='full', and a network with sites of at most "
             f"{MOST_CHANNELS} channels that are no BatchNorms"
         )
-    return layers
+    return layers, ends if model.preprocessing is None else model.preprocessing.ends

@@ -30,6 +30,7 @@ class Prediction:
     reason: str = UNGATED  # why: one of `caster.core.reasons.KNOWN`
     ratio: float | None = None  # what a gate measured; None where none did
     verdict: Verdict | None = None  # of the transport, where it was tried, followed or not
+    implausible: int = 0  # samples kept out of the method's statistics, answered as frozen
 
 
 @dataclass(frozen=True)

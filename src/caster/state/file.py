@@ -55,6 +55,7 @@ class State:
     head: tuple[int, ...] | None = None  # for every class its column among the model's logits
     caster_version: str = __version__
     layers: Layers | None = None  # of every site; None: not asked for
+    input_range: tuple[float, float] | None = None  # of the source's input; None: not measured
 
     def check_origin(
         self,
@@ -129,6 +130,8 @@ def _content(state: State) -> tuple[Arrays, dict[str, str]]:
     if state.layers is not None:
         metadata["layers"] = listed(state.layers)
         arrays |= pack(state.layers)
+    if state.input_range is not None:
+        metadata["input_range"] = json.dumps(state.input_range)
     return arrays, metadata
 
 
@@ -156,6 +159,7 @@ def _state_of(arrays: Arrays, metadata: dict[str, str]) -> State:
             head=_head(json.loads(metadata["head"]), len(classes)),
             caster_version=metadata["caster"],
             layers=None if rows is None else take(arrays, rows),
+            input_range=_range(json.loads(metadata.get("input_range", "null"))),
         )
     except KeyError as error:
         raise CasterError(f"it lacks {error}") from None
@@ -203,6 +207,15 @@ def _check_moments(moments: SourceMoments) -> None:
         raise CasterError("its moments are too large for float32")
     if not np.isfinite(moments.metric).all():
         raise CasterError("its pooled covariance is singular")
+
+
+def _range(ends: list[float] | None) -> tuple[float, float] | None:
+    if ends is None:
+        return None
+    low, high = map(float, ends)
+    if not -np.inf < low <= high < np.inf:
+        raise CasterError("its input range is no range")
+    return low, high
 
 
 def array_sizes(state: State) -> list[tuple[str, int]]:
