@@ -384,7 +384,7 @@ def test_a_long_header_is_rejected_before_it_is_parsed(tmp_path):
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")
 def test_a_fifo_is_rejected_at_once(tmp_path):
     os.mkfifo(tmp_path / "s.caster")
-    with pytest.raises(StateError, match="is not a file"):
+    with pytest.raises(StateError, match="not a regular file"):
         states.load(tmp_path / "s.caster")
 
 

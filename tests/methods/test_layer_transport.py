@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import replace
 from itertools import product
 
@@ -18,6 +19,7 @@ from caster.frozen.gauge import measured
 from caster.frozen.protocol import Outputs
 from caster.frozen.torch import TorchModel
 from caster.methods import Source, create
+from caster.methods.alignment import Alignment
 from caster.methods.layer_certificate import LayerCertificate
 from tests.methods.problem import accuracy, model, pictures, source, stream
 
@@ -494,6 +496,28 @@ def test_a_batch_that_is_no_number_is_refused_and_leaves_no_trace(resting, strea
         assert torch.equal(one.logits, same.logits)
         if batch is others[0]:
             assert (one.reason == "rest") is resting
+
+
+def test_aligned_logits_that_are_no_numbers_are_rejected_and_leave_no_trace(monkeypatch):
+    method, other = deep(), deep()
+    first, broken, *others = good(6)
+    for some in (method, other):
+        some.predict(first)
+    align = Alignment.__call__
+    with monkeypatch.context() as patch:
+        patch.setattr(Alignment, "__call__", lambda self, batch: overflown(align(self, batch)))
+        answer = method.predict(broken)
+        both = method.both(broken, method.model(broken))
+    frozen = method.frozen.answer(method.model(broken)).logits
+    assert (answer.accepted, answer.reason, answer.ratio) == (False, "numerical", math.inf)
+    assert torch.equal(answer.logits, frozen)
+    assert both[1].reason == "numerical"
+    for batch in others:
+        assert torch.equal(method.predict(batch).logits, other.predict(batch).logits)
+
+
+def overflown(outputs):
+    return replace(outputs, logits=outputs.logits / 0)
 
 
 def test_reset_forgets_everything():

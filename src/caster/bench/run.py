@@ -136,7 +136,7 @@ class _Run:
     def _leave(self, ended: Finished) -> None:
         self.running.remove(ended.task)
         if ended.disk_full:
-            raise DiskFullError(ended.error)
+            raise DiskFullError(ended.error or "")
 
     def _ended(self, ended: Finished) -> None:
         specs = ended.task.specs

@@ -14,6 +14,7 @@ LAYER_TERMS = Terms("layer transport", None, "the frozen model has no doubt")
 LAYER_REASONS: dict[Reason, str] = {
     "accepted": "layer transport is used",
     "ratio": "certificate above tau",
+    "numerical": "aligned logits are not finite",
     "implausible": "no sample of the batch could be an image",
 }
 LAYER_CONSTANTS = {

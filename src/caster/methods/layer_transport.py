@@ -41,6 +41,10 @@ log = logging.getLogger("caster")
 Work = Callable[[Tensor, Outputs | None], tuple[Array, Prediction]]  # adapted scores, the answer
 
 
+class Uncomputable(Exception):
+    """Aligned logits are not finite: the batch leaves no trace, and is answered as frozen."""
+
+
 class OneCaller:
     """Rejects whoever comes while another thread is inside: a stream has an order.
 
@@ -166,6 +170,10 @@ class LayerTransportUngated:
         """Answer plausible samples as if they came alone, and others as the frozen model does."""
         try:
             return work(batch, before)
+        except Uncomputable:
+            frozen = self.frozen.answer(before or self.model(batch))
+            check_finite(torch.as_tensor(frozen.logits), self.name)
+            return frozen.logits, replace(frozen, reason="numerical", ratio=math.inf)
         except Implausible as found:
             kept = found.kept
         rows = to_numpy(kept)
@@ -184,7 +192,8 @@ class LayerTransportUngated:
     def _aligned(self, images: Any) -> tuple[Outputs, Tensor]:
         outputs = self._alignment(images)
         logits: Tensor = self._columns(outputs.logits)
-        check_finite(logits, self.name)
+        if not bool(logits.isfinite().all()):
+            raise Uncomputable
         self._alignment.accept()
         return outputs, logits
 
