@@ -22,6 +22,33 @@ def scatter_matrices(h, y, n_classes):
     return S_w, S_b
 
 
+def shrunk(S_w, n, n_classes):
+    """S_w with its correlations shrunk towards zero by OAS, and by how much."""
+    d = len(S_w)
+    scale = np.sqrt(np.diag(S_w))
+    correlation = S_w / np.outer(scale, scale)
+    mean_square = sum(r**2 for r in correlation.ravel()) / d**2
+    rho = min(1.0, (mean_square + 1) / ((n - n_classes + 1) * (mean_square - 1 / d)))
+    return (1 - rho) * S_w + rho * np.diag(np.diag(S_w)), rho
+
+
+def held_out(h, y, n_classes, U):
+    """Every sample projected on the basis without it: U = S_w^-1 M'B with the same B throughout."""
+    n = len(h)
+    S_w, _ = scatter_matrices(h, y, n_classes)
+    S, rho = shrunk(S_w, n, n_classes)
+    means = np.array([h[y == c].mean(axis=0) for c in range(n_classes)])
+    B = np.linalg.lstsq(means.T, S @ U, rcond=None)[0]
+    m, z = h.mean(axis=0), []
+    for i in range(n):
+        rest, labels = np.delete(h, i, axis=0), np.delete(y, i)
+        without, _ = scatter_matrices(rest, labels, n_classes)
+        S_rest = S - (1 - rho) * (S_w - without * (n - 1) / n)
+        means = np.array([rest[labels == c].mean(axis=0) for c in range(n_classes)])
+        z.append(np.linalg.solve(S_rest, means.T @ B).T @ (h[i] - m) + U.T @ m)
+    return np.array(z)
+
+
 def moments(z, y, n_classes):
     """Class means and covariances, priors, global mean and covariance, pooled covariance."""
     means, covariances, priors = [], [], []

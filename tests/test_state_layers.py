@@ -105,17 +105,10 @@ def test_features_are_the_same_with_layers_or_without():
 def test_a_file_without_layers_is_what_it_was(tmp_path):
     states.save(problem.source().state, tmp_path / "s.caster")
     with safe_open(tmp_path / "s.caster", framework="np") as file:
-        assert file.metadata()["version"] == "2"
+        assert file.metadata()["version"] == "1"
         assert "layers" not in file.metadata()
         assert sorted(file.keys()) == ["U", "counts", "covariances", "means"]
     assert states.load(tmp_path / "s.caster").layers is None
-
-
-@pytest.mark.parametrize(("kind", "version"), [("batch", "3"), ("layer", "3"), ("vit", "4")])
-def test_only_a_network_that_adds_tokens_has_the_newer_format(tmp_path, kind, version):
-    fitted(kind).save(tmp_path / "s.caster")
-    with safe_open(tmp_path / "s.caster", framework="np") as file:
-        assert file.metadata()["version"] == version
 
 
 def test_a_state_from_before_tokens_were_left_out_is_what_it_was(tmp_path):
@@ -124,7 +117,7 @@ def test_a_state_from_before_tokens_were_left_out_is_what_it_was(tmp_path):
     before = replace(state, layers=moved)
     states.save(before, tmp_path / "s.caster")
     with safe_open(tmp_path / "s.caster", framework="np") as file:
-        assert file.metadata()["version"] == "3"
+        assert file.metadata()["version"] == "1"
         rows = json.loads(file.metadata()["layers"])
     assert rows[0] == ["blocks.0", "in", -1, 16, 200.0]
     loaded = states.load(tmp_path / "s.caster")
@@ -256,10 +249,7 @@ DAMAGES = {
     "width 0": (widths([0, 32]), UNFIT),
     "half a width": (widths([15.5, 16.5]), UNFIT),
     "a width that is true": (widths([True, 31]), UNFIT),
-    "version 2": (version("2"), "its format is not that of the layers it has"),
-    "version 3": (version("3"), "its format is not that of the layers it has"),
-    "version 5": (version("5"), "has state format 5, not 2 to 4"),
-    "all tokens": (all_tokens, "its format is not that of the layers it has"),
+    "version 5": (version("5"), "has state format 5, not 1"),
     "fewer than no tokens": (tokens(-1), NAMELESS),
     "half a token": (tokens(0.5), NAMELESS),
     "tokens in words": (tokens("1"), NAMELESS),

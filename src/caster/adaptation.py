@@ -15,6 +15,7 @@ from caster.config import Settings
 from caster.core.discriminant import ridged_scores
 from caster.core.gate import refuse
 from caster.core.linalg import Array, identity_like, on_gpu
+from caster.core.order import is_ordered, order_evidence
 from caster.core.proposal import Proposal
 from caster.core.subspace import active_rank
 from caster.core.transport import is_diagonal
@@ -48,7 +49,7 @@ class Adaptation:
 class Attempt:
     """A batch transported and measured, of which nothing need have reached the host yet."""
 
-    proposal: Proposal  # its evidence ends with whether the head's logits hold no NaN
+    proposal: Proposal  # its evidence goes on with `order_evidence`, and whether logits are sound
     head: Array | None  # (B,), class indices the frozen head chooses
 
     def arrays(self) -> list[Array]:
@@ -68,8 +69,9 @@ class Attempt:
 class Transporter:
     """Stored moments at work on batches of any namespace and device."""
 
-    def __init__(self, moments: SourceMoments, classes: Labels) -> None:
+    def __init__(self, moments: SourceMoments, classes: Labels, supported: bool) -> None:
         self.classes = classes
+        self.supported = supported  # by the source itself
         self._plain = classes.dtype == np.int64 and np.array_equal(classes, range(len(classes)))
         # torch cannot index all unsigned kinds
         self._classes = Beside(classes.astype(np.int64) if classes.dtype.kind == "u" else classes)
@@ -99,8 +101,10 @@ class Transporter:
         head, sound_head = self._head_choice(head_logits, z)
         proposal = transport(z, active, settings)
         xp = array_namespace(z)
+        chosen = self._source_choice(batch, settings) if head is None else head
+        order = order_evidence(chosen, active.priors)
         flag = xp.astype(sound_head, proposal.evidence.dtype)
-        evidence = xp.concat([proposal.evidence, xp.reshape(flag, (1,))])
+        evidence = xp.concat([proposal.evidence, order, xp.reshape(flag, (1,))])
         return Attempt(replace(proposal, evidence=evidence), head)
 
     def active(self, batch: Array) -> SourceMoments:
@@ -115,11 +119,15 @@ class Transporter:
         settings: Settings,
     ) -> Adaptation:
         """Judge an attempt, and answer its batch in labels."""
-        *measured, sound_head = evidence.tolist()
+        *measured, neighbours, excess, sound_head = evidence.tolist()
         verdict = judge(measured, len(self.classes), settings)
         if verdict.reason == "numerical" or not sound_head:
             _check_finite(batch, bool(sound_head))
             return self._untransported(batch, attempt.head, settings, "numerical")
+        if settings.safeguards and not self.supported:
+            verdict = replace(verdict, accepted=False, reason="source_check")
+        elif settings.safeguards and is_ordered(neighbours, excess):
+            verdict = replace(verdict, accepted=False, reason="class_order")
         proposal = attempt.proposal
         proposed = predictions = self._labels(proposal.assigned)
         if not verdict.accepted:
@@ -161,17 +169,17 @@ class Transporter:
 
     def _source_scores(self, batch: Array, settings: Settings) -> Array:  # (B, d) -> (B, C)
         source = self.placement.beside(batch, self.rank)
-        ridge = settings.beta * identity_like(source.pooled)
+        ridge = settings.beta * identity_like(source.within)
         scores = ridged_scores(batch @ source.U, source, ridge)
         xp = array_namespace(scores)
         computed = xp.isfinite(xp.max(scores, axis=1, keepdims=True))  # NaN if any class's is
         return xp.where(computed, scores, xp.log(source.priors))
 
+    def _source_choice(self, batch: Array, settings: Settings) -> Array:  # (B, d) -> (B,)
+        return array_namespace(batch).argmax(self._source_scores(batch, settings), axis=1)
+
     def _fallback(self, batch: Array, head: Array | None, settings: Settings) -> Array:  # -> (B,)
-        if head is None:
-            scores = self._source_scores(batch, settings)
-            head = array_namespace(batch).argmax(scores, axis=1)
-        return self._labels(head)
+        return self._labels(self._source_choice(batch, settings) if head is None else head)
 
     def _untransported(
         self, batch: Array, head: Array | None, settings: Settings, reason: Reason

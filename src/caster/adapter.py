@@ -17,7 +17,7 @@ from caster.core.linalg import Array, on_gpu
 from caster.errors import CasterError
 from caster.estimator import Caster
 from caster.fitting import pair
-from caster.frozen.heads import Columns, head_columns
+from caster.frozen.heads import Columns, head_columns, of_classes
 from caster.frozen.protocol import (
     FrozenModel,
     Outputs,
@@ -111,13 +111,18 @@ class Adapter:
         gauge = gauge_for(model, full=layers == "full") if layers else None
         for images, labels in map(pair, batches):
             outputs = (gauge or model)(images)
-            chunks.append((to_numpy(outputs.features), as_labels(labels)))
-            columns = None if outputs.logits is None else int(outputs.logits.shape[1])
+            logits = None if outputs.logits is None else to_numpy(outputs.logits)
+            chunks.append((to_numpy(outputs.features), as_labels(labels), logits))
+            columns = None if logits is None else int(logits.shape[1])
         if not chunks:
             raise CasterError("there are no batches to fit")
-        known = unique_labels(as_labels(np.concatenate([labels for _, labels in chunks])))
+        known = unique_labels(as_labels(np.concatenate([labels for _, labels, _ in chunks])))
         head = head_columns(known, columns, classes) if use_head else None
-        clf = Caster(**settings).fit_stream(chunks, known)
+        given = [
+            (features, labels, *([] if head is None else [of_classes(logits, head)]))
+            for features, labels, logits in chunks
+        ]
+        clf = Caster(**settings).fit_stream(given, known)
         if gauge is None:
             return cls(model, bound_state(clf, model, head))
         # A stated preprocessing says which values images have.

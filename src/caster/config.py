@@ -38,12 +38,18 @@ class Settings:
     confidence: float = _constant(0.9, "project", "probability a kept sample must exceed")
     min_samples: int = _constant(8, "project", "fewest confident samples of a batch")
     min_classes: int = _constant(6, "project", "fewest classes those occupy, or all there are")
-    scatter_ridge: float = _constant(1e-4, "project", "ridge of S_w, relative to its mean variance")
     eps: float = _constant(1e-12, "project", "keeps r_t finite where two class means coincide")
+    safeguards: bool = _constant(
+        True, "project", "reject sources and class-ordered batches that transport is known to harm"
+    )
 
     def __post_init__(self) -> None:
         for constant in fields(self):
             value = getattr(self, constant.name)
+            if constant.type == "bool":
+                if not isinstance(value, bool):
+                    raise CasterError(f"{constant.name} must be True or False, not {value!r}")
+                continue
             whole = constant.type == "int"
             kind = numbers.Integral if whole else numbers.Real
             low = constant.metadata["low"]

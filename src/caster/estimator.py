@@ -41,12 +41,17 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     tau : largest accepted certificate.
     confidence : probability a sample must exceed to take part in the certificate.
     min_samples, min_classes : fewest such samples, and classes they must occupy.
-    scatter_ridge, eps : numerical safeguards; see `caster.config`.
+    eps : keeps the certificate finite where two class means coincide.
+    safeguards : reject batches that the certificate is known to let pass in error: all of them
+        where Source-GDA or transport is clearly less accurate than the head on the source itself
+        ("source_check"), and those whose classes come in runs or are too few ("class_order").
+        False is the paper's gate alone.
 
     Attributes
     ----------
     classes_ : the labels, in the order of every score and count.
     moments_ : `SourceMoments` of the source, NumPy float32: exactly what a state file holds.
+    source_check_ : `SourceCheck`, cross-validated accuracies on the source.
 
     Examples
     --------
@@ -70,8 +75,8 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         confidence: float = Settings.confidence,
         min_samples: int = Settings.min_samples,
         min_classes: int = Settings.min_classes,
-        scatter_ridge: float = Settings.scatter_ridge,
         eps: float = Settings.eps,
+        safeguards: bool = Settings.safeguards,
     ) -> None:
         self.k_max = k_max
         self.lam = lam
@@ -80,8 +85,8 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.confidence = confidence
         self.min_samples = min_samples
         self.min_classes = min_classes
-        self.scatter_ridge = scatter_ridge
         self.eps = eps
+        self.safeguards = safeguards
 
     @property
     def settings(self) -> Settings:
@@ -96,22 +101,28 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self,
         X: Any,  # (N, d)
         y: Any,  # (N,), labels of any hashable kind
+        head_logits: Any = None,  # (N, C), columns in the order of the sorted labels
     ) -> Self:
-        """Fit source moments from arrays in memory."""
+        """Fit source moments from arrays in memory.
+
+        With the frozen head's logits, transport is held against the head on the source, and is off
+        by default where it falls short of it.
+        """
         if y is None:
             raise CasterError("Caster requires y to be passed, but the target y is None")
         self.__dict__.pop("feature_names_in_", None)  # of an earlier fit
         if not is_array_api_obj(X) or is_numpy_array(X):
             X = self._validated(X)
         labels = as_labels(_raveled(y))
-        return self._fit([(X, labels)], unique_labels(labels))
+        chunk = (X, labels) if head_logits is None else (X, labels, head_logits)
+        return self._fit([chunk], unique_labels(labels))
 
     def fit_stream(
         self,
         chunks: Chunks,
         classes: Any,
     ) -> Self:
-        """Fit from chunks of (features, labels) that are read twice and never held.
+        """Fit from chunks of (features, labels[, logits]) that are read twice and never held.
 
         >>> import numpy as np
         >>> rng = np.random.default_rng(0)
@@ -127,7 +138,8 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _fit(self, chunks: Chunks, classes: Labels) -> Self:
         settings = self.settings
-        return self._adopt(State(fit_moments(chunks, classes, settings), classes, settings))
+        moments, check = fit_moments(chunks, classes, settings)
+        return self._adopt(State(moments, classes, settings, source_check=check))
 
     def adapt(
         self,
@@ -197,8 +209,8 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         self._check_fitted()
         _check_kinds(path, model_sha256, preprocessing_sha256)
-        fitted = self._state.settings  # the moments were made with these two
-        now = replace(self.settings, k_max=fitted.k_max, scatter_ridge=fitted.scatter_ridge)
+        fitted = self._state.settings  # the moments were made with its k_max
+        now = replace(self.settings, k_max=fitted.k_max)
         state = replace(
             self._state,
             settings=now,
@@ -221,8 +233,10 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _adopt(self, state: State) -> Self:
         self._state = state
         self.moments_, self.classes_ = state.moments, state.classes
+        self.source_check_ = state.source_check
         self.n_features_in_ = int(state.moments.U.shape[0])
-        self._transporter = Transporter(state.moments, state.classes)
+        supported = state.source_check is None or state.source_check.supported
+        self._transporter = Transporter(state.moments, state.classes, supported)
         return self
 
     def _check_fitted(self) -> None:

@@ -32,7 +32,7 @@ def test_evidence_is_the_reference(kind, batch_size):
 
 
 def test_confidence_must_exceed_the_threshold_not_reach_it():
-    twins = SourceMoments(np.eye(1), np.array([[-1.0], [1.0]]), np.ones((2, 1, 1)), np.ones(2), 0.0)
+    twins = SourceMoments(np.eye(1), np.array([[-1.0], [1.0]]), np.ones((2, 1, 1)), np.ones(2))
     z = np.zeros((4, 1))  # halfway: both classes are exactly as likely
     for threshold, confident in ((0.5, 0), (0.49, 4)):
         evidence = propose(z, twins, **CONSTANTS | {"threshold": threshold}).evidence

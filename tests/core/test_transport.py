@@ -8,11 +8,11 @@ from tests import reference
 from tests.conftest import close, problem
 
 
-def source_moments(z, y, array=np.asarray, index=np.asarray, ridge=0.0):
+def source_moments(z, y, array=np.asarray, index=np.asarray):
     """SourceMoments of features that are their own projection."""
     means, covariances, *_ = reference.moments(z, y, y.max() + 1)
     U = array(np.eye(z.shape[1]))
-    return SourceMoments(U, array(means), array(covariances), index(np.bincount(y)), ridge)
+    return SourceMoments(U, array(means), array(covariances), index(np.bincount(y)))
 
 
 @pytest.mark.parametrize("batch_size", [5, 7, 8, 64])

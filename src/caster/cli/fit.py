@@ -137,6 +137,8 @@ def fit(
         f"margin {moments.margin:.3g}: {state} ({size(state.stat().st_size)})"
     )
     _say_head(head_accuracy)
+    for sentence in clf.source_check_.sentences():
+        say(sentence)
     if measured is not None:
         say(f"Layers: {layers_in_words(measured)}.")
     fewest = int(moments.counts.min())

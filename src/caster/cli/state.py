@@ -56,7 +56,7 @@ def inspect(
         ("head", _head(held)),
         ("layers", "not measured" if held.layers is None else layers_in_words(held.layers)),
         *([("  sites", _sites(held.layers))] if held.layers else []),
-        ("written by", f"caster {held.caster_version}, state format {states.version_of(held)}"),
+        ("written by", f"caster {held.caster_version}, state format {states.VERSION}"),
     ):
         table.add_row(name, Text(value))
     output.print(table)

@@ -40,7 +40,7 @@ def propose(
 
     >>> import numpy as np
     >>> source = SourceMoments(U=np.eye(1), means=np.array([[-5.0], [5.0]]),
-    ...                        covariances=np.ones((2, 1, 1)), counts=np.ones(2), ridge=0.0)
+    ...                        covariances=np.ones((2, 1, 1)), counts=np.ones(2))
     >>> shifted = np.array([[1.0], [2.0], [11.0], [12.0]])
     >>> found = propose(shifted, source, lam=1.0, beta=1.0, threshold=0.9, eps=1e-12)
     >>> found.assigned, found.evidence.round(2)

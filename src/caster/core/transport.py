@@ -51,7 +51,7 @@ def estimate(
 
     >>> import numpy as np
     >>> source = SourceMoments(U=np.eye(1), means=np.array([[-1.0], [1.0]]),
-    ...                        covariances=np.full((2, 1, 1), 0.25), counts=np.ones(2), ridge=0.0)
+    ...                        covariances=np.full((2, 1, 1), 0.25), counts=np.ones(2))
     >>> fitted = estimate(np.array([[1.0], [3.0], [5.0], [7.0]]), source, lam=0.0)
     >>> fitted.A, fitted.b
     (array([[2.]]), array([4.]))

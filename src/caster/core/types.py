@@ -20,6 +20,8 @@ Reason = Literal[
     "batch_too_small",
     "numerical",
     "implausible",
+    "source_check",
+    "class_order",
 ]
 
 REASONS: dict[Reason, str] = {
@@ -30,18 +32,20 @@ REASONS: dict[Reason, str] = {
     "no_confident_class": "no confident sample at all",
     "batch_too_small": "a batch of one",
     "numerical": "the transport cannot be computed at this precision",
+    "source_check": "transport is off for this state: it falls short of the head on the source",
+    "class_order": "classes come in runs, or too few of them for the source's mixture",
 }
 UNTRANSPORTED: frozenset[Reason] = frozenset({"batch_too_small", "numerical"})
 
 
 @dataclass(frozen=True, eq=False)
 class SourceMoments:
-    """What CASTER retains of the source. Five values are stored; the others follow from them.
+    """What CASTER retains of the source. Four values are stored; the others follow from them.
 
     >>> import numpy as np
     >>> moments = SourceMoments(
     ...     U=np.eye(3)[:, :2], means=np.array([[0.0, 0.0], [3.0, 4.0]]),
-    ...     covariances=np.stack([np.eye(2), np.eye(2)]), counts=np.array([30, 10]), ridge=0.0)
+    ...     covariances=np.stack([np.eye(2), np.eye(2)]), counts=np.array([30, 10]))
     >>> moments.priors, moments.mean, moments.margin
     (array([0.75, 0.25]), array([0.75, 1.  ]), 5.0)
     >>> moments.restrict(1).margin
@@ -52,7 +56,6 @@ class SourceMoments:
     means: Array  # (C, k)
     covariances: Array  # (C, k, k)
     counts: Array  # (C,), integers
-    ridge: float  # what was added to the diagonal of S_w, in squared feature units
 
     @property
     def rank(self) -> int:
@@ -67,7 +70,7 @@ class SourceMoments:
     def restrict(self, k: int) -> SourceMoments:
         """The moments in the first k directions."""
         return SourceMoments(
-            self.U[:, :k], self.means[:, :k], self.covariances[:, :k, :k], self.counts, self.ridge
+            self.U[:, :k], self.means[:, :k], self.covariances[:, :k, :k], self.counts
         )
 
     @cached_property
@@ -84,7 +87,7 @@ class SourceMoments:
 
     @cached_property
     def within(self) -> Array:  # (k, k)
-        """Prior-weighted mean of the class covariances."""
+        """Sigma_s, the prior-weighted mean of the class covariances: the certificate's metric."""
         xp = array_namespace(self.means)
         flat = xp.reshape(self.covariances, (self.n_classes, self.rank**2))
         return xp.reshape(self.priors @ flat, (self.rank, self.rank))
@@ -109,16 +112,6 @@ class SourceMoments:
         return {}
 
     @cached_property
-    def pooled(self) -> Array:  # (k, k)
-        """Pooled within-class covariance Sigma_s = U' S_w U, the metric of the certificate.
-
-        It carries S_w's ridge: with fewer samples than features S_w alone is singular, and a
-        distance along a direction without variance would be infinite.
-        """
-        scaled = self.ridge**0.5 * self.U  # first, or U'U overflows for features near 1e-30
-        return self.within + scaled.T @ scaled
-
-    @cached_property
     def slack(self) -> Array:  # (k, k)
         """What rounding may take from the eigenvalues of a class covariance, times I."""
         xp = array_namespace(self.covariances)
@@ -128,8 +121,8 @@ class SourceMoments:
 
     @cached_property
     def metric(self) -> Array:  # (k, k)
-        """Cholesky factor of `pooled`, in which the certificate measures."""
-        return cholesky(self.pooled)
+        """Cholesky factor of `within`, in which the certificate measures."""
+        return cholesky(self.within)
 
     @cached_property
     def euclidean(self) -> Array:  # (k, k)
@@ -138,11 +131,11 @@ class SourceMoments:
         For the ablation the paper warns of: over `margin` such a length is no pure number.
         """
         xp = array_namespace(self.U)
-        return identity_like(self.pooled) * xp.linalg.vector_norm(self.U, axis=0)
+        return identity_like(self.within) * xp.linalg.vector_norm(self.U, axis=0)
 
     @cached_property
     def margin(self) -> float:
-        """Smallest distance gamma_s between two class means in the metric of `pooled`."""
+        """Smallest distance gamma_s between two class means in the metric of `within`."""
         return float(margin(self.means, self.metric))
 
 

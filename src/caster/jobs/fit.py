@@ -43,7 +43,7 @@ def fit_file(
     file = open_features(source, "features", "labels", limits=limits)
     classes = unique_labels(as_labels(file.read("labels")))
     limits.check("classes", len(classes), f"{source} has {len(classes):,} distinct labels")
-    clf = _fit(file, classes, settings, progress)
+    clf = _fit(file, classes, settings, "logits" in file.names, None, progress)
     clf.save(output, key=signer)
     return clf
 
@@ -99,8 +99,8 @@ def fit_pictures(
         layers=layers,
         progress=progress,
     )
-    clf = _fit(features, classes, settings, progress)
     columns = head(features.outputs)
+    clf = _fit(features, classes, settings, columns is not None, columns, progress)
     measured = _measured(features, layers == "full") if layers else None
     states.save(bound_state(clf, model, columns, measured), output, signer)
     accuracy = _head_accuracy(features, classes, columns)
@@ -166,25 +166,36 @@ def _check_classes(pictures: Pictures) -> Labels:
     return classes
 
 
-def _fit(file: FeatureFile, classes: Labels, settings: Settings, progress: Progress) -> Caster:
-    return Caster(**vars(settings)).fit_stream(_Passes(file, progress), classes)
+def _fit(
+    file: FeatureFile,
+    classes: Labels,
+    settings: Settings,
+    with_logits: bool,
+    head: tuple[int, ...] | None,
+    progress: Progress,
+) -> Caster:
+    passes = _Passes(file, with_logits, head, progress)
+    return Caster(**vars(settings)).fit_stream(passes, classes)
 
 
 class _Passes:
-    """The file's chunks, anew each time they are asked for."""
+    """Iterate over the file's chunks from its start, each time they are asked for."""
 
-    def __init__(self, file: FeatureFile, progress: Progress) -> None:
-        self.file, self.progress = file, progress
+    def __init__(
+        self, file: FeatureFile, with_logits: bool, head: tuple[int, ...] | None, progress: Progress
+    ) -> None:
+        self.file, self.head, self.progress = file, head, progress
+        self.names = ("features", "labels", *(("logits",) if with_logits else ()))
         self.started = 0
 
-    def __iter__(self) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    def __iter__(self) -> Iterator[tuple[NDArray[Any], ...]]:
         self.started += 1
         stage = ("pass 1 of 2: subspace", "pass 2 of 2: moments")[self.started - 1]
         (first,) = next(self.file.chunks(("features",), 1))
         rows = max(1, CHUNK_ELEMENTS // max(1, first.size))
         done = 0
         self.progress(stage, done, self.file.rows)
-        for features, labels in self.file.chunks(("features", "labels"), rows):
-            yield features, labels
+        for features, labels, *logits in self.file.chunks(self.names, rows):
+            yield (features, labels, *(of_classes(given, self.head) for given in logits))
             done += len(labels)
             self.progress(stage, done, self.file.rows)

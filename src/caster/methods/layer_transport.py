@@ -41,7 +41,7 @@ log = logging.getLogger("caster")
 Work = Callable[[Tensor, Outputs | None], tuple[Array, Prediction]]  # adapted scores, the answer
 
 
-class Uncomputable(Exception):
+class NotFiniteError(Exception):
     """Aligned logits are not finite: the batch leaves no trace, and is answered as frozen."""
 
 
@@ -170,7 +170,7 @@ class LayerTransportUngated:
         """Answer plausible samples as if they came alone, and others as the frozen model does."""
         try:
             return work(batch, before)
-        except Uncomputable:
+        except NotFiniteError:
             frozen = self.frozen.answer(before or self.model(batch))
             check_finite(torch.as_tensor(frozen.logits), self.name)
             return frozen.logits, replace(frozen, reason="numerical", ratio=math.inf)
@@ -193,7 +193,7 @@ class LayerTransportUngated:
         outputs = self._alignment(images)
         logits: Tensor = self._columns(outputs.logits)
         if not bool(logits.isfinite().all()):
-            raise Uncomputable
+            raise NotFiniteError
         self._alignment.accept()
         return outputs, logits
 

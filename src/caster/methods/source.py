@@ -90,13 +90,18 @@ class Source:
 
 
 def adapter_of(model: FrozenModel, source: Source, name: str) -> Adapter:
-    """The model with the source's state, for a method or gate that cannot do without."""
-    return Adapter(
+    """The model with the source's state, for a method or gate that cannot do without.
+
+    Safeguards are off: a comparison is with the paper's gate, on streams chosen to try it.
+    """
+    adapter = Adapter(
         model,
         source.require_state(name),
         allow_other_model=source.allow_other_model,
         allow_other_preprocessing=source.allow_other_model,
     )
+    adapter.clf.set_params(safeguards=False)
+    return adapter
 
 
 def moments_of(adapter: Adapter) -> Retained:

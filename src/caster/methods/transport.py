@@ -99,7 +99,7 @@ class NoTransport(Caster):
         if z.shape[0] == 1:
             return self._decided(outputs, z, TOO_SMALL)
         with np.errstate(all="ignore"):
-            ridge = self._clf.settings.beta * identity_like(active.pooled)
+            ridge = self._clf.settings.beta * identity_like(active.within)
             scores = ridged_scores(z, active, ridge)
         xp = array_namespace(scores)
         if not bool(xp.all(xp.isfinite(scores))):

@@ -9,7 +9,6 @@ upper triangles of the covariances of those that have them.
 from __future__ import annotations
 
 import json
-import math
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,10 +22,10 @@ from caster.config import STATE_DTYPE, Settings
 from caster.core.types import SourceMoments
 from caster.errors import CasterError, StateError
 from caster.sealed import Arrays, Key
+from caster.source_check import SourceCheck
 from caster.state.arrays import check, check_semidefinite
 from caster.state.layers import (
     Layers,
-    has_added_tokens,
     layer_sizes,
     listed,
     pack,
@@ -35,9 +34,7 @@ from caster.state.layers import (
 )
 from caster.state.triangles import packed, unpacked
 
-FORMAT, VERSION = "caster-state", "2"
-WITH_LAYERS = "3"  # the version of a file with layers: an older caster refuses what it cannot use
-WITH_TOKENS = "4"  # and of one with sites of a part of the tokens
+FORMAT, VERSION = "caster-state", "1"
 ARRAYS = ("U", "means", "covariances", "counts")
 COLUMNS = range(2**31)  # that a model's logits may have
 ROUNDING = 4 * float(np.finfo(STATE_DTYPE).eps)  # of a trace, as in `SourceMoments.slack`
@@ -56,6 +53,7 @@ class State:
     caster_version: str = __version__
     layers: Layers | None = None  # of every site; None: not asked for
     input_range: tuple[float, float] | None = None  # of the source's input; None: not measured
+    source_check: SourceCheck | None = None  # None: made of moments alone
 
     def check_origin(
         self,
@@ -100,13 +98,6 @@ def save(state: State, path: str | os.PathLike[str], key: Key | None = None) -> 
     sealed.write(arrays, metadata, path, key)
 
 
-def version_of(state: State) -> str:
-    """The format version a state is written in."""
-    if state.layers is None:
-        return VERSION
-    return WITH_TOKENS if has_added_tokens(state.layers) else WITH_LAYERS
-
-
 def digest(state: State) -> str:
     """SHA-256 of everything in a state: two files with the same one hold the same."""
     return sealed.content_digest(*_content(state))
@@ -115,16 +106,16 @@ def digest(state: State) -> str:
 def _content(state: State) -> tuple[Arrays, dict[str, str]]:
     metadata = {
         "format": FORMAT,
-        "version": version_of(state),
+        "version": VERSION,
         "caster": state.caster_version,
         "settings": json.dumps(asdict(state.settings)),
         "classes": labels.to_json(state.classes),
-        "ridge": repr(state.moments.ridge),
         "features": str(state.moments.U.shape[0]),
         "samples": str(int(state.moments.counts.sum())),
         "model_sha256": state.model_sha256 or "",
         "preprocessing_sha256": state.preprocessing_sha256 or "",
         "head": json.dumps(state.head),
+        "source_check": json.dumps(state.source_check and asdict(state.source_check)),
     }
     arrays = _pack(state.moments)
     if state.layers is not None:
@@ -151,7 +142,7 @@ def _state_of(arrays: Arrays, metadata: dict[str, str]) -> State:
         rows = read_rows(metadata["layers"]) if "layers" in metadata else None
         check(arrays, _sizes(arrays, metadata, len(classes)) | layer_sizes(rows))
         state = State(
-            moments=_unpack(arrays, float(metadata["ridge"])),
+            moments=_unpack(arrays),
             classes=classes,
             settings=Settings(**json.loads(metadata["settings"])),
             model_sha256=metadata["model_sha256"] or None,
@@ -160,6 +151,7 @@ def _state_of(arrays: Arrays, metadata: dict[str, str]) -> State:
             caster_version=metadata["caster"],
             layers=None if rows is None else take(arrays, rows),
             input_range=_range(json.loads(metadata.get("input_range", "null"))),
+            source_check=_source_check(json.loads(metadata["source_check"])),
         )
     except KeyError as error:
         raise CasterError(f"it lacks {error}") from None
@@ -167,8 +159,6 @@ def _state_of(arrays: Arrays, metadata: dict[str, str]) -> State:
         raise CasterError("its metadata are nested too deeply") from None
     except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
         raise CasterError(str(error)) from None
-    if metadata["version"] != version_of(state):
-        raise CasterError("its format is not that of the layers it has")
     if sum(state.moments.counts.tolist()) != int(metadata["samples"]):
         raise CasterError("its counts do not add up to its samples")
     _check_moments(state.moments)
@@ -194,15 +184,17 @@ def _head(columns: Any, n_classes: int) -> tuple[int, ...] | None:
     return tuple(columns)
 
 
+def _source_check(found: Any) -> SourceCheck | None:
+    return None if found is None else SourceCheck(**found)
+
+
 def _check_moments(moments: SourceMoments) -> None:
     """Raise unless these can be moments of labelled features, and the metric exists."""
-    if not 0 < moments.ridge < math.inf:
-        raise CasterError(f"its ridge is {moments.ridge:g}, not a number above 0")
     if not moments.U.any(axis=0).all():
         raise CasterError("its U has a direction without length")
     check_semidefinite(moments.covariances, ROUNDING, "covariances")
     with np.errstate(over="ignore", invalid="ignore"):
-        derived = (moments.pooled, moments.covariance)
+        derived = (moments.within, moments.covariance)
     if not all(np.isfinite(values).all() for values in derived):
         raise CasterError("its moments are too large for float32")
     if not np.isfinite(moments.metric).all():
@@ -227,11 +219,10 @@ def _read(path: Path, key: Key | None) -> tuple[Arrays, dict[str, str]]:
     def check_format(metadata: dict[str, str]) -> None:
         if metadata.get("format") != FORMAT:
             raise StateError(f"{path} is a safetensors file, but not a caster state file")
-        if metadata.get("version") not in (VERSION, WITH_LAYERS, WITH_TOKENS):
+        if metadata.get("version") != VERSION:
             raise StateError(
-                f"{path} has state format {metadata.get('version')}, not {VERSION} to "
-                f"{WITH_TOKENS}: use the caster that wrote it ({metadata.get('caster')}) or "
-                "fit again"
+                f"{path} has state format {metadata.get('version')}, not {VERSION}: use the caster "
+                f"that wrote it ({metadata.get('caster')}) or fit again"
             )
 
     return sealed.read(path, "a caster state file", "caster fit", check_format, StateError, key)
@@ -246,7 +237,7 @@ def _pack(moments: SourceMoments) -> Arrays:
     }
 
 
-def _unpack(arrays: Arrays, ridge: float) -> SourceMoments:
+def _unpack(arrays: Arrays) -> SourceMoments:
     means = arrays["means"]
     covariances = unpacked(arrays["covariances"], means.shape[1])
-    return SourceMoments(arrays["U"], means, covariances, arrays["counts"], ridge)
+    return SourceMoments(arrays["U"], means, covariances, arrays["counts"])

@@ -37,16 +37,6 @@ def has_full(layers: Mapping[Site, ChannelMoments] | None) -> bool:
     return any(found.covariance is not None for found in (layers or {}).values())
 
 
-def has_added_tokens(layers: Mapping[Site, ChannelMoments]) -> bool:
-    """Whether any site is of a part of the tokens.
-
-    >>> moments = ChannelMoments(9.0, np.zeros(2), np.ones(2))
-    >>> has_added_tokens({Site("blocks.0", "out", -1, added=1): moments})
-    True
-    """
-    return any(site.added for site in layers)
-
-
 def listed(layers: Layers) -> str:
     """A table of the sites, as the file's metadata has it."""
     return json.dumps(
