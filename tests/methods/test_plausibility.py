@@ -132,7 +132,18 @@ def test_the_worst_corruptions_are_images(corruption, norm):
     method = create(NAMES[1], net, known)
     shifted = how.batch(corrupt(images[32:], corruption, 5, seed=0))
     assert method.predict(shifted).implausible == 0
+    assert method.predict(how.batch(255 * (images > 127).astype(np.uint8))).implausible == 0
     assert method.predict(2 * how.ends[1] - how.ends[0] + 2 * shifted).implausible == 32
+
+
+def test_what_is_in_the_range_is_an_image_whatever_its_energy(monkeypatch):
+    """As a flat image that a LayerNorm before the first site blows up."""
+    nothing = lambda found, limits, samples: torch.zeros(samples, dtype=torch.bool)  # noqa: E731
+    monkeypatch.setattr(alignment, "plausible", nothing)
+    method = create(NAMES[1], model(), source())
+    images = source().batches[0][0]
+    assert method.predict(images).implausible == 0
+    assert method.predict(np.concatenate([images, 10 * images])).implausible > 30
 
 
 def test_a_stated_preprocessing_has_the_range():

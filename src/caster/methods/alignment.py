@@ -27,6 +27,7 @@ from caster.methods.plausibility import (
     extremes,
     plausible,
     sharp_limits,
+    within,
 )
 from caster.methods.protocol import Retained, nbytes
 from caster.methods.spots import FullyMoved, Lent, Moved, Spot
@@ -133,9 +134,12 @@ class Alignment:
         finally:
             for spot in self._lent:
                 spot.restore()
-        if self._plausible is not None and not bool(self._plausible.all()):
-            self._pending = {}
-            raise Implausible(self._plausible)
+        kept = self._plausible
+        if kept is not None and not bool(kept.all()):
+            kept = kept if self._ends is None else kept | within(self._ends, placed)
+            if not bool(kept.all()):
+                self._pending = {}
+                raise Implausible(kept)
         return Outputs(features, logits)
 
     @property
@@ -248,12 +252,12 @@ class Alignment:
         if self._ends is None:
             return {}
         sources = {s.site: s.source for s in self._spots if s.site not in self.left_alone}
-        images = extremes(self._ends, batch)
         try:
+            images = extremes(self._ends, batch)
             return self._unhooked(
                 lambda hooks: sharp_limits(self.model.twin(hooks), sources, images)
             )
-        except CasterError:
+        except (CasterError, RuntimeError):  # RuntimeError: the range is of other channels
             return {}
 
     def _unhooked(self, look: Callable[[bool], T]) -> T:

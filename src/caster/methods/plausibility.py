@@ -1,8 +1,8 @@
 """Which samples of a batch an image could have given, judged at the first site of a pass.
 
 An attacker who shares a stream moves the others' statistics as far as its values reach. Images have
-a range, so that a channel's values have one: what the most extreme images show at the first site
-bounds it. A sample with more energy in any channel is no image, however shifted.
+a range. A sample that is out of it, and has more energy in a channel of the first site than the
+most extreme images have there, is no image, however shifted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from caster.core.layers import ChannelMoments, Site
 from caster.frozen.gauge import hook_on
 from caster.frozen.torch import TorchModel
 
-MARGIN = 3.0  # times the energy that extreme images have in a channel
+MARGIN = 2.0  # times the energy that extreme images have in a channel
+SLACK = 1e-3  # of the range: how far rounding may lead out of it
 GREYS = 9  # even images from the lowest value to the highest, for layers that raise contrasts
 UNKNOWN_RANGE = 100.0  # times the source's variance, where the range of images is not known
 BLOCKS = (4, 16, 64)  # blocks a side of random images, beside single pixels
@@ -57,8 +58,8 @@ def plausible(found: Tensor | None, limits: Tensor, samples: int) -> Tensor:  # 
     """
     if found is None:
         return limits.new_ones(samples, dtype=torch.bool)
-    within: Tensor = found.le(limits).all(1)
-    return within
+    kept: Tensor = found.le(limits).all(1)
+    return kept
 
 
 def broad_limits(source: ChannelMoments) -> Tensor:  # (c,)
@@ -91,6 +92,18 @@ def sharp_limits(
 
 class _Met(Exception):  # noqa: N818 - no error: the rest of a pass is not needed
     """The first site has shown its values."""
+
+
+def within(ends: Range, batch: Tensor) -> Tensor:  # (n, ...) -> (n,)
+    """Whether all values of a sample are in the range: it is an image then, whatever its energy.
+
+    >>> within((0.0, 1.0), torch.tensor([[0.0, 1.0], [0.5, 2.0]]))
+    tensor([ True, False])
+    """
+    low, high = (torch.as_tensor(end, dtype=torch.float32, device=batch.device) for end in ends)
+    slack = SLACK * (high - low)
+    inside: Tensor = (batch >= low - slack) & (batch <= high + slack)
+    return inside.flatten(1).all(1)
 
 
 def extremes(ends: Range, batch: Tensor) -> Tensor:
