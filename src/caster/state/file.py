@@ -204,10 +204,9 @@ def _check_moments(moments: SourceMoments) -> None:
 def _range(ends: list[float] | None) -> tuple[float, float] | None:
     if ends is None:
         return None
-    low, high = map(float, ends)
-    if not -np.inf < low <= high < np.inf:
+    if len(ends) != 2 or not -np.inf < ends[0] <= ends[1] < np.inf:
         raise CasterError("its input range is no range")
-    return low, high
+    return float(ends[0]), float(ends[1])
 
 
 def array_sizes(state: State) -> list[tuple[str, int]]:
