@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import numbers
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -54,11 +55,23 @@ class Settings:
             kind = numbers.Integral if whole else numbers.Real
             low = constant.metadata["low"]
             known = isinstance(value, kind) and not isinstance(value, bool)
-            if not known or not low < value <= sys.float_info.max:  # a huge int is no float
+            if not known or not low < float(value) <= sys.float_info.max:  # a huge int is no float
                 noun = "a whole number" if whole else "a number"
                 raise CasterError(f"{constant.name} must be {noun} above {low:g}, not {value!r}")
         if self.confidence >= 1:
             raise CasterError(f"confidence must be below 1, not {self.confidence!r}")
+
+
+RETIRED = frozenset({"scatter_ridge"})  # constants that older records name
+
+
+def recorded(constants: Mapping[str, Any]) -> Settings:
+    """The constants of a record, less those that have been retired since it was made.
+
+    >>> recorded({"tau": 0.5, "scatter_ridge": 1e-4}).tau
+    0.5
+    """
+    return Settings(**{name: v for name, v in constants.items() if name not in RETIRED})
 
 
 @dataclass(frozen=True)

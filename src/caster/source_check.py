@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,13 +88,14 @@ def check_source(
     settings: Settings,
 ) -> SourceCheck:
     """Classify the samples of every fold by the class moments of the other folds."""
-    order = np.random.default_rng(0).permutation(len(y))
-    folds, fold = _folds(y, order, n_classes)
+    rng = np.random.default_rng(0)
+    folds, fold = _folds(y, rng.permutation(len(y)), n_classes)
     rows, answers, verdicts = [], [], []
     for f in range(folds):
         rest = fold != f
         source = _moments(z[rest], y[rest], n_classes)
-        tested = order[fold[order] == f][: -(-MOST_CHECKED // folds)]
+        # In an order of its own: every class takes turns, which would balance the batches.
+        tested = rng.permutation(np.flatnonzero(fold == f))[: -(-MOST_CHECKED // folds)]
         for batch in np.array_split(tested, max(1, round(len(tested) / BATCH))):
             found, accepted = _answers(z[batch], source, settings)
             if not accepted:
@@ -155,5 +157,5 @@ def _loss(frozen: NDArray[np.bool_], other: NDArray[np.bool_]) -> float:
     One more disagreement is counted than were seen, so that a few samples on which both agree
     prove nothing.
     """
-    lost, won = np.sum(frozen & ~other), np.sum(other & ~frozen)
-    return float((lost - won + np.sqrt(lost + won + 1)) / len(frozen))
+    lost, won = int(np.sum(frozen & ~other)), int(np.sum(other & ~frozen))
+    return (lost - won + math.sqrt(lost + won + 1)) / len(frozen)

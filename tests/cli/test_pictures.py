@@ -126,11 +126,11 @@ def test_fit_says_how_the_head_fares_and_asks_about_a_poor_one(typed, tmp_path):
     reversed_names = tmp_path / "reversed.txt"
     reversed_names.write_text("\n".join(sorted(NAMES, reverse=True)))
     good = typed("fit M @source -o good.caster")
-    assert re.search(r"The frozen head gets 9\d\.\d% of the source right\.", good.stdout)
+    assert re.search(r"the frozen head reaches 9\d\.\d%", good.stdout)
     assert good.stderr == ""
     poor = typed(f"fit M @source --classes {reversed_names} -o poor.caster")
     assert poor.exit_code == 0
-    assert re.search(r"The frozen head gets \d\.\d% of the source right\.", poor.stdout)
+    assert re.search(r"the frozen head reaches \d\.\d%", poor.stdout)
     assert "are the model's classes in this order (--classes)" in poor.stderr
 
 

@@ -530,7 +530,7 @@ def test_files_that_are_no_models(gemm, tmp_path):
         gemm.write_bytes(damaged)
         assert "not an ONNX file" in refusal(gemm)
     assert "No such file" in refusal(tmp_path / "none.onnx")
-    assert "not a regular file" in refusal(tmp_path)
+    assert "Is a directory" in refusal(tmp_path)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")

@@ -476,7 +476,7 @@ def test_files_that_are_no_toml(tmp_path, content, reason):
 def test_files_that_are_not_there(tmp_path):
     missing = refusal(Preprocessing.from_toml, tmp_path / "none.toml")
     assert missing.endswith("none.toml: No such file or directory")
-    assert refusal(Preprocessing.from_toml, tmp_path).endswith("it is not a file")
+    assert refusal(Preprocessing.from_toml, tmp_path).endswith("Is a directory")
 
 
 def test_lists_do_as_well_as_tuples():

@@ -158,7 +158,7 @@ def test_the_certificate_hardly_knows_the_basis_of_the_features(seed):
     batch = 1.3 * h[:64] + 0.5
     plain = caster.Caster().fit(h, y).adapt(batch)
     mixed = caster.Caster().fit(h @ mixing, y).adapt(batch @ mixing)
-    assert mixed.verdict.ratio == pytest.approx(plain.verdict.ratio, rel=0.1)
+    assert mixed.verdict.ratio == pytest.approx(plain.verdict.ratio, rel=0.25)
     assert np.mean(mixed.proposed == plain.proposed) > 0.95
 
 

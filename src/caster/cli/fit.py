@@ -26,6 +26,7 @@ from caster.files import read_regular
 
 if TYPE_CHECKING:
     from caster.frozen.protocol import FrozenModel
+    from caster.source_check import SourceCheck
 
 DOUBTFUL = 0.5  # accuracy on its own source below which a head is asked about
 
@@ -107,7 +108,7 @@ def fit(
 
     settings, limits = Settings(k_max=k_max, lam=lam, beta=beta), limits_of(limit)
     skipped: list[str] = []
-    head_accuracy = measured = None
+    measured = None
     with progress_bar() as progress:
         if model is None:
             clf = fit_file(features_path(source), state, settings, progress, key, limits)
@@ -115,7 +116,7 @@ def fit(
             from caster.data import open_pictures
             from caster.jobs.store import default_store
 
-            clf, skipped, head_accuracy, measured = fit_pictures(
+            clf, skipped, measured = fit_pictures(
                 model,
                 open_pictures(source, data_root, labelled=True, limits=limits),
                 state,
@@ -136,9 +137,7 @@ def fit(
         f"{moments.U.shape[0]:,} features -> {counted(moments.rank, 'direction')}, "
         f"margin {moments.margin:.3g}: {state} ({size(state.stat().st_size)})"
     )
-    _say_head(head_accuracy)
-    for sentence in clf.source_check_.sentences():
-        say(sentence)
+    _say_check(clf.source_check_)
     if measured is not None:
         say(f"Layers: {layers_in_words(measured)}.")
     fewest = int(moments.counts.min())
@@ -151,15 +150,16 @@ def fit(
         )
 
 
-def _say_head(accuracy: float | None) -> None:
-    """A head whose classes are in another order than was thought is seldom right on its source."""
-    if accuracy is None:
+def _say_check(check: SourceCheck | None) -> None:
+    """Say how transport does on the source itself, and ask about a head that is seldom right."""
+    if check is None:
         return
-    say(f"The frozen head gets {accuracy:.1%} of the source right.")
-    if accuracy < DOUBTFUL:
+    for sentence in check.sentences():
+        say(sentence)
+    if check.head is not None and check.head < DOUBTFUL:
         say(
-            "caster: that is little: are the model's classes in this order (--classes), and is "
-            "this its preprocessing?",
+            "caster: the head is seldom right: are the model's classes in this order (--classes), "
+            "and is this its preprocessing?",
             errors,
         )
 

@@ -28,7 +28,7 @@ def decide(
     'ratio'
     """
     reason: Reason
-    if not math.isfinite(ratio):
+    if math.isnan(ratio) or (confident and math.isinf(ratio)):
         return refuse("numerical")
     if confident == 0:
         return refuse("no_confident_class")

@@ -33,7 +33,7 @@ REASONS: dict[Reason, str] = {
     "batch_too_small": "a batch of one",
     "numerical": "the transport cannot be computed at this precision",
     "source_check": "transport is off for this state: it falls short of the head on the source",
-    "class_order": "classes come in runs, or too few of them for the source's mixture",
+    "class_order": "classes come in runs, or are too few for the mixture of the source",
 }
 UNTRANSPORTED: frozenset[Reason] = frozenset({"batch_too_small", "numerical"})
 

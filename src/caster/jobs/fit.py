@@ -53,7 +53,6 @@ class FittedPictures(NamedTuple):
 
     clf: Caster
     unreadable: list[str]  # what was wrong with each picture that was skipped
-    head_accuracy: float | None  # of the frozen head on the source; None without a head
     layers: Layers | None  # those measured; None where nobody asked
 
 
@@ -103,8 +102,7 @@ def fit_pictures(
     clf = _fit(features, classes, settings, columns is not None, columns, progress)
     measured = _measured(features, layers == "full") if layers else None
     states.save(bound_state(clf, model, columns, measured), output, signer)
-    accuracy = _head_accuracy(features, classes, columns)
-    return FittedPictures(clf, features.unreadable, accuracy, measured)
+    return FittedPictures(clf, features.unreadable, measured)
 
 
 def _check_layers(model: FrozenModel, use_head: bool) -> None:
@@ -126,19 +124,6 @@ def _measured(features: PictureFeatures, full: bool) -> Layers:
     if full:
         return found
     return {site: replace(moments, covariance=None) for site, moments in found.items()}
-
-
-def _head_accuracy(
-    features: FeatureFile, classes: Labels, head: tuple[int, ...] | None
-) -> float | None:
-    """How often the frozen head is right on the source: classes in another order show here."""
-    if head is None:
-        return None
-    right = 0
-    for labels, logits in features.chunks(("labels", "logits"), 4096):
-        answers = of_classes(logits, head).argmax(axis=1)
-        right += int(np.count_nonzero(answers == encode(as_labels(labels), classes)))
-    return right / features.rows
 
 
 def _check_output(output: Path, model: FrozenModel, pictures: Pictures) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from caster._version import __version__
-from caster.config import Settings
+from caster.config import recorded
 from caster.report import html
 from caster.report.bench.origin import tables as origin_tables
 from caster.report.bench.results import Results
@@ -37,7 +37,7 @@ def render(
         refused=_refused(results),
         sweep=results.sweep.sha256,
         origin="\n".join(as_html(table) for table in origin_tables(results)),
-        constants=html.constants(Settings(**results.sweep.constants), "Of caster, as run with."),
+        constants=html.constants(recorded(results.sweep.constants), "Of caster, as run with."),
         version=escape(__version__),
     )
     return html.page(f"caster bench: {results.sweep.title}", body)

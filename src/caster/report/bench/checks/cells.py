@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from caster.config import Settings
+from caster.config import Settings, recorded
 from caster.errors import CasterError
 from caster.records import DONE, Admission, Cell
 from caster.report.bench.checks.gates import CONSTANTS
@@ -23,7 +23,7 @@ Cells = dict[Spec, Cell]
 
 def check_cells(cells: Cells, admissions: Admissions, sweep: Sweep) -> Iterator[Problem]:
     """Every cell on its own, and the cells of one backbone or data beside one another."""
-    constants = Settings(**sweep.constants)
+    constants = recorded(sweep.constants)
     for spec, cell in cells.items():
         for kind in _faults(spec, cell, constants):
             yield Problem(kind, spec.full)
@@ -91,8 +91,8 @@ def _as_given(spec: Spec, settings: dict[str, Any]) -> bool:
 
 def _settings(given: Any) -> Settings | None:
     try:
-        return Settings(**given)
-    except (TypeError, CasterError):
+        return recorded(given)
+    except (AttributeError, TypeError, CasterError):
         return None
 
 

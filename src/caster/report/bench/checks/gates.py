@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from caster.config import Settings
+from caster.config import Settings, recorded
 from caster.core.reasons import (
     ACCEPTING,
     DECIDED,
     DISAGREEMENT,
     FROZEN,
+    IMPLAUSIBLE,
     INERT,
     KNOWN,
     RESTING,
@@ -70,7 +71,7 @@ def constants_of(spec: Spec, constants: Mapping[str, Any]) -> Settings:
     """The constants of caster as this cell's gate uses them: the sweep's, unless the cell's own."""
     inner, gate = inner_and_gate(spec.method)
     given = spec.given.get(GATE, {}) if gate else spec.given if inner.startswith(OWN) else {}
-    return Settings(**dict(constants) | {name: given[name] for name in given.keys() & CONSTANTS})
+    return recorded({**constants, **{name: given[name] for name in given.keys() & CONSTANTS}})
 
 
 def gate_faults(
@@ -108,9 +109,9 @@ def _possible(method: str, cell: Cell) -> frozenset[str]:
     if inner in (GATED, MIXED):
         return frozenset(REASONS)
     if inner == LAYERS and _settings(cell).get("gated", True):
-        return NOT_TRIED | {ACCEPTED, "ratio", RESTING}
+        return NOT_TRIED | {ACCEPTED, "ratio", RESTING, IMPLAUSIBLE}
     if inner.startswith((OWN, LAYERS)):
-        return NOT_TRIED | {UNGATED}
+        return NOT_TRIED | {UNGATED, IMPLAUSIBLE}
     return KNOWN - {FROZEN, INERT, RESTING}
 
 
