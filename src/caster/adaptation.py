@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from caster.arrays import Beside, as_real_array, like, to_numpy
 from caster.config import Settings
-from caster.core.discriminant import ridged_scores
+from caster.core.discriminant import probabilities, ridged_scores
 from caster.core.gate import refuse
 from caster.core.linalg import Array, identity_like, on_gpu
 from caster.core.order import is_ordered, order_evidence
@@ -36,13 +36,26 @@ class Adaptation:
     >>> out = clf.adapt([[0.5]])
     >>> out.predictions.tolist(), out.verdict.reason
     (['low'], 'batch_too_small')
+    >>> out
+    Adaptation(1 sample, 2 classes, batch_too_small, ratio=inf)
     """
 
     predictions: Array  # (B,), labels: the proposed ones if accepted, else the fallback's
     proposed: Array  # (B,), the transported classifier's labels, whatever the verdict
     transported: Array  # (B, C), its scores g_c
+    scores: Array  # (B, C), those of the predictions: g_c, head logits or Source-GDA's scores
     verdict: Verdict
     map: AffineMap
+
+    @property
+    def probabilities(self) -> Array:  # (B, C)
+        """Softmax of the scores, columns in the order of the classes."""
+        return probabilities(self.scores)
+
+    def __repr__(self) -> str:
+        B, C = self.scores.shape
+        verdict = f"{self.verdict.reason}, ratio={self.verdict.ratio:.3g}"
+        return f"Adaptation({B} sample{'' if B == 1 else 's'}, {C} classes, {verdict})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,20 +63,21 @@ class Attempt:
     """A batch transported and measured, of which nothing need have reached the host yet."""
 
     proposal: Proposal  # its evidence goes on with `order_evidence`, and whether logits are sound
-    head: Array | None  # (B,), class indices the frozen head chooses
+    fallback: Array  # (B, C), the frozen head's logits, or Source-GDA's scores
+    chosen: Array  # (B,), class indices by those
 
     def arrays(self) -> list[Array]:
         """Everything in it, in a row."""
         made, found = self.proposal, self.proposal.map
-        head = [] if self.head is None else [self.head]
-        return [made.evidence, made.scores, made.assigned, found.A, found.b, found.inverse, *head]
+        proposed = [made.evidence, made.scores, made.assigned, found.A, found.b, found.inverse]
+        return [*proposed, self.fallback, self.chosen]
 
     @classmethod
     def of(cls, arrays: Sequence[Array]) -> Self:
         """The attempt whose arrays these are."""
-        evidence, scores, assigned, A, b, inverse, *head = arrays
+        evidence, scores, assigned, A, b, inverse, fallback, chosen = arrays
         found = AffineMap(A, b, inverse, is_diagonal(scores.shape[0], A.shape[0]))
-        return cls(Proposal(scores, assigned, found, evidence), head[0] if head else None)
+        return cls(Proposal(scores, assigned, found, evidence), fallback, chosen)
 
 
 class Transporter:
@@ -84,9 +98,9 @@ class Transporter:
         batch = self.checked(batch)
         with threads_for(len(self.classes)), np.errstate(all="ignore"):
             if batch.shape[0] == 1:
-                head, sound_head = self._head_choice(head_logits, batch)
+                fallback, sound_head = self._fallback(batch, head_logits, settings)
                 _check_finite(batch, bool(sound_head))
-                return self._untransported(batch, head, settings, "batch_too_small")
+                return self._untransported(batch, fallback, "batch_too_small")
             attempt = self.attempt(batch, head_logits, settings)
             return self.conclude(batch, attempt, to_numpy(attempt.proposal.evidence), settings)
 
@@ -98,14 +112,14 @@ class Transporter:
         """
         active = self.active(batch)
         z = batch @ active.U
-        head, sound_head = self._head_choice(head_logits, z)
+        fallback, sound_head = self._fallback(batch, head_logits, settings)
         proposal = transport(z, active, settings)
         xp = array_namespace(z)
-        chosen = self._source_choice(batch, settings) if head is None else head
+        chosen = xp.argmax(fallback, axis=1)
         order = order_evidence(chosen, active.priors)
         flag = xp.astype(sound_head, proposal.evidence.dtype)
         evidence = xp.concat([proposal.evidence, order, xp.reshape(flag, (1,))])
-        return Attempt(replace(proposal, evidence=evidence), head)
+        return Attempt(replace(proposal, evidence=evidence), fallback, chosen)
 
     def active(self, batch: Array) -> SourceMoments:
         """The moments beside a batch, in the directions it can support."""
@@ -123,16 +137,18 @@ class Transporter:
         verdict = judge(measured, len(self.classes), settings)
         if verdict.reason == "numerical" or not sound_head:
             _check_finite(batch, bool(sound_head))
-            return self._untransported(batch, attempt.head, settings, "numerical")
+            return self._untransported(batch, attempt.fallback, "numerical")
         if settings.safeguards and not self.supported:
             verdict = replace(verdict, accepted=False, reason="source_check")
         elif settings.safeguards and is_ordered(neighbours, excess):
             verdict = replace(verdict, accepted=False, reason="class_order")
         proposal = attempt.proposal
-        proposed = predictions = self._labels(proposal.assigned)
-        if not verdict.accepted:
-            predictions = self._fallback(batch, attempt.head, settings)
-        return Adaptation(predictions, proposed, proposal.scores, verdict, proposal.map)
+        proposed, transported = self._labels(proposal.assigned), proposal.scores
+        if verdict.accepted:
+            predictions, scores = proposed, transported
+        else:
+            predictions, scores = self._labels(attempt.chosen), attempt.fallback
+        return Adaptation(predictions, proposed, transported, scores, verdict, proposal.map)
 
     def source_scores(self, batch: Any, settings: Settings) -> Array:  # (B, d) -> (B, C)
         """Source-GDA in all retained directions; log priors for rows it cannot be computed for."""
@@ -148,16 +164,19 @@ class Transporter:
             raise CasterError(f"a batch must be (samples, {self.width}), not {tuple(batch.shape)}")
         return batch
 
-    def _head_choice(self, head_logits: Any, batch: Array) -> tuple[Array | None, Array]:
-        """Index of every row's largest logit, and whether none is NaN."""
+    def _fallback(
+        self, batch: Array, head_logits: Any, settings: Settings
+    ) -> tuple[Array, Array]:  # (B, C), ()
+        """Scores that answer a rejected batch, and whether no logit of the head is NaN."""
         xp = array_namespace(batch)
         if head_logits is None:
-            return None, xp.ones((), dtype=xp.bool, device=device(batch))
+            sound = xp.ones((), dtype=xp.bool, device=device(batch))
+            return self._source_scores(batch, settings), sound
         logits = like(as_real_array(head_logits), batch)
         expected = (batch.shape[0], len(self.classes))
         if tuple(logits.shape) != expected:
             raise CasterError(f"head_logits must be {expected}, not {tuple(logits.shape)}")
-        return xp.argmax(logits, axis=1), xp.logical_not(xp.any(xp.isnan(logits)))
+        return logits, xp.logical_not(xp.any(xp.isnan(logits)))
 
     def projected(self, batch: Any) -> tuple[Array, SourceMoments]:
         """Features in the directions a batch can support, and the moments in those."""
@@ -175,22 +194,14 @@ class Transporter:
         computed = xp.isfinite(xp.max(scores, axis=1, keepdims=True))  # NaN if any class's is
         return xp.where(computed, scores, xp.log(source.priors))
 
-    def _source_choice(self, batch: Array, settings: Settings) -> Array:  # (B, d) -> (B,)
-        return array_namespace(batch).argmax(self._source_scores(batch, settings), axis=1)
-
-    def _fallback(self, batch: Array, head: Array | None, settings: Settings) -> Array:  # -> (B,)
-        return self._labels(self._source_choice(batch, settings) if head is None else head)
-
-    def _untransported(
-        self, batch: Array, head: Array | None, settings: Settings, reason: Reason
-    ) -> Adaptation:
+    def _untransported(self, batch: Array, fallback: Array, reason: Reason) -> Adaptation:
         """The answer for a batch without a map: the fallback, with log priors for scores."""
         xp = array_namespace(batch)
         none = self.placement.beside(batch, 0)
-        labels = self._fallback(batch, head, settings)
+        labels = self._labels(xp.argmax(fallback, axis=1))
         scores = xp.broadcast_to(xp.log(none.priors), (batch.shape[0], none.n_classes))
         no_map = AffineMap(A=batch[:0, :0], b=batch[0, :0], inverse=batch[:0, :0], diagonal=True)
-        return Adaptation(labels, labels, scores, refuse(reason), no_map)
+        return Adaptation(labels, labels, scores, fallback, refuse(reason), no_map)
 
     def _labels(self, indices: Array) -> Array:  # (B,) -> (B,)
         if is_numpy_array(indices):

@@ -85,6 +85,9 @@ class Adapter:
         self._columns = Columns(held.head)
         self._lanes: dict[Any, Any] = {}  # one a GPU
 
+    def __repr__(self) -> str:
+        return f"Adapter({self.model!r}, {self.state!r})"
+
     @classmethod
     def fit(
         cls,
@@ -237,12 +240,11 @@ class Adapter:
 
 def _fetch_choices(attempt: Attempt, fetch: Callable[[Array], Any]) -> Callable[[], Attempt]:
     """Begin to copy class indices to the host, where labels that are no numbers are looked up."""
-    assigned = fetch(attempt.proposal.assigned)
-    head = None if attempt.head is None else fetch(attempt.head)
+    assigned, chosen = fetch(attempt.proposal.assigned), fetch(attempt.chosen)
 
     def wait() -> Attempt:
         proposal = replace(attempt.proposal, assigned=assigned())
-        return replace(attempt, proposal=proposal, head=None if head is None else head())
+        return replace(attempt, proposal=proposal, chosen=chosen())
 
     return wait
 

@@ -171,10 +171,45 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         >>> clf.predict([[0.5], [4.5]])
         array([0, 1])
         """
+        return self._answered(X, head_logits).predictions
+
+    def predict_proba(
+        self,
+        X: Any,  # (B, d), one batch
+        head_logits: Any = None,  # (B, C)
+    ) -> Array:  # (B, C)
+        """Probabilities of one batch: softmax of the scores that `predict` decides by.
+
+        Those are the transported scores of an accepted batch, and otherwise `head_logits` or,
+        without them, Source-GDA's scores.
+
+        >>> clf = Caster().fit([[0.0], [1.0], [4.0], [5.0]], [0, 0, 1, 1])
+        >>> clf.predict_proba([[0.5], [4.5]], head_logits=[[2.0, 1.0], [0.0, 3.0]]).round(2)
+        array([[0.73, 0.27],
+               [0.05, 0.95]])
+        """
+        return self._answered(X, head_logits).probabilities
+
+    def decision_function(
+        self,
+        X: Any,  # (B, d), one batch
+        head_logits: Any = None,  # (B, C)
+    ) -> Array:  # (B, C); with two classes (B,), the second's score less the first's
+        """Scores that `predict` decides by, in scikit-learn's shape.
+
+        >>> clf = Caster().fit([[0.0], [1.0], [4.0], [5.0]], [0, 0, 1, 1])
+        >>> clf.decision_function([[0.5], [4.5]], head_logits=[[2.0, 1.0], [0.0, 3.0]])
+        array([-1.,  3.])
+        """
+        scores = self._answered(X, head_logits).scores
+        return scores if scores.shape[1] > 2 else scores[:, 1] - scores[:, 0]
+
+    def _answered(self, X: Any, head_logits: Any) -> Adaptation:
+        """`adapt`, with scikit-learn's checks of what is not a torch, CuPy or JAX array."""
         self._check_fitted()
         if not is_array_api_obj(X) or is_numpy_array(X):
             X = self._validated(X, reset=False)
-        return self.adapt(X, head_logits).predictions
+        return self.adapt(X, head_logits)
 
     def source_scores(self, batch: Any) -> Array:  # (B, d) -> (B, C)
         """Source-GDA: the untransported Gaussian discriminant in all retained directions.

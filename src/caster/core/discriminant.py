@@ -87,6 +87,19 @@ def _class_blocks(z: Array, n_classes: int) -> list[slice]:
     return [slice(c, min(c + step, n_classes)) for c in range(0, n_classes, step)]
 
 
+def probabilities(scores: Array) -> Array:  # (B, C) -> (B, C)
+    """Softmax of every row of scores.
+
+    >>> import numpy as np
+    >>> probabilities(np.array([[0.0, 0.0], [0.0, -np.inf]]))
+    array([[0.5, 0.5],
+           [1. , 0. ]])
+    """
+    xp = array_namespace(scores)
+    powers = xp.exp(scores - xp.max(scores, axis=1, keepdims=True))
+    return powers / xp.sum(powers, axis=1, keepdims=True)
+
+
 def confidence(scores: Array) -> Array:  # (B, C) -> (B,)
     """Largest softmax probability of every row of scores.
 

@@ -57,6 +57,10 @@ class SourceMoments:
     covariances: Array  # (C, k, k)
     counts: Array  # (C,), integers
 
+    def __repr__(self) -> str:
+        d, samples = self.U.shape[0], int(sum(self.counts.tolist()))
+        return f"SourceMoments({samples} samples, {self.n_classes} classes, {d} -> {self.rank})"
+
     @property
     def rank(self) -> int:
         """Number of directions k."""
@@ -153,6 +157,9 @@ class AffineMap:
     b: Array  # (k,)
     inverse: Array  # (k, k), of A; exact to rounding, from the same roots
     diagonal: bool
+
+    def __repr__(self) -> str:
+        return f"AffineMap(k={self.b.shape[0]}, diagonal={self.diagonal})"
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,9 @@ class FunctionModel:
         self.version = version
         self.preprocessing = preprocessing
 
+    def __repr__(self) -> str:
+        return f"FunctionModel({self.name!r}, version={self.version!r})"
+
     @property
     def sha256(self) -> str | None:
         """Digest of the stated version; None if none was stated."""

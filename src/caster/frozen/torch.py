@@ -81,6 +81,10 @@ class TorchModel:
         identity = f"head {head}\n{settings_of(self.module)}\n{self._content}"
         self.sha256 = hashlib.sha256(identity.encode()).hexdigest()
 
+    def __repr__(self) -> str:
+        head = "not found yet" if self.head is None else repr(self.head)
+        return f"TorchModel({self.name!r}, head={head}, device={str(self.device)!r})"
+
     def verify(self) -> None:
         """Raise if a parameter, a buffer or a layer is not what it was when wrapped."""
         if digest_of(self.module) != self._content:

@@ -55,6 +55,11 @@ class State:
     input_range: tuple[float, float] | None = None  # of the source's input; None: not measured
     source_check: SourceCheck | None = None  # None: made of moments alone
 
+    def __repr__(self) -> str:
+        bound = "no model" if self.model_sha256 is None else f"model {self.model_sha256[:12]}…"
+        layers = "no layers" if self.layers is None else f"{len(self.layers)} layer sites"
+        return f"State({self.moments!r}, {bound}, {layers})"
+
     def check_origin(
         self,
         *,

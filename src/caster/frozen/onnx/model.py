@@ -78,6 +78,9 @@ class OnnxModel:
         self.input_shape = self._input.shape
         self._seal = Seal(self._path, model, sha256, head)
 
+    def __repr__(self) -> str:
+        return f"OnnxModel({self.name!r}, input={sizes(self.input_shape or ())})"
+
     @property
     def sha256(self) -> str:
         """Digest of the file, of those its weights are in, and of a head named by hand."""
