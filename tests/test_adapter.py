@@ -11,6 +11,7 @@ import torch
 from safetensors import safe_open
 from safetensors.numpy import save as to_safetensors
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import caster
 from caster import Adapter, Caster, CasterError, StateError, wrap
@@ -120,6 +121,70 @@ def test_the_same_as_by_hand(tmp_path, net, adapter):
 
 def test_numpy_in_torch_out_of_a_torch_module(adapter):
     same(adapter(SHIFTED.numpy()), adapter(SHIFTED))
+
+
+def collated(samples):
+    images, labels = zip(*samples, strict=True)
+    return {"pixel_values": torch.stack(images), "labels": torch.stack(labels)}
+
+
+@pytest.mark.parametrize("collate", [None, collated], ids=["pairs", "dicts"])
+def test_data_loaders_go_in_as_they_are(net, adapter, collate):
+    source = DataLoader(TensorDataset(SOURCE, LABELS), batch_size=100, collate_fn=collate)
+    fitted = Adapter.fit(wrap(net), source)
+    assert states.digest(fitted.state) == states.digest(adapter.state)
+    expected = [adapter(SHIFTED[:40]), adapter(SHIFTED[40:])]
+    targets = [
+        DataLoader(TensorDataset(SHIFTED, TRUTH), batch_size=40, collate_fn=collate),
+        DataLoader(TensorDataset(SHIFTED), batch_size=40),  # [x]
+        [{"image": SHIFTED[:40]}, {"x": SHIFTED[40:], "name": "of a file"}],
+        [(SHIFTED[:40], ["a"] * 40, {"path": "b"}), SHIFTED[40:].numpy()],
+    ]
+    for target in targets:
+        for out, other in zip(fitted.stream(target), expected, strict=True):
+            same(out, other)
+
+
+def test_batches_that_lack_a_part(net, adapter):
+    with pytest.raises(CasterError, match=r"one of pixel_values, .*: it has input_ids"):
+        adapter({"input_ids": SHIFTED})
+    for batch in ({"pixel_values": SOURCE}, [SOURCE], SOURCE, SOURCE[:2], (SOURCE, LABELS, 1)):
+        with pytest.raises(CasterError, match=r"one of labels|must be a pair"):
+            Adapter.fit(wrap(net), [batch])
+
+
+class Strict(nn.Linear):
+    def forward(self, images):
+        rows, _, _, _ = images.shape  # a ValueError, as timm's and transformers' ViT raise
+        return super().forward(images.reshape(rows, -1))
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(32, 4)),
+        nn.Sequential(nn.Conv2d(3, 8, 4), nn.Flatten(0), nn.Linear(8, 4)),  # succeeds, of one axis
+        Strict(48, 4),
+        network(),
+    ],
+    ids=["BatchNorm", "one axis", "ViT", "network"],
+)
+def test_a_single_image_gets_a_clear_line(module):
+    with pytest.raises(CasterError, match=r"a single image needs a batch axis, x\[None\]"):
+        wrap(module)(SOURCE[0])
+
+
+def test_a_single_image_for_a_function():
+    model = wrap(lambda images: images.mean((2, 3)), preprocessing=HALF)
+    with pytest.raises(CasterError, match="a single image needs a batch axis"):
+        model(SOURCE[0])
+
+
+def test_reprs_are_one_line(tmp_path, net, adapter):
+    assert repr(adapter.model) == "TorchModel('Sequential', head='head', device='cpu')"
+    assert repr(adapter) == f"Adapter({adapter.model!r}, {adapter.state!r})"
+    assert repr(adapter.state).endswith(f"model {adapter.model.sha256[:12]}…, no layers)")
+    assert repr(wrap(len, version="1")) == "FunctionModel('len', version='1')"
 
 
 def test_functions_answer_in_their_own_kind(net):

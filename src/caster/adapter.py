@@ -16,7 +16,7 @@ from caster.arrays import to_numpy
 from caster.core.linalg import Array, on_gpu
 from caster.errors import CasterError
 from caster.estimator import Caster
-from caster.fitting import pair
+from caster.fitting import inputs_of, pair
 from caster.frozen.heads import Columns, head_columns, of_classes
 from caster.frozen.protocol import (
     FrozenModel,
@@ -92,7 +92,7 @@ class Adapter:
     def fit(
         cls,
         model: FrozenModel,
-        batches: Iterable[tuple[Any, Any]],
+        batches: Iterable[Any],
         *,
         classes: Any = None,
         use_head: bool = True,
@@ -101,6 +101,7 @@ class Adapter:
     ) -> Self:
         """Fit source statistics from batches of (images, labels), each seen by the model once.
 
+        A batch may also be a dict with "pixel_values" and "labels", as transformers has it.
         `classes` names the model's outputs in their order, where labels are neither their column
         numbers nor, sorted, as many as the columns. `use_head=False` says the model's outputs are
         other classes altogether. The features stay in memory while it fits; `caster fit --model`
@@ -133,7 +134,11 @@ class Adapter:
         return cls(model, bound_state(clf, model, head, gauge.moments(), ends))
 
     def __call__(self, batch: Any) -> Adaptation:
-        """Adapt to one batch, prepared as the model takes it."""
+        """Adapt to one batch, prepared as the model takes it.
+
+        It may come as a DataLoader yields it, `[x]`, `(x, y)` or `{"pixel_values": x}`: what is
+        beside the inputs is ignored.
+        """
         return self._start(batch)()
 
     def adapt(self, outputs: Outputs) -> Adaptation:
@@ -179,7 +184,7 @@ class Adapter:
 
     def _start(self, batch: Any) -> Callable[[], Adaptation]:
         """Send a batch on its way; the function returned waits for its answer."""
-        model = self.model
+        model, batch = self.model, inputs_of(batch)
         if not runs_on_gpu(model):
             return self._start_from(model(batch))
         if model.cuda_graph:

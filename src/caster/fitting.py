@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import reduce
 from operator import add
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace, is_jax_array
+from array_api_compat import array_namespace, is_array_api_obj, is_jax_array
 from numpy.typing import NDArray
 
 from caster.arrays import as_real_array, like, to_numpy
@@ -24,6 +24,8 @@ from caster.labels import Labels, as_labels, encode
 from caster.source_check import SourceCheck, check_source
 
 Chunks = Iterable[tuple[Any, ...]]  # (features, labels) or (features, labels, logits)
+INPUTS = "pixel_values", "images", "image", "inputs", "x"  # names in a batch that is a dict
+LABELS = "labels", "label", "y", "target", "targets"
 MOST_KEPT = 2**24  # numbers of the projected samples that are kept to check the fit
 OUT_OF_RANGE = "the features are too large or too small for float32: rescale them"
 
@@ -191,15 +193,48 @@ def _answers(logits: Any, rows: int, n_classes: int) -> NDArray[Any]:  # (n,)
     return answers
 
 
-def pair(chunk: Any) -> tuple[Any, Any]:
-    """A chunk's features and labels, or a batch's images and labels."""
+def pair(batch: Any) -> tuple[Any, Any]:
+    """Inputs and labels of a labelled batch: a pair, or a dict that names them.
+
+    >>> pair({"pixel_values": [[0.5]], "labels": [1]})
+    ([[0.5]], [1])
+    """
+    if isinstance(batch, Mapping):
+        return _named(batch, INPUTS), _named(batch, LABELS)
     try:
-        features, labels = chunk
+        if is_array_api_obj(batch):  # one of two rows would unpack
+            raise TypeError
+        inputs, labels = batch
     except (TypeError, ValueError):
         raise CasterError(
             "every chunk or batch must be a pair: features or images, and labels"
         ) from None
-    return features, labels
+    return inputs, labels
+
+
+def inputs_of(batch: Any) -> Any:
+    """A batch without what a DataLoader puts beside its inputs: labels, say.
+
+    An array is a batch itself, and so is a list of arrays with equally many axes: its rows.
+
+    >>> inputs_of([np.zeros((2, 3)), np.array([0, 1])]).shape
+    (2, 3)
+    """
+    if isinstance(batch, Mapping):
+        return _named(batch, INPUTS)
+    if isinstance(batch, tuple | list) and batch:
+        axes, *others = (getattr(part, "ndim", 0) for part in batch)
+        if axes > 1 and all(other < axes for other in others):
+            return batch[0]
+    return batch
+
+
+def _named(batch: Mapping[Any, Any], names: tuple[str, ...]) -> Any:
+    for name in names:
+        if name in batch:
+            return batch[name]
+    has = ", ".join(map(str, batch)) or "nothing"
+    raise CasterError(f"a batch that is a dict must have one of {', '.join(names)}: it has {has}")
 
 
 def _check_finite(piece: Array, first_row: int) -> None:

@@ -10,7 +10,7 @@ from caster.arrays import as_real_array
 from caster.core.linalg import Array
 from caster.errors import CasterError
 from caster.frozen.preprocessing import Preprocessing
-from caster.frozen.protocol import Outputs
+from caster.frozen.protocol import SINGLE_IMAGE, Outputs
 
 
 class FunctionModel:
@@ -52,6 +52,8 @@ class FunctionModel:
 
     def __call__(self, batch: Any) -> Outputs:
         """What the function makes of a batch."""
+        if self.preprocessing is not None and getattr(batch, "ndim", 4) == 3:
+            raise CasterError(f"{self.name} takes images in batches: {SINGLE_IMAGE}")
         returned = self.function(batch)
         if isinstance(returned, Outputs):
             returned = (returned.features, returned.logits)

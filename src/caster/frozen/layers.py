@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from caster.errors import CasterError
+from caster.frozen.protocol import SINGLE_IMAGE
 
 # Held while hooks are added or removed, and while a module is copied with those it has.
 HOOKS = Lock()
@@ -136,9 +137,15 @@ def linear_layers(module: nn.Module) -> str:
 def answer_of(module: nn.Module, batch: Tensor, name: str) -> Any:
     """What a module returns for a batch, or one line that says why it does not."""
     try:
-        return module(batch)
-    except RuntimeError as error:
+        returned = module(batch)
+        if batch.ndim == 3 and getattr(returned, "ndim", 2) == 1:
+            raise ValueError("it gets one row of logits")
+        return returned
+    except CasterError:
+        raise
+    except (RuntimeError, ValueError, IndexError, AssertionError) as error:
         line = " ".join(str(error).split())
+        line = f"{SINGLE_IMAGE} ({line})" if batch.ndim == 3 else line
         shape, dtype = tuple(batch.shape), str(batch.dtype).removeprefix("torch.")
         raise CasterError(f"{name} cannot take a batch of {dtype} {shape}: {line[:300]}") from error
 

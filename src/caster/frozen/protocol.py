@@ -8,6 +8,8 @@ from typing import Any, Protocol, TypeGuard, runtime_checkable
 from caster.core.linalg import Array
 from caster.frozen.preprocessing import Preprocessing
 
+SINGLE_IMAGE = "a single image needs a batch axis, x[None]"
+
 
 @dataclass(frozen=True, eq=False)
 class Outputs:

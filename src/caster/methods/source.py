@@ -33,7 +33,7 @@ class Source:
     """
 
     state: State | None = None
-    batches: Iterable[tuple[Any, Any]] | None = field(default=None, repr=False)
+    batches: Iterable[Any] | None = field(default=None, repr=False)
     allow_other_model: bool = False  # a state of another model or preprocessing
 
     def __post_init__(self) -> None:
@@ -43,7 +43,7 @@ class Source:
             )
 
     @classmethod
-    def fit(cls, model: FrozenModel, batches: Iterable[tuple[Any, Any]], **settings: Any) -> Self:
+    def fit(cls, model: FrozenModel, batches: Iterable[Any], **settings: Any) -> Self:
         """The source of labelled batches, with the state `Adapter.fit` makes of them."""
         held = list(batches) if isinstance(batches, Iterator) else batches
         return cls(state=Adapter.fit(model, held, **settings).state, batches=held)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from caster.errors import CasterError
 from caster.frozen.onnx.graph import fed, listed
 from caster.frozen.preprocessing import Preprocessing
+from caster.frozen.protocol import SINGLE_IMAGE
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -42,7 +43,8 @@ class Input:
             raise CasterError(f"the batch is no array: {' '.join(str(error).split())}") from None
         declared = (None,) * max(rows.ndim, 1) if self.shape is None else self.shape
         if len(declared) != rows.ndim or not _fits(rows.shape[1:], declared[1:]):
-            raise CasterError(f"the model takes {sizes(declared)}, not {sizes(rows.shape)}")
+            hint = f": {SINGLE_IMAGE}" if (rows.ndim, len(declared)) == (3, 4) else ""
+            raise CasterError(f"the model takes {sizes(declared)}, not {sizes(rows.shape)}{hint}")
         if len(rows) == 0:
             raise CasterError("the batch has no rows")
         widens = self.dtype != "uint8" and (rows.dtype.kind == "f" or rows.dtype == np.uint8)
