@@ -285,7 +285,7 @@ def test_options_of_pictures_without_a_model(refusal, line, option):
 
 def test_models_that_will_not_do(refusal, made):
     prepared = f"--preprocessing {made}/p.toml @source -o s"
-    assert "model.pt is no model" in refusal(f"fit --model model.pt {prepared}")
+    assert "model.pt is not a model" in refusal(f"fit --model model.pt {prepared}")
     assert "none.onnx: No such file" in refusal(f"fit --model none.onnx {prepared}")
     (made / "text.onnx").write_text("no model")
     assert "text.onnx is truncated, damaged or not" in refusal(f"fit --model @text.onnx {prepared}")

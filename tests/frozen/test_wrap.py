@@ -115,7 +115,9 @@ def test_the_name_is_public():
 )
 def test_what_is_no_model(model):
     message = refusal(model)
-    assert message.startswith("a model is an nn.Module, 'timm:NAME', the path of an .onnx file, or")
+    assert message.startswith(
+        "a model is an nn.Module, 'timm:NAME', 'hf:FOLDER', 'FILE.py:FACTORY'"
+    )
     assert message.endswith(repr(model) if isinstance(model, str) else type(model).__name__)
 
 

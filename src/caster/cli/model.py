@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from caster.frozen.protocol import FrozenModel
 
 PANEL = "The model"
+MODELS = "MODEL.onnx, timm:NAME, hf:FOLDER or FILE.py:FACTORY"
 GO_ON = "no output was written; the same command goes on from where it was"
 
 
@@ -26,14 +27,14 @@ def _option(kind: Any, *names: str, help: str, **extra: Any) -> Any:
 
 
 OPTIONS: dict[str, Any] = {
-    "model": _option(str | None, metavar="M", help="MODEL.onnx or timm:NAME, for pictures."),
+    "model": _option(str | None, metavar="M", help=f"{MODELS}, for images."),
     "preprocessing": _option(
         str | None,
         metavar="TOML",
-        help="File that says how pictures become batches, or `in-graph`; timm models know.",
+        help="File that says how pictures become batches, or `in-graph`; timm and hf models know.",
     ),
     "checkpoint": _option(
-        Path | None, metavar="FILE", help="Weights of a timm model (.safetensors)."
+        Path | None, metavar="FILE", help="Weights of timm:NAME or FILE.py:FACTORY (.safetensors)."
     ),
     "head": _option(
         str | None, metavar="NAME", help="The classifier, where it cannot be found by itself."
@@ -41,9 +42,9 @@ OPTIONS: dict[str, Any] = {
     "provider": _option(
         list[str] | None, metavar="NAME", help="Of ONNX Runtime; repeat in order of preference."
     ),
-    "device": _option(str | None, metavar="NAME", help="Of a timm model: cpu, cuda, cuda:1 ..."),
-    "bf16": _option(bool, "--bf16", help="Run a timm model in bfloat16 where it is safe."),
-    "channels_last": _option(bool, "--channels-last", help="Memory layout of a timm model."),
+    "device": _option(str | None, metavar="NAME", help="torch device: cpu, cuda, cuda:1 ..."),
+    "bf16": _option(bool, "--bf16", help="Run a torch model in bfloat16 where it is safe."),
+    "channels_last": _option(bool, "--channels-last", help="Memory layout of a torch model."),
 }
 DEFAULTS = {"bf16": False, "channels_last": False}
 FOR_PICTURES = {  # what else means nothing without a model, and how it is typed
@@ -105,8 +106,9 @@ def _files(values: Any) -> Iterator[str | Path]:
     """Which of these are names of files."""
     for value in values:
         for one in value if isinstance(value, list) else [value]:
-            if isinstance(one, str | Path) and os.path.isfile(one):
-                yield one
+            if isinstance(one, str | Path):
+                path = str(one).rpartition(".py:")[0] + ".py" if ".py:" in str(one) else one
+                yield from [path] if os.path.isfile(path) else []
 
 
 def _wrapped(options: dict[str, Any], others: dict[str, Any]) -> FrozenModel | None:
@@ -119,8 +121,9 @@ def _wrapped(options: dict[str, Any], others: dict[str, Any]) -> FrozenModel | N
         if stray:
             raise CasterError(f"{stray[0]} is for pictures: name the model they go to with --model")
         return None
-    if not model.endswith(".onnx") and not model.startswith("timm:"):
-        raise CasterError(f"{model} is no model: give the path of an .onnx file, or timm:NAME")
+    named = model.endswith(".onnx") or model.startswith(("timm:", "hf:")) or ".py:" in model
+    if not named:
+        raise CasterError(f"{model} is not a model: give {MODELS}")
     from caster.frozen.wrap import wrap
 
     return wrap(model, providers=providers or None, **options)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from threading import Lock, get_ident
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -188,6 +191,21 @@ def _in_words(value: Any) -> str | None:
     if isinstance(value, bool | int | float | str | tuple | list | torch.dtype | None):
         return repr(value)
     return getattr(value, "__qualname__", None)
+
+
+def read_weights(checkpoint: Path) -> dict[str, Tensor]:
+    """The tensors of a .safetensors file."""
+    if not checkpoint.is_file():
+        raise CasterError(f"the checkpoint {checkpoint} does not exist")
+    if checkpoint.suffix != ".safetensors":
+        raise CasterError(
+            f"the checkpoint {checkpoint} must be a .safetensors file: caster never unpickles; "
+            "safetensors.torch.save_file converts a state dict"
+        )
+    try:
+        return load_file(checkpoint)
+    except (SafetensorError, OSError):
+        raise CasterError(f"the checkpoint {checkpoint} is truncated or damaged") from None
 
 
 def load_weights(module: nn.Module, weights: dict[str, Tensor]) -> None:

@@ -8,8 +8,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
 from caster.errors import CasterError
 from caster.frozen.preprocessing import Preprocessing
 
@@ -38,12 +36,12 @@ def create(name: str, checkpoint: Path | None) -> Any:
     timm = imported("timm", f"timm:{name}")
     # Its retries would fill the screen; what came of them is said below.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    weights = None if checkpoint is None else _weights(checkpoint)
+    from caster.frozen.layers import load_weights, read_weights
+
+    weights = None if checkpoint is None else read_weights(checkpoint)
     try:
         if weights is None:
             return timm.create_model(name, pretrained=True)
-        from caster.frozen.layers import load_weights
-
         classifier = getattr(timm.get_pretrained_cfg(name), "classifier", None)
         module = timm.create_model(name, **_n_classes(weights, classifier))
         load_weights(module, weights)
@@ -74,19 +72,3 @@ def _n_classes(
     if heads and (heads[0].ndim < 2 or heads[0].numel() == 0):
         raise ValueError(f"the weight of its classifier has the shape {tuple(heads[0].shape)}")
     return {"num_classes": heads[0].shape[0]} if heads else {}
-
-
-def _weights(checkpoint: Path) -> dict[str, Any]:
-    from safetensors.torch import load_file
-
-    if not checkpoint.is_file():
-        raise CasterError(f"the checkpoint {checkpoint} does not exist")
-    if checkpoint.suffix != ".safetensors":
-        raise CasterError(
-            f"the checkpoint {checkpoint} must be a .safetensors file: caster never unpickles; "
-            "safetensors.torch.save_file converts a state dict"
-        )
-    try:
-        return load_file(checkpoint)
-    except (SafetensorError, OSError):
-        raise CasterError(f"the checkpoint {checkpoint} is truncated or damaged") from None

@@ -6,16 +6,20 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from caster.errors import CasterError
+from caster.frozen.factory import MARK, made_by
 from caster.frozen.preprocessing import Preprocessing
 from caster.frozen.protocol import FrozenModel
 
 IN_GRAPH: Literal["in-graph"] = "in-graph"
 Stated = Preprocessing | str | os.PathLike[str] | None  # a TOML file's path, or "in-graph"
 
-KINDS = "an nn.Module, 'timm:NAME', the path of an .onnx file, or a function"
+KINDS = (
+    "an nn.Module, 'timm:NAME', 'hf:FOLDER', 'FILE.py:FACTORY', the path of an .onnx file, or a "
+    "function"
+)
 
 
 def wrap(
@@ -33,14 +37,19 @@ def wrap(
 ) -> FrozenModel:
     """A frozen model from an nn.Module, "timm:NAME", the path of an .onnx file, or a function.
 
+    Also from "hf:FOLDER", an image classifier of transformers in a local folder, and from
+    "FILE.py:FACTORY", a function in a file of yours that takes no arguments and returns one of
+    the above. **That runs the code in the file.**
+
     Parameters
     ----------
     head : the classifier, where it cannot be found: a layer's name, or in ONNX a node's or an
         output's.
     preprocessing : how pictures become batches: a `Preprocessing`, the path of a TOML file, or
-        "in-graph" if the model resizes and normalises itself. timm models bring their own.
+        "in-graph" if the model resizes and normalises itself. timm models bring their own, and
+        so do folders of transformers with a preprocessor_config.json.
         Needed where caster reads pictures; batches you prepare yourself need none.
-    checkpoint : local weights of a timm model, .safetensors.
+    checkpoint : local weights of a timm model or of a factory's module, .safetensors.
     device : where a torch model runs, "cpu" or "cuda"; a module stays where it is by default.
     bf16, channels_last : of a torch model.
     cuda_graph : record a torch model on a GPU and replay it: for modules that do the same on every
@@ -60,18 +69,30 @@ def wrap(
         "channels_last": channels_last,
         "cuda_graph": cuda_graph,
     }
-    if _is_module(model) or (isinstance(model, str) and model.startswith("timm:")):
+    name = None
+    if isinstance(model, str) and MARK in model:
+        model, name = made_by(model), model
+        if _is_wrapped(model):
+            others = {"head": head, "preprocessing": stated, "checkpoint": checkpoint}
+            _refuse_options(
+                name, torch_only | others | {"providers": providers, "version": version}
+            )
+            return cast(FrozenModel, model)
+        if _is_module(model) and checkpoint is not None:
+            _load(model, name, Path(checkpoint))
+            checkpoint = None
+    if _is_module(model) or (isinstance(model, str) and model.startswith(("timm:", "hf:"))):
         _refuse_options(model, {"providers": providers, "version": version})
-        if _is_module(model):
+        if _is_module(model) or model.startswith("hf:"):
             _refuse_options(model, {"checkpoint": checkpoint})
-        return _torch_model(model, head, stated, checkpoint, torch_only)
+        return _torch_model(model, name, head, stated, checkpoint, torch_only)
     if isinstance(model, str | os.PathLike) and str(model).endswith(".onnx"):
         _refuse_options(model, torch_only | {"checkpoint": checkpoint, "version": version})
         from caster.frozen.onnx import OnnxModel
 
         chosen = {} if providers is None else {"providers": providers}
         return OnnxModel(Path(model), head=head, preprocessing=stated, **chosen)
-    if hasattr(model, "verify") and hasattr(model, "preprocessing"):
+    if _is_wrapped(model):
         raise CasterError(f"{model.name} is wrapped already")
     if callable(model) and not isinstance(model, type):
         others = {"head": head, "checkpoint": checkpoint, "providers": providers}
@@ -95,8 +116,24 @@ def _is_module(model: Any) -> bool:
     return torch is not None and isinstance(model, torch.nn.Module)
 
 
+def _is_wrapped(model: Any) -> bool:
+    return hasattr(model, "verify") and hasattr(model, "preprocessing")
+
+
+def _load(module: Any, name: str, checkpoint: Path) -> None:
+    from caster.frozen.layers import load_weights, read_weights
+
+    weights = read_weights(checkpoint)
+    try:
+        load_weights(module, weights)
+    except (RuntimeError, ValueError) as error:
+        line = " ".join(str(error).split())
+        raise CasterError(f"{checkpoint} does not fit {name}: {line[:300]}") from None
+
+
 def _torch_model(
     model: Any,
+    name: str | None,
     head: str | None,
     preprocessing: Any,
     checkpoint: str | os.PathLike[str] | None,
@@ -107,17 +144,22 @@ def _torch_model(
     except ModuleNotFoundError:
         raise CasterError(f"{model} needs torch: pip install 'caster-tta[torch]'") from None
 
-    name = None
+    module = model
     if isinstance(model, str):
-        from caster.frozen import timm
-
         name = model
-        module = timm.create(
-            model.removeprefix("timm:"), None if checkpoint is None else Path(checkpoint)
-        )
-        preprocessing = timm.preprocessing(module) if preprocessing is None else preprocessing
-    else:
-        module = model
+        kind, _, given = model.partition(":")
+        if kind == "hf":
+            from caster.frozen import hf
+
+            module = hf.create(Path(given))
+            preprocessing = (
+                hf.preprocessing(Path(given)) if preprocessing is None else preprocessing
+            )
+        else:
+            from caster.frozen import timm
+
+            module = timm.create(given, None if checkpoint is None else Path(checkpoint))
+            preprocessing = timm.preprocessing(module) if preprocessing is None else preprocessing
     if preprocessing == IN_GRAPH:
         preprocessing = Preprocessing.in_graph("NCHW", "float32")
     return TorchModel(module, name=name, head=head, preprocessing=preprocessing, **options)
