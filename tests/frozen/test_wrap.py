@@ -94,6 +94,12 @@ def test_an_onnx_file(onnx_file):
         wrap(onnx_file, providers=["Abacus"])(IMAGES)
 
 
+def test_a_single_image_for_an_onnx_file(onnx_file):
+    with pytest.raises(CasterError, match="a single image needs a batch axis"):
+        wrap(onnx_file)(IMAGES[0])
+    assert repr(wrap(onnx_file)) == f"OnnxModel('{onnx_file}', input=(any, 3, 8, 8))"
+
+
 def test_a_function():
     model = wrap(embed, version="pixels-1")
     assert type(model) is FunctionModel
