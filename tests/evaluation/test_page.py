@@ -149,6 +149,7 @@ def test_the_page_has_the_numbers(shown):
     found, html = shown
     text = read(html)
     assert unescape(found.summary) in text
+    assert unescape(found.conclusion) in text
     rows = re.findall(r'<tr><th scope="row">(.*?)</th>(.*?)</tr>', html)
     names = ["frozen head", "Source-GDA", "transport, ungated", "transport, gated"]
     names = names[-len(found.scores) :]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -17,8 +18,11 @@ from sklearn.metrics import log_loss
 from caster import Caster, CasterError
 from caster.core.types import Verdict
 from caster.evaluation import Evaluation, evaluate
+from caster.evaluation.mechanism import layer_transport
 from caster.evaluation.results import Batch, ClassScore
 from caster.evaluation.run import Answers
+from caster.report.intervals import Interval
+from caster.source_check import SourceCheck
 from tests.conftest import problem
 from tests.evaluation.test_metrics import ece_by_hand
 
@@ -157,7 +161,7 @@ def test_everything_refused_is_the_baseline():
     assert found.acceptance == 0
     assert found.scores["gated"] == found.scores["frozen"]
     assert found.gain == 0
-    assert "refused every batch" in found.summary
+    assert "rejected every batch" in found.summary
 
 
 def test_torch_in_gives_the_same_score():
@@ -261,10 +265,51 @@ def test_the_summary_has_the_numbers():
     assert f"{gated.harm:.1%} from right to wrong" in found.summary
     assert f"{gated.help:.1%} turned from wrong to right" in found.summary
     assert f"accepted {found.reasons['accepted']} of {len(found.batches)}" in found.summary
-    assert f"{100 * found.gain_interval.low:+.1f} to" in found.summary
+    assert f"{100 * found.gain_interval.low:+.1f} to" in found.conclusion
     headless = evaluate(clf, cut(target, labels, None, 64))
     assert "Source-GDA takes the frozen head's place" in headless.summary
     assert "Source-GDA takes" not in found.summary
+
+
+@pytest.mark.parametrize(
+    ("right", "low", "high", "opening", "gain"),
+    [
+        (60, 0.051, 0.073, "Use it here: ", "gains 15.6 points over"),
+        (40, -0.073, -0.051, "Do not use it here: ", "loses 15.6 points to"),
+        (50, -0.004, 0.006, "It makes no difference here: ", "gains 0.0 points over"),
+        (50, 0.0001, 0.006, "It makes no difference here: ", "+0.0 to +0.6"),
+        (60, -0.02, 0.15, "It is not clear whether to use it here: ", "-2.0 to +15.0"),
+        (60, None, None, "One batch cannot tell whether to use it: ", "gains 15.6 points"),
+    ],
+)
+def test_the_conclusion_says_whether_to_use_it(right, low, high, opening, gain):
+    found = of_labels([np.arange(64)], Verdict(True, "accepted", 0.5, 9, 3))
+    scores = {**found.scores, "frozen": replace(found.scores["frozen"], accuracy=50 / 64)}
+    scores["gated"] = replace(found.scores["gated"], accuracy=right / 64)
+    interval = None if low is None else Interval(low, high)
+    found = replace(found, scores=scores, gain_interval=interval)
+    assert found.conclusion.startswith(opening)
+    assert gain in found.conclusion
+    assert found.to_json()["conclusion"] == found.conclusion
+
+
+def test_the_conclusion_says_that_every_batch_was_rejected():
+    found = of_labels([np.arange(64)])
+    assert found.conclusion.startswith("It makes no difference here: the gate rejects every batch")
+
+
+def test_a_source_that_turns_transport_off_is_named_unless_forced_or_layers():
+    clf, target, labels, logits = stage()
+    off = SourceCheck(600, 0.99, 0.5, 0.5, 0.5, 1.0, 0.49, 1.2)
+    clf = Caster.from_state(replace(clf._state, source_check=off))
+    chunks = list(cut(target, labels, logits, 64))
+    found = evaluate(clf, chunks)
+    assert "off by default" in found.source_check
+    assert found.to_json()["source_check"] == found.source_check
+    assert set(found.reasons) == {"source_check"}
+    assert evaluate(clf.set_params(safeguards=False), chunks).source_check is None
+    clf.set_params(safeguards=True)
+    assert evaluate(clf, chunks, mechanism=layer_transport({})).source_check is None
 
 
 @pytest.mark.parametrize("size", [1, 64, 1020])

@@ -113,6 +113,9 @@ def evaluate(
                 progress=progress,
             )
     say_skipped(skipped)
+    say(found.conclusion)
+    if found.source_check:
+        say(found.source_check)
     output.print(_table(found))
     say(found.summary)
     verdicts = ", ".join(

@@ -32,6 +32,8 @@ def render(found: Evaluation) -> str:
         "caster.evaluation",
         "page.html",
         name=escape(found.name),
+        conclusion=escape(found.conclusion),
+        source_check=f"<p>{escape(found.source_check)}</p>" if found.source_check else "",
         summary=escape(found.summary),
         warning=f'<div class="story costs"><p>{escape(found.warning)}</p></div>'
         if found.warning

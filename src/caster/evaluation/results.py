@@ -73,6 +73,7 @@ class Evaluation:
     batches: tuple[Batch, ...]
     classes: tuple[ClassScore, ...]  # those that came
     mechanism: Mechanism = TRANSPORT  # what "ungated" and "gated" adapt by
+    source_check: str | None = None  # a sentence, where the source turns transport off by default
 
     @property
     def baseline(self) -> str:
@@ -116,6 +117,11 @@ class Evaluation:
         return median(batch.verdict.ratio for batch in self.batches)
 
     @property
+    def conclusion(self) -> str:
+        """Whether to use it on such data, in one sentence with the gain and its interval."""
+        return words.conclusion(self)
+
+    @property
     def summary(self) -> str:
         """The outcome in plain words."""
         return words.summary(self)
@@ -132,7 +138,9 @@ class Evaluation:
             "caster": __version__,
             "name": self.name,
             "mechanism": self.mechanism.name,
+            "conclusion": self.conclusion,
             "summary": self.summary,
+            "source_check": self.source_check,
             "warning": self.warning,
             "samples": self.size,
             "batch_size": self.batch_size,

@@ -115,7 +115,16 @@ def evaluate(
         batches=tuple(batches),
         classes=tuple(_by_class(clf, np.concatenate(truths), baseline, whole["gated"])),
         mechanism=mechanism,
+        source_check=_turned_off(clf) if mechanism is TRANSPORT else None,
     )
+
+
+def _turned_off(clf: Caster) -> str | None:
+    """Why the source turns transport off, where it does."""
+    check = clf.source_check_
+    if check is None or check.supported or not clf.settings.safeguards:
+        return None
+    return check.sentences()[0]
 
 
 def _answer(

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 # Of the classes a batch drawn at random would hold, the share below which a stream is called
 # ordered. With two classes an ordered batch has 1 of 2; a random one seldom less than 1 of 1.5.
 FEW = 0.6
+SMALL = 0.01  # of accuracy: a gain whose whole interval is closer to 0 makes no difference
 
 
 def points(difference: float) -> str:
@@ -25,6 +26,33 @@ def points(difference: float) -> str:
     ('+7.2', '+0.0')
     """
     return f"{round(100 * difference, 1) + 0.0:+.1f}"  # + 0.0, or nearly nothing would be -0.0
+
+
+def conclusion(found: Evaluation) -> str:
+    """Whether to use it, by how much, and how sure that is: decided on the figures it prints."""
+    adapted, baseline = found.mechanism.noun, noun(found.baseline)
+    if not found.reasons.get("accepted", 0):
+        return (
+            "It makes no difference here: the gate rejects every batch, and every answer is that "
+            f"of {baseline}."
+        )
+    interval, size = found.gain_interval, f"{abs(100 * found.gain):.1f} points"
+    verb = "loses" if points(found.gain).startswith("-") else "gains"
+    over = "to" if verb == "loses" else "over"
+    if interval is None:
+        return (
+            f"One batch cannot tell whether to use it: there, {adapted} {verb} {size} {over} "
+            f"{baseline}, and has no interval. Evaluate more batches."
+        )
+    low, high = points(interval.low), points(interval.high)
+    change = f"{adapted} {verb} {size} {over} {baseline} (95 % interval {low} to {high})"
+    if float(low) > 0:
+        return f"Use it here: {change}."
+    if float(high) < 0:
+        return f"Do not use it here: {change}."
+    if max(-interval.low, interval.high) <= SMALL:
+        return f"It makes no difference here: {change}."
+    return f"It is not clear whether to use it here: {change}. More labelled samples would tell."
 
 
 def summary(found: Evaluation) -> str:
@@ -39,24 +67,15 @@ def summary(found: Evaluation) -> str:
         f"{found.scores['ungated'].accuracy:.1%} and with it {gated.accuracy:.1%}"
     )
     if not accepted:
-        words += f": the gate refused every batch, and all answers are those of {baseline}."
+        words += f": the gate rejected every batch, and all answers are those of {baseline}."
     else:
         words += (
-            f", {points(found.gain)} points against {baseline}{_interval(found)}. The gate "
-            f"accepted {accepted:,} of {n:,}; of all samples, {gated.help:.1%} turned from wrong "
-            f"to right and {gated.harm:.1%} from right to wrong."
+            f". The gate accepted {accepted:,} of {n:,}; of all samples, {gated.help:.1%} turned "
+            f"from wrong to right and {gated.harm:.1%} from right to wrong."
         )
     if found.baseline != "frozen":
         words += " No logits were given: Source-GDA takes the frozen head's place."
     return words
-
-
-def _interval(found: Evaluation) -> str:
-    interval = found.gain_interval
-    if interval is None:
-        return ""
-    unclear = ", which includes no change" if interval.low <= 0 <= interval.high else ""
-    return f" (95% interval {points(interval.low)} to {points(interval.high)}{unclear})"
 
 
 def warning(found: Evaluation) -> str | None:
