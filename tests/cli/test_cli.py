@@ -55,6 +55,18 @@ def test_predict_summarises_and_writes(folder):
     assert len((folder / "out.csv").read_text().splitlines()) == 151
 
 
+def test_predict_warns_of_answers_that_changed_for_no_reason_it_knows(folder, tmp_path):
+    given = np.load(folder / "target.npz")
+    wrong = np.roll(given["logits"], 1, axis=1)
+    np.savez(tmp_path / "wrong.npz", features=given["features"], logits=wrong)
+    result = run("predict", folder / "s.caster", tmp_path / "wrong.npz", "-o", tmp_path / "o.csv")
+    assert result.exit_code == 0
+    assert "% of those in accepted batches" in result.stdout
+    assert "check on labelled data with `caster evaluate`" in result.stderr
+    result = run("predict", folder / "s.caster", folder / "target.npz", "-o", tmp_path / "o.csv")
+    assert result.stderr == ""
+
+
 def test_predict_options(folder):
     out = folder / "out.parquet"
     result = run(

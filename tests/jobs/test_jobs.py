@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from scipy.special import softmax
 
 import caster
 from caster import Caster, CasterError
@@ -19,7 +20,8 @@ from caster import state as states
 from caster.config import Settings
 from caster.jobs.doctor import LADDER, diagnose
 from caster.jobs.fit import fit_file
-from caster.jobs.predict import predict_file
+from caster.jobs.predict import Summary, predict_file
+from caster.source_check import SourceCheck
 from tests.conftest import few_samples, problem
 
 NAMES = np.array(["ant", "bee", "cat", "dog", "eel"])
@@ -193,6 +195,74 @@ def test_labels_of_no_common_kind_are_written_as_text(tmp_path, source):
     out = tmp_path / "out.parquet"
     predict_file(tmp_path / "s.caster", tmp_path / "target.npz", out, batch_size=64)
     assert {row["prediction"] for row in rows_of(out)} <= {"None", "one", "2", "3.5", "(4, 4)"}
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize("case", ["caster", "frozen", "source-gda"])
+def test_probabilities_are_those_of_the_scores_that_gave_the_answer(files, suffix, case):
+    out, target = files / f"out.{suffix}", "bare.npz" if case == "source-gda" else "target.npz"
+    tau = None if case == "caster" else 1e-6
+    arguments = (files / "s.caster", files / target, out)
+    predict_file(*arguments, batch_size=50, tau=tau, probabilities=True)
+    clf, given = caster.load(files / "s.caster"), np.load(files / target)
+    rows = rows_of(out)
+    for start in range(0, 150, 50):
+        features = given["features"][start : start + 50]
+        scores = {
+            "caster": lambda features=features: clf.adapt(features).transported,
+            "frozen": lambda start=start: given["logits"][start : start + 50],
+            "source-gda": lambda features=features: clf.source_scores(features),
+        }[case]()
+        expected = softmax(scores.astype(float), axis=1)
+        part = rows[start : start + 50]
+        assert {row["method"] for row in part} == {case}
+        got = np.array([[float(row[f"p:{name}"]) for name in clf.classes_] for row in part])
+        np.testing.assert_allclose(got, expected, atol=1e-6)
+        sure = [float(row["confidence"]) for row in part]
+        assert sure == [float(row[f"p:{row['prediction']}"]) for row in part]
+        np.testing.assert_allclose(sure, expected.max(axis=1), atol=1e-6)
+    assert list(rows[0])[-5:] == [f"p:{name}" for name in clf.classes_]
+
+
+def test_infinite_logits_have_no_probability(files):
+    whole = np.load(files / "target.npz")
+    logits = whole["logits"].astype(float)
+    logits[0], logits[1, 2] = -np.inf, np.inf
+    np.savez(files / "inf.npz", features=whole["features"], logits=logits)
+    out = files / "out.csv"
+    predict_file(files / "s.caster", files / "inf.npz", out, batch_size=50, tau=1e-6)
+    sure = [float(row["confidence"]) for row in rows_of(out)]
+    assert np.isnan(sure[:2]).all()
+    assert np.isfinite(sure[2:]).all()
+
+
+def test_labels_that_print_alike_keep_columns_of_their_own(tmp_path, source):
+    h, y = source
+    labels = [1, "1", "one \udce9", 2, None]
+    Caster().fit(h, [labels[c] for c in y]).save(tmp_path / "s.caster")
+    np.savez(tmp_path / "target.npz", features=h[:64])
+    for out in (tmp_path / "out.parquet", tmp_path / "out.csv"):
+        arguments = (tmp_path / "s.caster", tmp_path / "target.npz", out)
+        predict_file(*arguments, batch_size=64, probabilities=True)
+        names = [name for name in rows_of(out)[0] if name.startswith("p:")]
+        assert len(names) == 5
+        assert {"p:1", "p:'1'"} <= set(names)
+
+
+@pytest.mark.parametrize(
+    ("changed", "head", "many"),
+    [(31, None, True), (30, None, False), (31, 0.99, True), (31, 0.8, False), (41, 0.8, True)],
+)
+def test_changes_are_too_many_beyond_what_the_head_errs_on_the_source(changed, head, many):
+    check = SourceCheck(600, head, 0.9, 0.9, 0.9, 1.0, None, 9.0)
+    summary = Summary(rows=200, adapted=100, changed=changed, source_check=check)
+    assert summary.changed_share == changed / 100
+    assert summary.changed_too_many == many
+
+
+def test_no_share_of_changes_without_adapted_rows_or_a_head():
+    assert Summary(rows=9, changed=0).changed_share is None
+    assert not Summary(rows=9, adapted=9).changed_too_many
 
 
 # --- the doctor ------------------------------------------------------------------------------

@@ -340,8 +340,8 @@ def test_predictions_are_those_of_the_same_work_by_hand(made, tmp_path, out, bat
     summary, rows = predict(made, tmp_path, out=out, batch_size=batch_size)
     check_rows(rows, made, target_paths(made), batch_size)
     assert list(rows[0]) == [
-        *("row", "picture", "batch", "prediction", "frozen", "verdict", "ratio", "reason"),
-        "method",
+        *("row", "picture", "batch", "prediction", "confidence", "frozen", "verdict"),
+        *("ratio", "reason", "method"),
     ]
     assert {(row["verdict"], row["method"]) for row in rows} <= {
         *(("accepted", "caster"), ("rejected", "frozen"))

@@ -82,10 +82,18 @@ def predict(
             rich_help_panel="The table",
         ),
     ] = False,
+    probabilities: Annotated[
+        bool,
+        typer.Option(
+            "--probabilities",
+            help="Add a column for every class, p:LABEL, with its probability.",
+            rich_help_panel="The table",
+        ),
+    ] = False,
 ) -> None:
     """Adapted predictions, batch by batch in the order of the inputs.
 
-    Every row gets its batch, verdict, certificate ratio and reason, and the method that answered:
+    Every row gets the prediction's probability (`confidence`), its batch, verdict, certificate ratio and reason, and the method that answered:
     layer transport where the state was fitted with --layers. A rejected batch keeps the
     frozen head's answer, or Source-GDA's where there are no logits of these classes. On pictures,
     what the frozen model answered is kept until the table is written: the same command goes on
@@ -109,6 +117,7 @@ def predict(
                 gate=gate,
                 limits=limits,
                 spreadsheet_safe=spreadsheet_safe,
+                probabilities=probabilities,
                 progress=progress,
             )
         else:
@@ -143,6 +152,7 @@ def predict(
                 skip_unreadable=skip_unreadable,
                 store=store or default_store(),
                 spreadsheet_safe=spreadsheet_safe,
+                probabilities=probabilities,
                 progress=progress,
             )
     say_skipped(summary.unreadable)
@@ -167,7 +177,16 @@ def _say_outcome(summary: Summary, table: Path, gate: bool) -> None:
     if summary.changed is not None:
         verb = "differs" if summary.changed == 1 else "differ"
         changed = f"{counted(summary.changed, 'prediction')} {verb} from the frozen head's"
+    batches = "accepted batches" if gate else "adapted batches"
+    if summary.changed_share is not None:
+        changed += f", {summary.changed_share:.1%} of those in {batches}"
     say(f"Median ratio {summary.median_ratio:.3g}; {changed}.")
+    if summary.changed_too_many:
+        say(
+            f"caster: {summary.changed_share:.0%} of the answers in {batches} differ from the "
+            "frozen head's: check on labelled data with `caster evaluate` before you use them",
+            errors,
+        )
     say(f"Written: {table}")
 
 

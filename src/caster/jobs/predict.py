@@ -35,6 +35,9 @@ from caster.jobs.layers import (
 from caster.jobs.progress import Progress, silent
 from caster.jobs.table import Table, check_table, open_table
 from caster.sealed import Key
+from caster.source_check import SourceCheck
+
+MANY_CHANGED = 0.3  # of the answers in adapted batches; more need a look at labelled data
 
 
 @dataclass
@@ -45,6 +48,8 @@ class Summary:
     reasons: Counter[Reason] = field(default_factory=Counter)  # batches by verdict
     ratios: list[float] = field(default_factory=list)  # one a batch
     changed: int | None = None  # predictions that differ from the frozen head's, where it answers
+    adapted: int = 0  # rows that the adapted classifier answered
+    source_check: SourceCheck | None = None  # of the state
     unreadable: list[str] = field(default_factory=list)  # pictures skipped, and why
     mechanism: Mechanism = TRANSPORT  # what adapted
     sites: int | None = None  # that layer transport aligned
@@ -59,6 +64,25 @@ class Summary:
     def median_ratio(self) -> float:
         """Median certificate; infinite where most batches have none."""
         return float(np.median(self.ratios))
+
+    @property
+    def changed_share(self) -> float | None:
+        """Share of the adapted rows whose answer is not the frozen head's, where both are known.
+
+        All other rows have the frozen head's answer.
+        """
+        return self.changed / self.adapted if self.changed is not None and self.adapted else None
+
+    @property
+    def changed_too_many(self) -> bool:
+        """Whether more answers changed than two good classifiers would differ in.
+
+        Two that err as often as the head does on the source differ in at most twice that share;
+        `MANY_CHANGED` is allowed in any case.
+        """
+        check = self.source_check
+        error = 0.0 if check is None or check.head is None else 1.0 - check.head
+        return (self.changed_share or 0.0) > max(MANY_CHANGED, 2 * error)
 
 
 _Row = tuple[Sequence[int], list[str] | None, Answer]  # rows, names of pictures, the answer
@@ -76,12 +100,13 @@ def predict_file(
     key: Key | None = None,
     limits: Limits = DEFAULT_LIMITS,
     spreadsheet_safe: bool = False,
+    probabilities: bool = False,
     progress: Progress = silent,
 ) -> Summary:
     """Adapt a feature file batch by batch, in its own order, and write one row a sample.
 
     Without the gate the transported classifier answers every batch that has one; a batch of a
-    single row has none and gets the fallback. A state with layers is refused, unless `layers` is
+    single row has none and gets the fallback. `probabilities` adds a column a class. A state with layers is refused, unless `layers` is
     False: features have passed them.
     """
     check_batch_size(batch_size)
@@ -106,7 +131,8 @@ def predict_file(
             progress("adapting", row, file.rows)
 
     with open_table(output, spreadsheet_safe) as table:
-        return _written(answers(), table, Summary(), gate)
+        summary = Summary(source_check=held.source_check)
+        return _written(answers(), table, summary, gate, probabilities)
 
 
 def predict_pictures(
@@ -122,6 +148,7 @@ def predict_pictures(
     skip_unreadable: bool = False,
     store: Path | None = None,
     spreadsheet_safe: bool = False,
+    probabilities: bool = False,
     progress: Progress = silent,
 ) -> Summary:
     """Adapt to pictures batch by batch, and write one row a picture.
@@ -130,7 +157,8 @@ def predict_pictures(
     it, and pictures sorted by class make batches of few classes. Features are in the store until
     a run is done, for one that was interrupted to go on from, and stay only if a fit or an
     evaluation keeps them.
-    A state with layers is answered by layer transport, unless `layers` is False.
+    A state with layers is answered by layer transport, unless `layers` is False. `probabilities`
+    adds a column a class.
     """
     check_batch_size(batch_size)
     check_table(output, spreadsheet_safe, Path(adapter.model.name), Path(pictures.name))
@@ -168,24 +196,29 @@ def predict_pictures(
                 else:
                     yield rows, names, Answer.tried(clf, tried, logits)
 
-        summary = Summary(unreadable=features.unreadable)
+        check = adapter.state.source_check
+        summary = Summary(source_check=check, unreadable=features.unreadable)
         if aligned is not None:
             summary.mechanism = aligned.mechanism
         with telling_what_is_lost(aligned), open_table(output, spreadsheet_safe) as table:
-            _written(answers(), table, summary, gate)
+            _written(answers(), table, summary, gate, probabilities)
         if aligned is not None:
             summary.sites, summary.full_maps = aligned.sites, aligned.full_maps
         forget(features, adapter.model, store)
     return summary
 
 
-def _written(answers: Iterable[_Row], table: Table, summary: Summary, gate: bool) -> Summary:
+def _written(
+    answers: Iterable[_Row], table: Table, summary: Summary, gate: bool, probabilities: bool
+) -> Summary:
     for rows, names, answer in answers:
-        labels, giver = answer.given(summary.mechanism.name, gate)
-        table.write(answer.columns(rows, names, labels, giver, summary.batches))
-        summary.rows += len(labels)
+        scores, giver = answer.given(summary.mechanism.name, gate)
+        table.write(answer.columns(rows, names, scores, giver, summary.batches, probabilities))
+        summary.rows += len(scores)
+        summary.adapted += len(scores) if giver == summary.mechanism.name else 0
         summary.reasons[answer.verdict.reason] += 1
         summary.ratios.append(answer.verdict.ratio)
-        if answer.frozen is not None:
-            summary.changed = (summary.changed or 0) + int(np.sum(labels != answer.frozen))
+        changed = answer.changed(scores)
+        if changed is not None:
+            summary.changed = (summary.changed or 0) + changed
     return summary

@@ -66,7 +66,7 @@ class _CsvTable:
 
     def write(self, columns: Columns) -> None:
         if not self.started:
-            self.writer.writerow(columns)
+            self.writer.writerow([as_utf8(name) for name in columns])
             self.started = True
         cells = [[self._cell(value) for value in column] for column in columns.values()]
         self.writer.writerows(zip(*cells, strict=True))
@@ -88,7 +88,7 @@ class _ParquetTable:
         from pyarrow import parquet
 
         texts = {
-            name: [as_utf8(value) if isinstance(value, str) else value for value in column]
+            as_utf8(name): [as_utf8(value) if isinstance(value, str) else value for value in column]
             for name, column in columns.items()
         }
         table = pyarrow.table(texts)
