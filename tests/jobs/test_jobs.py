@@ -297,17 +297,40 @@ def test_the_doctor_foresees_held_out_batches(tmp_path, batch_size):
     assert foreseen == pytest.approx(accepted, abs=0.15)  # 32 trials have an error of 0.09
 
 
-def test_the_doctor_warns_of_streams_sorted_by_class(tmp_path):
-    """With few classes, batches of one class pass the gate: the doctor must say so."""
+@pytest.mark.parametrize("safeguards", [True, False])
+def test_the_doctor_knows_what_becomes_of_streams_sorted_by_class(tmp_path, safeguards):
+    """With few classes, batches of one class pass the paper's gate: the doctor must say so."""
     h, y = problem(n=4000, n_classes=2)
-    Caster().fit(h, y).save(tmp_path / "s.caster")
+    Caster(safeguards=safeguards).fit(h, y).save(tmp_path / "s.caster")
     clf = caster.load(tmp_path / "s.caster")
     alone = [h[y == c][i : i + 64] for c in (0, 1) for i in range(0, 960, 64)]
     accepted = np.mean([clf.adapt(batch).verdict.accepted for batch in alone])
     found = diagnose(tmp_path / "s.caster", 64)
     assert found.one_class_acceptance == pytest.approx(accepted, abs=0.2)
-    assert accepted > 0.5
-    assert "keep a stream's classes mixed" in "\n".join(found.sentences())
+    assert accepted == 0 if safeguards else accepted > 0.5
+    warned = "keep a stream's classes mixed" in "\n".join(found.sentences())
+    assert warned is not safeguards
+
+
+def test_the_doctor_says_that_the_source_turns_transport_off(files):
+    state = states.load(files / "s.caster")
+    off = SourceCheck(600, 0.99, 0.5, 0.5, 0.5, 1.0, 0.49, 1.2)
+    states.save(replace(state, source_check=off), files / "off.caster")
+    found = diagnose(files / "off.caster", 64)
+    assert found.acceptance == 0
+    text = "\n".join(found.sentences())
+    assert off.sentences()[0] in text
+    assert "Main reason `source_check`" in text
+    assert "N = 920 source samples, d = 12 features, C = 5 classes: N/d = 76.7, enough" in text
+    forced = replace(state, source_check=off, settings=replace(state.settings, safeguards=False))
+    states.save(forced, files / "forced.caster")
+    assert diagnose(files / "forced.caster", 64).acceptance > 0.9
+
+
+def test_the_doctor_says_when_there_are_few_samples_a_feature(tmp_path):
+    h, y = problem(n=100, d=80)
+    Caster().fit(h, y).save(tmp_path / "s.caster")
+    assert "4 or more are wanted" in diagnose(tmp_path / "s.caster", 64).sentences()[0]
 
 
 def test_the_doctor_takes_classes_of_few_samples(tmp_path):

@@ -93,8 +93,8 @@ def predict(
 ) -> None:
     """Adapted predictions, batch by batch in the order of the inputs.
 
-    Every row gets the prediction's probability (`confidence`), its batch, verdict, certificate ratio and reason, and the method that answered:
-    layer transport where the state was fitted with --layers. A rejected batch keeps the
+    Every row gets the prediction's probability (`confidence`), its batch, verdict, certificate
+    ratio and reason, and the method that answered: layer transport where the state was fitted with --layers. A rejected batch keeps the
     frozen head's answer, or Source-GDA's where there are no logits of these classes. On pictures,
     what the frozen model answered is kept until the table is written: the same command goes on
     from there if it was interrupted.

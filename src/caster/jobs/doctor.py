@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +13,13 @@ from numpy.typing import NDArray
 from caster import state as states
 from caster.core.gate import refuse
 from caster.core.linalg import cholesky
+from caster.core.order import is_ordered, order_evidence
 from caster.core.subspace import active_rank
 from caster.core.types import REASONS, Reason, SourceMoments, Verdict
 from caster.errors import CasterError
 from caster.sealed import Key
+from caster.source_check import ENOUGH as SAMPLES_A_FEATURE
+from caster.source_check import SourceCheck
 from caster.state import State
 from caster.threads import threads_for
 from caster.trial import try_transport
@@ -38,6 +41,8 @@ class Diagnosis:
     """What a state and a batch size lead one to expect."""
 
     batch_size: int
+    samples: int  # of the source
+    features: int
     n_classes: int
     k0: int
     k: int
@@ -51,6 +56,7 @@ class Diagnosis:
     state_bytes: int
     bank_bytes: int
     layers: bool  # whether the state has any
+    source_check: SourceCheck | None  # None: the state was made of moments alone
 
     @property
     def acceptance(self) -> float:
@@ -60,6 +66,8 @@ class Diagnosis:
     def sentences(self) -> list[str]:
         """The diagnosis in plain words."""
         words = [
+            self._source_words(),
+            *([] if self.source_check is None else self.source_check.sentences()),
             self._map_words(),
             f"An i.i.d. batch shows about {self.expected_classes:.1f} of {self.n_classes} classes.",
             self._gate_words(),
@@ -74,6 +82,20 @@ class Diagnosis:
             f"{self.bank_bytes:,} bytes, {self.bank_bytes / self.state_bytes:.1f} times as much.",
         ]
         return [*words, LAYERS] if self.layers else words
+
+    def _source_words(self) -> str:
+        share = self.samples / self.features
+        line = (
+            f"N = {self.samples:,} source samples, d = {self.features:,} features, "
+            f"C = {self.n_classes:,} classes: N/d = {share:.3g}"
+        )
+        if share >= SAMPLES_A_FEATURE:
+            return f"{line}, enough to estimate the directions and the class covariances."
+        return (
+            f"{line}, where {SAMPLES_A_FEATURE:g} or more are wanted: the directions and the class "
+            "covariances are rough. Fit with more source images, or with --layers, whose moments "
+            "need fewer."
+        )
 
     def _map_words(self) -> str:
         if self.k == 0:
@@ -135,6 +157,8 @@ def diagnose(
         smallest = _smallest_batch(simulate, tick)
     return Diagnosis(
         batch_size=batch_size,
+        samples=int(moments.counts.sum()),
+        features=int(moments.U.shape[0]),
         n_classes=moments.n_classes,
         k0=moments.rank,
         k=k,
@@ -147,6 +171,7 @@ def diagnose(
         smallest_batch=smallest,
         state_bytes=path.stat().st_size,
         layers=state.layers is not None,
+        source_check=state.source_check,
         bank_bytes=int(moments.counts.sum()) * moments.U.shape[0] * 4,
     )
 
@@ -156,6 +181,8 @@ class _Simulator:
 
     def __init__(self, state: State) -> None:
         self.settings = state.settings
+        check = state.source_check
+        self.turned_off = check is not None and not check.supported and state.settings.safeguards
         self.moments: SourceMoments = state.moments
         covariances = state.moments.covariances.astype(np.float64)
         # Of fewer samples than directions, a class has a singular covariance.
@@ -174,7 +201,18 @@ class _Simulator:
             else:
                 classes = self._classes(rng, 1 if one_class else batch_size)
                 z = self._draw(rng, np.resize(classes, batch_size), k)
-                yield try_transport(z, active, self.settings)[1]
+                verdict = try_transport(z, active, self.settings)[1]
+                yield self._guarded(verdict, np.resize(classes, batch_size))
+
+    def _guarded(self, verdict: Verdict, classes: NDArray[np.intp]) -> Verdict:
+        """The verdict of the whole gate, where the frozen head is always right."""
+        if self.turned_off and verdict.has_proposal:
+            return replace(verdict, accepted=False, reason="source_check")
+        if self.settings.safeguards and verdict.has_proposal:
+            priors = self.moments.priors.astype(float)
+            if is_ordered(*order_evidence(classes, priors).tolist()):
+                return replace(verdict, accepted=False, reason="class_order")
+        return verdict
 
     def _classes(self, rng: np.random.Generator, count: int) -> NDArray[np.intp]:
         shares = self.moments.counts / self.moments.counts.sum()

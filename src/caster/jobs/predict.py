@@ -106,8 +106,8 @@ def predict_file(
     """Adapt a feature file batch by batch, in its own order, and write one row a sample.
 
     Without the gate the transported classifier answers every batch that has one; a batch of a
-    single row has none and gets the fallback. `probabilities` adds a column a class. A state with layers is refused, unless `layers` is
-    False: features have passed them.
+    single row has none and gets the fallback. A state with layers is refused, unless `layers` is
+    False: features have passed them. `probabilities` adds a column a class.
     """
     check_batch_size(batch_size)
     check_table(output, spreadsheet_safe, state, target)
