@@ -100,6 +100,32 @@ def test_inspect_lists_many_classes_when_asked_to(tmp_path):
     assert run("inspect", tmp_path / "run[a].caster", "--classes").stdout.count("[bold]kind") == 30
 
 
+def test_tables_share_one_look_and_fit_80_columns(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
+    h, y = problem(n=900)
+    names = np.array([f"{c} {'long name ' * 12}{'unbroken' * 12}" for c in "abcde"])
+    np.savez("source.npz", features=h, labels=names[y])
+    np.savez("target.npz", features=h, labels=names[y], logits=5.0 * np.eye(5)[(y + 1) % 5])
+    assert run("fit", "source.npz", "-o", "s.caster").exit_code == 0
+    for command, prose in (
+        (("predict", "s.caster", "target.npz", "-o", "out.csv"), ("Mechanism", "Median", "Writ")),
+        (
+            ("evaluate", "s.caster", "target.npz"),
+            ("Use it", "Last-layer", "On 920", "Verdicts", "Writ"),
+        ),
+        (("inspect", "s.caster"), ()),
+        (("methods",), ()),
+    ):
+        result = run(*command)
+        assert result.exit_code == 0, result.output
+        table = [line for line in result.stdout.splitlines() if not line.startswith(prose or "\0")]
+        assert max(map(len, table)) <= 80
+        assert any(set(line.strip()) == {"\N{BOX DRAWINGS LIGHT HORIZONTAL}"} for line in table)
+        assert not any(set(line) & set("┃│┏└") for line in table)
+        assert "…" not in result.stdout  # nothing is cut off
+
+
 def test_doctor_speaks(folder):
     result = run("doctor", folder / "s.caster", "--batch-size", 4)
     assert result.exit_code == 0

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 from rich.text import Text
 
+from caster.cli.console import new_table
 from caster.cli.live import duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from rich.table import Table
 
     from caster.bench.plan import Plan
     from caster.sweeps import Spec
@@ -47,8 +48,4 @@ def by_cell(made: Plan, cost: Callable[[Spec], float]) -> Table:
 
 
 def _table(*headings: str) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for heading in headings:
-        number = heading in ("cells", "there", "missing", "expected")
-        table.add_column(heading, justify="right" if number else "left", no_wrap=number)
-    return table
+    return new_table(*headings, numbers=("cells", "there", "missing", "expected"))

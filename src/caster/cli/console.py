@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import (
     BarColumn,
@@ -18,6 +19,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
 
 from caster.errors import visible
 from caster.jobs.progress import Progress as Report
@@ -49,6 +52,34 @@ errors = PlainConsole(stderr=True)
 def say(text: str, console: Console = output) -> None:
     """Print a line as it is, however long."""
     console.print(text, highlight=False, soft_wrap=True)
+
+
+def new_table(*headings: str, numbers: Iterable[str] = (), title: str | None = None) -> Table:
+    """A table as every command prints it: columns named in `numbers` are on the right, unbroken.
+
+    Other cells are folded where the terminal is narrow, and no heading is dropped. Cells of text
+    that is data, such as labels and paths, are `Text`.
+    """
+    table = Table(
+        title=None if title is None else Text(title),
+        title_justify="left",
+        title_style="",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+        caption_justify="left",
+    )
+    numbers = set(numbers)
+    for heading in headings:
+        number = heading in numbers
+        table.add_column(
+            heading,
+            justify="right" if number else "left",
+            no_wrap=number,
+            overflow="fold",
+            min_width=len(heading) if number else None,
+        )
+    return table
 
 
 class Warnings(logging.Handler):

@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
-from caster.cli.console import counted, errors, output, progress_bar, say
+from caster.cli.console import counted, errors, new_table, output, progress_bar, say
 from caster.cli.model import with_model
 from caster.cli.pictures import (
     BatchSize,
@@ -28,6 +26,8 @@ from caster.cli.pictures import (
 from caster.cli.state import KeyFile, StateFile
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from caster.evaluation import Evaluation
     from caster.frozen.protocol import FrozenModel
 
@@ -133,12 +133,8 @@ def _table(found: Evaluation) -> Table:
         f"{counted(found.size, 'sample')} in {counted(len(found.batches), 'batch')}; "
         "percent, but for NLL"
     )
-    table = Table(
-        title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True
-    )
-    table.add_column("classifier", no_wrap=True)
-    for heading in ("accuracy", "95 %", "harm", "help", "NLL", "ECE"):
-        table.add_column(heading, justify="right", no_wrap=True, min_width=len(heading))
+    numbers = ("accuracy", "95 %", "harm", "help", "NLL", "ECE")
+    table = new_table("classifier", *numbers, numbers=numbers, title=title)
     for name, score in found.scores.items():
         ends = score.interval
         table.add_row(

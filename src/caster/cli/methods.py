@@ -7,16 +7,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 from rich.text import Text
 
-from caster.cli.console import PlainConsole, output, say
+from caster.cli.console import new_table, output, say
 
 if TYPE_CHECKING:
-    from caster.methods import Entry
+    from rich.table import Table
 
-WIDE = 180  # characters, enough for every row
+    from caster.methods import Entry
 
 
 def methods(
@@ -31,18 +29,15 @@ def methods(
     from caster.methods import entries, find
 
     if name is None:
-        # A row a line where it is piped: a terminal wraps, and grep should find whole rows.
-        console = output if output.is_terminal else PlainConsole(width=WIDE)
-        console.print(_table(entries()))
+        output.print(_table(entries()))
     else:
         _describe(find(name))
 
 
 def _table(entries: list[Entry]) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("method", no_wrap=True)
-    for heading in ("what it does", "needs", "gradients"):
-        table.add_column(heading)
+    table = new_table("method", "what it does", "needs", "gradients")
+    table.columns[0].no_wrap = True
+    table.columns[2].max_width = 16  # so that the description gets the room
     for entry in entries:
         needs = ", ".join(entry.needs) or "-"
         words = (entry.name, entry.line, needs, "yes" if entry.gradients else "no")

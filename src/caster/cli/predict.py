@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Column, Table
 
-from caster.cli.console import counted, errors, output, progress_bar, say
+from caster.cli.console import counted, errors, new_table, output, progress_bar, say
 from caster.cli.model import with_model
 from caster.cli.pictures import (
     PANEL,
@@ -29,6 +28,8 @@ from caster.cli.state import KeyFile, StateFile
 from caster.errors import CasterError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from caster.data import Pictures
     from caster.frozen.protocol import FrozenModel
     from caster.jobs.predict import Summary
@@ -94,10 +95,10 @@ def predict(
     """Adapted predictions, batch by batch in the order of the inputs.
 
     Every row gets the prediction's probability (`confidence`), its batch, verdict, certificate
-    ratio and reason, and the method that answered: layer transport where the state was fitted with --layers. A rejected batch keeps the
-    frozen head's answer, or Source-GDA's where there are no logits of these classes. On pictures,
-    what the frozen model answered is kept until the table is written: the same command goes on
-    from there if it was interrupted.
+    ratio and reason, and the method that answered: layer transport where the state was fitted with
+    --layers. A rejected batch keeps the frozen head's answer, or Source-GDA's where there are no
+    logits of these classes. On pictures, what the frozen model answered is kept until the table is
+    written: the same command goes on from there if it was interrupted.
     """
     from caster.jobs.predict import predict_file, predict_pictures
 
@@ -199,8 +200,8 @@ def _mechanism(summary: Summary) -> str:
 
 def _summary_table(summary: Summary) -> Table:
     title = f"{counted(summary.rows, 'row')} in {counted(summary.batches, 'batch')}"
-    right = [Column(name, justify="right") for name in ("batches", "share")]
-    table = Table("verdict", *right, title=title, title_justify="left")
+    numbers = ("batches", "share")
+    table = new_table("verdict", *numbers, numbers=numbers, title=title)
     for reason, count in summary.reasons.most_common():
         name = reason if reason == "accepted" else f"rejected: {reason}"
         table.add_row(name, f"{count:,}", f"{count / summary.batches:.1%}")

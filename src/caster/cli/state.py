@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.table import Column, Table
 from rich.text import Text
 
-from caster.cli.console import counted, errors, output, say, size
+from caster.cli.console import counted, errors, new_table, output, say, size
 from caster.errors import one_line
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from caster.state import Layers, State
 
 LISTED = 20  # classes `inspect` lists unasked
@@ -38,9 +38,8 @@ def inspect(
 
     held = states.load(state, key)
     moments, counts = held.moments, held.moments.counts
-    table = Table(title=Text(str(state)), title_justify="left", show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+    table = new_table("field", "value", title=str(state))
+    table.columns[0].no_wrap = True
     for name, value in (
         ("classes", f"{moments.n_classes:,}"),
         ("samples", f"{int(counts.sum()):,}, {counts.min():,} to {counts.max():,} a class"),
@@ -101,7 +100,7 @@ def _sites(layers: Layers) -> str:
 
 def _class_table(labels: list[Any], counts: list[int], *, everything: bool) -> Table:
     shown = len(labels) if everything else min(LISTED, len(labels))
-    table = Table("class", Column("samples", justify="right"), box=SIMPLE_HEAD)
+    table = new_table("class", "samples", numbers=("samples",))
     for label, count in zip(labels[:shown], counts[:shown], strict=True):
         table.add_row(Text(one_line(str(label))), f"{count:,}")
     if shown < len(labels):
