@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import csv
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from typer.main import get_command
 
-from caster import checks, config, methods
+from caster import Caster, checks, config, methods
+from caster import state as states
+from caster.adapter import Adapter
 from caster.cli.app import app
 from caster.core import certificate, discriminant, gate, moments, proposal, subspace, transport
+from caster.jobs.predict import predict_file, predict_pictures
+from tests.jobs.fakes import FakePictures, answers, model
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "CONTRIBUTING.md", "REPRODUCTION.md")
@@ -72,13 +79,46 @@ def test_links_lead_somewhere(path):
 def test_every_command_and_option_named_in_the_documents_exists():
     commands = get_command(app).commands
     text = "".join(path.read_text() for path in DOCUMENTS)
-    words = "fit|predict|evaluate|inspect|doctor|methods|data|corrupt|bench|demo"
+    words = "fit|predict|evaluate|inspect|doctor|methods|data|corrupt|cache|bench|demo"
     named = set(re.findall(rf"caster ({words})\b", text))
     assert named == set(commands)
-    known = {option for c in commands.values() for p in c.params for option in p.opts}
-    known |= {option for c in commands.values() for p in c.params for option in p.secondary_opts}
-    for option in re.findall(r"`(--[a-z-]+)`", (ROOT / "docs/command-line.md").read_text()):
+    below = [inner for c in commands.values() for inner in getattr(c, "commands", {}).values()]
+    params = [param for command in (*commands.values(), *below) for param in command.params]
+    known = {option for param in params for option in (*param.opts, *param.secondary_opts)}
+    for option in re.findall(r"`(--[a-z-]+)[ `]", (ROOT / "docs/command-line.md").read_text()):
         assert option in known | {"--help"}, option
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize("pictures", [True, False])
+def test_columns_of_predict_come_in_the_documented_order(tmp_path, suffix, pictures):
+    text = (ROOT / "docs/command-line.md").read_text().split("## `caster predict")[1]
+    table = text.split("| column | |")[1].split("\n\n")[0]
+    documented = re.findall(r"^\| `([\w:]+)` \|", table, re.MULTILINE)
+    assert len(documented) == len(table.splitlines()) - 2  # a column a row
+    images, out = FakePictures(40), tmp_path / f"out.{suffix}"
+    features, logits = answers(images, range(40))
+    state = Caster().fit(features, np.array(["ant", "bee"])[images.labels])._state
+    if pictures:
+        adapter = Adapter(
+            model(),
+            replace(state, head=(0, 1)),
+            allow_other_model=True,
+            allow_other_preprocessing=True,
+        )
+        predict_pictures(adapter, images, out, batch_size=20, probabilities=True)
+    else:
+        documented.remove("picture")
+        states.save(state, tmp_path / "s.caster")
+        np.savez(tmp_path / "target.npz", features=features, logits=logits)
+        files = (tmp_path / "s.caster", tmp_path / "target.npz", out)
+        predict_file(*files, batch_size=20, probabilities=True)
+    assert documented.pop() == "p:LABEL"
+    if suffix == "csv":
+        written = next(csv.reader(out.read_text().splitlines()))
+    else:
+        written = pq.read_schema(out).names
+    assert written == [*documented, "p:ant", "p:bee"]
 
 
 def test_every_function_the_method_names_exists():

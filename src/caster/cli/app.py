@@ -17,6 +17,7 @@ from caster.cli import (
     bench,
     bench_report,
     bench_train,
+    cache,
     corrupt,
     data,
     demo,
@@ -83,6 +84,12 @@ _sets = typer.Typer(help="Published sets: which there are, which are here.", no_
 for _name, _command in (("list", data.list_sets), ("check", data.check), ("get", data.get)):
     _sets.command(_name)(_ending_well(_command))
 app.add_typer(_sets, name="data")
+
+
+_kept = typer.Typer(help="Kept features: list them, clear them.", invoke_without_command=True)
+_kept.callback()(_ending_well(cache.show))
+_kept.command("clear")(_ending_well(cache.clear))
+app.add_typer(_kept, name="cache")
 
 
 _bench = typer.Typer(

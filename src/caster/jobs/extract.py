@@ -111,7 +111,8 @@ def _fill(
     def outdated(note: Note) -> bool:
         return _outdated(note, model, pictures, layers)
 
-    with filling(store, _key(model, pictures), len(pictures), outdated, passing) as partial:
+    key, of = _key(model, pictures), f"{model.name} on {pictures.name}"
+    with filling(store, key, len(pictures), outdated, passing, of) as partial:
         if outdated(partial.note):
             partial.clear()
         _refuse(partial.note.unreadable, skip_unreadable)

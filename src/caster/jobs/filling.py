@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 class Filling:
     """An entry in the making; `passing` says that the job wants it for itself only."""
 
-    def __init__(self, folder: Path, passing: bool = False) -> None:
-        self.folder, self.note = folder, Note(passing=passing)
+    def __init__(self, folder: Path, passing: bool = False, of: str = "") -> None:
+        self.folder, self.note = folder, Note(passing=passing, of=of)
         self._arrays: dict[str, GrowingArray] = {}
         self._noted_at = time.monotonic()
 
@@ -45,7 +45,7 @@ class Filling:
             say_damaged(self.folder)
             return
         # What another job began to keep stays kept; what this one keeps does too.
-        self.note = replace(note, passing=note.passing and self.note.passing)
+        self.note = replace(note, passing=note.passing and self.note.passing, of=self.note.of)
         for name, held in arrays.items():
             file = array_file(self.folder, name)
             self._arrays[name] = GrowingArray(file, held, note.kept, note.checksums[name])
@@ -72,6 +72,7 @@ class Filling:
             checksums,
             layers,
             note.passing,
+            note.of,
         )
         if time.monotonic() - self._noted_at > NOTE_EVERY:
             self.save()
@@ -100,7 +101,7 @@ class Filling:
         with telling(self.folder.parent):
             shutil.rmtree(self.folder)
             self.folder.mkdir()
-        self.note = Note(passing=self.note.passing)
+        self.note = Note(passing=self.note.passing, of=self.note.of)
 
     def _let_go(self) -> None:
         for array in self._arrays.values():

@@ -10,6 +10,10 @@ from pathlib import Path
 from caster.errors import CasterError
 
 
+class LockedError(CasterError):
+    """Another process holds the lock."""
+
+
 @contextmanager
 def locked(path: Path, refusal: str) -> Iterator[None]:
     """Hold the lock of that name, or refuse where another process holds it.
@@ -27,7 +31,7 @@ def locked(path: Path, refusal: str) -> Iterator[None]:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise CasterError(refusal) from None
+                raise LockedError(refusal) from None
             if not _is_still(path, handle.fileno()):
                 continue  # its holder ended, and took the name away, while we opened it
             try:

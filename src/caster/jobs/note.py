@@ -35,6 +35,7 @@ class Note:
     checksums: Mapping[str, int] = field(default_factory=dict)  # of the kept rows, by array
     layers: Layers | None = None  # sums over the kept rows; None: not measured on all of them
     passing: bool = False  # there for one job only, which removes them at its end
+    of: str = ""  # model and images, for whoever lists the store
 
 
 def write_note(note: Note, folder: Path) -> None:
@@ -64,7 +65,7 @@ def read_note(folder: Path) -> Note:
         rows = {int(row) for row in note.unreadable}
         named = note.checksums.keys() >= ALWAYS if note.kept else not note.checksums
         whole = named and note.kept >= 0 and note.seen == note.kept + len(rows)
-        whole = whole and isinstance(note.passing, bool)
+        whole = whole and isinstance(note.passing, bool) and isinstance(note.of, str)
     except FileNotFoundError:
         raise Damaged(folder) from None
     except (AttributeError, KeyError, TypeError, ValueError):  # no note that this caster wrote

@@ -66,7 +66,7 @@ def find(root: Path, key: str, total: int) -> Entry | None:
 
 def keep(root: Path, key: str, total: int) -> Entry | None:
     """`find`, where the job that made it had it for itself only: from now on it stays."""
-    with telling(root), _locked(root, key):
+    with telling(root), exclusively(root, key):
         entry = find(root, key, total)
         if entry is None:  # that job ended since the caller looked for it
             return None
@@ -77,7 +77,7 @@ def keep(root: Path, key: str, total: int) -> Entry | None:
 
 def release(root: Path, key: str) -> None:
     """Forget a whole entry, unless a job keeps it."""
-    with telling(root), _locked(root, key), suppress(Damaged):  # or it is not there at all
+    with telling(root), exclusively(root, key), suppress(Damaged):  # or it is not there at all
         if read_note(root / key).passing:
             _discard(root, key)
 
@@ -89,22 +89,24 @@ def filling(
     total: int,
     outdated: Callable[[Note], bool] = lambda note: False,
     passing: bool = False,
+    of: str = "",
 ) -> Iterator[Filling]:
     """Fill an entry, from where an earlier attempt ended; it is complete when the block ends.
 
     An error or Ctrl-C in the block keeps what is there for the next attempt. A whole entry that is
     `outdated` stays until another takes its place. What is `passing` is there for one job only, to
-    be released at its end; what another job has kept or begun to keep stays kept.
+    be released at its end; what another job has kept or begun to keep stays kept. `of` names model
+    and images, for whoever lists the store.
     """
     with ExitStack() as held:
         with telling(root):
             root.mkdir(parents=True, exist_ok=True)
-            held.enter_context(_locked(root, key))
+            held.enter_context(exclusively(root, key))
         whole = find(root, key, total)
         if whole is not None and not outdated(whole.note):
             raise CasterError(BUSY)  # completed since the caller looked for it
         mine = passing and (whole is None or whole.note.passing)
-        entry = Filling(root / f"{key}.partial", mine)
+        entry = Filling(root / f"{key}.partial", mine, of)
         with telling(root):
             if whole is None and (root / key).exists():
                 _discard(root, key)
@@ -121,7 +123,8 @@ def filling(
             move_into_place(entry.folder, root / key)
 
 
-def _locked(root: Path, key: str) -> AbstractContextManager[None]:
+def exclusively(root: Path, key: str) -> AbstractContextManager[None]:
+    """Hold an entry, complete or not, for this process alone."""
     return locked(root / f"{key}.lock", BUSY)
 
 
