@@ -372,6 +372,22 @@ def test_an_unreadable_picture_is_named_and_skipped_when_asked_to(typed, refusal
         ]
 
 
+def test_files_that_are_no_images_are_named(typed, made, tmp_path):
+    folder = write_folder(tmp_path / "mixed", SHIFTED, TARGET)
+    (folder / "Thumbs.db").touch()
+    (folder / "azure/clip.mp4").touch()
+    for line in (
+        "fit M mixed -o s",
+        "predict M @s.caster mixed --shuffle 0 -o o.csv",
+        "evaluate M @s.caster mixed",
+        "corrupt mixed out --corruption contrast --severity 5 --workers 1",
+    ):
+        result = typed(line)
+        assert result.exit_code == 0, result.output
+        said = "caster: skipped 2 files that are not images: Thumbs.db, azure/clip.mp4"
+        assert result.stderr.splitlines()[0] == said
+
+
 def test_many_skipped_pictures_are_counted(typed, made):
     folder = write_folder(made / "ruined", SHIFTED, TARGET)
     for i in range(7):

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, features
 
 from caster import CasterError
 from caster.data import UnreadablePicture, open_pictures
+from caster.data.decode import formats
+from caster.data.folder import in_words
 
 from .conftest import noise, refusal
 
@@ -220,3 +224,42 @@ def test_several_threads(tmp_path):
         read = list(pool.map(pictures.read, list(range(30)) * 4))
     expected = [pixels[int(Path(name).stem)] for name in pictures.names] * 4
     assert all(np.array_equal(a, b) for a, b in zip(read, expected, strict=True))
+
+
+def test_every_suffix_of_a_format_is_read(tmp_path):
+    for suffix, kind in formats().items():
+        Image.new("RGB", (8, 8)).save(tmp_path / f"x{suffix}", format=kind)
+    pictures = open_pictures(tmp_path)
+    assert {".jfif", ".tif", ".tiff"} <= {os.path.splitext(name)[1] for name in pictures.names}
+    assert all(pictures.read(i).shape == (8, 8, 3) for i in range(len(pictures)))
+    assert (".avif" in formats()) == features.check("avif")
+    assert pictures.skipped == []
+
+
+def test_what_is_no_image_is_named(tree):
+    (tree / "cat/deep/.cache").mkdir()
+    (tree / "cat/x.heic").touch()
+    pictures = open_pictures(tree)
+    assert sorted(pictures.skipped) == [
+        ".git/", "README.md", "cat/deep/.cache/", "cat/x.heic", "dog/.hidden.png", "dog/notes.txt",
+    ]  # fmt: skip
+    assert "x.heic" not in str(pictures.names)
+    words = in_words(pictures.skipped)
+    assert words.startswith("skipped 6 files that are not images: .git/, README.md, cat/")
+    assert "and 1 more; to read cat/x.heic: pip install pillow-heif" in words
+
+
+def test_a_folder_without_an_image_says_what_it_holds(tmp_path):
+    (tmp_path / "clip.mp4").touch()
+    assert "skipped 1 file that is not an image: clip.mp4" in refusal(tmp_path)
+
+
+def test_heic_is_read_where_pillow_heif_is(tmp_path, monkeypatch):
+    plugin = SimpleNamespace(register_heif_opener=lambda: None)
+    monkeypatch.setitem(sys.modules, "pillow_heif", plugin)
+    formats.cache_clear()
+    try:
+        (tmp_path / "x.HEIC").touch()
+        assert list(open_pictures(tmp_path).names) == ["x.HEIC"]
+    finally:
+        formats.cache_clear()

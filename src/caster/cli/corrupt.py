@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from caster.cli.console import counted, progress_bar, say, size
-from caster.cli.pictures import DataRoot, LimitOption, limits_of
+from caster.cli.pictures import DataRoot, LimitOption, limits_of, opened
 from caster.errors import CasterError
 
 GO_ON = "what is finished is kept: run it again to go on"
@@ -58,13 +58,12 @@ def corrupt(
     """
     names, severities = _names(corruption or ["all"]), _severities(severity)
     limits = limits_of(limit)
-    from caster.data import open_pictures
     from caster.jobs.corrupt import corrupt_pictures
 
     with progress_bar() as progress:
         try:
             done = corrupt_pictures(
-                open_pictures(data, data_root, labelled=True, limits=limits),
+                opened(data, data_root, limits),
                 out,
                 corruptions=names,
                 severities=severities,

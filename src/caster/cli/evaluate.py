@@ -21,6 +21,7 @@ from caster.cli.pictures import (
     Tau,
     features_path,
     limits_of,
+    opened,
     say_skipped,
 )
 from caster.cli.state import KeyFile, StateFile
@@ -88,7 +89,6 @@ def evaluate(
             )
         else:
             from caster import state as states
-            from caster.data import open_pictures
             from caster.jobs.deployed import deploy
             from caster.jobs.store import default_store
 
@@ -101,7 +101,7 @@ def evaluate(
             )
             found, skipped = evaluate_pictures(
                 adapter,
-                open_pictures(data, data_root, labelled=True, limits=limits),
+                opened(data, data_root, limits),
                 page,
                 store=store or default_store(),
                 batch_size=batch_size,

@@ -17,6 +17,7 @@ from caster.cli.pictures import (
     Store,
     features_path,
     limits_of,
+    opened,
     say_skipped,
 )
 from caster.cli.state import layers_in_words
@@ -113,12 +114,11 @@ def fit(
         if model is None:
             clf = fit_file(features_path(source), state, settings, progress, key, limits)
         else:
-            from caster.data import open_pictures
             from caster.jobs.store import default_store
 
             clf, skipped, measured = fit_pictures(
                 model,
-                open_pictures(source, data_root, labelled=True, limits=limits),
+                opened(source, data_root, limits),
                 state,
                 settings,
                 store=store or default_store(),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +14,9 @@ from caster.cli.model import PANEL as MODEL_PANEL
 from caster.cli.words import as_typed
 from caster.config import Limits
 from caster.errors import CasterError
+
+if TYPE_CHECKING:
+    from caster.data import Pictures
 
 PANEL = "Pictures"
 NAMED = 5  # skipped pictures named one by one
@@ -110,6 +114,19 @@ def features_path(source: str) -> Path:
         if "images" in names and "features" not in names:
             raise CasterError(f"{source} holds pictures: name the model they go to with --model")
     return path
+
+
+def opened(
+    source: str | Path | Sequence[Path], root: Path | None, limits: Limits, labelled: bool = True
+) -> Pictures:
+    """Open images, and name the files in a folder that are not."""
+    from caster.data import open_pictures
+    from caster.data.folder import in_words
+
+    pictures = open_pictures(source, root, labelled, limits)
+    if pictures.skipped:
+        say(f"caster: {in_words(pictures.skipped)}", errors)
+    return pictures
 
 
 def say_skipped(unreadable: list[str]) -> None:

@@ -22,6 +22,7 @@ from caster.cli.pictures import (
     Tau,
     features_path,
     limits_of,
+    opened,
     say_skipped,
 )
 from caster.cli.state import KeyFile, StateFile
@@ -123,7 +124,6 @@ def predict(
             )
         else:
             from caster import state as states
-            from caster.data import open_pictures
             from caster.jobs.deployed import deploy
             from caster.jobs.store import default_store
             from caster.jobs.table import check_table
@@ -136,8 +136,8 @@ def predict(
                 allow_other_preprocessing=allow_other_preprocessing,
             )
             several = [Path(path) for path in target]
-            pictures = open_pictures(
-                target[0] if len(target) == 1 else several, data_root, limits=limits
+            pictures = opened(
+                target[0] if len(target) == 1 else several, data_root, limits, labelled=False
             )
             if shuffle is None:
                 _warn_of_order(pictures, batch_size)

@@ -44,6 +44,7 @@ class ArrayPictures:
     picture: Callable[[int], Picture]
     share: str = ""  # which of the pictures in the files, where it is not all
     limits: Limits = DEFAULT_LIMITS
+    skipped: Sequence[str] = ()
 
     @cached_property
     def by_class(self) -> bool:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,9 +20,11 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-FORMATS = {  # Pillow's name of the format, by the suffix of the file
+FORMATS = {  # Pillow's name of the format, by the suffix of the file; every Pillow reads these
     ".bmp": "BMP",
     ".gif": "GIF",
+    ".jfif": "JPEG",
+    ".jpe": "JPEG",
     ".jpeg": "JPEG",
     ".jpg": "JPEG",
     ".pgm": "PPM",
@@ -29,18 +34,37 @@ FORMATS = {  # Pillow's name of the format, by the suffix of the file
     ".tiff": "TIFF",
     ".webp": "WEBP",
 }
-SUFFIXES = frozenset(FORMATS)
-ALLOWED = tuple(sorted(set(FORMATS.values())))  # Pillow's others may start a program, as EPS does
+HEIF = (".heic", ".heif")
 
 
 class UnreadablePicture(CasterError):  # noqa: N818
     """A picture that is there and cannot be decoded; the message names it and says why."""
 
 
+@cache
+def formats() -> Mapping[str, str]:
+    """Format by suffix, of all that can be decoded here; Pillow's others may start a program.
+
+    AVIF depends on how Pillow was built, HEIC on the package pillow-heif.
+    """
+    found = dict(FORMATS)
+    with suppress(ImportError):
+        from PIL import features
+
+        if "avif" in features.modules and features.check("avif"):
+            found[".avif"] = "AVIF"
+    with suppress(ImportError):
+        from pillow_heif import register_heif_opener
+
+        register_heif_opener()
+        found |= dict.fromkeys(HEIF, "HEIF")
+    return found
+
+
 def decode(path: Path, limits: Limits = DEFAULT_LIMITS) -> Picture:
     """The pixels of a file as uint8 (H, W, 3) RGB.
 
-    What the file holds counts, not its suffix, and it must be one of the `ALLOWED` formats. Its
+    What the file holds counts, not its suffix, and it must be one of the `formats`. Its
     header must state no more pixels than the limit, which is checked before anything is decoded.
     A camera's note to turn the picture (EXIF) is left alone, and so is transparency, as torchvision
     and timm do: a model sees what it was trained on. Pillow's warnings go where all warnings go;
@@ -52,17 +76,18 @@ def decode(path: Path, limits: Limits = DEFAULT_LIMITS) -> Picture:
         raise CasterError(
             "reading pictures needs Pillow: pip install 'caster-tta[images]'"
         ) from None
+    allowed = tuple(sorted(set(formats().values())))
     pillows = Image.MAX_IMAGE_PIXELS  # of the whole process: raised for a user who asks for more
     if pillows is not None and limits.pixels > max(pillows, DEFAULT_LIMITS.pixels):
         Image.MAX_IMAGE_PIXELS = limits.pixels
     try:
-        with open_regular(path) as file, Image.open(file, formats=ALLOWED) as image:
+        with open_regular(path) as file, Image.open(file, formats=allowed) as image:
             width, height = image.size
             limits.check("pixels", width * height, f"it has {width:,} x {height:,} pixels")
             return _rgb(image)
     except UnidentifiedImageError:
         reason = (
-            f"it is empty, damaged or in a format that is not allowed ({', '.join(ALLOWED)} are)"
+            f"it is empty, damaged or in a format that is not allowed ({', '.join(allowed)} are)"
         )
     except MemoryError:
         reason = "not enough memory"

@@ -11,11 +11,13 @@ from pathlib import Path
 import numpy as np
 
 from caster.config import DEFAULT_LIMITS, Limits
-from caster.data.decode import SUFFIXES, decode
+from caster.data.decode import HEIF, decode, formats
 from caster.data.traits import digest, is_by_class
 from caster.errors import CasterError
 from caster.frozen.preprocessing import Picture
 from caster.labels import Labels, as_labels
+
+NAMED = 5  # skipped files that are named one by one
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +35,7 @@ class FilePictures:
     labels: Labels | None = None
     classes: Labels | None = None
     limits: Limits = DEFAULT_LIMITS
+    skipped: Sequence[str] = ()  # other files in the folder, and hidden folders with a slash
 
     @cached_property
     def by_class(self) -> bool:
@@ -59,10 +62,16 @@ def open_folder(folder: Path, all_classes: bool = False) -> FilePictures:
     `all_classes` refuses a class folder without an image. Otherwise it stays among the classes:
     the output of the model that stands for it is still there.
     """
-    inside = sorted(name for name in listed(folder) if not name.startswith("."))
-    classes = [name for name in inside if os.path.isdir(folder / name)]
-    images = [name for name in inside if _is_image(name) and name not in classes]
-    found = {name: images_below(folder, name) for name in classes}
+    inside = sorted(listed(folder))
+    folders = {name for name in inside if os.path.isdir(folder / name)}
+    classes = [name for name in inside if name in folders and not name.startswith(".")]
+    images = [name for name in inside if _is_image(name) and name not in folders]
+    skipped = [
+        f"{name}/" if name in folders else name
+        for name in inside
+        if name not in classes and name not in images
+    ]
+    found = {name: images_below(folder, name, skipped) for name in classes}
     filled = [name for name in classes if found[name]]
     if images and filled:
         raise CasterError(
@@ -70,18 +79,34 @@ def open_folder(folder: Path, all_classes: bool = False) -> FilePictures:
             "keep every image in a class folder, or none"
         )
     if images:
-        return FilePictures(str(folder), folder.absolute(), tuple(images))
+        return FilePictures(str(folder), folder.absolute(), tuple(images), skipped=skipped)
     if not filled:
         raise CasterError(
             f"{folder} holds no image, and no folder with one (an image ends in "
-            f"{', '.join(sorted(SUFFIXES))})"
+            f"{', '.join(sorted(formats()))})" + (f"; {in_words(skipped)}" if skipped else "")
         )
     empty = [name for name in classes if not found[name]]
     if empty and all_classes:
         raise CasterError(f"no image in the class folder {', '.join(empty)} of {folder}")
     labels = np.repeat(np.asarray(classes), [len(found[name]) for name in classes])
     names = tuple(image for name in classes for image in found[name])
-    return FilePictures(str(folder), folder.absolute(), names, labels, as_labels(classes))
+    return FilePictures(
+        str(folder), folder.absolute(), names, labels, as_labels(classes), skipped=skipped
+    )
+
+
+def in_words(skipped: Sequence[str]) -> str:
+    """How many files were skipped, and which.
+
+    >>> in_words(["a.mp4", "notes.txt"])
+    'skipped 2 files that are not images: a.mp4, notes.txt'
+    """
+    files = f"{len(skipped):,} files that are not images"
+    files = "1 file that is not an image" if len(skipped) == 1 else files
+    more = f" and {len(skipped) - NAMED:,} more" if len(skipped) > NAMED else ""
+    heif = [name for name in skipped if os.path.splitext(name)[1].lower() in HEIF]
+    remedy = f"; to read {heif[0]}: pip install pillow-heif" if heif else ""
+    return f"skipped {files}: {', '.join(skipped[:NAMED])}{more}{remedy}"
 
 
 def open_list(path: Path) -> FilePictures:
@@ -113,17 +138,22 @@ def open_files(paths: Sequence[Path]) -> FilePictures:
     return FilePictures(names[0] + more, Path.cwd(), names)
 
 
-def images_below(root: Path, name: str) -> list[str]:
-    """The images anywhere below a folder, folder by folder, relative to the root."""
+def images_below(root: Path, name: str, skipped: list[str] | None = None) -> list[str]:
+    """The images anywhere below a folder, folder by folder, relative to the root.
+
+    Other files, and hidden folders with a slash, are appended to `skipped`.
+    """
     found = []
-    for where, images in sorted(_walk(root / name)):
+    for where, names in sorted(_walk(root / name)):
         relative = Path(where).relative_to(root).as_posix()
-        found += [f"{relative}/{image}" for image in sorted(images)]
+        found += [f"{relative}/{file}" for file in names if _is_image(file)]
+        if skipped is not None:
+            skipped += [f"{relative}/{file}" for file in names if not _is_image(file)]
     return found
 
 
 def _is_image(name: str) -> bool:
-    return not name.startswith(".") and os.path.splitext(name)[1].lower() in SUFFIXES
+    return not name.startswith(".") and os.path.splitext(name)[1].lower() in formats()
 
 
 def listed(folder: Path) -> list[str]:
@@ -141,8 +171,9 @@ def _walk(folder: Path) -> Iterator[tuple[str, list[str]]]:
         if real in seen:  # a link to a folder above it would be walked until the system gives up
             raise CasterError(f"{where} leads to {real} a second time: remove that link")
         seen.add(real)
+        hidden = [f"{name}/" for name in folders if name.startswith(".")]
         folders[:] = [name for name in folders if not name.startswith(".")]
-        yield where, [name for name in names if _is_image(name)]
+        yield where, sorted(names + hidden)
 
 
 def _refuse(error: OSError) -> None:

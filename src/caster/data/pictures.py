@@ -10,7 +10,7 @@ from typing import Protocol
 
 from caster.config import DEFAULT_LIMITS, Limits
 from caster.data.arrays import open_npz
-from caster.data.decode import SUFFIXES, UnreadablePicture
+from caster.data.decode import UnreadablePicture, formats
 from caster.data.folder import FilePictures, open_files, open_folder, open_list
 from caster.data.sets import known, open_set
 from caster.errors import CasterError
@@ -58,6 +58,11 @@ class Pictures(Protocol):
 
         No picture is read for it, so that a second fit on the same pictures reads none at all.
         """
+        ...
+
+    @property
+    def skipped(self) -> Sequence[str]:
+        """Files of a folder that are not images."""
         ...
 
     @property
@@ -134,7 +139,7 @@ def _open_file(path: Path, limits: Limits) -> Pictures:
         return open_npz(path, limits)
     if suffix == ".txt":
         return open_list(path)
-    if suffix in SUFFIXES:
+    if suffix in formats():
         return open_files([path])
     raise CasterError(f"{path} is of no known kind: {_kinds()}")
 

@@ -14,7 +14,7 @@ from caster import state as states
 from caster.adapter import bound_state, gauge_for
 from caster.config import CHUNK_ELEMENTS, DEFAULT_LIMITS, Limits, Settings
 from caster.data import Pictures
-from caster.data.decode import SUFFIXES
+from caster.data.decode import formats
 from caster.errors import CasterError
 from caster.estimator import Caster
 from caster.files import check_writable
@@ -128,7 +128,7 @@ def _measured(features: PictureFeatures, full: bool) -> Layers:
 
 def _check_output(output: Path, model: FrozenModel, pictures: Pictures) -> None:
     check_writable(output, model.name, pictures.name)
-    if output.suffix.lower() in SUFFIXES:
+    if output.suffix.lower() in formats():
         raise CasterError(f"{output} has the name of a picture: give the state another one")
 
 

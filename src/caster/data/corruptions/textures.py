@@ -14,7 +14,7 @@ from scipy.spatial import KDTree
 
 from caster.data.corruptions.make import CIFAR_SIDE, TINY_SIDE
 from caster.data.corruptions.plasma import plasma, size_for
-from caster.data.decode import SUFFIXES, decode
+from caster.data.decode import decode, formats
 from caster.errors import CasterError
 
 Floats = NDArray[np.float64]
@@ -105,7 +105,7 @@ def photographs(folder: str) -> dict[str, Texture]:
         names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
     except OSError as error:
         raise CasterError(f"cannot read the textures in {folder}: {error.strerror}") from None
-    pictures = [name for name in names if os.path.splitext(name)[1].lower() in SUFFIXES]
+    pictures = [name for name in names if os.path.splitext(name)[1].lower() in formats()]
     if not pictures:
         raise CasterError(f"{folder} holds no texture: put photographs of frost into it")
     return {name: decode(Path(folder, name)) for name in pictures}
