@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,6 +24,7 @@ from caster import state as states
 from caster.cli import console
 from caster.cli.app import app
 from caster.cli.words import WORDS, as_typed
+from caster.data import corrupt, open_pictures
 from caster.frozen.onnx import OnnxModel
 from tests.jobs.colours import CAST, NAMES, TOML, patches, write_folder, write_model
 
@@ -740,3 +742,64 @@ def test_formulas_are_neutralised_on_request(typed, made):
     assert ",=azure" in plain
     assert ",=azure" not in safe
     assert safe.replace(",'=", ",=") == plain
+
+
+# what caster corrupt wrote
+
+
+@pytest.fixture
+def corrupted(typed, made):
+    """Writes a corrupted copy of the target to a folder, from an array or a folder of files."""
+
+    def corrupted(out, options, files=False):
+        data = made / ("target" if files else "target.npz")
+        if not files:
+            np.savez(data, images=SHIFTED, labels=np.array(NAMES)[TARGET])
+        result = typed(f"corrupt {data} {out} --workers 1 {options}")
+        assert result.exit_code == 0, result.output
+
+    return corrupted
+
+
+@pytest.mark.parametrize("files", [False, True])
+def test_evaluate_what_corrupt_wrote(typed, corrupted, files):
+    corrupted("any-name", "--corruption contrast --severity 5", files)
+    result = typed("evaluate M @s.caster any-name -o one.html")
+    assert result.exit_code == 0, result.output
+    assert "caster: any-name has 80 images: contrast-5\n" in result.stderr
+    assert json.loads(Path("one.json").read_text())["name"] == "any-name:contrast-5"
+
+
+@pytest.mark.parametrize(("severities", "count"), [("2,4", 2), ("1-5", 5)])
+@pytest.mark.parametrize("files", [False, True])
+def test_several_severities(corrupted, caplog, files, severities, count):
+    corrupted("out", f"--corruption contrast,brightness --severity {severities}", files)
+    for data, size in (
+        ("out", 160 * count), ("out:brightness", 80 * count), ("out:contrast-2", 80)
+    ):  # fmt: skip
+        caplog.clear()
+        pictures = open_pictures(data, labelled=True)
+        assert (pictures.name, len(pictures)) == (data, size)
+        assert set(Counter(pictures.labels.tolist()).values()) == {size // 8}
+        assert ("for one of them give out:" in caplog.text) == (size > 80)
+
+
+def test_a_severity_is_the_one_that_was_made(corrupted):
+    corrupted("five", "--corruption contrast --severity 1-5")
+    corrupted("two", "--corruption contrast --severity 2,4")
+    expected = corrupt(SHIFTED, "contrast", severity=4, seed=0)
+    for folder in ("five", "two"):
+        pictures = open_pictures(f"{folder}:contrast-4", labelled=True)
+        assert np.array_equal(np.stack([pictures.read(i) for i in range(80)]), expected)
+        assert pictures.labels.tolist() == [NAMES[c] for c in TARGET]
+    both = open_pictures("two")
+    assert np.array_equal(both.read(80 + 7), expected[7])
+    assert both.sha256 != open_pictures("two:contrast-4").sha256
+
+
+def test_a_condition_that_is_not_there(refusal, corrupted):
+    corrupted("out", "--corruption contrast --severity 2,4")
+    assert refusal("evaluate M @s.caster out:fog") == (
+        "out holds no fog: it holds contrast-2, contrast-4"
+    )
+    assert "out:contrast-2, or save" in refusal("evaluate M @s.caster out/contrast-2.npy")

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from caster.config import DEFAULT_LIMITS, Limits
 from caster.data.arrays import open_npz
+from caster.data.corrupted import is_corrupted, open_corrupted_folder
 from caster.data.decode import UnreadablePicture, formats
 from caster.data.folder import FilePictures, open_files, open_folder, open_list
 from caster.data.sets import known, open_set
@@ -89,6 +90,9 @@ def open_pictures(
 ) -> Pictures:
     """Pictures from a folder, an .npz file, a list of files, or a named set below a root.
 
+    A folder that `caster corrupt` wrote has all its corruptions, or those named after a colon, as
+    in "out:fog" and "out:fog-3".
+
     `root` stands in for the environment variable CASTER_DATA; `labelled` refuses a source without
     labels. A folder with one folder a class is labelled, and so is an .npz file with `labels`.
     An image over the `limits` is an UnreadablePicture; to allow more pixels than Pillow does raises
@@ -125,9 +129,14 @@ def _open(
         (source,) = source
     path = Path(source)
     if os.path.isdir(path):
+        if is_corrupted(path):
+            return open_corrupted_folder(path)
         return open_folder(path, all_classes=labelled)
     if os.path.isfile(path):
         return _open_file(path, limits)
+    folder, _, split = str(source).rpartition(":")
+    if folder and is_corrupted(Path(folder)):
+        return open_corrupted_folder(Path(folder), split)
     if str(source).partition(":")[0] in known():
         return open_set(str(source), root)
     raise CasterError(f"there is no {source}: {_kinds()}")
@@ -139,6 +148,11 @@ def _open_file(path: Path, limits: Limits) -> Pictures:
         return open_npz(path, limits)
     if suffix == ".txt":
         return open_list(path)
+    if suffix == ".npy":
+        raise CasterError(
+            f"{path} is one array of a set: give what `caster corrupt` wrote as "
+            f"{path.parent}:{path.stem}, or save `images` and `labels` as .npz"
+        )
     if suffix in formats():
         return open_files([path])
     raise CasterError(f"{path} is of no known kind: {_kinds()}")
@@ -146,6 +160,7 @@ def _open_file(path: Path, limits: Limits) -> Pictures:
 
 def _kinds() -> str:
     return (
-        "DATA is a folder of images or of class folders, an .npz file, a .txt list of images, "
+        "DATA is a folder of images or of class folders, one that `caster corrupt` wrote "
+        "(OUT or OUT:fog-3), an .npz file, a .txt list of images, "
         f"image files, or a split of a named set, such as cifar10:test, among {', '.join(known())}"
     )

@@ -22,14 +22,8 @@ def open_corrupted(part: Part, classes: str) -> ArrayPictures:
     The array stays on the disk; a picture is copied out of it when it is asked for.
     """
     pictures_file, labels_file = (part.folder / file for file in part.files)
-    pixels, numbers = _mapped(pictures_file), _mapped(labels_file)
-    if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[-1] != 3:
-        raise CasterError(
-            f"{pictures_file} is not a published file: {pixels.dtype} {pixels.shape} is not uint8 "
-            "(N, H, W, 3)"
-        )
-    if numbers.dtype.kind not in "iu" or numbers.shape != pixels.shape[:1]:
-        raise CasterError(f"{labels_file} has no label for every picture of {pictures_file.name}")
+    pixels = mapped(pictures_file)
+    numbers = check_arrays(pictures_file, pixels, labels_file, mapped(labels_file))
     size, rest = divmod(len(pixels), len(SEVERITIES))
     if rest or not size:
         raise CasterError(
@@ -49,7 +43,22 @@ def open_corrupted(part: Part, classes: str) -> ArrayPictures:
     return ArrayPictures(part.name, files, names, labels, ordered, picture, share=part.split)
 
 
-def _mapped(path: Path) -> NDArray[Any]:
+def check_arrays(
+    pictures_file: Path, pixels: NDArray[Any], labels_file: Path, numbers: NDArray[Any]
+) -> NDArray[Any]:  # (N,)
+    """The labels, if the arrays are images (N, H, W, 3) with a whole number each."""
+    if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[-1] != 3:
+        raise CasterError(
+            f"{pictures_file} is not a published file: {pixels.dtype} {pixels.shape} is not uint8 "
+            "(N, H, W, 3)"
+        )
+    if numbers.dtype.kind not in "iu" or numbers.shape != pixels.shape[:1]:
+        raise CasterError(f"{labels_file} has no label for every picture of {pictures_file.name}")
+    return numbers
+
+
+def mapped(path: Path) -> NDArray[Any]:
+    """A .npy file, read as it is looked at."""
     try:
         content = np.load(path, mmap_mode="r", allow_pickle=False)
     except OSError as error:
