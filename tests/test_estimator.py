@@ -23,7 +23,6 @@ from caster.threads import _blas
 from tests import reference
 from tests.conftest import close, few_samples, problem
 
-
 # Rows one by one are batches of one, which fall back to Source-GDA: labels happen to agree in
 # scikit-learn's check, scores do not. That predictions depend on the batch is tested below.
 WHOLE_BATCHES = {"check_methods_subset_invariance": "scores depend on the whole batch"}

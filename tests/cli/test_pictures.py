@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import os
@@ -803,3 +804,98 @@ def test_a_condition_that_is_not_there(refusal, corrupted):
         "out holds no fog: it holds contrast-2, contrast-4"
     )
     assert "out:contrast-2, or save" in refusal("evaluate M @s.caster out/contrast-2.npy")
+
+
+# some of the data
+
+
+def test_limits(typed, made):
+    def limited(line):
+        result = typed(line)
+        assert result.exit_code == 0, result.output
+        return result
+
+    assert "24 samples of 8 classes" in limited("fit M @source --limit 24 -o s").stdout
+    assert (states.load("s").moments.counts == 3).all()
+    result = limited("predict M @s.caster @target --limit 12 -o o.csv")
+    assert "comes class by class" in result.stderr
+    table = read_csv("o.csv")
+    assert [row["row"] for row in table] == [str(i) for i in range(12)]
+    limited("predict M @s.caster @target --limit 12 --shuffle 1 -o o.csv")
+    table = read_csv("o.csv")
+    names = open_pictures(made / "target").names
+    assert [names[int(row["row"])] for row in table] == [row["picture"] for row in table]
+    assert len({row["picture"].split("/")[0] for row in table}) > 3
+    limited("evaluate M @s.caster @target --limit 50 --seed 1 -o page.html")
+    assert json.loads(Path("page.json").read_text())["samples"] == 50
+
+
+def read_csv(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def features(made):
+    """Feature files of six classes, and a state that knows four of them."""
+    h, y = np.random.default_rng(0).normal(size=(300, 4)), np.arange(300) % 6
+    h += 5 * np.eye(6, 4)[y]
+    names = np.array(["ant", "bee", "cat", "dog", "elk", "fox"])
+    np.savez("all.npz", features=h, labels=names[y])
+    np.savez("numbers.npz", features=h, labels=y)
+    np.savez("known.npz", features=h[y < 4], labels=names[y[y < 4]])
+    caster.Caster().fit(h[y < 4], names[y[y < 4]]).save("four.caster")
+
+
+def test_limits_on_features(typed, features):
+    assert "30 samples of 6 classes" in typed("fit all.npz --limit 30 -o s").stdout
+    assert typed("predict four.caster known.npz --limit 70 -o o.csv").exit_code == 0
+    assert len(read_csv("o.csv")) == 70
+    assert typed("evaluate four.caster known.npz --limit 70 -o p.html").exit_code == 0
+    assert json.loads(Path("p.json").read_text())["samples"] == 70
+    assert typed("fit all.npz --limit 0 -o s").exit_code == 2
+
+
+def test_a_limit_that_leaves_a_class_without_a_covariance(refusal, features):
+    assert refusal("fit all.npz --limit 11 -o s").endswith("6 classes: give at least 12")
+
+
+def test_classes_that_the_state_lacks(typed, refusal, features):
+    said = refusal("evaluate four.caster all.npz")
+    assert "does not know the class 'elk'" in said
+    assert said.endswith("--known-classes-only leaves out such samples")
+    result = typed("evaluate four.caster all.npz --known-classes-only -o some.html")
+    assert result.exit_code == 0, result.output
+    assert result.stderr.splitlines()[0] == (
+        "caster: left out 100 of 300 samples, of classes that the state lacks: "
+        "'elk' (50), 'fox' (50)"
+    )
+    assert typed("evaluate four.caster known.npz -o known.html").exit_code == 0
+    some, known = (json.loads(Path(f"{name}.json").read_text()) for name in ("some", "known"))
+    assert some["scores"] == known["scores"]
+    assert (some["left_out"], known["left_out"]) == ({"elk": 50, "fox": 50}, {})
+
+
+def test_classes_of_images_that_the_state_lacks(typed, made):
+    strange = write_folder(made / "ivory", SHIFTED, TARGET, [*NAMES[:7], "ivory"])
+    result = typed(f"evaluate M @s.caster {strange} --known-classes-only --limit 40 -o p.html")
+    assert result.exit_code == 0, result.output
+    assert "left out 10 of 80 samples" in result.stderr
+    found = json.loads(Path("p.json").read_text())
+    assert (found["samples"], len(found["classes"])) == (40, 7)
+
+
+@pytest.mark.parametrize("option", ["", " --known-classes-only"])
+def test_numbers_against_names_get_a_hint(refusal, features, option):
+    said = refusal(f"evaluate four.caster numbers.npz{option}")
+    assert "its labels are numbers; save names, as by labels=np.array(names)[labels]" in said
+
+
+@pytest.mark.parametrize(
+    "line", ["fit f.csv -o s", "predict four.caster f.csv -o o.csv", "evaluate four.caster f.csv"]
+)
+def test_a_csv_file_of_features(refusal, features, line):
+    Path("f.csv").write_text("a,b\n1,2\n")
+    said = refusal(line)
+    assert ".npz or .parquet" in said
+    assert said.endswith("np.savez('features.npz', features=X, labels=y)")

@@ -19,6 +19,7 @@ class FakePictures:
 
     name = "fakes"
     by_class = False
+    skipped = ()
     limits = DEFAULT_LIMITS
 
     def __init__(self, count, broken=(), size=(4, 4), sha256="pictures-1"):

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from caster.cli.console import counted, progress_bar, say, size
-from caster.cli.pictures import DataRoot, LimitOption, limits_of, opened
+from caster.cli.pictures import DataRoot, MaxOption, limits_of, opened
 from caster.errors import CasterError
 
 GO_ON = "what is finished is kept: run it again to go on"
@@ -48,7 +48,7 @@ def corrupt(
         typer.Option(metavar="FOLDER", help="Photographs of frost, instead of drawn textures."),
     ] = None,
     data_root: DataRoot = None,
-    limit: LimitOption = None,
+    larger: MaxOption = None,
 ) -> None:
     """Make a corrupted copy of a set: nineteen corruptions at five severities.
 
@@ -57,7 +57,7 @@ def corrupt(
     from where it was interrupted.
     """
     names, severities = _names(corruption or ["all"]), _severities(severity)
-    limits = limits_of(limit)
+    limits = limits_of(larger)
     from caster.jobs.corrupt import corrupt_pictures
 
     with progress_bar() as progress:

@@ -10,16 +10,18 @@ import typer
 from caster.cli.console import counted, errors, new_table, output, progress_bar, say
 from caster.cli.model import with_model
 from caster.cli.pictures import (
+    SAMPLES,
     BatchSize,
     DataRoot,
     Layers,
-    LimitOption,
+    MaxOption,
     OtherModel,
     OtherPreprocessing,
     SkipUnreadable,
     Store,
     Tau,
     features_path,
+    limit_option,
     limits_of,
     opened,
     say_skipped,
@@ -61,7 +63,16 @@ def evaluate(
     store: Store = None,
     allow_other_model: OtherModel = False,
     allow_other_preprocessing: OtherPreprocessing = False,
-    limit: LimitOption = None,
+    limit: Annotated[int | None, limit_option("at random, by --seed")] = None,
+    larger: MaxOption = None,
+    known_classes_only: Annotated[
+        bool,
+        typer.Option(
+            "--known-classes-only",
+            help="Leave out samples of classes that the state lacks, and say how many.",
+            rich_help_panel=SAMPLES,
+        ),
+    ] = False,
 ) -> None:
     """Whether adapting would have paid: the score of four classifiers on labelled data.
 
@@ -71,7 +82,7 @@ def evaluate(
     """
     from caster.jobs.evaluate import data_file, evaluate_file, evaluate_pictures
 
-    order, limits = None if in_order else seed, limits_of(limit)
+    order, limits = None if in_order else seed, limits_of(larger)
     skipped: list[str] = []
     with progress_bar() as progress:
         if model is None:
@@ -85,6 +96,8 @@ def evaluate(
                 tau=tau,
                 layers=layers,
                 limits=limits,
+                limit=limit,
+                known_classes_only=known_classes_only,
                 progress=progress,
             )
         else:
@@ -110,6 +123,8 @@ def evaluate(
                 layers=layers,
                 skip_unreadable=skip_unreadable,
                 digests={"state": states.digest(held)},
+                limit=limit,
+                known_classes_only=known_classes_only,
                 progress=progress,
             )
     say_skipped(skipped)

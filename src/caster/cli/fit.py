@@ -12,10 +12,11 @@ from caster.cli.model import with_model
 from caster.cli.pictures import (
     PANEL,
     DataRoot,
-    LimitOption,
+    MaxOption,
     SkipUnreadable,
     Store,
     features_path,
+    limit_option,
     limits_of,
     opened,
     say_skipped,
@@ -97,7 +98,8 @@ def fit(
     skip_unreadable: SkipUnreadable = False,
     data_root: DataRoot = None,
     store: Store = None,
-    limit: LimitOption = None,
+    limit: Annotated[int | None, limit_option("evenly over the classes")] = None,
+    larger: MaxOption = None,
 ) -> None:
     """Fit source class statistics once, and keep them in one small file.
 
@@ -107,12 +109,12 @@ def fit(
     """
     from caster.jobs.fit import fit_file, fit_pictures
 
-    settings, limits = Settings(k_max=k_max, lam=lam, beta=beta), limits_of(limit)
+    settings, limits = Settings(k_max=k_max, lam=lam, beta=beta), limits_of(larger)
     skipped: list[str] = []
     measured = None
     with progress_bar() as progress:
         if model is None:
-            clf = fit_file(features_path(source), state, settings, progress, key, limits)
+            clf = fit_file(features_path(source), state, settings, progress, key, limits, limit)
         else:
             from caster.jobs.store import default_store
 
@@ -129,6 +131,7 @@ def fit(
                 skip_unreadable=skip_unreadable,
                 progress=progress,
                 key=key,
+                limit=limit,
             )
     say_skipped(skipped)
     moments = clf.moments_

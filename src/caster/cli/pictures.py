@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from caster.data import Pictures
 
 PANEL = "Pictures"
+SAMPLES = "Samples"
 NAMED = 5  # skipped pictures named one by one
 
 SkipUnreadable = Annotated[
@@ -47,7 +48,7 @@ Store = Annotated[
     ),
 ]
 LIMITS = tuple(field.name for field in fields(Limits))
-LimitOption = Annotated[
+MaxOption = Annotated[
     list[str] | None,
     typer.Option(
         "--max",
@@ -86,6 +87,17 @@ Layers = Annotated[
 ]
 
 
+def limit_option(which: str) -> Any:
+    """The option --limit of a command, which takes these samples."""
+    return typer.Option(
+        "--limit",
+        metavar="N",
+        min=1,
+        help=f"Use N samples only: {which}.",
+        rich_help_panel=SAMPLES,
+    )
+
+
 def limits_of(given: list[str] | None) -> Limits:
     """The limits that a command works under.
 
@@ -104,8 +116,11 @@ def limits_of(given: list[str] | None) -> Limits:
 
 def features_path(source: str) -> Path:
     """The feature file that a command without a model is given."""
+    from caster.data.decode import formats
+
     path = Path(source)
-    if path.suffix not in (".npz", ".parquet") and (path.exists() or ":" in source):
+    images = path.is_dir() or (path.exists() and path.suffix.lower() in (".txt", *formats()))
+    if images or (":" in source and not path.exists()):
         raise CasterError(f"{source} holds no features: name the model for pictures with --model")
     if path.suffix == ".npz" and path.is_file():
         from caster.frozen.npz import NpzFile

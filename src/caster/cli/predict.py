@@ -14,13 +14,14 @@ from caster.cli.pictures import (
     BatchSize,
     DataRoot,
     Layers,
-    LimitOption,
+    MaxOption,
     OtherModel,
     OtherPreprocessing,
     SkipUnreadable,
     Store,
     Tau,
     features_path,
+    limit_option,
     limits_of,
     opened,
     say_skipped,
@@ -74,7 +75,8 @@ def predict(
     store: Store = None,
     allow_other_model: OtherModel = False,
     allow_other_preprocessing: OtherPreprocessing = False,
-    limit: LimitOption = None,
+    limit: Annotated[int | None, limit_option("the first, or with --shuffle at random")] = None,
+    larger: MaxOption = None,
     spreadsheet_safe: Annotated[
         bool,
         typer.Option(
@@ -103,7 +105,7 @@ def predict(
     """
     from caster.jobs.predict import predict_file, predict_pictures
 
-    limits = limits_of(limit)
+    limits = limits_of(larger)
     with progress_bar() as progress:
         if model is None:
             if len(target) > 1:
@@ -118,6 +120,7 @@ def predict(
                 layers=layers,
                 gate=gate,
                 limits=limits,
+                limit=limit,
                 spreadsheet_safe=spreadsheet_safe,
                 probabilities=probabilities,
                 progress=progress,
@@ -140,7 +143,7 @@ def predict(
                 target[0] if len(target) == 1 else several, data_root, limits, labelled=False
             )
             if shuffle is None:
-                _warn_of_order(pictures, batch_size)
+                _warn_of_order(pictures, min(batch_size, limit or batch_size))
             summary = predict_pictures(
                 adapter,
                 pictures,
@@ -152,6 +155,7 @@ def predict(
                 shuffle=shuffle,
                 skip_unreadable=skip_unreadable,
                 store=store or default_store(),
+                limit=limit,
                 spreadsheet_safe=spreadsheet_safe,
                 probabilities=probabilities,
                 progress=progress,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from numbers import Integral, Real
 from statistics import median
 from typing import Any
@@ -74,6 +74,7 @@ class Evaluation:
     classes: tuple[ClassScore, ...]  # those that came
     mechanism: Mechanism = TRANSPORT  # what "ungated" and "gated" adapt by
     source_check: str | None = None  # a sentence, where the source turns transport off by default
+    left_out: Mapping[Any, int] = field(default_factory=dict)  # samples by class the state lacks
 
     @property
     def baseline(self) -> str:
@@ -143,6 +144,7 @@ class Evaluation:
             "source_check": self.source_check,
             "warning": self.warning,
             "samples": self.size,
+            "left_out": self.left_out,
             "batch_size": self.batch_size,
             "baseline": self.baseline,
             "scores": {name: asdict(score) for name, score in self.scores.items()},

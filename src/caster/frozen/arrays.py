@@ -60,7 +60,10 @@ def open_features(
     elif path.suffix == ".parquet":
         file = ParquetFile(path, limits)
     else:
-        raise CasterError(f"{path} must end in .npz or .parquet")
+        raise CasterError(
+            f"{path} is not a feature file, which is .npz or .parquet: save it as one, by "
+            "np.savez('features.npz', features=X, labels=y)"
+        )
     missing = [name for name in required if name not in file.names]
     if missing:
         held = ", ".join(file.names) or "nothing"

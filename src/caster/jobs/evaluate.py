@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from caster import state as states
 from caster.adapter import Adapter
@@ -28,8 +33,11 @@ from caster.jobs.layers import (
     wants_layers,
 )
 from caster.jobs.progress import Progress, silent
+from caster.jobs.subset import Rows, at_random, check_limit, some_features, some_pictures
 from caster.labels import Labels, as_labels, unique_labels
 from caster.sealed import Key
+
+log = logging.getLogger("caster")
 
 SHOWN = 5  # classes of the state that a message names
 
@@ -45,9 +53,15 @@ def evaluate_file(
     layers: bool | None = None,
     key: Key | None = None,
     limits: Limits = DEFAULT_LIMITS,
+    limit: int | None = None,
+    known_classes_only: bool = False,
     progress: Progress = silent,
 ) -> Evaluation:
-    """Score a file of labelled features, shuffled by a seed or in its own order."""
+    """Score a file of labelled features, shuffled by a seed or in its own order.
+
+    `limit` and `known_classes_only` are those of `evaluate_pictures`.
+    """
+    check_limit(limit)
     check_batch_size(batch_size)
     _check_outputs(page, state, target)
     held = states.load(state, key)
@@ -55,10 +69,11 @@ def evaluate_file(
     clf = with_tau(Caster.from_state(held), tau)
     file = open_features(target, "features", "labels", limits=limits)
     labels = as_labels(file.read("labels"))
-    _check_labels(labels, clf, str(target))
-    stream = batches(file, batch_size, seed, progress)
-    chunks = _labelled(stream, labels, held.head)
+    rows, left_out = _chosen(labels, clf, str(target), known_classes_only, limit, seed)
+    stream = batches(some_features(file, rows), batch_size, seed, progress)
+    chunks = _labelled(stream, labels[rows], held.head)
     found = evaluate(clf, chunks, name=str(target), digests={"state": states.digest(held)})
+    found = replace(found, left_out=left_out)
     _write(found, page)
     return found
 
@@ -75,20 +90,26 @@ def evaluate_pictures(
     layers: bool | None = None,
     skip_unreadable: bool = False,
     digests: Mapping[str, str] | None = None,
+    limit: int | None = None,
+    known_classes_only: bool = False,
     progress: Progress = silent,
 ) -> tuple[Evaluation, list[str]]:
     """Score labelled pictures; also returns what was wrong with every picture skipped.
 
     `digests` are those of what took part beside the model, its preprocessing and the pictures. A
-    state with layers is scored by layer transport, unless `layers` is False.
+    state with layers is scored by layer transport, unless `layers` is False. `limit` draws that
+    many at random by the seed (0 for data in order); `known_classes_only` leaves out images of
+    classes that the state lacks, instead of raising an error, and logs how many.
     """
+    check_limit(limit)
     check_batch_size(batch_size)
     _check_outputs(page, Path(adapter.model.name), Path(pictures.name))
     aligned = LayerStream(adapter, tau) if wants_layers(adapter.state, layers) else None
     clf = adapter.clf if aligned else with_tau(adapter.clf, tau)
     if pictures.labels is None:
         raise CasterError(f"{pictures.name} has no labels")
-    _check_labels(pictures.labels, clf, pictures.name)
+    rows, left_out = _chosen(pictures.labels, clf, pictures.name, known_classes_only, limit, seed)
+    pictures = some_pictures(pictures, rows)
     if aligned is not None:
         aligned.check_sizes(pictures)
     features = extract_for(
@@ -119,6 +140,7 @@ def evaluate_pictures(
             digests={**(digests or {}), **known},
             mechanism=TRANSPORT if aligned is None else aligned.mechanism,
         )
+        found = replace(found, left_out=left_out)
         _write(found, page)
     return found, features.unreadable
 
@@ -138,16 +160,47 @@ def _chunk(
     return batch.features, labels[batch.rows], logits
 
 
-def _check_labels(labels: Labels, clf: Caster, name: str) -> None:
-    """Refuse a class the state does not know, before the work that would be lost on it."""
+def _chosen(
+    labels: Labels,
+    clf: Caster,
+    name: str,
+    known_classes_only: bool,
+    limit: int | None,
+    seed: int | None,
+) -> tuple[Rows, dict[Any, int]]:
+    """Rows to evaluate, and samples left out by class; checked before any work is lost."""
     classes = clf.classes_.tolist()
-    strange = [label for label in unique_labels(labels).tolist() if label not in set(classes)]
-    if strange:
-        known = ", ".join(map(repr, classes[:SHOWN])) + (" ..." if len(classes) > SHOWN else "")
-        raise CasterError(
-            f"the state does not know the class {strange[0]!r} of {name}: it was fitted to "
-            f"{len(classes):,} classes ({known})"
+    known, present = set(classes), unique_labels(labels).tolist()
+    unknown = [label for label in present if label not in known]
+    if unknown and (not known_classes_only or len(unknown) == len(present)):
+        raise CasterError(_unknown(unknown[0], present, classes, name))
+    rows = np.arange(len(labels))
+    counts = Counter(label for label in labels.tolist() if label not in known)
+    if counts:
+        rows = np.flatnonzero([label in known for label in labels.tolist()])
+        named = ", ".join(f"{label!r} ({n:,})" for label, n in counts.most_common(SHOWN))
+        more = f" and {len(counts) - SHOWN:,} more" if len(counts) > SHOWN else ""
+        total = f"{counts.total():,} of {len(labels):,} samples"
+        log.warning("left out %s, of classes that the state lacks: %s%s", total, named, more)
+    return rows[at_random(len(rows), limit, seed or 0)], dict(counts)
+
+
+def _unknown(label: Any, present: list[Any], classes: list[Any], name: str) -> str:
+    """The error line for a class that the state lacks."""
+    shown = ", ".join(map(repr, classes[:SHOWN])) + (" ..." if len(classes) > SHOWN else "")
+    remedy = "--known-classes-only leaves out such samples"
+    numbers = all(isinstance(value, int | float) for value in present)
+    if numbers and all(isinstance(value, str) for value in classes):
+        remedy = (
+            "its labels are numbers; save names, as by labels=np.array(names)[labels], or add the "
+            "names in that order to an .npz of images as `classes`"
         )
+    elif not set(present) & set(classes):
+        remedy = "none of its classes are the state's"
+    return (
+        f"the state does not know the class {label!r} of {name}: it was fitted to "
+        f"{len(classes):,} classes ({shown}); {remedy}"
+    )
 
 
 def data_file(page: Path) -> Path:

@@ -24,6 +24,7 @@ from caster.frozen.protocol import FrozenModel, Outputs
 from caster.jobs.extract import extract
 from caster.jobs.features import PictureFeatures
 from caster.jobs.progress import Progress, silent
+from caster.jobs.subset import check_limit, over_classes, some_features, some_pictures
 from caster.labels import Labels, as_labels, encode, unique_labels
 from caster.sealed import Key, key_bytes
 from caster.state import Layers
@@ -36,13 +37,20 @@ def fit_file(
     progress: Progress = silent,
     key: Key | None = None,
     limits: Limits = DEFAULT_LIMITS,
+    limit: int | None = None,
 ) -> Caster:
-    """Fit a state from a feature file, reading it twice and never whole, and save it."""
+    """Fit a state from a feature file, reading it twice and never whole, and save it.
+
+    `limit` takes that many rows, evenly over the classes.
+    """
+    check_limit(limit)
     check_writable(output, source)
     signer = None if key is None else key_bytes(key)
     file = open_features(source, "features", "labels", limits=limits)
-    classes = unique_labels(as_labels(file.read("labels")))
+    labels = as_labels(file.read("labels"))
+    classes = unique_labels(labels)
     limits.check("classes", len(classes), f"{source} has {len(classes):,} distinct labels")
+    file = some_features(file, over_classes(labels, limit))
     clf = _fit(file, classes, settings, "logits" in file.names, None, progress)
     clf.save(output, key=signer)
     return clf
@@ -70,17 +78,22 @@ def fit_pictures(
     skip_unreadable: bool = False,
     progress: Progress = silent,
     key: Key | None = None,
+    limit: int | None = None,
 ) -> FittedPictures:
     """Fit a state from labelled pictures, bound to the model, and save it.
 
     `named_classes` are the model's outputs in their order; without `use_head` they are other
     classes than the data's. With `layers` the state also gets the moments of every site of a torch
-    module, for layer transport; "full" adds the covariances of sites with few channels.
+    module, for layer transport; "full" adds the covariances of sites with few channels. `limit`
+    takes that many images, evenly over the classes.
     """
+    check_limit(limit)
     if layers:
         _check_layers(model, use_head)
     _check_output(output, model, pictures)
     signer = None if key is None else key_bytes(key)
+    if limit is not None and pictures.labels is not None:
+        pictures = some_pictures(pictures, over_classes(pictures.labels, limit))
     classes = _check_classes(pictures)
 
     def head(outputs: Outputs) -> tuple[int, ...] | None:

@@ -33,6 +33,7 @@ from caster.jobs.layers import (
     wants_layers,
 )
 from caster.jobs.progress import Progress, silent
+from caster.jobs.subset import at_random, check_limit, first, some_features, some_pictures
 from caster.jobs.table import Table, check_table, open_table
 from caster.sealed import Key
 from caster.source_check import SourceCheck
@@ -101,20 +102,24 @@ def predict_file(
     limits: Limits = DEFAULT_LIMITS,
     spreadsheet_safe: bool = False,
     probabilities: bool = False,
+    limit: int | None = None,
     progress: Progress = silent,
 ) -> Summary:
     """Adapt a feature file batch by batch, in its own order, and write one row a sample.
 
     Without the gate the transported classifier answers every batch that has one; a batch of a
     single row has none and gets the fallback. A state with layers is refused, unless `layers` is
-    False: features have passed them. `probabilities` adds a column a class.
+    False: features have passed them. `probabilities` adds a column a class, `limit` takes that many
+    rows from the start.
     """
+    check_limit(limit)
     check_batch_size(batch_size)
     check_table(output, spreadsheet_safe, state, target)
     held = states.load(state, key)
     refuse_layers_of_features(held, layers)
     clf = with_tau(Caster.from_state(held), tau)
     file = open_features(target, "features", limits=limits)
+    file = some_features(file, first(file.rows, limit))
     names = ("features", "logits") if "logits" in file.names else ("features",)
 
     def answers() -> Iterator[_Row]:
@@ -149,6 +154,7 @@ def predict_pictures(
     store: Path | None = None,
     spreadsheet_safe: bool = False,
     probabilities: bool = False,
+    limit: int | None = None,
     progress: Progress = silent,
 ) -> Summary:
     """Adapt to pictures batch by batch, and write one row a picture.
@@ -158,10 +164,15 @@ def predict_pictures(
     a run is done, for one that was interrupted to go on from, and stay only if a fit or an
     evaluation keeps them.
     A state with layers is answered by layer transport, unless `layers` is False. `probabilities`
-    adds a column a class.
+    adds a column a class, `limit` takes that many images from the start, or drawn at random where
+    they are shuffled.
     """
+    check_limit(limit)
     check_batch_size(batch_size)
     check_table(output, spreadsheet_safe, Path(adapter.model.name), Path(pictures.name))
+    count = len(pictures)
+    chosen = first(count, limit) if shuffle is None else at_random(count, limit, shuffle)
+    pictures = some_pictures(pictures, chosen)
     aligned = LayerStream(adapter, tau) if wants_layers(adapter.state, layers) else None
     clf = adapter.clf if aligned else with_tau(adapter.clf, tau)
     if aligned is not None:
@@ -192,9 +203,9 @@ def predict_pictures(
                 names = [pictures.names[row] for row in rows]
                 logits = adapter.head_logits(Outputs(batch.features, batch.logits))
                 if tried is None:
-                    yield rows, names, Answer.of(clf, batch.features, logits)
+                    yield chosen[rows].tolist(), names, Answer.of(clf, batch.features, logits)
                 else:
-                    yield rows, names, Answer.tried(clf, tried, logits)
+                    yield chosen[rows].tolist(), names, Answer.tried(clf, tried, logits)
 
         check = adapter.state.source_check
         summary = Summary(source_check=check, unreadable=features.unreadable)
