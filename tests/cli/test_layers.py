@@ -93,7 +93,7 @@ def typed(made, tmp_path, monkeypatch):
         if not (made / f"{model}.caster").exists():
             assert typed(f"fit {model} @source --layers -o @{model}.caster").exit_code == 0
     if not (made / "plain.caster").exists():
-        assert typed("fit LN @source -o @plain.caster").exit_code == 0
+        assert typed("fit LN @source --no-layers -o @plain.caster").exit_code == 0
         assert typed("fit ONNX @source -o @onnx.caster").exit_code == 0
     return typed
 
@@ -173,19 +173,20 @@ def test_fit_says_what_it_measured(typed):
     assert len(layers) == 15  # of BatchNorms
     channels = sum(len(found.mean) for found in layers.values())
     assert f"Layers: 15 sites of {channels:,} channels in all.\n" in result.stdout
-    assert "Layers" not in typed("fit LN @source -o s.caster").stdout
+    assert "Layers: 14 sites" in typed("fit LN @source -o s.caster").stdout
+    assert "Layers" not in typed("fit LN @source --no-layers -o s.caster").stdout
     assert states.load("s.caster").layers is None
 
 
 def test_layers_are_measured_on_features_kept_without_them(typed, monkeypatch):
-    assert typed("fit LN @source --cache c -o plain.caster").exit_code == 0
+    assert typed("fit LN @source --cache c --no-layers -o plain.caster").exit_code == 0
     calls = ran(monkeypatch)
     assert typed("fit LN @source --cache c --layers -o s.caster").exit_code == 0
     assert sum(calls) == len(SOURCE)
     assert len(states.load("s.caster").layers) == 14
-    for more in ("--layers", "", "--layers --k-max 3"):  # neither asks the model again
+    for more in ("--layers", "--no-layers", "--k-max 3"):  # neither asks the model again
         assert typed(f"fit LN @source --cache c {more} -o t.caster").exit_code == 0
-        assert (states.load("t.caster").layers is None) == (more == "")
+        assert (states.load("t.caster").layers is None) == (more == "--no-layers")
     assert sum(calls) == len(SOURCE)
     one, other = states.load("s.caster"), states.load("t.caster")
     for site, found in one.layers.items():
@@ -205,7 +206,9 @@ def test_an_interrupted_fit_goes_on_with_its_layers(typed, monkeypatch):
     assert states.digest(states.load("s.caster")) == states.digest(states.load("whole.caster"))
 
 
-@pytest.mark.parametrize(("first", "then", "left"), [("", "--layers", 96), ("--layers", "", 36)])
+@pytest.mark.parametrize(
+    ("first", "then", "left"), [("--no-layers", "--layers", 96), ("--layers", "--no-layers", 36)]
+)
 def test_a_fit_that_goes_on_otherwise_has_what_it_was_asked_for(
     typed, monkeypatch, first, then, left
 ):
@@ -216,7 +219,7 @@ def test_a_fit_that_goes_on_otherwise_has_what_it_was_asked_for(
     calls = ran(monkeypatch)
     assert typed(f"{line} {then}").exit_code == 0
     assert sum(calls) == left
-    if then:
+    if then == "--layers":
         assert {found.count for found in states.load("s.caster").layers.values()} == {96.0}
     else:  # and what is kept must not be taken for layers of all pictures
         assert states.load("s.caster").layers is None
@@ -460,7 +463,7 @@ def test_the_page_names_and_explains_what_answered(typed):
     assert "layer transport" not in last.lower()
     for words in ("<dt>Layer transport</dt>", "&tau;&nbsp;=&nbsp;2 is refused", ">memory<"):
         assert words in layers
-    for words in ("confident samples are carried back", ">transport, gated<", "scatter_ridge"):
+    for words in ("confident samples are carried back", ">transport, gated<", "safeguards"):
         assert words in last
         assert words not in layers
     assert json.loads(Path("last.json").read_text())["mechanism"] == "caster"
@@ -493,7 +496,7 @@ def test_help_shows_it(typed, command):
 def test_features_that_are_kept_stay_until_others_take_their_place(typed, tmp_path):
     cache = tmp_path / "cache"
     (tmp_path / "wrong.txt").write_text("one\ntwo\n")
-    assert typed(f"fit LN @source --cache {cache} -o s.caster").exit_code == 0
+    assert typed(f"fit LN @source --cache {cache} --no-layers -o s.caster").exit_code == 0
     before = {path.name: path.read_bytes() for path in cache.glob("*/*")}
     refused = typed(f"fit LN --layers --classes wrong.txt @source --cache {cache} -o t.caster")
     assert refused.exit_code == 1

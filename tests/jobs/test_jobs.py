@@ -71,8 +71,8 @@ def test_fitting_tells_how_far_it_is(files):
 
 
 def test_fitting_holds_a_fraction_of_the_file(tmp_path, monkeypatch):
-    monkeypatch.setattr("caster.jobs.fit.CHUNK_ELEMENTS", 2**15)
-    h, y = problem(n=40_000, d=64, dtype=np.float32)
+    monkeypatch.setattr("caster.jobs.fit.CHUNK_ELEMENTS", 2**17)
+    h, y = problem(n=20_000, d=256, dtype=np.float32)
     np.savez(tmp_path / "source.npz", features=h, labels=y)
     tracemalloc.start()
     fit_file(tmp_path / "source.npz", tmp_path / "s.caster", Settings())

@@ -303,9 +303,10 @@ def test_no_state_over_a_model_or_a_picture(made, tmp_path):
 # predict
 
 
-def expected_batches(made, paths, batch_size):
+def expected_batches(made, paths, batch_size, **settings):
     """Adaptations to files in this order, by Pillow, ONNX Runtime and the estimator."""
     model, clf = OnnxModel(made / "colours.onnx"), caster.load(made / "s.caster")
+    clf.set_params(**settings)
     for start in range(0, len(paths), batch_size):
         some = paths[start : start + batch_size]
         outputs = model(decoded(some))
@@ -313,9 +314,9 @@ def expected_batches(made, paths, batch_size):
         yield some, clf.adapt(outputs.features, outputs.logits), frozen
 
 
-def check_rows(rows, made, paths, batch_size):
+def check_rows(rows, made, paths, batch_size, **settings):
     at = 0
-    for i, (some, out, frozen) in enumerate(expected_batches(made, paths, batch_size)):
+    for i, (some, out, frozen) in enumerate(expected_batches(made, paths, batch_size, **settings)):
         part = rows[at : at + len(some)]
         assert [row["prediction"] for row in part] == out.predictions.tolist()
         assert [row["frozen"] for row in part] == frozen
@@ -356,11 +357,11 @@ def test_predictions_are_those_of_the_same_work_by_hand(made, tmp_path, out, bat
 
 @pytest.mark.parametrize("seed", [0, 7])
 def test_shuffled_pictures_keep_their_rows(made, tmp_path, seed):
-    summary, rows = predict(made, tmp_path, shuffle=seed)
+    summary, rows = predict(made, tmp_path, shuffle=seed, safeguards=False)
     order = np.random.default_rng(seed).permutation(128)
     assert [int(row["row"]) for row in rows] == order.tolist()
     paths = target_paths(made)
-    check_rows(rows, made, [paths[i] for i in order], 64)
+    check_rows(rows, made, [paths[i] for i in order], 64, safeguards=False)
     truth = LABELS[TARGET[order]].tolist()
     right = np.mean([row["prediction"] == label for row, label in zip(rows, truth, strict=True)])
     frozen = np.mean([row["frozen"] == label for row, label in zip(rows, truth, strict=True)])
@@ -392,11 +393,11 @@ def test_flat_folders_lists_files_and_arrays(made, tmp_path):
 
 
 def test_tau_and_the_gate(made, tmp_path):
-    refused, rows = predict(made, tmp_path, shuffle=0, tau=1e-6)
+    refused, rows = predict(made, tmp_path, shuffle=0, tau=1e-6, safeguards=False)
     assert refused.reasons == {"ratio": 2}
     assert refused.changed == 0
     assert [row["prediction"] for row in rows] == [row["frozen"] for row in rows]
-    ungated, rows = predict(made, tmp_path, shuffle=0, tau=1e-6, gate=False)
+    ungated, rows = predict(made, tmp_path, shuffle=0, tau=1e-6, gate=False, safeguards=False)
     assert ungated.reasons == {"ratio": 2}
     truth = LABELS[TARGET[np.random.default_rng(0).permutation(128)]]
     assert np.mean([r["prediction"] == t for r, t in zip(rows, truth, strict=True)]) > 0.95
@@ -563,7 +564,7 @@ def test_outputs_are_refused_before_the_work(made, tmp_path):
 
 def scores_by_hand(made, batch_size, seed):
     """Log-probabilities of four classifiers on the shuffled target, and the verdicts."""
-    clf = caster.load(made / "s.caster")
+    clf = caster.load(made / "s.caster").set_params(safeguards=False)
     features, logits = by_hand(SHIFTED)
     order = np.random.default_rng(seed).permutation(128)
     found = {name: np.empty((128, 8)) for name in ("frozen", "source_gda", "ungated", "gated")}
@@ -583,7 +584,7 @@ def scores_by_hand(made, batch_size, seed):
 
 
 def test_the_numbers_are_those_by_hand(made, tmp_path):
-    found, unreadable = evaluate(made, tmp_path, batch_size=32, seed=3)
+    found, unreadable = evaluate(made, tmp_path, batch_size=32, seed=3, safeguards=False)
     scores, verdicts = scores_by_hand(made, 32, 3)
     assert unreadable == []
     frozen = scores["frozen"].argmax(axis=1) == TARGET

@@ -173,7 +173,7 @@ def test_a_range_that_is_none_is_rejected(ends, tmp_path):
         save(replace(state(), input_range=ends), tmp_path / "state.caster")
         return load(tmp_path / "state.caster")
 
-    with pytest.raises(CasterError, match="input range|unpack"):
+    with pytest.raises(CasterError, match=r"input range|unpack"):
         stored()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import caster
@@ -150,6 +150,7 @@ def test_the_certificate_does_not_know_the_units_of_single_features(seed):
     close(scaled.transported, plain.transported, 1e-3)
 
 
+@settings(max_examples=5)
 @given(seeds)
 def test_the_certificate_hardly_knows_the_basis_of_the_features(seed):
     """Any invertible map; what shrinkage leaves of a difference vanishes with N."""

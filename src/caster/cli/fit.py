@@ -70,14 +70,14 @@ def fit(
         ),
     ] = False,
     layers: Annotated[
-        bool,
+        bool | None,
         typer.Option(
-            "--layers",
-            help="Also measure every layer of a timm model: predict and evaluate then answer by "
-            "layer transport.",
+            "--layers/--no-layers",
+            help="Also measure every layer of a torch model: predict and evaluate then answer by "
+            "layer transport. [default: where the model has layers to align]",
             rich_help_panel=PANEL,
         ),
-    ] = False,
+    ] = None,
     full_maps: Annotated[
         bool,
         typer.Option(

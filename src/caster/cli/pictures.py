@@ -77,6 +77,15 @@ Tau = Annotated[
     float | None,
     typer.Option(help="Largest accepted certificate. [default: the state's; 1 with layers]"),
 ]
+NoSafeguards = Annotated[
+    bool,
+    typer.Option(
+        "--no-safeguards",
+        rich_help_panel=SAMPLES,
+        help="Let the certificate alone decide on last-layer transport, also for sources and "
+        "class-ordered batches that it is known to harm.",
+    ),
+]
 Layers = Annotated[
     bool | None,
     typer.Option(

@@ -84,7 +84,7 @@ def oas_shrinkage(correlation: Array, n: float) -> float:  # (d, d), degrees of 
 
     >>> import numpy as np
     >>> round(oas_shrinkage(np.array([[1.0, 0.5], [0.5, 1.0]]), 99), 3)
-    0.013
+    0.13
     """
     xp = array_namespace(correlation)
     d = correlation.shape[0]

@@ -83,10 +83,11 @@ def extract_for(
     )
 
 
-def with_tau(clf: Caster, tau: float | None) -> Caster:
-    """The estimator, with another threshold if there is one."""
-    if tau is not None:
-        clf = copy(clf).set_params(tau=tau)  # the caller's keeps its own
+def configured(clf: Caster, tau: float | None, safeguards: bool) -> Caster:
+    """The estimator, with another threshold if there is one, and without safeguards if so asked."""
+    changed = ({} if tau is None else {"tau": tau}) | ({} if safeguards else {"safeguards": False})
+    if changed:
+        clf = copy(clf).set_params(**changed)  # the caller's keeps its own
     _ = clf.settings  # refuses a bad tau before any row is blamed for it
     return clf
 

@@ -25,7 +25,7 @@ from caster.files import check_writable, replacing
 from caster.frozen.arrays import open_features
 from caster.frozen.heads import of_classes
 from caster.frozen.protocol import preprocessing_sha256
-from caster.jobs.deployed import Batch, batches, check_batch_size, extract_for, with_tau
+from caster.jobs.deployed import Batch, batches, check_batch_size, configured, extract_for
 from caster.jobs.layers import (
     LayerStream,
     refuse_layers_of_features,
@@ -50,6 +50,7 @@ def evaluate_file(
     batch_size: int,
     seed: int | None,
     tau: float | None = None,
+    safeguards: bool = True,
     layers: bool | None = None,
     key: Key | None = None,
     limits: Limits = DEFAULT_LIMITS,
@@ -66,7 +67,7 @@ def evaluate_file(
     _check_outputs(page, state, target)
     held = states.load(state, key)
     refuse_layers_of_features(held, layers)
-    clf = with_tau(Caster.from_state(held), tau)
+    clf = configured(Caster.from_state(held), tau, safeguards)
     file = open_features(target, "features", "labels", limits=limits)
     labels = as_labels(file.read("labels"))
     rows, left_out = _chosen(labels, clf, str(target), known_classes_only, limit, seed)
@@ -87,6 +88,7 @@ def evaluate_pictures(
     batch_size: int,
     seed: int | None,
     tau: float | None = None,
+    safeguards: bool = True,
     layers: bool | None = None,
     skip_unreadable: bool = False,
     digests: Mapping[str, str] | None = None,
@@ -105,7 +107,7 @@ def evaluate_pictures(
     check_batch_size(batch_size)
     _check_outputs(page, Path(adapter.model.name), Path(pictures.name))
     aligned = LayerStream(adapter, tau) if wants_layers(adapter.state, layers) else None
-    clf = adapter.clf if aligned else with_tau(adapter.clf, tau)
+    clf = adapter.clf if aligned else configured(adapter.clf, tau, safeguards)
     if pictures.labels is None:
         raise CasterError(f"{pictures.name} has no labels")
     rows, left_out = _chosen(pictures.labels, clf, pictures.name, known_classes_only, limit, seed)

@@ -74,7 +74,7 @@ def fit_pictures(
     batch_size: int,
     named_classes: list[str] | None = None,
     use_head: bool = True,
-    layers: bool | Literal["full"] = False,
+    layers: bool | Literal["full"] | None = False,
     skip_unreadable: bool = False,
     progress: Progress = silent,
     key: Key | None = None,
@@ -84,10 +84,12 @@ def fit_pictures(
 
     `named_classes` are the model's outputs in their order; without `use_head` they are other
     classes than the data's. With `layers` the state also gets the moments of every site of a torch
-    module, for layer transport; "full" adds the covariances of sites with few channels. `limit`
-    takes that many images, evenly over the classes.
+    module, for layer transport; "full" adds the covariances of sites with few channels, and None
+    is where the model has layers. `limit` takes that many images, evenly over the classes.
     """
     check_limit(limit)
+    if layers is None:
+        layers = use_head and _has_layers(model)
     if layers:
         _check_layers(model, use_head)
     _check_output(output, model, pictures)
@@ -116,6 +118,14 @@ def fit_pictures(
     measured = _measured(features, layers == "full") if layers else None
     states.save(bound_state(clf, model, columns, measured), output, signer)
     return FittedPictures(clf, features.unreadable, measured)
+
+
+def _has_layers(model: FrozenModel) -> bool:
+    try:
+        gauge_for(model)
+    except CasterError:
+        return False
+    return True
 
 
 def _check_layers(model: FrozenModel, use_head: bool) -> None:

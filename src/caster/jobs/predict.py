@@ -24,7 +24,7 @@ from caster.frozen.arrays import open_features
 from caster.frozen.heads import of_classes
 from caster.frozen.protocol import Outputs
 from caster.jobs.answer import Answer
-from caster.jobs.deployed import Batch, batches, check_batch_size, extract_for, with_tau
+from caster.jobs.deployed import Batch, batches, check_batch_size, configured, extract_for
 from caster.jobs.extract import forget
 from caster.jobs.layers import (
     LayerStream,
@@ -96,6 +96,7 @@ def predict_file(
     *,
     batch_size: int,
     tau: float | None = None,
+    safeguards: bool = True,
     gate: bool = True,
     layers: bool | None = None,
     key: Key | None = None,
@@ -117,7 +118,7 @@ def predict_file(
     check_table(output, spreadsheet_safe, state, target)
     held = states.load(state, key)
     refuse_layers_of_features(held, layers)
-    clf = with_tau(Caster.from_state(held), tau)
+    clf = configured(Caster.from_state(held), tau, safeguards)
     file = open_features(target, "features", limits=limits)
     file = some_features(file, first(file.rows, limit))
     names = ("features", "logits") if "logits" in file.names else ("features",)
@@ -147,6 +148,7 @@ def predict_pictures(
     *,
     batch_size: int,
     tau: float | None = None,
+    safeguards: bool = True,
     gate: bool = True,
     layers: bool | None = None,
     shuffle: int | None = None,
@@ -174,7 +176,7 @@ def predict_pictures(
     chosen = first(count, limit) if shuffle is None else at_random(count, limit, shuffle)
     pictures = some_pictures(pictures, chosen)
     aligned = LayerStream(adapter, tau) if wants_layers(adapter.state, layers) else None
-    clf = adapter.clf if aligned else with_tau(adapter.clf, tau)
+    clf = adapter.clf if aligned else configured(adapter.clf, tau, safeguards)
     if aligned is not None:
         aligned.check_sizes(pictures)
     with ExitStack() as stack:

@@ -1,0 +1,69 @@
+"""Which closed form should shrink S_w: ungated transport on small sources, by intensity.
+
+    python benchmarks/shrinkage.py SOURCE.npz TARGET.npz...   # features, labels and logits
+
+Rows: fixed intensities, OAS (what `caster fit` uses) and Ledoit and Wolf's, all of correlations.
+Columns: the mean accuracy over the targets in shuffled batches of 64, for sources of 10 and 50
+samples a class.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.covariance import ledoit_wolf_shrinkage
+
+from caster import Caster
+from caster.core.subspace import oas_shrinkage
+from measure import machine
+from small_sources import BATCH, Sample, read, subset
+
+SIZES = (10, 50)
+Intensity = Callable[[NDArray[Any], float], float]
+
+
+def fixed(rho: float) -> Intensity:
+    return lambda correlation, n: rho
+
+
+def ledoit_wolf(sample: Sample) -> float:
+    """Of residuals from class means, in units of their own standard deviations."""
+    h, y, _ = sample
+    residuals = h - np.stack([h[y == c].mean(axis=0) for c in range(y.max() + 1)])[y]
+    scale = residuals.std(axis=0)
+    standard = residuals[:, scale > 0] / scale[scale > 0]
+    return float(ledoit_wolf_shrinkage(standard, assume_centered=True))
+
+
+def accuracy(sample: Sample, targets: list[Sample], intensity: Intensity) -> float:
+    with patch("caster.core.subspace.oas_shrinkage", intensity):
+        clf = Caster(safeguards=False).fit(*sample[:2])
+    shares = []
+    for h, y, _ in targets:
+        order = np.random.default_rng(0).permutation(len(y))
+        batches = np.array_split(order, max(1, len(order) // BATCH))
+        right = sum(np.sum(clf.adapt(h[rows]).proposed == y[rows]) for rows in batches)
+        shares.append(right / len(y))
+    return 100 * float(np.mean(shares))
+
+
+def main(source: str, *paths: str) -> None:
+    print(machine())
+    whole, targets = read(source), [read(path) for path in paths]
+    samples = [found for each in SIZES if (found := subset(whole, each)) is not None]
+    print(f"\n{'':14}" + "".join(f"{f'{each} a class':>14}" for each in SIZES[: len(samples)]))
+    rows = {str(rho): [fixed(rho)] * len(samples) for rho in (0.001, 0.1, 0.5, 0.9, 0.99)}
+    rows["OAS"] = [oas_shrinkage] * len(samples)
+    rows["Ledoit-Wolf"] = [fixed(ledoit_wolf(some)) for some in samples]
+    for name, intensities in rows.items():
+        found = [accuracy(s, targets, i) for s, i in zip(samples, intensities, strict=True)]
+        print(f"{name:14}" + "".join(f"{value:>14.1f}" for value in found), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
