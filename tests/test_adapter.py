@@ -107,6 +107,14 @@ def test_five_lines(tmp_path, net):
     assert out.verdict.ratio == pytest.approx(expected.verdict.ratio, rel=1e-3)
 
 
+def test_the_source_check_is_in_the_state(tmp_path, net, adapter):
+    features, logits = by_hand(net, SOURCE)
+    alone = Caster().fit(features.numpy(), LABELS.numpy(), logits.numpy())
+    assert adapter.state.source_check == alone.source_check_
+    adapter.save(tmp_path / "s")
+    assert Adapter(wrap(net), tmp_path / "s").clf.source_check_ == alone.source_check_
+
+
 def test_the_same_as_by_hand(tmp_path, net, adapter):
     adapter.save(tmp_path / "s")
     loaded, clf = Adapter(wrap(net), tmp_path / "s"), caster.load(tmp_path / "s")

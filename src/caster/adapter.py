@@ -282,4 +282,5 @@ def bound_state(
         head=head,
         layers=layers,
         input_range=input_range,
+        source_check=clf.source_check_,
     )
