@@ -138,3 +138,11 @@ def test_sentences_without_a_head():
     check = SourceCheck(10, None, 1.0, 1.0, 1.0, 1.0, None, per_feature=0.5)
     assert not check.supported
     assert "0.5 source samples a feature" in check.sentences()[0]
+
+
+def test_logits_that_are_no_numbers_are_rejected():
+    h, y = problem()
+    logits = np.eye(5)[y]
+    logits[7, 2] = np.nan
+    with pytest.raises(caster.CasterError, match="head_logits hold NaN"):
+        Caster().fit(h, y, logits)

@@ -189,6 +189,8 @@ def _answers(logits: Any, rows: int, n_classes: int) -> NDArray[Any]:  # (n,)
     found = to_numpy(as_real_array(logits))
     if found.shape != (rows, n_classes):
         raise CasterError(f"head_logits must be {(rows, n_classes)}, not {found.shape}")
+    if np.isnan(found).any():
+        raise CasterError("head_logits hold NaN: the frozen model's answer is undefined")
     answers: NDArray[Any] = found.argmax(axis=1)
     return answers
 

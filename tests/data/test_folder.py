@@ -198,7 +198,7 @@ def test_lists_that_cannot_be_opened(listing, monkeypatch):
     def denied(*_, **__):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_text", denied)
+    monkeypatch.setattr("caster.data.folder.read_regular", denied)
     assert "list.txt: Permission denied" in refusal(listing)
 
 

@@ -81,6 +81,14 @@ def test_fitting_holds_a_fraction_of_the_file(tmp_path, monkeypatch):
     assert peak < h.nbytes / 2
 
 
+@pytest.mark.parametrize(("columns", "compared"), [(5, True), (9, False)])
+def test_logits_of_these_classes_are_held_against_transport(tmp_path, columns, compared):
+    h, y = problem()
+    np.savez(tmp_path / "s.npz", features=h, labels=y, logits=np.eye(columns)[y])
+    clf = fit_file(tmp_path / "s.npz", tmp_path / "s.caster", Settings())
+    assert (clf.source_check_.head is not None) is compared
+
+
 def test_a_failed_fit_writes_nothing_and_keeps_the_old_state(files, source):
     h, y = source[0].copy(), source[1]
     h[800, 2] = np.nan

@@ -223,6 +223,16 @@ def test_a_network_that_takes_no_extreme_images_goes_by_the_sources_moments(monk
     assert plausibility.UNKNOWN_RANGE > plausibility.MARGIN
 
 
+def test_large_numbers_that_overflow_change_nothing_for_others_of_the_batch():
+    attacked, alone = (create(NAMES[1], model(), state()) for _ in range(2))
+    batch = pictures(8, seed=1)[0]
+    mixed = np.concatenate([batch, np.full_like(batch[:1], 3e38)])
+    given = attacked.predict(mixed)
+    assert given.implausible == 1
+    assert torch.equal(given.logits[:8], alone.predict(batch).logits)
+    assert given.logits[8].isfinite().all()
+
+
 def test_what_is_no_number_is_an_error_still():
     method = create(NAMES[0], model(), source())
     batch = pictures(8, seed=1)[0]

@@ -19,6 +19,7 @@ from caster.data.sets.corrupted import check_arrays, mapped
 from caster.data.sets.layout import some
 from caster.data.sets.names import SEVERITIES
 from caster.errors import CasterError
+from caster.files import read_regular
 from caster.frozen.preprocessing import Picture
 from caster.labels import Labels, as_labels, unique_labels
 
@@ -66,7 +67,7 @@ def _spelt(condition: Condition) -> str:
 
 def _manifest(folder: Path) -> dict[str, Any]:
     try:
-        found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        found = json.loads(read_regular(folder / MANIFEST))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) and isinstance(found.get("written"), dict) else {}

@@ -14,6 +14,7 @@ from caster.config import DEFAULT_LIMITS, Limits
 from caster.data.decode import HEIF, decode, formats
 from caster.data.traits import digest, is_by_class
 from caster.errors import CasterError
+from caster.files import read_regular
 from caster.frozen.preprocessing import Picture
 from caster.labels import Labels, as_labels
 
@@ -112,7 +113,7 @@ def in_words(skipped: Sequence[str]) -> str:
 def open_list(path: Path) -> FilePictures:
     """A text file with the path of an image on each line, relative to the file's own folder."""
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = read_regular(path).decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
         raise CasterError(f"cannot read the list {path}: {reason}") from None

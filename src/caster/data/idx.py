@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caster.errors import CasterError
+from caster.files import open_regular
 from caster.frozen.preprocessing import Picture
 
 UNSIGNED_BYTES = 0x08  # the third byte of a file; the fourth is the number of dimensions
@@ -69,7 +70,7 @@ def _header(dimensions: int) -> int:
 
 def _opened(path: Path) -> BinaryIO:
     try:
-        with open(path, "rb") as raw:
+        with open_regular(path) as raw:
             zipped = raw.read(2) == b"\x1f\x8b"
         return cast(BinaryIO, gzip.open(path, "rb")) if zipped else open(path, "rb")
     except OSError as error:

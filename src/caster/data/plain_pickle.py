@@ -15,6 +15,7 @@ from typing import Any
 
 from caster.data.pickled_arrays import SYMBOLS, Symbol, Unbuilt
 from caster.errors import CasterError
+from caster.files import open_regular
 
 
 def read_plain_pickle(path: Path) -> Any:
@@ -32,7 +33,7 @@ def read_plain_pickle(path: Path) -> Any:
     {'data': array([0, 1, 2]), 'labels': [6, 9]}
     """
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         return _Reader(memoryview(mapped)).run()
     except OSError as error:

@@ -51,9 +51,17 @@ def fit_file(
     classes = unique_labels(labels)
     limits.check("classes", len(classes), f"{source} has {len(classes):,} distinct labels")
     file = some_features(file, over_classes(labels, limit))
-    clf = _fit(file, classes, settings, "logits" in file.names, None, progress)
+    clf = _fit(file, classes, settings, _has_logits(file, len(classes)), None, progress)
     clf.save(output, key=signer)
     return clf
+
+
+def _has_logits(file: FeatureFile, n_classes: int) -> bool:
+    """Whether the file has a head's logits of these classes, to hold transport against."""
+    if "logits" not in file.names:
+        return False
+    (first,) = next(file.chunks(("logits",), 1))
+    return tuple(first.shape[1:]) == (n_classes,)
 
 
 class FittedPictures(NamedTuple):

@@ -179,7 +179,9 @@ class LayerTransportUngated:
         rows = to_numpy(kept)
         others = self.model(batch[~kept]) if before is None else _chosen(before, ~rows)
         frozen = self.frozen.answer(others)
-        check_finite(torch.as_tensor(frozen.logits), self.name)
+        if not bool(batch[~kept].isfinite().all()):  # bad input; large numbers are an attack
+            check_finite(torch.as_tensor(frozen.logits), self.name)
+        frozen = _zeroed(frozen)
         count = len(frozen.logits)
         if count == len(batch):
             answer = replace(frozen, reason=IMPLAUSIBLE, ratio=math.inf, implausible=count)
@@ -343,6 +345,13 @@ def _chosen(outputs: Outputs, rows: NDArray[np.bool_]) -> Outputs:
     """Outputs of some samples."""
     logits = outputs.logits
     return Outputs(outputs.features[rows], None if logits is None else logits[rows])
+
+
+def _zeroed(frozen: Prediction) -> Prediction:
+    """The frozen answer to samples that could be no image: no class where it is not finite."""
+    logits = torch.as_tensor(frozen.logits)
+    sound = logits.isfinite().all(dim=1, keepdim=True)
+    return frozen if bool(sound.all()) else replace(frozen, logits=logits.where(sound, 0.0))
 
 
 def _filled(kept: Tensor, own: Array, others: Array) -> Tensor:  # (n,), (k, C), (n - k, C)

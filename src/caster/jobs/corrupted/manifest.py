@@ -11,7 +11,7 @@ from typing import Any
 
 from caster._version import __version__
 from caster.errors import CasterError
-from caster.files import replacing
+from caster.files import read_regular, replacing
 
 NAME = "manifest.json"
 FORMAT = 1
@@ -111,7 +111,7 @@ class Manifest:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_regular(path))
     except OSError as error:
         raise CasterError(f"cannot read {path}: {error.strerror}") from None
     except ValueError:
