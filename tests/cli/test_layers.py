@@ -384,13 +384,15 @@ def test_layers_that_cannot_be_answered_with(typed, refusal, made):
     otherwise = "--no-layers answers by transport of the last features instead"
     for line in ("predict @LN.caster @h.npz -o out.csv", "evaluate @LN.caster @h.npz -o out.html"):
         said = refusal(line)
-        assert said.startswith("the state was fitted with --layers, and features have passed all")
+        assert said.startswith("the state has layers, and features have passed all")
         assert said.endswith(otherwise)
     for line in (
         "predict LN @plain.caster @target --shuffle 0 -o out.csv",
         "evaluate LN @plain.caster @target -o out.html",
     ):
-        assert refusal(f"{line} --layers") == "the state has no layers: fit again with --layers"
+        assert (
+            refusal(f"{line} --layers") == "the state has no layers: fit again without --no-layers"
+        )
     said = refusal("predict ONNX @LN.caster @target --shuffle 0 -o out.csv --allow-other-model")
     assert said.startswith("layer transport aligns the layers of a torch module, and ")
     assert said.endswith(otherwise)

@@ -288,7 +288,7 @@ WORDS = {  # of each mechanism: noun, why there is no certificate, how else batc
     "transport": (
         "transport",
         "no confident sample or no map",
-        "refused for coverage or precision",
+        "rejected otherwise",
     ),
     "layers": ("layer transport", "the frozen model has no doubt"),
 }
@@ -305,9 +305,9 @@ def test_figures_speak_of_what_they_show(name):
     batches = [replace(b, verdict=v) for b, v in zip(found.batches, verdicts, strict=True)]
     found = replace(found, batches=tuple(batches))
     noun, without, *uncovered = WORDS[name]
-    refused = {"refused by certificate": 2 - len(uncovered), **dict.fromkeys(uncovered, 1)}
+    refused = {"rejected by certificate": 2 - len(uncovered), **dict.fromkeys(uncovered, 1)}
     said = drawn_words(found)
-    assert {text for text in said if text.startswith("refused")} == {
+    assert {text for text in said if text.startswith("rejected")} == {
         *refused,
         *(f"{how} ({count})" for how, count in refused.items()),
     }

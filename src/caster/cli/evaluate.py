@@ -87,7 +87,7 @@ def evaluate(
 
     Frozen head, Source-GDA, and transport without and with the gate: accuracy, harm against the
     frozen head, likelihood and calibration; a page with the figures, and the numbers as JSON.
-    Transport is that of the layers inside where the state was fitted with --layers.
+    Transport is that of the layers inside where the state has them.
     """
     from caster.jobs.evaluate import data_file, evaluate_file, evaluate_pictures
 

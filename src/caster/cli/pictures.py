@@ -91,7 +91,7 @@ Layers = Annotated[
     typer.Option(
         "--layers/--no-layers",
         help="Adapt the layers inside, or the last features only. [default: the layers, if the "
-        "state was fitted with --layers]",
+        "state has them]",
     ),
 ]
 

@@ -37,7 +37,7 @@ LOOK = 32  # pictures that are looked at before the work, whether they are of on
 def wants_layers(state: State, asked: bool | None) -> bool:
     """Whether layer transport answers: where the state has layers, unless told otherwise."""
     if asked and state.layers is None:
-        raise CasterError("the state has no layers: fit again with --layers")
+        raise CasterError("the state has no layers: fit again, without --no-layers")
     return state.layers is not None if asked is None else asked
 
 
@@ -45,7 +45,7 @@ def refuse_layers_of_features(state: State, asked: bool | None) -> None:
     """Features have passed all layers: say so, before another mechanism answers unasked."""
     if wants_layers(state, asked):
         raise CasterError(
-            "the state was fitted with --layers, and features have passed all layers: give "
+            "the state has layers, and features have passed all layers: give "
             f"pictures and --model; {OTHERWISE}"
         )
 

@@ -29,23 +29,23 @@ class Terms:
     """What a figure calls what adapts, and what there is to say of its certificate.
 
     >>> Terms("transport", "for coverage", "no confident sample").kinds["uncovered"]
-    'refused for coverage'
+    'rejected for coverage'
     >>> list(Terms("layer transport", None, "no doubt without it").kinds)
     ['accepted', 'ratio']
     """
 
     noun: str
-    uncovered: str | None  # why else batches are refused than by the certificate, if they are
+    uncovered: str | None  # why else batches are rejected than by the certificate, if they are
     without: str  # why a batch has no certificate
 
     @property
     def kinds(self) -> dict[str, str]:
         """The kinds of `VERDICTS` that there can be, in words."""
-        words = {"accepted": "accepted", "ratio": "refused by certificate"}
-        return words | ({"uncovered": f"refused {self.uncovered}"} if self.uncovered else {})
+        words = {"accepted": "accepted", "ratio": "rejected by certificate"}
+        return words | ({"uncovered": f"rejected {self.uncovered}"} if self.uncovered else {})
 
 
-TRANSPORT_TERMS = Terms("transport", "for coverage or precision", "no confident sample or no map")
+TRANSPORT_TERMS = Terms("transport", "otherwise", "no confident sample or no map")
 
 
 @dataclass(frozen=True)
