@@ -27,11 +27,11 @@ picture: .venv/dev  ## redraw docs/demo.png, the README's picture, and docs/corr
 	$(BIN)/python docs/make_picture.py
 	$(BIN)/python docs/make_corruptions.py
 
-.venv/base: requirements.lock pyproject.toml
+.venv/base: requirements.lock $(wildcard packages/*/pyproject.toml)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "caster needs Python 3.11 or newer: make PYTHON=python3.12")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) install --quiet -r requirements.lock
-	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	$(PIP) install --quiet --no-deps --no-build-isolation --editable packages/caster --editable packages/caster-bench
 	touch $@
 
 .venv/dev: .venv/base requirements-dev.lock

@@ -21,8 +21,8 @@ from caster import Caster
 from caster.core import linalg
 from caster.core.certificate import centroid_residuals, ratio
 from caster.core.discriminant import confidence, transported_scores
+from caster.core.threads import one_blas_thread
 from caster.core.transport import estimate, pull
-from caster.threads import one_blas_thread
 from measure import in_turns, machine
 
 BATCH = 64
@@ -63,7 +63,7 @@ def thousand_classes(dtype: type) -> None:
             linalg.whiten(differences, linalg.cholesky(covariances))
 
     def threaded() -> None:
-        with mock.patch("caster.adaptation.threads_for", return_value=nullcontext()):
+        with mock.patch("caster.adapt.adaptation.threads_for", return_value=nullcontext()):
             clf.adapt(batch)
 
     contenders: dict[str, Callable[[], object]] = {

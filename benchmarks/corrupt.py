@@ -2,7 +2,7 @@
 
     CASTER_DATA=DATA python benchmarks/corrupt.py
 
-A part of the pictures is corrupted at all five severities, and the time scaled to all of them.
+A part of the images is corrupted at all five severities, and the time scaled to all of them.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import time
 
 import numpy as np
 
-from caster.data import CORRUPTIONS, corrupt, open_pictures
-from caster.threads import one_blas_thread
+from caster.core.threads import one_blas_thread
+from caster.io.images import open_images
+from caster_bench.data.corruptions import CORRUPTIONS, corrupt
 from measure import machine
 
-PART = 2_000  # pictures
+PART = 2_000  # images
 SEVERITIES = range(1, 6)
 
 
@@ -29,11 +30,11 @@ def cost(images: np.ndarray, name: str) -> float:
 
 
 def main() -> None:
-    pictures = open_pictures("cifar10:test")
-    images = np.stack([pictures.read(i) for i in range(PART)])
-    seconds = {name: cost(images, name) * len(pictures) / PART for name in CORRUPTIONS}
+    image_set = open_images("cifar10:test")
+    images = np.stack([image_set.read(i) for i in range(PART)])
+    seconds = {name: cost(images, name) * len(image_set) / PART for name in CORRUPTIONS}
     total = sum(seconds.values())
-    print(f"{machine()}\nprocessor seconds for {len(pictures):,} pictures at five severities")
+    print(f"{machine()}\nprocessor seconds for {len(image_set):,} images at five severities")
     for name, taken in sorted(seconds.items(), key=lambda item: -item[1]):
         print(f"  {name:20}{taken:7.1f}  {taken / total:6.1%}")
     print(f"  {'all':20}{total:7.1f}")

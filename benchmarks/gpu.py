@@ -23,8 +23,8 @@ import torchvision
 from torch import Tensor
 
 from caster import Adapter, Caster
-from caster.adapter import bound_state
-from caster.frozen.torch import TorchModel
+from caster.adapt.adapter import bound_state
+from caster.models.torch import TorchModel
 from measure import machine
 
 BATCH, BATCHES, ROUNDS = 64, 100, 15

@@ -19,7 +19,7 @@ import torch
 from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 
-from caster.methods.neighbours import Neighbours
+from caster_bench.methods.neighbours import Neighbours
 from measure import in_turns, machine
 
 try:

@@ -2,9 +2,9 @@
 
     python benchmarks/layer_speed.py [NETWORK ...]
 
-Batches of 64 and 256 pictures; on a GPU also with the aligned pass recorded as a CUDA graph, beside
+Batches of 64 and 256 images; on a GPU also with the aligned pass recorded as a CUDA graph, beside
 the frozen model as it is: recorded, that would be faster too. What a recording holds is not among
-the memory allocated, but is among that reserved. Weights and pictures are random: neither changes
+the memory allocated, but is among that reserved. Weights and images are random: neither changes
 the work. The certificate accepts every batch, as it does on the streams that layer
 transport is for, so that ever fewer are compared. Times are taken in turns and compared within a
 round; memory is taken one by one.
@@ -24,10 +24,12 @@ import torch
 from torch import Tensor
 
 from caster import Adapter
-from caster.bench.networks import build, find
-from caster.frozen.torch import TorchModel
-from caster.methods import Method, Source, create
+from caster.adapt.protocol import Method
+from caster.adapt.source import Source
+from caster.models.torch import TorchModel
 from caster.state import State
+from caster_bench.engine.networks import build, find
+from caster_bench.methods.registry import create
 from measure import complete_torchvision, machine
 
 NETWORKS = ("resnet18", "resnet50", "convnext_tiny", "swin_tiny", "vit_base", "keras_resnet50")
@@ -44,17 +46,17 @@ def module(network: str) -> torch.nn.Module:
     return build(network, CLASSES, find(network).sizes[0]).to(DEVICE)
 
 
-def pictures(network: str, n: int) -> Tensor:
+def image_set(network: str, n: int) -> Tensor:
     side = find(network).sizes[0]
     return torch.randn(n, 3, side, side, device=DEVICE)
 
 
 def fitted(network: str) -> State:
-    """Source statistics of random pictures."""
+    """Source statistics of random images."""
 
     def batches() -> Iterator[tuple[Tensor, list[int]]]:
         for _ in range(FIT // 64):
-            yield pictures(network, 64), [n % CLASSES for n in range(64)]
+            yield image_set(network, 64), [n % CLASSES for n in range(64)]
 
     return Adapter.fit(TorchModel(module(network)), batches(), layers=True).state
 
@@ -109,7 +111,7 @@ def peaks(make: Callable[[], Method], batch: Tensor) -> tuple[float, float]:
 
 def measure(network: str, size: int) -> None:
     made = contenders(network, fitted(network))
-    batch = pictures(network, size)
+    batch = image_set(network, size)
     memory = {}
     for name, make in made.items() if ON_GPU else ():
         memory[name] = peaks(make, batch)

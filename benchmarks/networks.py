@@ -104,7 +104,7 @@ def resnet50(n_classes: int, width: int = 64) -> nn.Sequential:
 def _resnet(
     width: int, blocks: Iterable[nn.Module], width_out: int, n_classes: int
 ) -> nn.Sequential:
-    """Blocks behind a 3 x 3 stem, for pictures of 32 pixels."""
+    """Blocks behind a 3 x 3 stem, for images of 32 pixels."""
     stem = [nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
     pool = [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     return nn.Sequential(nn.Sequential(*stem, *blocks, *pool), nn.Linear(width_out, n_classes))

@@ -24,10 +24,10 @@ import torch
 from numpy.typing import NDArray
 
 from caster import Adapter, Caster, wrap
-from caster.adapter import bound_state
-from caster.data import open_pictures
-from caster.frozen.preprocessing import Preprocessing
-from caster.jobs.predict import predict_pictures
+from caster.adapt.adapter import bound_state
+from caster.io.images import open_images
+from caster.models.preprocessing import Preprocessing
+from caster.report.predict_job import predict_images
 from measure import PAUSE, complete_torchvision, machine
 
 BATCH, BATCHES, ROUNDS = 64, 16, 3
@@ -64,8 +64,8 @@ def bare(path: Path, images: NDArray[np.uint8]) -> Callable[[], object]:
 def adapted(path: Path, source: Path, n_classes: int, out: Path) -> Callable[[], object]:
     model = wrap(path, preprocessing=TIMMS)
     adapter = Adapter(model, bound_state(fitted(n_classes), model, tuple(range(n_classes))))
-    pictures = open_pictures(source)
-    return lambda: predict_pictures(adapter, pictures, out, batch_size=BATCH)
+    images = open_images(source)
+    return lambda: predict_images(adapter, images, out, batch_size=BATCH)
 
 
 def measure(n_classes: int, folder: Path) -> None:

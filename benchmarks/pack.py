@@ -1,7 +1,7 @@
-"""Bytes and seconds of packed records: `python benchmarks/pack.py [CELLS] [PICTURES] [CLASSES]`.
+"""Bytes and seconds of packed records: `python benchmarks/pack.py [CELLS] [IMAGES] [CLASSES]`.
 
 Records of a sweep that was never run, whose methods agree with the frozen model in 85 % of the
-pictures, are written to a temporary folder, packed, and verified and reported from the pack.
+images, are written to a temporary folder, packed, and verified and reported from the pack.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from measure import machine
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.records.make import sha
-from tests.report.bench.records import Consistent
+from tests.bench.studies.records import Consistent
+from tests.support.record_maker import sha
 
-from caster.bench.pack import pack
-from caster.bench.record import ticks
-from caster.records import Pack
-from caster.report.bench.read import load
-from caster.report.bench.write import write
-from caster.sweeps import Spec
+from caster_bench.engine.pack import pack
+from caster_bench.engine.record import ticks
+from caster_bench.records import Pack
+from caster_bench.studies.read import load
+from caster_bench.studies.write import write
+from caster_bench.sweeps import Spec
 from verify import sweep_of
 
 AGREE = 0.85
@@ -56,9 +56,9 @@ class Agreeing(Consistent):
         return samples | {"prediction": prediction}, batches
 
 
-def main(cells: int, pictures: int, classes: int, folder: Path) -> None:
+def main(cells: int, images: int, classes: int, folder: Path) -> None:
     sweep = sweep_of(cells, folder)
-    run = Agreeing(sweep, n=pictures, classes=classes).make(folder / "run")
+    run = Agreeing(sweep, n=images, classes=classes).make(folder / "run")
     whole = sum(path.stat().st_size for path in run.rglob("*") if path.is_file())
     began = time.perf_counter()
     done, problems = pack(sweep, run, Pack(folder / "pack"))
@@ -66,7 +66,7 @@ def main(cells: int, pictures: int, classes: int, folder: Path) -> None:
     if done is None:
         sys.exit(f"the records do not verify: {problems[0]}")
     print(machine())
-    print(f"{done.cells} cells of {pictures} pictures, {classes} classes: {whole / 2**20:.1f} MiB")
+    print(f"{done.cells} cells of {images} images, {classes} classes: {whole / 2**20:.1f} MiB")
     print(
         f"packed and verified in {seconds:.1f} s: {done.files} files, {done.size / 2**20:.2f} MiB, "
         f"{done.size / done.cells:.0f} bytes a cell, 1 / {whole / done.size:.1f}"

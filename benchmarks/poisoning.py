@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from caster import Adapter, wrap
-from caster.frozen.torch import TorchModel
-from caster.methods import create
-from caster.methods.layer_transport import LayerTransport
+from caster.adapt.layer_transport import LayerTransport
+from caster.models.torch import TorchModel
 from caster.state import State
+from caster_bench.methods.registry import create
 from measure import machine
 
 BATCH, BATCHES = 8, 64

@@ -24,7 +24,7 @@ class Recipe:
     sgd: bool  # with Nesterov momentum; else AdamW
     peak: float  # learning rate, after a fifth of the steps
     weight_decay: float
-    cutout: int = 0  # side of a square that every picture lacks
+    cutout: int = 0  # side of a square that every image lacks
 
     def optimiser(self, net: nn.Module) -> torch.optim.Optimizer:
         """Its optimiser of a network."""

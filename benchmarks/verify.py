@@ -1,6 +1,6 @@
 """Seconds that verifying and reporting take: `python benchmarks/verify.py [CELLS] [FOLDER]`.
 
-Records of a sweep that was never run, 10,000 pictures a cell, are written to the folder (a
+Records of a sweep that was never run, 10,000 images a cell, are written to the folder (a
 temporary one by default; those that are there are kept), then verified and reported.
 """
 
@@ -16,15 +16,15 @@ from measure import machine
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.report.bench.records import Consistent
+from tests.bench.studies.records import Consistent
 
-from caster.records import scan
-from caster.report.bench.read import load
-from caster.report.bench.verify import verify
-from caster.report.bench.write import write
-from caster.sweeps import Sweep, read
+from caster_bench.records import scan
+from caster_bench.studies.read import load
+from caster_bench.studies.verify import verify
+from caster_bench.studies.write import write
+from caster_bench.sweeps import Sweep, read
 
-PICTURES, CLASSES = 10_000, 10
+IMAGES, CLASSES = 10_000, 10
 METHODS = ("frozen", "source-gda", "caster", "caster-ungated", "t3a", "tent", "eata", "sar")
 STREAMS = 95  # nineteen corruptions at five severities
 
@@ -55,7 +55,7 @@ def main(cells: int, folder: Path) -> None:
     out = folder / "speed"
     if len(scan(out).cells) < len(sweep.cells):
         began = time.perf_counter()
-        Consistent(sweep, n=PICTURES, classes=CLASSES).make(out)
+        Consistent(sweep, n=IMAGES, classes=CLASSES).make(out)
         print(f"{len(sweep.cells)} cells written in {time.perf_counter() - began:.0f} s")
     total = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     began = time.perf_counter()

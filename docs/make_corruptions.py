@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from caster.data import CORRUPTIONS, corrupt
-from caster.files import replacing
+from caster.io.files import replacing
+from caster_bench.data.corruptions import CORRUPTIONS, corrupt
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks" / "parity"))
 from measures import samples
@@ -22,8 +22,8 @@ INK = "#1b1f24"
 
 
 def main() -> None:
-    """A row a corruption: the clean picture, then severities 1 to 5."""
-    pictures = samples(224)  # as ImageNet-C's
+    """A row a corruption: the clean image, then severities 1 to 5."""
+    images = samples(224)  # as ImageNet-C's
     step = TILE + GAP
     size = LEFT + 6 * step, TOP + len(CORRUPTIONS) * step
     page = Image.new("RGB", size, "white")
@@ -35,10 +35,10 @@ def main() -> None:
         top = TOP + row * step
         label = name.replace("_", " ")
         pen.text((LEFT - 10, top + TILE / 2), label, fill=INK, font=font, anchor="rm")
-        clean = pictures[row % 2][np.newaxis]
+        clean = images[row % 2][np.newaxis]
         versions = [clean, *(corrupt(clean, name, severity) for severity in range(1, 6))]
-        for column, (picture,) in enumerate(versions):
-            small = Image.fromarray(picture).resize((TILE, TILE), Image.Resampling.BOX)
+        for column, (image,) in enumerate(versions):
+            small = Image.fromarray(image).resize((TILE, TILE), Image.Resampling.BOX)
             page.paste(small, (LEFT + column * step, top))
     palette = page.quantize(256, kmeans=2)
     page = page.quantize(palette=palette, dither=Image.Dither.FLOYDSTEINBERG)  # a third of the size

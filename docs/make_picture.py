@@ -1,12 +1,12 @@
-"""Draw docs/demo.png, the README's picture, from a fresh run of the demo."""
+"""Draw docs/demo.png, the README's image, from a fresh run of the demo."""
 
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from caster import demo
-from caster.demo import figures
-from caster.files import replacing
+from caster.io.files import replacing
+from caster.report import demo
+from caster.report.demo import figures
 
 INK = "#1b1f24"
 
@@ -14,12 +14,12 @@ INK = "#1b1f24"
 def main() -> None:
     """Both figures of the demo's page, side by side."""
     results = demo.run()
-    picture = Figure(figsize=(13.6, 5.4), layout="constrained", facecolor="white")
-    left, right = picture.subfigures(1, 2, width_ratios=(7.6, 6.0), wspace=0.03)
+    image = Figure(figsize=(13.6, 5.4), layout="constrained", facecolor="white")
+    left, right = image.subfigures(1, 2, width_ratios=(7.6, 6.0), wspace=0.03)
     figures.accuracy_by_severity(left, results, INK)
     figures.certificate_against_gain(right, results, INK)
     with replacing(Path(__file__).with_name("demo.png")) as temporary:
-        picture.savefig(temporary, format="png", dpi=130)
+        image.savefig(temporary, format="png", dpi=130)
 
 
 if __name__ == "__main__":

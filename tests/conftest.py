@@ -18,7 +18,7 @@ import torch
 from hypothesis import settings
 
 from caster import Caster
-from tests.bench.miniature import checkpoints, miniature  # noqa: F401 fixtures of many tests
+from tests.support.miniature import checkpoints, miniature  # noqa: F401 fixtures of many tests
 
 if "+cpu" in torch.__version__:  # a CUDA-built torchvision beside it lacks these two operators
     _torchvision = torch.library.Library("torchvision", "DEF")

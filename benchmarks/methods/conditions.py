@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from caster.data import corrupt
-from caster.data.corruptions.make import Pictures
+from caster_bench.data.corruptions import corrupt
+from caster_bench.data.corruptions.make import ImageBatch
 
 REPORTED = (
     "gaussian_noise",
@@ -23,7 +23,7 @@ def conditions(corruptions: tuple[str, ...], severities: tuple[int, ...]) -> lis
     return [*names[: len(corruptions)], "clean", *names[len(corruptions) :]]
 
 
-def under(images: Pictures, condition: str) -> Pictures:
+def under(images: ImageBatch, condition: str) -> ImageBatch:
     """Images under one condition."""
     corruption, _, severity = condition.partition("-")
     return images if condition == "clean" else corrupt(images, corruption, int(severity))

@@ -27,7 +27,7 @@ from subjects import (
     RESNET50,
     SUBJECTS,
     VIT,
-    Pictures,
+    Images,
     Run,
     as_batch,
     prepare,
@@ -37,9 +37,11 @@ from subjects import (
 )
 from torch import Tensor
 from variants import is_inert, published
-from work import Job, make_pictures, train_first
+from work import Job, make_images, train_first
 
-from caster.methods import Entry, Method, entries, find
+from caster.adapt.protocol import Method
+from caster_bench.methods.catalogue import Entry
+from caster_bench.methods.registry import entries, find
 from training import DEVICE
 
 CONDITION = "fog-3"
@@ -113,7 +115,7 @@ def alone(run: Run, subject_name: str, name: str) -> dict[str, Any]:
     torch.backends.cudnn.benchmark = True
     subject, entry = SUBJECTS[subject_name], find(name)
     variant = published(entry)
-    model, source = prepare(subject, Pictures(run), run)
+    model, source = prepare(subject, Images(run), run)
     method = variant.make(model, source)
     images = np.load(run.out / f"{CONDITION}.npy")
     full = [images[at] for at in shuffled(len(images))[:BATCHES] if len(at) == BATCH]
@@ -174,7 +176,7 @@ def cost(run: Run, seconds: float) -> None:
 
 
 def prepare_all(run: Run) -> dict[str, str]:
-    """Networks, states and pictures in their files; this process then leaves the device alone."""
+    """Networks, states and images in their files; this process then leaves the device alone."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        pool.submit(make_pictures, run, CONDITION).result()
+        pool.submit(make_images, run, CONDITION).result()
         return {s.name: pool.submit(train_first, run, s.name).result() for s in (RESNET50, VIT)}

@@ -8,8 +8,8 @@ from tables import THRESHOLDS
 from variants import Variant, published, suited
 from work import Job, carry_out
 
-from caster.data.corruptions import SPARE
-from caster.methods import find
+from caster_bench.data.corruptions import SPARE
+from caster_bench.methods.registry import find
 
 NETWORKS = (RESNET18, CONVNEXT, VIT)
 SLOW = ("cotta", "foa")  # dozens of passes through the network a batch

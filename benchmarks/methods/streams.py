@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from subjects import BATCH, Array, as_batch, shuffled, synchronise
 
-from caster.methods import Frozen, Method, OnFeatures, Prediction
+from caster.adapt.frozen import Frozen
+from caster.adapt.protocol import Method, OnFeatures, Prediction
 from training import DEVICE
 
 
@@ -42,15 +43,15 @@ class Answers:
 
 
 class Stream:
-    """One condition's pictures in shuffled batches, and what the frozen model makes of them."""
+    """One condition's images in shuffled batches, and what the frozen model makes of them."""
 
     def __init__(self, frozen: Frozen, images: Array, labels: Array) -> None:
         rows = shuffled(len(labels))
         self.labels = labels[np.concatenate(rows)]
-        self.pictures = [torch.from_numpy(images[at]).to(DEVICE) for at in rows]
+        self.images = [torch.from_numpy(images[at]).to(DEVICE) for at in rows]
         synchronise()
         began = perf_counter()
-        self.outputs = [frozen.model(as_batch(part)) for part in self.pictures]
+        self.outputs = [frozen.model(as_batch(part)) for part in self.images]
         synchronise()
         self.forward = perf_counter() - began
         self.frozen = Answers.of(map(frozen.answer, self.outputs)).classes
@@ -65,7 +66,7 @@ class Stream:
         if isinstance(method, OnFeatures):
             answers = Answers.of(map(method.answer, self.outputs))
         else:
-            answers = Answers.of(method.predict(as_batch(part)) for part in self.pictures)
+            answers = Answers.of(method.predict(as_batch(part)) for part in self.images)
         right = answers.classes == self.labels
         seconds = answers.seconds + (self.forward if shared else 0)
         return {

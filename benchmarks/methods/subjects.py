@@ -1,4 +1,4 @@
-"""The networks that are adapted, their source, and streams of pictures past them."""
+"""The networks that are adapted, their source, and streams of images past them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from torch import Tensor, nn
 
 import caster
 from caster import state as states
-from caster.files import move_into_place
-from caster.frozen.preprocessing import Preprocessing
-from caster.frozen.protocol import FrozenModel
-from caster.methods import Entry, Source
+from caster.adapt.source import Source
+from caster.io.files import move_into_place
+from caster.models.preprocessing import Preprocessing
+from caster.models.protocol import FrozenModel
+from caster_bench.methods.catalogue import Entry
 
 sys.path.append(str(Path(__file__).parents[1]))
 
@@ -31,7 +32,7 @@ from training import ADAMW, ADAMW_VIT, DEVICE, SGD, Recipe, normalise, train
 
 Array = NDArray[Any]
 BATCH, SEED, N_CLASSES = 64, 0, 10
-TINY = {"train": 500, "test": 128}  # pictures
+TINY = {"train": 500, "test": 128}  # images
 HALVES = Preprocessing(range=1.0, mean=(0.5,) * 3, std=(0.5,) * 3, layout="NCHW")  # `normalise`
 
 
@@ -68,7 +69,7 @@ class Run:
     tiny: bool
 
 
-class Pictures:
+class Images:
     """CIFAR-10 in memory, as uint8."""
 
     def __init__(self, run: Run) -> None:
@@ -95,18 +96,18 @@ class Batches:
 
 
 def as_batch(images: Array | Tensor) -> Tensor:
-    """Pictures as the networks take them, on the device."""
+    """Images as the networks take them, on the device."""
     return normalise(torch.as_tensor(images).to(DEVICE)).contiguous()
 
 
-def trained(subject: Subject, pictures: Pictures, run: Run) -> FrozenModel:
+def trained(subject: Subject, image_set: Images, run: Run) -> FrozenModel:
     """A network from its file, or trained and kept there."""
     build = partial(subject.build, N_CLASSES, **(subject.tiny if run.tiny else {}))
     path = run.out / f"{subject.key}.safetensors"
     if not path.exists():
         began = time.perf_counter()
         size = {"epochs": 1, "batch": 50} if run.tiny else {"epochs": subject.epochs}
-        images, labels = pictures.train_images, pictures.train_labels
+        images, labels = image_set.train_images, image_set.train_labels
         net = train(build, images, labels, subject.recipe, seed=SEED, **size)
         values = {name: value.cpu().contiguous() for name, value in net.state_dict().items()}
         part = path.with_suffix(".part")
@@ -118,10 +119,10 @@ def trained(subject: Subject, pictures: Pictures, run: Run) -> FrozenModel:
     return caster.wrap(net, device=DEVICE, preprocessing=HALVES)
 
 
-def prepare(subject: Subject, pictures: Pictures, run: Run) -> tuple[FrozenModel, Source]:
+def prepare(subject: Subject, image_set: Images, run: Run) -> tuple[FrozenModel, Source]:
     """A trained network and its source, whose state is kept in a file too."""
-    model = trained(subject, pictures, run)
-    batches = Batches(pictures.train_images, pictures.train_labels)
+    model = trained(subject, image_set, run)
+    batches = Batches(image_set.train_images, image_set.train_labels)
     path = run.out / f"{subject.key}.caster"
     if path.exists():
         return model, Source(state=states.load(path), batches=batches)

@@ -8,9 +8,13 @@ from typing import Any
 
 from subjects import Subject
 
-from caster.frozen.protocol import FrozenModel
-from caster.methods import Entry, Gated, Method, Source, create, entries, find
-from caster.methods.gates import GATES
+from caster.adapt.protocol import Method
+from caster.adapt.source import Source
+from caster.models.protocol import FrozenModel
+from caster_bench.methods.catalogue import Entry
+from caster_bench.methods.gated import Gated
+from caster_bench.methods.gates import GATES
+from caster_bench.methods.registry import create, entries, find
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,14 @@ import numpy as np
 from conditions import under
 from lines import Lines, append, words
 from streams import Stream
-from subjects import SUBJECTS, Array, Pictures, Run, Subject, prepare, setup
+from subjects import SUBJECTS, Array, Images, Run, Subject, prepare, setup
 from variants import Variant, is_inert
 
-from caster.files import move_into_place
-from caster.frozen.protocol import FrozenModel
-from caster.methods import Frozen, Method, Source
+from caster.adapt.frozen import Frozen
+from caster.adapt.protocol import Method
+from caster.adapt.source import Source
+from caster.io.files import move_into_place
+from caster.models.protocol import FrozenModel
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,8 @@ class Job:
 
 
 @cache
-def loaded(run: Run) -> Pictures:
-    return Pictures(run)
+def loaded(run: Run) -> Images:
+    return Images(run)
 
 
 @cache
@@ -66,8 +68,8 @@ def train_first(run: Run, subject: str) -> str:
     return prepared(run, subject)[0].sha256
 
 
-def make_pictures(run: Run, condition: str) -> None:
-    """Corrupted pictures in a file, unless it is there."""
+def make_images(run: Run, condition: str) -> None:
+    """Corrupted images in a file, unless it is there."""
     path = run.out / f"{condition}.npy"
     if not path.exists():
         part = path.with_suffix(".part.npy")
@@ -118,10 +120,10 @@ def carry_out(
     begun: list[Future[None]] = []
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         training = {pool.submit(train_first, run, name): name for name in plans}
-        pictures = [pool.submit(make_pictures, run, condition) for condition in wanted]
+        images = [pool.submit(make_images, run, condition) for condition in wanted]
         for each in as_completed(training):
             before.check(training[each], each.result())
-            for made in pictures:
+            for made in images:
                 made.result()
             left = (job.left(before) for job in plans[training[each]])
             begun += [pool.submit(do, run, job, path, how, end) for job in left if job.variants]

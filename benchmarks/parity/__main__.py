@@ -1,10 +1,10 @@
 """Our corruptions beside published packages, by statistics of what they make.
 
-    python benchmarks/parity pictures PICTURES.npz --side 32 [--data DATA --count 256]
-    python benchmarks/parity/reference.py PICTURES.npz REFERENCE.csv    # in its environment
-    python benchmarks/parity compare PICTURES.npz REFERENCE.csv
+    python benchmarks/parity images IMAGES.npz --side 32 [--data DATA --count 256]
+    python benchmarks/parity/reference.py IMAGES.npz REFERENCE.csv    # in its environment
+    python benchmarks/parity compare IMAGES.npz REFERENCE.csv
 
-DATA is what `caster` takes (cifar10:test, a folder, an .npz file); without it the pictures are
+DATA is what `caster` takes (cifar10:test, a folder, an .npz file); without it the images are
 pieces of the two photographs that come with scikit-learn, those of the tests.
 """
 
@@ -18,27 +18,28 @@ from pathlib import Path
 import numpy as np
 from measures import Array, Entry, entry, read, samples
 
-from caster.data import corrupt, open_pictures
-from caster.data.corruptions.constants import CIFAR
-from caster.jobs.corrupted.source import IMAGENET
+from caster.io.images import open_images
+from caster_bench.data.corrupted.source import IMAGENET
+from caster_bench.data.corruptions import corrupt
+from caster_bench.data.corruptions.constants import CIFAR
 
 
-def pictures(options: argparse.Namespace) -> None:
-    """Write pictures, and the constants that the reference needs at 32 pixels."""
+def images(options: argparse.Namespace) -> None:
+    """Write images, and the constants that the reference needs at 32 pixels."""
     if options.data is None:
         found = samples(options.side)
     else:
-        source = open_pictures(options.data)
+        source = open_images(options.data)
         rows = np.random.default_rng(0).permutation(len(source))[: options.count]
         raw = [source.read(int(row)) for row in rows]
         found = np.stack(raw if options.side == 32 else [IMAGENET.fitted(one) for one in raw])
-    np.savez(options.pictures, pictures=found, constants=json.dumps(CIFAR))
+    np.savez(options.images, images=found, constants=json.dumps(CIFAR))
 
 
 def compare(options: argparse.Namespace) -> None:
     """Print a row a corruption: the largest differences of its severities, levels and then dB."""
-    with np.load(options.pictures) as file:
-        clean = file["pictures"]
+    with np.load(options.images) as file:
+        clean = file["images"]
     reference = read(options.reference)
     packages = sorted({package for package, _, _ in reference}, reverse=True)
     names = dict.fromkeys(name for _, name, _ in reference)
@@ -81,15 +82,15 @@ def row(name: str, theirs: Sequence[Entry], ours: Sequence[Entry]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Our corruptions beside published packages.")
     verbs = parser.add_subparsers(required=True)
-    writer = verbs.add_parser("pictures")
-    writer.set_defaults(verb=pictures)
-    writer.add_argument("pictures", type=Path)
+    writer = verbs.add_parser("images")
+    writer.set_defaults(verb=images)
+    writer.add_argument("images", type=Path)
     writer.add_argument("--side", type=int, choices=(32, 224), required=True)
     writer.add_argument("--data")
     writer.add_argument("--count", type=int, default=256)
     comparer = verbs.add_parser("compare")
     comparer.set_defaults(verb=compare)
-    comparer.add_argument("pictures", type=Path)
+    comparer.add_argument("images", type=Path)
     comparer.add_argument("reference", type=Path)
     comparer.add_argument("--seeds", type=int, default=4)
     comparer.add_argument("--textures", type=Path, help="photographs for frost")

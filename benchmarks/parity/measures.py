@@ -23,7 +23,7 @@ ERRORS = 5  # standard errors of the difference that chance may take
 # value that should be a whole level may come to lie just below it, and is truncated.
 TRUNCATED = (0.15, 0.03, 0.06, 0.15)
 ALLOWED = {
-    # Debian's ImageMagick 6.9.11 truncates the 8-bit picture it returns; ours is rounded.
+    # Debian's ImageMagick 6.9.11 truncates the 8-bit image it returns; ours is rounded.
     "motion_blur": (0.6, 0.05, 0.1, 0.2),
     "snow": (1.2, 0.1, 0.2, 0.3),  # two layers of flakes
     # Textures are drawn, with the colours and contrasts of the photographs but not their shapes.
@@ -48,7 +48,7 @@ class Entry:
 
 
 def entry(clean: Array, versions: Iterable[Array]) -> Entry:
-    """Statistics over corrupted versions of the same pictures, a version a seed."""
+    """Statistics over corrupted versions of the same images, a version a seed."""
     found = np.array([statistics(clean, version) for version in versions])
     several = len(found) > 1
     return Entry(len(found), found.mean(0), found.std(0, ddof=1) if several else 0 * found[0])
@@ -58,7 +58,7 @@ def statistics(
     clean: Array,  # uint8 (N, S, S, 3)
     corrupted: Array,  # uint8 (N, S, S, 3)
 ) -> Array:  # (9,), in the order of STATISTICS
-    """Means in levels, variance within a picture, PSNR, and power in bands, these six in dB."""
+    """Means in levels, variance within an image, PSNR, and power in bands, these six in dB."""
     before, after = (  # (N, 3, S, S): sums over a plane that lies in one piece are quick
         x.transpose(0, 3, 1, 2).astype(np.float64, order="C") for x in (clean, corrupted)
     )
@@ -70,7 +70,7 @@ def statistics(
 def spectrum(
     grey: Array,  # (N, S, S)
 ) -> Array:  # (4,)
-    """Power in each band of spatial frequency, in dB, the mean over pictures.
+    """Power in each band of spatial frequency, in dB, the mean over images.
 
     Under a Hann window: without it the jump between opposite borders would drown what a blur leaves
     of the finest band.

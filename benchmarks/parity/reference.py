@@ -1,9 +1,9 @@
-"""What published packages make of pictures, as statistics; run in an environment of their time.
+"""What published packages make of images, as statistics; run in an environment of their time.
 
-    python benchmarks/parity/reference.py PICTURES.npz OUT.csv --package imagenet_c --seeds 32
+    python benchmarks/parity/reference.py IMAGES.npz OUT.csv --package imagenet_c --seeds 32
 
-docs/corruptions.md says how to set that environment up. PICTURES.npz is written by
-`python benchmarks/parity pictures`. What OUT.csv has of the other package is kept.
+docs/corruptions.md says how to set that environment up. IMAGES.npz is written by
+`python benchmarks/parity images`. What OUT.csv has of the other package is kept.
 
 * imagenet_c, by the paper's first author: the published definitions. It is made for 224 pixels; for
   32 its source is read with CIFAR-C's constants and sizes in place of ImageNet-C's, which is how
@@ -41,7 +41,7 @@ Maker = Callable[[Any, int], Any]
 
 
 class Resized(ast.NodeTransformer):
-    """Source for pictures of 224 pixels as source for pictures of 32."""
+    """Source for images of 224 pixels as source for images of 32."""
 
     def __init__(self, constants: dict[str, Any]) -> None:
         self.constants = constants
@@ -86,24 +86,24 @@ def shrunk(folder: Path) -> Path:
     return folder
 
 
-def made(maker: Maker, pictures: Any, severity: int, seed: int) -> Any:
+def made(maker: Maker, images: Any, severity: int, seed: int) -> Any:
     np.random.seed(seed)
-    return np.stack([np.uint8(maker(Image.fromarray(picture), severity)) for picture in pictures])
+    return np.stack([np.uint8(maker(Image.fromarray(image), severity)) for image in images])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Statistics of a published package.")
-    parser.add_argument("pictures", type=Path)
+    parser.add_argument("images", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--package", choices=("imagenet_c", "imagecorruptions"), required=True)
     parser.add_argument("--seeds", type=int, required=True)
     options = parser.parse_args()
     warnings.simplefilter("ignore")  # both call what was deprecated in their time
-    with np.load(options.pictures) as file:
-        pictures, constants = file["pictures"], json.loads(str(file["constants"]))
-    side = pictures.shape[1]
+    with np.load(options.images) as file:
+        images, constants = file["images"], json.loads(str(file["constants"]))
+    side = images.shape[1]
     if options.package == "imagecorruptions" and side == 32:
-        parser.error("imagecorruptions has no constants for 32 pixels: give pictures of 224")
+        parser.error("imagecorruptions has no constants for 32 pixels: give images of 224")
     with tempfile.TemporaryDirectory() as folder:
         if options.package == "imagecorruptions":
             makers = {name: imagecorruptions.corruption_dict[name] for name in constants}
@@ -116,8 +116,8 @@ def main() -> None:
         for name, maker in makers.items():
             seeds = range(max(2, int(options.seeds * times.get(name, 1))))
             for severity in range(1, 6):
-                versions = map(partial(made, maker, pictures, severity), seeds)
-                found[options.package, name, severity] = entry(pictures, versions)
+                versions = map(partial(made, maker, images, severity), seeds)
+                found[options.package, name, severity] = entry(images, versions)
             print(options.package, name, file=sys.stderr, flush=True)
     write(options.out, found)
 

@@ -1,4 +1,4 @@
-"""Checks on real networks and real pictures, with the numbers they give.
+"""Checks on real networks and real images, with the numbers they give.
 
     CASTER_DATA=FOLDER python benchmarks/real
 
@@ -17,19 +17,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from models import CONDITIONS, RAW_32, RAW_224, corrupt, exported, load
 from numpy.typing import NDArray
 from sklearn.neighbors import KNeighborsClassifier
 
 from caster import Adapter, Caster, wrap
-from caster.adapter import bound_state
-from caster.arrays import to_numpy
-from caster.data import Pictures, open_pictures
-from caster.evaluation import evaluate
-from caster.frozen.heads import head_columns
-from caster.frozen.preprocessing import Preprocessing
-from caster.jobs.extract import PictureFeatures, extract
-from caster.jobs.store import default_store
+from caster.adapt.adapter import bound_state
+from caster.adapt.extract import ImageArrayFeatures, extract
+from caster.core.arrays import to_numpy
+from caster.io.feature_cache import default_store
+from caster.io.images import Images, open_images
+from caster.models.heads import head_columns
+from caster.models.preprocessing import Preprocessing
+from caster.report.evaluation import evaluate
+from models import CONDITIONS, RAW_32, RAW_224, corrupt, exported, load
 
 BATCH = 64
 ROOT = Path(os.environ["CASTER_DATA"])
@@ -59,13 +59,13 @@ class Stream:
         ]
 
 
-def features_of(name: str, pictures: Pictures) -> PictureFeatures:
+def features_of(name: str, images: Images) -> ImageArrayFeatures:
     pixels, preprocessing = SIZES[name]
     model = wrap(exported(name, MODELS, pixels), preprocessing=preprocessing)
-    return extract(model, pictures, default_store(), batch_size=BATCH)
+    return extract(model, images, default_store(), batch_size=BATCH)
 
 
-def stream(found: PictureFeatures, rows: NDArray[Any] | slice, head: bool = True) -> Stream:
+def stream(found: ImageArrayFeatures, rows: NDArray[Any] | slice, head: bool = True) -> Stream:
     logits = found.read("logits")[rows] if head else None
     return Stream(found.read("features")[rows], found.read("labels")[rows], logits)
 
@@ -82,12 +82,10 @@ def row(title: str, clf: Caster, target: Stream) -> None:
 
 def imagenet(names: Sequence[str]) -> None:
     """Three images a class fit, the other two are predicted."""
-    pictures = open_pictures(ROOT / "imagenet-val5k", labelled=True)
-    place = np.concatenate(
-        [np.arange(n) for n in np.unique(pictures.labels, return_counts=True)[1]]
-    )
+    images = open_images(ROOT / "imagenet-val5k", labelled=True)
+    place = np.concatenate([np.arange(n) for n in np.unique(images.labels, return_counts=True)[1]])
     for name in names:
-        found = features_of(name, pictures)
+        found = features_of(name, images)
         source, target = (stream(found, np.flatnonzero(r)) for r in (place < 3, place >= 3))
         clf = Caster().fit(source.features, source.labels)
         row(f"{name}, ImageNet, 3 source images a class", clf, target)
@@ -97,7 +95,7 @@ def pets(names: Sequence[str]) -> None:
     """trainval fits, test is predicted; k-NN on the same features beside it."""
     for name in names:
         parts = [
-            stream(features_of(name, open_pictures(f"pets:{part}", ROOT)), slice(None), head=False)
+            stream(features_of(name, open_images(f"pets:{part}", ROOT)), slice(None), head=False)
             for part in ("trainval", "test")
         ]
         clf = Caster().fit(parts[0].features, parts[0].labels)
@@ -115,10 +113,10 @@ def cifar10(device: str) -> None:
     """Fitted on train, predicted on test: clean, and under the corruptions kept for tuning."""
     model = wrap(load("cifar10", MODELS), preprocessing=RAW_32, device=device)
     source = extract(
-        model, open_pictures("cifar10:train", ROOT), default_store(), batch_size=500
+        model, open_images("cifar10:train", ROOT), default_store(), batch_size=500
     )  # fmt: skip
     clf = Caster().fit(source.read("features"), source.read("labels"))
-    test = open_pictures("cifar10:test", ROOT)
+    test = open_images("cifar10:test", ROOT)
     images = np.stack([test.read(i) for i in range(len(test))])
     for condition in CONDITIONS:
         corrupted = corrupt(images, condition)
@@ -130,25 +128,25 @@ def cifar10(device: str) -> None:
         row(f"cifar10, {condition}", clf, Stream(features, np.asarray(test.labels), logits))
 
 
-def agreement(name: str, pictures: Pictures) -> None:
-    """torch and its ONNX export on the same pictures, and what adaptation makes of both."""
+def agreement(name: str, images: Images) -> None:
+    """torch and its ONNX export on the same images, and what adaptation makes of both."""
     pixels, preprocessing = SIZES[name]
     torch_model = wrap(load(name, MODELS), preprocessing=preprocessing)
     onnx_model = wrap(exported(name, MODELS, pixels), preprocessing=preprocessing)
-    rows = np.random.default_rng(0).permutation(len(pictures))[: 2 * BATCH]
-    batch = preprocessing.batch([preprocessing.fitted(pictures.read(int(i))) for i in rows])
+    rows = np.random.default_rng(0).permutation(len(images))[: 2 * BATCH]
+    batch = preprocessing.batch([preprocessing.fitted(images.read(int(i))) for i in rows])
     outs = [[m(part) for part in (batch[:BATCH], batch[BATCH:])] for m in (torch_model, onnx_model)]
 
     def apart(what: str) -> float:
         a, b = (np.concatenate([np.asarray(getattr(o, what)) for o in out]) for out in outs)
         return float(np.abs(a - b).max() / np.abs(a).max())
 
-    found = features_of(name, pictures) if name != "cifar10" else None
+    found = features_of(name, images) if name != "cifar10" else None
     same = "" if found is None else adapted_agreement(found, torch_model, onnx_model, batch)
     print(f"| {name} | {apart('features'):.1e} | {apart('logits'):.1e} | {same} |", flush=True)
 
 
-def adapted_agreement(found: PictureFeatures, a: Any, b: Any, batch: NDArray[Any]) -> str:
+def adapted_agreement(found: ImageArrayFeatures, a: Any, b: Any, batch: NDArray[Any]) -> str:
     clf = Caster().fit(found.read("features"), found.read("labels"))
     head = head_columns(clf.classes_, found.read("logits").shape[1])
     outs = [Adapter(m, bound_state(clf, m, head)) for m in (a, b)]
@@ -177,7 +175,7 @@ def main() -> None:
     print("|---|--:|--:|---|")
     for name in present:
         small = name == "cifar10"
-        agreement(name, open_pictures("cifar10:test" if small else ROOT / "imagenet-val5k", ROOT))
+        agreement(name, open_images("cifar10:test" if small else ROOT / "imagenet-val5k", ROOT))
 
 
 if __name__ == "__main__":

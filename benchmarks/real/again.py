@@ -1,4 +1,4 @@
-"""Two runs of one sweep side by side: which cells came out the same, picture by picture.
+"""Two runs of one sweep side by side: which cells came out the same, image by image.
 
     python benchmarks/real/again.py RECORDS RECORDS [BACKBONE ...]
 
@@ -13,8 +13,8 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-from caster.records import DONE, Cell, Pack, cells_of, read_cell, scan
-from caster.sweeps import Spec
+from caster_bench.records import DONE, Cell, Pack, cells_of, read_cell, scan
+from caster_bench.sweeps import Spec
 
 
 def cells_in(folder: Path) -> dict[Spec, Cell]:

@@ -19,13 +19,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from caster.records import Pack
-from caster.report.bench.ranks import spearman
-from caster.report.bench.read import load
-from caster.report.bench.score import ALWAYS, Score
-from caster.report.bench.studies.certificate import LOSS
-from caster.report.bench.thresholds import Curve
-from caster.sweeps import read
+from caster_bench.records import Pack
+from caster_bench.studies.each.certificate import LOSS
+from caster_bench.studies.ranks import spearman
+from caster_bench.studies.read import load
+from caster_bench.studies.score import ALWAYS, Score
+from caster_bench.studies.thresholds import Curve
+from caster_bench.sweeps import read
 
 ROOT = Path(__file__).parents[2]
 READINGS: dict[str, Callable[[NDArray[np.float64]], np.floating]] = {

@@ -4,7 +4,7 @@
 
 CHECKPOINT is a file of `caster bench train`, DATA a set such as cifar10 (below $CASTER_DATA), a
 CONDITION `clean` or a corruption and its severity, as fog:5. Streams are five batches of 64
-pictures: shuffled; sorted by class; of half of the classes, others in every batch; of shares drawn
+images: shuffled; sorted by class; of half of the classes, others in every batch; of shares drawn
 from a Dirichlet distribution (0.5) for every batch. A row has the accuracy of the frozen model, and
 for every depth that of layer transport, of the same behind its certificate, and the mean ratio. A
 network with BatchNorms has another column, of half of the depth by their own moments.
@@ -21,32 +21,33 @@ import torch
 from numpy.typing import NDArray
 
 from caster import Adapter
-from caster.arrays import to_numpy
-from caster.bench.digits import open_data
-from caster.bench.pictures import classes_of
-from caster.bench.train.checkpoint import model_of
-from caster.data import corrupt
-from caster.frozen.sites import batchnorm_sites
-from caster.frozen.torch import TorchModel
-from caster.methods import Source, create
+from caster.adapt.source import Source
+from caster.core.arrays import to_numpy
+from caster.models.sites import batchnorm_sites
+from caster.models.torch import TorchModel
+from caster_bench.data.corruptions import corrupt
+from caster_bench.data.digits import open_data
+from caster_bench.engine.shared_images import classes_of
+from caster_bench.engine.train.checkpoint import model_of
+from caster_bench.methods.registry import create
 
 DEPTHS = (0.5, 1.0)
-FIT, PICTURES, BATCH, BATCHES = 2000, 640, 64, 5
+FIT, IMAGES, BATCH, BATCHES = 2000, 640, 64, 5
 TAU = 1.0
 
 Codes = NDArray[np.int64]
 
 
 def chosen(data: str, n: int, seed: int) -> tuple[NDArray[np.uint8], Codes]:
-    """As many pictures of every class, in a fixed order."""
-    pictures = open_data(data)
-    codes, n_classes = classes_of(pictures)
+    """As many images of every class, in a fixed order."""
+    images = open_data(data)
+    codes, n_classes = classes_of(images)
     order = np.random.default_rng(seed).permutation(len(codes))
     place = np.concatenate(
         [order[codes[order] == c][: -(-n // n_classes)] for c in range(n_classes)]
     )
     rows = np.random.default_rng(seed).permutation(place)[:n]
-    return np.stack([np.asarray(pictures.read(int(row))) for row in rows]), codes[rows]
+    return np.stack([np.asarray(images.read(int(row))) for row in rows]), codes[rows]
 
 
 def streams(codes: Codes) -> Iterator[tuple[str, list[Codes]]]:
@@ -76,8 +77,8 @@ def main(checkpoint: Path, data: str, conditions: list[str]) -> None:
         depth: create("layer-transport", model, source, depth=depth, gated=False, every=1)
         for depth in DEPTHS
     }
-    pixels, codes = chosen(f"{data}:test", PICTURES, seed=0)
-    print(f"{checkpoint.name}, fitted to {FIT} pictures; sites: ", end="")
+    pixels, codes = chosen(f"{data}:test", IMAGES, seed=0)
+    print(f"{checkpoint.name}, fitted to {FIT} images; sites: ", end="")
     print(", ".join(f"{len(method.sites)} at {depth:g}" for depth, method in methods.items()))
     own = (
         create("layer-transport-ungated", model, Source())

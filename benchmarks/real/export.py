@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
-from caster.bench.train.checkpoint import load
-from caster.frozen.preprocessing import REQUIRED, Preprocessing
+from caster.models.preprocessing import REQUIRED, Preprocessing
+from caster_bench.engine.train.checkpoint import load
 
 sys.path.append(str(Path(__file__).parents[1]))
 
@@ -35,7 +35,7 @@ def main(path: Path) -> None:
     stated = asdict(metadata.preprocessing)
     plain = asdict(Preprocessing(**{name: stated[name] for name in REQUIRED}))
     if stated != plain:
-        sys.exit(f"{path} prepares pictures in more ways than are written here")
+        sys.exit(f"{path} prepares images in more ways than are written here")
     lines = [f"{name} = {_toml(stated[name])}\n" for name in REQUIRED]
     path.with_suffix(".toml").write_text("".join(lines))
 

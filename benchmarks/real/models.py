@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from caster.frozen.preprocessing import Preprocessing
+from caster.models.preprocessing import Preprocessing
 
 sys.path.append(str(Path(__file__).parents[1]))
 sys.path.append(str(Path(__file__).parents[1] / "coverage"))  # its corruptions

@@ -5,7 +5,7 @@
 WEIGHTS holds `resnet50` and `efficientnet_lite0`, as .pt or .safetensors: state dicts of networks
 that take RGB from 0 to 255 and normalise inside, as models.py builds them. TEST has one folder a
 class, named by WordNet identifier; the checkpoints, OUT/ARCHITECTURE.safetensors, state how many of
-its pictures they get right.
+its images they get right.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from models import complete_torchvision
 from safetensors.torch import load_file
 from torch import Tensor
 
-from caster.arrays import to_numpy
-from caster.bench.describe import software
-from caster.bench.networks import build
-from caster.bench.train.checkpoint import Metadata, model_of, save
-from caster.data import open_pictures
-from caster.data.sets.names import class_names
-from caster.files import file_digest
-from caster.labels import as_labels, encode
+from caster.core.arrays import to_numpy
+from caster.io.files import file_digest
+from caster.io.images import open_images
+from caster.io.labels import as_labels, encode
+from caster_bench.data.sets.names import class_names
+from caster_bench.engine.describe import software
+from caster_bench.engine.networks import build
+from caster_bench.engine.train.checkpoint import Metadata, model_of, save
+from models import complete_torchvision
 
 SIDE, AT_ONCE = 224, 50
-SEEN = 1_281_167  # pictures of ImageNet's training set
+SEEN = 1_281_167  # images of ImageNet's training set
 Weights = dict[str, Tensor]
 
 
@@ -96,7 +96,7 @@ def convert(architecture: str, weights: Path, test: Path, out: Path) -> None:
     classes = as_labels(class_names("imagenet"))
     net = build(architecture, len(classes), SIDE)
     net.load_state_dict(known.turn(read(found[0])))
-    pictures = open_pictures(test, labelled=True)
+    images = open_images(test, labelled=True)
     metadata = Metadata(
         architecture=architecture,
         classes=classes,
@@ -105,7 +105,7 @@ def convert(architecture: str, weights: Path, test: Path, out: Path) -> None:
         std=(known.std / 255,) * 3,
         recipe=None,
         data={"name": f"ImageNet, by {found[0].name}", "sha256": file_digest(found[0]), "n": SEEN},
-        test={"name": test.name, "sha256": pictures.sha256, "n": len(pictures)},
+        test={"name": test.name, "sha256": images.sha256, "n": len(images)},
         seed=0,
         accuracy=math.nan,
         software=software(),
@@ -114,20 +114,20 @@ def convert(architecture: str, weights: Path, test: Path, out: Path) -> None:
     save(net, metadata, path)
     right = accuracy(path, test)
     save(net, replace(metadata, accuracy=right), path)
-    print(f"{path}: {right:.2%} of {len(pictures):,} pictures in {test} right", flush=True)
+    print(f"{path}: {right:.2%} of {len(images):,} images in {test} right", flush=True)
 
 
 def accuracy(path: Path, test: Path) -> float:
     """What the checkpoint itself gets right, through its own preprocessing."""
     model = model_of(path)
-    pictures, how = open_pictures(test, labelled=True), model.preprocessing
-    codes = encode(pictures.labels, as_labels(class_names("imagenet")))
+    images, how = open_images(test, labelled=True), model.preprocessing
+    codes = encode(images.labels, as_labels(class_names("imagenet")))
     right = 0
-    for start in range(0, len(pictures), AT_ONCE):
-        rows = range(start, min(start + AT_ONCE, len(pictures)))
-        batch = how.batch([how.fitted(pictures.read(i)) for i in rows])
+    for start in range(0, len(images), AT_ONCE):
+        rows = range(start, min(start + AT_ONCE, len(images)))
+        batch = how.batch([how.fitted(images.read(i)) for i in rows])
         right += int(np.sum(to_numpy(model(batch).logits).argmax(1) == codes[rows]))
-    return right / len(pictures)
+    return right / len(images)
 
 
 def main(weights: Path, test: Path, out: Path) -> None:

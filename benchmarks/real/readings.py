@@ -4,12 +4,12 @@
 
 CHECKPOINT is a file of `caster bench train` or `published.py`, DATA a set such as cifar10 (below
 $CASTER_DATA) or what `split.py` was given as OUT, a CONDITION a corruption and its severity, as
-fog:5. 512 test pictures of each, shuffled. A row is a setting of the transport, or its source cut
-to a share of the pictures: the accuracy of Source-GDA, which does not transport; then that of the
+fog:5. 512 test images of each, shuffled. A row is a setting of the transport, or its source cut
+to a share of the images: the accuracy of Source-GDA, which does not transport; then that of the
 transport always taken, behind its gate, and how many batches that accepts: of the frozen features;
 and, where there are BatchNorms and `--frozen` is not said, of those that the network gives when
 these go by the batch, with the source's statistics of frozen features and of such ones, and when
-the batch's statistics at all of them are carried to those of source pictures. Before them T3A, as
+the batch's statistics at all of them are carried to those of source images. Before them T3A, as
 published and with class sums that are not scaled to length 1.
 """
 
@@ -27,16 +27,17 @@ from depth import chosen
 from numpy.typing import NDArray
 
 from caster import Caster
-from caster.arrays import to_numpy
-from caster.bench.train.checkpoint import model_of
-from caster.data import corrupt
-from caster.frozen.protocol import Outputs
-from caster.frozen.sites import batchnorm_sites
-from caster.frozen.torch import TorchModel
-from caster.methods import Source, create
+from caster.adapt.source import Source
+from caster.core.arrays import to_numpy
+from caster.models.protocol import Outputs
+from caster.models.sites import batchnorm_sites
+from caster.models.torch import TorchModel
+from caster_bench.data.corruptions import corrupt
+from caster_bench.engine.train.checkpoint import model_of
+from caster_bench.methods.registry import create
 
-FIT, FIT_EACH = 3000, 100  # source pictures at least, in all and of a class
-PICTURES, BATCH = 512, 64
+FIT, FIT_EACH = 3000, 100  # source images at least, in all and of a class
+IMAGES, BATCH = 512, 64
 SETTINGS: tuple[dict[str, float], ...] = (
     {},
     *({"lam": value} for value in (1e-4, 1e-2, 100.0)),
@@ -55,7 +56,7 @@ Pass = Callable[[Any], tuple[NDArray[Any], NDArray[Any]]]  # images: features, l
 
 @dataclass(frozen=True)
 class Seen:
-    """What a network gave for pictures."""
+    """What a network gave for images."""
 
     features: NDArray[Any]  # (n, d)
     logits: NDArray[Any]  # (n, C)
@@ -63,7 +64,7 @@ class Seen:
 
     @classmethod
     def through(cls, run: Pass, pixels: Any, codes: Any, prepare: Any) -> Seen:
-        """Pictures in batches."""
+        """Images in batches."""
         parts = [run(prepare(pixels[n : n + BATCH])) for n in range(0, len(pixels), BATCH)]
         features, logits = (np.concatenate(part) for part in zip(*parts, strict=True))
         return cls(features, logits, codes)
@@ -77,8 +78,8 @@ class Seen:
 def passes(model: TorchModel, known: list[tuple[Any, Any]], frozen_alone: bool) -> dict[str, Pass]:
     """Ways through the network: as it is; with BatchNorms that go by the batch; and carried.
 
-    By the batch they give what they were told to in training, mean and deviation of the pictures
-    it was made of; carried, what they give for the plain source pictures in `known`.
+    By the batch they give what they were told to in training, mean and deviation of the images
+    it was made of; carried, what they give for the plain source images in `known`.
     """
 
     def frozen(images: Any) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -104,7 +105,7 @@ def _aligned(model: TorchModel, source: Source) -> Pass:
 
 
 def fitted(source: Seen, given: dict[str, float]) -> Caster:
-    """The estimator, of all source pictures or of a share of every class."""
+    """The estimator, of all source images or of a share of every class."""
     settings: dict[str, Any] = {name: v for name, v in given.items() if name not in NOT_OURS}
     codes, share = source.codes, given.get("source", 1.0)
     every = (np.flatnonzero(codes == code) for code in np.unique(codes))
@@ -174,7 +175,7 @@ def main(checkpoint: Path, data: str, conditions: list[str], frozen_alone: bool)
     prepare = model.preprocessing.batch
     splits = ("-source", "-target") if Path(f"{data}-source").is_dir() else (":train", ":test")
     train, test = (data + split for split in splits)
-    pixels, codes = chosen(test, PICTURES, seed=0)
+    pixels, codes = chosen(test, IMAGES, seed=0)
     known = chosen(train, max(FIT, FIT_EACH * len(np.unique(codes))), seed=1)
     parts = [slice(n, n + BATCH) for n in range(0, len(known[1]), BATCH)]
     labelled = [(prepare(known[0][part]), known[1][part]) for part in parts]

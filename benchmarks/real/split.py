@@ -1,9 +1,9 @@
-"""Pictures of every class in two folders: the last by name as target, the others as source.
+"""Images of every class in two folders: the last by name as target, the others as source.
 
     python benchmarks/real/split.py IMAGES OUT
 
 IMAGES has one folder a class. OUT-source and OUT-target are made, with the same folders in them:
-the same pictures on every machine, and none of them in both.
+the same images on every machine, and none of them in both.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from pathlib import Path
 def main(images: Path, out: Path) -> None:
     counts = {"source": 0, "target": 0}
     for folder in sorted(path for path in images.iterdir() if path.is_dir()):
-        pictures = sorted(path for path in folder.iterdir() if path.is_file())
-        if len(pictures) < 3:
-            sys.exit(f"{folder} has {len(pictures)} pictures: two are needed to fit, one to test")
-        for path in pictures:
-            part = "target" if path == pictures[-1] else "source"
+        image_set = sorted(path for path in folder.iterdir() if path.is_file())
+        if len(image_set) < 3:
+            sys.exit(f"{folder} has {len(image_set)} images: two are needed to fit, one to test")
+        for path in image_set:
+            part = "target" if path == image_set[-1] else "source"
             place = out.with_name(f"{out.name}-{part}") / folder.name
             place.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, place / path.name)
             counts[part] += 1
-    print(f"{out}-source: {counts['source']:,} pictures, {out}-target: {counts['target']:,}")
+    print(f"{out}-source: {counts['source']:,} images, {out}-target: {counts['target']:,}")
 
 
 if __name__ == "__main__":

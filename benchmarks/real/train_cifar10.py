@@ -12,18 +12,18 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from models import Normalised
 from safetensors.torch import save_file
 from sources import SOURCES, train
 
-from caster.data import open_pictures
-from caster.labels import encode
+from caster.io.images import open_images
+from caster.io.labels import encode
+from models import Normalised
 
 
 def read(source: str) -> tuple[np.ndarray, np.ndarray]:
-    pictures = open_pictures(source, labelled=True)
-    images = np.stack([pictures.read(i) for i in range(len(pictures))])
-    return images, encode(pictures.labels, pictures.classes)
+    image_set = open_images(source, labelled=True)
+    images = np.stack([image_set.read(i) for i in range(len(image_set))])
+    return images, encode(image_set.labels, image_set.classes)
 
 
 def main(train_set: str, test_set: str, out: Path) -> None:

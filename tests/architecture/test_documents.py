@@ -12,13 +12,15 @@ import pyarrow.parquet as pq
 import pytest
 from typer.main import get_command
 
-from caster import Caster, checks, config, methods
+from caster import Caster, config
 from caster import state as states
-from caster.adapter import Adapter
+from caster.adapt.adapter import Adapter
 from caster.cli.app import app
 from caster.core import certificate, discriminant, gate, moments, proposal, subspace, transport
-from caster.jobs.predict import predict_file, predict_pictures
-from tests.jobs.fakes import FakePictures, answers, model
+from caster.report.predict_job import predict_file, predict_images
+from caster_bench import methods
+from caster_bench.methods import checks
+from tests.support.fakes import FakeImages, answers, model
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "CONTRIBUTING.md", "REPRODUCTION.md")
@@ -90,25 +92,25 @@ def test_every_command_and_option_named_in_the_documents_exists():
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
-@pytest.mark.parametrize("pictures", [True, False])
-def test_columns_of_predict_come_in_the_documented_order(tmp_path, suffix, pictures):
+@pytest.mark.parametrize("images", [True, False])
+def test_columns_of_predict_come_in_the_documented_order(tmp_path, suffix, image_files):
     text = (ROOT / "docs/command-line.md").read_text().split("## `caster predict")[1]
     table = text.split("| column | |")[1].split("\n\n")[0]
     documented = re.findall(r"^\| `([\w:]+)` \|", table, re.MULTILINE)
     assert len(documented) == len(table.splitlines()) - 2  # a column a row
-    images, out = FakePictures(40), tmp_path / f"out.{suffix}"
+    images, out = FakeImages(40), tmp_path / f"out.{suffix}"
     features, logits = answers(images, range(40))
     state = Caster().fit(features, np.array(["ant", "bee"])[images.labels])._state
-    if pictures:
+    if image_files:
         adapter = Adapter(
             model(),
             replace(state, head=(0, 1)),
             allow_other_model=True,
             allow_other_preprocessing=True,
         )
-        predict_pictures(adapter, images, out, batch_size=20, probabilities=True)
+        predict_images(adapter, images, out, batch_size=20, probabilities=True)
     else:
-        documented.remove("picture")
+        documented.remove("image")
         states.save(state, tmp_path / "s.caster")
         np.savez(tmp_path / "target.npz", features=features, logits=logits)
         files = (tmp_path / "s.caster", tmp_path / "target.npz", out)

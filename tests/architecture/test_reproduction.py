@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from caster.report.bench.claims.evidence import Evidence, gather
-from caster.report.bench.claims.outcome import judged
-from caster.report.bench.claims.parse import read as read_claims
-from caster.report.bench.claims.rules import NOT_RUN
-from caster.report.bench.claims.values import look_up
-from caster.report.bench.claims.write import write
-from caster.report.bench.read import load
-from caster.report.bench.write import sections
-from caster.sweeps import Sweep, read
-from tests.report.bench.test_layers import Layered
+from caster_bench.studies.claims.evidence import Evidence, gather
+from caster_bench.studies.claims.outcome import judged
+from caster_bench.studies.claims.parse import read as read_claims
+from caster_bench.studies.claims.rules import NOT_RUN
+from caster_bench.studies.claims.values import look_up
+from caster_bench.studies.claims.write import write
+from caster_bench.studies.read import load
+from caster_bench.studies.write import sections
+from caster_bench.sweeps import Sweep, read
+from tests.bench.studies.test_layers import Layered
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "experiments" / "claims.toml"
@@ -135,7 +135,7 @@ def test_every_figure_that_claims_name_is_in_the_reports(name, tmp_path):
                 assert judged(claim, evidence, reports).verdict != NOT_RUN
         if part.sweep == name:
             assert set(part.tables) <= reports[name].keys()
-            drawn = {each.name for section in made for each in section.pictures}
+            drawn = {each.name for section in made for each in section.images}
             assert set(part.figures) <= drawn
     for figure in CLAIMS.values.values():
         if figure.sweeps <= {name}:

@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 
 from caster import Adapter, wrap
 from caster import state as states
+from caster.adapt.layer_transport import LayerTransport
 from caster.cli.app import app
-from caster.methods import create, find
-from caster.methods.layer_transport import LayerTransport
-from tests.jobs.colours import CAST, NAMES, TOML, patches, write_folder, write_model
+from caster_bench.methods.registry import create, find
+from tests.support.colours import CAST, NAMES, TOML, patches, write_folder, write_model
 
 REPEAT = 6  # 6 pixels to 36: a network that downsamples by 32 has one left
 
@@ -120,7 +120,7 @@ def model_of(made, kind):
 
 def ran(monkeypatch, interrupted=None):
     """Sizes of the batches that fit has run; Ctrl-C comes with the so-many-th."""
-    from caster.jobs import extract
+    from caster.adapt import extract
 
     run, calls = extract.run, []
 
@@ -221,7 +221,7 @@ def test_a_fit_that_goes_on_otherwise_has_what_it_was_asked_for(
     assert sum(calls) == left
     if then == "--layers":
         assert {found.count for found in states.load("s.caster").layers.values()} == {96.0}
-    else:  # and what is kept must not be taken for layers of all pictures
+    else:  # and what is kept must not be taken for layers of all images
         assert states.load("s.caster").layers is None
         assert typed(f"{line} --layers").exit_code == 0
         assert {found.count for found in states.load("s.caster").layers.values()} == {96.0}
@@ -252,7 +252,7 @@ def test_layers_that_cannot_be_used_are_made_anew(typed, change):
     assert states.digest(states.load("s.caster")) == before
 
 
-def test_unreadable_pictures_are_in_no_layer(typed, made):
+def test_unreadable_images_are_in_no_layer(typed, made):
     folder = write_folder(made / "spoilt", large(SOURCE), TRUTH)
     for name in ("azure/001.png", "brown/013.png"):
         (folder / name).write_bytes(b"")
@@ -268,7 +268,7 @@ def test_layers_that_cannot_be_fitted(refusal, made):
     )
     np.savez(made / "f.npz", features=np.zeros((4, 3)), labels=[0, 0, 1, 1])
     said = refusal("fit @f.npz --layers -o out.caster")
-    assert said == "--layers is for pictures: name the model they go to with --model"
+    assert said == "--layers is for images: name the model they go to with --model"
     said = refusal("fit LN @source --layers --no-head -o out.caster")
     assert "give --layers or --no-head, not both" in said
 
@@ -336,14 +336,14 @@ def test_every_batch_is_judged_by_the_doubt_so_far(typed, made):
     assert typed(line).exit_code == 0
     order = np.random.default_rng(0).permutation(len(TARGET))
     model, state = model_of(made, "resnet"), states.load(made / "BN.caster")
-    doubts = []  # 1 less the largest probability of every picture, aligned and frozen
+    doubts = []  # 1 less the largest probability of every image, aligned and frozen
     for method in (create(n, model, state) for n in ("layer-transport-ungated", "frozen")):
         logits = [method.predict(prepared(SHIFTED)[rows]).logits for rows in np.split(order, 16)]
         doubts.append(1 - torch.cat(logits).double().softmax(1).amax(1).numpy())
     after, before = (np.cumsum(doubt)[7::8] for doubt in doubts)
     rows = rows_of()[::8]
     ratios = [float(row["ratio"]) for row in rows]
-    assert ratios == pytest.approx(after / before, rel=1e-3)  # of 128 pictures, in one window
+    assert ratios == pytest.approx(after / before, rel=1e-3)  # of 128 images, in one window
     reasons = [row["reason"] for row in rows]
     assert reasons == ["accepted" if ratio <= 1 else "ratio" for ratio in ratios]
     assert {*reasons} == {"accepted", "ratio"}
@@ -376,7 +376,7 @@ def test_predictions_leave_out_what_cannot_be_read(typed, made):
     rows = rows_of()
     assert len(rows) == len(TARGET) - 1
     assert [int(row["batch"]) for row in rows] == [i // 32 for i in range(len(rows))]
-    assert "azure/003.png" not in {row["picture"] for row in rows}
+    assert "azure/003.png" not in {row["image"] for row in rows}
 
 
 def test_layers_that_cannot_be_answered_with(typed, refusal, made):
@@ -412,13 +412,13 @@ def test_layers_that_cannot_be_answered_with(typed, refusal, made):
     "command", ["predict LN --shuffle 0 -o out.csv", "evaluate LN -o out.html"]
 )
 @pytest.mark.parametrize("narrow", [range(20), [1]], ids=["many", "one"])
-def test_pictures_of_several_sizes_share_no_map(refusal, tmp_path, monkeypatch, command, narrow):
+def test_images_of_several_sizes_share_no_map(refusal, tmp_path, monkeypatch, command, narrow):
     pixels = [p[:, :32] if i in narrow else p for i, p in enumerate(large(SHIFTED))]
     write_folder(tmp_path / "sizes", pixels, TARGET)
     calls = ran(monkeypatch)
     said = refusal(f"{command} @LN.caster sizes --cache c")
     found = re.match(
-        r"pictures of several sizes cannot be aligned together \(as \w+/(\d+).png and "
+        r"images of several sizes cannot be aligned together \(as \w+/(\d+).png and "
         r"\w+/(\d+).png\): state a `resize` in the file that --preprocessing names; --no-layers ",
         said,
     )
@@ -552,7 +552,7 @@ def test_ctrl_c_promises_no_more_than_is_kept(typed, monkeypatch, command, where
     assert (result.exit_code, result.stdout) == (130, "")
     promised = {
         "aligning": "the frozen model's answers are kept, and the same command aligns all "
-        "pictures anew",
+        "images anew",
         "frozen": "the same command goes on from where it was",
     }
     assert result.stderr == f"caster: interrupted, no output was written; {promised[where]}\n"
@@ -567,9 +567,9 @@ def test_ctrl_c_while_an_answer_is_written_is_in_the_second_pass(typed, monkeypa
     def stop(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("caster.jobs.answer.Answer.given", stop)
+    monkeypatch.setattr("caster.report.answer.Answer.given", stop)
     result = typed("predict LN @LN.caster @target --shuffle 0 --cache c -o out.csv")
-    assert "aligns all pictures anew" in result.stderr
+    assert "aligns all images anew" in result.stderr
     result = typed("predict LN @LN.caster @target --shuffle 0 --cache c -o out.csv --no-layers")
     assert "goes on from where it was" in result.stderr
 
@@ -586,10 +586,10 @@ def test_predictions_keep_nothing_for_good_wherever_they_were_interrupted(typed,
 
 @pytest.mark.parametrize("more", ["", " --skip-unreadable"])
 @pytest.mark.parametrize("job", ["predict", "evaluate"])
-def test_what_to_do_about_a_picture_that_became_unreadable(
+def test_what_to_do_about_a_image_that_became_unreadable(
     typed, refusal, tmp_path, monkeypatch, job, more
 ):
-    folder = write_folder(tmp_path / "pictures", large(SHIFTED), TARGET)
+    folder = write_folder(tmp_path / "images", large(SHIFTED), TARGET)
     spoilt = folder / "brown" / "020.png"
     module = import_module(f"caster.jobs.{job}")
     extract_for = module.extract_for
@@ -600,14 +600,14 @@ def test_what_to_do_about_a_picture_that_became_unreadable(
         return features
 
     mixed, out = {"predict": (" --shuffle 0", "csv"), "evaluate": ("", "html")}[job]
-    line = f"{job} LN @LN.caster pictures --cache c -o out.{out}{mixed}{more}"
+    line = f"{job} LN @LN.caster images --cache c -o out.{out}{mixed}{more}"
     with monkeypatch.context() as patched:
         patched.setattr(module, "extract_for", spoiling)
         said = refusal(line)
     assert said.startswith(f"cannot read {spoilt}: ")
     assert said.endswith(
         ": it could be read when its features were made; make it readable again, or take it out of "
-        "the pictures, and run again"
+        "the images, and run again"
     )
     spoilt.unlink()
     assert typed(line).exit_code == 0
@@ -696,7 +696,7 @@ def test_covariances_are_measured_on_features_kept_without_them(typed, monkeypat
     assert not states.has_full(states.load("s.caster").layers)
 
 
-def test_a_fit_that_goes_on_without_covariances_has_none_of_some_pictures(typed, monkeypatch):
+def test_a_fit_that_goes_on_without_covariances_has_none_of_some_images(typed, monkeypatch):
     line = "fit LN @source --cache c --batch-size 30 -o s.caster --layers"
     with monkeypatch.context() as patched:
         ran(patched, interrupted=3)
@@ -722,7 +722,7 @@ def test_a_network_without_a_site_for_full_maps(typed, refusal, monkeypatch, mad
     assert calls == [16]  # what was kept still is
     np.savez(made / "f.npz", features=np.zeros((4, 3)), labels=[0, 0, 1, 1])
     said = refusal("fit @f.npz --full-maps -o out.caster")
-    assert said == "--full-maps is for pictures: name the model they go to with --model"
+    assert said == "--full-maps is for images: name the model they go to with --model"
 
 
 @pytest.mark.parametrize("command", ["predict", "evaluate"])

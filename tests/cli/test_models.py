@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from caster import Adapter, wrap
 from caster.cli.app import app
-from tests.jobs.colours import NAMES, TOML, head, patches, write_folder
+from tests.support.colours import NAMES, TOML, head, patches, write_folder
 
 CODE = """
 from torch import nn

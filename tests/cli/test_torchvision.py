@@ -24,7 +24,7 @@ CODE = """
 import json, sys
 from typer.testing import CliRunner
 from caster import CasterError
-from caster.bench.networks import build
+from caster_bench.engine.networks import build
 from caster.cli.app import app
 
 try:

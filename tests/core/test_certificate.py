@@ -5,9 +5,9 @@ from caster.core import certificate
 from caster.core.linalg import cholesky
 from caster.core.proposal import propose
 from caster.core.types import SourceMoments
-from tests import reference
 from tests.conftest import close, problem
 from tests.core.test_transport import source_moments
+from tests.support import reference
 
 CONSTANTS = {"lam": 0.7, "beta": 0.3, "threshold": 0.9, "eps": 1e-12}
 

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import softmax
 
-from caster.core.confidence import Sureness, doubt_ratio, has_fallen
+from caster.core.confidence import ConfidenceStats, expected_error_ratio, has_fallen
 from tests.conftest import close
 
 seeds = st.integers(0, 99)
-SURE = Sureness(4.0, 4.0, 4.0)  # no doubt at all
-NO_NUMBER = Sureness(4.0, math.nan, math.nan)
+SURE = ConfidenceStats(4.0, 4.0, 4.0)  # no doubt at all
+NO_NUMBER = ConfidenceStats(4.0, math.nan, math.nan)
 
 
 def scores(n=12, seed=0):
@@ -34,7 +34,7 @@ def told(held):
 def test_sums_of_the_largest_probabilities(kind):
     g = scores()
     sure = by_loops(g)
-    found = Sureness.of(kind.array(g))
+    found = ConfidenceStats.of(kind.array(g))
     assert all(isinstance(part, float) for part in (found.count, found.total, found.squares))
     close(told(found), [12, sum(sure), sum(p * p for p in sure)], kind.tolerance)
     close(found.mean, sure.mean(), kind.tolerance)
@@ -44,18 +44,22 @@ def test_sums_of_the_largest_probabilities(kind):
 @given(seeds, st.integers(1, 11))
 def test_sums_merge(seed, cut):
     g = scores(seed=seed)
-    close(told(Sureness.of(g[:cut]) + Sureness.of(g[cut:])), told(Sureness.of(g)), 1e-12)
+    close(
+        told(ConfidenceStats.of(g[:cut]) + ConfidenceStats.of(g[cut:])),
+        told(ConfidenceStats.of(g)),
+        1e-12,
+    )
 
 
 @given(seeds, st.permutations(range(12)))
 def test_order_does_not_matter(seed, order):
     g = scores(seed=seed)
-    close(told(Sureness.of(g[order])), told(Sureness.of(g)), 1e-12)
+    close(told(ConfidenceStats.of(g[order])), told(ConfidenceStats.of(g)), 1e-12)
 
 
 @given(seeds, st.floats(0.01, 40.0))
 def test_at_most(seed, kept):
-    held = Sureness.of(scores(seed=seed))
+    held = ConfidenceStats.of(scores(seed=seed))
     less = held.at_most(kept)
     assert less.count == pytest.approx(min(12.0, kept))
     close([less.mean, less.deviation], [held.mean, held.deviation], 1e-7)
@@ -68,7 +72,7 @@ def test_a_past_that_is_discounted_again_and_again_is_of_weighted_samples(seed, 
     seen, weights, sure = None, np.zeros(0), np.zeros(0)
     for i, (n, kept) in enumerate(parts):
         batch = scores(n, seed=(seed, i))
-        new = Sureness.of(batch)
+        new = ConfidenceStats.of(batch)
         if seen is not None:
             weights = weights * min(1.0, kept / weights.sum())
             new = seen.at_most(kept) + new
@@ -80,31 +84,33 @@ def test_a_past_that_is_discounted_again_and_again_is_of_weighted_samples(seed, 
 
 
 def test_of_equal_samples_nothing_deviates():
-    assert Sureness.of(np.tile(scores(1), (9, 1))).deviation < 1e-7
-    assert Sureness(3.0, 0.3, 0.03 - 1e-17).deviation == 0  # and no root of less than nothing
+    assert ConfidenceStats.of(np.tile(scores(1), (9, 1))).deviation < 1e-7
+    assert (
+        ConfidenceStats(3.0, 0.3, 0.03 - 1e-17).deviation == 0
+    )  # and no root of less than nothing
 
 
 @given(seeds, seeds)
 def test_the_ratio_is_of_expected_errors(seed, other):
     after, before = scores(12, seed), scores(12, other)
-    found = doubt_ratio(Sureness.of(after), Sureness.of(before))
+    found = expected_error_ratio(ConfidenceStats.of(after), ConfidenceStats.of(before))
     assert found == pytest.approx(np.sum(1 - by_loops(after)) / np.sum(1 - by_loops(before)))
 
 
 @pytest.mark.parametrize(
     ("after", "before", "expected"),
     [
-        (SURE, Sureness(4.0, 2.0, 1.0), 0.0),
+        (SURE, ConfidenceStats(4.0, 2.0, 1.0), 0.0),
         (SURE, SURE, math.inf),  # there is nothing to go by
-        (Sureness(4.0, 3.9, 3.9), SURE, math.inf),
-        (NO_NUMBER, Sureness(4.0, 2.0, 1.0), math.nan),
+        (ConfidenceStats(4.0, 3.9, 3.9), SURE, math.inf),
+        (NO_NUMBER, ConfidenceStats(4.0, 2.0, 1.0), math.nan),
         (SURE, NO_NUMBER, math.nan),
         (NO_NUMBER, NO_NUMBER, math.nan),
         (NO_NUMBER, SURE, math.inf),
     ],
 )
 def test_where_there_is_no_doubt_or_no_number(after, before, expected):
-    found = doubt_ratio(after, before)
+    found = expected_error_ratio(after, before)
     assert found == pytest.approx(expected, nan_ok=True)
     assert (found <= 1.0) == (expected == 0.0)  # what is no number is never accepted
 
@@ -117,23 +123,23 @@ def test_chance_alone_alarms_as_rarely_as_a_normal_variables_tail(errors, tail):
     drawn = sure[rng.integers(len(sure), size=(20_000, 320))]
     alarms = 0
     for row in drawn:
-        then, now = (Sureness(len(p), p.sum(), p @ p) for p in (row[:256], row[256:]))
+        then, now = (ConfidenceStats(len(p), p.sum(), p @ p) for p in (row[:256], row[256:]))
         alarms += has_fallen(now, then, errors)
     assert 0.7 * tail < alarms / len(drawn) < 1.9 * tail + 0.001  # the longer tail is below
 
 
 def test_a_fall_is_noticed_and_a_rise_is_none():
     rng = np.random.default_rng(0)
-    then = Sureness.of(rng.normal(size=(256, 4)) * 4)
+    then = ConfidenceStats.of(rng.normal(size=(256, 4)) * 4)
     for flatter, fallen in ((0.5, True), (1.0, False), (2.0, False)):
-        now = Sureness.of(rng.normal(size=(64, 4)) * 4 * flatter)
+        now = ConfidenceStats.of(rng.normal(size=(64, 4)) * 4 * flatter)
         assert has_fallen(now, then, 3.0) is fallen
 
 
 def test_it_is_the_standard_error_of_both():
-    then = Sureness(100.0, 80.0, 68.0)  # a deviation of 0.2
+    then = ConfidenceStats(100.0, 80.0, 68.0)  # a deviation of 0.2
     error = math.sqrt(0.2**2 / 25 + 0.2**2 / 100)
     for errors in (1.0, 3.0):
         for step, fallen in ((0.999, False), (1.001, True)):
-            now = Sureness(25.0, 25 * (0.8 - step * errors * error), 0.0)
+            now = ConfidenceStats(25.0, 25 * (0.8 - step * errors * error), 0.0)
             assert has_fallen(now, then, errors) is fallen

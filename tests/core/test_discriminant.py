@@ -5,9 +5,9 @@ from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
 
 from caster.core import discriminant
 from caster.core.transport import estimate, pull, push
-from tests import reference
 from tests.conftest import close, problem
 from tests.core.test_transport import source_moments
+from tests.support import reference
 
 
 @pytest.mark.parametrize("batch_size", [6, 64])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caster.core.layers import (
+from caster.core.channels import (
     ChannelMoments,
     Site,
     optimal_map,

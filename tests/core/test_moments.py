@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from caster.core.moments import ClassMoments, ClassScatter, batch_moments
-from tests import reference
 from tests.conftest import close, problem
+from tests.support import reference
 
 
 def test_class_moments_are_the_sums_they_stand_for(kind):

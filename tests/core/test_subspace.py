@@ -7,8 +7,8 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from caster.core import subspace
 from caster.core.moments import ClassScatter
 from caster.core.subspace import Basis, WithinScatter
-from tests import reference
 from tests.conftest import close, problem
+from tests.support import reference
 
 
 @pytest.fixture

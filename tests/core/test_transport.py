@@ -4,8 +4,8 @@ import pytest
 from caster.core.moments import batch_moments
 from caster.core.transport import estimate, pull, push
 from caster.core.types import SourceMoments
-from tests import reference
 from tests.conftest import close, problem
+from tests.support import reference
 
 
 def source_moments(z, y, array=np.asarray, index=np.asarray):

@@ -15,16 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.base import clone
 
-from caster import Adapter, Caster, CasterError, adaptation, wrap
-from caster import adapter as adapters
-from caster.adapter import bound_state
+from caster import Adapter, Caster, CasterError, wrap
+from caster.adapt import adaptation
+from caster.adapt import adapter as adapters
+from caster.adapt.adapter import bound_state
+from caster.adapt.source import Source
 from caster.core import linalg
-from caster.evaluation import evaluate
-from caster.frozen.torch import TorchModel
-from caster.methods import Source, create
-from caster.methods.gates import make_gate
+from caster.models.torch import TorchModel
+from caster.report.evaluation import evaluate
+from caster_bench.methods.gates import make_gate
+from caster_bench.methods.registry import create
+from tests.adapt.test_adaptation import LaneOfTheCpu
 from tests.conftest import problem
-from tests.test_adaptation import LaneOfTheCpu
 
 NAMESPACES = {"numpy": np, "torch": torch, "strict": array_api_strict}
 SCALES = [1e-300, 1e-30, 1e-12, 1.0, 1e6, 1e12, 1e19, 1e30, 1e37, 1e200]
@@ -166,7 +168,7 @@ def as_on_gpu(monkeypatch):
     for module in (linalg, adaptation, adapters):
         monkeypatch.setattr(module, "on_gpu", lambda array: isinstance(array, torch.Tensor))
     monkeypatch.setattr(adapters, "runs_on_gpu", lambda model: isinstance(model, TorchModel))
-    monkeypatch.setattr("caster.frozen.cuda.Lane", LaneOfTheCpu)
+    monkeypatch.setattr("caster.models.cuda.Lane", LaneOfTheCpu)
 
 
 def test_the_gpu_path_rejects_as_well(as_on_gpu):

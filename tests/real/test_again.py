@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from caster.bench.pack import pack
-from caster.records import Pack
-from tests.report.bench.altering import altered, change_a_prediction
-from tests.report.bench.records import Consistent, sweep_of
+from caster_bench.engine.pack import pack
+from caster_bench.records import Pack
+from tests.bench.studies.altering import altered, change_a_prediction
+from tests.bench.studies.records import Consistent, sweep_of
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "real"))
 
@@ -23,7 +23,7 @@ def run(tmp_path_factory):
     return sweep, maker, maker.make(folder / "out")
 
 
-def test_a_run_and_its_pack_are_the_same_and_one_picture_makes_them_differ(run, tmp_path, capsys):
+def test_a_run_and_its_pack_are_the_same_and_one_image_makes_them_differ(run, tmp_path, capsys):
     from again import compare, main
 
     sweep, maker, out = run

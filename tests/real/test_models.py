@@ -1,4 +1,4 @@
-"""Real networks on real pictures; run where CASTER_DATA names them (see benchmarks/real)."""
+"""Real networks on real images; run where CASTER_DATA names them (see benchmarks/real)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from caster import Adapter, Caster, wrap
-from caster.adapter import bound_state
-from caster.data import open_pictures
-from caster.labels import encode
+from caster.adapt.adapter import bound_state
+from caster.io.images import open_images
+from caster.io.labels import encode
 
 ROOT = Path(os.environ.get("CASTER_DATA", "absent"))
 NETWORKS = {"efficientnet_lite0": 0.65, "resnet50": 0.65, "cifar10": 0.88}  # accuracy to exceed
@@ -20,13 +20,13 @@ NETWORKS = {"efficientnet_lite0": 0.65, "resnet50": 0.65, "cifar10": 0.88}  # ac
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "real"))
 
 
-def pictures_for(name):
-    return open_pictures("cifar10:test" if name == "cifar10" else ROOT / "imagenet-val5k", ROOT)
+def images_for(name):
+    return open_images("cifar10:test" if name == "cifar10" else ROOT / "imagenet-val5k", ROOT)
 
 
 @pytest.fixture(params=NETWORKS)
 def network(request, tmp_path_factory):
-    """A network in torch and in ONNX, and 192 prepared pictures with their class indices."""
+    """A network in torch and in ONNX, and 192 prepared images with their class indices."""
     name = request.param
     if not (ROOT / "models" / f"{name}.safetensors").exists():
         pytest.skip(f"CASTER_DATA has no models/{name}.safetensors")
@@ -37,10 +37,10 @@ def network(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(name)
     (folder / f"{name}.safetensors").symlink_to(ROOT / "models" / f"{name}.safetensors")
     exported = models.exported(name, folder, 32 if small else 224)
-    pictures = pictures_for(name)
-    rows = np.random.default_rng(0).permutation(len(pictures))[:192]
-    batch = preprocessing.batch([preprocessing.fitted(pictures.read(int(i))) for i in rows])
-    truth = encode(pictures.labels, pictures.classes)[rows]
+    images = images_for(name)
+    rows = np.random.default_rng(0).permutation(len(images))[:192]
+    batch = preprocessing.batch([preprocessing.fitted(images.read(int(i))) for i in rows])
+    truth = encode(images.labels, images.classes)[rows]
     both = [
         wrap(model, preprocessing=preprocessing) for model in (models.load(name, folder), exported)
     ]

@@ -1,0 +1,1 @@
+"""The benchmark of test-time adaptation: rivals, corruptions, sweeps, records and studies."""

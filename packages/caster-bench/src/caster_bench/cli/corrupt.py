@@ -1,0 +1,114 @@
+"""The corrupt command."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from caster.cli.console import counted, progress_bar, say, size
+from caster.cli.image_options import DataRoot, MaxOption, limits_of, opened
+from caster.errors import CasterError
+
+GO_ON = "what is finished is kept: run it again to go on"
+
+
+def corrupt(
+    data: Annotated[
+        str,
+        typer.Argument(
+            metavar="DATA",
+            help="Labelled images: a named set such as cifar10:test, an .npz with `images` and "
+            "`labels`, or a folder with one folder a class.",
+        ),
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write, or to go on with.")],
+    corruption: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="One of the nineteen, or `all`, `reported` (fifteen) or `spare` (four); repeat "
+            "it, or separate names by commas. [default: all]",
+        ),
+    ] = None,
+    severity: Annotated[str, typer.Option(help="Such as 1-5, 3 or 1,3,5.")] = "1-5",
+    seed: Annotated[int, typer.Option(min=0, help="Of the random numbers.")] = 0,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Processes; the bytes are the same for any number. [default: one a processor]",
+            show_default=False,
+        ),
+    ] = None,
+    frost_textures: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Photographs of frost, instead of drawn textures."),
+    ] = None,
+    data_root: DataRoot = None,
+    larger: MaxOption = None,
+) -> None:
+    """Make a corrupted copy of a set: nineteen corruptions at five severities.
+
+    Arrays become the files of CIFAR-C, image files the folders of ImageNet-C (224 pixels, JPEG).
+    A manifest beside them says how they were made, with their digests. The same command goes on
+    from where it was interrupted.
+    """
+    names, severities = _names(corruption or ["all"]), _severities(severity)
+    limits = limits_of(larger)
+    from caster_bench.data.corrupt_job import corrupt_images
+
+    with progress_bar() as progress:
+        try:
+            done = corrupt_images(
+                opened(data, data_root, limits),
+                out,
+                corruptions=names,
+                severities=severities,
+                seed=seed,
+                textures=frost_textures,
+                workers=workers or _processors(),
+                progress=progress,
+            )
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(GO_ON) from None
+    there = f", {done.kept:,} there already" if done.kept else ""
+    combinations = f"{counted(done.made, 'combination')} of corruption and severity made{there}"
+    say(f"{counted(done.images, 'image')}: {combinations}")
+    say(f"Written: {out}, as {done.layout} ({size(done.size)}); {out / 'manifest.json'} says how")
+
+
+def _names(given: list[str]) -> list[str]:
+    from caster_bench.data.corruptions import CORRUPTIONS, REPORTED, SPARE
+
+    groups = {"all": CORRUPTIONS, "reported": REPORTED, "spare": SPARE}
+    words = [word.strip() for one in given for word in one.split(",")]
+    return [name for word in words for name in groups.get(word, (word,))]
+
+
+def _severities(text: str) -> list[int]:
+    """The severities that a text such as 1-3,5 means.
+
+    >>> _severities("1-3,5")
+    [1, 2, 3, 5]
+    """
+    found: list[int] = []
+    for word in text.split(","):
+        first, dash, last = word.strip().partition("-")
+        try:
+            low, high = int(first), int(last if dash else first)
+        except ValueError:
+            low, high = 0, -1
+        if not 1 <= low <= high <= 5:
+            raise CasterError(
+                f"{text!r} are no severities: say numbers from 1 to 5, as in 1-5, 3 or 1,3,5"
+            )
+        found += range(low, high + 1)
+    return found
+
+
+def _processors() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,52 @@
+"""Real digits as images of 32 pixels: a data set that needs no download."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caster.errors import CasterError
+from caster.io.image_arrays import ArrayImages
+from caster.io.images import Images, open_images
+
+SIDE = 32
+SPLITS = ("train", "test")
+
+
+def open_data(source: str, root: Path | None = None) -> Images:
+    """Labelled images as `caster data` names them, or scikit-learn's digits.
+
+    >>> test = open_data("digits:test")
+    >>> len(test), test.read(0).shape, len(test.classes)
+    (896, (32, 32, 3), 10)
+    """
+    if source.partition(":")[0] == "digits":
+        return open_digits(source.partition(":")[2])
+    return open_images(source, root, labelled=True)
+
+
+@cache
+def open_digits(split: str) -> Images:
+    """The halves of `caster demo`: 901 digits to learn from, 896 to be tested on."""
+    if split not in SPLITS:
+        raise CasterError(f"the digits have no split {split!r}: say digits:train or digits:test")
+    from caster.report.demo.digits import WHITE, load
+
+    digits = load()
+    train = split == "train"
+    images = digits.source if train else digits.target  # (n, 8, 8)
+    labels = digits.source_labels if train else digits.target_labels
+    pixels = np.rint(images / WHITE * 255).astype(np.uint8)
+    name = f"digits:{split}"
+    names = tuple(f"{name}[{i}]" for i in range(len(pixels)))
+    read = partial(_image, pixels)
+    return ArrayImages(name, (), names, labels, np.arange(10), read, share=name)
+
+
+def _image(pixels: NDArray[np.uint8], index: int) -> NDArray[np.uint8]:  # (SIDE, SIDE, 3)
+    times = SIDE // pixels.shape[1]
+    large = pixels[index].repeat(times, axis=0).repeat(times, axis=1)
+    return np.repeat(large[:, :, np.newaxis], 3, axis=2)

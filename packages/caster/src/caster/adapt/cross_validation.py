@@ -1,0 +1,108 @@
+"""Cross-validate last-layer transport on its own source."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caster.config import Settings
+from caster.core.discriminant import ridged_scores
+from caster.core.linalg import identity_like
+from caster.core.moments import ClassMoments
+from caster.core.subspace import active_rank
+from caster.core.threads import threads_for
+from caster.core.trial import try_transport
+from caster.core.types import SourceMoments
+from caster.state.source_check import SourceCheck
+
+FOLDS = 5
+BATCH = 64  # samples of a simulated batch
+MOST_CHECKED = 4096  # samples that are classified
+
+Floats = NDArray[np.floating[Any]]
+Indices = NDArray[np.integer[Any]]
+
+
+def check_source(
+    z: Floats,  # (N, k), samples projected on a basis that has not seen them
+    y: Indices,  # (N,), class indices
+    head: Indices | None,  # (N,), the frozen head's answers
+    n_classes: int,
+    per_feature: float,
+    settings: Settings,
+) -> SourceCheck:
+    """Classify the samples of every fold by the class moments of the other folds."""
+    rng = np.random.default_rng(0)
+    folds, fold = _folds(y, rng.permutation(len(y)), n_classes)
+    rows, answers, verdicts = [], [], []
+    for f in range(folds):
+        rest = fold != f
+        source = _moments(z[rest], y[rest], n_classes)
+        # In an order of its own: every class takes turns, which would balance the batches.
+        tested = rng.permutation(np.flatnonzero(fold == f))[: -(-MOST_CHECKED // folds)]
+        for batch in np.array_split(tested, max(1, round(len(tested) / BATCH))):
+            found, accepted = _answers(z[batch], source, settings)
+            if not accepted:
+                found[2] = found[0] if head is None else head[batch]
+            rows.append(batch)
+            answers.append(found)
+            verdicts.append(accepted)
+    checked = np.concatenate(rows)
+    gda, identity, gated = (a == y[checked] for a in np.concatenate(answers, axis=1))
+    frozen = None if head is None else head[checked] == y[checked]
+    return SourceCheck(
+        samples=len(checked),
+        head=None if frozen is None else float(frozen.mean()),
+        source_gda=float(gda.mean()),
+        identity=float(identity.mean()),
+        gated=float(gated.mean()),
+        accepted=float(np.mean(verdicts)),
+        loss=None if frozen is None else max(_loss(frozen, gda), _loss(frozen, gated)),
+        per_feature=per_feature,
+    )
+
+
+def _folds(y: Indices, order: Indices, n_classes: int) -> tuple[int, Indices]:
+    """How many folds, and the fold of every sample: a class's samples take turns."""
+    counts = np.bincount(y, minlength=n_classes)
+    folds = max(2, min(FOLDS, int(counts.min())))
+    by_class = order[np.argsort(y[order], kind="stable")]
+    turn = np.arange(len(y)) - np.repeat(np.cumsum(counts) - counts, counts)
+    fold = np.empty(len(y), dtype=np.int64)
+    fold[by_class] = turn % folds
+    return folds, fold
+
+
+def _moments(z: Floats, y: Indices, n_classes: int) -> SourceMoments:
+    found = ClassMoments.of(z, y, n_classes)
+    U = np.eye(z.shape[1])  # the samples are projected already
+    return SourceMoments(U, found.means, found.covariances, found.counts)
+
+
+def _answers(z: Floats, source: SourceMoments, settings: Settings) -> tuple[Indices, bool]:
+    """Class indices by Source-GDA, without a map and by transport (3, B); the verdict on it."""
+    k = active_rank(source.rank, len(z))
+    active = source.restrict(k)
+    with threads_for(source.n_classes), np.errstate(all="ignore"):
+        gda, identity = (
+            ridged_scores(z[:, : m.rank], m, settings.beta * identity_like(m.within))
+            for m in (source, active)
+        )
+        if k == 0:
+            return np.stack([gda.argmax(axis=1)] * 3), False
+        proposal, verdict = try_transport(z[:, :k], active, settings)
+    found = [scores.argmax(axis=1) for scores in (gda, identity, proposal.scores)]
+    return np.stack(found), verdict.accepted
+
+
+def _loss(frozen: NDArray[np.bool_], other: NDArray[np.bool_]) -> float:
+    """Accuracy lost to the frozen head, plus a standard error of that.
+
+    One more disagreement is counted than were seen, so that a few samples on which both agree
+    prove nothing.
+    """
+    lost, won = int(np.sum(frozen & ~other)), int(np.sum(other & ~frozen))
+    return (lost - won + math.sqrt(lost + won + 1)) / len(frozen)

@@ -1,0 +1,152 @@
+"""Where the commands print: results to standard output, progress and errors to standard error."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
+
+from caster.errors import visible
+from caster.io.progress import Progress as Report
+
+
+class PlainConsole(Console):
+    """A console that prints text as it is: labels and paths are data, whatever they look like.
+
+    `[red]` and `:x:` are no markup here, and control characters are shown instead of obeyed. This
+    is the one way to the terminal for tables, progress bars and lines alike.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, **options)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """Render what is printed, its own control codes aside, in visible characters."""
+        for segment in super().render(renderable, options):
+            text, style, control = segment
+            yield segment if control else Segment(visible(text), style)
+
+
+output = PlainConsole()
+errors = PlainConsole(stderr=True)
+
+
+def say(text: str, console: Console = output) -> None:
+    """Print a line as it is, however long."""
+    console.print(text, highlight=False, soft_wrap=True)
+
+
+def new_table(*headings: str, numbers: Iterable[str] = (), title: str | None = None) -> Table:
+    """A table as every command prints it: columns named in `numbers` are on the right, unbroken.
+
+    Other cells are folded where the terminal is narrow, and no heading is dropped. Cells of text
+    that is data, such as labels and paths, are `Text`.
+    """
+    table = Table(
+        title=None if title is None else Text(title),
+        title_justify="left",
+        title_style="",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+        caption_justify="left",
+    )
+    numbers = set(numbers)
+    for heading in headings:
+        number = heading in numbers
+        table.add_column(
+            heading,
+            justify="right" if number else "left",
+            no_wrap=number,
+            overflow="fold",
+            min_width=len(heading) if number else None,
+        )
+    return table
+
+
+class Warnings(logging.Handler):
+    """What the library logs, as the lines that the commands themselves print."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print it to standard error, above a progress bar if there is one."""
+        say(f"caster: {record.getMessage()}", errors)
+
+
+@contextmanager
+def progress_bar(*counts: ProgressColumn) -> Iterator[Report]:
+    """A bar for every stage of a job, on a terminal; nothing where output is piped.
+
+    Counts pieces unless told otherwise; a total of 0 is one that is not known.
+    """
+    bar = Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        *(counts or (MofNCompleteColumn(),)),
+        TimeRemainingColumn(),
+        console=errors,
+        transient=True,
+        disable=not errors.is_terminal,
+    )
+    tasks: dict[str, TaskID] = {}
+    with bar:
+
+        def report(stage: str, done: int, total: int) -> None:
+            if stage in tasks:
+                bar.update(tasks[stage], completed=done, total=total or None)
+            else:  # what is done already, by an earlier run, says nothing about the time to go
+                tasks[stage] = bar.add_task(stage, total=total or None, completed=done)
+
+        yield report
+
+
+def counted(count: int, what: str) -> str:
+    """How many of something, in words.
+
+    >>> counted(1, "image"), counted(2_000, "batch")
+    ('1 image', '2,000 batches')
+    """
+    plural = "es" if what.endswith("ch") else "s"
+    return f"{count:,} {what}{'' if count == 1 else plural}"
+
+
+def size(count: float) -> str:
+    """Bytes in a unit one reads at a glance.
+
+    >>> size(999), size(34_600_000)
+    ('999 B', '34.6 MB')
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError("unreachable")
+
+
+OPTIONS = {"providers": "--provider"}  # named otherwise than the argument
+
+
+def option_of(argument: str | None) -> str:
+    """The command-line option of a Python argument.
+
+    >>> option_of("allow_other_model"), option_of("providers")
+    ('--allow-other-model', '--provider')
+    """
+    return OPTIONS.get(argument or "", f"--{argument}".replace("_", "-"))

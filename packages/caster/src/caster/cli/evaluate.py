@@ -1,0 +1,175 @@
+"""The evaluate command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from caster.cli.console import counted, errors, new_table, output, progress_bar, say
+from caster.cli.image_options import (
+    SAMPLES,
+    BatchSize,
+    DataRoot,
+    Layers,
+    MaxOption,
+    NoSafeguards,
+    OtherModel,
+    OtherPreprocessing,
+    SkipUnreadable,
+    Store,
+    Tau,
+    features_path,
+    limit_option,
+    limits_of,
+    opened,
+    say_skipped,
+)
+from caster.cli.inspect import KeyFile, StateFile
+from caster.cli.model_options import with_model
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from caster.models.protocol import FrozenModel
+    from caster.report.evaluation_results import Evaluation
+
+
+@with_model(output="page", beside=".json")
+def evaluate(
+    state: StateFile,
+    data: Annotated[
+        str,
+        typer.Argument(
+            metavar="DATA",
+            help="Labelled target data: features in .npz or .parquet, or with --model images, "
+            "as `caster fit` takes them.",
+        ),
+    ],
+    model: FrozenModel | None,
+    page: Annotated[
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="PAGE",
+            show_default=False,
+            help="HTML page; .json goes beside. [default: caster-evaluation.html]",
+        ),
+    ] = Path("caster-evaluation.html"),
+    key: KeyFile = None,
+    batch_size: BatchSize = 64,
+    tau: Tau = None,
+    no_safeguards: NoSafeguards = False,
+    layers: Layers = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the shuffling.")] = 0,
+    in_order: Annotated[
+        bool, typer.Option("--in-order", help="Do not shuffle: batches as the data come.")
+    ] = False,
+    skip_unreadable: SkipUnreadable = False,
+    data_root: DataRoot = None,
+    store: Store = None,
+    allow_other_model: OtherModel = False,
+    allow_other_preprocessing: OtherPreprocessing = False,
+    limit: Annotated[int | None, limit_option("at random, by --seed")] = None,
+    larger: MaxOption = None,
+    known_classes_only: Annotated[
+        bool,
+        typer.Option(
+            "--known-classes-only",
+            help="Leave out samples of classes that the state lacks, and say how many.",
+            rich_help_panel=SAMPLES,
+        ),
+    ] = False,
+) -> None:
+    """Whether adapting would have paid: the score of four classifiers on labelled data.
+
+    Frozen head, Source-GDA, and transport without and with the gate: accuracy, harm against the
+    frozen head, likelihood and calibration; a page with the figures, and the numbers as JSON.
+    Transport is that of the layers inside where the state has them.
+    """
+    from caster.report.evaluate_job import data_file, evaluate_file, evaluate_images
+
+    order, limits = None if in_order else seed, limits_of(larger)
+    skipped: list[str] = []
+    with progress_bar() as progress:
+        if model is None:
+            found = evaluate_file(
+                state,
+                features_path(data),
+                page,
+                key=key,
+                batch_size=batch_size,
+                seed=order,
+                tau=tau,
+                safeguards=not no_safeguards,
+                layers=layers,
+                limits=limits,
+                limit=limit,
+                known_classes_only=known_classes_only,
+                progress=progress,
+            )
+        else:
+            from caster import state as states
+            from caster.adapt.deployed import deploy
+            from caster.io.feature_cache import default_store
+
+            held = states.load(state, key)
+            adapter = deploy(
+                model,
+                held,
+                allow_other_model=allow_other_model,
+                allow_other_preprocessing=allow_other_preprocessing,
+            )
+            found, skipped = evaluate_images(
+                adapter,
+                opened(data, data_root, limits),
+                page,
+                store=store or default_store(),
+                batch_size=batch_size,
+                seed=order,
+                tau=tau,
+                safeguards=not no_safeguards,
+                layers=layers,
+                skip_unreadable=skip_unreadable,
+                digests={"state": states.digest(held)},
+                limit=limit,
+                known_classes_only=known_classes_only,
+                progress=progress,
+            )
+    say_skipped(skipped)
+    say(found.conclusion)
+    if found.source_check:
+        say(found.source_check)
+    output.print(_table(found))
+    say(found.summary)
+    verdicts = ", ".join(
+        f"{count:,} accepted" if reason == "accepted" else f"{count:,} rejected ({reason})"
+        for reason, count in found.reasons.items()
+    )
+    say(f"Verdicts: {verdicts}; median ratio {found.ratio:.3g}.")
+    if found.warning:
+        say(f"caster: {found.warning}", errors)
+    say(f"Written: {page}, {data_file(page)}")
+
+
+def _table(found: Evaluation) -> Table:
+    title = (
+        f"{counted(found.size, 'sample')} in {counted(len(found.batches), 'batch')}; "
+        "percent, but for NLL"
+    )
+    numbers = ("accuracy", "95 %", "harm", "help", "NLL", "ECE")
+    table = new_table("classifier", *numbers, numbers=numbers, title=title)
+    for name, score in found.scores.items():
+        ends = score.interval
+        table.add_row(
+            found.mechanism.label(name),
+            f"{100 * score.accuracy:.1f}",
+            "" if ends is None else f"{100 * ends.low:.1f}-{100 * ends.high:.1f}",
+            f"{100 * score.harm:.1f}",
+            f"{100 * score.help:.1f}",
+            f"{score.nll:.3f}",
+            f"{100 * score.calibration_error:.1f}",
+        )
+    return table

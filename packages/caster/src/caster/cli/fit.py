@@ -1,0 +1,176 @@
+"""The fit command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from caster.cli.console import counted, errors, progress_bar, say, size
+from caster.cli.image_options import (
+    PANEL,
+    DataRoot,
+    MaxOption,
+    SkipUnreadable,
+    Store,
+    features_path,
+    limit_option,
+    limits_of,
+    opened,
+    say_skipped,
+)
+from caster.cli.inspect import layers_in_words
+from caster.cli.model_options import with_model
+from caster.config import IMAGES_AT_ONCE, Settings
+from caster.errors import CasterError
+from caster.io.files import read_regular
+
+if TYPE_CHECKING:
+    from caster.models.protocol import FrozenModel
+    from caster.state.source_check import SourceCheck
+
+DOUBTFUL = 0.5  # accuracy on its own source below which a head is asked about
+
+
+@with_model(output="state")
+def fit(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="DATA",
+            help="Features: .npz or .parquet with `features` and `labels`. With --model images: "
+            "a folder with one folder a class, an .npz with `images` and `labels`, or a named set "
+            "such as cifar10:train.",
+        ),
+    ],
+    state: Annotated[Path, typer.Option("--output", "-o", metavar="STATE", help="File to write.")],
+    model: FrozenModel | None,
+    k_max: Annotated[int, typer.Option(help="Most directions to retain.")] = Settings.k_max,
+    lam: Annotated[float, typer.Option(help="Shrinkage of the map (λ).")] = Settings.lam,
+    beta: Annotated[float, typer.Option(help="Ridge of class covariances (β).")] = Settings.beta,
+    key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Sign the state with this key.")
+    ] = None,
+    classes: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TXT",
+            help="Names of the model's outputs in order, one a line, where they are not just the "
+            "data's classes.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None,
+    no_head: Annotated[
+        bool,
+        typer.Option(
+            "--no-head",
+            help="The model's outputs are other classes than the data's: use its features only.",
+            rich_help_panel=PANEL,
+        ),
+    ] = False,
+    layers: Annotated[
+        bool | None,
+        typer.Option(
+            "--layers/--no-layers",
+            help="Also measure every layer of a torch model: predict and evaluate then answer by "
+            "layer transport. [default: where the model has layers to align]",
+            rich_help_panel=PANEL,
+        ),
+    ] = None,
+    full_maps: Annotated[
+        bool,
+        typer.Option(
+            "--full-maps",
+            help="With --layers: full maps at sites with few channels, by their covariances.",
+            rich_help_panel=PANEL,
+        ),
+    ] = False,
+    images_at_once: Annotated[
+        int | None,
+        typer.Option(
+            "--batch-size",
+            min=1,
+            help=f"Images that go through the model together. [default: {IMAGES_AT_ONCE}]",
+            rich_help_panel=PANEL,
+        ),
+    ] = None,
+    skip_unreadable: SkipUnreadable = False,
+    data_root: DataRoot = None,
+    store: Store = None,
+    limit: Annotated[int | None, limit_option("evenly over the classes")] = None,
+    larger: MaxOption = None,
+) -> None:
+    """Fit source class statistics once, and keep them in one small file.
+
+    From features the file is read twice, in chunks: it may be larger than memory. From images
+    the model runs once; its features are kept, so that a second fit reads no image, and one that
+    was interrupted goes on from there.
+    """
+    from caster.report.fit_job import fit_file, fit_images
+
+    settings, limits = Settings(k_max=k_max, lam=lam, beta=beta), limits_of(larger)
+    skipped: list[str] = []
+    measured = None
+    with progress_bar() as progress:
+        if model is None:
+            clf = fit_file(features_path(source), state, settings, progress, key, limits, limit)
+        else:
+            from caster.io.feature_cache import default_store
+
+            clf, skipped, measured = fit_images(
+                model,
+                opened(source, data_root, limits),
+                state,
+                settings,
+                store=store or default_store(),
+                batch_size=images_at_once or IMAGES_AT_ONCE,
+                named_classes=None if classes is None else _lines(classes),
+                use_head=not no_head,
+                layers="full" if full_maps else layers,
+                skip_unreadable=skip_unreadable,
+                progress=progress,
+                key=key,
+                limit=limit,
+            )
+    say_skipped(skipped)
+    moments = clf.moments_
+    say(
+        f"{int(moments.counts.sum()):,} samples of {moments.n_classes:,} classes, "
+        f"{moments.U.shape[0]:,} features -> {counted(moments.rank, 'direction')}, "
+        f"margin {moments.margin:.3g}: {state} ({size(state.stat().st_size)})"
+    )
+    _say_check(clf.source_check_)
+    if measured is not None:
+        say(f"Layers: {layers_in_words(measured)}.")
+    fewest = int(moments.counts.min())
+    if fewest < moments.rank:
+        say(
+            f"caster: the smallest class has {counted(fewest, 'sample')} for "
+            f"{counted(moments.rank, 'direction')}, which makes a poor Gaussian: more samples, or "
+            "a smaller --k-max",
+            errors,
+        )
+
+
+def _say_check(check: SourceCheck | None) -> None:
+    """Say how transport does on the source itself, and ask about a head that is seldom right."""
+    if check is None:
+        return
+    for sentence in check.sentences():
+        say(sentence)
+    if check.head is not None and check.head < DOUBTFUL:
+        say(
+            "caster: the head is seldom right: are the model's classes in this order (--classes), "
+            "and is this its preprocessing?",
+            errors,
+        )
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        text = read_regular(path).decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise CasterError(f"cannot read the class names in {path}: {reason}") from None
+    return [line.strip() for line in text.splitlines() if line.strip()]

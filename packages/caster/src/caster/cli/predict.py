@@ -1,0 +1,216 @@
+"""The predict command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from caster.cli.console import counted, errors, new_table, output, progress_bar, say
+from caster.cli.image_options import (
+    PANEL,
+    BatchSize,
+    DataRoot,
+    Layers,
+    MaxOption,
+    NoSafeguards,
+    OtherModel,
+    OtherPreprocessing,
+    SkipUnreadable,
+    Store,
+    Tau,
+    features_path,
+    limit_option,
+    limits_of,
+    opened,
+    say_skipped,
+)
+from caster.cli.inspect import KeyFile, StateFile
+from caster.cli.model_options import with_model
+from caster.errors import CasterError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from caster.io.images import Images
+    from caster.models.protocol import FrozenModel
+    from caster.report.predict_job import Summary
+
+
+@with_model(output="table")
+def predict(
+    state: StateFile,
+    target: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="INPUTS...",
+            help="Features: one .npz or .parquet with `features` and, to fall back on, the head's "
+            "`logits`. With --model images: a folder, image files, a .txt list of them, an .npz "
+            "with `images`, or a named set.",
+        ),
+    ],
+    table: Annotated[
+        Path, typer.Option("--output", "-o", metavar="OUT", help=".csv or .parquet to write.")
+    ],
+    model: FrozenModel | None,
+    key: KeyFile = None,
+    batch_size: BatchSize = 64,
+    tau: Tau = None,
+    no_safeguards: NoSafeguards = False,
+    layers: Layers = None,
+    gate: Annotated[
+        bool,
+        typer.Option("--gate/--no-gate", help="Whether rejected batches keep the frozen answer."),
+    ] = True,
+    shuffle: Annotated[
+        int | None,
+        typer.Option(
+            metavar="SEED",
+            min=0,
+            help="Mix the images, so that batches hold all classes.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None,
+    skip_unreadable: SkipUnreadable = False,
+    data_root: DataRoot = None,
+    store: Store = None,
+    allow_other_model: OtherModel = False,
+    allow_other_preprocessing: OtherPreprocessing = False,
+    limit: Annotated[int | None, limit_option("the first, or with --shuffle at random")] = None,
+    larger: MaxOption = None,
+    spreadsheet_safe: Annotated[
+        bool,
+        typer.Option(
+            "--spreadsheet-safe",
+            help="Put ' before .csv text that a spreadsheet would run as a formula (=, +, -, @). "
+            "Without it, text is written as it is.",
+            rich_help_panel="The table",
+        ),
+    ] = False,
+    probabilities: Annotated[
+        bool,
+        typer.Option(
+            "--probabilities",
+            help="Add a column for every class, p:LABEL, with its probability.",
+            rich_help_panel="The table",
+        ),
+    ] = False,
+) -> None:
+    """Adapted predictions, batch by batch in the order of the inputs.
+
+    Every row gets the prediction's probability (`confidence`), its batch, verdict, certificate
+    ratio and reason, and the method that answered: layer transport where the state was fitted with
+    --layers. A rejected batch keeps the frozen head's answer, or Source-GDA's where there are no
+    logits of these classes. On images, what the frozen model answered is kept until the table is
+    written: the same command goes on from there if it was interrupted.
+    """
+    from caster.report.predict_job import predict_file, predict_images
+
+    limits = limits_of(larger)
+    with progress_bar() as progress:
+        if model is None:
+            if len(target) > 1:
+                raise CasterError("one file of features at a time, or images with --model")
+            summary = predict_file(
+                state,
+                features_path(target[0]),
+                table,
+                key=key,
+                batch_size=batch_size,
+                tau=tau,
+                safeguards=not no_safeguards,
+                layers=layers,
+                gate=gate,
+                limits=limits,
+                limit=limit,
+                spreadsheet_safe=spreadsheet_safe,
+                probabilities=probabilities,
+                progress=progress,
+            )
+        else:
+            from caster import state as states
+            from caster.adapt.deployed import deploy
+            from caster.io.feature_cache import default_store
+            from caster.io.prediction_table import check_table
+
+            check_table(table, spreadsheet_safe)  # before anything is said about the images
+            adapter = deploy(
+                model,
+                states.load(state, key),
+                allow_other_model=allow_other_model,
+                allow_other_preprocessing=allow_other_preprocessing,
+            )
+            several = [Path(path) for path in target]
+            images = opened(
+                target[0] if len(target) == 1 else several, data_root, limits, labelled=False
+            )
+            if shuffle is None:
+                _warn_of_order(images, min(batch_size, limit or batch_size))
+            summary = predict_images(
+                adapter,
+                images,
+                table,
+                batch_size=batch_size,
+                tau=tau,
+                safeguards=not no_safeguards,
+                layers=layers,
+                gate=gate,
+                shuffle=shuffle,
+                skip_unreadable=skip_unreadable,
+                store=store or default_store(),
+                limit=limit,
+                spreadsheet_safe=spreadsheet_safe,
+                probabilities=probabilities,
+                progress=progress,
+            )
+    say_skipped(summary.unreadable)
+    output.print(_summary_table(summary))
+    _say_outcome(summary, table, gate)
+
+
+def _warn_of_order(images: Images, batch_size: int) -> None:
+    if images.by_class and len(images) > batch_size:
+        say(
+            f"caster: {images.name} comes class by class, and batches of few classes cannot be "
+            "adapted to: --shuffle 0 mixes them",
+            errors,
+        )
+
+
+def _say_outcome(summary: Summary, table: Path, gate: bool) -> None:
+    say(f"Mechanism: {_mechanism(summary)}.")
+    if not gate:
+        say(f"Gate off: rejected batches were answered by {summary.mechanism.noun} too.")
+    changed = "no frozen head's answer: rejected batches got Source-GDA's"
+    if summary.changed is not None:
+        verb = "differs" if summary.changed == 1 else "differ"
+        changed = f"{counted(summary.changed, 'prediction')} {verb} from the frozen head's"
+    batches = "accepted batches" if gate else "adapted batches"
+    if summary.changed_share is not None:
+        changed += f", {summary.changed_share:.1%} of those in {batches}"
+    say(f"Median ratio {summary.median_ratio:.3g}; {changed}.")
+    if summary.changed_too_many:
+        say(
+            f"caster: {summary.changed_share:.0%} of the answers in {batches} differ from the "
+            "frozen head's: check on labelled data with `caster evaluate` before you use them",
+            errors,
+        )
+    say(f"Written: {table}")
+
+
+def _mechanism(summary: Summary) -> str:
+    if summary.sites is None:
+        return "transport of the last features"
+    full = f", {summary.full_maps:,} with full maps" if summary.full_maps else ""
+    return f"layer transport, at {counted(summary.sites, 'site')}{full}"
+
+
+def _summary_table(summary: Summary) -> Table:
+    title = f"{counted(summary.rows, 'row')} in {counted(summary.batches, 'batch')}"
+    numbers = ("batches", "share")
+    table = new_table("verdict", *numbers, numbers=numbers, title=title)
+    for reason, count in summary.reasons.most_common():
+        name = reason if reason == "accepted" else f"rejected: {reason}"
+        table.add_row(name, f"{count:,}", f"{count / summary.batches:.1%}")
+    return table

@@ -1,0 +1,121 @@
+"""Every constant of the method, its default, and who chose it.
+
+>>> Settings(tau=1.5).tau
+1.5
+>>> Settings(tau=-1.0)
+Traceback (most recent call last):
+    ...
+caster.errors.CasterError: tau must be a number above 0, not -1.0
+"""
+
+from __future__ import annotations
+
+import numbers
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from caster.errors import CasterError, LimitError
+
+Origin = Literal["paper", "project"]
+STATE_DTYPE = "float32"  # of everything retained: half the bytes, far finer than sampling error
+IMAGES_AT_ONCE = 64  # that a model takes, however many are adapted to together
+CHUNK_ELEMENTS = 2**24  # of a chunk of features worked on at once: 64 MiB of float32
+
+
+def _constant(default: float, origin: Origin, why: str, low: float = 0.0) -> Any:
+    return field(default=default, metadata={"origin": origin, "why": why, "low": low})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The constants of one estimator, checked."""
+
+    k_max: int = _constant(128, "project", "most directions retained; bounds the state")
+    lam: float = _constant(1.0, "project", "shrinkage of both covariances in the map (lambda)")
+    beta: float = _constant(1.0, "project", "ridge of every transported class covariance")
+    tau: float = _constant(0.8, "paper", "largest accepted ratio r_t")
+    confidence: float = _constant(0.9, "project", "probability a kept sample must exceed")
+    min_samples: int = _constant(8, "project", "fewest confident samples of a batch")
+    min_classes: int = _constant(6, "project", "fewest classes those occupy, or all there are")
+    eps: float = _constant(1e-12, "project", "keeps r_t finite where two class means coincide")
+    safeguards: bool = _constant(
+        True, "project", "reject sources and class-ordered batches that transport is known to harm"
+    )
+
+    def __post_init__(self) -> None:
+        for constant in fields(self):
+            value = getattr(self, constant.name)
+            if constant.type == "bool":
+                if not isinstance(value, bool):
+                    raise CasterError(f"{constant.name} must be True or False, not {value!r}")
+                continue
+            whole = constant.type == "int"
+            kind = numbers.Integral if whole else numbers.Real
+            low = constant.metadata["low"]
+            known = isinstance(value, kind) and not isinstance(value, bool)
+            if not known or not low < float(value) <= sys.float_info.max:  # a huge int is no float
+                noun = "a whole number" if whole else "a number"
+                raise CasterError(f"{constant.name} must be {noun} above {low:g}, not {value!r}")
+        if self.confidence >= 1:
+            raise CasterError(f"confidence must be below 1, not {self.confidence!r}")
+
+
+RETIRED = frozenset({"scatter_ridge"})  # constants that older records name
+
+
+def recorded(constants: Mapping[str, Any]) -> Settings:
+    """The constants of a record, less those that have been retired since it was made.
+
+    >>> recorded({"tau": 0.5, "scatter_ridge": 1e-4}).tau
+    0.5
+    """
+    return Settings(**{name: v for name, v in constants.items() if name not in RETIRED})
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds on what one input may take, so that a small hostile file cannot fill the memory.
+
+    >>> Limits(pixels=100).check("pixels", 144, "a.png has 12 x 12 pixels")
+    Traceback (most recent call last):
+        ...
+    caster.errors.LimitError: a.png has 12 x 12 pixels, over the limit of 100 pixels: allow it \
+with Limits(pixels=144)
+    """
+
+    pixels: int = 2**26  # of one image, decoded or resized: 8,192 x 8,192
+    array_bytes: int = 2**32  # of an array in memory, unless its file has an eighth of that
+    features: int = 2**14  # width of a feature vector: a fit needs matrices of that width squared
+    classes: int = 2**16  # distinct labels of a fit, and logits of a sample
+    label_length: int = 2**10  # characters of a label
+
+    def __post_init__(self) -> None:
+        for limit in fields(self):
+            value = getattr(self, limit.name)
+            if type(value) is not int or value < 1:
+                raise CasterError(f"the limit {limit.name} must be a whole number, not {value!r}")
+
+    def check(self, name: str, size: int, what: str) -> None:
+        """Reject a size over the limit of that name; `what` says whose size it is."""
+        limit, unit = getattr(self, name), name.split("_")[-1].replace("length", "characters")
+        if size > limit:
+            raise LimitError(
+                f"{what}, over the limit of {limit:,} {unit}: raise the limit {name} to {size}"
+            )
+
+
+DEFAULT_LIMITS = Limits()
+
+
+def describe() -> list[tuple[str, float, Origin, str]]:
+    """Name, default, origin and meaning of every constant.
+
+    >>> describe()[3]
+    ('tau', 0.8, 'paper', 'largest accepted ratio r_t')
+    """
+    return [
+        (c.name, c.default, c.metadata["origin"], c.metadata["why"])  # type: ignore[misc]
+        for c in fields(Settings)
+    ]

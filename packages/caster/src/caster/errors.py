@@ -1,0 +1,104 @@
+"""Errors a user can act on: one line, what is wrong and what to do."""
+
+import errno
+
+FIELD = "{argument}"
+
+# What a terminal obeys (escape sequences start with such a character), what reorders or breaks a
+# line, and lone surrogates, which cannot be encoded.
+_UNSAFE = [range(0x20), range(0x7F, 0xA0), (0x61C, 0x200E, 0x200F), range(0x2028, 0x202F)]
+_UNSAFE += [range(0x2066, 0x206A)]
+_IMAGES = {code: 0x2400 + code for code in range(0x20)} | {0x7F: 0x2421}
+_VISIBLE: dict[int, int | str] = {
+    code: _IMAGES.get(code, 0xFFFD) for codes in _UNSAFE for code in codes
+} | {code: f"\\u{code:04x}" for code in range(0xD800, 0xE000)}
+_LINES_KEPT = {code: sign for code, sign in _VISIBLE.items() if code != ord("\n")}
+
+
+def visible(text: str) -> str:
+    """Text for a terminal: control characters are shown instead of obeyed; newlines stay.
+
+    >>> visible("a label \\x1b[31mthat paints\\n")
+    'a label ␛[31mthat paints\\n'
+    """
+    return text.translate(_LINES_KEPT)
+
+
+def one_line(text: str) -> str:
+    """The same for text that must be a single line.
+
+    >>> one_line("two\\nlines")
+    'two␊lines'
+    """
+    return text.translate(_VISIBLE)
+
+
+class CasterError(ValueError):
+    """Bad input. The message is one line; the command line prints it without a traceback.
+
+    A message may quote a label or a file name; their control characters are shown, not obeyed.
+    Where it tells the user to set an argument, it has `{argument}` in its place, and the command
+    line puts the option there instead.
+
+    >>> print(CasterError("name its classifier with {argument}", argument="head"))
+    name its classifier with head=
+    """
+
+    def __init__(self, message: str = "", *, argument: str | None = None) -> None:
+        self.template = one_line(str(message))
+        self.argument = argument
+        super().__init__(self.phrased(f"{argument}="))
+
+    def phrased(self, argument: str) -> str:
+        """The message, with the argument as the reader would write it."""
+        return self.template if self.argument is None else self.template.replace(FIELD, argument)
+
+
+class InputTypeError(CasterError, TypeError):
+    """Values that are not numbers; scikit-learn expects a TypeError for some of them."""
+
+
+class LimitError(CasterError):
+    """Input over one of the `Limits`; the message names the limit and the value that allows it."""
+
+
+class StateError(CasterError):
+    """A state file that cannot be trusted, or does not belong to what it is used with."""
+
+
+class DiskFullError(CasterError):
+    """A full disk, a quota or a file-size limit: no further write would do better."""
+
+
+_FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
+MAKE_ROOM = "make room there and run the same command again"
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Whether an error, or any that it was raised from, is a full disk, quota or size limit.
+
+    >>> is_disk_full(OSError(errno.ENOSPC, "No space left on device")), is_disk_full(OSError())
+    (True, False)
+    """
+    while error is not None:
+        if isinstance(error, DiskFullError) or (
+            isinstance(error, OSError) and error.errno in _FULL
+        ):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def machine_message(error: MemoryError | RecursionError | OSError) -> str:
+    """One line on what the machine did not give: memory, depth or a file.
+
+    >>> machine_message(PermissionError(errno.EACCES, "Permission denied", "runs"))
+    'cannot read or write runs: Permission denied'
+    """
+    if isinstance(error, MemoryError):
+        detail = f" ({error})" if str(error) else ""
+        return f"out of memory{detail}: give less data at a time, or use a larger machine"
+    if isinstance(error, RecursionError):
+        return "an input is nested too deeply to be read"
+    name = f" {error.filename}" if error.filename else ""
+    return f"cannot read or write{name}: {error.strerror or error}"

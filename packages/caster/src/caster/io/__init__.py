@@ -1,0 +1,1 @@
+"""Files in and out: images, feature files, prediction tables, the feature cache."""

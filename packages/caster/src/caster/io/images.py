@@ -1,0 +1,161 @@
+"""Any source of images, behind one protocol."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Protocol
+
+from caster.config import DEFAULT_LIMITS, Limits
+from caster.errors import CasterError
+from caster.io.decode import ImageArray, UnreadableImage, formats
+from caster.io.image_arrays import open_npz
+from caster.io.image_folder import FileImages, open_files, open_folder, open_list
+from caster.io.labels import Labels
+
+__all__ = ["Images", "UnreadableImage", "open_images"]
+
+
+class Images(Protocol):
+    """What images there are, and one of them when asked for."""
+
+    @property
+    def name(self) -> str:
+        """For people: a path, or "cifar10:test"."""
+        ...
+
+    @property
+    def names(self) -> Sequence[str]:
+        """One an image: a path as the user would recognise it, or "images.npz[17]"."""
+        ...
+
+    @property
+    def labels(self) -> Labels | None:  # (N,)
+        """One an image; None where nothing says them."""
+        ...
+
+    @property
+    def classes(self) -> Labels | None:  # (C,)
+        """The labels in the order that the model's outputs are assumed to have.
+
+        Sorted folder names; the publisher's order of a named set; for an .npz file its `classes`,
+        or the sorted labels.
+        """
+        ...
+
+    @property
+    def by_class(self) -> bool:
+        """Whether the images come class by class: batches in this order hold few classes."""
+        ...
+
+    @property
+    def sha256(self) -> str:
+        """Digest of what is there: names, sizes and times of change of files, and labels.
+
+        No image is read for it, so that a second fit on the same images reads none at all.
+        """
+        ...
+
+    @property
+    def skipped(self) -> Sequence[str]:
+        """Files of a folder that are not images."""
+        ...
+
+    @property
+    def limits(self) -> Limits:
+        """Bounds on what one image may take, decoded and resized."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: int) -> ImageArray:
+        """One image, uint8 (H, W, 3) RGB, or an UnreadableImage; several threads may call it.
+
+        A file of many images that turns out to be damaged is a plain CasterError: none of them
+        can be read.
+        """
+        ...
+
+
+def open_images(
+    source: str | Path | Sequence[Path],
+    root: Path | None = None,
+    labelled: bool = False,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Images:
+    """Images from a folder, an .npz file, a list of files, or a named set below a root.
+
+    A folder that `caster corrupt` wrote has all its corruptions, or those named after a colon, as
+    in "out:fog" and "out:fog-3".
+
+    `root` stands in for the environment variable CASTER_DATA; `labelled` refuses a source without
+    labels. A folder with one folder a class is labelled, and so is an .npz file with `labels`.
+    An image over the `limits` is an UnreadableImage; to allow more pixels than Pillow does raises
+    `PIL.Image.MAX_IMAGE_PIXELS` too.
+
+    >>> import tempfile
+    >>> import numpy as np
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     images = np.zeros((2, 8, 8, 3), dtype=np.uint8)
+    ...     np.savez(Path(folder, "two.npz"), images=images, labels=["dog", "cat"])
+    ...     two = open_images(Path(folder, "two.npz"), labelled=True)
+    >>> two.names, two.classes.tolist(), two.read(0).shape
+    (('two.npz[0]', 'two.npz[1]'), ['cat', 'dog'], (8, 8, 3))
+    """
+    images = _open(source, root, labelled, limits)
+    if isinstance(images, FileImages):
+        images = replace(images, limits=limits)
+    if labelled and images.labels is None:
+        raise CasterError(
+            f"{images.name} has no labels: give a folder with one folder a class, an .npz file "
+            "with `labels`, or a split of a published set (caster data list)"
+        )
+    return images
+
+
+def _open(
+    source: str | Path | Sequence[Path], root: Path | None, labelled: bool, limits: Limits
+) -> Images:
+    if not source:
+        raise CasterError(f"no images are named: {_kinds()}")
+    if not isinstance(source, str | Path):
+        if len(source) != 1:
+            return open_files(source)
+        (source,) = source
+    path = Path(source)
+    for plugin in entry_points(group="caster.images"):  # caster-bench opens published sets
+        found: Images | None = plugin.load()(str(source), root)
+        if found is not None:
+            return found
+    if os.path.isdir(path):
+        return open_folder(path, all_classes=labelled)
+    if os.path.isfile(path):
+        return _open_file(path, limits)
+    raise CasterError(f"there is no {source}: {_kinds()}")
+
+
+def _open_file(path: Path, limits: Limits) -> Images:
+    suffix = path.suffix.lower()
+    if suffix == ".npz":
+        return open_npz(path, limits)
+    if suffix == ".txt":
+        return open_list(path)
+    if suffix == ".npy":
+        raise CasterError(
+            f"{path} is one array of a set: give what `caster corrupt` wrote as "
+            f"{path.parent}:{path.stem}, or save `images` and `labels` as .npz"
+        )
+    if suffix in formats():
+        return open_files([path])
+    raise CasterError(f"{path} is of no known kind: {_kinds()}")
+
+
+def _kinds() -> str:
+    return (
+        "DATA is a folder of images or of class folders, an .npz file, a .txt list of images, "
+        "image files or, with caster-bench installed, a split of a published set such as "
+        "cifar10:test, or a folder that `caster corrupt` wrote (OUT or OUT:fog-3)"
+    )

@@ -1,0 +1,152 @@
+"""Class labels of any hashable kind: to indices and back, and to JSON and back."""
+
+from __future__ import annotations
+
+import json
+import re
+import reprlib
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+from array_api_compat import is_array_api_obj
+from numpy.typing import NDArray
+
+from caster.core.arrays import check_dense, to_numpy
+from caster.errors import CasterError
+
+Labels = NDArray[Any]
+LABEL_BYTES = 1 << 26  # of all labels of a state, as NumPy holds them
+STORABLE = re.compile(r"[<>|=][biufUO]\d*")  # dtypes, as `dtype.str` writes them
+_TYPES = {"b": bool, "i": int, "u": int, "f": float, "U": str}  # by kind of dtype
+
+
+def as_labels(values: Any) -> Labels:  # (n,)
+    """A one-dimensional label array; values NumPy has no scalar type for become objects.
+
+    >>> as_labels(["cat", "dog"]).dtype.kind, as_labels([("cat", 1), "dog"]).dtype.kind
+    ('U', 'O')
+    """
+    check_dense(values)
+    if is_array_api_obj(values) or hasattr(values, "__array__"):
+        labels = to_numpy(values)
+        if labels.ndim != 1:
+            raise CasterError(f"labels must be one-dimensional, not {labels.shape}")
+    elif not isinstance(values, Iterable):
+        raise CasterError(f"labels must be a sequence, not {type(values).__name__}")
+    else:
+        values = [v.item() if isinstance(v, np.generic) else v for v in values]
+        kinds = {type(value) for value in values}
+        plain = len(kinds) == 1 and kinds <= {bool, int, float, str}
+        labels = np.asarray(values) if plain else as_object_array(values)
+    _check_classes(labels)
+    return labels
+
+
+def _check_classes(labels: Labels) -> None:
+    if labels.dtype.kind not in "biufUO":
+        raise CasterError(f"labels of type {labels.dtype} are not supported: use numbers or text")
+    if labels.dtype.kind == "f" and not np.all(np.isfinite(labels)):
+        raise CasterError("labels are missing (NaN) or infinite: drop those rows")
+    if labels.dtype.kind == "f" and not np.all(labels == np.round(labels)):
+        raise CasterError("Unknown label type: continuous numbers are not classes")
+    if labels.dtype.kind == "O":
+        for label in labels.tolist():
+            try:
+                hash(label)
+                missing = bool(label != label)
+            except (TypeError, ValueError, RuntimeError):  # lists, arrays, pandas.NA, tensors
+                words = reprlib.repr(label)
+                raise CasterError(f"labels must be hashable values, and {words} is none") from None
+            if missing:
+                raise CasterError("labels are missing (NaN): drop those rows")
+
+
+def unique_labels(labels: Labels) -> Labels:  # (C,)
+    """The distinct labels: sorted where they can be, else in order of first appearance.
+
+    >>> unique_labels(as_labels(["dog", 3, "dog"]))
+    array(['dog', 3], dtype=object)
+    """
+    if labels.dtype.kind != "O":
+        return np.asarray(np.unique(labels))
+    distinct: list[Any] = list(dict.fromkeys(labels.tolist()))
+    with suppress(TypeError):  # kinds without a common order keep the order they came in
+        distinct.sort()
+    return as_object_array(distinct)
+
+
+def as_object_array(values: Iterable[Any]) -> Labels:
+    """An object array of these very values, sequences among them left whole."""
+    values = list(values)
+    objects = np.empty(len(values), dtype=object)
+    for i, value in enumerate(values):
+        objects[i] = value
+    return objects
+
+
+def encode(labels: Labels, classes: Labels) -> NDArray[np.int64]:  # (n,), (C,) -> (n,)
+    """Index of every label in `classes`; a label that is not there is an error.
+
+    >>> encode(as_labels(["b", "a"]), as_labels(["a", "b"]))
+    array([1, 0])
+    """
+    index = {label: i for i, label in enumerate(classes.tolist())}
+    try:
+        return np.fromiter((index[v] for v in labels.tolist()), dtype=np.int64, count=len(labels))
+    except KeyError as missing:
+        raise CasterError(f"label {missing.args[0]!r} is not among the declared classes") from None
+
+
+def to_json(classes: Labels) -> str:
+    """Labels as JSON; numbers, text, booleans, None and tuples of these can be stored."""
+    _check_bytes(classes.dtype, len(classes))
+    return json.dumps({"dtype": classes.dtype.str, "labels": [_pack(v) for v in classes.tolist()]})
+
+
+def from_json(text: str) -> Labels:
+    """The labels `to_json` wrote, of the same kind; anything else is an error.
+
+    >>> from_json(to_json(as_labels([("cat", 1), "dog"])))
+    array([('cat', 1), 'dog'], dtype=object)
+    """
+    stored = json.loads(text)
+    if not isinstance(stored["labels"], list) or not STORABLE.fullmatch(stored["dtype"]):
+        raise CasterError("its labels are not labels")
+    dtype, values = np.dtype(stored["dtype"]), [_unpack(v) for v in stored["labels"]]
+    _check_bytes(dtype, len(values))
+    labels = as_object_array(values)
+    if dtype.kind != "O":
+        labels = np.asarray(values, dtype=dtype)
+        same = labels.ndim == 1 and labels.tolist() == values
+        if not same or any(type(value) is not _TYPES[dtype.kind] for value in values):
+            raise CasterError(f"its labels are not of their type {dtype}")
+    _check_classes(labels)
+    if len(set(labels.tolist())) < len(labels):
+        raise CasterError("it names a class twice")
+    return labels
+
+
+def _check_bytes(dtype: np.dtype[Any], count: int) -> None:
+    """Bound what NumPy takes for labels: every text takes the width of its dtype."""
+    if dtype.itemsize * count > LABEL_BYTES:
+        raise CasterError(
+            f"{count} labels of type {dtype} take more than {LABEL_BYTES >> 20} MiB: use shorter "
+            "labels"
+        )
+
+
+def _pack(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_pack(v) for v in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise CasterError(
+        f"a label of type {type(value).__name__} cannot be stored in a state file: "
+        "use numbers, text, booleans, None or tuples of these"
+    )
+
+
+def _unpack(value: Any) -> Any:
+    return tuple(_unpack(v) for v in value) if isinstance(value, list) else value

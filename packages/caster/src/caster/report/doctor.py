@@ -1,0 +1,251 @@
+"""Whether transport can be supported at a batch size, found out on batches like the source."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caster import state as states
+from caster.core.gate import refuse
+from caster.core.linalg import cholesky
+from caster.core.order import is_ordered, order_evidence
+from caster.core.subspace import active_rank
+from caster.core.threads import threads_for
+from caster.core.trial import try_transport
+from caster.core.types import REASONS, Reason, SourceMoments, Verdict
+from caster.errors import CasterError
+from caster.io.sealed import Key
+from caster.state import State
+from caster.state.source_check import ENOUGH as SAMPLES_A_FEATURE
+from caster.state.source_check import SourceCheck
+
+TRIALS = 32  # simulated batches of a size
+ENOUGH = 0.9  # share of them that must be accepted for a size to do
+LADDER: list[int] = sorted(
+    {2**i for i in range(1, 12)} | {3 * 2**i for i in range(10)}
+)  # 2, 3, 4, 6 ... 2048
+SEED = 0
+LAYERS = (
+    "All this is of transport of the last features (--no-layers). The state also has layers, and "
+    "layer transport has a certificate of its own: only `caster evaluate` can tell how it fares."
+)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What a state and a batch size lead one to expect."""
+
+    batch_size: int
+    samples: int  # of the source
+    features: int
+    n_classes: int
+    k0: int
+    k: int
+    diagonal: bool
+    expected_classes: float  # distinct ones in an i.i.d. batch
+    reasons: Counter[Reason]  # verdicts on simulated batches of undisturbed source data
+    median_ratio: float
+    one_class_acceptance: float  # share accepted of batches that hold a single class
+    tau: float
+    smallest_batch: int | None  # None: none on the ladder
+    state_bytes: int
+    bank_bytes: int
+    layers: bool  # whether the state has any
+    source_check: SourceCheck | None  # None: the state was made of moments alone
+
+    @property
+    def acceptance(self) -> float:
+        """Share of simulated batches the gate accepts."""
+        return self.reasons["accepted"] / self.reasons.total()
+
+    def sentences(self) -> list[str]:
+        """The diagnosis in plain words."""
+        words = [
+            self._source_words(),
+            *([] if self.source_check is None else self.source_check.sentences()),
+            self._map_words(),
+            f"An i.i.d. batch shows about {self.expected_classes:.1f} of {self.n_classes} classes.",
+            self._gate_words(),
+            f"Of as many batches of a single class each it accepts {self.one_class_acceptance:.0%}"
+            + (
+                ": transport ruins such batches, so keep a stream's classes mixed."
+                if self.one_class_acceptance
+                else "."
+            ),
+            self._size_words(),
+            f"State: {self.state_bytes:,} bytes; a k-NN bank of the same source in float32: "
+            f"{self.bank_bytes:,} bytes, {self.bank_bytes / self.state_bytes:.1f} times as much.",
+        ]
+        return [*words, LAYERS] if self.layers else words
+
+    def _source_words(self) -> str:
+        share = self.samples / self.features
+        line = (
+            f"N = {self.samples:,} source samples, d = {self.features:,} features, "
+            f"C = {self.n_classes:,} classes: N/d = {share:.3g}"
+        )
+        if share >= SAMPLES_A_FEATURE:
+            return f"{line}, enough to estimate the directions and the class covariances."
+        return (
+            f"{line}, where {SAMPLES_A_FEATURE:g} or more are wanted: the directions and the class "
+            "covariances are rough. Fit with more source images, or with --layers, whose moments "
+            "need fewer."
+        )
+
+    def _map_words(self) -> str:
+        if self.k == 0:
+            return (
+                "A batch of one has no covariance: no direction is active, nothing is transported."
+            )
+        kind = "diagonal" if self.diagonal else "full"
+        sign = "<" if self.diagonal else ">="
+        return (
+            f"{self.k} of {self.k0} directions are active, with a {kind} map "
+            f"(batch {self.batch_size} {sign} 2k = {2 * self.k})."
+        )
+
+    def _gate_words(self) -> str:
+        line = (
+            f"Of {self.reasons.total()} simulated batches just like the source, the gate accepts "
+            f"{self.acceptance:.0%} (median ratio {self.median_ratio:.2g}, tau {self.tau:g})"
+        )
+        if self.acceptance >= ENOUGH:
+            return f"{line}: transport can be supported."
+        reason = next(r for r, _ in self.reasons.most_common() if r != "accepted")
+        outlook = (
+            "only in part, and the other batches keep the frozen model's answer"
+            if self.acceptance
+            else "by none, and all of them keep the frozen model's answer"
+        )
+        return (
+            f"{line}: transport is supported {outlook}. Main reason `{reason}`: {REASONS[reason]}."
+        )
+
+    def _size_words(self) -> str:
+        if self.smallest_batch is None:
+            return f"No batch size up to {LADDER[-1]} would do."
+        return (
+            f"The smallest batch that would do ({ENOUGH:.0%} accepted) has about "
+            f"{self.smallest_batch} samples."
+        )
+
+
+def diagnose(
+    path: Path,
+    batch_size: int,
+    tick: Callable[[int], None] = lambda size: None,
+    key: Key | None = None,
+) -> Diagnosis:
+    """Draw batches from the stored class Gaussians and ask the gate about them.
+
+    A batch the gate rejects here is rejected although nothing has shifted: the batch is too
+    small for this many classes, and on shifted data the gate will say the same.
+    """
+    if batch_size < 1:
+        raise CasterError(f"the batch size must be at least 1, not {batch_size}")
+    state = states.load(path, key)
+    moments, simulate = state.moments, _Simulator(state)
+    k = active_rank(moments.rank, batch_size)
+    with threads_for(moments.n_classes):
+        verdicts = list(simulate(batch_size))
+        alone = list(simulate(batch_size, one_class=True))
+        smallest = _smallest_batch(simulate, tick)
+    return Diagnosis(
+        batch_size=batch_size,
+        samples=int(moments.counts.sum()),
+        features=int(moments.U.shape[0]),
+        n_classes=moments.n_classes,
+        k0=moments.rank,
+        k=k,
+        diagonal=batch_size < 2 * k,
+        expected_classes=float(np.sum(1 - (1 - moments.priors.astype(float)) ** batch_size)),
+        reasons=Counter(verdict.reason for verdict in verdicts),
+        median_ratio=float(np.median([verdict.ratio for verdict in verdicts])),
+        one_class_acceptance=sum(verdict.accepted for verdict in alone) / TRIALS,
+        tau=state.settings.tau,
+        smallest_batch=smallest,
+        state_bytes=path.stat().st_size,
+        layers=state.layers is not None,
+        source_check=state.source_check,
+        bank_bytes=int(moments.counts.sum()) * moments.U.shape[0] * 4,
+    )
+
+
+class _Simulator:
+    """Verdicts on batches drawn from the source's own class Gaussians."""
+
+    def __init__(self, state: State) -> None:
+        self.settings = state.settings
+        check = state.source_check
+        self.turned_off = check is not None and not check.supported and state.settings.safeguards
+        self.moments: SourceMoments = state.moments
+        covariances = state.moments.covariances.astype(np.float64)
+        # Of fewer samples than directions, a class has a singular covariance.
+        floor = 1e-6 * np.trace(covariances, axis1=1, axis2=2)[:, None, None]
+        eye = np.eye(state.moments.rank)
+        self.factors: NDArray[np.float64] = cholesky(covariances + floor * eye)
+
+    def __call__(self, batch_size: int, *, one_class: bool = False) -> Iterator[Verdict]:
+        """Verdicts on TRIALS batches, one by one; each of a single class if so asked."""
+        k = active_rank(self.moments.rank, batch_size)
+        rng = np.random.default_rng((SEED, batch_size))
+        active = self.moments.restrict(k)
+        for _ in range(TRIALS):
+            if k == 0:
+                yield refuse("batch_too_small")
+            else:
+                classes = self._classes(rng, 1 if one_class else batch_size)
+                z = self._draw(rng, np.resize(classes, batch_size), k)
+                verdict = try_transport(z, active, self.settings)[1]
+                yield self._guarded(verdict, np.resize(classes, batch_size))
+
+    def _guarded(self, verdict: Verdict, classes: NDArray[np.intp]) -> Verdict:
+        """The verdict of the whole gate, where the frozen head is always right."""
+        if self.turned_off and verdict.has_proposal:
+            return replace(verdict, accepted=False, reason="source_check")
+        if self.settings.safeguards and verdict.has_proposal:
+            priors = self.moments.priors.astype(float)
+            if is_ordered(*order_evidence(classes, priors).tolist()):
+                return replace(verdict, accepted=False, reason="class_order")
+        return verdict
+
+    def _classes(self, rng: np.random.Generator, count: int) -> NDArray[np.intp]:
+        shares = self.moments.counts / self.moments.counts.sum()
+        return rng.choice(self.moments.n_classes, size=count, p=shares)
+
+    def _draw(
+        self, rng: np.random.Generator, classes: NDArray[np.intp], k: int
+    ) -> NDArray[np.float32]:
+        z = rng.standard_normal((len(classes), k))
+        for c in np.unique(classes):
+            rows = classes == c
+            z[rows] = z[rows] @ self.factors[c, :k, :k].T + self.moments.means[c, :k]
+        return z.astype(np.float32)
+
+
+def _smallest_batch(simulate: _Simulator, tick: Callable[[int], None]) -> int | None:
+    """The first size on the ladder that does.
+
+    Acceptance need not grow with the size: where the map turns from diagonal to full it can
+    fall. So every rung is tried, and none is skipped by bisection.
+    """
+    for size in LADDER:
+        tick(size)
+        if _does(simulate(size)):
+            return size
+    return None
+
+
+def _does(verdicts: Iterator[Verdict]) -> bool:
+    """Whether enough are accepted, told as soon as too many are not."""
+    refusals = 0
+    for verdict in verdicts:
+        refusals += not verdict.accepted
+        if refusals > (1 - ENOUGH) * TRIALS:
+            return False
+    return True

@@ -1,0 +1,190 @@
+"""One pass over a labelled stream, and the score of four classifiers on it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caster.adapt.estimator import Caster
+from caster.core.arrays import as_real_array, to_numpy
+from caster.core.types import Judgement
+from caster.errors import CasterError
+from caster.io.labels import as_labels, encode
+from caster.report import check_can_draw, metrics
+from caster.report.evaluation_results import Batch, ClassScore, Evaluation, Score
+from caster.report.intervals import Interval, bootstrap
+from caster.report.mechanism import TRANSPORT, Mechanism
+from caster.report.metrics import Flags, Floats
+
+# Features (B, d), labels (B,), logits (B, C) or None; and what was tried, if it is not transport.
+Chunk = tuple[Any, Any, Any] | tuple[Any, Any, Any, "Tried"]
+
+
+@dataclass(frozen=True, eq=False)
+class Tried:
+    """A batch adapted to, and what its certificate says."""
+
+    scores: Any  # (B, C), whatever the verdict; None: there is no adapted answer
+    verdict: Judgement
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """One classifier on some samples: a number each, never one for every class."""
+
+    right: Flags  # (n,)
+    log_likelihood: Floats  # (n,), of the true class
+    confidence: Floats  # (n,), probability of the answer
+
+    @classmethod
+    def of(cls, scores: Any, truth: NDArray[np.int64]) -> Self:  # (B, C), (B,)
+        """The answers to a batch."""
+        scores = to_numpy(as_real_array(scores))
+        log_probabilities = metrics.log_softmax(scores)
+        rows, answer = np.arange(len(truth)), scores.argmax(axis=1)
+        return cls(
+            answer == truth,
+            log_probabilities[rows, truth],
+            np.exp(log_probabilities[rows, answer]),
+        )
+
+    @classmethod
+    def joined(cls, parts: Iterable[Self]) -> Self:
+        """The answers to many batches."""
+        parts = list(parts)
+        names = ("right", "log_likelihood", "confidence")
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+
+def evaluate(
+    clf: Caster,
+    chunks: Iterable[Chunk],
+    *,
+    name: str = "target",
+    digests: Mapping[str, str] | None = None,
+    mechanism: Mechanism = TRANSPORT,
+) -> Evaluation:
+    """Adapt to every chunk as one batch, in order, and keep the score against its labels.
+
+    Frozen head, Source-GDA, and transport without and with the gate are compared. Without
+    logits Source-GDA, then the fallback, takes the frozen head's place. `name` says what was
+    evaluated, and `digests` the SHA-256 of what took part; both are only passed on. Chunks that
+    bring what was `Tried` on them are scored by that, and `mechanism` says what it was.
+
+    >>> rng = np.random.default_rng(0)
+    >>> labels = rng.integers(8, size=1200)
+    >>> features = rng.normal(size=(1200, 8)) + 6 * np.eye(8)[labels]
+    >>> clf = Caster().fit(features, labels)
+    >>> shifted = 1.5 * features + 2.0
+    >>> found = evaluate(clf, [(shifted[i : i + 60], labels[i : i + 60], features[i : i + 60])
+    ...                        for i in range(0, 300, 60)])
+    >>> found.scores["frozen"].accuracy, found.scores["gated"].accuracy, found.acceptance
+    (1.0, 1.0, 1.0)
+    """
+    truths: list[NDArray[np.int64]] = []
+    answers: list[dict[str, Answers]] = []
+    batches: list[Batch] = []
+    row = 0
+    for features, labels, logits, *tried in chunks:
+        try:
+            truth, given, verdict = _answer(clf, features, labels, logits, *tried)
+            if answers and given.keys() != answers[0].keys():
+                raise CasterError("logits must come with every batch or with none")
+        except CasterError as error:
+            raise CasterError(f"rows {row} to {row + len(features) - 1}: {error}") from None
+        right = {classifier: int(given[classifier].right.sum()) for classifier in given}
+        truths.append(truth)
+        answers.append(given)
+        batches.append(Batch(len(truth), len(np.unique(truth)), right, verdict))
+        row += len(truth)
+    if not batches:
+        raise CasterError("there is nothing to evaluate: not a single batch")
+    whole = {c: Answers.joined(given[c] for given in answers) for c in answers[0]}
+    intervals = _intervals(batches, list(whole))
+    baseline = whole[next(iter(whole))]
+    return Evaluation(
+        name=name,
+        settings=clf.settings,
+        digests=dict(digests or {}),
+        scores={c: _score(whole[c], baseline, intervals[c]) for c in whole},
+        gain_interval=intervals["gain"],
+        batches=tuple(batches),
+        classes=tuple(_by_class(clf, np.concatenate(truths), baseline, whole["gated"])),
+        mechanism=mechanism,
+        source_check=_turned_off(clf) if mechanism is TRANSPORT else None,
+    )
+
+
+def _turned_off(clf: Caster) -> str | None:
+    """Why the source turns transport off, where it does."""
+    check = clf.source_check_
+    if check is None or check.supported or not clf.settings.safeguards:
+        return None
+    return check.sentences()[0]
+
+
+def _answer(
+    clf: Caster, features: Any, labels: Any, logits: Any, tried: Tried | None = None
+) -> tuple[NDArray[np.int64], dict[str, Answers], Judgement]:
+    """True classes of a batch, every classifier's answers to it, and the verdict on it."""
+    truth = encode(as_labels(labels), clf.classes_)
+    if len(truth) != len(features):
+        raise CasterError(f"{len(features)} samples have {len(truth)} labels")
+    tried = tried or _transported(clf, features, logits)
+    given = {} if logits is None else {"frozen": Answers.of(logits, truth)}
+    given["source_gda"] = Answers.of(clf.source_scores(features), truth)
+    fallback = given[next(iter(given))]
+    given["ungated"] = fallback if tried.scores is None else Answers.of(tried.scores, truth)
+    given["gated"] = given["ungated"] if tried.verdict.accepted else fallback
+    return truth, given, tried.verdict
+
+
+def _transported(clf: Caster, features: Any, logits: Any) -> Tried:
+    out = clf.adapt(features, head_logits=logits)
+    # Without a map the scores are the priors', but the proposal is the fallback.
+    return Tried(out.transported if out.verdict.has_proposal else None, out.verdict)
+
+
+def _score(answers: Answers, baseline: Answers, interval: Interval | None) -> Score:
+    return Score(
+        accuracy=metrics.accuracy(answers.right),
+        interval=interval,
+        harm=metrics.harm(baseline.right, answers.right),
+        help=metrics.help(baseline.right, answers.right),
+        nll=metrics.nll(answers.log_likelihood),
+        calibration_error=metrics.calibration_error(answers.confidence, answers.right),
+        reliability=metrics.reliability(answers.confidence, answers.right),
+    )
+
+
+def _intervals(batches: list[Batch], classifiers: list[str]) -> dict[str, Interval | None]:
+    """Intervals of every accuracy, and of the gain of what is gated over the baseline."""
+    counts = np.array([[batch.right[c] for c in classifiers] for batch in batches])
+    gained = counts[:, -1] - counts[:, 0]  # the gated one is last, the baseline first
+    sizes = np.array([batch.size for batch in batches])
+    found = bootstrap(np.column_stack([counts, gained]), sizes)
+    return dict(zip([*classifiers, "gain"], found, strict=True))
+
+
+def _by_class(
+    clf: Caster, truth: NDArray[np.int64], baseline: Answers, gated: Answers
+) -> Iterator[ClassScore]:
+    """The classes that came, in the order of `clf.classes_`."""
+    columns = (truth, truth[baseline.right], truth[gated.right])
+    counts = (np.bincount(column, minlength=len(clf.classes_)).tolist() for column in columns)
+    for label, n, *right in zip(clf.classes_.tolist(), *counts, strict=True):
+        if n:
+            yield ClassScore(label, n, *right)
+
+
+def write_page(evaluation: Evaluation, path: str | os.PathLike[str]) -> None:
+    """Write one self-contained HTML page: scores, figures, verdicts, and how to read them."""
+    check_can_draw()
+    from caster.report.evaluation_page import write  # only now: `evaluate` works without matplotlib
+
+    write(evaluation, path)

@@ -1,5 +1,0 @@
-"""ONNX files as frozen models: the graph read, its head found, its features made an output."""
-
-from caster.frozen.onnx.model import OnnxModel
-
-__all__ = ["OnnxModel"]

@@ -1,0 +1,460 @@
+"""What aligns a network: what it learns of a batch, when, and of networks of odd shapes."""
+
+from __future__ import annotations
+
+import logging
+from collections import namedtuple
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import timm
+import torch
+from timm.layers import freeze_batch_norm_2d
+from torch import nn
+from transformers.utils import ModelOutput
+
+from caster import Adapter, CasterError, wrap
+from caster.adapt import alignment
+from caster.adapt.adapter import activation_statistics_for
+from caster.adapt.source import Source
+from caster.core.channels import ChannelMoments, Site
+from caster.models import cuda
+from caster.models.torch import TorchModel
+from caster_bench.methods.registry import create
+from tests.support.problem import make_images, model, source, stream
+
+
+def ungated(frozen, known=None, **settings):
+    """At every site of a network, deep ones too."""
+    return create("layer-transport-ungated", frozen, known, **{"depth": 1.0} | settings)
+
+
+@pytest.mark.parametrize("name", ["layer-transport", "layer-transport-ungated"])
+@pytest.mark.parametrize("kind", ["batch", "layer", "vit"])
+def test_images_that_are_no_numbers_leave_no_trace(name, kind):
+    first, bad, second = (batch.copy() for batch in stream(3, size=16))
+    bad[3] = np.nan
+    method, clean = (create(name, model(kind), source(kind)) for _ in range(2))
+    for batch in (first, second):
+        expected = clean.predict(batch)
+        given = method.predict(batch)
+        assert torch.equal(given.logits, expected.logits)
+        assert given.reason == expected.reason
+        with pytest.raises(CasterError, match="not finite"):
+            method.predict(bad)
+
+
+class Failing(nn.Module):
+    """Fails when told to, in the middle of a pass."""
+
+    fails = False
+
+    def forward(self, x):
+        if Failing.fails:
+            raise RuntimeError("out of memory")
+        return x
+
+
+def a_net(norm):
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 8, 3), norm(8), Failing(), nn.Conv2d(8, 8, 3), norm(8)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d, lambda c: nn.GroupNorm(2, c)])
+def test_a_pass_that_fails_counts_nothing(norm, monkeypatch):
+    frozen = wrap(a_net(norm))
+    batches = stream(3, size=16)
+    known = Source(batches=[(batches[0], np.zeros(16, int))])
+    method, clean = (ungated(frozen, known) for _ in range(2))
+    for batch in batches:
+        monkeypatch.setattr(Failing, "fails", True)
+        with pytest.raises(CasterError, match="out of memory"):
+            method.predict(batch)
+        monkeypatch.setattr(Failing, "fails", False)
+        assert torch.equal(method.predict(batch).logits, clean.predict(batch).logits)
+    counts = {str(site): found.count for site, found in method._alignment.past.items()}
+    assert set(counts.values()) == {48}
+
+
+class Breaking(nn.BatchNorm2d):
+    """Fails behind its hooks, when told to."""
+
+    fails = False
+
+    def forward(self, x):
+        if Breaking.fails:
+            raise RuntimeError("out of memory")
+        return super().forward(x)
+
+
+def test_a_batchnorm_has_its_own_statistics_back_whatever_happens(monkeypatch):
+    frozen = wrap(a_net(Breaking))
+    method = ungated(frozen)
+    twin = method._alignment._twin.module
+    own = [
+        (layer.running_mean, layer.running_var) for layer in (frozen.module[1], frozen.module[4])
+    ]
+    method.predict(stream(1)[0])
+    monkeypatch.setattr(Breaking, "fails", True)
+    with pytest.raises(CasterError, match="out of memory"):
+        method.predict(stream(1)[0])
+    for layer, (mean, var) in zip((twin[1], twin[4]), own, strict=True):
+        assert layer.running_mean is mean
+        assert layer.running_var is var
+    frozen.verify()
+
+
+def test_data_parallel_is_refused():
+    frozen = TorchModel(nn.DataParallel(a_net(nn.BatchNorm2d)))
+    with pytest.raises(CasterError, match="wrap the module inside it"):
+        ungated(frozen)
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo does not know")
+@pytest.mark.parametrize("inner", [False, True])
+@pytest.mark.parametrize("kind", ["batch", "vit"])
+@pytest.mark.parametrize("memory", [0, 64])
+def test_a_compiled_module_is_aligned_as_it_was_before(kind, memory, inner):
+    compiled = torch.compile(model(kind).module, backend="eager")
+    compiled = Holder(compiled) if inner else compiled
+    known = Source(batches=source(kind).batches)
+    method = ungated(wrap(compiled), known, memory=memory)
+    expected = ungated(model(kind), known, memory=memory)
+    for batch in stream(2, size=16):
+        given = method.predict(batch).logits
+        torch.testing.assert_close(given, expected.predict(batch).logits, rtol=1e-5, atol=1e-5)
+    prefix = "net." if inner else ""
+    assert [str(s) for s in method.sites] == [prefix + str(s) for s in expected.sites]
+
+
+class Holder(nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        return self.net(x)
+
+
+class Shared(nn.Module):
+    """One BatchNorm in two places, another in one."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.conv = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)
+        self.shared, self.own, self.head = nn.BatchNorm2d(8), nn.BatchNorm2d(8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        x = self.shared(self.stem(x))
+        return self.head(self.own(self.shared(self.conv(x))).mean(dim=(2, 3)))
+
+
+def test_a_batchnorm_called_twice_is_left_alone(caplog):
+    torch.manual_seed(0)
+    net = Shared()
+    method = ungated(wrap(net), prior=0.0)
+    (batch,) = stream(1)
+    assert [str(site) for site in method.sites] == ["shared:in", "own:in"]
+    with caplog.at_level(logging.WARNING, "caster"):
+        given = method.predict(batch).logits
+        method.predict(batch)
+    assert [r.getMessage() for r in caplog.records] == [
+        "shared:in of Shared is called twice: not aligned"
+    ]
+    assert list(method._alignment.past) == method.aligned == [Site("own", "in", 1)]
+    with torch.no_grad():
+        x = net.shared(net.conv(net.shared(net.stem(torch.from_numpy(batch)))))
+        mean, var = x.mean((0, 2, 3), keepdim=True), x.var((0, 2, 3), correction=0, keepdim=True)
+        expected = net.head(((x - mean) / (var + 1e-5).sqrt()).mean(dim=(2, 3)))
+    torch.testing.assert_close(given, expected, rtol=1e-4, atol=1e-5)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return x + self.linear(self.norm(x))
+
+
+class Mixed(nn.Module):
+    """A BatchNorm, and blocks with LayerNorm behind it."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.bn, self.head = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Linear(8, 4)
+        self.blocks = nn.Sequential(Block(), Block())
+
+    def forward(self, x):
+        return self.head(self.blocks(self.bn(self.conv(x)).flatten(2).mT).mean(dim=1))
+
+
+def test_sites_that_a_state_says_nothing_of_are_spoken_of(caplog):
+    frozen = wrap(Mixed())
+    batches = [make_images(50, seed=4)]
+    plain = Adapter.fit(frozen, batches).state
+    full = Adapter.fit(frozen, batches, layers=True).state
+    with caplog.at_level(logging.WARNING, "caster"):
+        ungated(frozen, full).predict(stream(1)[0])
+        assert not caplog.records
+        method = ungated(frozen, plain)
+        for batch in stream(2):
+            method.predict(batch)
+    assert [r.getMessage() for r in caplog.records] == [
+        "Mixed: 3 sites as blocks.0:in are not aligned, for the state has no layers: fit with them"
+    ]
+    assert len(ungated(frozen, full).sites) == 1 + 3
+
+
+def test_an_inert_method_says_why(caplog):
+    with caplog.at_level(logging.WARNING, "caster"):
+        ungated(model("vit"), source("vit").state)
+    assert "has no site to align: the state has no layers" in caplog.text
+
+
+def test_a_state_of_other_widths_is_named():
+    frozen = model("layer")
+    state = Adapter.fit(frozen, source("layer").batches, layers=True).state
+    wider = nn.Sequential(*frozen.module)
+    wider[0], wider[1] = nn.Conv2d(3, 12, 3, 1, 1), nn.GroupNorm(2, 12)
+    wider[3] = nn.Conv2d(12, 16, 3, 2, 1)
+    method = ungated(wrap(wider), Source(state=state, allow_other_model=True))
+    with pytest.raises(CasterError, match="8 channels at 1:in, and the model 12"):
+        method.predict(stream(1)[0])
+
+
+def test_a_frozen_batchnorm_is_one():
+    torch.manual_seed(0)
+    net = timm.create_model("resnet10t", num_classes=4).eval()
+    for part in net.modules():
+        if isinstance(part, nn.BatchNorm2d):
+            part.running_mean.normal_()
+            part.running_var.uniform_(0.5, 2)
+    images = torch.from_numpy(np.concatenate(stream(1)).reshape(-1, 3, 8, 8)).repeat(1, 1, 4, 4)
+    expected = ungated(wrap(net)).predict(images).logits
+    method = ungated(wrap(freeze_batch_norm_2d(net)))
+    assert len(method.sites) == 14
+    torch.testing.assert_close(method.predict(images).logits, expected, rtol=1e-3, atol=1e-3)
+
+
+Pair = namedtuple("Pair", "cls tokens")
+
+
+@dataclass
+class Given(ModelOutput):
+    hidden: torch.Tensor | None = None
+
+
+RETURNS = {
+    "tuple": (lambda x: (x, None), lambda y: y[0]),
+    "list": (lambda x: [x], lambda y: y[0]),
+    "named": (lambda x: Pair(x, 3), lambda y: y.cls),
+    "dict": (lambda x: {"n": 1, "x": x}, lambda y: y["x"]),
+    "output": (Given, lambda y: y.hidden),
+}
+
+
+class Wrapping(Block):
+    kind = "tuple"
+
+    def forward(self, x):
+        return RETURNS[self.kind][0](super().forward(x))
+
+
+class Chain(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.blocks, self.head = nn.ModuleList([Wrapping(), Wrapping()]), nn.Linear(8, 4)
+        for block in self.blocks:
+            block.kind = kind
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = RETURNS[block.kind][1](block(x))
+        return self.head(x.mean(dim=1))
+
+
+@pytest.mark.parametrize("kind", RETURNS)
+def test_blocks_may_return_their_values_among_others(kind):
+    answers = []
+    for returned in ("tuple", kind):
+        torch.manual_seed(0)
+        net = Chain(returned)
+        x = torch.randn(32, 5, 8)
+        known = Source(batches=[(x, np.zeros(32, int))])
+        method = ungated(wrap(net), known)
+        assert [str(s) for s in method.sites] == [
+            "blocks.0:in",
+            "blocks.0:out",
+            "blocks.1:out",
+            "head:in",
+        ]
+        answers.append(method.predict(3 * x + 1).logits)
+        assert not torch.allclose(answers[-1], wrap(net)(3 * x + 1).logits)
+    torch.testing.assert_close(*answers)
+
+
+def test_a_module_that_gives_no_values_any_more_is_named():
+    net = Chain("dict")
+    x = torch.randn(32, 5, 8)
+    method = ungated(wrap(net), Source(batches=[(x, np.zeros(32, int))]))
+    method._alignment._twin.module.blocks[0].forward = lambda x: "nothing"
+    with pytest.raises(CasterError, match=r"no values at blocks\.0:out .* it out with sites=$"):
+        method.predict(x)
+
+
+def test_a_module_that_gives_no_values_any_more_is_not_measured():
+    net = Chain("dict")
+    gauge = activation_statistics_for(wrap(net))
+    x = torch.randn(4, 5, 8)
+    gauge(x)
+    gauge._twin.module.blocks[0].forward = lambda x: "nothing"
+    with pytest.raises(CasterError, match=r"no values at blocks\.0:out .*: fit without layers$"):
+        gauge(x)
+    assert {found.count for found in gauge.sums.values()} == {4.0}  # of the sound pass alone
+
+
+def test_other_methods_do_not_retain_a_states_layers():
+    with_layers = Adapter.fit(model("vit"), source("vit").batches, layers=True).state
+    for name in ("caster", "source-gda"):
+        plain = create(name, model("vit"), source("vit").state).retained()
+        assert create(name, model("vit"), with_layers).retained() == plain
+
+
+class LaneOfTheCpu:
+    """Runs what a lane records, and packs and copies it as one does; counts what it is given."""
+
+    runs = 0
+
+    def __init__(self, device):
+        assert device.type == "cpu"
+
+    def run(self, first, work, settings):
+        LaneOfTheCpu.runs += 1
+        outputs, _ = work(*first())
+        return cuda.Packed.of(outputs).copies(), None
+
+
+@pytest.mark.parametrize("kind", ["batch", "vit"])
+@pytest.mark.parametrize("memory", [0, 24])
+def test_a_batch_that_rests_on_itself_is_recorded(kind, memory, monkeypatch):
+    monkeypatch.setattr(cuda, "Lane", LaneOfTheCpu)
+    monkeypatch.setattr(alignment, "runs_on_gpu", lambda model: True)
+    monkeypatch.setattr(LaneOfTheCpu, "runs", 0)
+    plain = model(kind)
+    graph = TorchModel(plain.module, cuda_graph=True)
+    known = Source(batches=source(kind).batches)
+    one, other = (ungated(frozen, known, memory=memory) for frozen in (graph, plain))
+    images, _ = make_images(80, seed=6, shift=0.5)
+    for batch in np.split(images, [32, 40, 72]):  # 32, 8, 32 and 8 images
+        torch.testing.assert_close(one.predict(batch).logits, other.predict(batch).logits)
+    assert LaneOfTheCpu.runs == (2 if memory else 4)
+    pasts = one._alignment.past, other._alignment.past
+    assert [*pasts[0]] == [*pasts[1]]
+    for found, expected in zip(*(past.values() for past in pasts), strict=True):
+        assert found.count == expected.count
+        torch.testing.assert_close(found.mean, expected.mean)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("kind", ["batch", "vit"])
+def test_a_recorded_pass_answers_as_one_that_is_not(kind):
+    known = Source(batches=source(kind).batches)
+    nets = [wrap(model(kind).module, device="cuda", cuda_graph=graph) for graph in (True, False)]
+    one, other = (ungated(frozen, known, memory=16) for frozen in nets)
+    for batch in stream(5, size=16) + stream(1, size=8) + stream(3, size=16):
+        given, expected = (method.predict(batch).logits for method in (one, other))
+        torch.testing.assert_close(given, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_dead_channels_stay_dead():
+    """A channel, and at the second norm all of them, that never had a value but zero."""
+    net = a_net(lambda c: nn.GroupNorm(2, c))
+    with torch.no_grad():
+        net[0].weight[3], net[0].bias[3] = 0, 0
+        net[3].weight.zero_()
+        net[3].bias.zero_()
+    frozen = wrap(net)
+    method = ungated(frozen, Source(batches=[(stream(1)[0], np.zeros(32, int))]))
+    for batch in stream(2, shift=1.0):
+        torch.testing.assert_close(method.predict(batch).logits, frozen(batch).logits)
+    assert isinstance(method._alignment.past[Site("4", "in", 1)], ChannelMoments)
+
+
+def a_full_pair(**settings):
+    """The same network with full maps and by hand, on a source whose covariances are known."""
+    known = Source(batches=source("vit").batches)
+    return ungated(model("vit"), known, maps="full", **settings)
+
+
+def test_full_maps_are_those_of_the_batch():
+    method = a_full_pair(prior=0.0, memory=0, sites=["blocks.0:in"])
+    x = np.concatenate(stream(20, size=32))
+    net, seen = method._alignment._twin.module, []
+    net.blocks[0].register_forward_pre_hook(lambda layer, inputs: seen.append(inputs[0]))
+    method.predict(x)
+    rows = seen[0][:, 1:].double().reshape(-1, 16).numpy()  # the patches'
+    (spot,) = method._alignment._moved
+    eps = 1e-3 * float(spot.source.variance.mean())
+    moved = np.cov(rows, rowvar=False, bias=True)
+    # A (C + eps I) A = C_s + eps I, so the covariance is the source's but for A A eps
+    np.testing.assert_allclose(moved, spot.source.covariance, atol=10 * eps)
+    np.testing.assert_allclose(rows.mean(axis=0), spot.source.mean, atol=1e-4)
+    off = spot.source.covariance - spot.source.covariance.diagonal().diag()
+    assert off.abs().max() > 100 * eps  # so a diagonal map would not do
+
+
+@pytest.mark.parametrize(
+    ("size", "memory", "full"),
+    [(200, 0, True), (200, 200, True), (200, 201, False), (199, 0, False)],
+)
+def test_full_maps_need_a_batch_that_supports_them(size, memory, full):
+    """Four patches an image and 16 channels: 200 images make 800 values, 50 a channel."""
+    images, _ = make_images(2 * size, seed=8, shift=0.5)
+    method = a_full_pair(memory=memory)
+    plain = ungated(model("vit"), Source(batches=source("vit").batches), memory=memory)
+    for batch in (images[:size], images[size:]):
+        same = torch.equal(method.predict(batch).logits, plain.predict(batch).logits)
+        assert same != full
+    assert all(found.covariance is None for found in method._alignment.past.values())
+
+
+def test_full_maps_come_back_from_a_file(tmp_path):
+    known = source("vit")
+    Adapter.fit(model("vit"), known.batches, layers="full").save(tmp_path / "s.caster")
+    settings = {"maps": "full", "tau": 99.0, "depth": 1.0}
+    stored = create("layer-transport", model("vit"), tmp_path / "s.caster", **settings)
+    seen = create("layer-transport", model("vit"), known, **settings)
+    images, _ = make_images(400, seed=8, shift=0.5)
+    for batch in (images[:200], images[200:]):
+        assert torch.equal(stored.predict(batch).logits, seen.predict(batch).logits)
+    plain = create("layer-transport", model("vit"), tmp_path / "s.caster", depth=1.0).retained()
+    assert stored.retained().statistics - plain.statistics == 5 * 16 * 16 * 4
+
+
+def test_full_maps_need_covariances():
+    state = Adapter.fit(model("vit"), source("vit").batches, layers=True).state
+    with pytest.raises(CasterError, match="fit with layers='full'"):
+        ungated(model("vit"), state, maps="full")
+    with pytest.raises(CasterError, match="no full maps"):
+        ungated(model("batch"), source("batch"), maps="full")
+    with pytest.raises(CasterError, match="'diagonal' or 'full', not 'round'"):
+        ungated(model("vit"), source("vit"), maps="round")
+    with pytest.raises(CasterError, match="layers are True, False or 'full'"):
+        Adapter.fit(model("vit"), source("vit").batches, layers="half")
+
+
+def test_a_network_in_bfloat16_rests_on_moments_in_float32():
+    net = a_net(lambda c: nn.GroupNorm(2, c)).to(torch.bfloat16)
+    images = torch.randn(256, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    method = ungated(wrap(net), Source(batches=[(images, np.zeros(256, int))]))
+    method.predict(images)
+    found = method._alignment.past[Site("1", "in", 1)]
+    with torch.no_grad():
+        values = net[0](images.to(torch.bfloat16)).double()
+    expected = ChannelMoments.of(values, 1)
+    torch.testing.assert_close(found.mean.double(), expected.mean, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(found.variance.double(), expected.variance, rtol=1e-4, atol=1e-6)

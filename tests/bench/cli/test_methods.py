@@ -1,0 +1,45 @@
+"""caster methods."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from caster.cli.app import app
+from caster_bench.methods.registry import entries, names
+
+run = CliRunner().invoke
+
+
+def test_every_method_is_listed_with_needs_and_gradients():
+    done = run(app, ["methods"])
+    assert done.exit_code == 0
+    lines = done.stdout.splitlines()
+    rows = {line.split()[0]: line for line in lines if line.strip() and line[1] != " "}
+    assert set(names()) <= set(rows)
+    assert rows["tent"].split()[-1] == "yes"
+    assert rows["caster"].split()[-2:] == ["state", "no"]
+    for entry in entries():
+        assert entry.line.split()[0] in rows[entry.name]
+
+
+@pytest.mark.parametrize("name", names())
+def test_one_method_is_described(name):
+    done = run(app, ["methods", name])
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith(f"{name}: ")
+    assert "gradients" in done.stdout
+    assert ">>>" not in done.stdout
+
+
+def test_settings_presets_and_gate_of_one_method():
+    words = " ".join(run(app, ["methods", "tent+referee"]).stdout.split())
+    assert "setting norms = ('batch',)" in words
+    assert "preset imagenet: optimizer = 'sgd', lr = 0.00025" in words
+    assert "gate agreement = 0." in words
+
+
+def test_an_unknown_method_ends_in_one_line():
+    done = run(app, ["methods", "tnet"])
+    assert done.exit_code == 1
+    assert done.stderr.strip() == "caster: there is no method 'tnet': did you mean 'tent'?"

@@ -1,0 +1,464 @@
+"""What a run does when something is in its way: refusals, failures, kills, Ctrl-C, changes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from caster.cli.app import app
+from caster.errors import CasterError
+from caster_bench.data.digits import open_data
+from caster_bench.engine.cost import Costs
+from caster_bench.engine.executors import DIED
+from caster_bench.engine.executors.local import Local
+from caster_bench.engine.plan import groups_of, make_plan
+from caster_bench.engine.record import ticks
+from caster_bench.engine.run import run
+from caster_bench.engine.run_context import RunContext
+from caster_bench.engine.train import checkpoint
+from caster_bench.records import REFUSED, cells_of, content, read, scan
+from caster_bench.studies.verify import verify
+from tests.support.inline import SMALL, run_inline, sweep_of
+from tests.support.miniature import ENVIRONMENT, command
+from tests.support.record_maker import of_format
+
+
+def contents(out, without=()):
+    found = [read(folder) for folder in scan(out).cells if folder not in without]
+    return {r.spec: content(r.cell, r.samples, r.batches) for r in found}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory, checkpoints):
+    """A small sweep that nothing got in the way of."""
+    folder = tmp_path_factory.mktemp("small")
+    sweep = sweep_of(folder)
+    summary, executor = run_inline(sweep, folder / "out", checkpoints)
+    assert summary.failures == []
+    return sweep, folder / "out", executor
+
+
+def test_one_frozen_pass_serves_the_methods_of_a_stream(small):
+    _, _, executor = small
+    kinds = [(task.kind, len(task.specs)) for task in executor.performed]
+    assert kinds == [("admit", 1), ("group", 3), ("group", 3)]
+
+
+def test_the_cells_of_a_study_alone(tmp_path, checkpoints, small):
+    sweep, _, _ = small
+    with pytest.raises(CasterError, match="no study 'corruptions'"):
+        run_inline(sweep, tmp_path / "out", checkpoints, only="corruptions")
+    with pytest.raises(CasterError, match="small has no cells of the study cost"):
+        run_inline(sweep, tmp_path / "out", checkpoints, only="cost")
+
+
+ABSENT = """
+[backbones.absent]
+family = "layer"
+checkpoint = "checkpoints/absent.safetensors"
+"""
+
+
+def test_the_cells_of_some_backbones_alone(tmp_path, checkpoints, small):
+    """Of the others nothing is looked for, and nothing is recorded: their day may come."""
+    sweep, out = sweep_of(tmp_path, SMALL + ABSENT), tmp_path / "out"
+    with pytest.raises(CasterError, match="no backbone of small called 'resnet50'"):
+        run_inline(sweep, out, checkpoints, backbones=["resnet50"])
+    summary, executor = run_inline(sweep, out, checkpoints, backbones=["resnet"])
+    assert (summary.cells, summary.refused, summary.refusals) == (6, 0, {})
+    assert {task.specs[0].backbone for task in executor.performed} == {"resnet"}
+    assert contents(out) == contents(small[1])
+    again, executor = run_inline(sweep, out, checkpoints, backbones=["resnet"])
+    assert (again.already, executor.performed) == (0, [])
+    both, _ = run_inline(sweep, out, checkpoints, backbones=["absent", "resnet"])
+    assert (both.cells, both.refused, both.already) == (6, 6, 6)
+
+
+def test_a_plan_of_some_backbones(tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL + ABSENT)
+    words = ["bench", "plan", str(path), "--out", str(tmp_path / "out"), "--backbone", "absent"]
+    told = CliRunner().invoke(app, words)
+    assert told.exit_code == 0, told.output
+    assert "6 cells: 0 done, 0 refused, 6 missing in 2 streams" in told.output
+    assert "to be admitted first: absent on digits" in told.output
+    assert "12 cells" in CliRunner().invoke(app, [*words, "--backbone", "resnet"]).output
+
+
+def test_a_cell_that_fails_stops_no_other(tmp_path, checkpoints, small):
+    text = SMALL.replace('"tent"', '"tent", {method = "knn", k = 5000}, {method = "tent", lr = -1}')
+    sweep = sweep_of(tmp_path, text)
+    summary, _ = run_inline(sweep, tmp_path / "out", checkpoints)
+    assert len(summary.failures) == 4
+    whats = {what.partition(": ")[2] for what, _ in summary.failures}
+    assert whats == {"knn (k 5000)", "tent (lr -1)"}
+    assert any("5000 neighbours" in why for _, why in summary.failures)
+    assert contents(tmp_path / "out") == contents(small[1])
+    kinds = {problem.kind for problem in verify(sweep, tmp_path / "out", checkpoints)}
+    assert kinds == {"missing"}
+
+
+def test_refusals_are_recorded_and_taken_back(tmp_path, checkpoints, small):
+    root = tmp_path / "root"
+    weak = SMALL.replace("0.85", "0.999")
+    sweep, out = sweep_of(tmp_path, weak), tmp_path / "out"
+    summary, _ = run_inline(sweep, out, root)
+    (reason,) = summary.refusals.values()
+    assert summary.refused == 6
+    assert "there is no checkpoint checkpoints/resnet.safetensors" in reason
+    assert {read(folder).cell.status for folder in scan(out).cells} == {REFUSED}
+    assert verify(sweep, out, root) == []
+    shutil.copytree(checkpoints / "checkpoints", root / "checkpoints")
+    summary, _ = run_inline(sweep, out, root)
+    (reason,) = summary.refusals.values()
+    assert "is below the threshold 99.9%" in reason
+    assert (summary.refused, summary.foreign, len(scan(out).cells)) == (6, 0, 6)
+    assert verify(sweep, out, root) == []
+    admitted = sweep_of(tmp_path)
+    summary, _ = run_inline(admitted, out, root)
+    assert (summary.cells, summary.refused, summary.foreign) == (6, 0, 0)
+    assert verify(admitted, out, root) == []
+    assert contents(out) == contents(small[1])
+
+
+def npz_sweep(folder):
+    """The small sweep on images of a file, which may be copied."""
+    for split in ("train", "test"):
+        image_files = open_data(f"digits:{split}")
+        images = np.stack([image_files.read(i) for i in range(len(image_files))])
+        np.savez(folder / f"{split}.npz", images=images, labels=image_files.labels)
+    text = SMALL.replace("digits:train", str(folder / "train.npz"))
+    return sweep_of(folder, text.replace("digits:test", str(folder / "test.npz")))
+
+
+def test_an_admission_is_brought_from_another_machine(tmp_path, checkpoints):
+    """With other times of files it holds, as it is; with other images it does not."""
+    sweep = npz_sweep(tmp_path)
+    here, there = tmp_path / "here", tmp_path / "there"
+    run_inline(sweep, here, checkpoints)
+    shutil.copytree(here / "sources", there / "sources")
+    names = [path.name for path in (there / "sources").iterdir()]
+    state = next(there / "sources" / name for name in names if name.endswith(".caster"))
+    before = state.stat().st_mtime_ns
+    for split in ("train", "test"):
+        os.utime(tmp_path / f"{split}.npz")
+    run_inline(sweep, there, checkpoints)
+    assert state.stat().st_mtime_ns == before  # not fitted anew
+    assert contents(there) == contents(here)
+    assert verify(sweep, there, checkpoints) == []
+    with np.load(tmp_path / "train.npz") as held:
+        images, labels = held["images"].copy(), held["labels"]
+    images[:, 0, 0] = 255 - images[:, 0, 0]
+    np.savez(tmp_path / "train.npz", images=images, labels=labels)
+    old = set(scan(there).cells)  # which stay beside those that are made anew
+    run_inline(sweep, there, checkpoints)
+    assert state.stat().st_mtime_ns != before
+    anew, known = contents(there, without=old), contents(here)
+    assert anew.keys() == known.keys()
+    assert anew != known
+
+
+def test_a_pinned_digest_and_architecture_are_insisted_on(tmp_path, checkpoints):
+    for line in ('sha256 = "00"', 'architecture = "mini-vit"'):
+        text = SMALL.replace('family = "batch"', f'family = "batch"\n{line}')
+        summary, _ = run_inline(sweep_of(tmp_path, text), tmp_path / line[:4], checkpoints)
+        (reason,) = summary.refusals.values()
+        assert "the sweep wants 00" in reason or "is a mini-resnet, and not a mini-vit" in reason
+
+
+def test_a_damaged_checkpoint_is_refused_until_it_is_mended(tmp_path, checkpoints, small):
+    root, out = tmp_path / "root", tmp_path / "out"
+    shutil.copytree(checkpoints / "checkpoints", root / "checkpoints")
+    path = root / "checkpoints" / "resnet.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    summary, _ = run_inline(small[0], out, root)
+    assert (summary.refused, summary.failures) == (6, [])
+    (reason,) = summary.refusals.values()
+    assert reason.startswith("checkpoints/resnet.safetensors is truncated, damaged")
+    assert verify(small[0], out, root) == []
+    path.write_bytes(whole)
+    run_inline(small[0], out, root)
+    assert contents(out) == contents(small[1])
+
+
+def test_checkpoints_are_relative_to_the_current_folder(tmp_path, monkeypatch, small):
+    monkeypatch.chdir(tmp_path)
+    assert RunContext.of(small[0], tmp_path / "out").root == tmp_path.resolve()
+
+
+def test_a_sweep_finds_what_was_trained_where_it_is_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["bench", "train", "mini-resnet", "--data", "digits", "--epochs", "1", "--device"]
+    unknown = CliRunner().invoke(app, [*words, "cuda:7"])
+    assert (unknown.exit_code, list(tmp_path.iterdir())) == (1, [])
+    trained = CliRunner().invoke(app, [*words, "cpu"])
+    assert trained.exit_code == 0, trained.output
+    text = SMALL.replace("checkpoints/resnet", "checkpoints/mini-resnet-digits-0")
+    sweep = sweep_of(tmp_path, text.replace("0.85", "0.0"))
+    summary, _ = run_inline(sweep, Path("runs/small"), None)
+    assert (summary.cells, summary.refusals, summary.failures) == (6, {}, [])
+    told = CliRunner().invoke(app, ["bench", "plan", "sweep.toml"])
+    assert "6 cells: 6 done, 0 refused, 0 missing" in told.output
+
+
+def truncated(path):
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        ("samples.parquet", truncated),
+        ("batches.parquet", lambda path: path.unlink()),
+        ("batches.parquet", lambda path: path.write_bytes(b"")),
+        ("cell.json", truncated),
+        ("cell.json", lambda path: path.unlink()),
+    ],
+)
+def test_a_damaged_record_is_made_again(tmp_path, checkpoints, small, file, damage):
+    sweep, before, _ = small
+    out = tmp_path / "out"
+    shutil.copytree(before, out)
+    folder = scan(out).cells[0]
+    damage(folder / file)
+    plan = make_plan(sweep, RunContext.of(sweep, out, checkpoints))
+    assert (plan.damaged, len(plan.missing)) == ({folder.name}, 1)
+    summary, _ = run_inline(sweep, out, checkpoints)
+    assert (summary.already, summary.cells, summary.failures) == (5, 6, [])
+    assert contents(out) == contents(before)
+
+
+@pytest.mark.parametrize("which", ["cells/*/cell.json", "sources/*.json"])
+def test_records_of_another_format_stop_a_run_and_are_not_touched(
+    tmp_path, checkpoints, small, which
+):
+    sweep, before, _ = small
+    out = tmp_path / "out"
+    shutil.copytree(before, out)
+    for path in out.glob(which):
+        of_format(path, 1)
+    held = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    said = r"json: .*caster.* wrote it, in format 1, and this caster reads format 2"
+    with pytest.raises(CasterError, match=said):
+        make_plan(sweep, RunContext.of(sweep, out, checkpoints))
+    with pytest.raises(CasterError, match=said):
+        run_inline(sweep, out, checkpoints)
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == held
+    kinds = {problem.kind for problem in verify(sweep, out, checkpoints)}
+    assert "changed or damaged" not in kinds
+
+
+def test_times_are_kept_to_about_a_microsecond(small):
+    _, out, _ = small
+    seconds = np.concatenate([read(folder).batches.seconds for folder in scan(out).cells])
+    assert (seconds > 0).all()
+    np.testing.assert_array_equal(seconds * 2**20, np.round(seconds * 2**20))
+    exact = np.array([0.0123456789, 1e-6, 7.0])
+    np.testing.assert_allclose(ticks(exact), exact, atol=2**-21, rtol=0)
+
+
+def test_damage_that_only_verify_finds_stops_nothing(tmp_path, checkpoints, small):
+    sweep, before, _ = small
+    out = tmp_path / "out"
+    shutil.copytree(before, out)
+    for folder in scan(out).cells:
+        content = bytearray((folder / "batches.parquet").read_bytes())
+        content[20] ^= 1
+        (folder / "batches.parquet").write_bytes(content)
+    plan = make_plan(sweep, RunContext.of(sweep, out, checkpoints))
+    costs = Costs(plan)
+    assert (plan.missing, costs.measured) == ([], 0)
+    assert sum(map(costs.cell, plan.wanted)) > 0
+    assert "changed or damaged" in {problem.kind for problem in verify(sweep, out, checkpoints)}
+
+
+def test_data_that_went_missing_fail_their_own_cells_alone(tmp_path, checkpoints, monkeypatch):
+    held = SMALL[SMALL.index("[data.") : SMALL.index("[[grid]]")]
+    other = held.replace("data.digits", "data.other").replace("digits:test", "digits:train")
+    text = SMALL.replace(held, held + other)
+    sweep, out = sweep_of(tmp_path, text), tmp_path / "out"
+    assert run_inline(sweep, out, checkpoints)[0].cells == 12
+    for folder in scan(out).cells:
+        if read(folder).spec.method == "tent":
+            shutil.rmtree(folder)
+
+    def gone(source, root=None):
+        if source == "digits:test":
+            raise CasterError("digits:test is gone")
+        return open_data(source, root)
+
+    monkeypatch.setattr("caster_bench.engine.admit.open_data", gone)
+    summary, _ = run_inline(sweep, out, checkpoints)
+    assert summary.failures == [("resnet on digits", "digits:test is gone")]
+    there = [read(folder).spec for folder in scan(out).cells]
+    assert sum(spec.data == "other" for spec in there) == 6
+    assert sum(spec.data == "digits" for spec in there) == 4
+
+
+def test_what_cannot_be_opened_is_not_counted(tmp_path, checkpoints):
+    sweep = sweep_of(tmp_path, SMALL.replace("digits:test", "digits:tset"))
+    costs = Costs(make_plan(sweep, RunContext.of(sweep, tmp_path / "out", checkpoints)))
+    assert sum(map(costs.cell, sweep.cells)) == 0
+    assert list(costs.unopened) == ["digits"]
+
+
+def test_another_checkpoint_or_constant_makes_other_cells(tmp_path, checkpoints, small):
+    sweep, before, _ = small
+    out, root = tmp_path / "out", tmp_path / "root"
+    shutil.copytree(before, out)
+    root.mkdir()
+    path = root / "checkpoints" / "resnet.safetensors"
+    path.parent.mkdir()
+    net, known = checkpoint.load(checkpoints / "checkpoints" / "resnet.safetensors")
+    with torch.no_grad():
+        net.get_classifier().bias += 0.1
+    checkpoint.save(net, known, path)
+    context = RunContext.of(sweep, out, root)
+    assert len(make_plan(sweep, context).missing) == 6
+    summary, _ = run_inline(sweep, out, root)
+    assert (summary.cells, summary.foreign, len(scan(out).cells)) == (6, 6, 12)
+    assert "twice" in {problem.kind for problem in verify(sweep, out, root)}
+    other = sweep_of(tmp_path, SMALL.replace("[backbones", "[constants]\ntau = 2.0\n[backbones", 1))
+    assert len(make_plan(other, RunContext.of(other, before, checkpoints)).missing) == 6
+
+
+def test_data_that_are_not_there_are_a_failure_and_no_refusal(tmp_path, checkpoints):
+    sweep = sweep_of(tmp_path, SMALL.replace("digits:test", "digits:tset"))
+    summary, _ = run_inline(sweep, tmp_path / "out", checkpoints)
+    ((what, why),) = summary.failures
+    assert what == "resnet on digits"
+    assert "no split 'tset'" in why
+    assert scan(tmp_path / "out").cells == ()
+
+
+def test_two_runs_do_not_write_to_one_folder(tmp_path, checkpoints, small):
+    sweep = small[0]
+
+    def watch(standing):
+        with pytest.raises(CasterError, match="another run writes"):
+            run_inline(sweep, tmp_path / "out", checkpoints)
+
+    run_inline(sweep, tmp_path / "out", checkpoints, watch=watch)
+
+
+def test_standing_counts_up_to_the_end(tmp_path, checkpoints, small):
+    seen = []
+    run_inline(small[0], tmp_path / "out", checkpoints, watch=seen.append)
+    assert seen[-1].done == seen[-1].total == 6
+    assert seen[-1].left == pytest.approx(0.0)
+    assert seen[-1].rate > 0
+
+
+def test_alone_cells_come_last_and_one_by_one():
+    from caster_bench.sweeps import Spec
+
+    cells = [
+        Spec("a", "d", "frozen", alone=True),
+        Spec("b", "d", "frozen"),
+        Spec("a", "d", "tent", alone=True),
+        Spec("a", "d", "frozen"),
+        Spec("b", "d", "tent"),
+    ]
+    assert list(groups_of(cells)) == [
+        (cells[3],),
+        (cells[1], cells[4]),
+        (cells[0],),
+        (cells[2],),
+    ]
+
+
+def test_a_killed_worker_loses_its_group_and_nothing_else(
+    tmp_path, checkpoints, small, monkeypatch
+):
+    monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
+    sweep, out = small[0], tmp_path / "out"
+    context = RunContext.of(sweep, out, checkpoints)
+    local = Local(context, ["cpu"], 1, 0)
+    killed = threading.Event()
+
+    def kill():
+        """The worker, once a first record shows that it is in a group of cells."""
+        while not killed.is_set():
+            time.sleep(0.005)
+            if scan(out).cells:
+                os.kill(local._at["workers"][0].process.pid, signal.SIGKILL)
+                killed.set()
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        summary = run(sweep, context, lambda: local, lambda standing: None)
+    finally:
+        killed.set()
+        thread.join()
+    assert summary.failures
+    assert {why for _, why in summary.failures} == {DIED}
+    assert {what.partition(",")[2].partition(":")[0].strip() for what, _ in summary.failures} == {
+        "clean"  # the first group alone
+    }
+    assert summary.cells == 6 - len(summary.failures)
+    for folder in scan(out).cells:
+        read(folder)  # whole
+    summary, _ = run_inline(sweep, out, checkpoints)
+    assert (summary.cells, summary.failures) == (6, [])
+    assert contents(out) == contents(small[1])
+    assert verify(sweep, out, checkpoints) == []
+
+
+def test_ctrl_c_ends_in_one_line_and_the_next_run_goes_on(tmp_path, checkpoints, small):
+    out = tmp_path / "out"
+    sweep_of(tmp_path)
+    words = command(
+        *("run", tmp_path / "sweep.toml", "--out", out, "--root", checkpoints),
+        *("--workers", 1, "--device", "cpu"),
+    )
+    with subprocess.Popen(
+        words, env=ENVIRONMENT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        until = time.monotonic() + 120
+        while not scan(out).cells and time.monotonic() < until:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stdout + stderr
+    *progress, last = stderr.splitlines()
+    assert last.startswith("caster: interrupted, ")
+    assert last.endswith(" of 6 cells are kept; run it again to go on")
+    assert all(" images/s, " in line for line in progress)
+    kept = {folder.name: (folder / "cell.json").stat().st_mtime_ns for folder in scan(out).cells}
+    assert 0 < len(kept) < 6
+    summary, _ = run_inline(small[0], out, checkpoints)
+    assert (summary.already, summary.cells) == (len(kept), 6)
+    for name, written in kept.items():
+        assert (cells_of(out) / name / "cell.json").stat().st_mtime_ns == written
+    assert contents(out) == contents(small[1])
+
+
+def test_streams_of_several_conditions(tmp_path, checkpoints):
+    text = SMALL[: SMALL.index("[[grid]]")]
+    text += """
+[[grid]]
+study = "corruption"
+corruptions = ["contrast", "brightness"]
+severities = [2]
+schedule = "mixed"
+methods = ["frozen"]
+"""
+    sweep = sweep_of(tmp_path, text)
+    summary, _ = run_inline(sweep, tmp_path / "out", checkpoints)
+    assert summary.failures == []
+    (folder,) = scan(tmp_path / "out").cells
+    record = read(folder)
+    assert np.all(np.bincount(record.samples.index) == 2)
+    assert verify(sweep, tmp_path / "out", checkpoints) == []

@@ -1,0 +1,141 @@
+"""CORAL: against matrix roots of SciPy's, and skada."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.linalg import sqrtm
+
+from caster import CasterError, wrap
+from caster.adapt.source import Source
+from caster_bench.methods import moments
+from caster_bench.methods.registry import create
+from tests.support import problem
+from tests.support.exact import Exact, blobs, head
+
+
+def by_roots(model, source, batch, ridge):
+    """In float64, every matrix in full."""
+    covariances = [np.cov(rows.T, bias=True) for rows in (source, batch)]
+    eye = ridge * np.trace(covariances[0]) / source.shape[1] * np.eye(source.shape[1])
+    root, other = (np.real(sqrtm(C + eye)) for C in covariances)
+    aligned = (batch - batch.mean(axis=0)) @ np.linalg.inv(other) @ root + source.mean(axis=0)
+    return aligned @ model.weight.T + model.bias
+
+
+def made(model, features, **settings):
+    """From a source of unequal batches."""
+    parts = np.split(features, [7, 100])
+    return create(
+        "coral", model, Source(batches=[(part, [0] * len(part)) for part in parts]), **settings
+    )
+
+
+@pytest.mark.parametrize("ridge", [0.01, 1.0, 30.0])
+@pytest.mark.parametrize("size", [2, 3, 6, 7, 64])
+def test_answers_are_those_of_full_roots(size, ridge):
+    """Fewer samples than features, as many, and more."""
+    source, _ = blobs(300)
+    batch = 1.5 * blobs(size, seed=1)[0] + 2
+    given = made(head(), source, ridge=ridge).predict(batch)
+    assert given.accepted
+    np.testing.assert_allclose(given.logits, by_roots(head(), source, batch, ridge), rtol=1e-8)
+
+
+@pytest.mark.parametrize("size", [2, 6, 64])
+def test_the_smaller_matrix_is_the_one_whose_root_is_taken(monkeypatch, size):
+    method = made(head(), blobs(300)[0])
+    orders = []
+    roots = moments.symmetric_roots
+
+    def noted(matrix, lam):
+        orders.append(len(matrix))
+        return roots(matrix, lam)
+
+    monkeypatch.setattr(moments, "symmetric_roots", noted)
+    method.predict(blobs(size)[0])
+    assert orders == [min(size, 6)]
+
+
+def test_is_skadas_where_nothing_is_added():
+    from skada._mapping import CORALAdapter
+
+    source, _ = blobs(300)
+    batch = 1.5 * blobs(64, seed=1)[0] + 2
+    both = np.concatenate([batch, source])  # to skada the batch is what is mapped
+    domain = np.concatenate([np.ones(len(batch), int), -2 * np.ones(len(source), int)])
+    coral = CORALAdapter(reg=0.0).fit(both, sample_domain=domain)
+    W = coral.cov_source_inv_sqrt_ @ coral.cov_target_sqrt_
+    aligned = (batch - batch.mean(axis=0)) @ W + source.mean(axis=0)
+    identity = Exact(np.eye(6))
+    given = made(identity, source, ridge=1e-12).predict(batch).logits
+    np.testing.assert_allclose(given, aligned, rtol=1e-6)
+
+
+def test_the_batch_gets_the_sources_moments():
+    source, _ = blobs(300)
+    aligned = (
+        made(Exact(np.eye(6)), source, ridge=1e-12).predict(3 * blobs(50, seed=1)[0] - 5).logits
+    )
+    np.testing.assert_allclose(aligned.mean(axis=0), source.mean(axis=0), atol=1e-8)
+    np.testing.assert_allclose(np.cov(aligned.T, bias=True), np.cov(source.T, bias=True), atol=1e-6)
+
+
+@pytest.mark.parametrize("ridge", [0.1, 1.0])
+def test_the_source_itself_is_left_alone(ridge):
+    source, _ = blobs(300)
+    given = made(head(), source, ridge=ridge).predict(source).logits
+    np.testing.assert_allclose(given, head()(source).logits, rtol=1e-8)
+
+
+def test_a_single_sample_is_the_frozen_models():
+    method = create("coral", problem.model(), problem.source())
+    batch = problem.stream(1, 1)[0]
+    given = method.predict(batch)
+    assert (given.accepted, given.reason) == (False, "batch_too_small")
+    assert torch.equal(given.logits, method.frozen.predict(batch).logits)
+
+
+def test_classes_of_a_state():
+    features, labels = blobs(300)
+    known = labels != 1
+    source = Source.fit(head(), [(features[known], labels[known])])
+    batch = blobs(20, seed=1)[0]
+    expected = by_roots(head(), features[known], batch, 1.0)[:, [0, 2]]
+    given = create("coral", head(), source).predict(batch).logits
+    np.testing.assert_allclose(given, expected, rtol=1e-8)
+
+
+@pytest.mark.parametrize("kind", ["batch", "vit"])
+def test_on_images(kind):
+    """A darker, noisier stream: a gain, in batches that show its moments."""
+    method = create("coral", problem.model(kind), problem.source(kind))
+    accuracy = {size: problem.accuracy(method, 1.0, 1280, size) for size in (8, 64)}
+    frozen = problem.accuracy(method.frozen, 1.0, 1280)
+    assert accuracy[64] > frozen + 0.02
+    assert accuracy[8] < accuracy[64]
+    assert isinstance(method.predict(problem.stream(1, 2)[0]).logits, torch.Tensor)
+
+
+def test_what_it_keeps():
+    """The colouring root and the classifier as one matrix, and no covariance."""
+    source, _ = blobs(300)
+    assert made(head(), source).retained().total == (6 * 3 + 3) * 8
+
+
+def test_refusals():
+    source, labels = blobs(30)
+    batches = [(source, labels)]
+
+    def refused(model, batches, **settings):
+        with pytest.raises(CasterError) as caught:
+            create("coral", model, Source(batches=batches), **settings)
+        return str(caught.value)
+
+    assert "needs source images" in refused(head(), None)
+    assert "above 0, not 0" in refused(head(), batches, ridge=0)
+    assert "do not vary" in refused(head(), [(np.ones((5, 6)), [0] * 5)])
+    assert "NaN or infinity" in refused(head(), [(source * np.nan, labels)])
+    function = wrap(lambda batch: (batch, batch), version="example-1")
+    assert "and <lambda> shows none" in refused(function, batches)

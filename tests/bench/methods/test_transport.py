@@ -1,0 +1,169 @@
+"""CASTER and its ablations as methods."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from caster import Adapter, CasterError, wrap
+from caster.adapt.source import Source
+from caster.models.protocol import Outputs
+from caster_bench.methods.gated import Gated
+from caster_bench.methods.gates import Certificate
+from caster_bench.methods.registry import create
+from tests.conftest import problem
+from tests.support.problem import accuracy, model, source, stream
+
+SHIFTS = (0.0, 0.5, 1.0, 2.5)
+
+
+def test_caster_is_the_adapter():
+    adapter = Adapter(model(), source().state)
+    adapter.clf.set_params(safeguards=False)
+    method = create("caster", model(), source())
+    for batch in (b for shift in SHIFTS for b in stream(2, shift=shift)):
+        expected, given = adapter(batch), method.predict(batch)
+        assert (given.accepted, given.reason) == (
+            expected.verdict.accepted,
+            expected.verdict.reason,
+        )
+        assert given.ratio == expected.verdict.ratio
+        assert torch.equal(given.logits.argmax(dim=1), expected.predictions)
+
+
+def test_caster_is_its_own_transport_behind_its_own_certificate():
+    gated = create("caster", model("vit"), source("vit"))
+    composed = Gated(
+        create("caster-ungated", model("vit"), source("vit")),
+        Certificate(model("vit"), source("vit")),
+    )
+    reasons = set()
+    for batch in (b for size in (6, 24) for shift in SHIFTS for b in stream(3, size, shift)):
+        one, other = gated.predict(batch), composed.predict(batch)
+        assert torch.equal(one.logits, other.logits)
+        assert (one.accepted, one.reason, one.ratio) == (other.accepted, other.reason, other.ratio)
+        reasons.add(one.reason)
+    assert "accepted" in reasons
+    assert len(reasons) > 1
+
+
+def test_ungated_reports_what_the_certificate_would_say():
+    method, gate = create("caster-ungated", model(), source()), Certificate(model(), source())
+    for batch in stream(3, shift=2.5):
+        given = method.predict(batch)
+        assert given.accepted
+        assert given.reason == "ungated"
+        assert given.ratio == gate.judge(model()(batch)).ratio
+
+
+def test_settings_override_those_of_the_state():
+    (batch,) = stream(1)
+    assert create("caster", model(), source()).predict(batch).accepted
+    strict = create("caster", model(), source(), tau=1e-6)
+    assert strict.predict(batch).reason == "ratio"
+    assert create("caster", model(), source()).predict(batch).accepted  # the state is not changed
+
+
+def on_features(scale=1.0, n_classes=6):
+    """A model that is nothing but its features, and labelled source data."""
+    h, y = problem(n=1200, n_classes=n_classes, seed=3)
+    frozen = wrap(lambda batch: (batch, batch[:, :n_classes]), version=f"features-{scale}")
+    return frozen, Source.fit(frozen, [(scale * h, y)]), scale * h, y
+
+
+def test_no_transport_is_source_gda_in_the_active_directions():
+    frozen, known, h, _ = on_features()
+    method = create("caster-no-transport", frozen, known)
+    gda = create("source-gda", frozen, known)
+    whole = 1.3 * h[:40] + 0.5
+    np.testing.assert_allclose(method.predict(whole).logits, gda.predict(whole).logits, rtol=1e-5)
+
+    few = whole[:3]  # two directions
+    moments, beta = known.state.moments.restrict(2), known.state.settings.beta
+    z = few @ moments.U.astype(np.float64)
+    expected = np.empty((3, 6))
+    for c in range(6):
+        covariance = moments.covariances[c].astype(np.float64) + beta * np.eye(2)
+        from_mean = z - moments.means[c]
+        mahalanobis = np.einsum("bi,ij,bj->b", from_mean, np.linalg.inv(covariance), from_mean)
+        log_det = np.linalg.slogdet(covariance)[1]
+        expected[:, c] = -0.5 * mahalanobis - 0.5 * log_det + np.log(moments.priors[c])
+    np.testing.assert_allclose(method.predict(few).logits, expected, rtol=1e-4)
+
+
+def mixed_ratio(batch, state):
+    """The mixed-metric ratio with plain loops in float64, on the transport caster finds."""
+    from caster import Caster
+
+    out = Caster.from_state(state).adapt(batch)
+    moments = state.moments
+    U = moments.U.astype(np.float64)
+    scores = out.transported.astype(np.float64)
+    probability = np.exp(scores - scores.max(axis=1, keepdims=True))
+    probability /= probability.sum(axis=1, keepdims=True)
+    kept = probability.max(axis=1) > state.settings.confidence
+    pulled = np.linalg.solve(out.map.A.astype(np.float64), (batch @ U - out.map.b).T).T
+    lengths = []
+    for c in range(len(moments.means)):
+        members = pulled[kept & (scores.argmax(axis=1) == c)]
+        if len(members):
+            residual = members.mean(axis=0) - moments.means[c]
+            along_units = residual / np.linalg.norm(U, axis=0)  # coordinates of unit directions
+            lengths.append(np.linalg.norm(along_units))
+    return max(lengths) / moments.margin
+
+
+def test_the_mixed_metric_ratio_by_hand():
+    frozen, known, h, _ = on_features()
+    batch = 1.3 * h[:60] + 0.5
+    given = create("caster-mixed-metric", frozen, known).predict(batch)
+    assert given.ratio == pytest.approx(mixed_ratio(batch, known.state), rel=1e-3)
+
+
+@pytest.mark.parametrize("scale", [0.01, 100.0])
+def test_rescaled_features_change_the_mixed_ratio_and_not_the_certificate(scale):
+    ratios = {}
+    for s in (1.0, scale):
+        frozen, known, h, _ = on_features(s)
+        batch = 1.3 * h[:60] + 0.5 * s
+        for name in ("caster", "caster-mixed-metric"):
+            ratios[name, s] = create(name, frozen, known).predict(batch).ratio
+    assert ratios["caster", scale] == pytest.approx(ratios["caster", 1.0], rel=1e-3)
+    assert ratios["caster-mixed-metric", scale] == pytest.approx(
+        scale * ratios["caster-mixed-metric", 1.0], rel=1e-3
+    )
+
+
+@pytest.mark.parametrize("name", ["caster-ungated", "caster-no-transport", "caster-mixed-metric"])
+def test_a_batch_of_one_keeps_the_frozen_answer(name):
+    (batch,) = stream(1, size=1)
+    given = create(name, model(), source()).predict(batch)
+    assert (given.accepted, given.reason) == (False, "batch_too_small")
+    assert torch.equal(given.logits, model()(batch).logits)
+
+
+def test_a_model_of_other_classes_falls_back_to_source_gda():
+    h, y = problem(n=400, n_classes=5, seed=3)
+    frozen = wrap(lambda batch: (batch, batch[:, :2]), version="others-1")
+    known = Source.fit(frozen, [(h, y)], use_head=False)
+    refused = create("caster", frozen, known).predict(h[:1])
+    gda = create("source-gda", frozen, known)
+    np.testing.assert_array_equal(refused.logits, gda.predict(h[:1]).logits)
+    np.testing.assert_array_equal(
+        create("frozen", frozen, known).answer(Outputs(h[:9], None)).logits,
+        gda.predict(h[:9]).logits,
+    )
+
+
+def test_transport_helps_where_features_shift():
+    frozen = accuracy(create("frozen", model("vit"), source("vit")), shift=1.0)
+    assert accuracy(create("caster", model("vit"), source("vit")), shift=1.0) > frozen + 0.05
+
+
+@pytest.mark.parametrize("name", ["caster", "caster-no-transport", "caster-mixed-metric"])
+def test_a_batch_with_nan_is_refused(name):
+    (batch,) = stream(1)
+    batch[0] = np.nan
+    with pytest.raises(CasterError, match="NaN"):
+        create(name, model(), source()).predict(batch)

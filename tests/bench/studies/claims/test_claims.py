@@ -1,0 +1,313 @@
+"""Claims held against packed records, whole or in part."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from caster.cli.app import app
+from caster_bench.engine.pack import pack
+from caster_bench.records import Pack, scan
+from caster_bench.records.reader import described
+from caster_bench.studies import write as reporting
+from caster_bench.studies.claims.evidence import gather
+from caster_bench.studies.claims.parse import read as read_claims
+from caster_bench.studies.claims.write import write
+from caster_bench.sweeps import Spec
+from tests.bench.studies.test_packed_report import ELSEWHERE, ROOT
+from tests.bench.studies.test_report import files
+
+CLAIMS = """
+title = "What it claims"
+intro = "The gate gains {gain} points."
+records = "records"
+document = "CLAIMS.md"
+reports = "docs/reports"
+sweeps.every = "every.toml"
+sweeps.later = "later.toml"
+values.gain = {sweep = "every", table = "gate", row = {data = "pooled"}, column = "over never"}
+
+[[part]]
+title = "The gate"
+sweep = "every"
+text = "Accepted: {gain}."
+tables = ["gate"]
+figures = ["gate"]
+
+[[part.claim]]
+id = "G1"
+says = "It gains."
+where = "Sec. 4.4"
+limits = "Made up."
+note = "It came to {gain}."
+tests = [
+    {what = "over never", CELL "over never", interval = "over never, 95 %", least = -100},
+    {what = "over always", CELL "over always", paper = ["gate", "pooled", "gated"], near = 0.5},
+]
+
+[[part]]
+title = "The rest"
+sweep = "every"
+
+[[part.claim]]
+id = "R1"
+says = "It is quick."
+where = "Table 3"
+tests = [
+    {what = "rate", table = "cost-ratios", row = {beside = "tent"}, column = "rate", least = 0},
+]
+
+[[part.claim]]
+id = "R2"
+says = "It will be run."
+where = "Table 9"
+tests = [{what = "x", sweep = "later", CELL "gated", least = 0}]
+
+[[part.claim]]
+id = "R3"
+says = "It flies."
+where = "Sec. 9"
+why = "No wings."
+
+[[part.claim]]
+id = "R4"
+says = "It is so."
+where = "Sec. 3"
+proof = "tests/x.py::test_x"
+""".replace("CELL", 'table = "gate", row = {data = "pooled"}, column =')
+
+
+@pytest.fixture(scope="module")
+def place(run, tmp_path_factory) -> Path:
+    """A repository with claims, their sweep, and its packed records."""
+    sweep, out = run
+    root = tmp_path_factory.mktemp("claims")
+    shutil.copy(out.parent / "every.toml", root)
+    (root / "claims.toml").write_text(CLAIMS)
+    (root / "records").mkdir()
+    done, problems = pack(sweep, out, Pack(root / "records" / "every"))
+    assert problems == []
+    assert done.missing == 0
+    return root
+
+
+def invoke(place: Path, *words: object):
+    command = ["bench", "claims", place / "claims.toml", "--root", place, *words]
+    return CliRunner().invoke(app, list(map(str, command)))
+
+
+@pytest.fixture(scope="module")
+def document(place) -> str:
+    done = invoke(place, "-o", place)
+    assert done.exit_code == 0, done.output
+    assert "1 claim not run yet" in done.output
+    return (place / "CLAIMS.md").read_text()
+
+
+def test_every_claim_is_there_with_its_verdict(document):
+    told = dict(re.findall(r"^### (\w+): (.*)$", document, re.MULTILINE))
+    assert set(told) == {"G1", "R1", "R2", "R3", "R4"}
+    assert told["R1"] == told["R4"] == "reproduced"
+    assert (told["R2"], told["R3"]) == ("not run yet", "not testable here")
+    assert "Of 5 claims: " in document
+    assert "*Not testable here.* No wings." in document
+    assert "*Limits.* Made up." in document
+    assert "caster bench run every.toml --only gate" in document
+    assert "| `later.toml` | - | - | 0 | there is no sweep yet |" in document
+
+
+def test_figures_are_those_of_the_raw_records(document, raw, run):
+    sweep, _ = run
+    cells = [spec.plain() for spec in sweep.of("gate") if spec.method == "caster"]
+    gains = [100 * record.gain for record in raw if record.spec in cells]
+    assert len(gains) == 18
+    expected = f"{np.mean(gains):+.2f}"
+    assert f"The gate gains {expected} points." in document
+    assert f"*What we found.* It came to {expected}." in document
+    row = next(line for line in document.splitlines() if line.startswith("| over never |"))
+    assert re.search(rf"\| - \| {re.escape(expected)} \([+-]\d+\.\d\d to [+-]\d+\.\d\d\) \|", row)
+
+
+def test_links_lead_to_reports_and_figures(document, place):
+    links = re.findall(r"\]\(([^)]+)\)", document)
+    assert "docs/reports/every/figures/gate.svg" in links
+    assert "docs/reports/every/report.md" in links
+    for link in links:
+        assert (place / link).is_file()
+    text = (place / "docs/reports/every/report.md").read_text()
+    for link in re.findall(r"\]\(([^)]+)\)", text):
+        assert (place / "docs/reports/every" / link).is_file()
+
+
+def test_reports_are_those_of_the_report_command(document, place, results, tmp_path):
+    reporting.write(results, tmp_path / "report")
+    whole = files(tmp_path / "report")
+    kept = files(place / "docs/reports/every")
+    assert {Path(name).suffix for name in kept} == {".md", ".csv", ".svg"}
+    assert kept == {
+        name: digest
+        for name, digest in whole.items()
+        if name == "report.md" or name.endswith((".csv", ".svg"))
+    }
+
+
+def test_another_machine_writes_the_same_bytes(document, place, tmp_path):
+    words = ["bench", "claims", place / "claims.toml", "--root", place, "-o", tmp_path]
+    environment = os.environ | ELSEWHERE | {"PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, "-m", "caster", *words]
+    subprocess.run(list(map(str, command)), env=environment, check=True, timeout=120)
+    assert files(tmp_path) == {
+        name: digest for name, digest in files(place).items() if name.startswith(("CLAIMS", "docs"))
+    }
+
+
+def without(place: Path, run, tmp_path: Path, is_gone: Callable[[Spec], bool]) -> Path:
+    """The same repository, of a run that lacks the first cell of which this holds."""
+    sweep, out = run
+    for name in ("claims.toml", "every.toml"):
+        shutil.copy(place / name, tmp_path)
+    shutil.copytree(out, tmp_path / "run")
+    folders = scan(tmp_path / "run").cells
+    shutil.rmtree(next(where for where in folders if is_gone(described(where)[1])))
+    (tmp_path / "records").mkdir()
+    assert pack(sweep, tmp_path / "run", Pack(tmp_path / "records" / "every"))[1] == []
+    return tmp_path
+
+
+@pytest.fixture
+def parts(place, run, tmp_path) -> Path:
+    """The study of cost is not finished, of the only backbone it is of."""
+    return without(place, run, tmp_path, lambda spec: spec.alone and spec.method == "tent")
+
+
+def test_a_study_that_is_not_complete_is_not_run_yet(parts):
+    claims = read_claims(parts / "claims.toml")
+    evidence, problems = gather(claims, parts)
+    assert problems == []
+    counted = write(claims, evidence, parts)
+    text = (parts / "CLAIMS.md").read_text()
+    assert "### R1: not run yet" in text
+    assert "### G1: not run yet" not in text
+    assert "*Not run yet*: what it is about is not recorded" in text
+    assert "*So far*:" not in text
+    assert "| `every.toml` | cost | 3 | 2 | not run yet |" in text
+    assert counted["not run yet"] == 2
+    assert not list((parts / "docs/reports/every/tables").glob("cost*"))
+    assert list((parts / "docs/reports/every/tables").glob("gate*"))
+    report = (parts / "docs/reports/every/report.md").read_text()
+    recorded = "estimators, certificate, gate, corruption, coverage, specificity"
+    assert f"Of the sweep's 171 cells: studies {recorded}." in report
+    assert "| 168 |" in report  # cells of that software: the two of the study of cost are left out
+
+
+def test_a_study_that_awaits_a_backbone_is_judged_on_the_others(place, run, tmp_path, raw):
+    sweep, _ = run
+    gate, late = sweep.of("gate"), "vit"
+    folder = without(place, run, tmp_path, lambda spec: spec in gate and spec.backbone == late)
+    done = invoke(folder, "-o", folder)
+    assert done.exit_code == 0, done.output
+    text = (folder / "CLAIMS.md").read_text()
+    assert re.search(r"^### G1: .*reproduced so far$", text, re.MULTILINE)
+    assert "### R1: reproduced\n" in text  # of another study
+    assert f"*So far:* the study gate has yet to be recorded for {late}." in text
+    assert "*So far*: backbones of its study are still to be recorded" in text
+    assert "*Not run yet*:" in text  # of a claim about a sweep that is to come
+    held = [spec for spec in gate if spec.method == "caster" and spec.backbone != late]
+    gains = [100 * record.gain for record in raw if record.spec in [s.plain() for s in held]]
+    assert f"It came to {np.mean(gains):+.2f}." in text
+    claims = folder / "claims.toml"
+    row = 'row = {data = "pooled"}, column = "over always"'
+    assert row in claims.read_text()
+    claims.write_text(claims.read_text().replace(row, row.replace("pooled", "to come")))
+    assert invoke(folder, "-o", folder).exit_code == 0
+    assert "### G1: not run yet\n" in (folder / "CLAIMS.md").read_text()
+
+
+@pytest.mark.parametrize(("data", "verdict"), [("cifar10", "not run yet"), ("pets", " so far")])
+def test_a_claim_that_needs_data_is_judged_once_they_are_there(place, run, tmp_path, data, verdict):
+    gate = run[0].of("gate")
+    folder = without(place, run, tmp_path, lambda spec: spec in gate and spec.backbone == "vit")
+    claims = folder / "claims.toml"
+    claims.write_text(CLAIMS.replace('id = "G1"', f'id = "G1"\nneeds = ["{data}"]'))
+    assert invoke(folder, "-o", folder).exit_code == 0
+    text = (folder / "CLAIMS.md").read_text()
+    assert re.search(rf"^### G1: .*{verdict}$", text, re.MULTILINE)
+    assert (" so far), " in text) == (verdict == " so far")
+    claims.write_text(CLAIMS.replace('id = "G1"', 'id = "G1"\nneeds = ["cifar"]'))
+    done = invoke(folder, "-o", folder)
+    assert done.exit_code == 1
+    assert "G1: data of every called 'cifar'" in " ".join(done.output.split())
+
+
+def test_a_part_may_have_words_and_no_claims(place, tmp_path):
+    for name in ("every.toml", "records"):
+        (tmp_path / name).symlink_to(place / name)
+    more = '[[part]]\ntitle = "More"\nsweep = "every"\ntables = ["cost"]\n'
+    (tmp_path / "claims.toml").write_text(f'{CLAIMS}\n{more}text = "Also {{gain}}."\n')
+    assert invoke(tmp_path, "-o", tmp_path).exit_code == 0
+    text = (tmp_path / "CLAIMS.md").read_text().partition("## More")[2]
+    assert "caster bench run every.toml --only cost" in text
+    assert "| method |" in text
+    (tmp_path / "claims.toml").write_text(CLAIMS + more)
+    assert "there is no [[claim]]" in " ".join(invoke(tmp_path, "-o", tmp_path).output.split())
+
+
+def test_without_records_nothing_is_run_yet(place, tmp_path):
+    for name in ("claims.toml", "every.toml"):
+        shutil.copy(place / name, tmp_path)
+    done = invoke(tmp_path, "-o", tmp_path)
+    assert done.exit_code == 0, done.output
+    text = (tmp_path / "CLAIMS.md").read_text()
+    assert "The gate gains (not run yet) points." in text
+    assert text.count(": not run yet") == 3
+    assert not (tmp_path / "docs").exists()
+
+
+def test_records_that_are_wrong_stop_it(place, tmp_path):
+    shutil.copytree(place, tmp_path / "copy")
+    path = next((tmp_path / "copy" / "records" / "every").glob("*.parquet"))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    shutil.rmtree(tmp_path / "copy" / "docs", ignore_errors=True)
+    (tmp_path / "copy" / "CLAIMS.md").unlink(missing_ok=True)
+    done = invoke(tmp_path / "copy", "-o", tmp_path / "copy")
+    assert done.exit_code == 1
+    assert "changed or cut off after it was written" in " ".join(done.output.split())
+    assert not (tmp_path / "copy" / "CLAIMS.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ('table = "cost-ratios"', 'table = "cost-rations"', "R1: every: cost-rations"),
+        ('row = {beside = "tent"}', 'row = {beside = "sar"}', "the table has no such row"),
+        ('tables = ["gate"]', 'tables = ["gates"]', "gives no table 'gates'"),
+        ('figures = ["gate"]', 'figures = ["gates"]', "gives no figure 'gates'"),
+    ],
+)
+def test_a_claim_that_names_what_is_not_there_stops_it(place, tmp_path, old, new, told):
+    for name in ("every.toml", "records"):
+        (tmp_path / name).symlink_to(place / name)
+    (tmp_path / "claims.toml").write_text(CLAIMS.replace(old, new))
+    done = invoke(tmp_path, "-o", tmp_path)
+    assert done.exit_code == 1
+    assert told in " ".join(str(done.exception or done.output).split()) + done.output
+    assert not (tmp_path / "CLAIMS.md").exists()
+
+
+def test_a_folder_of_something_else_is_left_alone(place, tmp_path):
+    (tmp_path / "docs" / "reports").mkdir(parents=True)
+    (tmp_path / "docs" / "reports" / "mine.txt").write_text("mine")
+    done = invoke(place, "-o", tmp_path)
+    assert done.exit_code == 1
+    assert (tmp_path / "docs" / "reports" / "mine.txt").read_text() == "mine"

@@ -1,0 +1,98 @@
+"""Verdicts by definition."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from caster.errors import CasterError
+from caster.report.intervals import Interval
+from caster_bench.studies.claims.rules import (
+    NOT,
+    NOT_RUN,
+    PARTLY,
+    REPRODUCED,
+    UNTESTABLE,
+    Rule,
+    judge,
+    together,
+)
+
+UP, DOWN = Rule("sign", 1.0), Rule("sign", -1.0)
+finite = st.floats(-100, 100)
+
+
+@pytest.mark.parametrize(
+    ("rule", "ours", "interval", "paper", "expected"),
+    [
+        (Rule("near", 1.0), 2.9, None, 2.0, REPRODUCED),
+        (Rule("near", 1.0), 3.1, None, 2.0, NOT),
+        (Rule("near", 1.0), 3.5, Interval(2.9, 4.0), 2.0, REPRODUCED),  # the interval comes near
+        (Rule("near", 1.0, "sign"), 9.0, Interval(8.0, 10.0), 2.0, PARTLY),
+        (Rule("near", 1.0, "sign"), -9.0, Interval(-10.0, -8.0), 2.0, NOT),
+        (Rule("near", 1.0, 5.0), 6.0, Interval(5.5, 6.5), 2.0, PARTLY),
+        (Rule("near", 1.0, 5.0), 7.5, Interval(6.5, 8.0), 2.0, NOT),
+        (Rule("near", 0.0), 0.0, None, 0.0, REPRODUCED),
+        (Rule("factor", 2.0), 9.0, None, 18.0, REPRODUCED),
+        (Rule("factor", 2.0, 10.0), 3.0, None, 18.0, PARTLY),
+        (Rule("factor", 2.0, 10.0), 1.0, None, 18.0, NOT),
+        (Rule("factor", 2.0), -9.0, None, -18.0, REPRODUCED),
+        (Rule("least", 3.9, 0.8), 4.0, None, None, REPRODUCED),
+        (Rule("least", 3.9, 0.8), 1.0, None, None, PARTLY),
+        (Rule("least", 3.9, 0.8), 0.5, None, None, NOT),
+        (Rule("least", 3.9), math.inf, None, None, REPRODUCED),
+        (Rule("least", 90.0), 95.0, Interval(85.0, 100.0), None, PARTLY),
+        (Rule("most", 0.0), -1.0, Interval(-2.0, -0.1), None, REPRODUCED),
+        (Rule("most", 0.0), 0.2, Interval(-2.0, 1.0), None, NOT),
+        (UP, 1.0, Interval(0.5, 1.5), None, REPRODUCED),
+        (UP, 1.0, Interval(-0.5, 1.5), None, PARTLY),
+        (UP, -0.1, Interval(-0.5, 1.5), None, NOT),
+        (UP, 0.0, None, None, NOT),
+        (DOWN, -1.0, None, None, REPRODUCED),
+        (Rule("equals", 0.0), 0, None, None, REPRODUCED),
+        (Rule("equals", 0.0), 0.01, None, None, NOT),
+        (Rule("equals", "no"), False, None, None, REPRODUCED),
+        (Rule("equals", "yes"), False, None, None, NOT),
+        (Rule("near", 1.0), None, None, 2.0, UNTESTABLE),
+    ],
+)
+def test_a_verdict_is_what_its_rule_says(rule, ours, interval, paper, expected):
+    assert judge(rule, ours, interval, paper) == expected
+
+
+@given(finite, finite, st.floats(0.01, 50), st.floats(0, 20))
+def test_a_wider_interval_is_never_further_from_the_paper(ours, paper, bound, half):
+    narrow, wide = Interval(ours, ours), Interval(ours - half, ours + half)
+    if judge(Rule("near", bound), ours, narrow, paper) == REPRODUCED:
+        assert judge(Rule("near", bound), ours, wide, paper) == REPRODUCED
+
+
+@given(finite, st.floats(0, 20))
+def test_of_two_signs_one_at_most_is_borne_out(ours, half):
+    interval = Interval(ours - half, ours + half)
+    verdicts = [judge(rule, ours, interval, None) for rule in (UP, DOWN)]
+    assert NOT in verdicts
+    assert (REPRODUCED in verdicts) == (ours != 0 and (interval.low > 0 or interval.high < 0))
+
+
+def test_what_no_rule_can_judge_is_an_error():
+    with pytest.raises(CasterError, match="needs a number, and the table has 'no upper end'"):
+        judge(Rule("least", 1.0), "no upper end", None, None)
+    with pytest.raises(CasterError, match="needs a figure of the paper's"):
+        judge(Rule("near", 1.0), 1.0, None, None)
+    with pytest.raises(CasterError, match="no 'partly' of the rule 'sign'"):
+        Rule("sign", 1.0, 2.0)
+    with pytest.raises(CasterError, match="'near' alone"):
+        Rule("least", 1.0, "sign")
+
+
+def test_a_claim_of_several_figures():
+    assert together([REPRODUCED, REPRODUCED]) == REPRODUCED
+    assert together([NOT, NOT]) == NOT
+    assert together([REPRODUCED, NOT]) == PARTLY
+    assert together([REPRODUCED, UNTESTABLE]) == REPRODUCED
+    assert together([UNTESTABLE, UNTESTABLE]) == UNTESTABLE
+    assert together([REPRODUCED, NOT, NOT_RUN]) == NOT_RUN

@@ -1,0 +1,311 @@
+"""The study of layer transport beside arithmetic of its own, on rows read without caster."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from statistics import mean
+
+import numpy as np
+import pytest
+
+from caster_bench.methods.registry import find
+from caster_bench.records import read
+from caster_bench.studies import write as writing
+from caster_bench.studies.checks.gates import MEASURED, Rows, stream_faults
+from caster_bench.studies.each import (
+    layers,
+    layers_ablation,
+    layers_accuracy,
+    layers_gate,
+    layers_streams,
+)
+from caster_bench.studies.method_names import LAYERS, LAYERS_ALWAYS
+from caster_bench.studies.read import load
+from caster_bench.sweeps import Spec
+from tests.bench.studies.altering import FAULTS, altered
+from tests.bench.studies.conftest import Raw, raw_records
+from tests.bench.studies.records import Layered, sweep_of
+
+EACH = '{method = "layer-transport", every = 1}'
+OPEN = '{method = "layer-transport", gated = false, every = 1}'
+TEXT = f"""
+name = "layers"
+title = "Layers"
+
+[backbones]
+r18 = {{family = "batch", checkpoint = "r18"}}
+vit = {{family = "layer", checkpoint = "vit"}}
+
+[data.cifar10]
+source = "cifar10:train"
+target = "cifar10:test"
+threshold = 0.5
+
+[[grid]]
+study = "layers"
+corruptions = ["fog", "snow", "saturate"]
+severities = [1, 5]
+batch_sizes = [16]
+methods = ["frozen", "tent", "sar", "layer-transport", "layer-transport-ungated"]
+
+[[grid]]
+study = "layers"
+corruptions = ["clean", "fog", "snow"]
+severities = [5]
+batch_sizes = [8, 16]
+orders = ["shuffled", "by-class"]
+methods = ["frozen", "layer-transport", {EACH}, {OPEN}]
+
+[[grid]]
+study = "layers"
+corruptions = ["fog", "snow"]
+severities = [5]
+batch_sizes = [16]
+schedule = "continual"
+methods = ["layer-transport", {EACH}, {OPEN}]
+
+[[grid]]
+study = "layers"
+backbones = ["vit"]
+corruptions = ["saturate"]
+severities = [1, 5]
+batch_sizes = [16]
+methods = [
+    {{method = "layer-transport", window = 64}},
+    {{method = "layer-transport", every = 4}},
+    {{method = "layer-transport-ungated", prior = 0.0}},
+]
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("layers")
+    sweep = sweep_of(folder, TEXT)
+    return sweep, Layered(sweep).make(folder / "run")
+
+
+@pytest.fixture(scope="module")
+def results(run):
+    found, problems = load(*run)
+    assert problems == []
+    return found
+
+
+@pytest.fixture(scope="module")
+def streams(run) -> list[dict[str, Raw]]:
+    """Every stream: its records by the label of their method."""
+    found = defaultdict(dict)
+    for record in raw_records(run[1]):
+        found[record.stream][Spec.of(record.spec).label] = record
+    return list(found.values())
+
+
+ASKED = "layer-transport (every 1, gated False)"
+TRIED = "layer-transport (every 1)"
+
+
+def gated_by_hand(record: Raw, tau: float) -> float:
+    """Gain if batches with a ratio of at most tau are taken, the first one among them."""
+    hits = 0
+    for batch in record.batches["batch"]:
+        rows = record.batch == batch
+        taken = record.batches["ratio"][batch] <= tau
+        answers = record.prediction if taken else record.frozen
+        hits += (answers == record.label)[rows].sum() - (record.frozen == record.label)[rows].sum()
+    return hits / len(record.label)
+
+
+def is_spare(record: Raw) -> bool:
+    return any(name == "saturate" for name, _ in record.spec["conditions"])
+
+
+def test_accuracy_and_the_lead_over_those_that_learn(results, streams):
+    found = layers_accuracy.measure(results)
+    compared = [met for met in streams if "tent" in met]
+    assert len(compared) == 12
+    wanted = {"all": lambda r: True, "fifteen": lambda r: r.condition in ("fog-5", "snow-5")}
+    leads = {(lead.convention, lead.place): lead for lead in found.leads}
+    for convention in found.conventions:
+        for backbone, family in (("r18", "batch"), ("vit", "layer")):
+            held = [
+                met
+                for met in compared
+                if met["tent"].backbone == backbone and wanted[convention.name](met["tent"])
+            ]
+            for method in ("frozen", "tent", "sar", LAYERS, LAYERS_ALWAYS):
+                entry = convention.entries[f"{backbone} on CIFAR-10-C*", method, family]
+                assert entry.mean.value == pytest.approx(mean(m[method].accuracy for m in held))
+                assert entry.mean.cells == len(held)
+            means = {m: mean(met[m].accuracy for met in held) for m in ("tent", "sar")}
+            best = max(means, key=means.get)
+            lead = leads[convention.name, f"{backbone} on CIFAR-10-C*"]
+            assert (lead.best, lead.score) == (best, pytest.approx(means[best]))
+            for own, method in ((lead.gated, LAYERS), (lead.always, LAYERS_ALWAYS)):
+                differences = [m[method].accuracy - m[best].accuracy for m in held]
+                assert own.value == pytest.approx(mean(differences))
+                assert min(differences) <= own.interval.low <= own.interval.high
+
+
+def test_streams_by_order_and_batch_size(results, streams):
+    found = layers_streams.measure(results)
+    pairs = [(m.get(ASKED, m.get(LAYERS_ALWAYS)), m[LAYERS]) for m in streams if LAYERS in m]
+    rows = {(r.policies.backbone, r.policies.place, r.size): r for r in found.rows}
+    assert {kind for _, kind, _ in rows} == {
+        *("shuffled", "by-class", "clean, shuffled", "clean, by-class", "spare, shuffled"),
+        "shuffled, continual",
+    }
+    held = [
+        (a, g)
+        for a, g in pairs
+        if g.backbone == "vit" and g.condition in ("fog-1", "fog-5", "snow-1", "snow-5")
+        if (g.spec["order"], g.spec["batch_size"], g.spec["schedule"]) == ("shuffled", 16, "each")
+    ]
+    row = rows["vit on CIFAR-10", "shuffled", 16]
+    assert row.policies.gated.cells == len(held) == 4
+    assert row.policies.gated.value == pytest.approx(mean(g.accuracy for _, g in held))
+    assert row.policies.always.value == pytest.approx(mean(a.accuracy for a, _ in held))
+    accepted = [float(g.batches["accepted"].mean()) for _, g in held]
+    assert row.policies.accept == pytest.approx(mean(accepted))
+    assert row.worst == pytest.approx(min(g.gain for _, g in held))
+    whole = sum(a.gain for a, _ in held)
+    assert row.kept == (pytest.approx(sum(g.gain for _, g in held) / whole) if whole > 0 else None)
+    assert rows["vit on CIFAR-10", "by-class", 16].kept is None
+    together = {each.place: each for each in found.wholes}
+    assert list(together) == ["r18 on CIFAR-10", "vit on CIFAR-10", "all"]
+    counted = [(a, g) for a, g in pairs if not is_spare(g)]
+    assert together["all"].streams == len(counted) == len(pairs) - 4
+    assert together["all"].gated.value == pytest.approx(mean(g.gain for _, g in counted))
+    assert together["all"].worst == pytest.approx(min(g.gain for _, g in counted))
+    assert together["all"].worst_always == pytest.approx(min(a.gain for a, _ in counted))
+
+
+def test_the_certificate_against_the_gain_and_every_threshold(results, streams):
+    found = layers_gate.measure(results)
+    cells = [met[ASKED] for met in streams if ASKED in met]
+    assert found.certificate.pooled.cells == len(cells) == 26
+    assert found.certificate.tau == 1.0
+    medians = {r.stream: float(np.median(r.batches["ratio"])) for r in cells}
+    assert sorted(p.certificate for p in found.certificate.points) == pytest.approx(
+        sorted(medians.values())
+    )
+    losing = [medians[r.stream] for r in cells if r.gain < -0.1]
+    assert found.certificate.pooled.lowest_losing == pytest.approx(min(losing))
+    shuffled = [
+        r
+        for r in cells
+        if r.spec["order"] == "shuffled" and r.spec["schedule"] == "each" and r.spec["conditions"]
+    ]
+    whole = sum(r.gain for r in shuffled)
+    rows = {at.tau: at for at in found.thresholds if at.place == "all"}
+    assert [tau for tau, at in rows.items() if at.registered] == [1.0]
+    own = find("layer-transport").options()["tau"]
+    assert min(rows) < own < max(rows)
+    assert {own, 1.0} <= rows.keys()
+    for tau, at in rows.items():
+        gains = [gated_by_hand(r, tau) for r in cells]
+        assert at.gain == pytest.approx(mean(gains))
+        assert at.gain == pytest.approx(found.certificate.curve.at(tau))
+        assert at.worst == pytest.approx(min(gains))
+        frozen = [float((r.frozen == r.label).mean()) for r in cells]
+        assert at.accuracy == pytest.approx(mean(np.add(gains, frozen)))
+        part = sum(gated_by_hand(r, tau) for r in shuffled)
+        assert at.kept == (pytest.approx(part / whole) if whole > 0 else None)
+        enough = at.kept is None or at.kept >= 0.9
+        assert at.good == (enough and min(gains) >= -0.01)
+    kept = [met[TRIED].gain for met in streams if ASKED in met]
+    assert rows[1.0].gain == pytest.approx(mean(kept))  # the recorded gated cells
+
+
+def test_other_settings_beside_the_registered(results, streams):
+    found = layers_ablation.measure(results)
+    rows = {row.method: row for row in found if row.method != TRIED}
+    assert sum(row.accuracy.cells for row in found if row.method == TRIED) == 26
+    pairs = {
+        "layer-transport (window 64)": LAYERS,
+        "layer-transport (every 4)": LAYERS,
+        "layer-transport-ungated (prior 0.0)": LAYERS_ALWAYS,
+    }
+    assert rows.keys() == pairs.keys()
+    for name, plain in pairs.items():
+        held = [met for met in streams if name in met]
+        assert rows[name].accuracy.cells == len(held) == 2
+        assert rows[name].kind == "spare, shuffled, batches of 16"
+        over = [met[name].accuracy - met[plain].accuracy for met in held]
+        assert rows[name].over.value == pytest.approx(mean(over))
+        assert rows[name].worst == pytest.approx(min(met[name].gain for met in held))
+
+
+def gated_cell(sweep, maker) -> Spec:
+    """One beside an open one, that accepts some batches and refuses others."""
+    beside = {s.stream for s in sweep.cells if "gated" in s.given}
+    return next(
+        s
+        for s in sweep.cells
+        if s.label == TRIED
+        and s.stream in beside
+        and 0 < maker.columns(s)[1]["accepted"].sum() < len(maker.columns(s)[1]["size"])
+    )
+
+
+@pytest.mark.parametrize(("change", "kinds"), FAULTS)
+def test_a_gate_that_does_not_follow_from_its_update_is_a_problem(run, tmp_path, change, kinds):
+    sweep, out = run
+    maker = Layered(sweep)
+    spec = gated_cell(sweep, maker)
+    copy = altered(out, tmp_path, maker, spec, change)
+    found, problems = load(sweep, copy)
+    assert found is None
+    assert {problem.kind for problem in problems} == kinds
+    assert {problem.where for problem in problems} == {spec.full}
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "beside"),
+    [("tau", 2.0, True), ("every", 4, True), ("window", 64, False), ("prior", 0.0, False)],
+)
+def test_ratios_are_compared_between_the_same_updates_alone(run, setting, value, beside):
+    _, out = run
+    kept = (read(folder) for folder in (out / "cells").iterdir())
+    by_label = {record.spec.label: record for record in kept if record.spec.schedule == "continual"}
+    opened, asked = by_label[ASKED], by_label[TRIED]
+    changed = asked.cell.identity["settings"] | {setting: value}
+    cell = replace(asked.cell, identity=asked.cell.identity | {"settings": changed})
+    batches = replace(asked.batches, ratio=asked.batches.ratio / 2)
+    rows = [
+        Rows(opened.spec, opened.cell, opened.samples, opened.batches),
+        Rows(asked.spec, cell, asked.samples, batches),
+    ]
+    assert (MEASURED in {kind for _, kind in stream_faults(rows)}) is beside
+
+
+def test_the_report_has_it_all(results, tmp_path):
+    section = layers.section(results)
+    assert [table.name for table in section.tables] == [
+        *("layers-accuracy", "layers-lead", "layers-streams", "layers-kept"),
+        *("layers-certificate", "layers-certificate-streams", "layers-thresholds"),
+        "layers-ablation",
+    ]
+    (made,) = writing.write(results, tmp_path / "report")
+    assert made.name == "layers"
+    for table in section.tables:
+        for ending in ("md", "tex", "csv"):
+            assert (tmp_path / "report" / "tables" / f"{table.name}.{ending}").stat().st_size
+    figures = {path.name for path in (tmp_path / "report" / "figures").iterdir()}
+    for name in ("layers-accuracy", "layers-streams", "layers-certificate", "layers-threshold"):
+        assert {f"{name}.pdf", f"{name}.svg", f"{name}.png"} <= figures
+
+
+@pytest.mark.parametrize("kept", [0, 1, 3])
+def test_a_sweep_with_a_part_has_that_part(tmp_path, kept):
+    """Comparison alone, streams with an open gate alone, settings with nothing beside them."""
+    head, *grids = TEXT.split("[[grid]]")
+    sweep = sweep_of(tmp_path, f"{head}[[grid]]{grids[kept]}")
+    found, problems = load(sweep, Layered(sweep).make(tmp_path / "run"))
+    assert problems == []
+    section = layers.section(found)
+    names = [] if section is None else [table.name for table in section.tables]
+    accuracy, streams = ["layers-accuracy", "layers-lead"], ["layers-streams", "layers-kept"]
+    gate = ["layers-certificate", "layers-certificate-streams", "layers-thresholds"]
+    assert names == {0: [*accuracy, *streams], 1: [*streams, *gate, "layers-ablation"], 3: []}[kept]

@@ -1,0 +1,572 @@
+"""Every fault that records can have is found, and none where there is none."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from caster.cli.app import app
+from caster.errors import CasterError
+from caster.io.files import file_digest
+from caster_bench.records import (
+    Record,
+    cells_of,
+    read,
+    read_admission,
+    scan,
+    sources_of,
+    write,
+    write_admission,
+)
+from caster_bench.studies.verify import compared, verify
+from caster_bench.sweeps import Spec, Sweep
+from tests.support.forge import FOG, Run, column
+from tests.support.record_maker import Maker
+from tests.support.sweep_files import SMALL, sweep_of
+
+ONE = SMALL.replace("[1, 5]", "[1]")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> tuple[Sweep, Path]:
+    """A sweep of 16 cells and its records."""
+    folder = tmp_path_factory.mktemp("made")
+    sweep = sweep_of(folder, ONE)
+    return sweep, Maker(sweep, checkpoints=True).make(folder / "out")
+
+
+@pytest.fixture
+def run(made, tmp_path) -> Run:
+    sweep, out = made
+    return Run(sweep, Path(shutil.copytree(out, tmp_path / "out")))
+
+
+def described(**changes: Any) -> Callable[[Record], Record]:
+    return lambda record: replace(record, cell=replace(record.cell, **changes))
+
+
+def other_class(value: Any) -> Any:
+    return (value + 1) % 4
+
+
+def test_good_records_have_no_problem(made):
+    sweep, out = made
+    assert verify(sweep, out, out) == []
+
+
+def test_checkpoints_are_relative_to_the_current_folder(run, tmp_path, monkeypatch):
+    (run.out / "checkpoints" / "r18.safetensors").write_bytes(b"other weights")
+    monkeypatch.chdir(tmp_path)
+    assert verify(run.sweep, run.out) == []
+    assert compared(run.sweep) == "0 of 2 checkpoint files compared"
+    monkeypatch.chdir(run.out)
+    assert compared(run.sweep) == "2 of 2 checkpoint files compared"
+    (problem,) = verify(run.sweep, run.out)
+    assert problem.kind == "the checkpoint is not the one that was admitted"
+    (run.out / "checkpoints" / "r18.safetensors").unlink()
+    assert compared(run.sweep, run.out) == "1 of 2 checkpoint files compared"
+
+
+def test_every_kind_of_stream_can_be_good(tmp_path):
+    grid = """
+    [[grid]]
+    study = "coverage"
+    corruptions = ["fog", "snow"]
+    severities = [1, 3, 5]
+    methods = ["frozen", "caster"]
+    batch_sizes = [1, 20, 200]
+    orders = ["shuffled", "file", "by-class", "dirichlet", {order = "long-tailed", imbalance = 4}]
+    schedule = "SCHEDULE"
+    backbones = ["r18"]
+    [[grid]]
+    study = "coverage"
+    corruptions = ["fog", "snow"]
+    severities = [1, 3]
+    methods = ["caster"]
+    batch_sizes = [20, 32]
+    orders = ["shuffled", {order = "long-tailed", imbalance = 4}]
+    schedule = "SCHEDULE"
+    last = "drop"
+    backbones = ["r18"]
+    """
+    head = SMALL.partition("[[grid]]")[0]
+    schedules = ("continual", "gradual", "mixed")
+    grids = "".join(grid.replace("SCHEDULE", schedule) for schedule in schedules)
+    sweep = sweep_of(tmp_path, head + grids)
+    assert verify(sweep, Maker(sweep).make(tmp_path / "out")) == []
+
+
+def test_data_without_a_head(tmp_path):
+    text = ONE.replace("threshold = 0.9", 'threshold = "none"')
+    text = text.replace('["frozen", "source-gda", "caster", "tent"]', '["source-gda", "caster"]')
+    sweep = sweep_of(tmp_path, text)
+    out = Maker(sweep).make(tmp_path / "out")
+    assert verify(sweep, out) == []
+    folder = scan(out).cells[0]
+    Run(sweep, out).forge(folder, column("samples", "frozen", 0, 1))
+    assert "a frozen prediction missing" in Run(sweep, out).kinds()
+
+
+def test_frozen_predictions_left_out(run):
+    for spec, folder in list(run.folders.items()):
+        if (spec.backbone, spec.seed) == ("r18", 0):
+            run.forge(folder, column("samples", "frozen", slice(None), -1))
+    assert run.kinds() == {"a frozen prediction missing"}
+
+
+def test_no_rows_at_all(run):
+    def emptied(record: Record) -> Record:
+        columns = {name: values[:0] for name, values in vars(record.samples).items()}
+        sizes = np.zeros_like(record.batches.size)
+        return replace(
+            record,
+            samples=type(record.samples)(**columns),
+            batches=replace(record.batches, size=sizes),
+        )
+
+    run.forge(run.folder("frozen"), emptied)
+    assert run.kinds() == {"no samples"}
+
+
+def test_refused_cells_are_good_records(tmp_path):
+    sweep = sweep_of(tmp_path, ONE)
+    out = Maker(sweep, refused=(("vit", "digits"),)).make(tmp_path / "out")
+    assert verify(sweep, out) == []
+    path = sources_of(out) / "vit--digits.json"
+    write_admission(out, replace(read_admission(path), reason="another"))
+    kinds = {problem.kind for problem in verify(sweep, out)}
+    assert kinds == {"refused for another reason than the source's, or for none"}
+
+
+def test_a_run_that_was_begun_and_has_no_cell_yet(run):
+    shutil.rmtree(cells_of(run.out))
+    problems = verify(run.sweep, run.out, run.out)
+    assert [problem.kind for problem in problems] == ["missing"] * len(run.sweep.cells)
+
+
+# The faults that the issue names
+
+
+def test_a_deleted_cell(run):
+    shutil.rmtree(run.folder("tent"))
+    (problem,) = verify(run.sweep, run.out)
+    assert problem.kind == "missing"
+    assert problem.where == "r18 on digits, fog-1: tent; shuffled batches of 20, seed 0"
+
+
+def edit_parquet(path: Path) -> None:
+    """One prediction changed, as a script with pyarrow would."""
+    table = pq.read_table(path)
+    values = table.column("prediction").to_pylist()
+    values[7] = other_class(values[7])
+    at = table.column_names.index("prediction")
+    column = pa.array(values, table.schema.field(at).type)
+    pq.write_table(table.set_column(at, table.schema.field(at), column), path)
+
+
+@pytest.mark.parametrize("method", ["frozen", "source-gda", "caster", "tent"])
+def test_an_edited_prediction(run, method):
+    edit_parquet(run.folder(method) / "samples.parquet")
+    assert "changed or damaged" in run.kinds()
+
+
+def as_written(cell: dict[str, Any]) -> str:
+    """JSON laid out as caster does, with whatever digest is in it."""
+    lines = (json.dumps({name: cell[name]}, separators=(",", ":"))[1:-1] for name in sort(cell))
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def sort(cell: dict[str, Any]) -> list[str]:
+    return [*sorted(cell.keys() - {"sha256"}), "sha256"]
+
+
+@pytest.mark.parametrize("method", ["frozen", "source-gda", "caster", "tent"])
+def test_an_edited_prediction_with_the_file_digest_made_anew(run, method):
+    folder = run.folder(method)
+    edit_parquet(folder / "samples.parquet")
+    cell = json.loads((folder / "cell.json").read_text())
+    assert as_written(cell) == (folder / "cell.json").read_text()
+    cell["files"]["samples.parquet"] = file_digest(folder / "samples.parquet")
+    (folder / "cell.json").write_text(as_written(cell))
+    assert "changed or damaged" in run.kinds()
+
+
+def refused_row(record: Record) -> int:
+    accepted = record.batches.accepted[record.samples.batch]
+    return int(np.flatnonzero(~accepted)[0])
+
+
+@pytest.mark.parametrize(
+    ("method", "wanted", "kind"),
+    [
+        ("frozen", {}, "the frozen method differs from the frozen model"),
+        ("tent", {"backbone": "vit"}, "an inert method differs from the frozen model"),
+        ("caster", {}, "a refused batch was not answered by the frozen model"),
+    ],
+)
+def test_an_edited_prediction_with_every_digest_made_anew(run, method, wanted, kind):
+    folder = run.folder(method, **wanted)
+    row = 7 if method == "frozen" else refused_row(read(folder))
+    run.forge(folder, column("samples", "prediction", row, other_class))
+    assert kind in run.kinds()
+
+
+def test_a_swapped_checkpoint_file(run):
+    (run.out / "checkpoints" / "r18.safetensors").write_bytes(b"other weights")
+    assert run.kinds() == {"the checkpoint is not the one that was admitted"}
+
+
+def test_a_checkpoint_unlike_the_one_the_sweep_pins(run, tmp_path):
+    path = run.out / "checkpoints" / "r18.safetensors"
+    right, wrong = file_digest(path), hashlib.sha256(b"another").hexdigest()
+    for sha256, kinds in (
+        (right, set()),
+        (wrong, {"the checkpoint is not the one the sweep names"}),
+    ):
+        pinned = ONE.replace("r18.safetensors", f'r18.safetensors"\nsha256 = "{sha256}', 1)
+        run.sweep = sweep_of(tmp_path, pinned)
+        assert run.kinds() == kinds
+
+
+def test_a_cell_of_another_checkpoint(run):
+    other = hashlib.sha256(b"other weights").hexdigest()
+    run.forge(
+        run.folder("tent"),
+        lambda record: described(identity=record.cell.identity | {"checkpoint": other})(record),
+    )
+    kinds = run.kinds()
+    assert "made from another checkpoint than the one admitted" in kinds
+    assert "the checkpoint differs between cells" in kinds
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        ({"moments": "0" * 64}, "made from other moments than those of the source"),
+        ({"source": {"name": "x"}}, "the source data differs between cells"),
+        ({"classes": 5}, "the number of classes differs between cells"),
+        ({"constants": {"tau": 0.9}}, "other constants than the sweep's"),
+        ({"constants": {"tau": "x"}}, "other constants than the sweep's"),
+        ({"target": {}}, "changed or damaged"),
+        ({"settings": None}, "settings of the method not stated"),
+        ({"settings": {"lr": 1.0}}, "the choice of settings differs between cells"),
+        ({"settings": {"lr": 1.0}}, "other settings of the method than the cell is known by"),
+    ],
+)
+def test_a_cell_of_another_identity(run, change, kind):
+    run.forge(
+        run.folder("tent"),
+        lambda record: described(identity=record.cell.identity | change)(record),
+    )
+    assert kind in run.kinds()
+
+
+@pytest.mark.parametrize("file", ["samples.parquet", "batches.parquet", "cell.json"])
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+def test_a_truncated_file(run, file, share):
+    path = run.folder("caster") / file
+    os.truncate(path, int(share * path.stat().st_size))
+    assert {"changed or damaged"} <= run.kinds() <= {"changed or damaged", "missing"}
+
+
+def test_rows_cut_off_and_signed_again(run):
+    folder = run.folder("source-gda")
+
+    def shorter(record: Record) -> Record:
+        columns = {name: values[:-1] for name, values in vars(record.samples).items()}
+        return replace(record, samples=type(record.samples)(**columns))
+
+    run.forge(folder, shorter)
+    assert "batches of other sizes than stated" in run.kinds()
+
+
+def test_a_record_of_another_seed_in_its_place(run):
+    zero, one = run.folder("tent"), run.folder("tent", seed=1)
+    shutil.rmtree(zero)
+    one.rename(zero)
+    kinds = run.kinds()
+    assert {"changed or damaged", "missing"} <= kinds
+
+
+def as_seed(spec: Spec) -> Callable[[Record], Record]:
+    return lambda record: described(identity=record.cell.identity | {"spec": spec.plain()})(record)
+
+
+def test_another_seed_signed_as_this_one(run):
+    for spec, folder in list(run.folders.items()):
+        if spec.seed == 0 and spec.method == "tent" and spec.backbone == "r18":
+            shutil.rmtree(folder)
+            twin = read(run.folders[replace(spec, seed=1)])
+            forged = as_seed(spec)(twin)
+            write(cells_of(run.out), forged.cell, forged.samples, forged.batches)
+    assert "order unlike the stream's other cells" in run.kinds()
+
+
+def test_all_of_a_seed_signed_as_another(run):
+    for spec, folder in list(run.folders.items()):
+        if spec.seed == 0:
+            shutil.rmtree(folder)
+            twin = read(run.folders[replace(spec, seed=1)])
+            forged = as_seed(spec)(twin)
+            write(cells_of(run.out), forged.cell, forged.samples, forged.batches)
+    assert run.kinds() == {"the same order as another seed's"}
+
+
+def test_a_stream_of_one_backbone_signed_as_another_seed(run):
+    for spec, folder in list(run.folders.items()):
+        if spec.seed == 0 and spec.backbone == "vit":
+            shutil.rmtree(folder)
+            twin = read(run.folders[replace(spec, seed=1)])
+            forged = as_seed(spec)(twin)
+            write(cells_of(run.out), forged.cell, forged.samples, forged.batches)
+    assert "another order than the same seed gives elsewhere" in run.kinds()
+
+
+def test_a_duplicated_cell(run):
+    folder = run.folder("tent")
+    shutil.copytree(folder, folder.with_name("0" * 32))
+    assert run.kinds() == {"changed or damaged"}
+
+
+def test_a_cell_twice_under_two_keys(run):
+    folder = run.folder("tent")
+    record = read(folder)
+    again = described(identity=record.cell.identity | {"note": 1})(record)
+    write(folder.parent, again.cell, again.samples, again.batches)
+    assert run.kinds() == {"twice"}
+
+
+@pytest.mark.parametrize(
+    ("place", "kind"),
+    [
+        ("cells/notes.txt", "foreign"),
+        ("cells/KEY/notes.txt", "changed or damaged"),
+        ("sources/notes.txt", "foreign"),
+        ("sources/r50--digits.json", "not of this sweep"),
+        ("sources/r50--digits.caster", "foreign"),
+        (f"cells/.{'0' * 32}.x.tmp", "left by a killed run"),
+    ],
+)
+def test_a_foreign_file(run, place, kind):
+    (run.out / place.replace("KEY", run.folder("tent").name)).write_text("!")
+    assert kind in run.kinds()
+
+
+def test_a_cell_that_is_not_in_the_sweep(run):
+    spec = Spec("r18", "digits", "sar", conditions=FOG, batch_size=20)
+    Maker(run.sweep).cell(run.out, spec)
+    assert run.kinds() == {"not of this sweep"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [('"inert":false', '"inert":true'), ('"seed":0', '"seed":1'), ("\n", "\n ")],
+)
+def test_a_hand_in_cell_json(run, before, after):
+    path = run.folder("tent") / "cell.json"
+    text = path.read_text()
+    assert before in text
+    path.write_text(text.replace(before, after, 1))
+    assert "changed or damaged" in run.kinds()
+
+
+def test_a_hand_in_an_admission(run):
+    path = sources_of(run.out) / "r18--digits.json"
+    path.write_text(path.read_text().replace("0.91", "0.99", 1))
+    assert run.kinds() == {"admission missing or changed"}
+
+
+# What one digest of a cell's own cannot tell
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "row", "value", "kind"),
+    [
+        ("samples", "label", 5, other_class, "labels unlike the stream's other cells"),
+        ("samples", "frozen", 5, other_class, "frozen predictions unlike the stream's other cells"),
+        ("samples", "index", 5, 6, "images missing or met twice"),
+        ("samples", "index", 5, 96, "samples that are not in the target data"),
+        ("samples", "index", 5, -1, "samples that are not in the target data"),
+        ("samples", "prediction", 5, 4, "a prediction that is no class"),
+        ("samples", "prediction", 5, -1, "a prediction that is no class"),
+        ("samples", "batch", 5, 9, "samples of a batch that there is not"),
+        ("batches", "size", 0, 19, "batches of other sizes than stated"),
+        ("batches", "batch", 0, 1, "batches missing"),
+        ("batches", "classes", 0, 1, "other classes in the batches than stated"),
+        ("batches", "reason", 0, "", "an unknown reason"),
+        ("batches", "seconds", 0, -1.0, "a time that is none"),
+        ("batches", "seconds", 0, np.inf, "a time that is none"),
+    ],
+)
+@pytest.mark.parametrize("method", ["frozen", "tent"])  # the first of its stream, and a later one
+def test_a_wrong_value_that_was_signed(run, method, part, name, row, value, kind):
+    run.forge(run.folder(method), column(part, name, row, value))
+    found = run.kinds()
+    # which cell speaks for the stream is not said: the others then are the ones that differ
+    assert kind in found
+
+
+def test_the_same_wrong_label_in_all_cells_of_a_stream(run):
+    for spec, folder in list(run.folders.items()):
+        if (spec.backbone, spec.seed, spec.conditions) == ("r18", 0, FOG):
+            run.forge(folder, column("samples", "label", 5, other_class))
+    assert "other labels than in other streams of the data" in run.kinds()
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({"frozen": {"before": "a", "after": "b"}}, "the frozen model changed while the cell ran"),
+        ({"frozen": {}}, "the frozen model changed while the cell ran"),
+        ({"frozen": {"before": "a", "after": "a"}}, "the frozen model differs between cells"),
+        ({"software": {"python": "3"}}, "software not stated: torch"),
+        ({"software": {"caster": "0.2.0"}}, "the version of caster differs between cells"),
+        ({"hardware": {}}, "hardware not stated: device"),
+        ({"hardware": ["a device"]}, "changed or damaged"),
+        ({"method": {}}, "not stated whether the method is inert"),
+        ({"stream": {}}, "not stated whether the stream is class-ordered"),
+        (
+            {"stream": {"relative_diversity": 1.0, "class_ordered": True}},
+            "a class-ordered stream that nobody asked for",
+        ),
+        (
+            {"stream": {"relative_diversity": 0.9, "class_ordered": False}},
+            "another diversity than stated",
+        ),
+        ({"admission": {}}, "another admission than the source's"),
+    ],
+)
+def test_a_wrong_description_that_was_signed(run, changes, kind):
+    run.forge(run.folder("tent"), described(**changes))
+    assert kind in run.kinds()
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({"accuracy": 0.89}, "admitted below the threshold"),
+        ({"accuracy": None}, "admitted below the threshold"),
+        ({"threshold": 0.5}, "admitted by another threshold than the sweep's"),
+        ({"moments": None}, "admitted without checkpoint or moments"),
+        ({"admitted": False}, "refused without a reason"),
+        ({"admitted": False, "reason": "x"}, "done though refused"),
+    ],
+)
+def test_a_wrong_admission_that_was_signed(run, changes, kind):
+    path = sources_of(run.out) / "r18--digits.json"
+    write_admission(run.out, replace(read_admission(path), **changes))
+    assert kind in run.kinds()
+
+
+def test_methods_may_differ_in_the_seed_of_their_stream_alone(run):
+    for folder in run.folders.values():
+        record = read(folder)
+        if record.spec.method == "tent":
+            settings = {"lr": 0.1, "seed": record.spec.seed}
+            forged = described(
+                identity=record.cell.identity | {"settings": settings},
+                method=record.cell.method | {"settings": settings},
+            )
+            run.forge(folder, forged)
+    assert run.kinds() == set()
+
+
+def test_times_of_two_machines_are_not_compared(tmp_path):
+    for study, kinds in (
+        ("corruption", set()),
+        ("cost", {"the hardware of the cost study differs between cells"}),
+    ):
+        text = ONE.replace('["corruption", "certificate"]', f'"{study}"')
+        sweep = sweep_of(tmp_path, text)
+        run = Run(sweep, Maker(sweep).make(tmp_path / study))
+        hardware = read(run.folder("tent")).cell.hardware | {"device": "another"}
+        run.forge(run.folder("tent"), described(hardware=hardware))
+        assert run.kinds() == kinds
+
+
+def test_a_class_ordered_stream_under_the_name_of_a_shuffled_one(tmp_path):
+    text = ONE.replace("seeds = [0, 1]", 'orders = ["by-class"]')
+    ordered = sweep_of(tmp_path, text)
+    records = Maker(ordered).make(tmp_path / "ordered")
+    sweep = sweep_of(tmp_path, ONE.replace("seeds = [0, 1]", ""))
+    out = Maker(sweep).make(tmp_path / "out")
+    shutil.rmtree(cells_of(out))
+    for folder in scan(records).cells:
+        record = read(folder)
+        honest = record.cell.stream["relative_diversity"]
+        forged = as_seed(replace(record.spec, order="shuffled"))(record)
+        forged = described(stream={"relative_diversity": honest, "class_ordered": False})(forged)
+        write(cells_of(out), forged.cell, forged.samples, forged.batches)
+    kinds = {problem.kind for problem in verify(sweep, out)}
+    assert kinds == {"a class-ordered stream that nobody asked for"}
+
+
+def test_an_accuracy_that_the_records_do_not_bear_out(tmp_path):
+    text = ONE.replace('corruptions = ["fog"]', "").replace("severities = [1]", "")
+    sweep = sweep_of(tmp_path, text)
+    out = Maker(sweep).make(tmp_path / "out")
+    assert verify(sweep, out) == []
+    run = Run(sweep, out)
+    for folder in scan(out).cells:
+        admission = read(folder).cell.admission | {"accuracy": 0.96}
+        run.forge(folder, described(admission=admission))
+    for path in scan(out).admissions:
+        write_admission(out, replace(read_admission(path), accuracy=0.96))
+    assert run.kinds() == {"another clean accuracy than admitted with"}
+
+
+TINY = ONE.replace("[0, 1]", "[0]").replace('"source-gda", ', "")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> tuple[Sweep, Path]:
+    folder = tmp_path_factory.mktemp("tiny")
+    sweep = sweep_of(folder, TINY)
+    return sweep, Maker(sweep, n=24, checkpoints=True, refused=(("vit", "digits"),)).make(
+        folder / "out"
+    )
+
+
+@given(data=st.data())
+def test_any_flipped_byte_is_found(tiny, data):
+    sweep, out = tiny
+    files = sorted(path for path in out.rglob("*") if path.is_file())
+    path = data.draw(st.sampled_from(files), label="file")
+    before = path.read_bytes()
+    at = data.draw(st.integers(0, len(before) - 1), label="byte")
+    flip = data.draw(st.integers(1, 255), label="flip")
+    path.write_bytes(before[:at] + bytes([before[at] ^ flip]) + before[at + 1 :])
+    try:
+        assert verify(sweep, out, out)
+    finally:
+        path.write_bytes(before)
+    assert verify(sweep, out, out) == []
+
+
+def test_a_run_that_was_never_begun_is_one_line(tmp_path):
+    sweep, out = sweep_of(tmp_path, ONE), tmp_path / "nowhere"
+    line = f"{out} has no records of {sweep.name}: run it first, with `caster bench run`"
+    for command in ("verify", "report"):
+        words = ["bench", command, str(tmp_path / "sweep.toml"), "--out", str(out)]
+        words += ["-o", str(tmp_path / "report")] if command == "report" else []
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 1
+        assert " ".join(done.output.split()).removeprefix("caster: ") == line
+    assert not (tmp_path / "report").exists()
+    out.mkdir()
+    with pytest.raises(CasterError, match="run it first"):
+        verify(sweep, out)

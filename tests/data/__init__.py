@@ -1,1 +1,0 @@
-"""Pictures: what there is, what it is called, and what cannot be read."""

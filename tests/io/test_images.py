@@ -1,0 +1,53 @@
+"""Which kind of source a name stands for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from caster.io.images import open_images
+from caster_bench.data.sets import known
+
+from .conftest import noise, refusal
+
+
+@pytest.mark.parametrize("source", ["cifar11:test", "imagenet22k", "no/such/folder", "C:\\images"])
+def test_unknown(source):
+    for given in (source, Path(source), [Path(source)]):
+        message = refusal(given)
+        assert f"there is no {source}" in message
+        assert "a folder of images or of class folders" in message
+        assert ".npz" in message
+        assert ".txt" in message
+        assert all(name in message for name in known())
+
+
+@pytest.mark.parametrize("source", ["", []])
+def test_nothing(source):
+    assert "no images are named" in refusal(source)
+
+
+def test_files_of_other_kinds(tmp_path):
+    (tmp_path / "features.parquet").touch()
+    assert "features.parquet is of no known kind: DATA is" in refusal(tmp_path / "features.parquet")
+
+
+def test_a_path_comes_before_a_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("cifar10:test").mkdir()
+    Image.fromarray(noise(2, 2, 3)).save("cifar10:test/a.png")
+    assert open_images("cifar10:test").names == ("a.png",)
+
+
+def test_one_source_in_a_list(tmp_path):
+    np.savez(tmp_path / "a.npz", images=noise(2, 4, 4, 3))
+    assert len(open_images([tmp_path / "a.npz"])) == 2
+
+
+def test_suffixes_in_any_case(tmp_path):
+    np.savez(tmp_path / "a.npz", images=noise(2, 4, 4, 3))
+    (tmp_path / "a.npz").rename(tmp_path / "A.NPZ")
+    assert len(open_images(tmp_path / "A.NPZ")) == 2

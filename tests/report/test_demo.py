@@ -1,0 +1,211 @@
+"""The demo, run once: laws its results and its page must keep, whatever the numbers are."""
+
+import re
+import sys
+from html import unescape
+
+import numpy as np
+import pytest
+
+from caster import Caster, CasterError
+from caster.report import demo
+from caster.report.demo import digits, page, streams
+from caster.report.demo.results import Batch, Plan, Results, Stream, Verdict
+
+
+@pytest.fixture(scope="module")
+def heard():
+    return []
+
+
+@pytest.fixture(scope="module")
+def results(heard):
+    return demo.run(progress=lambda *step: heard.append(step))
+
+
+@pytest.fixture(scope="module")
+def parts():
+    data = digits.load()
+    network = digits.train(data.source, data.source_labels)
+    return data, network, Caster().fit(network(data.source)[0], data.source_labels)
+
+
+@pytest.fixture(scope="module")
+def html(results):
+    return page.render(results)
+
+
+def of_size(size, frozen, ungated, gated, *, accepted):
+    verdict = Verdict(accepted, "accepted" if accepted else "ratio", 0.5, 9, 3)
+    return Batch(size, frozen, frozen, ungated, gated, verdict)
+
+
+def test_the_network_is_good_on_clean_digits(results):
+    assert results.clean.frozen > 0.95
+
+
+def test_the_network_is_the_perceptron_it_was_trained_as(parts):
+    data, network, _ = parts
+    features, logits = network(data.source)
+    assert features.shape[1] == network.weights[-1].shape[0]
+    assert (features >= 0).all()
+    assert np.mean(logits.argmax(axis=1) == data.source_labels) > 0.99
+
+
+def test_source_and_target_share_no_digit(parts):
+    data, _, _ = parts
+    seen = {image.tobytes() for image in data.source}
+    assert not any(image.tobytes() in seen for image in data.target)
+
+
+@pytest.mark.parametrize("plan", streams.PLANS, ids=lambda plan: f"{plan.name} {plan.batch_size}")
+def test_a_stream_holds_every_digit_once(plan):
+    labels = digits.load().target_labels
+    rows = np.concatenate(list(streams.batch_rows(plan, labels)))
+    assert np.array_equal(np.sort(rows), np.arange(digits.N_TARGET))
+
+
+def test_one_stream_is_sorted_by_class_and_the_others_are_not():
+    labels = digits.load().target_labels
+    for plan in streams.PLANS:
+        seen = labels[np.concatenate(list(streams.batch_rows(plan, labels)))]
+        assert (np.diff(seen) >= 0).all() == (plan.order == "sorted by class")
+    assert sum(plan.order == "sorted by class" for plan in streams.PLANS) == 1
+
+
+def test_the_streams_cover_clean_shifted_ordered_and_small(results):
+    assert [Plan(s.shift, s.severity, s.batch_size, s.order) for s in results.streams] == list(
+        streams.PLANS
+    )
+    swept = {(s.shift, s.severity) for s in results.streams if s.severity}
+    assert swept == {(shift, s) for shift in digits.SHIFTS for s in digits.SEVERITIES}
+    small = [s for s in results.streams if s.batch_size < streams.BATCH_SIZE]
+    assert len(small) == 1
+    for stream in results.streams:
+        assert sum(batch.size for batch in stream.batches) == digits.N_TARGET
+        assert sum(stream.reasons.values()) == len(stream.batches)
+
+
+def test_shifts_repeat_grow_and_stay_in_range(parts):
+    target = parts[0].target
+    for shift in digits.SHIFTS:
+        spoilt = [digits.shifted(target, shift, severity) for severity in digits.SEVERITIES]
+        distances = [np.abs(images - target).mean() for images in spoilt]
+        assert np.all(np.diff([0.0, *distances]) > 0), shift
+        assert all(images.min() >= 0 and images.max() <= digits.WHITE for images in spoilt)
+        assert np.array_equal(spoilt[-1], digits.shifted(target, shift, digits.SEVERITIES[-1]))
+
+
+def test_a_stream_run_again_alone_is_identical(results, parts):
+    again = streams.stream(streams.PLANS[3], *parts)
+    assert again == results.streams[3]
+
+
+def test_accuracies_recomputed_by_hand(results, parts):
+    data, network, clf = parts
+    plan, found = streams.PLANS[10], results.streams[10]
+    right = dict.fromkeys(("frozen", "source_gda", "ungated", "gated"), 0)
+    images = digits.shifted(data.target, plan.shift, plan.severity)
+    for rows in streams.batch_rows(plan, data.target_labels):
+        (features, logits), labels = network(images[rows]), data.target_labels[rows]
+        out = clf.adapt(features, head_logits=logits)
+        right["frozen"] += (logits.argmax(axis=1) == labels).sum()
+        right["source_gda"] += (clf.source_scores(features).argmax(axis=1) == labels).sum()
+        right["ungated"] += (out.transported.argmax(axis=1) == labels).sum()
+        right["gated"] += (
+            (out.transported if out.verdict.accepted else logits).argmax(axis=1) == labels
+        ).sum()
+    assert {name: getattr(found, name) for name in right} == {
+        name: count / digits.N_TARGET for name, count in right.items()
+    }
+
+
+def test_a_batch_gets_the_transport_if_accepted_and_the_frozen_head_if_not(results):
+    for stream in results.streams:
+        for batch in stream.batches:
+            expected = batch.ungated if batch.verdict.accepted else batch.frozen
+            assert batch.gated == expected
+
+
+def test_where_nothing_is_accepted_gated_is_frozen(results):
+    refused = [stream for stream in results.streams if stream.acceptance == 0]
+    assert refused
+    assert all(stream.gated == stream.frozen for stream in refused)
+
+
+def test_progress_counts_every_step_once(results, heard):
+    total = len(streams.PLANS) + 1
+    assert [done for done, _, _ in heard] == list(range(total + 1))
+    assert {of for _, of, _ in heard} == {total}
+
+
+def test_the_gate_both_saves_and_costs_and_says_so(results):
+    saves, costs = results.saves.stream, results.costs.stream
+    assert saves is not None
+    assert costs is not None
+    assert saves.gated > saves.ungated
+    assert costs.ungated > costs.gated
+    for stream in results.streams:
+        assert stream.gated - stream.ungated <= saves.gated - saves.ungated
+        assert stream.ungated - stream.gated <= costs.ungated - costs.gated
+    for story in (results.saves, results.costs):
+        assert story.stream.words in story.sentence
+        for accuracy in (story.stream.frozen, story.stream.ungated, story.stream.gated):
+            assert f"{accuracy:.1%}" in story.sentence
+
+
+def test_a_run_without_a_case_admits_it(results):
+    batch = of_size(4, frozen=3, ungated=3, gated=3, accepted=True)
+    plain = Results(0, results.settings, (Stream("clean", 0, 4, "shuffled", (batch,)),))
+    for story in plain.stories:
+        assert story.stream is None
+        assert "on no stream" in story.sentence
+
+
+def test_a_story_names_the_refusals(results):
+    batches = (
+        of_size(4, frozen=4, ungated=0, gated=4, accepted=False),
+        of_size(4, frozen=2, ungated=3, gated=3, accepted=True),
+    )
+    found = Results(0, results.settings, (Stream("blur", 2, 4, "shuffled", batches),))
+    assert "refused 1 of 2 batches (certificate above tau: 1)" in found.saves.sentence
+
+
+def test_the_page_loads_nothing(html):
+    loads = re.findall(r"""(?:src|href|url|@import)\s*[=(]?\s*["']?([^"'\s>)]+)""", html)
+    assert loads
+    assert all(address.startswith("data:image/svg+xml;base64,") for address in loads)
+    assert not re.search(r"https?://|<script|<link|<iframe", html)
+
+
+def test_the_page_shows_both_figures_with_words_for_those_who_cannot_see_them(html):
+    images = re.findall(r'<img alt="([^"]+)" src="data:image/svg\+xml;base64,[^"]{1000,}">', html)
+    assert len(images) == 2
+
+
+def test_the_page_has_every_row_story_and_constant(html, results):
+    rows = re.findall(r'<tr><th scope="row">(.*?)</th>(.*?)</tr>', html)
+    assert len(rows) == len(results.streams) + len(vars(results.settings))
+    for (name, cells), stream in zip(rows, results.streams, strict=False):
+        assert name == stream.name
+        for accuracy in (stream.frozen, stream.source_gda, stream.ungated, stream.gated):
+            assert f"<td>{100 * accuracy:.1f}</td>" in cells
+    text = unescape(html)
+    assert all(story.sentence in text for story in results.stories)
+    assert "$" not in re.sub(r'"data:[^"]+"', "", text)  # no placeholder left over
+
+
+def test_the_page_replaces_the_file_before_it_and_repeats_to_the_byte(tmp_path, html, results):
+    target = tmp_path / "demo.html"
+    target.write_text("old")
+    demo.write_page(results, target)
+    assert target.read_text(encoding="utf-8") == html
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_without_matplotlib_the_page_says_what_to_install(tmp_path, results, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(CasterError, match=r"pip install 'caster-tta\[report\]'") as caught:
+        demo.write_page(results, tmp_path / "demo.html")
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())

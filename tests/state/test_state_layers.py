@@ -1,0 +1,280 @@
+"""A state file with the moments of layers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from caster import Adapter, CasterError, wrap
+from caster import state as states
+from caster.core.channels import Site
+from caster.errors import StateError
+from caster.io.sealed import content_digest
+from tests.support import problem
+
+
+def fitted(kind="vit", layers=True):
+    images, labels = problem.images(200, seed=2)
+    batches = [(images[:100], labels[:100]), (images[100:], labels[100:])]
+    return Adapter.fit(problem.model(kind), batches, layers=layers)
+
+
+def test_layers_come_back_exactly(tmp_path):
+    adapter = fitted()
+    adapter.save(tmp_path / "s.caster")
+    loaded = states.load(tmp_path / "s.caster")
+    expected = adapter.state.layers
+    assert list(loaded.layers) == list(expected)
+    assert Site("blocks.0", "in", -1, added=1) in expected
+    for site, found in expected.items():
+        assert loaded.layers[site].count == found.count == 200
+        np.testing.assert_array_equal(loaded.layers[site].mean, found.mean)
+        np.testing.assert_array_equal(loaded.layers[site].variance, found.variance)
+    assert states.digest(loaded) == states.digest(adapter.state)
+    sizes = dict(states.array_sizes(loaded))
+    assert sizes["layer_means"] == sizes["layer_variances"] == 6 * 16 * 4
+
+
+def test_covariances_come_back_exactly(tmp_path):
+    adapter = fitted(layers="full")
+    adapter.save(tmp_path / "s.caster")
+    loaded = states.load(tmp_path / "s.caster")
+    full = {str(s): m.covariance for s, m in loaded.layers.items() if m.covariance is not None}
+    assert [str(site) for site in loaded.layers if str(site) not in full] == ["head:in"]
+    for site, found in adapter.state.layers.items():
+        if str(site) in full:
+            np.testing.assert_array_equal(full[str(site)], found.covariance)
+            np.testing.assert_allclose(np.diag(found.covariance), found.variance, rtol=1e-5)
+    assert states.digest(loaded) == states.digest(adapter.state)
+    assert dict(states.array_sizes(loaded))["layer_covariances"] == 5 * 16 * 17 // 2 * 4
+
+
+def short_triangle(arrays, metadata):
+    arrays["layer_covariances"] = arrays["layer_covariances"][:-1]
+
+
+def triangle_not_finite(arrays, metadata):
+    arrays["layer_covariances"][3] = np.inf
+
+
+def other_mark(arrays, metadata):
+    metadata["layers"] = metadata["layers"].replace('"full"', '"half"')
+
+
+def no_triangle(arrays, metadata):
+    del arrays["layer_covariances"]
+
+
+def unmarked(arrays, metadata):
+    metadata["layers"] = metadata["layers"].replace(', "full"', "")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (short_triangle, "layer_covariances is"),
+        (triangle_not_finite, "layer_covariances hold NaN"),
+        (other_mark, "name no sites"),
+        (no_triangle, "layer_covariances"),
+        (unmarked, "it holds U"),
+    ],
+)
+def test_damaged_covariances_are_refused(tmp_path, change, message):
+    path = tmp_path / "s.caster"
+    fitted(layers="full").save(path)
+    rewritten(path, change)
+    with pytest.raises(StateError, match=message):
+        states.load(path)
+
+
+def test_features_are_the_same_with_layers_or_without():
+    images, labels = problem.images(200, seed=2)
+    plain = Adapter.fit(
+        problem.model("vit"), [(images[:100], labels[:100]), (images[100:], labels[100:])]
+    )
+    np.testing.assert_array_equal(plain.state.moments.means, fitted().state.moments.means)
+    assert plain.state.layers is None
+
+
+def test_a_file_without_layers_is_what_it_was(tmp_path):
+    states.save(problem.source().state, tmp_path / "s.caster")
+    with safe_open(tmp_path / "s.caster", framework="np") as file:
+        assert file.metadata()["version"] == "1"
+        assert "layers" not in file.metadata()
+        assert sorted(file.keys()) == ["U", "counts", "covariances", "means"]
+    assert states.load(tmp_path / "s.caster").layers is None
+
+
+def test_a_state_from_before_tokens_were_left_out_is_what_it_was(tmp_path):
+    state = fitted().state
+    moved = {replace(site, added=0): found for site, found in state.layers.items()}
+    before = replace(state, layers=moved)
+    states.save(before, tmp_path / "s.caster")
+    with safe_open(tmp_path / "s.caster", framework="np") as file:
+        assert file.metadata()["version"] == "1"
+        rows = json.loads(file.metadata()["layers"])
+    assert rows[0] == ["blocks.0", "in", -1, 16, 200.0]
+    loaded = states.load(tmp_path / "s.caster")
+    assert list(loaded.layers) == list(moved)
+    assert states.digest(loaded) == states.digest(before)
+
+
+def test_batchnorms_are_measured_too():
+    """On the source, whatever they keep of training."""
+    layers = fitted("batch").state.layers
+    assert [str(site) for site in layers] == ["1:in", "4:in", "8:in"]
+    values = torch.from_numpy(problem.images(200, seed=2)[0])
+    for name, layer in problem.model("batch").module.named_children():
+        if isinstance(layer, torch.nn.BatchNorm2d):
+            found = layers[Site(name, "in", 1)]
+            rows = values.double().movedim(1, -1).flatten(0, -2).numpy()
+            np.testing.assert_allclose(found.mean, rows.mean(axis=0), rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(found.variance, rows.var(axis=0), rtol=1e-4)
+            assert not np.allclose(found.mean, layer.running_mean, rtol=1e-3)
+        with torch.no_grad():
+            values = layer(values)
+
+
+def test_a_state_that_was_asked_for_layers_and_has_none_comes_back(tmp_path):
+    """As of a BatchNorm network when those of BatchNorms were not measured."""
+    states.save(replace(fitted("batch").state, layers={}), tmp_path / "s.caster")
+    assert states.load(tmp_path / "s.caster").layers == {}
+
+
+def test_only_a_torch_module_has_layers():
+    model = wrap(lambda batch: (batch, batch), version="example-1")
+    with pytest.raises(CasterError, match="layers are those of a torch module"):
+        Adapter.fit(model, [(np.eye(2), [0, 1])], layers=True)
+
+
+def rewritten(path, change):
+    """A file with changed arrays and metadata, and the digest that goes with them."""
+    with safe_open(path, framework="np") as file:
+        metadata = file.metadata()
+        arrays = {name: file.get_tensor(name).copy() for name in file.keys()}  # noqa: SIM118
+    change(arrays, metadata)
+    metadata["content_sha256"] = content_digest(arrays, metadata)
+    save_file(arrays, path, metadata)
+
+
+def shorter(arrays, metadata):
+    arrays["layer_means"] = arrays["layer_means"][:-1]
+
+
+def not_finite(arrays, metadata):
+    arrays["layer_variances"][3] = np.nan
+
+
+def negative(arrays, metadata):
+    arrays["layer_variances"][3] = -1.0
+
+
+def missing(arrays, metadata):
+    del arrays["layer_variances"]
+
+
+def side(arrays, metadata):
+    metadata["layers"] = metadata["layers"].replace('"out"', '"up"')
+
+
+def axis(arrays, metadata):
+    metadata["layers"] = metadata["layers"].replace("-1, 16", "2, 16")
+
+
+def twice(arrays, metadata):
+    listed = json.loads(metadata["layers"])
+    metadata["layers"] = json.dumps([[*listed[1][:4], 7.0, *listed[1][5:]], *listed[1:]])
+
+
+def no_name(arrays, metadata):
+    listed = json.loads(metadata["layers"])
+    metadata["layers"] = json.dumps([[3, *listed[0][1:]], *listed[1:]])
+
+
+def widths(change):
+    """The same channels in all, divided otherwise."""
+
+    def divide(arrays, metadata):
+        listed = json.loads(metadata["layers"])
+        for row, width in zip(listed, change, strict=False):
+            row[3] = width
+        metadata["layers"] = json.dumps(listed)
+
+    return divide
+
+
+def uncounted(arrays, metadata):
+    listed = json.loads(metadata["layers"])
+    metadata["layers"] = json.dumps([[*row[:4], 0, *row[5:]] for row in listed])
+
+
+def tokens(number):
+    def change(arrays, metadata):
+        listed = json.loads(metadata["layers"])
+        metadata["layers"] = json.dumps([[*row[:5], number] for row in listed])
+
+    return change
+
+
+def all_tokens(arrays, metadata):
+    metadata["layers"] = json.dumps([row[:5] for row in json.loads(metadata["layers"])])
+
+
+def version(number):
+    return lambda arrays, metadata: metadata.update(version=number)
+
+
+def without_layers(arrays, metadata):
+    del metadata["layers"]
+
+
+UNFIT, EMPTY, NAMELESS = "do not fit together", "hold no moments", "name no sites"
+DAMAGES = {
+    "shorter": (shorter, UNFIT),
+    "not finite": (not_finite, "layer_variances hold NaN"),
+    "negative": (negative, "layer_variances hold -1"),
+    "missing": (missing, "layer_variances"),
+    "side": (side, NAMELESS),
+    "axis": (axis, NAMELESS),
+    "no name": (no_name, NAMELESS),
+    "twice": (twice, "name a site twice"),
+    "uncounted": (uncounted, EMPTY),
+    "negative width": (widths([-16, 48]), UNFIT),
+    "width 0": (widths([0, 32]), UNFIT),
+    "half a width": (widths([15.5, 16.5]), UNFIT),
+    "a width that is true": (widths([True, 31]), UNFIT),
+    "version 5": (version("5"), "has state format 5, not 1"),
+    "fewer than no tokens": (tokens(-1), NAMELESS),
+    "half a token": (tokens(0.5), NAMELESS),
+    "tokens in words": (tokens("1"), NAMELESS),
+    "without layers": (without_layers, "it holds U"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), DAMAGES.values(), ids=DAMAGES)
+def test_damaged_layers_are_refused(tmp_path, change, message):
+    path = tmp_path / "s.caster"
+    fitted().save(path)
+    rewritten(path, lambda arrays, metadata: None)
+    states.load(path)
+    rewritten(path, change)
+    with pytest.raises(StateError, match=message):
+        states.load(path)
+
+
+def test_edited_layers_do_not_match_the_digest(tmp_path):
+    path = tmp_path / "s.caster"
+    fitted().save(path)
+    with safe_open(path, framework="np") as file:
+        metadata = file.metadata()
+        arrays = {name: file.get_tensor(name).copy() for name in file.keys()}  # noqa: SIM118
+    arrays["layer_means"][0] += 1
+    save_file(arrays, path, metadata)
+    with pytest.raises(StateError, match="does not match its own digest"):
+        states.load(path)
