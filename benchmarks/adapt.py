@@ -1,9 +1,9 @@
-"""Adapt: what a batch costs beyond the linear algebra it cannot do without.
+"""Adapt: the cost of a batch beyond the necessary linear algebra.
 
     python benchmarks/adapt.py
 
 A thousand classes against batched Cholesky factors and triangular solves alone, ten classes
-against an empty call of the same Python depth. Times are medians taken in turns.
+against an empty call of the same Python depth. Times are medians over alternating rounds.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def fitted(n_classes: int, width: int, dtype: type) -> tuple[Caster, NDArray[Any
 
 
 def empty(depth: int) -> None:
-    """A call that calls itself and does nothing else."""
+    """An empty call of a given depth."""
     if depth > 1:
         empty(depth - 1)
 
@@ -63,7 +63,7 @@ def thousand_classes(dtype: type) -> None:
             linalg.whiten(differences, linalg.cholesky(covariances))
 
     def threaded() -> None:
-        with mock.patch("caster.adapt.adaptation.threads_for", return_value=nullcontext()):
+        with mock.patch("caster.adapt.feature_transport.threads_for", return_value=nullcontext()):
             clf.adapt(batch)
 
     contenders: dict[str, Callable[[], object]] = {
@@ -89,24 +89,22 @@ def ten_classes(dtype: type) -> None:
     beyond = times["adapt"] - times["empty"]
     print(f"\nadapt, C = 10, k = 9, B = {BATCH}, {np.dtype(dtype)}")
     print(f"  adapt {1e3 * times['adapt']:.3f} ms, {1e3 * beyond:.3f} ms more than an empty call")
-    print("  what remains, step by step:")
+    print("  the rest, step by step:")
     steps = in_turns(parts(clf, batch), rounds=15, repeats=200)
     for name, seconds in steps.items():
         print(f"    {name:34}{1e6 * seconds:6.0f} µs")
 
 
 def parts(clf: Caster, batch: NDArray[Any]) -> dict[str, Callable[[], object]]:
-    """The steps of one call of adapt, each on its own."""
-    transporter = clf.transporter
-    active = transporter.placement.beside(batch, clf.moments_.rank)
-    z, _ = transporter._project(batch, active)
+    """The steps of one call of adapt, timed separately."""
+    z, active = clf.transport.projected(batch)
     fitted_map = estimate(z, active, 1.0)
     pulled = pull(fitted_map, z)
     scores = transported_scores(pulled, fitted_map, active, 1.0)
     kept, assigned = confidence(scores) > 0.9, scores.argmax(axis=1)
     residuals, _ = centroid_residuals(pulled, assigned, kept, active.means)
     return {
-        "checks, projection, settings": lambda: (transporter._project(batch, active), clf.settings),
+        "checks, projection, settings": lambda: (clf.transport.projected(batch), clf.settings),
         "map (batch moments, one eigh)": lambda: estimate(z, active, 1.0),
         "pull": lambda: pull(fitted_map, z),
         "scores (10 factors, 10 solves)": lambda: transported_scores(

@@ -1,8 +1,8 @@
-"""What each corruption costs on CIFAR-10's test set: processor seconds in one process.
+"""Cost of each corruption on CIFAR-10's test set: processor seconds in one process.
 
     CASTER_DATA=DATA python benchmarks/corrupt.py
 
-A part of the images is corrupted at all five severities, and the time scaled to all of them.
+Corrupts a subset of the images at all five severities, and scales the time to all of them.
 """
 
 from __future__ import annotations

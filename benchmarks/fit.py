@@ -2,8 +2,8 @@
 
     python benchmarks/fit.py
 
-Both give class means and covariances in the same discriminative subspace; the script checks that
-they do. Each runs in a process of its own, so that its peak memory is its own.
+Both compute class means and covariances in the same discriminative subspace; the script checks
+that. Each runs in its own process, so that peak memory is measured separately.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Statistics = tuple[NDArray[Any], NDArray[Any]]  # (C, k), (C, k, k)
 
 
 def data() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Gaussian classes, made in place: a temporary here would hide the fit's own peak."""
+    """Gaussian classes, created in place: a temporary would hide the fit's memory peak."""
     rng = np.random.default_rng(0)
     y = rng.integers(C, size=N)
     means = 0.3 * rng.standard_normal((C, D), dtype=np.float32)
@@ -58,7 +58,7 @@ def measure(name: str) -> tuple[float, float, Statistics]:
 
 
 def disagreement(a: Statistics, b: Statistics) -> float:
-    """Largest difference of covariances, relative to a unit variance, whatever the signs of U."""
+    """Largest difference of covariances, relative to unit variance and up to the signs of U."""
     signs = np.sign(np.sum(a[0] * b[0], axis=0))
     return float(np.abs(a[1] - signs[:, None] * b[1] * signs).max())
 

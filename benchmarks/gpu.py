@@ -1,11 +1,11 @@
-"""What adaptation costs on a GPU: ResNet-50 at 224 pixels, batches of 64, bf16, channels last.
+"""The cost of adaptation on a GPU: ResNet-50 at 224 pixels, batches of 64, bf16, channels last.
 
     python benchmarks/gpu.py
 
 Images per second and memory of the frozen model alone, of Source-GDA on its features and of
 CASTER, for 10 and for 1,000 classes; and of the model as a CUDA graph, alone and in CASTER.
-Weights and images are random: neither changes the work. Every number of classes has a process of
-its own. Times are taken in turns, and compared within a round; memory is taken one by one.
+Weights and images are random, which does not change the work. Every number of classes has its own
+process. Contenders alternate and are compared within a round; memory is measured one by one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torchvision
 from torch import Tensor
 
 from caster import Adapter, Caster
-from caster.adapt.adapter import bound_state
+from caster.adapt.fitting import bound_state
 from caster.models.torch import TorchModel
 from measure import machine
 
@@ -34,7 +34,7 @@ Run = Callable[[Iterable[Tensor]], None]
 
 
 def fitted(n_classes: int) -> Caster:
-    """Source statistics of well-separated classes, of the width of ResNet-50's features."""
+    """Source statistics of well-separated classes, with the width of ResNet-50's features."""
     rng = np.random.default_rng(0)
     y = np.arange(max(4000, 10 * n_classes)) % n_classes
     means = rng.standard_normal((n_classes, WIDTH)).astype(np.float32)
@@ -43,7 +43,7 @@ def fitted(n_classes: int) -> Caster:
 
 
 def contenders(clf: Caster, n_classes: int) -> dict[str, Callable[[], Run]]:
-    """Ways to answer batches, each made from nothing so that its memory can be told."""
+    """Ways to answer batches, each created separately so that its memory can be measured."""
 
     def module() -> torch.nn.Module:
         torch.manual_seed(0)
@@ -78,7 +78,7 @@ def contenders(clf: Caster, n_classes: int) -> dict[str, Callable[[], Run]]:
 
         def run(batches: Iterable[Tensor]) -> None:
             for out in made.stream(batches):
-                _ = out.verdict.accepted, out.predictions
+                _ = out.verdict.accepted, out.labels
 
         return run
 
@@ -88,7 +88,7 @@ def contenders(clf: Caster, n_classes: int) -> dict[str, Callable[[], Run]]:
         def run(batches: Iterable[Tensor]) -> None:
             for batch in batches:
                 out = made(batch)
-                _ = out.verdict.accepted, out.predictions
+                _ = out.verdict.accepted, out.labels
 
         return run
 
@@ -104,7 +104,7 @@ def contenders(clf: Caster, n_classes: int) -> dict[str, Callable[[], Run]]:
 
 
 def recorded(net: torch.nn.Module) -> Run:
-    """The frozen model as a CUDA graph, its predictions copied out: the caller's to keep."""
+    """The frozen model as a CUDA graph, with its predictions copied out."""
     held, graph, stream = torch.empty_like(images()), torch.cuda.CUDAGraph(), torch.cuda.Stream()
 
     def predict() -> Tensor:
@@ -117,7 +117,7 @@ def recorded(net: torch.nn.Module) -> Run:
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         torch.ones((2, 2), device="cuda").mm(torch.ones((2, 2), device="cuda"))  # as CASTER does
-        predict()  # libraries set themselves up outside the recording
+        predict()  # libraries initialize outside the recording
         with torch.cuda.graph(graph, stream=stream):
             predictions = predict()
     torch.cuda.current_stream().wait_stream(stream)
@@ -145,12 +145,12 @@ def seconds(run: Run, batch: Tensor) -> float:
 
 
 def peaks(make: Callable[[], Run], batch: Tensor) -> tuple[float, float]:
-    """MiB allocated and MiB reserved at most while one contender runs alone, once warm."""
-    torch._C._cuda_clearCublasWorkspaces()  # those of the contender before
+    """Peak MiB allocated and reserved while one contender runs alone, after warm-up."""
+    torch._C._cuda_clearCublasWorkspaces()  # of the previous contender
     run = make()
     run([batch] * 8)
     torch.cuda.synchronize()
-    torch.cuda.empty_cache()  # what the choice of algorithms took
+    torch.cuda.empty_cache()  # used while algorithms were chosen
     torch.cuda.reset_peak_memory_stats()
     run([batch] * 8)
     torch.cuda.synchronize()
@@ -191,8 +191,8 @@ def main() -> None:
         measure(int(sys.argv[1]))
         return
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; {machine()}")
-    print("In brackets the middle half of the rounds. A recording keeps what it computes with in")
-    print("memory of its own, which only the reserved MiB count.", flush=True)
+    print("In brackets the interquartile range of the rounds. A recording uses memory of its")
+    print("own, which counts as reserved only.", flush=True)
     for n_classes in (10, 1000):
         subprocess.run([sys.executable, __file__, str(n_classes)], check=True)
 

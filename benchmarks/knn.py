@@ -1,13 +1,13 @@
-"""Nearest neighbours: ways to find them exactly, and what exactness costs.
+"""Nearest neighbours: ways to find them exactly, and the cost of exactness.
 
-    pip install faiss-cpu  # for comparison alone, caster does not use it
+    pip install faiss-cpu  # for comparison only; caster does not use it
     python benchmarks/knn.py
 
 The 20 nearest of 50,000 rows for a batch: caster's search, which proves its answer in float64; the
 plain product and top-k it starts from; FAISS's flat index; scikit-learn's brute force; and on a
-GPU, where there is one, the first two again. Times are medians taken in turns. Features are
-Gaussian, around 100 centres; and, to see what rounding does, a bank far from the origin whose rows
-lie close together, in which the rows that differ from float64's answer are counted.
+GPU, if there is one, the first two again. Times are medians over alternating rounds. Features are
+Gaussian, around 100 centres. To show the effect of rounding, the script also counts wrong answers
+in a bank far from the origin whose rows are close together.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 
-from caster_bench.methods.neighbours import Neighbours
+from caster_bench.methods.knn import Neighbours
 from measure import in_turns, machine
 
 try:
@@ -40,7 +40,7 @@ def features(count: int, width: int, seed: int) -> Tensor:
 
 
 def plain(bank: Tensor) -> Callable[[Tensor], Tensor]:
-    """A product and the lowest, as most programs have it."""
+    """A product and top-k, as in most programs."""
     halves = bank.square().sum(1) / 2
     return lambda queries: torch.addmm(halves, queries, bank.T, alpha=-1).topk(K, 1, False).indices
 
@@ -104,7 +104,7 @@ def main() -> None:
     gpu = f"; {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
     print(f"{machine()}, torch {torch.__version__}{gpu}")
     if faiss is None:
-        print("FAISS is not here to compare with: pip install faiss-cpu")
+        print("FAISS is not installed, so it is not compared: pip install faiss-cpu")
     times()
     errors()
 

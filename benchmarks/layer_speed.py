@@ -1,13 +1,12 @@
-"""What layer transport costs beside the frozen model it aligns: images per second, and memory.
+"""The cost of layer transport relative to the frozen model: images per second and memory.
 
     python benchmarks/layer_speed.py [NETWORK ...]
 
-Batches of 64 and 256 images; on a GPU also with the aligned pass recorded as a CUDA graph, beside
-the frozen model as it is: recorded, that would be faster too. What a recording holds is not among
-the memory allocated, but is among that reserved. Weights and images are random: neither changes
-the work. The certificate accepts every batch, as it does on the streams that layer
-transport is for, so that ever fewer are compared. Times are taken in turns and compared within a
-round; memory is taken one by one.
+Batches of 64 and 256 images; on a GPU also with the aligned pass recorded as a CUDA graph, against
+the plain frozen model, which would be faster recorded too. A recording's memory counts as reserved,
+not as allocated. Weights and images are random, which does not change the work. The certificate
+accepts every batch, as on a long good stream, so that fewer and fewer are compared. Contenders
+alternate and are compared within a round; memory is measured one by one.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from caster import Adapter
-from caster.adapt.protocol import Method
-from caster.adapt.source import Source
+import caster
 from caster.models.torch import TorchModel
 from caster.state import State
 from caster_bench.engine.networks import build, find
+from caster_bench.methods.protocol import Method
 from caster_bench.methods.registry import create
+from caster_bench.methods.source import Source
 from measure import complete_torchvision, machine
 
 NETWORKS = ("resnet18", "resnet50", "convnext_tiny", "swin_tiny", "vit_base", "keras_resnet50")
@@ -38,7 +37,7 @@ DEVICE = "cuda" if ON_GPU else "cpu"
 SIZES = (64, 256) if ON_GPU else (64,)
 BATCHES, ROUNDS = (40, 5) if ON_GPU else (2, 3)
 CLASSES, FIT = 10, 512
-ALWAYS = 1e9  # a threshold nothing is refused at
+ALWAYS = 1e9  # a threshold that accepts everything
 
 
 def module(network: str) -> torch.nn.Module:
@@ -58,11 +57,11 @@ def fitted(network: str) -> State:
         for _ in range(FIT // 64):
             yield image_set(network, 64), [n % CLASSES for n in range(64)]
 
-    return Adapter.fit(TorchModel(module(network)), batches(), layers=True).state
+    return caster.fit(TorchModel(module(network)), batches(), layers=True).state
 
 
 def contenders(network: str, state: State) -> dict[str, Callable[[], Method]]:
-    """Ways to answer batches, each made from nothing so that its memory can be told."""
+    """Ways to answer batches, each created separately so that its memory can be measured."""
 
     def made(name: str, cuda_graph: bool, **settings: object) -> Method:
         model = TorchModel(module(network), cuda_graph=cuda_graph)
@@ -95,8 +94,8 @@ def seconds(method: Method, batch: Tensor) -> float:
 
 
 def peaks(make: Callable[[], Method], batch: Tensor) -> tuple[float, float]:
-    """MiB allocated and reserved at most while one contender runs alone, once warm."""
-    torch._C._cuda_clearCublasWorkspaces()  # those of the contender before
+    """Peak MiB allocated and reserved while one contender runs alone, after warm-up."""
+    torch._C._cuda_clearCublasWorkspaces()  # of the previous contender
     method = make()
     for _ in range(8):
         method.predict(batch)
@@ -139,12 +138,12 @@ def main() -> None:
         return
     place = torch.cuda.get_device_name() if ON_GPU else "CPU"
     print(f"{place}, torch {torch.__version__}; {machine()}")
-    print(f"Medians of {ROUNDS} rounds of {BATCHES} batches; shares are of the frozen model's.\n")
+    print(f"Medians of {ROUNDS} rounds of {BATCHES} batches; shares of the frozen model.\n")
     memory = " allocated, MiB | share | reserved, MiB | share |" if ON_GPU else ""
     print(f"| network | batch | | images/s | share |{memory}")
     print("|---|--:|---|--:|--:|" + "--:|--:|--:|--:|" * ON_GPU, flush=True)
     for network in sys.argv[1:] or NETWORKS:
-        for size in SIZES:  # in a process of its own: memory of one is none of the other's
+        for size in SIZES:  # in its own process, so that memory is measured separately
             subprocess.run([sys.executable, __file__, network, str(size)], check=True)
 
 

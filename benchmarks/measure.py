@@ -1,4 +1,4 @@
-"""What the benchmarks share: the machine in words, and times taken in turns."""
+"""Shared by the benchmarks: a description of the machine, and alternating timings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LIBRARIES: list[object] = []
 
 
 def machine() -> str:
-    """Processor, cores and the versions that matter to linear algebra."""
+    """Processor, cores and versions of the numerical libraries."""
     import numpy
     import scipy
     import sklearn
@@ -32,10 +32,10 @@ def machine() -> str:
 def in_turns(
     contenders: dict[str, Callable[[], object]], rounds: int, repeats: int = 1
 ) -> dict[str, float]:
-    """Median seconds of each, taken in turns so that a slow moment of the machine hits all.
+    """Median seconds of each contender, alternating so that a slow moment affects all.
 
-    Idle BLAS workers spin for a while after their last product; the pause lets them fall asleep,
-    or each contender would pay for the one before it.
+    Idle BLAS threads spin for a while after their last product. The pause lets them sleep;
+    otherwise each contender would pay for the previous one.
     """
     for run in contenders.values():
         run()
@@ -51,11 +51,11 @@ def in_turns(
 
 
 def complete_torchvision() -> None:
-    """Let a CUDA-built torchvision be imported beside a CPU-only torch: it lacks two operators."""
+    """Define two operators that a CUDA build of torchvision needs to import with a CPU torch."""
     import torch
 
     if "+cpu" in torch.__version__ and not hasattr(torch.ops.torchvision, "nms"):
         library = torch.library.Library("torchvision", "DEF")
         for name in ("nms", "qnms"):
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        _LIBRARIES.append(library)  # its operators go when it does
+        _LIBRARIES.append(library)  # its operators live as long as it does

@@ -1,4 +1,4 @@
-"""The networks: features, then a linear classifier layer."""
+"""Networks of the benchmarks: features, then a linear classifier."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Residual(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """ResNet block of 1 x 1, 3 x 3 and 1 x 1 convolutions, four times as wide at its ends."""
+    """Bottleneck ResNet block: 1 x 1, 3 x 3 and 1 x 1 convolutions, with an expansion of four."""
 
     def __init__(self, width_in: int, width: int, stride: int) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Bottleneck(nn.Module):
 
 
 class ChannelNorm(nn.LayerNorm):
-    """LayerNorm over the channels of NCHW."""
+    """LayerNorm over the channels of an NCHW tensor."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, C, H, W) -> the same."""
@@ -104,7 +104,7 @@ def resnet50(n_classes: int, width: int = 64) -> nn.Sequential:
 def _resnet(
     width: int, blocks: Iterable[nn.Module], width_out: int, n_classes: int
 ) -> nn.Sequential:
-    """Blocks behind a 3 x 3 stem, for images of 32 pixels."""
+    """Build a ResNet with a 3 x 3 stem, for images of 32 pixels."""
     stem = [nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
     pool = [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     return nn.Sequential(nn.Sequential(*stem, *blocks, *pool), nn.Linear(width_out, n_classes))
@@ -122,7 +122,7 @@ def convnext12(n_classes: int, width: int = 96) -> nn.Sequential:
 
 
 def vit_s4(n_classes: int, width: int = 384, depth: int = 12) -> nn.Module:
-    """timm's vision transformer on patches of 4 x 4."""
+    """Build timm's vision transformer on 4 x 4 patches."""
     complete_torchvision()
     from timm.models.vision_transformer import VisionTransformer
 

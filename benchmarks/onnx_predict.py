@@ -1,10 +1,10 @@
-"""What `caster predict` costs on a CPU beyond the model itself: EfficientNet-Lite0, batches of 64.
+"""The cost of `caster predict` on a CPU beyond the model: EfficientNet-Lite0, batches of 64.
 
     python benchmarks/onnx_predict.py
 
 Images per second of `caster predict --model` from decoded images to the table of adapted answers,
-against bare `session.run` of the untouched file on the same images, prepared beforehand. For 10
-and 1,000 classes; taken in turns, one round a line. Weights and images are random: neither changes
+against bare `session.run` of the same file on the same images, preprocessed beforehand. For 10 and
+1,000 classes; alternating, one round per line. Weights and images are random, which does not change
 the work. Needs the extras `onnx` and `timm`, and torch to export the model.
 """
 
@@ -24,10 +24,10 @@ import torch
 from numpy.typing import NDArray
 
 from caster import Adapter, Caster, wrap
-from caster.adapt.adapter import bound_state
+from caster.adapt.fitting import bound_state
+from caster.adapt.prediction import predict_images
 from caster.io.images import open_images
 from caster.models.preprocessing import Preprocessing
-from caster.report.predict_job import predict_images
 from measure import PAUSE, complete_torchvision, machine
 
 BATCH, BATCHES, ROUNDS = 64, 16, 3
@@ -40,7 +40,7 @@ def export(path: Path, n_classes: int) -> None:
 
     net = timm.create_model("tf_efficientnet_lite0", num_classes=n_classes).eval()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the exporter, about itself
+        warnings.simplefilter("ignore")  # from the exporter
         torch.onnx.export(
             net, (torch.zeros(2, 3, 224, 224),), str(path), dynamo=False,
             input_names=["images"], dynamic_axes={"images": {0: "n"}},
@@ -48,7 +48,7 @@ def export(path: Path, n_classes: int) -> None:
 
 
 def fitted(n_classes: int) -> Caster:
-    """Source statistics of well-separated classes, of the width of the model's features."""
+    """Source statistics of well-separated classes, with the width of the model's features."""
     rng = np.random.default_rng(0)
     y = np.arange(max(4000, 20 * n_classes)) % n_classes
     means = rng.standard_normal((n_classes, WIDTH)).astype(np.float32)

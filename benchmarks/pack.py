@@ -18,14 +18,14 @@ from measure import machine
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.bench.studies.records import Consistent
+from tests.support.consistent_records import Consistent
 from tests.support.record_maker import sha
 
 from caster_bench.engine.pack import pack
-from caster_bench.engine.record import ticks
+from caster_bench.engine.record import round_seconds
 from caster_bench.records import Pack
-from caster_bench.studies.read import load
-from caster_bench.studies.write import write
+from caster_bench.studies.report import write_report
+from caster_bench.studies.results import load
 from caster_bench.sweeps import Spec
 from verify import sweep_of
 
@@ -39,13 +39,13 @@ class Agreeing(Consistent):
     def columns(self, spec: Spec) -> Tables:
         """Samples and batches of a cell."""
         samples, batches = super().columns(spec)
-        batches = batches | {"seconds": ticks(batches["seconds"])}
+        batches = batches | {"seconds": round_seconds(batches["seconds"])}
         own = spec.method in ("frozen", "caster", "caster-ungated")
         return (samples, batches) if own else self.agreeing(spec, (samples, batches))
 
     def transported(self, spec: Spec) -> Tables:
         """Of a cell that always transports."""
-        return self.agreeing(spec, super().transported(spec))
+        return self.agreeing(spec, super().adapted(spec))
 
     def agreeing(self, spec: Spec, tables: Tables) -> Tables:
         """The frozen model's answer where the method agrees with it."""
@@ -76,7 +76,7 @@ def main(cells: int, images: int, classes: int, folder: Path) -> None:
     loaded = time.perf_counter() - began
     assert results is not None
     began = time.perf_counter()
-    write(results, folder / "report")
+    write_report(results, folder / "report")
     reported = time.perf_counter() - began
     print(f"verified and read in {loaded:.1f} s, and reported in {reported:.1f} s more")
 

@@ -1,12 +1,12 @@
-"""What an attacker who shares a stream of layer transport can do to the others' answers.
+"""How an attacker who shares a stream of layer transport affects the others' answers.
 
     python benchmarks/poisoning.py
 
-A victim sends batches of 8 images with known labels, clean or shifted, and an attacker sends as
-many batches of 8 in turn with them. They share one stream, or each has its own from `new_stream()`;
-"no range" is a shared stream of a state that does not say which range its input has. The images are
-scikit-learn's digits at twice their size, and two small networks are trained on them on the spot.
-Attacks are in units of pixels, which lie between 0 and 1. Takes two minutes on two CPU cores.
+A victim sends batches of 8 images with known labels, clean or shifted, alternating with an
+attacker's batches of 8. They share one stream, or each has its own from `new_stream()`; "no range"
+is a shared stream whose state has no input range. The images are scikit-learn's digits at twice
+their size, on which the script trains two small networks. Attacks are in units of pixels, which lie
+between 0 and 1. Takes two minutes on two CPU cores.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional
 
-from caster import Adapter, wrap
-from caster.adapt.layer_transport import LayerTransport
+import caster
+from caster import wrap
 from caster.models.torch import TorchModel
 from caster.state import State
-from caster_bench.methods.registry import create
+from caster_bench.methods.layer_transport import LayerTransport
+from caster_bench.methods.source import Source
 from measure import machine
 
 BATCH, BATCHES = 8, 64
@@ -38,7 +39,7 @@ def noise(rng: np.random.Generator, images: Images, scale: float) -> Images:
 
 
 def spikes(rng: np.random.Generator, images: Images) -> Images:
-    """Images with one pixel far out of the range."""
+    """Images with one pixel far out of range."""
     found = images.copy()
     found[:, :, 8, 8] = 1000.0
     return found
@@ -90,7 +91,7 @@ def normalised(images: Images) -> Images:
 
 
 def shifted(images: Images) -> Images:
-    """Flatter, brighter and noisier, and still images."""
+    """Flatter, brighter and noisier images, still in range."""
     rng = np.random.default_rng(1)
     moved = 0.7 * images + 0.15 + 0.1 * rng.normal(size=images.shape)
     return np.clip(moved, 0, 1).astype(np.float32)
@@ -114,9 +115,7 @@ def trained(
 
 
 def method(model: TorchModel, state: State) -> LayerTransport:
-    found = create("layer-transport", model, state)
-    assert isinstance(found, LayerTransport)
-    return found
+    return LayerTransport(model, Source(state=state))
 
 
 def batches(
@@ -134,7 +133,7 @@ def accuracy(
     labels: NDArray[np.int64],
     attack: Attack | None,
 ) -> tuple[float, float]:
-    """The victims' accuracy, and the share of their batches that the update answers."""
+    """The victim's accuracy, and the share of its batches that are adapted."""
     rng = np.random.default_rng(2)
     right = accepted = 0
     for batch, truth in batches(images, labels):
@@ -147,14 +146,14 @@ def accuracy(
 
 
 def main() -> None:
-    """Print a table of every network and stream of victims."""
+    """Print a table for every network and victim stream."""
     print(machine())
     images, labels = digits()
     fit, test = slice(0, 1000), slice(1000, None)
     for name, norm in (("BatchNorm", nn.BatchNorm2d), ("LayerNorm", ChannelNorm)):
         model = trained(norm, images[fit], labels[fit])
         source = [(normalised(images[fit]), labels[fit])]
-        state = Adapter.fit(model, source, layers=True).state
+        state = caster.fit(model, source, layers=True).state
         for stream, victims in (("clean", images[test]), ("shifted", shifted(images[test]))):
             frozen = model(normalised(victims)).logits.argmax(1).numpy() == labels[test]
             one = method(model, state)

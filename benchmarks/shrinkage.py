@@ -1,10 +1,10 @@
-"""Which closed form should shrink S_w: ungated transport on small sources, by intensity.
+"""Shrinkage of S_w: accuracy of ungated transport on small sources, by intensity.
 
     python benchmarks/shrinkage.py SOURCE.npz TARGET.npz...   # features, labels and logits
 
-Rows: fixed intensities, OAS (what `caster fit` uses) and Ledoit and Wolf's, all of correlations.
+Rows: fixed intensities, OAS (used by `caster fit`) and Ledoit-Wolf, all on correlations.
 Columns: the mean accuracy over the targets in shuffled batches of 64, for sources of 10 and 50
-samples a class.
+samples per class.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def fixed(rho: float) -> Intensity:
 
 
 def ledoit_wolf(sample: Sample) -> float:
-    """Of residuals from class means, in units of their own standard deviations."""
+    """Ledoit-Wolf intensity for standardized residuals from class means."""
     h, y, _ = sample
     residuals = h - np.stack([h[y == c].mean(axis=0) for c in range(y.max() + 1)])[y]
     scale = residuals.std(axis=0)
@@ -56,7 +56,7 @@ def main(source: str, *paths: str) -> None:
     print(machine())
     whole, targets = read(source), [read(path) for path in paths]
     samples = [found for each in SIZES if (found := subset(whole, each)) is not None]
-    print(f"\n{'':14}" + "".join(f"{f'{each} a class':>14}" for each in SIZES[: len(samples)]))
+    print(f"\n{'':14}" + "".join(f"{f'{each} per class':>14}" for each in SIZES[: len(samples)]))
     rows = {str(rho): [fixed(rho)] * len(samples) for rho in (0.001, 0.1, 0.5, 0.9, 0.99)}
     rows["OAS"] = [oas_shrinkage] * len(samples)
     rows["Ledoit-Wolf"] = [fixed(ledoit_wolf(some)) for some in samples]

@@ -1,13 +1,12 @@
-"""What the default does with few source samples: accuracy lost and won, shuffled and sorted.
+"""Accuracy lost and gained with few source samples, on shuffled and sorted streams.
 
     python benchmarks/small_sources.py                          # Gaussian classes, 512 features
     python benchmarks/small_sources.py SOURCE.npz TARGET.npz... # features, labels and logits
 
-A source of 5 to 500 samples a class is drawn from SOURCE; every TARGET is met in batches of 64,
-shuffled and sorted by class. Columns: what the frozen head gets right, and in points what the
-default changes (as `caster fit` and `caster predict` have it), the paper's gate alone
-(`--no-safeguards`), and transport of every batch. `on` says whether the source check left transport
-on. The last lines are the worst of all, which is what counts.
+Draws sources of 5 to 500 samples per class from SOURCE and streams every TARGET in batches of 64,
+shuffled and sorted by class. Columns: accuracy of the frozen head, and the change in points with
+caster's defaults, the paper's gate alone (`--no-safeguards`), and transport of every batch. `on`
+says whether the source check left transport on. The last lines are the worst cases.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ Sample = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]  # features, labels, lo
 
 
 def gaussians(n: int, seed: int, d: int = 512, n_classes: int = 7) -> Sample:
-    """Unshifted classes, and logits of the classifier that knows their means."""
+    """Unshifted classes, and logits of a classifier that knows their means."""
     centres = 0.16 * np.random.default_rng(99).standard_normal((n_classes, d))
     rng = np.random.default_rng(seed)
     y = rng.integers(n_classes, size=n)
@@ -43,7 +42,7 @@ def read(path: str) -> Sample:
 
 
 def subset(sample: Sample, each: int) -> Sample | None:
-    """So many samples of every class; None where one has fewer."""
+    """A fixed number of samples per class; None if a class has fewer."""
     rng = np.random.default_rng(each)
     order = rng.permutation(len(sample[1]))
     rows = [order[sample[1][order] == c][:each] for c in np.unique(sample[1])]
@@ -54,7 +53,7 @@ def subset(sample: Sample, each: int) -> Sample | None:
 
 
 def gains(clf: Caster, target: Sample, ordered: bool) -> tuple[float, NDArray[np.float64]]:
-    """Accuracy of the head in percent, and points won by default, paper's gate and no gate."""
+    """Accuracy of the head in percent, and points gained by default, the paper's gate, no gate."""
     h, y, logits = target
     rows = np.random.default_rng(0).permutation(len(y))
     rows = rows[np.argsort(y[rows], kind="stable")] if ordered else rows
@@ -63,7 +62,7 @@ def gains(clf: Caster, target: Sample, ordered: bool) -> tuple[float, NDArray[np
     for batch in np.array_split(rows, max(1, len(rows) // BATCH)):
         default = clf.set_params(safeguards=True).adapt(h[batch], logits[batch])
         paper = clf.set_params(safeguards=False).adapt(h[batch], logits[batch])
-        for i, answers in enumerate((default.predictions, paper.predictions, paper.proposed)):
+        for i, answers in enumerate((default.labels, paper.labels, paper.proposed)):
             right[i] += np.sum(answers == y[batch])
     return 100 * frozen, 100 * (right / len(y) - frozen)
 

@@ -1,4 +1,4 @@
-"""How the CIFAR classifiers are trained: random crops and flips, one cycle, bf16 on a GPU."""
+"""Train the CIFAR classifiers: random crops and flips, one-cycle schedule, bf16 on a GPU."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 @dataclass(frozen=True)
 class Recipe:
-    """What differs from network to network."""
+    """Training settings that differ between networks."""
 
     sgd: bool  # with Nesterov momentum; else AdamW
     peak: float  # learning rate, after a fifth of the steps
     weight_decay: float
-    cutout: int = 0  # side of a square that every image lacks
+    cutout: int = 0  # side of the square that is masked in every image
 
     def optimiser(self, net: nn.Module) -> torch.optim.Optimizer:
-        """Its optimiser of a network."""
+        """Return the optimiser of a network."""
         if self.sgd:
             return torch.optim.SGD(
                 net.parameters(), self.peak, 0.9, weight_decay=self.weight_decay, nesterov=True
@@ -45,7 +45,7 @@ def normalise(images: Tensor) -> Tensor:  # uint8 (N, H, W, 3) -> (N, 3, H, W), 
 
 
 def augment(padded: Tensor, index: Tensor, size: int = 32) -> Tensor:
-    """Random crops and flips of images padded by 4."""
+    """Take random crops and flips of images padded by 4."""
     at, n = torch.arange(size, device=padded.device), len(index)
     top, left = torch.randint(0, 9, (2, n, 1), device=padded.device)
     columns = torch.where(torch.rand(n, 1, device=padded.device) < 0.5, at, size - 1 - at) + left
@@ -53,7 +53,7 @@ def augment(padded: Tensor, index: Tensor, size: int = 32) -> Tensor:
 
 
 def cut_out(batch: Tensor, side: int) -> Tensor:  # (N, 3, H, W) -> the same
-    """Grey squares, anywhere; those at the border are cut off by it."""
+    """Mask a random grey square, clipped at the border."""
     n, _, *size = batch.shape
     inside = []
     for pixels in size:
@@ -73,7 +73,7 @@ def train(
     seed: int,
     batch: int = 512,
 ) -> Net:
-    """A network trained from nothing, in eval mode."""
+    """Train a network from scratch; return it in eval mode."""
     torch.manual_seed(seed)
     net = build().to(DEVICE, memory_format=torch.channels_last)  # type: ignore[call-overload]
     padded = torch.from_numpy(np.pad(images, ((0, 0), (4, 4), (4, 4), (0, 0)))).to(DEVICE)

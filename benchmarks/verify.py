@@ -16,12 +16,12 @@ from measure import machine
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.bench.studies.records import Consistent
+from tests.support.consistent_records import Consistent
 
 from caster_bench.records import scan
-from caster_bench.studies.read import load
+from caster_bench.studies.report import write_report
+from caster_bench.studies.results import load
 from caster_bench.studies.verify import verify
-from caster_bench.studies.write import write
 from caster_bench.sweeps import Sweep, read
 
 IMAGES, CLASSES = 10_000, 10
@@ -69,7 +69,7 @@ def main(cells: int, folder: Path) -> None:
     if results is None:
         sys.exit("the records do not verify")
     loaded = time.perf_counter() - began
-    write(results, folder / "report")
+    write_report(results, folder / "report")
     whole = time.perf_counter() - began
     print(f"verified and read in {loaded:.1f} s, and reported {whole - loaded:.1f} s after that")
 

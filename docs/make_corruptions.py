@@ -1,7 +1,7 @@
 """Draw docs/corruptions.png: the nineteen corruptions at five severities on real photographs.
 
 The photographs come with scikit-learn, Creative Commons BY 2.0: a pagoda by danielbuechele and a
-flower by vultilion, in turns.
+flower by vultilion, alternating.
 """
 
 import sys
@@ -22,7 +22,7 @@ INK = "#1b1f24"
 
 
 def main() -> None:
-    """A row a corruption: the clean image, then severities 1 to 5."""
+    """Draw a row per corruption: the clean image, then severities 1 to 5."""
     images = samples(224)  # as ImageNet-C's
     step = TILE + GAP
     size = LEFT + 6 * step, TOP + len(CORRUPTIONS) * step

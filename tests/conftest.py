@@ -1,4 +1,4 @@
-"""Problems and array namespaces the tests share."""
+"""Problems and array namespaces that the tests share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 from functools import cache
 
 os.environ["SCIPY_ARRAY_API"] = "1"  # or scikit-learn skips its check of array-API input
-# Some virtual machines report AMX and then refuse its instructions: torch's bfloat16 products die.
+# Some virtual machines report AMX but do not support it: torch's bfloat16 products then crash.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import array_api_strict
@@ -18,22 +18,32 @@ import torch
 from hypothesis import settings
 
 from caster import Caster
-from tests.support.miniature import checkpoints, miniature  # noqa: F401 fixtures of many tests
+from tests.support import sampling
+from tests.support.miniature import checkpoints, miniature  # noqa: F401 fixtures
 
-if "+cpu" in torch.__version__:  # a CUDA-built torchvision beside it lacks these two operators
+
+def pytest_addoption(parser) -> None:
+    parser.addoption("--whole", action="store_true", help="run every case of sampled grids")
+
+
+def pytest_configure(config) -> None:
+    sampling.whole = config.getoption("--whole", default=False)
+
+
+if "+cpu" in torch.__version__:  # a CUDA-built torchvision needs these two operators
     _torchvision = torch.library.Library("torchvision", "DEF")
     for _name in ("nms", "qnms"):
         _torchvision.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in the background
-torch.set_num_threads(1)  # layers this small gain nothing from a second, and wait for it
+torch.set_num_threads(1)  # a second thread only adds waiting to layers this small
 jax.config.update("jax_enable_x64", True)
 settings.register_profile("caster", deadline=None, max_examples=40, derandomize=True)
 settings.load_profile("caster")
 
 
 class Kind:
-    """An array namespace and a dtype: how to get arrays into it and back out."""
+    """An array namespace and a dtype."""
 
     def __init__(self, name: str, xp, dtype: str) -> None:
         self.name, self.xp, self.dtype = name, xp, dtype
@@ -49,7 +59,7 @@ class Kind:
         return self.xp.asarray(np.asarray(values, dtype=np.int64))
 
     def holds(self, array) -> bool:
-        """Whether an array is of this kind: same library, same dtype."""
+        """Whether an array has this library and dtype."""
         return isinstance(array, type(self.array([0.0]))) and array.dtype == getattr(
             self.xp, self.dtype
         )
@@ -93,7 +103,7 @@ def problem(n=400, d=12, n_classes=5, spread=3.0, seed=0, dtype=np.float64):
 
 @cache
 def few_samples(n_classes=60, d=80):
-    """An estimator some of whose classes have two samples in 59 directions."""
+    """An estimator with classes of only two samples in 59 directions."""
     rng = np.random.default_rng(0)
     y = np.concatenate([np.repeat(np.arange(n_classes), 2), rng.integers(n_classes // 2, size=900)])
     h = 3 * rng.standard_normal((n_classes, d))[y] + rng.standard_normal((len(y), d))

@@ -128,4 +128,4 @@ def test_matrices_are_arrays():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         matrix = np.asmatrix(H)
-    assert np.array_equal(CLF.adapt(matrix).transported, CLF.adapt(H).transported)
+    assert np.array_equal(CLF.adapt(matrix).adapted, CLF.adapt(H).adapted)

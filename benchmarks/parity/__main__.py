@@ -1,11 +1,11 @@
-"""Our corruptions beside published packages, by statistics of what they make.
+"""Compare our corruptions with published packages by image statistics.
 
     python benchmarks/parity images IMAGES.npz --side 32 [--data DATA --count 256]
     python benchmarks/parity/reference.py IMAGES.npz REFERENCE.csv    # in its environment
     python benchmarks/parity compare IMAGES.npz REFERENCE.csv
 
-DATA is what `caster` takes (cifar10:test, a folder, an .npz file); without it the images are
-pieces of the two photographs that come with scikit-learn, those of the tests.
+DATA is any source that `caster` opens (cifar10:test, a folder, an .npz file); by default, crops of
+the two photographs that come with scikit-learn, as in the tests.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from measures import Array, Entry, entry, read, samples
 
 from caster.io.images import open_images
-from caster_bench.data.corrupted.source import IMAGENET
+from caster_bench.data.corrupt_job import IMAGENET
 from caster_bench.data.corruptions import corrupt
 from caster_bench.data.corruptions.constants import CIFAR
 
@@ -37,7 +37,7 @@ def images(options: argparse.Namespace) -> None:
 
 
 def compare(options: argparse.Namespace) -> None:
-    """Print a row a corruption: the largest differences of its severities, levels and then dB."""
+    """Print a row per corruption: the largest differences over severities, in levels and dB."""
     with np.load(options.images) as file:
         clean = file["images"]
     reference = read(options.reference)
@@ -65,9 +65,9 @@ def made(
 
 
 def row(name: str, theirs: Sequence[Entry], ours: Sequence[Entry]) -> str:
-    """The largest difference of each kind, the largest share of a bound, and the widest bound.
+    """Format the largest difference of each kind and ratio to a bound, and the widest mean bound.
 
-    That is of a mean: less than it goes unnoticed there.
+    Differences of means below that bound go unnoticed.
     """
     apart = np.stack([our.mean - their.mean for our, their in zip(ours, theirs, strict=True)])
     bounds = [their.bounds(name, our.seeds) for our, their in zip(ours, theirs, strict=True)]
@@ -80,7 +80,7 @@ def row(name: str, theirs: Sequence[Entry], ours: Sequence[Entry]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Our corruptions beside published packages.")
+    parser = argparse.ArgumentParser(description="Compare our corruptions with published packages.")
     verbs = parser.add_subparsers(required=True)
     writer = verbs.add_parser("images")
     writer.set_defaults(verb=images)

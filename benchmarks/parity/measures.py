@@ -1,6 +1,6 @@
-"""What two makers of corruptions are compared by: statistics, their table, and bounds.
+"""Statistics that two implementations of corruptions are compared by, their table, and bounds.
 
-Needs NumPy alone, and Python 3.9, so that the old environment of reference.py can import it.
+Needs only NumPy and Python 3.9, so that the old environment of reference.py can import it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-EDGES = (1 / 16, 1 / 8, 1 / 4)  # cycles a pixel between the bands of the power spectrum
+EDGES = (1 / 16, 1 / 8, 1 / 4)  # cycles per pixel between the bands of the power spectrum
 BANDS = ("low", "middle", "high", "finest")
 STATISTICS = ("red", "green", "blue", "variance", "psnr", *BANDS)
-ERRORS = 5  # standard errors of the difference that chance may take
-# What may differ beside chance: levels of the means, dB of variance, PSNR and bands. Everywhere a
-# value that should be a whole level may come to lie just below it, and is truncated.
+ERRORS = 5  # standard errors allowed for chance
+# Allowed differences beyond chance: levels of the means, dB of variance, PSNR and bands. A value
+# that should be an integer level may fall just below it, and is truncated.
 TRUNCATED = (0.15, 0.03, 0.06, 0.15)
 ALLOWED = {
     # Debian's ImageMagick 6.9.11 truncates the 8-bit image it returns; ours is rounded.
@@ -38,17 +38,17 @@ class Entry:
 
     seeds: int
     mean: Array  # (9,)
-    deviation: Array  # (9,) from seed to seed
+    deviation: Array  # (9,) across seeds
 
     def bounds(self, corruption: str, seeds: int) -> Array:  # (9,)
-        """How far the mean over so many of our seeds may be from this one."""
+        """Bound the difference from a mean over so many of our seeds."""
         level, variance, psnr, band = ALLOWED.get(corruption, TRUNCATED)
         errors: Array = self.deviation * np.sqrt(1 / self.seeds + 1 / seeds)
         return ERRORS * errors + [*[level] * 3, variance, psnr, *[band] * len(BANDS)]
 
 
 def entry(clean: Array, versions: Iterable[Array]) -> Entry:
-    """Statistics over corrupted versions of the same images, a version a seed."""
+    """Compute statistics over corrupted versions of the same images, one per seed."""
     found = np.array([statistics(clean, version) for version in versions])
     several = len(found) > 1
     return Entry(len(found), found.mean(0), found.std(0, ddof=1) if several else 0 * found[0])
@@ -58,8 +58,8 @@ def statistics(
     clean: Array,  # uint8 (N, S, S, 3)
     corrupted: Array,  # uint8 (N, S, S, 3)
 ) -> Array:  # (9,), in the order of STATISTICS
-    """Means in levels, variance within an image, PSNR, and power in bands, these six in dB."""
-    before, after = (  # (N, 3, S, S): sums over a plane that lies in one piece are quick
+    """Compute means in levels; variance within an image, PSNR, and power in bands, in dB."""
+    before, after = (  # (N, 3, S, S): sums over contiguous planes are fast
         x.transpose(0, 3, 1, 2).astype(np.float64, order="C") for x in (clean, corrupted)
     )
     variance = decibels(after.var(axis=(2, 3)).mean())
@@ -70,10 +70,10 @@ def statistics(
 def spectrum(
     grey: Array,  # (N, S, S)
 ) -> Array:  # (4,)
-    """Power in each band of spatial frequency, in dB, the mean over images.
+    """Compute the power in each band of spatial frequency, in dB, averaged over images.
 
-    Under a Hann window: without it the jump between opposite borders would drown what a blur leaves
-    of the finest band.
+    Without the Hann window the jump between opposite borders would hide what a blur leaves of the
+    finest band.
     """
     side = grey.shape[1]
     window = np.hanning(side + 2)[1:-1]
@@ -91,9 +91,9 @@ def decibels(ratio: Any) -> Any:
 
 
 def samples(side: int) -> Array:  # uint8 (N, side, side, 3)
-    """Pieces of the two photographs that come with scikit-learn: 2 of 224 pixels or 16 of 32.
+    """Crop the two photographs that come with scikit-learn: 2 images of 224 pixels or 16 of 32.
 
-    Nothing but slices and means of four by four, which no version of a library rounds otherwise.
+    Only slices and 4 x 4 means, which every version of a library rounds alike.
     """
     from sklearn.datasets import load_sample_images
 

@@ -1,13 +1,13 @@
-"""What published packages make of images, as statistics; run in an environment of their time.
+"""Statistics of images corrupted by published packages; run in an environment of their time.
 
     python benchmarks/parity/reference.py IMAGES.npz OUT.csv --package imagenet_c --seeds 32
 
-docs/corruptions.md says how to set that environment up. IMAGES.npz is written by
-`python benchmarks/parity images`. What OUT.csv has of the other package is kept.
+docs/corruptions.md says how to set up that environment. `python benchmarks/parity images` writes
+IMAGES.npz. Rows of the other package in OUT.csv are kept.
 
 * imagenet_c, by the paper's first author: the published definitions. It is made for 224 pixels; for
-  32 its source is read with CIFAR-C's constants and sizes in place of ImageNet-C's, which is how
-  the published make_cifar_c.py differs from it. Its frost takes the photographs of the other one.
+  32 its source is run with CIFAR-C's constants and sizes in place of ImageNet-C's, which is how
+  the published make_cifar_c.py differs from it. Its frost uses the photographs of imagecorruptions.
 * imagecorruptions, a later version without ImageMagick, for 224 pixels.
 """
 
@@ -34,31 +34,31 @@ from measures import Entry, Key, entry, read, write
 from PIL import Image
 
 FROST = Path(imagecorruptions.__file__).with_name("frost")
-# Seeds of imagenet_c at 224 pixels, as multiples of those asked for: fewer for a loop over pixels,
-# more for what differs most from seed to seed.
+# Seeds of imagenet_c at 224 pixels, as multiples of --seeds: fewer for a loop over pixels, more for
+# what varies most.
 TIMES = {"glass_blur": 1 / 8, "motion_blur": 4, "elastic_transform": 8, "fog": 16, "frost": 16}
 Maker = Callable[[Any, int], Any]
 
 
 class Resized(ast.NodeTransformer):
-    """Source for images of 224 pixels as source for images of 32."""
+    """Rewrite source for images of 224 pixels to images of 32."""
 
     def __init__(self, constants: dict[str, Any]) -> None:
         self.constants = constants
         self.name = ""
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
-        """Which corruption the constants that follow belong to."""
+        """Remember the corruption that the next constants belong to."""
         self.name = node.name
         return self.generic_visit(node)
 
     def visit_Constant(self, node: ast.Constant) -> Any:
-        """224 pixels, and the 256 of the fog that covers them."""
+        """Replace 224 pixels, and the 256 of the fog that covers them."""
         side = {224: 32, 256: 32}.get(node.value if isinstance(node.value, int) else 0)
         return node if side is None else ast.copy_location(ast.Constant(side), node)
 
     def visit_Assign(self, node: ast.Assign) -> Any:
-        """`c = [...][severity - 1]`, the constants of every corruption."""
+        """Replace `c = [...][severity - 1]`, the constants of a corruption."""
         if getattr(node.targets[0], "id", "") != "c" or self.name not in self.constants:
             return self.generic_visit(node)
         table = ast.parse(f"_table[{self.name!r}][severity - 1]", mode="eval").body
@@ -66,7 +66,7 @@ class Resized(ast.NodeTransformer):
 
 
 def imagenet_c(side: int, constants: dict[str, Any], frost: Path) -> dict[str, Maker]:
-    """The corruptions of imagenet_c, with photographs of frost, of which it ships none."""
+    """Load the corruptions of imagenet_c, with the photographs of frost that it lacks."""
     source = ast.parse(inspect.getsource(published))
     if side == 32:
         source = ast.fix_missing_locations(Resized(constants).visit(source))
@@ -79,7 +79,7 @@ def imagenet_c(side: int, constants: dict[str, Any], frost: Path) -> dict[str, M
 
 
 def shrunk(folder: Path) -> Path:
-    """The photographs at a fifth of their size, under their names, as make_cifar_c.py has them."""
+    """Shrink the photographs to a fifth of their size, as make_cifar_c.py does."""
     for path in FROST.iterdir():
         small = cv2.resize(cv2.imread(os.fspath(path)), (0, 0), fx=0.2, fy=0.2)
         (folder / path.name).write_bytes(cv2.imencode(".png", small)[1].tobytes())
@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--package", choices=("imagenet_c", "imagecorruptions"), required=True)
     parser.add_argument("--seeds", type=int, required=True)
     options = parser.parse_args()
-    warnings.simplefilter("ignore")  # both call what was deprecated in their time
+    warnings.simplefilter("ignore")  # both use deprecated functions
     with np.load(options.images) as file:
         images, constants = file["images"], json.loads(str(file["constants"]))
     side = images.shape[1]

@@ -1,10 +1,10 @@
-"""Two runs of one sweep side by side: which cells came out the same, image by image.
+"""Compare two runs of one sweep: which cells have the same answer to every image.
 
     python benchmarks/real/again.py RECORDS RECORDS [BACKBONE ...]
 
-RECORDS are the folder of a run, or of `caster bench pack`. Cells are compared by what the sweep
-says of them, whatever their checkpoints and moments are; the row `weights` has those whose frozen
-networks were the same to the bit.
+RECORDS is the folder of a run or of `caster bench pack`. Cells are matched by their description in
+the sweep, whatever their checkpoints and moments; the row `weights` counts those with bit-identical
+frozen networks.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from caster_bench.sweeps import Spec
 
 
 def cells_in(folder: Path) -> dict[Spec, Cell]:
-    """All cells that have results."""
+    """All cells with results."""
     records = scan(folder if cells_of(folder).is_dir() else Pack(folder)).records
     cells = [cell for cell in map(read_cell, records) if cell.status == DONE]
     return {Spec.of(cell.identity["spec"]): cell for cell in cells}
 
 
 def compare(one: Path, other: Path, backbones: list[str]) -> dict[tuple[str, str], list[bool]]:
-    """By backbone and row, of every cell that both have, whether it came out the same."""
+    """For every cell in both, by backbone and row, whether the answers are the same."""
     first, second = cells_in(one), cells_in(other)
     rows: defaultdict[tuple[str, str], list[bool]] = defaultdict(list)
     for spec in first.keys() & second.keys():
@@ -40,7 +40,7 @@ def compare(one: Path, other: Path, backbones: list[str]) -> dict[tuple[str, str
 def main(one: Path, other: Path, backbones: list[str]) -> None:
     rows = compare(one, other, backbones)
     if not rows:
-        sys.exit(f"{one} and {other} have no such cell in common")
+        sys.exit(f"{one} and {other} have no cell in common")
     print(f"{'backbone':24} {'in both':24} {'cells':>6} {'the same':>9}")
     for (backbone, row), same in sorted(rows.items()):
         print(f"{backbone:24} {row:24} {len(same):6} {sum(same):9}")

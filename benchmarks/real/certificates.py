@@ -1,12 +1,12 @@
-"""Other readings of the certificate, from packed records: how batches become a cell, and which τ.
+"""Other readings of the certificate, from packed records: how to pool batches, and which τ.
 
     python benchmarks/real/certificates.py [RECORDS]
 
-What a run would give is told without one: ratios of all batches are recorded. First the lowest
-certificate of a cell that loses more than ten points under transport, by how the ratios of its
-batches become one figure. Then, on the cells of the study of specificity, the share of batches that
-a gate accepts at several thresholds, what is gained behind it, and the rank correlation of the
-share with what transport and Tent gain without one.
+No run is needed, because the ratios of all batches are recorded. First the lowest certificate of a
+cell that loses more than ten points under transport, by how its batches' ratios are pooled. Then,
+on the cells of the specificity study, the share of batches accepted at several thresholds, the gain
+behind the gate, and the rank correlation of that share with the ungated gains of transport and of
+Tent.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caster_bench.records import Pack
-from caster_bench.studies.each.certificate import LOSS
-from caster_bench.studies.ranks import spearman
-from caster_bench.studies.read import load
-from caster_bench.studies.score import ALWAYS, Score
-from caster_bench.studies.thresholds import Curve
+from caster_bench.studies.certificate import LOSS
+from caster_bench.studies.naming import ALWAYS
+from caster_bench.studies.results import load, spearman
+from caster_bench.studies.score import Curve, Score
 from caster_bench.sweeps import read
 
 ROOT = Path(__file__).parents[2]
@@ -48,12 +47,12 @@ def show_losing(scores: Sequence[Score]) -> None:
         lost = [score.batches.ratio for score in own if score.gain < -LOSS]
         if lost:
             lowest = (min(float(of(ratio)) for ratio in lost) for of in READINGS.values())
-            told = "".join(f"{value:15.2f}" for value in lowest)
-            print(f"{backbone:24} {f'{len(lost)}/{len(own)}':>8}{told}")
+            columns = "".join(f"{value:15.2f}" for value in lowest)
+            print(f"{backbone:24} {f'{len(lost)}/{len(own)}':>8}{columns}")
 
 
 def shares(scores: Sequence[Score], tau: float) -> list[float]:
-    """Of every cell, the share of batches that a gate accepts."""
+    """The share of accepted batches of every cell."""
     return [float((score.batches.opens <= tau).mean()) for score in scores]
 
 
@@ -72,7 +71,7 @@ def show_thresholds(transport: Sequence[Score], tent: Sequence[Score]) -> None:
 
 
 def main(records: Path) -> None:
-    sweep = read(ROOT / "experiments" / "reproduction.toml")
+    sweep = read(ROOT / "reproduction" / "sweeps" / "reproduction.toml")
     results, problems = load(sweep, Pack(records))
     if results is None:
         sys.exit("\n".join(map(str, problems[:5])))
@@ -85,4 +84,8 @@ def main(records: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "records" / "reproduction")
+    main(
+        Path(sys.argv[1])
+        if len(sys.argv) > 1
+        else ROOT / "reproduction" / "records" / "reproduction"
+    )

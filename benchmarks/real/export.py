@@ -1,4 +1,4 @@
-"""A checkpoint of `caster bench train` as an ONNX file, with its preprocessing beside it.
+"""Export a checkpoint of `caster bench train` to ONNX, with a preprocessing file.
 
     python benchmarks/real/export.py checkpoints/resnet50-cifar10-0.safetensors
 
@@ -27,7 +27,7 @@ def main(path: Path) -> None:
     net, metadata = load(path)
     images = torch.zeros(2, 3, metadata.size, metadata.size)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the exporter, about itself
+        warnings.simplefilter("ignore")  # from the exporter
         torch.onnx.export(
             net, (images,), str(path.with_suffix(".onnx")), dynamo=False,
             input_names=["images"], dynamic_axes={"images": {0: "n"}},
@@ -35,7 +35,7 @@ def main(path: Path) -> None:
     stated = asdict(metadata.preprocessing)
     plain = asdict(Preprocessing(**{name: stated[name] for name in REQUIRED}))
     if stated != plain:
-        sys.exit(f"{path} prepares images in more ways than are written here")
+        sys.exit(f"{path} has preprocessing that this script cannot write")
     lines = [f"{name} = {_toml(stated[name])}\n" for name in REQUIRED]
     path.with_suffix(".toml").write_text("".join(lines))
 

@@ -3,9 +3,8 @@
     python benchmarks/real/published.py WEIGHTS TEST OUT
 
 WEIGHTS holds `resnet50` and `efficientnet_lite0`, as .pt or .safetensors: state dicts of networks
-that take RGB from 0 to 255 and normalise inside, as models.py builds them. TEST has one folder a
-class, named by WordNet identifier; the checkpoints, OUT/ARCHITECTURE.safetensors, state how many of
-its images they get right.
+that take RGB from 0 to 255 and normalise inside. TEST has one folder per class, named by WordNet
+identifier; the checkpoints, OUT/ARCHITECTURE.safetensors, record their accuracy on it.
 """
 
 from __future__ import annotations
@@ -25,11 +24,14 @@ from caster.core.arrays import to_numpy
 from caster.io.files import file_digest
 from caster.io.images import open_images
 from caster.io.labels import as_labels, encode
-from caster_bench.data.sets.names import class_names
-from caster_bench.engine.describe import software
+from caster_bench.data.sets.published import class_names
 from caster_bench.engine.networks import build
+from caster_bench.engine.record import software
 from caster_bench.engine.train.checkpoint import Metadata, model_of, save
-from models import complete_torchvision
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from measure import complete_torchvision
 
 SIDE, AT_ONCE = 224, 50
 SEEN = 1_281_167  # images of ImageNet's training set
@@ -39,7 +41,7 @@ Weights = dict[str, Tensor]
 def keras(weights: Weights) -> Weights:
     """ResNet-50 for RGB and without biases in its convolutions.
 
-    What is added before a BatchNorm, its running mean takes away again.
+    A bias before a BatchNorm is subtracted from its running mean instead.
     """
     turned = {}
     for name, value in weights.items():
@@ -49,7 +51,7 @@ def keras(weights: Weights) -> Weights:
         if kind == "running_mean":
             value = value - weights[f"{convolution_before(layer)}.bias"]
         turned[name] = value
-    turned["conv1.weight"] = turned["conv1.weight"].flip(1)  # it was for BGR
+    turned["conv1.weight"] = turned["conv1.weight"].flip(1)  # the weights are for BGR
     return turned
 
 
@@ -62,7 +64,7 @@ def convolution_before(norm: str) -> str:
 
 @dataclass(frozen=True)
 class Published:
-    """Weights by the name of their file, and what becomes of them."""
+    """Published weights: their file and how to convert them."""
 
     file: str
     mean: tuple[float, float, float]  # of RGB from 0 to 255
@@ -77,7 +79,7 @@ NETWORKS = {
 
 
 def read(path: Path) -> Weights:
-    """A state dict without what normalises pixels."""
+    """A state dict without the pixel normalization."""
     if path.suffix == ".pt":
         held = torch.load(path, map_location="cpu", weights_only=True)
     else:
@@ -86,7 +88,7 @@ def read(path: Path) -> Weights:
 
 
 def convert(architecture: str, weights: Path, test: Path, out: Path) -> None:
-    """One checkpoint, measured once it is written."""
+    """Write one checkpoint and measure it."""
     known = NETWORKS[architecture]
     found = [
         path for s in (".pt", ".safetensors") if (path := weights / f"{known.file}{s}").exists()
@@ -114,18 +116,18 @@ def convert(architecture: str, weights: Path, test: Path, out: Path) -> None:
     save(net, metadata, path)
     right = accuracy(path, test)
     save(net, replace(metadata, accuracy=right), path)
-    print(f"{path}: {right:.2%} of {len(images):,} images in {test} right", flush=True)
+    print(f"{path}: accuracy {right:.2%} on {len(images):,} images in {test}", flush=True)
 
 
 def accuracy(path: Path, test: Path) -> float:
-    """What the checkpoint itself gets right, through its own preprocessing."""
+    """Accuracy of the checkpoint with its own preprocessing."""
     model = model_of(path)
     images, how = open_images(test, labelled=True), model.preprocessing
     codes = encode(images.labels, as_labels(class_names("imagenet")))
     right = 0
     for start in range(0, len(images), AT_ONCE):
         rows = range(start, min(start + AT_ONCE, len(images)))
-        batch = how.batch([how.fitted(images.read(i)) for i in rows])
+        batch = how.batch([how.resize_and_crop(images.read(i)) for i in rows])
         right += int(np.sum(to_numpy(model(batch).logits).argmax(1) == codes[rows]))
     return right / len(images)
 

@@ -1,9 +1,9 @@
-"""Images of every class in two folders: the last by name as target, the others as source.
+"""Split the images of every class: the last by name is the target, the others are the source.
 
     python benchmarks/real/split.py IMAGES OUT
 
-IMAGES has one folder a class. OUT-source and OUT-target are made, with the same folders in them:
-the same images on every machine, and none of them in both.
+IMAGES has one folder per class. Writes OUT-source and OUT-target with the same class folders. The
+split is the same on every machine.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import caster
 from caster import Adapter, Caster, CasterError, StateError, wrap
 from caster import state as states
-from caster.io.sealed import content_digest
+from caster.io.signed_tensors import content_digest
 from caster.models.preprocessing import Preprocessing
 from tests.conftest import close
 
@@ -73,15 +73,18 @@ def net():
 
 @pytest.fixture(scope="module")
 def adapter(net):
-    return Adapter.fit(wrap(net), loader())
+    return caster.fit(wrap(net), loader(), layers=False)
 
 
 def same(out, expected):
     """Bit for bit."""
-    assert type(out.predictions) is type(expected.predictions)
-    for name in ("predictions", "proposed"):
+    assert type(out.labels) is type(expected.labels)
+    for name in ("labels", "proposed"):
         assert np.array_equal(np.asarray(getattr(out, name)), np.asarray(getattr(expected, name)))
-    assert torch.equal(torch.as_tensor(out.transported), torch.as_tensor(expected.transported))
+    if expected.adapted is None:
+        assert out.adapted is None
+    else:
+        assert torch.equal(torch.as_tensor(out.adapted), torch.as_tensor(expected.adapted))
     assert out.verdict == expected.verdict
 
 
@@ -90,19 +93,19 @@ def same(out, expected):
 
 def test_five_lines(tmp_path, net):
     model = caster.wrap(net)
-    caster.Adapter.fit(model, loader(), safeguards=False).save(tmp_path / "state.caster")
-    adapter = caster.Adapter(model, tmp_path / "state.caster")
+    caster.fit(model, loader(), safeguards=False).save(tmp_path / "state.caster")
+    adapter = caster.Adapter(model, tmp_path / "state.caster", mechanism="features")
     out = adapter(SHIFTED)
     assert out.verdict.accepted
-    assert torch.mean((out.predictions == TRUTH).float()) > 0.95
+    assert torch.mean((out.labels == TRUTH).float()) > 0.95
     features, logits = by_hand(net, SHIFTED)
     assert torch.mean((logits.argmax(1) == TRUTH).float()) < 0.6  # what the shift does to the head
     source, _ = by_hand(net, SOURCE)
     independent = Caster(safeguards=False).fit(source.numpy(), LABELS.numpy())
     close(adapter.clf.moments_.means, independent.moments_.means, 1e-4)
     expected = independent.adapt(features, logits)
-    close(out.transported, expected.transported, 1e-3)
-    assert torch.equal(out.predictions, expected.predictions)
+    close(out.adapted, expected.adapted, 1e-3)
+    assert torch.equal(out.labels, expected.labels)
     assert out.verdict.reason == expected.verdict.reason
     assert out.verdict.ratio == pytest.approx(expected.verdict.ratio, rel=1e-3)
 
@@ -123,8 +126,8 @@ def test_the_same_as_by_hand(tmp_path, net, adapter):
         same(loaded(images), clf.adapt(*by_hand(net, images)))
         same(adapter(images), adapter.clf.adapt(*by_hand(net, images)))
         same(in_memory(images), adapter(images))
-        close(loaded(images).transported, adapter(images).transported, 1e-5)
-        assert torch.equal(loaded(images).predictions, adapter(images).predictions)
+        close(loaded(images).adapted, adapter(images).adapted, 1e-5)
+        assert torch.equal(loaded(images).labels, adapter(images).labels)
 
 
 def test_numpy_in_torch_out_of_a_torch_module(adapter):
@@ -139,7 +142,7 @@ def collated(samples):
 @pytest.mark.parametrize("collate", [None, collated], ids=["pairs", "dicts"])
 def test_data_loaders_go_in_as_they_are(net, adapter, collate):
     source = DataLoader(TensorDataset(SOURCE, LABELS), batch_size=100, collate_fn=collate)
-    fitted = Adapter.fit(wrap(net), source)
+    fitted = caster.fit(wrap(net), source, layers=False)
     assert states.digest(fitted.state) == states.digest(adapter.state)
     expected = [adapter(SHIFTED[:40]), adapter(SHIFTED[40:])]
     targets = [
@@ -158,7 +161,7 @@ def test_batches_that_lack_a_part(net, adapter):
         adapter({"input_ids": SHIFTED})
     for batch in ({"pixel_values": SOURCE}, [SOURCE], SOURCE, SOURCE[:2], (SOURCE, LABELS, 1)):
         with pytest.raises(CasterError, match=r"one of labels|must be a pair"):
-            Adapter.fit(wrap(net), [batch])
+            caster.fit(wrap(net), [batch], layers=False)
 
 
 class Strict(nn.Linear):
@@ -190,7 +193,7 @@ def test_a_single_image_for_a_function():
 
 def test_reprs_are_one_line(tmp_path, net, adapter):
     assert repr(adapter.model) == "TorchModel('Sequential', head='head', device='cpu')"
-    assert repr(adapter) == f"Adapter({adapter.model!r}, {adapter.state!r})"
+    assert repr(adapter) == f"Adapter({adapter.model!r}, {adapter.state!r}, mechanism='features')"
     assert repr(adapter.state).endswith(f"model {adapter.model.sha256[:12]}…, no layers)")
     assert repr(wrap(len, version="1")) == "FunctionModel('len', version='1')"
 
@@ -201,19 +204,19 @@ def test_functions_answer_in_their_own_kind(net):
         return features.numpy(), logits.numpy()
 
     model = wrap(function, version="1")
-    out = Adapter.fit(model, loader())(SHIFTED)
-    assert isinstance(out.predictions, np.ndarray)
-    expected = Adapter.fit(wrap(net), loader())(SHIFTED)
-    close(out.transported, expected.transported, 1e-4)
-    assert np.array_equal(out.predictions, expected.predictions.numpy())
+    out = caster.fit(model, loader(), layers=False)(SHIFTED)
+    assert isinstance(out.labels, np.ndarray)
+    expected = caster.fit(wrap(net), loader(), layers=False)(SHIFTED)
+    close(out.adapted, expected.adapted, 1e-4)
+    assert np.array_equal(out.labels, expected.labels.numpy())
 
 
 def test_settings_reach_the_estimator(net):
-    adapter = Adapter.fit(wrap(net), loader(), k_max=2, tau=0.5, min_samples=7)
+    adapter = caster.fit(wrap(net), loader(), k_max=2, tau=0.5, min_samples=7, layers=False)
     assert (adapter.clf.k_max, adapter.clf.tau, adapter.clf.min_samples) == (2, 0.5, 7)
     assert adapter.clf.moments_.rank == 2
     with pytest.raises(CasterError, match="tau must be"):
-        Adapter.fit(wrap(net), loader(), tau=-1)
+        caster.fit(wrap(net), loader(), tau=-1, layers=False)
 
 
 def test_the_module_is_left_as_it_was(net, adapter):
@@ -257,20 +260,20 @@ def test_a_stream_reads_one_batch_ahead_at_most(adapter):
 
 
 def test_fitting_reads_a_generator_once(net, adapter):
-    once = Adapter.fit(wrap(net), (pair for pair in loader()))
+    once = caster.fit(wrap(net), (pair for pair in loader()), layers=False)
     same(once(SHIFTED), adapter(SHIFTED))
 
 
 def test_how_the_source_is_cut_does_not_matter(net, adapter):
     for size in (1, 37, N_SOURCE):
-        other = Adapter.fit(wrap(net), loader(size=size))
+        other = caster.fit(wrap(net), loader(size=size), layers=False)
         close(other.clf.moments_.means, adapter.clf.moments_.means, 1e-4)
-        assert torch.equal(other(SHIFTED).predictions, adapter(SHIFTED).predictions)
+        assert torch.equal(other(SHIFTED).labels, adapter(SHIFTED).labels)
 
 
 def test_dataloaders(net, adapter):
     data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(SOURCE, LABELS), 100)
-    same(Adapter.fit(wrap(net), data)(SHIFTED), adapter(SHIFTED))
+    same(caster.fit(wrap(net), data, layers=False)(SHIFTED), adapter(SHIFTED))
 
 
 # --- which logits are which classes ----------------------------------------------------------
@@ -281,18 +284,18 @@ def refused(adapter):
     adapter.clf.set_params(tau=1e-9)
     out = adapter(SHIFTED)
     assert not out.verdict.accepted
-    return out.predictions
+    return out.labels
 
 
 def test_all_classes_in_order(net, adapter):
     assert adapter.head == (0, 1, 2, 3)
-    fitted = Adapter.fit(wrap(net), loader())
+    fitted = caster.fit(wrap(net), loader(), layers=False)
     assert torch.equal(refused(fitted), by_hand(net, SHIFTED)[1].argmax(1))
 
 
 def test_a_subset_of_the_classes(net):
     kept = (LABELS == 1) | (LABELS == 3)
-    adapter = Adapter.fit(wrap(net), [(SOURCE[kept], LABELS[kept])])
+    adapter = caster.fit(wrap(net), [(SOURCE[kept], LABELS[kept])], layers=False)
     assert adapter.head == (1, 3)
     assert adapter.clf.classes_.tolist() == [1, 3]
     expected = by_hand(net, SHIFTED)[1][:, [1, 3]].argmax(1)
@@ -304,7 +307,7 @@ def test_more_logits_than_classes_from_the_left(net):
     wide = network(n_classes=6)
     with torch.no_grad():
         wide.head.bias[4:] = 1e6
-    adapter = Adapter.fit(wrap(wide), loader())
+    adapter = caster.fit(wrap(wide), loader(), layers=False)
     assert adapter.head == (0, 1, 2, 3)
     expected = by_hand(wide, SHIFTED)[1][:, :4].argmax(1)
     assert torch.equal(refused(adapter), expected)
@@ -315,19 +318,19 @@ NAMES = np.array(["owl", "cat", "ape", "dog"])  # of the logits; sorted they are
 
 def test_text_labels_by_name(net):
     labels = NAMES[LABELS.numpy()]
-    adapter = Adapter.fit(wrap(net), loader(labels), classes=NAMES, safeguards=False)
+    adapter = caster.fit(wrap(net), loader(labels), classes=NAMES, safeguards=False, layers=False)
     assert adapter.clf.classes_.tolist() == ["ape", "cat", "dog", "owl"]
     assert adapter.head == (2, 1, 3, 0)
     out = adapter(SHIFTED)
-    assert isinstance(out.predictions, np.ndarray)
-    assert np.mean(out.predictions == NAMES[TRUTH.numpy()]) > 0.95
+    assert isinstance(out.labels, np.ndarray)
+    assert np.mean(out.labels == NAMES[TRUTH.numpy()]) > 0.95
     expected = NAMES[by_hand(net, SHIFTED)[1].argmax(1).numpy()]
     assert refused(adapter).tolist() == expected.tolist()
 
 
 def test_text_labels_in_their_order(net):
     labels = [f"class {c}" for c in LABELS.tolist()]
-    adapter = Adapter.fit(wrap(net), loader(labels))
+    adapter = caster.fit(wrap(net), loader(labels), layers=False)
     assert adapter.head == (0, 1, 2, 3)
     expected = [f"class {c}" for c in by_hand(net, SHIFTED)[1].argmax(1).tolist()]
     assert refused(adapter).tolist() == expected
@@ -335,17 +338,17 @@ def test_text_labels_in_their_order(net):
 
 def test_permuted_numbers(net):
     order = torch.tensor([30, 10, 40, 20])
-    adapter = Adapter.fit(wrap(net), loader(order[LABELS]), classes=order)
+    adapter = caster.fit(wrap(net), loader(order[LABELS]), classes=order, layers=False)
     assert adapter.head == (1, 3, 0, 2)
     assert torch.equal(refused(adapter), order[by_hand(net, SHIFTED)[1].argmax(1)])
 
 
 def test_classes_the_model_does_not_know(net):
-    with pytest.raises(CasterError, match="labels 10 to 13 are no columns of 4 logits"):
-        Adapter.fit(wrap(net), loader(LABELS + 10))
-    with pytest.raises(CasterError, match="class 'x' is not among the model's named classes"):
-        Adapter.fit(wrap(net), loader(["x", "y"] * 240), classes=NAMES)
-    adapter = Adapter.fit(wrap(net), loader(LABELS + 10), use_head=False)
+    with pytest.raises(CasterError, match="labels 10 to 13 are not columns of 4 logits"):
+        caster.fit(wrap(net), loader(LABELS + 10), layers=False)
+    with pytest.raises(CasterError, match="class 'x' of the data is not one of the model's"):
+        caster.fit(wrap(net), loader(["x", "y"] * 240), classes=NAMES, layers=False)
+    adapter = caster.fit(wrap(net), loader(LABELS + 10), use_head=False, layers=False)
     assert adapter.head is None
     features, _ = by_hand(net, SHIFTED)
     gda = adapter.clf.source_scores(features).argmax(1) + 10
@@ -354,7 +357,7 @@ def test_classes_the_model_does_not_know(net):
 
 def test_a_model_without_logits(net):
     model = wrap(lambda images: by_hand(net, images)[0], version="1")
-    adapter = Adapter.fit(model, loader())
+    adapter = caster.fit(model, loader(), layers=False)
     assert adapter.head is None
     gda = adapter.clf.source_scores(by_hand(net, SHIFTED)[0]).argmax(1)
     assert torch.equal(refused(adapter), gda)
@@ -363,7 +366,7 @@ def test_a_model_without_logits(net):
 def test_too_few_logits(net, adapter):
     narrow = wrap(lambda images: (by_hand(net, images)[0], by_hand(net, images)[1][:, :3]))
     silent = wrap(lambda images: by_hand(net, images)[0])
-    for model, said in ((narrow, "gives 3 logits, too few for the state"), (silent, "no logits")):
+    for model, said in ((narrow, "has 3 logits, and the state needs 4"), (silent, "no logits")):
         other = Adapter(model, adapter.clf._state, allow_other_model=True)
         with pytest.raises(CasterError, match=said):
             other(SHIFTED)
@@ -381,7 +384,7 @@ def test_features_of_another_width(net, adapter):
 
 @pytest.fixture
 def path(tmp_path, net):
-    Adapter.fit(wrap(net, preprocessing=HALF), loader()).save(tmp_path / "s.caster")
+    caster.fit(wrap(net, preprocessing=HALF), loader(), layers=False).save(tmp_path / "s.caster")
     return tmp_path / "s.caster"
 
 
@@ -430,7 +433,7 @@ def test_versions_of_functions(tmp_path, net):
         return by_hand(net, images)
 
     for version in ("1", None):
-        Adapter.fit(wrap(function, version=version), loader()).save(tmp_path / "s")
+        caster.fit(wrap(function, version=version), loader(), layers=False).save(tmp_path / "s")
         Adapter(wrap(function, version=version), tmp_path / "s")(SHIFTED)
         assert "another model" in refusal(wrap(function, version="2"), tmp_path / "s")
         assert "another model" in refusal(wrap(net), tmp_path / "s")
@@ -447,7 +450,7 @@ def test_a_state_of_features_alone_belongs_to_no_model(tmp_path, net):
 def test_a_model_changed_after_fitting_is_refused(tmp_path):
     net = network()
     model = wrap(net)
-    Adapter.fit(model, loader()).save(tmp_path / "s")
+    caster.fit(model, loader(), layers=False).save(tmp_path / "s")
     with torch.no_grad():
         net.head.bias[0] += 1
     assert "another model" in refusal(wrap(net), tmp_path / "s")
@@ -464,12 +467,12 @@ def test_a_model_changed_while_fitting_is_refused():
             net.trunk[1].running_mean += 1e-3
 
     with pytest.raises(CasterError, match="was changed while it was in use"):
-        Adapter.fit(wrap(net), disturbed())
+        caster.fit(wrap(net), disturbed(), layers=False)
 
 
 def test_a_model_put_into_training_mode_is_refused():
     net = network()
-    adapter = Adapter.fit(wrap(net), loader())
+    adapter = caster.fit(wrap(net), loader(), layers=False)
     net.train()
     with pytest.raises(CasterError, match="training mode"):
         adapter(SHIFTED)
@@ -481,7 +484,7 @@ def test_a_model_put_into_training_mode_is_refused():
 def test_a_batch_of_one_gets_the_heads_answer(net, adapter):
     out = adapter(SHIFTED[:1])
     assert out.verdict.reason == "batch_too_small"
-    assert torch.equal(out.predictions, by_hand(net, SHIFTED[:1])[1].argmax(1))
+    assert torch.equal(out.labels, by_hand(net, SHIFTED[:1])[1].argmax(1))
 
 
 def test_empty(net, adapter):
@@ -489,7 +492,7 @@ def test_empty(net, adapter):
         adapter(SHIFTED[:0])
     for batches in ([], iter(())):
         with pytest.raises(CasterError, match="there are no batches to fit"):
-            Adapter.fit(wrap(net), batches)
+            caster.fit(wrap(net), batches, layers=False)
 
 
 def test_numbers_that_are_none(adapter):
@@ -502,9 +505,9 @@ def test_numbers_that_are_none(adapter):
 
 def test_labels_that_do_not_fit(net):
     with pytest.raises(CasterError, match="100 rows of features have 99 labels"):
-        Adapter.fit(wrap(net), [(SOURCE[:100], LABELS[:99])])
+        caster.fit(wrap(net), [(SOURCE[:100], LABELS[:99])], layers=False)
     with pytest.raises(CasterError, match="one-dimensional"):
-        Adapter.fit(wrap(net), [(SOURCE, torch.eye(4)[LABELS])])
+        caster.fit(wrap(net), [(SOURCE, torch.eye(4)[LABELS])], layers=False)
 
 
 # --- the file --------------------------------------------------------------------------------
@@ -550,7 +553,7 @@ def test_layout_of_version_2(net, path):
 @pytest.mark.parametrize("use_head", [True, False])
 def test_the_head_survives_the_file(tmp_path, net, use_head):
     labels = NAMES[LABELS.numpy()]
-    fitted = Adapter.fit(wrap(net), loader(labels), classes=NAMES, use_head=use_head)
+    fitted = caster.fit(wrap(net), loader(labels), classes=NAMES, use_head=use_head, layers=False)
     head = (2, 1, 3, 0) if use_head else None
     fitted.save(tmp_path / "a")
     assert json.loads(contents(tmp_path / "a")[1]["head"]) == (list(head) if head else None)
@@ -560,7 +563,7 @@ def test_the_head_survives_the_file(tmp_path, net, use_head):
     again = Adapter(wrap(net), tmp_path / "b")
     assert again.head == head
     assert again.clf.tau == 1e-9
-    assert again(SHIFTED).predictions.tolist() == refused(loaded).tolist()
+    assert again(SHIFTED).labels.tolist() == refused(loaded).tolist()
 
 
 def test_a_file_of_another_version_is_rejected(net, path):

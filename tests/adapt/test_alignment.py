@@ -14,14 +14,15 @@ from timm.layers import freeze_batch_norm_2d
 from torch import nn
 from transformers.utils import ModelOutput
 
-from caster import Adapter, CasterError, wrap
+import caster
+from caster import CasterError, wrap
 from caster.adapt import alignment
-from caster.adapt.adapter import activation_statistics_for
-from caster.adapt.source import Source
+from caster.adapt.image_features import activation_statistics_for
 from caster.core.channels import ChannelMoments, Site
 from caster.models import cuda
 from caster.models.torch import TorchModel
 from caster_bench.methods.registry import create
+from caster_bench.methods.source import Source
 from tests.support.problem import make_images, model, source, stream
 
 
@@ -74,7 +75,7 @@ def test_a_pass_that_fails_counts_nothing(norm, monkeypatch):
             method.predict(batch)
         monkeypatch.setattr(Failing, "fails", False)
         assert torch.equal(method.predict(batch).logits, clean.predict(batch).logits)
-    counts = {str(site): found.count for site, found in method._alignment.past.items()}
+    counts = {str(site): found.count for site, found in method.transport._alignment.past.items()}
     assert set(counts.values()) == {48}
 
 
@@ -92,7 +93,7 @@ class Breaking(nn.BatchNorm2d):
 def test_a_batchnorm_has_its_own_statistics_back_whatever_happens(monkeypatch):
     frozen = wrap(a_net(Breaking))
     method = ungated(frozen)
-    twin = method._alignment._twin.module
+    twin = method.transport._alignment._twin.module
     own = [
         (layer.running_mean, layer.running_var) for layer in (frozen.module[1], frozen.module[4])
     ]
@@ -126,7 +127,9 @@ def test_a_compiled_module_is_aligned_as_it_was_before(kind, memory, inner):
         given = method.predict(batch).logits
         torch.testing.assert_close(given, expected.predict(batch).logits, rtol=1e-5, atol=1e-5)
     prefix = "net." if inner else ""
-    assert [str(s) for s in method.sites] == [prefix + str(s) for s in expected.sites]
+    assert [str(s) for s in method.transport.sites] == [
+        prefix + str(s) for s in expected.transport.sites
+    ]
 
 
 class Holder(nn.Module):
@@ -156,14 +159,18 @@ def test_a_batchnorm_called_twice_is_left_alone(caplog):
     net = Shared()
     method = ungated(wrap(net), prior=0.0)
     (batch,) = stream(1)
-    assert [str(site) for site in method.sites] == ["shared:in", "own:in"]
+    assert [str(site) for site in method.transport.sites] == ["shared:in", "own:in"]
     with caplog.at_level(logging.WARNING, "caster"):
         given = method.predict(batch).logits
         method.predict(batch)
     assert [r.getMessage() for r in caplog.records] == [
         "shared:in of Shared is called twice: not aligned"
     ]
-    assert list(method._alignment.past) == method.aligned == [Site("own", "in", 1)]
+    assert (
+        list(method.transport._alignment.past)
+        == method.transport.aligned_sites
+        == [Site("own", "in", 1)]
+    )
     with torch.no_grad():
         x = net.shared(net.conv(net.shared(net.stem(torch.from_numpy(batch)))))
         mean, var = x.mean((0, 2, 3), keepdim=True), x.var((0, 2, 3), correction=0, keepdim=True)
@@ -195,8 +202,8 @@ class Mixed(nn.Module):
 def test_sites_that_a_state_says_nothing_of_are_spoken_of(caplog):
     frozen = wrap(Mixed())
     batches = [make_images(50, seed=4)]
-    plain = Adapter.fit(frozen, batches).state
-    full = Adapter.fit(frozen, batches, layers=True).state
+    plain = caster.fit(frozen, batches, layers=False).state
+    full = caster.fit(frozen, batches, layers=True).state
     with caplog.at_level(logging.WARNING, "caster"):
         ungated(frozen, full).predict(stream(1)[0])
         assert not caplog.records
@@ -206,7 +213,7 @@ def test_sites_that_a_state_says_nothing_of_are_spoken_of(caplog):
     assert [r.getMessage() for r in caplog.records] == [
         "Mixed: 3 sites as blocks.0:in are not aligned, for the state has no layers: fit with them"
     ]
-    assert len(ungated(frozen, full).sites) == 1 + 3
+    assert len(ungated(frozen, full).transport.sites) == 1 + 3
 
 
 def test_an_inert_method_says_why(caplog):
@@ -217,7 +224,7 @@ def test_an_inert_method_says_why(caplog):
 
 def test_a_state_of_other_widths_is_named():
     frozen = model("layer")
-    state = Adapter.fit(frozen, source("layer").batches, layers=True).state
+    state = caster.fit(frozen, source("layer").batches, layers=True).state
     wider = nn.Sequential(*frozen.module)
     wider[0], wider[1] = nn.Conv2d(3, 12, 3, 1, 1), nn.GroupNorm(2, 12)
     wider[3] = nn.Conv2d(12, 16, 3, 2, 1)
@@ -236,7 +243,7 @@ def test_a_frozen_batchnorm_is_one():
     images = torch.from_numpy(np.concatenate(stream(1)).reshape(-1, 3, 8, 8)).repeat(1, 1, 4, 4)
     expected = ungated(wrap(net)).predict(images).logits
     method = ungated(wrap(freeze_batch_norm_2d(net)))
-    assert len(method.sites) == 14
+    assert len(method.transport.sites) == 14
     torch.testing.assert_close(method.predict(images).logits, expected, rtol=1e-3, atol=1e-3)
 
 
@@ -286,7 +293,7 @@ def test_blocks_may_return_their_values_among_others(kind):
         x = torch.randn(32, 5, 8)
         known = Source(batches=[(x, np.zeros(32, int))])
         method = ungated(wrap(net), known)
-        assert [str(s) for s in method.sites] == [
+        assert [str(s) for s in method.transport.sites] == [
             "blocks.0:in",
             "blocks.0:out",
             "blocks.1:out",
@@ -301,8 +308,8 @@ def test_a_module_that_gives_no_values_any_more_is_named():
     net = Chain("dict")
     x = torch.randn(32, 5, 8)
     method = ungated(wrap(net), Source(batches=[(x, np.zeros(32, int))]))
-    method._alignment._twin.module.blocks[0].forward = lambda x: "nothing"
-    with pytest.raises(CasterError, match=r"no values at blocks\.0:out .* it out with sites=$"):
+    method.transport._alignment._twin.module.blocks[0].forward = lambda x: "nothing"
+    with pytest.raises(CasterError, match=r"no values at blocks\.0:out.* it out with sites="):
         method.predict(x)
 
 
@@ -312,13 +319,15 @@ def test_a_module_that_gives_no_values_any_more_is_not_measured():
     x = torch.randn(4, 5, 8)
     gauge(x)
     gauge._twin.module.blocks[0].forward = lambda x: "nothing"
-    with pytest.raises(CasterError, match=r"no values at blocks\.0:out .*: fit without layers$"):
+    with pytest.raises(
+        CasterError, match=r"no values at blocks\.0:out.*: fit the last features only"
+    ):
         gauge(x)
     assert {found.count for found in gauge.sums.values()} == {4.0}  # of the sound pass alone
 
 
 def test_other_methods_do_not_retain_a_states_layers():
-    with_layers = Adapter.fit(model("vit"), source("vit").batches, layers=True).state
+    with_layers = caster.fit(model("vit"), source("vit").batches, layers=True).state
     for name in ("caster", "source-gda"):
         plain = create(name, model("vit"), source("vit").state).retained()
         assert create(name, model("vit"), with_layers).retained() == plain
@@ -341,7 +350,7 @@ class LaneOfTheCpu:
 @pytest.mark.parametrize("kind", ["batch", "vit"])
 @pytest.mark.parametrize("memory", [0, 24])
 def test_a_batch_that_rests_on_itself_is_recorded(kind, memory, monkeypatch):
-    monkeypatch.setattr(cuda, "Lane", LaneOfTheCpu)
+    monkeypatch.setattr(cuda, "GraphRunner", LaneOfTheCpu)
     monkeypatch.setattr(alignment, "runs_on_gpu", lambda model: True)
     monkeypatch.setattr(LaneOfTheCpu, "runs", 0)
     plain = model(kind)
@@ -352,7 +361,7 @@ def test_a_batch_that_rests_on_itself_is_recorded(kind, memory, monkeypatch):
     for batch in np.split(images, [32, 40, 72]):  # 32, 8, 32 and 8 images
         torch.testing.assert_close(one.predict(batch).logits, other.predict(batch).logits)
     assert LaneOfTheCpu.runs == (2 if memory else 4)
-    pasts = one._alignment.past, other._alignment.past
+    pasts = one.transport._alignment.past, other.transport._alignment.past
     assert [*pasts[0]] == [*pasts[1]]
     for found, expected in zip(*(past.values() for past in pasts), strict=True):
         assert found.count == expected.count
@@ -381,7 +390,7 @@ def test_dead_channels_stay_dead():
     method = ungated(frozen, Source(batches=[(stream(1)[0], np.zeros(32, int))]))
     for batch in stream(2, shift=1.0):
         torch.testing.assert_close(method.predict(batch).logits, frozen(batch).logits)
-    assert isinstance(method._alignment.past[Site("4", "in", 1)], ChannelMoments)
+    assert isinstance(method.transport._alignment.past[Site("4", "in", 1)], ChannelMoments)
 
 
 def a_full_pair(**settings):
@@ -393,11 +402,11 @@ def a_full_pair(**settings):
 def test_full_maps_are_those_of_the_batch():
     method = a_full_pair(prior=0.0, memory=0, sites=["blocks.0:in"])
     x = np.concatenate(stream(20, size=32))
-    net, seen = method._alignment._twin.module, []
+    net, seen = method.transport._alignment._twin.module, []
     net.blocks[0].register_forward_pre_hook(lambda layer, inputs: seen.append(inputs[0]))
     method.predict(x)
     rows = seen[0][:, 1:].double().reshape(-1, 16).numpy()  # the patches'
-    (spot,) = method._alignment._moved
+    (spot,) = method.transport._alignment._mapped
     eps = 1e-3 * float(spot.source.variance.mean())
     moved = np.cov(rows, rowvar=False, bias=True)
     # A (C + eps I) A = C_s + eps I, so the covariance is the source's but for A A eps
@@ -419,12 +428,12 @@ def test_full_maps_need_a_batch_that_supports_them(size, memory, full):
     for batch in (images[:size], images[size:]):
         same = torch.equal(method.predict(batch).logits, plain.predict(batch).logits)
         assert same != full
-    assert all(found.covariance is None for found in method._alignment.past.values())
+    assert all(found.covariance is None for found in method.transport._alignment.past.values())
 
 
 def test_full_maps_come_back_from_a_file(tmp_path):
     known = source("vit")
-    Adapter.fit(model("vit"), known.batches, layers="full").save(tmp_path / "s.caster")
+    caster.fit(model("vit"), known.batches, layers="full").save(tmp_path / "s.caster")
     settings = {"maps": "full", "tau": 99.0, "depth": 1.0}
     stored = create("layer-transport", model("vit"), tmp_path / "s.caster", **settings)
     seen = create("layer-transport", model("vit"), known, **settings)
@@ -436,15 +445,15 @@ def test_full_maps_come_back_from_a_file(tmp_path):
 
 
 def test_full_maps_need_covariances():
-    state = Adapter.fit(model("vit"), source("vit").batches, layers=True).state
+    state = caster.fit(model("vit"), source("vit").batches, layers=True).state
     with pytest.raises(CasterError, match="fit with layers='full'"):
         ungated(model("vit"), state, maps="full")
-    with pytest.raises(CasterError, match="no full maps"):
+    with pytest.raises(CasterError, match="no covariances for full maps"):
         ungated(model("batch"), source("batch"), maps="full")
     with pytest.raises(CasterError, match="'diagonal' or 'full', not 'round'"):
         ungated(model("vit"), source("vit"), maps="round")
-    with pytest.raises(CasterError, match="layers are True, False or 'full'"):
-        Adapter.fit(model("vit"), source("vit").batches, layers="half")
+    with pytest.raises(CasterError, match="layers are True, False, 'auto' or 'full'"):
+        caster.fit(model("vit"), source("vit").batches, layers="half")
 
 
 def test_a_network_in_bfloat16_rests_on_moments_in_float32():
@@ -452,7 +461,7 @@ def test_a_network_in_bfloat16_rests_on_moments_in_float32():
     images = torch.randn(256, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     method = ungated(wrap(net), Source(batches=[(images, np.zeros(256, int))]))
     method.predict(images)
-    found = method._alignment.past[Site("1", "in", 1)]
+    found = method.transport._alignment.past[Site("1", "in", 1)]
     with torch.no_grad():
         values = net[0](images.to(torch.bfloat16)).double()
     expected = ChannelMoments.of(values, 1)

@@ -37,7 +37,7 @@ def test_few_samples_a_feature_do_no_harm(with_logits):
         rows = slice(start, start + 64)
         out = clf.adapt(target[rows], answers[rows])
         assert out.verdict.reason == "source_check"
-        assert np.array_equal(out.predictions, frozen[rows])
+        assert np.array_equal(out.labels, frozen[rows])
     assert np.mean(frozen == truth) > 0.9
 
 
@@ -120,7 +120,7 @@ def test_batches_of_few_classes_keep_the_frozen_answer(shares):
     rows = [np.flatnonzero(y == c)[i] for i, c in enumerate(wanted)]
     out = clf.adapt(h[rows], logits[rows])
     assert out.verdict.reason == "class_order"
-    assert np.array_equal(out.predictions, y[rows])
+    assert np.array_equal(out.labels, y[rows])
 
 
 def test_a_sorted_batch_keeps_the_frozen_answer_and_a_shuffled_one_does_not():
@@ -138,7 +138,7 @@ def test_a_sorted_batch_keeps_the_frozen_answer_and_a_shuffled_one_does_not():
 def test_sentences_without_a_head():
     check = SourceCheck(10, None, 1.0, 1.0, 1.0, 1.0, None, per_feature=0.5)
     assert not check.supported
-    assert "0.5 source samples a feature" in check.sentences()[0]
+    assert "0.5 source samples per feature" in check.sentences()[0]
 
 
 def test_logits_that_are_no_numbers_are_rejected():

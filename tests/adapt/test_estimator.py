@@ -18,7 +18,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import caster
 from caster import Caster, CasterError
-from caster.adapt.placement import KEPT
+from caster.adapt.feature_transport import PLACED
 from caster.core.threads import _blas
 from tests.conftest import close, few_samples, problem
 from tests.support import reference
@@ -75,7 +75,7 @@ def test_adapt_is_the_reference_end_to_end(source, fitted, batch_size):
     out = fitted.adapt(batch)
     close(out.map.A, A, 1e-4)
     close(out.map.b, b, 1e-4)
-    close(out.transported, g, 1e-4)
+    close(out.adapted, g, 1e-4)
     assert np.array_equal(out.proposed, g.argmax(axis=1))
     assert out.verdict.ratio == pytest.approx(ratio, rel=1e-4)
     assert (out.verdict.confident, out.verdict.classes) == (confident, classes)
@@ -86,8 +86,8 @@ def test_an_accepted_batch_gets_the_transported_answer(source, fitted):
     wrong = logits_for((source[1][:64] + 1) % 5)
     out = fitted.adapt(batch, head_logits=wrong)
     assert out.verdict.accepted
-    assert np.array_equal(out.predictions, out.transported.argmax(axis=1))
-    assert np.mean(out.predictions == source[1][:64]) > 0.9
+    assert np.array_equal(out.labels, out.adapted.argmax(axis=1))
+    assert np.mean(out.labels == source[1][:64]) > 0.9
 
 
 def test_a_rejected_batch_gets_the_heads_answer(source):
@@ -95,8 +95,8 @@ def test_a_rejected_batch_gets_the_heads_answer(source):
     head = np.random.default_rng(0).integers(5, size=64)
     out = clf.adapt(shifted(source), head_logits=logits_for(head))
     assert out.verdict.reason == "ratio"
-    assert np.array_equal(out.predictions, head)
-    assert np.array_equal(out.proposed, out.transported.argmax(axis=1))
+    assert np.array_equal(out.labels, head)
+    assert np.array_equal(out.proposed, out.adapted.argmax(axis=1))
 
 
 def test_without_logits_a_rejected_batch_gets_source_gda(source):
@@ -117,7 +117,7 @@ def test_probabilities_and_decisions_are_those_of_the_prediction(tau, n_classes,
     out = clf.adapt(batch, logits)
     assert out.verdict.accepted == (tau > 1e-9)
     fallback = clf.source_scores(batch) if logits is None else logits
-    scores = np.asarray(out.transported if out.verdict.accepted else fallback)
+    scores = np.asarray(out.adapted if out.verdict.accepted else fallback)
     found = clf.predict_proba(batch, logits)
     assert type(found) is type(batch)
     close(found, np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True), 1e-6)
@@ -156,10 +156,10 @@ def test_source_scores_are_the_untransported_discriminant(source, fitted):
 def test_a_batch_of_one_is_too_small(source, fitted):
     out = fitted.adapt(source[0][:1], head_logits=logits_for([3]))
     assert out.verdict.reason == "batch_too_small"
-    assert out.predictions.tolist() == out.proposed.tolist() == [3]
-    assert out.map.A.shape == (0, 0)
-    close(out.transported, np.log(fitted.moments_.priors)[None], 1e-6)
-    fallback = fitted.adapt(source[0][:1]).predictions
+    assert out.labels.tolist() == out.proposed.tolist() == [3]
+    assert out.map is None
+    assert out.adapted is None
+    fallback = fitted.adapt(source[0][:1]).labels
     assert fallback == fitted.source_scores(source[0][:1]).argmax()
 
 
@@ -183,18 +183,18 @@ def test_the_papers_gate_accepts_one_class_batches_of_a_two_class_source():
     clf = Caster(safeguards=False).fit(h, y, logits)
     out = clf.adapt(h[y == 0][:64], logits[y == 0][:64])
     assert out.verdict.accepted
-    assert np.mean(out.predictions == 0) < 0.9
+    assert np.mean(out.labels == 0) < 0.9
     clf.set_params(safeguards=True)
     out = clf.adapt(h[y == 0][:64], logits[y == 0][:64])
     assert out.verdict.reason == "class_order"
-    assert np.mean(out.predictions == 0) == 1
+    assert np.mean(out.labels == 0) == 1
 
 
 def test_predictions_depend_on_the_batch(source, fitted):
     """By design: the same rows in other company are mapped otherwise."""
     h, _ = source
-    together = fitted.adapt(h[:64]).transported[:32]
-    apart = fitted.adapt(h[:32]).transported
+    together = fitted.adapt(h[:64]).adapted[:32]
+    apart = fitted.adapt(h[:32]).adapted
     assert not np.allclose(together, apart, rtol=1e-3)
 
 
@@ -219,7 +219,7 @@ def test_a_stream_gives_what_the_array_gives(source, fitted, rows):
 
 
 def test_large_chunks_are_cut(source, fitted, monkeypatch):
-    monkeypatch.setattr("caster.adapt.fitting.CHUNK_ELEMENTS", 12 * 10)
+    monkeypatch.setattr("caster.adapt.source_moments.CHUNK_ELEMENTS", 12 * 10)
     close(Caster().fit(*source).moments_.means, fitted.moments_.means, 1e-5)
 
 
@@ -251,11 +251,11 @@ def test_the_same_kind_comes_back(source, fitted, xp, dtype):
     batch = shifted(source).astype(dtype)
     expected = fitted.adapt(batch)
     out = fitted.adapt(xp.asarray(batch), head_logits=xp.asarray(logits_for(source[1][:64])))
-    for array in (out.predictions, out.proposed, out.transported, out.map.A, out.map.b):
+    for array in (out.labels, out.proposed, out.adapted, out.map.A, out.map.b):
         assert isinstance(array, type(xp.asarray(batch)))
-    assert out.transported.dtype == getattr(xp, dtype)
-    close(out.transported, expected.transported, 1e-4)
-    assert np.array_equal(np.asarray(out.predictions), expected.predictions)
+    assert out.adapted.dtype == getattr(xp, dtype)
+    close(out.adapted, expected.adapted, 1e-4)
+    assert np.array_equal(np.asarray(out.labels), expected.labels)
     assert out.verdict.reason == expected.verdict.reason
 
 
@@ -271,30 +271,30 @@ def test_fitting_on_torch_gives_the_same_moments(source, fitted):
 def test_gradients_are_neither_needed_nor_kept(source, fitted):
     batch = torch.asarray(shifted(source)).requires_grad_()
     out = fitted.adapt(batch, head_logits=torch.ones(64, 5, requires_grad=True))
-    assert not out.transported.requires_grad
+    assert not out.adapted.requires_grad
 
 
 def test_bfloat16_is_widened(source, fitted):
     batch = torch.asarray(shifted(source))
     out = fitted.adapt(batch.bfloat16())
-    assert out.transported.dtype == torch.float32
-    close(out.transported, fitted.adapt(batch.bfloat16().double()).transported, 1e-4)
+    assert out.adapted.dtype == torch.float32
+    close(out.adapted, fitted.adapt(batch.bfloat16().double()).adapted, 1e-4)
 
 
 def test_logits_of_another_kind_are_taken_along(source, fitted):
     batch, logits = shifted(source), logits_for(source[1][:64])
     clf = Caster(tau=1e-9).fit(*source)
-    mixed = clf.adapt(torch.asarray(batch), logits).predictions
+    mixed = clf.adapt(torch.asarray(batch), logits).labels
     assert torch.equal(mixed, torch.asarray(source[1][:64]))
-    assert np.array_equal(clf.adapt(batch, torch.asarray(logits)).predictions, source[1][:64])
+    assert np.array_equal(clf.adapt(batch, torch.asarray(logits)).labels, source[1][:64])
 
 
 def test_text_labels_come_back_as_numpy_from_torch(source):
     names = np.array(["ant", "bee", "cat", "dog", "eel"])
     clf = Caster().fit(source[0], names[source[1]])
     out = clf.adapt(torch.asarray(shifted(source)))
-    assert out.predictions.dtype.kind == "U"
-    assert np.mean(out.predictions == names[source[1][:64]]) > 0.9
+    assert out.labels.dtype.kind == "U"
+    assert np.mean(out.labels == names[source[1][:64]]) > 0.9
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def test_text_labels_come_back_as_numpy_from_torch(source):
 )
 def test_any_layout_gives_the_same_answer(source, fitted, convert):
     batch = shifted(source)
-    close(fitted.adapt(convert(batch)).transported, fitted.adapt(batch).transported, 1e-9)
+    close(fitted.adapt(convert(batch)).adapted, fitted.adapt(batch).adapted, 1e-9)
 
 
 def test_inputs_are_read_only_and_stay_so(source):
@@ -327,8 +327,8 @@ def test_inputs_are_read_only_and_stay_so(source):
 @pytest.mark.parametrize("dtype", [np.float16, np.int32, np.uint8])
 def test_other_number_types_are_widened(source, fitted, dtype):
     batch = np.clip(np.round(shifted(source) * 4 + 60), 0, 200)
-    expected = fitted.adapt(batch.astype(np.float64)).transported
-    close(fitted.adapt(batch.astype(dtype)).transported, expected, 1e-2)
+    expected = fitted.adapt(batch.astype(np.float64)).adapted
+    close(fitted.adapt(batch.astype(dtype)).adapted, expected, 1e-2)
 
 
 @pytest.mark.parametrize(
@@ -434,7 +434,7 @@ def test_labels_that_are_no_classes(source, labels, why):
 
 @pytest.mark.parametrize("bad", [["x", "y"], [1j, 2j], [[1], [1, 2]], np.array(["a"], "O")])
 def test_features_that_are_no_numbers(fitted, bad):
-    with pytest.raises(CasterError, match="numbers are needed"):
+    with pytest.raises(CasterError, match="expected numbers"):
         fitted.adapt(bad)
 
 
@@ -451,7 +451,7 @@ def test_continuous_labels(source):
 def test_constant_features_are_harmless_beside_others(source, fitted):
     h = np.concatenate([source[0], np.full((len(source[0]), 3), 7.0)], axis=1)
     out = Caster().fit(h, source[1]).adapt(h[:64])
-    assert np.mean(out.predictions == source[1][:64]) > 0.9
+    assert np.mean(out.labels == source[1][:64]) > 0.9
 
 
 def test_constant_features_alone(source):
@@ -470,15 +470,15 @@ def test_duplicate_rows(source):
     close(Caster().fit(h, y).moments_.means, Caster().fit(*source).moments_.means, 0.1)
     same = np.repeat(source[0][:1], 64, axis=0)
     out = Caster().fit(*source).adapt(same)
-    assert np.isfinite(out.transported).all()
-    assert len(set(out.predictions.tolist())) == 1
+    assert np.isfinite(out.adapted).all()
+    assert len(set(out.labels.tolist())) == 1
 
 
 def test_fewer_features_than_classes():
     h, y = problem(d=3, n_classes=12, spread=6.0)
     clf = Caster().fit(h, y)
     assert clf.moments_.rank == 3
-    assert np.isfinite(clf.adapt(h[:64]).transported).all()
+    assert np.isfinite(clf.adapt(h[:64]).adapted).all()
 
 
 def test_fewer_samples_than_features():
@@ -507,7 +507,7 @@ def test_huge_and_tiny_scales(source, fitted, scale, dtype):
     h = (source[0] * scale).astype(dtype)
     clf = Caster().fit(h, source[1])
     out, expected = clf.adapt(h[:64]), fitted.adapt(source[0][:64])
-    close(out.transported, expected.transported, 1e-3)
+    close(out.adapted, expected.adapted, 1e-3)
     assert out.verdict.ratio == pytest.approx(expected.verdict.ratio, rel=1e-3)
 
 
@@ -519,7 +519,7 @@ def test_a_target_of_another_scale_than_the_source(scale, dtype, kind):
     clf = few_samples()
     batch = (scale * np.random.default_rng(1).standard_normal((64, 80))).astype(dtype)
     out = clf.adapt(kind(batch))
-    assert np.isfinite(np.asarray(out.transported)).all()
+    assert np.isfinite(np.asarray(out.adapted)).all()
     assert np.isfinite(np.asarray(clf.source_scores(kind(batch)))).all()
     assert not np.isnan(out.verdict.ratio)
 
@@ -529,7 +529,7 @@ def test_a_target_too_large_to_square(source, fitted):
         batch = (source[0][:64] * dtype(scale)).astype(dtype)
         out = fitted.adapt(batch, logits_for(source[1][:64]))
         assert out.verdict.reason == "numerical"
-        assert np.array_equal(out.predictions, source[1][:64])
+        assert np.array_equal(out.labels, source[1][:64])
 
 
 def test_scales_beyond_float32(source):
@@ -564,7 +564,7 @@ def test_bad_parameters(source, name, value):
 def test_data_frames_are_held_to_their_columns(source):
     frame = pandas.DataFrame(source[0], columns=[f"f{i}" for i in range(12)])
     clf = Caster().fit(frame, source[1])
-    close(clf.adapt(frame[:64]).transported, clf.adapt(source[0][:64]).transported, 1e-9)
+    close(clf.adapt(frame[:64]).adapted, clf.adapt(source[0][:64]).adapted, 1e-9)
     for use in (clf.adapt, clf.predict, clf.predict_proba, clf.source_scores):
         with pytest.raises(ValueError, match="feature names"):
             use(frame[frame.columns[::-1]])
@@ -575,13 +575,13 @@ def test_data_frames_are_held_to_their_columns(source):
 @pytest.mark.parametrize("dtype", [">f8", ">f4", np.longdouble])
 def test_foreign_number_formats(source, fitted, dtype):
     batch = shifted(source)
-    close(fitted.adapt(batch.astype(dtype)).transported, fitted.adapt(batch).transported, 1e-4)
+    close(fitted.adapt(batch.astype(dtype)).adapted, fitted.adapt(batch).adapted, 1e-4)
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.uint64])
 def test_unsigned_labels_with_torch(source, dtype):
     clf = Caster().fit(source[0], source[1].astype(dtype))
-    assert clf.adapt(torch.asarray(source[0][:64])).predictions.dtype == torch.int64
+    assert clf.adapt(torch.asarray(source[0][:64])).labels.dtype == torch.int64
 
 
 def test_lists_of_numpy_scalars_are_ordinary_labels(tmp_path, source):
@@ -607,27 +607,27 @@ def test_clones_and_parameters():
 def test_pickles_carry_no_cached_arrays(source):
     clf = Caster().fit(*source)
     before = len(pickle.dumps(clf))
-    expected = clf.adapt(torch.asarray(shifted(source))).transported
+    expected = clf.adapt(torch.asarray(shifted(source))).adapted
     assert len(pickle.dumps(clf)) == before
     again = pickle.loads(pickle.dumps(clf)).adapt(torch.asarray(shifted(source)))
-    assert torch.equal(again.transported, expected)
+    assert torch.equal(again.adapted, expected)
 
 
 def test_the_cache_of_placements_is_bounded():
     h, y = problem(d=40, n_classes=30, n=2000)
     clf = Caster().fit(h, y)
-    answers = {n: clf.adapt(h[:n]).transported for n in range(2, 30)}
-    assert len(clf.transporter.placement._held) == KEPT
+    answers = {n: clf.adapt(h[:n]).adapted for n in range(2, 30)}
+    assert len(clf.transport._placed) == PLACED
     for n, expected in answers.items():
-        assert np.array_equal(clf.adapt(h[:n]).transported, expected)
+        assert np.array_equal(clf.adapt(h[:n]).adapted, expected)
 
 
 def test_concurrent_batches_agree_and_restore_the_blas_threads():
     h, y = problem(d=40, n_classes=80, n=3000)
     clf = Caster().fit(h, y)
     before = [pool["num_threads"] for pool in _blas().info()]
-    expected = clf.adapt(h[:64]).transported
+    expected = clf.adapt(h[:64]).adapted
     with ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(lambda _: clf.adapt(h[:64]).transported, range(40)))
+        answers = list(pool.map(lambda _: clf.adapt(h[:64]).adapted, range(40)))
     assert all(np.array_equal(answer, expected) for answer in answers)
     assert [pool["num_threads"] for pool in _blas().info()] == before

@@ -14,12 +14,12 @@ from PIL import Image
 import caster
 from caster import Adapter, Caster, CasterError, wrap
 from caster import state as states
+from caster.adapt.fitting import fit_images
+from caster.adapt.prediction import predict_images
 from caster.config import Settings
 from caster.io.images import open_images
 from caster.models.onnx import OnnxModel
-from caster.report.evaluate_job import evaluate_images
-from caster.report.fit_job import fit_images
-from caster.report.predict_job import predict_images
+from caster.report.evaluate_files import evaluate_images
 from tests.support.colours import CAST, NAMES, TOML, by_hand, patches, write_folder, write_model
 
 PIXELS, TRUTH = patches(40)
@@ -51,7 +51,7 @@ def made(tmp_path_factory):
 def no_figures(monkeypatch):
     """Drawing takes a second; one test looks at the page."""
     monkeypatch.setattr(
-        "caster.report.evaluate_job.write_page", lambda found, path: path.write_text(found.name)
+        "caster.report.evaluate_files.write_page", lambda found, path: path.write_text(found.name)
     )
 
 
@@ -75,10 +75,16 @@ def fit(made, tmp_path, source="source", **options):
     return states.load(out), unreadable
 
 
+def adapter_of(made, arguments):
+    """The adapter given, or one with what of the arguments is its."""
+    own = {name: arguments.pop(name) for name in ("tau", "safeguards") if name in arguments}
+    return arguments.pop("adapter", None) or Adapter(model_of(made), made / "s.caster", **own)
+
+
 def predict(made, tmp_path, source="target", out="out.csv", **options):
     images = source if hasattr(source, "read") else open_images(made / source)
-    arguments = {"store": tmp_path / "cache", "batch_size": 64} | options
-    adapter = arguments.pop("adapter", None) or Adapter(model_of(made), made / "s.caster")
+    arguments = {"batch_size": 64} | options
+    adapter = adapter_of(made, arguments)
     summary = predict_images(adapter, images, tmp_path / out, **arguments)
     return summary, rows_of(tmp_path / out)
 
@@ -93,7 +99,7 @@ def rows_of(path):
 def evaluate(made, tmp_path, source="target", **options):
     images = source if hasattr(source, "read") else open_images(made / source)
     arguments = {"store": tmp_path / "cache", "batch_size": 32, "seed": 3} | options
-    adapter = arguments.pop("adapter", None) or Adapter(model_of(made), made / "s.caster")
+    adapter = adapter_of(made, arguments)
     _, unreadable = evaluate_images(adapter, images, tmp_path / "page.html", **arguments)
     return json.loads((tmp_path / "page.json").read_text()), unreadable
 
@@ -200,10 +206,10 @@ def test_outputs_in_another_order_and_of_more_classes(made, tmp_path):
 @pytest.mark.parametrize(
     ("named", "why"),
     [
-        (None, "the model gives 8 logits and the data have 3 classes"),
-        (NAMES[:7], "7 classes are named, and the model gives 8 logits"),
+        (None, "the model has 8 logits and the data has 3 classes"),
+        (NAMES[:7], "7 classes are named, and the model has 8 logits"),
         (["ivory", *NAMES[1:]], None),
-        ([*NAMES[:4], "ivory", *NAMES[5:]], "class 'ebony' is not among the model's named"),
+        ([*NAMES[:4], "ivory", *NAMES[5:]], "class 'ebony' of the data is not one of"),
         ([*NAMES[:7], "azure"], "'azure' is named twice"),
     ],
 )
@@ -261,7 +267,7 @@ def test_what_cannot_be_fitted_is_told_before_a_image_is_read(made, tmp_path):
 def test_skipped_images_are_no_samples(made, tmp_path):
     folder = write_folder(tmp_path / "source", PIXELS, TRUTH)
     spoil(folder, "azure/000.png", "honey/319.png")
-    with pytest.raises(CasterError, match=r"cannot read .*azure/000\.png.*--skip-unreadable"):
+    with pytest.raises(CasterError, match=r"cannot read .*azure/000\.png.*skip_unreadable="):
         fit(made, tmp_path, folder)
     assert not (tmp_path / "s.caster").exists()
     held, unreadable = fit(made, tmp_path, folder, skip_unreadable=True)
@@ -318,7 +324,7 @@ def check_rows(rows, made, paths, batch_size, **settings):
     at = 0
     for i, (some, out, frozen) in enumerate(expected_batches(made, paths, batch_size, **settings)):
         part = rows[at : at + len(some)]
-        assert [row["prediction"] for row in part] == out.predictions.tolist()
+        assert [row["prediction"] for row in part] == out.labels.tolist()
         assert [row["frozen"] for row in part] == frozen
         assert {int(row["batch"]) for row in part} == {i}
         assert {row["verdict"] for row in part} == {
@@ -414,30 +420,35 @@ def test_skipped_images_have_no_row_and_leave_no_gap(made, tmp_path):
     summary, rows = predict(made, tmp_path, folder, skip_unreadable=True, batch_size=50)
     kept = [i for i in range(128) if i not in gone]
     assert [int(row["row"]) for row in rows] == kept
-    check_rows(rows, made, [target_paths(made)[i] for i in kept], 50)
+    assert [row["batch"] for row in rows] == [str(i // 50) for i in kept]
     assert [len(line.split("target/")) for line in summary.unreadable] == [2, 2, 2]
 
 
-def test_features_of_predictions_are_kept_only_while_it_works(made, tmp_path):
-    cache = tmp_path / "cache"
-
-    def stop(stage, done, total):
-        if (stage, done) == ("through the model", 64):
-            raise KeyboardInterrupt
-
+def test_predictions_cache_nothing_and_read_every_image_once(made, tmp_path):
     images = Counting(open_images(made / "target"))
-    with pytest.raises(KeyboardInterrupt):
-        predict(made, tmp_path, images, progress=stop)
-    assert not (tmp_path / "out.csv").exists()
-    assert len(list(cache.iterdir())) == 1
-    images.reads.clear()
     _, rows = predict(made, tmp_path, images)
-    assert sorted(images.reads) == list(range(64, 128))
     check_rows(rows, made, target_paths(made), 64)
-    assert list(cache.iterdir()) == []
-    evaluate(made, tmp_path)
-    predict(made, tmp_path, Unread(images))  # what was kept before is used, and stays
-    assert len(list(cache.iterdir())) == 1
+    assert sorted(images.reads) == list(range(128))
+    assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]
+
+
+def test_interrupted_predictions_read_the_other_images_only(made, tmp_path):
+    images = Counting(open_images(made / "target"))
+    with pytest.raises(KeyboardInterrupt, match=r"64 of 128 images are answered in .*\.partial"):
+        predict(made, tmp_path, images, progress=interrupted("adapting", 64))
+    assert not (tmp_path / "out.csv").exists()
+    images.reads.clear()
+    summary, rows = predict(made, tmp_path, images)
+    assert sorted(images.reads) == list(range(64, 128))
+    assert (summary.rows, summary.resumed, summary.batches) == (128, 64, 2)
+    check_rows(rows, made, target_paths(made), 64)
+    assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]
+
+
+def test_parquet_is_not_continued(made, tmp_path):
+    with pytest.raises(KeyboardInterrupt, match="output can be continued"):
+        predict(made, tmp_path, out="out.parquet", progress=interrupted("adapting", 64))
+    assert list(tmp_path.iterdir()) == []
 
 
 def interrupted(stage, done):
@@ -446,33 +457,6 @@ def interrupted(stage, done):
             raise KeyboardInterrupt
 
     return stop
-
-
-def test_features_of_predictions_go_although_it_was_interrupted_while_it_adapted(made, tmp_path):
-    images = open_images(made / "target")
-    with pytest.raises(KeyboardInterrupt):
-        predict(made, tmp_path, images, progress=interrupted("adapting", 64))
-    assert len(list((tmp_path / "cache").iterdir())) == 1
-    _, rows = predict(made, tmp_path, Unread(images))
-    check_rows(rows, made, target_paths(made), 64)
-    assert list((tmp_path / "cache").iterdir()) == []
-
-
-def test_features_that_an_evaluation_began_stay_when_predictions_end_them(made, tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        evaluate(made, tmp_path, progress=interrupted("through the model", 64))
-    predict(made, tmp_path)
-    evaluate(made, tmp_path, Unread(open_images(made / "target")))
-
-
-def test_without_a_store_nothing_is_kept(made, tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    (tmp_path / "temporary").mkdir()
-    _, rows = predict(made, tmp_path, store=None)
-    check_rows(rows, made, target_paths(made), 64)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.csv", "temporary"]
-    assert list((tmp_path / "temporary").iterdir()) == []
 
 
 def test_large_batches_go_through_the_model_in_pieces(made, tmp_path):
@@ -528,16 +512,15 @@ def test_a_state_too_narrow_for_the_model_is_told_after_one_batch(made, tmp_path
 
 
 @pytest.mark.parametrize("stage", ["through the model", "adapting"])
-@pytest.mark.parametrize("job", [predict, evaluate])
-def test_ctrl_c_leaves_no_output(made, tmp_path, stage, job):
+def test_ctrl_c_leaves_no_page(made, tmp_path, stage):
     def stop(now, done, total):
         if now == stage and done:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        job(made, tmp_path, progress=stop)
+        evaluate(made, tmp_path, progress=stop)
     assert [path.name for path in tmp_path.iterdir()] == ["cache"]
-    job(made, tmp_path)
+    evaluate(made, tmp_path)
     assert len(list(tmp_path.iterdir())) > 1
 
 
@@ -574,8 +557,8 @@ def scores_by_hand(made, batch_size, seed):
         out = clf.adapt(features[rows].astype(np.float32), logits[rows])
         found["frozen"][rows] = logits[rows]
         found["source_gda"][rows] = clf.source_scores(features[rows].astype(np.float32))
-        found["ungated"][rows] = out.transported
-        found["gated"][rows] = out.transported if out.verdict.accepted else logits[rows]
+        found["ungated"][rows] = out.adapted
+        found["gated"][rows] = out.adapted if out.verdict.accepted else logits[rows]
         verdicts.append(out.verdict)
     for scores in found.values():
         scores -= scores.max(axis=1, keepdims=True)
@@ -689,7 +672,7 @@ def test_page_and_numbers_come_together_or_not_at_all(made, tmp_path, monkeypatc
     def interrupted(found, path):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("caster.report.evaluate_job.write_page", interrupted)
+    monkeypatch.setattr("caster.report.evaluate_files.write_page", interrupted)
     with pytest.raises(KeyboardInterrupt):
         evaluate(made, tmp_path)
     assert (tmp_path / "page.json").read_text() == "old"

@@ -13,16 +13,17 @@ import torch
 from scipy.special import softmax
 from torch import nn
 
+import caster
 from caster import Adapter, CasterError, wrap
 from caster.adapt.alignment import Alignment
 from caster.adapt.layer_certificate import LayerCertificate
-from caster.adapt.source import Source
 from caster.core.channels import Site
-from caster.models.activation_statistics import measured
 from caster.models.protocol import Outputs
 from caster.models.torch import TorchModel
 from caster_bench.methods.registry import create
+from caster_bench.methods.source import Source
 from tests.support.problem import accuracy, make_images, model, source, stream
+from tests.support.problem import site_moments as measured
 
 EPS = 1e-5
 
@@ -40,7 +41,7 @@ def test_on_batchnorms_that_were_not_measured_it_is_bn_adapt(prior, size):
 
 def test_on_batchnorm_it_needs_no_source_at_all():
     method = create("layer-transport-ungated", model(), depth=1.0)
-    assert [str(site) for site in method.sites] == ["1:in", "4:in", "8:in"]
+    assert [str(site) for site in method.transport.sites] == ["1:in", "4:in", "8:in"]
     assert method.predict(stream(1)[0]).accepted
 
 
@@ -182,14 +183,14 @@ def test_a_class_token_is_left_as_it_is():
     settings = {"prior": 0.0, "memory": 0, "sites": ["blocks.0:in"]}
     method = create("layer-transport-ungated", model("vit"), known, **settings)
     shown, frozen = [], copy.deepcopy(model("vit").module)
-    for net in (frozen, method._alignment._twin.module):
+    for net in (frozen, method.transport._alignment._twin.module):
         net.blocks[0].register_forward_pre_hook(lambda layer, inputs: shown.append(inputs[0]))
     with torch.no_grad():
         frozen(torch.from_numpy(batch))
     method.predict(batch)
     plain, aligned = shown
     assert torch.equal(aligned[:, 0], plain[:, 0])
-    (found,) = method._alignment._moved
+    (found,) = method.transport._alignment._mapped
     rows = aligned[:, 1:].double().flatten(0, 1)
     torch.testing.assert_close(rows.mean(0), found.source.mean.double(), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(
@@ -215,7 +216,7 @@ def test_small_batches_rest_on_what_came_before():
     for i in range(0, 64, 8):
         parts.predict(images[i : i + 8])
     first = Site("1", "in", 1)  # behind no other site: its values are the same either way
-    one, other = whole._alignment.past[first], parts._alignment.past[first]
+    one, other = whole.transport._alignment.past[first], parts.transport._alignment.past[first]
     assert one.count == other.count == 64
     torch.testing.assert_close(one.mean, other.mean, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(one.variance, other.variance, rtol=1e-4, atol=1e-5)
@@ -225,9 +226,9 @@ def test_the_past_is_forgotten_at_the_same_pace_whatever_the_batch():
     method = create("layer-transport-ungated", model(), source(), memory=32)
     for batch in stream(6, size=8):
         method.predict(batch)
-    assert {found.count for found in method._alignment.past.values()} == {32}
+    assert {found.count for found in method.transport._alignment.past.values()} == {32}
     method.predict(stream(1, size=40)[0])
-    assert {found.count for found in method._alignment.past.values()} == {40}
+    assert {found.count for found in method.transport._alignment.past.values()} == {40}
 
 
 def test_single_images_gain_too():
@@ -328,7 +329,7 @@ class Passes:
 
         def counted(given, batch):
             self.frozen += given is method.model
-            self.aligned += given is method._alignment._twin
+            self.aligned += given is method.transport._alignment._twin
             return run(given, batch)
 
         monkeypatch.setattr(TorchModel, "run_placed", counted)
@@ -475,10 +476,10 @@ def test_what_is_no_number_is_refused_and_forgotten(gated):
 def test_a_rest_that_rests_on_no_number_is_none():
     certificate = LayerCertificate(8)
     scores = torch.zeros(8, 4)
-    assert np.isnan(certificate.show(scores, torch.full((8, 4), float("nan"))))
+    assert np.isnan(certificate.update(scores, torch.full((8, 4), float("nan"))))
     certificate.settle()
-    assert certificate.is_less_sure(scores, updated=True)
-    assert certificate.is_less_sure(scores, updated=False)
+    assert certificate.has_dropped(scores, aligned=True)
+    assert certificate.has_dropped(scores, aligned=False)
 
 
 @pytest.mark.parametrize("stream", ["good", "bad"])
@@ -565,19 +566,19 @@ def test_last_transport_answers_where_its_own_certificate_accepts():
     plain = create("layer-transport-ungated", model("layer"), known)
     settings = {"last": "transport", "gated": False}
     method = create("layer-transport", model("layer"), known, **settings)
-    aligned = plain._alignment(batch)
+    aligned = plain.transport._alignment(batch)
     expected = Adapter(model("layer"), known.state).clf.adapt(aligned.features, aligned.logits)
     assert expected.verdict.accepted
-    assert torch.equal(method.predict(batch).logits, expected.transported)
+    assert torch.equal(method.predict(batch).logits, expected.adapted)
 
 
 @pytest.mark.parametrize("kind", ["layer", "vit"])
 def test_a_state_with_layers_serves_as_the_images_do(kind, tmp_path):
     known = source(kind)
-    Adapter.fit(model(kind), known.batches, layers=True).save(tmp_path / "s.caster")
+    caster.fit(model(kind), known.batches, layers=True).save(tmp_path / "s.caster")
     stored = create("layer-transport", model(kind), tmp_path / "s.caster")
     seen = create("layer-transport", model(kind), known)
-    assert stored.sites == seen.sites
+    assert stored.transport.sites == seen.transport.sites
     for batch in stream(3):
         one, other = stored.predict(batch), seen.predict(batch)
         assert one.reason == other.reason
@@ -605,7 +606,7 @@ def test_without_layers_or_images_a_layernorm_network_is_inert():
 def test_no_weight_is_copied():
     method = create("layer-transport-ungated", model("vit"), source("vit"))
     held = {value.data_ptr() for value in model("vit").values()}
-    assert all(value.data_ptr() in held for value in method._alignment._twin.values())
+    assert all(value.data_ptr() in held for value in method.transport._alignment._twin.values())
     assert method.retained().total < 0.1 * sum(v.nbytes for v in model("vit").values())
 
 
@@ -613,7 +614,7 @@ def test_sites_can_be_chosen():
     for depth in (0.1, 1.0):  # which is of those that are not chosen by name
         settings = {"sites": ["blocks.[12]:*"], "depth": depth}
         method = create("layer-transport", model("vit"), source("vit"), **settings)
-        assert [str(site) for site in method.sites] == ["blocks.1:out", "blocks.2:out"]
+        assert [str(site) for site in method.transport.sites] == ["blocks.1:out", "blocks.2:out"]
     with pytest.raises(CasterError, match="no site"):
         create("layer-transport", model("vit"), source("vit"), sites=["layer1*"])
 
@@ -640,11 +641,11 @@ LAYER = ["1:in", "4:in", "8:in", "12:in"]
 @pytest.mark.parametrize("name", ["layer-transport", "layer-transport-ungated"])
 def test_the_first_sites_are_aligned(name, kind, depth, names):
     method = create(name, model(kind), source(kind), depth=depth)
-    assert [str(site) for site in method.sites] == names
+    assert [str(site) for site in method.transport.sites] == names
     method.predict(stream(1)[0])
-    assert {str(site) for site in method._alignment.past} == set(names)
+    assert {str(site) for site in method.transport._alignment.past} == set(names)
     if depth == 0.5:
-        assert method.sites == create(name, model(kind), source(kind)).sites
+        assert method.transport.sites == create(name, model(kind), source(kind)).transport.sites
 
 
 def test_behind_the_sites_that_are_aligned_all_is_the_frozen_models():
@@ -664,14 +665,14 @@ def test_behind_the_sites_that_are_aligned_all_is_the_frozen_models():
 
 
 def test_a_site_of_another_network_is_refused():
-    state = Adapter.fit(model("vit"), source("vit").batches, layers=True).state
+    state = caster.fit(model("vit"), source("vit").batches, layers=True).state
     other = Source(state=state, allow_other_model=True)
     with pytest.raises(CasterError, match="has no layer of the state's site blocks"):
         create("layer-transport-ungated", model("layer"), other)
 
 
 def test_a_deep_site_of_another_network_is_refused_though_it_would_not_be_aligned():
-    state = Adapter.fit(model("vit"), source("vit").batches, layers=True).state
+    state = caster.fit(model("vit"), source("vit").batches, layers=True).state
     *others, last = state.layers.items()
     other = replace(state, layers=dict([*others, (Site("blocks.9", "out", -1), last[1])]))
     with pytest.raises(CasterError, match=r"no layer of the state's site blocks\.9:out"):
@@ -681,19 +682,19 @@ def test_a_deep_site_of_another_network_is_refused_though_it_would_not_be_aligne
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"prior": -1.0}, "prior of layer-transport is"),
-        ({"prior": float("inf")}, "prior of layer-transport is"),
-        ({"memory": -1}, "memory of layer-transport is"),
-        ({"memory": 1.5}, "memory of layer-transport is"),
-        ({"depth": 0.0}, "depth of layer-transport is a share of the sites above 0, not 0.0"),
-        ({"depth": -0.5}, "depth of layer-transport is"),
-        ({"depth": 1.01}, "depth of layer-transport is"),
-        ({"depth": float("nan")}, "depth of layer-transport is"),
-        ({"tau": 0.0}, "tau of layer-transport must be"),
-        ({"tau": float("nan")}, "tau of layer-transport must be"),
-        ({"window": 0}, "window of layer-transport must be 1 or more"),
-        ({"window": 1.5}, "window of layer-transport must be 1 or more"),
-        ({"every": 0}, "every of layer-transport must be 1 or more"),
+        ({"prior": -1.0}, "prior is"),
+        ({"prior": float("inf")}, "prior is"),
+        ({"memory": -1}, "memory is"),
+        ({"memory": 1.5}, "memory is"),
+        ({"depth": 0.0}, "depth is a share of the sites above 0, not 0.0"),
+        ({"depth": -0.5}, "depth is"),
+        ({"depth": 1.01}, "depth is"),
+        ({"depth": float("nan")}, "depth is"),
+        ({"tau": 0.0}, "tau must be"),
+        ({"tau": float("nan")}, "tau must be"),
+        ({"window": 0}, "window must be 1 or more"),
+        ({"window": 1.5}, "window must be 1 or more"),
+        ({"every": 0}, "every must be 1 or more"),
         ({"last": "both"}, "last of layer-transport is"),
     ],
 )

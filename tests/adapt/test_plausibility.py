@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from caster import Adapter, CasterError, wrap
+import caster
+from caster import CasterError, wrap
 from caster.adapt import alignment, plausibility
-from caster.adapt.layer_transport import RESTING
 from caster.adapt.plausibility import energies, extremes
-from caster.adapt.source import Source
+from caster.core.verdict import RESTING
 from caster.models import cuda
 from caster.models.preprocessing import Preprocessing
 from caster.models.protocol import Outputs
@@ -22,6 +22,7 @@ from caster.models.torch import TorchModel
 from caster.state import load, save
 from caster_bench.data.corruptions import corrupt
 from caster_bench.methods.registry import create
+from caster_bench.methods.source import Source
 from tests.support.problem import make_images, model, source, stream
 
 NAMES = ("layer-transport", "layer-transport-ungated")
@@ -32,7 +33,7 @@ ATTACKS = {
 
 
 def state(kind="batch"):
-    return Adapter.fit(model(kind), source(kind).batches, layers=True).state
+    return caster.fit(model(kind), source(kind).batches, layers=True).state
 
 
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
@@ -135,7 +136,9 @@ def test_the_worst_corruptions_are_images(corruption, norm):
     shifted = how.batch(corrupt(images[32:], corruption, 5, seed=0))
     assert method.predict(shifted).implausible == 0
     assert method.predict(how.batch(255 * (images > 127).astype(np.uint8))).implausible == 0
-    assert method.predict(2 * how.ends[1] - how.ends[0] + 2 * shifted).implausible == 32
+    assert (
+        method.predict(2 * how.value_range[1] - how.value_range[0] + 2 * shifted).implausible == 32
+    )
 
 
 def test_what_is_in_the_range_is_an_image_whatever_its_energy(monkeypatch):
@@ -150,10 +153,10 @@ def test_what_is_in_the_range_is_an_image_whatever_its_energy(monkeypatch):
 
 def test_a_stated_preprocessing_has_the_range():
     how = Preprocessing(255.0, (0.0, 10.0, 20.0), (1.0, 2.0, 4.0), "NCHW")
-    low, high = how.ends
+    low, high = how.value_range
     assert low.ravel().tolist() == [0.0, -5.0, -5.0]
     assert high.ravel().tolist() == [255.0, 122.5, 58.75]
-    found = extremes(how.ends, torch.zeros(1, 3, 8, 8))
+    found = extremes(how.value_range, torch.zeros(1, 3, 8, 8))
     assert found.amin((0, 2, 3)).tolist() == [0.0, -5.0, -5.0]
     assert found.amax((0, 2, 3)).tolist() == [255.0, 122.5, 58.75]
 
@@ -164,7 +167,7 @@ def test_the_range_is_in_the_state_and_its_file(tmp_path):
     assert fitted.input_range == (float(images.min()), float(images.max()))
     save(fitted, tmp_path / "state.caster")
     assert load(tmp_path / "state.caster").input_range == fitted.input_range
-    assert Adapter.fit(model(), source().batches).state.input_range is None
+    assert caster.fit(model(), source().batches, layers=False).state.input_range is None
 
 
 @pytest.mark.parametrize(
@@ -201,7 +204,7 @@ class Lane:
 
 
 def test_a_recorded_pass_finds_them(monkeypatch):
-    monkeypatch.setattr(cuda, "Lane", Lane)
+    monkeypatch.setattr(cuda, "GraphRunner", Lane)
     monkeypatch.setattr(alignment, "runs_on_gpu", lambda model: True)
     graph = TorchModel(model().module, cuda_graph=True)
     known = Source(batches=source().batches)

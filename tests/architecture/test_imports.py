@@ -1,4 +1,4 @@
-"""The layers hold, and importing the package stays light."""
+"""Import contracts hold, and importing the package loads no heavy library."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_importing_caster_imports_nothing_heavy():
 
 
 def test_the_command_line_starts_without_the_mathematics():
-    """Every --help would wait for it."""
+    """Otherwise every --help would wait for it."""
     heavy = "numpy", "scipy", "sklearn", *OPTIONAL
     loaded = python(f"import sys, caster.cli; print([m for m in {heavy} if m in sys.modules])")
     assert loaded.strip() == "[]"

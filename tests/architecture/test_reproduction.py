@@ -1,4 +1,4 @@
-"""REPRODUCTION.md is what `make reproduction` makes of the records, byte for byte."""
+"""The committed files of reproduction/ are what its records give, byte for byte."""
 
 from __future__ import annotations
 
@@ -10,67 +10,78 @@ from pathlib import Path
 
 import pytest
 
-from caster_bench.studies.claims.evidence import Evidence, gather
-from caster_bench.studies.claims.outcome import judged
-from caster_bench.studies.claims.parse import read as read_claims
-from caster_bench.studies.claims.rules import NOT_RUN
-from caster_bench.studies.claims.values import look_up
-from caster_bench.studies.claims.write import write
-from caster_bench.studies.read import load
-from caster_bench.studies.write import sections
+from caster_bench.studies.claims.claim_file import read_claims
+from caster_bench.studies.claims.document import write_document
+from caster_bench.studies.claims.rules import NOT_RUN, look_up
+from caster_bench.studies.claims.verdicts import Evidence, gather, judged
+from caster_bench.studies.report import sections
+from caster_bench.studies.results import load
 from caster_bench.sweeps import Sweep, read
-from tests.bench.studies.test_layers import Layered
+from tests.support.consistent_records import Layered
 
 ROOT = Path(__file__).parents[2]
-FILE = ROOT / "experiments" / "claims.toml"
-CLAIMS = read_claims(FILE)
-TELLING = {("fog", 5)}  # enough for every row that claims name
+CLAIMS = read_claims(ROOT / "reproduction" / "claims.toml")
+CONDITIONS = {("fog", 5)}  # enough for every row that claims name
 
 
 def first_difference(committed: Path, made: Path, name: str) -> str:
-    """A line that says what is not the same, or nothing."""
+    """A line that says where two files differ, or nothing."""
     if not (committed / name).exists():
-        return f"{name} is not there: `make reproduction` writes it"
+        return f"{name} is missing: `make reproduction` writes it"
     if not (made / name).exists():
-        return f"{name} is there, and `make reproduction` does not write it"
+        return f"{name} is committed, and `make reproduction` does not write it"
     ours, theirs = ((folder / name).read_bytes().splitlines() for folder in (committed, made))
-    for place, (one, other) in enumerate(zip(ours, theirs, strict=False), 1):
+    for number, (one, other) in enumerate(zip(ours, theirs, strict=False), 1):
         if one != other:
-            return f"{name}, line {place}, is not what `make reproduction` writes: {other[:80]!r}"
+            return f"{name}, line {number}, is not what `make reproduction` writes: {other[:80]!r}"
     same = (committed / name).read_bytes() == (made / name).read_bytes()
-    return "" if same else f"{name} has another end than `make reproduction` writes"
+    return "" if same else f"{name} ends differently from what `make reproduction` writes"
 
 
 def names(folder: Path) -> set[str]:
-    """Document and reports below a folder."""
+    """The document and all files of reports below a folder."""
     reports = [path for path in (folder / CLAIMS.reports).rglob("*") if path.is_file()]
     return {CLAIMS.document, *(str(path.relative_to(folder)) for path in reports)}
 
 
-def test_what_is_committed_is_what_the_records_give(tmp_path):
+@pytest.mark.slow
+def test_committed_files_are_what_the_records_give(tmp_path):
     evidence, problems = gather(CLAIMS, ROOT)
     assert problems == []
-    write(CLAIMS, evidence, tmp_path)
-    told = [first_difference(ROOT, tmp_path, name) for name in names(ROOT) | names(tmp_path)]
-    assert [line for line in told if line] == []
+    write_document(CLAIMS, evidence, tmp_path)
+    found = [first_difference(ROOT, tmp_path, name) for name in names(ROOT) | names(tmp_path)]
+    assert [line for line in found if line] == []
 
 
-def test_a_difference_is_told_in_a_line(tmp_path):
+def test_committed_files_are_of_these_claims_and_sweeps():
+    """A quick check that whoever edits the claims or a sweep runs `make reproduction`."""
+    document = (ROOT / CLAIMS.document).read_text()
+    for part in CLAIMS.parts:
+        assert f"## {part.title}" in document
+        for claim in part.claims:
+            texts = (claim.says, claim.limits, claim.why)
+            assert all(text is None or text in document for text in texts), claim.id
+    for file in CLAIMS.sweeps.values():
+        sweep = read(ROOT / file)
+        assert sweep.sha256 in (ROOT / CLAIMS.reports / sweep.name / "report.md").read_text()
+
+
+def test_a_difference_is_one_line(tmp_path):
     for folder, text in (("a", "one\ntwo\n"), ("b", "one\nthree\n"), ("c", "one\ntwo")):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "x.md").write_text(text)
     a, b, c = (tmp_path / folder for folder in "abc")
     assert first_difference(a, a, "x.md") == ""
-    told = first_difference(a, b, "x.md")
-    assert told == "x.md, line 2, is not what `make reproduction` writes: b'three'"
-    assert "another end" in first_difference(a, c, "x.md")
-    assert "is not there" in first_difference(tmp_path, a, "x.md")
+    line = first_difference(a, b, "x.md")
+    assert line == "x.md, line 2, is not what `make reproduction` writes: b'three'"
+    assert "ends differently" in first_difference(a, c, "x.md")
+    assert "is missing" in first_difference(tmp_path, a, "x.md")
     assert "does not write it" in first_difference(a, tmp_path, "x.md")
 
 
-def test_what_a_note_counts_in_words_is_what_its_table_has():
-    """Of E1: the one note whose figures no table has a place for."""
-    table = ROOT / "docs" / "reproduction" / "reproduction" / "tables" / "estimators.csv"
+def test_counts_typed_in_a_note_are_those_of_its_table():
+    """E1 is the one note with figures that no table has a cell for."""
+    table = ROOT / CLAIMS.reports / "reproduction" / "tables" / "estimators.csv"
     with table.open() as file:
         rows = [
             (row["backbone"], row["data"], float(row["margin"])) for row in csv.DictReader(file)
@@ -90,7 +101,7 @@ def test_what_a_note_counts_in_words_is_what_its_table_has():
 
 
 def trained_on(backbone: str) -> str:
-    """The data of a backbone's checkpoint, as tables name both: "ViT-B, CIFAR-100"."""
+    """The training data of a backbone, as in tables: "ViT-B, CIFAR-100"."""
     return backbone.partition(", ")[2]
 
 
@@ -103,8 +114,8 @@ def test_every_proof_is_a_test():
         assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
-def cut_short(sweep: Sweep) -> Sweep:
-    """One corruption, and one of the backbones that are in the same studies of the same data."""
+def shortened(sweep: Sweep) -> Sweep:
+    """One corruption, and one backbone per set of studies and data."""
     groups: dict[str, set[object]] = defaultdict(set)
     for spec, studies in sweep.cells.items():
         groups[spec.backbone] |= {spec.data, sweep.backbones[spec.backbone].family, *studies}
@@ -112,20 +123,20 @@ def cut_short(sweep: Sweep) -> Sweep:
     cells = {
         spec: studies
         for spec, studies in sweep.cells.items()
-        if spec.backbone in kept and (spec.alone or set(spec.conditions) <= TELLING)
+        if spec.backbone in kept and (spec.alone or set(spec.conditions) <= CONDITIONS)
     }
     return replace(sweep, cells=cells)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(CLAIMS.sweeps))
-def test_every_figure_that_claims_name_is_in_the_reports(name, tmp_path):
-    """Of a sweep cut short, with records that were never run: its tables have the same rows."""
-    sweep = cut_short(read(ROOT / CLAIMS.sweeps[name]))
-    cells = sweep.cells
-    run = Layered(sweep).make(tmp_path / "run")
-    results, problems = load(sweep, run)
+def test_every_figure_named_in_claims_is_in_the_reports(name, tmp_path):
+    """On made-up records of a shortened sweep, whose tables have the same rows."""
+    sweep = shortened(read(ROOT / CLAIMS.sweeps[name]))
+    results, problems = load(sweep, Layered(sweep).make(tmp_path / "run"))
     assert problems == []
-    recorded = {study: len(sweep.of(study)) for studies in cells.values() for study in studies}
+    assert results is not None
+    recorded = {study: len(sweep.of(study)) for own in sweep.cells.values() for study in own}
     made = tuple(sections(results))
     evidence = {name: Evidence(CLAIMS.sweeps[name], sweep, recorded, {}, results, made)}
     reports = {name: evidence[name].tables}
@@ -135,8 +146,7 @@ def test_every_figure_that_claims_name_is_in_the_reports(name, tmp_path):
                 assert judged(claim, evidence, reports).verdict != NOT_RUN
         if part.sweep == name:
             assert set(part.tables) <= reports[name].keys()
-            drawn = {each.name for section in made for each in section.images}
-            assert set(part.figures) <= drawn
+            assert set(part.figures) <= {each.name for section in made for each in section.figures}
     for figure in CLAIMS.values.values():
         if figure.sweeps <= {name}:
             look_up(figure, reports)

@@ -161,7 +161,7 @@ def test_bad_input_is_one_line(folder, tmp_path):
     source, target, state = (folder / n for n in ("source.npz", "target.npz", "s.caster"))
     out = tmp_path / "out.csv"
     assert "does not exist" in refusal("fit", tmp_path / "none.npz", "-o", tmp_path / "s")
-    assert "holds no `labels`" in refusal("fit", target, "-o", tmp_path / "s")
+    assert "has no `labels`" in refusal("fit", target, "-o", tmp_path / "s")
     assert "no folder" in refusal("fit", source, "-o", tmp_path / "no" / "s")
     assert "k_max must be" in refusal("fit", source, "-o", tmp_path / "s", "--k-max", 0)
     assert "not a caster state" in refusal("predict", source, target, "-o", out)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import re
+from collections import Counter
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from caster import Adapter, wrap
+import caster
 from caster import state as states
-from caster.adapt.layer_transport import LayerTransport
+from caster import wrap
 from caster.cli.app import app
 from caster_bench.methods.registry import create, find
 from tests.support.colours import CAST, NAMES, TOML, patches, write_folder, write_model
@@ -120,9 +120,9 @@ def model_of(made, kind):
 
 def ran(monkeypatch, interrupted=None):
     """Sizes of the batches that fit has run; Ctrl-C comes with the so-many-th."""
-    from caster.adapt import extract
+    from caster.adapt import image_features
 
-    run, calls = extract.run, []
+    run, calls = image_features.run, []
 
     def counting(model, batch, names, through=None):
         calls.append(len(batch.rows))
@@ -130,7 +130,7 @@ def ran(monkeypatch, interrupted=None):
             raise KeyboardInterrupt
         return run(model, batch, names, through)
 
-    monkeypatch.setattr(extract, "run", counting)
+    monkeypatch.setattr(image_features, "run", counting)
     return calls
 
 
@@ -167,12 +167,12 @@ def test_fit_says_what_it_measured(typed):
     result = typed("fit LN @source --layers -o s.caster")
     assert (result.exit_code, result.stderr.count("\n")) == (0, result.stderr.count("caster: "))
     channels = sum(len(found.mean) for found in states.load("s.caster").layers.values())
-    assert f"Layers: 14 sites of {channels:,} channels in all.\n" in result.stdout
+    assert f"Layers: 14 sites with {channels:,} channels in total.\n" in result.stdout
     result = typed("fit BN @source --layers -o s.caster")
     layers = states.load("s.caster").layers
     assert len(layers) == 15  # of BatchNorms
     channels = sum(len(found.mean) for found in layers.values())
-    assert f"Layers: 15 sites of {channels:,} channels in all.\n" in result.stdout
+    assert f"Layers: 15 sites with {channels:,} channels in total.\n" in result.stdout
     assert "Layers: 14 sites" in typed("fit LN @source -o s.caster").stdout
     assert "Layers" not in typed("fit LN @source --no-layers -o s.caster").stdout
     assert states.load("s.caster").layers is None
@@ -184,7 +184,11 @@ def test_layers_are_measured_on_features_kept_without_them(typed, monkeypatch):
     assert typed("fit LN @source --cache c --layers -o s.caster").exit_code == 0
     assert sum(calls) == len(SOURCE)
     assert len(states.load("s.caster").layers) == 14
-    for more in ("--layers", "--no-layers", "--k-max 3"):  # neither asks the model again
+    for more in (
+        "--layers",
+        "--no-layers",
+        "--k-max 3",
+    ):  # neither asks the model again
         assert typed(f"fit LN @source --cache c {more} -o t.caster").exit_code == 0
         assert (states.load("t.caster").layers is None) == (more == "--no-layers")
     assert sum(calls) == len(SOURCE)
@@ -207,7 +211,11 @@ def test_an_interrupted_fit_goes_on_with_its_layers(typed, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("first", "then", "left"), [("--no-layers", "--layers", 96), ("--layers", "--no-layers", 36)]
+    ("first", "then", "left"),
+    [
+        ("--no-layers", "--layers", 96),
+        ("--layers", "--no-layers", 36),
+    ],
 )
 def test_a_fit_that_goes_on_otherwise_has_what_it_was_asked_for(
     typed, monkeypatch, first, then, left
@@ -247,7 +255,7 @@ def test_layers_that_cannot_be_used_are_made_anew(typed, change):
     change(kept["layers"])
     note.write_text(json.dumps(kept))
     result = typed(line)
-    assert ("were damaged, and are made anew" in result.stderr) == (change is damaged)
+    assert ("were damaged" in result.stderr) == (change is damaged)
     assert result.exit_code == 0
     assert states.digest(states.load("s.caster")) == before
 
@@ -263,14 +271,13 @@ def test_unreadable_images_are_in_no_layer(typed, made):
 
 def test_layers_that_cannot_be_fitted(refusal, made):
     said = refusal("fit ONNX @source --layers -o out.caster")
-    assert said == (
-        f"layers are those of a torch module, and {made}/m.onnx is none: fit without --layers"
-    )
+    assert said.startswith("layers need a torch module, and ")
+    assert said.endswith("fit without --layers")
     np.savez(made / "f.npz", features=np.zeros((4, 3)), labels=[0, 0, 1, 1])
     said = refusal("fit @f.npz --layers -o out.caster")
     assert said == "--layers is for images: name the model they go to with --model"
     said = refusal("fit LN @source --layers --no-head -o out.caster")
-    assert "give --layers or --no-head, not both" in said
+    assert "model's own classes" in said
 
 
 # predict
@@ -323,7 +330,7 @@ def test_refused_batches_keep_the_frozen_answer_unless_the_gate_is_off(typed, ma
     assert {(row["reason"], row["method"]) for row in rows} == {("ratio", "frozen")}
     assert all(row["prediction"] == row["frozen"] for row in rows)
     result = typed(f"{line} --no-gate")
-    assert "rejected batches were answered by layer transport too" in result.stdout
+    assert "rejected batches were adapted too" in result.stdout
     rows = rows_of()
     assert {(row["verdict"], row["method"]) for row in rows} == {("rejected", "layer-transport")}
     order = np.random.default_rng(0).permutation(len(TARGET))
@@ -351,7 +358,7 @@ def test_every_batch_is_judged_by_the_doubt_so_far(typed, made):
 
 def test_without_layers_the_last_features_are_transported(typed, made):
     line = "@target --shuffle 0 -o"
-    assert typed(f"predict LN @LN.caster {line} with.csv --no-layers").exit_code == 0
+    assert typed(f"predict LN @LN.caster {line} with.csv --mechanism features").exit_code == 0
     result = typed(f"predict LN @plain.caster {line} plain.csv")
     assert "Mechanism: transport of the last features.\n" in result.stdout
     assert rows_of("with.csv") == rows_of("plain.csv")
@@ -361,10 +368,10 @@ def test_features_are_answered_when_told_to_forgo_layers(typed, made):
     model = model_of(made, "convnext")
     features = model(prepared(SHIFTED)).features.numpy()
     np.savez("h.npz", features=features, labels=np.array(NAMES)[TARGET])
-    result = typed("predict @LN.caster h.npz --no-layers -o out.csv")
+    result = typed("predict @LN.caster h.npz --mechanism features -o out.csv")
     assert result.exit_code == 0, result.output
     assert {row["method"] for row in rows_of()} <= {"caster", "source-gda"}
-    result = typed("evaluate @LN.caster h.npz --no-layers -o out.html")
+    result = typed("evaluate @LN.caster h.npz --mechanism features -o out.html")
     assert result.exit_code == 0, result.output
 
 
@@ -375,55 +382,45 @@ def test_predictions_leave_out_what_cannot_be_read(typed, made):
     assert typed(line).exit_code == 0
     rows = rows_of()
     assert len(rows) == len(TARGET) - 1
-    assert [int(row["batch"]) for row in rows] == [i // 32 for i in range(len(rows))]
+    assert sorted(Counter(row["batch"] for row in rows).values()) == [31, 32, 32, 32]
     assert "azure/003.png" not in {row["image"] for row in rows}
 
 
 def test_layers_that_cannot_be_answered_with(typed, refusal, made):
     np.savez(made / "h.npz", features=np.zeros((40, 512)), labels=np.array(NAMES * 5))
-    otherwise = "--no-layers answers by transport of the last features instead"
     for line in ("predict @LN.caster @h.npz -o out.csv", "evaluate @LN.caster @h.npz -o out.html"):
-        said = refusal(line)
-        assert said.startswith("the state has layers, and features have passed all")
-        assert said.endswith(otherwise)
+        said = refusal(f"{line} --mechanism layers")
+        assert said == "features have passed all layers: give images and --model"
     for line in (
         "predict LN @plain.caster @target --shuffle 0 -o out.csv",
         "evaluate LN @plain.caster @target -o out.html",
     ):
-        assert (
-            refusal(f"{line} --layers") == "the state has no layers: fit again without --no-layers"
-        )
-    said = refusal("predict ONNX @LN.caster @target --shuffle 0 -o out.csv --allow-other-model")
-    assert said.startswith("layer transport aligns the layers of a torch module, and ")
-    assert said.endswith(otherwise)
-    said = refusal("predict BN @LN.caster @target --shuffle 0 -o out.csv --allow-other-model")
-    assert "has no layer of the state's site" in said
-    headless = Adapter.fit(
-        model_of(made, "convnext"), [(prepared(SOURCE), TRUTH)], use_head=False, layers=True
-    )
+        assert refusal(f"{line} --mechanism layers").startswith("the state has no layers")
+    line = "@LN.caster @target --shuffle 0 -o out.csv --allow-other-model"
+    said = refusal(f"predict ONNX {line} --mechanism layers")
+    assert said.startswith("layer transport needs a torch module, and ")
+    assert "has no layer of the state's site" in refusal(f"predict BN {line}")
+    headless = caster.fit(model_of(made, "convnext"), [(prepared(SOURCE), TRUTH)], use_head=False)
     headless.save(made / "headless.caster")
-    said = refusal("predict LN @headless.caster @target --shuffle 0 -o out.csv")
-    assert said.startswith("layer transport answers with the model's own classes")
+    line = "predict LN @headless.caster @target --shuffle 0 -o out.csv --mechanism layers"
+    assert refusal(line).startswith("the state has no layers")
     said = refusal("predict LN @LN.caster @target --shuffle 0 --tau 0 -o out.csv")
-    assert said == "tau of layer-transport must be a number above 0, not 0.0"
+    assert said.startswith("tau must be")
 
 
 @pytest.mark.parametrize(
     "command", ["predict LN --shuffle 0 -o out.csv", "evaluate LN -o out.html"]
 )
-@pytest.mark.parametrize("narrow", [range(20), [1]], ids=["many", "one"])
-def test_images_of_several_sizes_share_no_map(refusal, tmp_path, monkeypatch, command, narrow):
-    pixels = [p[:, :32] if i in narrow else p for i, p in enumerate(large(SHIFTED))]
+def test_images_of_several_sizes_share_no_map(refusal, tmp_path, command):
+    pixels = [p[:, :32] if i < 20 else p for i, p in enumerate(large(SHIFTED))]
     write_folder(tmp_path / "sizes", pixels, TARGET)
-    calls = ran(monkeypatch)
-    said = refusal(f"{command} @LN.caster sizes --cache c")
+    said = refusal(f"{command} @LN.caster sizes")
     found = re.match(
         r"images of several sizes cannot be aligned together \(as \w+/(\d+).png and "
-        r"\w+/(\d+).png\): state a `resize` in the file that --preprocessing names; --no-layers ",
+        r"\w+/(\d+).png\): state a resize in the preprocessing, .* --mechanism features",
         said,
     )
-    assert [int(number) in narrow for number in found.groups()].count(True) == 1
-    assert bool(calls) == (len(narrow) == 1)  # many show in a look at some, before the work
+    assert [int(number) < 20 for number in found.groups()].count(True) == 1
 
 
 # evaluate, inspect, doctor
@@ -444,10 +441,12 @@ def test_evaluate_scores_layer_transport(typed, made):
     shown = {"prior", "memory", "depth", "maps", "tau", "window"}
     assert found["settings"] == {name: own[name] for name in shown}
     for batch, first in zip(found["batches"], judged[::32], strict=True):
-        assert batch["verdict"] == {
+        assert batch["verdict"] | {"confident": 0, "classes": 0} == {
             "accepted": first.accepted,
             "reason": first.reason,
             "ratio": pytest.approx(first.ratio, rel=1e-4) if np.isfinite(first.ratio) else None,
+            "confident": 0,
+            "classes": 0,
         }
     lines = result.stdout.splitlines()
     assert any(line.strip().startswith("layer transport, gated") for line in lines)
@@ -459,13 +458,13 @@ def test_evaluate_scores_layer_transport(typed, made):
 
 def test_the_page_names_and_explains_what_answered(typed):
     assert typed("evaluate LN @LN.caster @target -o layers.html --tau 2").exit_code == 0
-    assert typed("evaluate LN @LN.caster @target -o last.html --no-layers").exit_code == 0
+    assert typed("evaluate LN @LN.caster @target -o last.html --mechanism features").exit_code == 0
     layers, last = Path("layers.html").read_text(), Path("last.html").read_text()
     assert "layer transport, gated" in layers
     assert "layer transport," not in last.lower()
-    for words in ("<dt>Layer transport</dt>", "&tau;&nbsp;=&nbsp;2 is refused", ">memory<"):
+    for words in ("<dt>Layer transport</dt>", "&tau;&nbsp;=&nbsp;2 is rejected", ">memory<"):
         assert words in layers
-    for words in ("confident samples are carried back", ">transport, gated<", "safeguards"):
+    for words in (">transport, gated<", "safeguards"):
         assert words in last
         assert words not in layers
     assert json.loads(Path("last.json").read_text())["mechanism"] == "caster"
@@ -479,20 +478,19 @@ def test_inspect_lists_the_sites(typed, made):
     assert "layers not measured" in re.sub(r"[│\s]+", " ", typed("inspect @plain.caster").stdout)
     states.save(replace(held, layers={}), made / "own.caster")  # as it was of a BatchNorm network
     shown = re.sub(r"[│\s]+", " ", typed("inspect @own.caster").stdout)
-    assert "the inputs of BatchNorms, whose statistics the model keeps itself" in shown
+    assert "BatchNorm inputs, whose statistics are stored in the model" in shown
 
 
 def test_doctor_says_which_transport_it_speaks_of(typed):
     said = typed("doctor @LN.caster").stdout
-    assert "layer transport has a certificate of its own" in said
+    assert "layer transport has its own certificate" in said
     assert said.count("\n") == typed("doctor @plain.caster").stdout.count("\n") + 1
 
 
 @pytest.mark.parametrize("command", ["fit", "predict", "evaluate"])
 def test_help_shows_it(typed, command):
     shown = typed(f"{command} --help").stdout
-    assert re.search(r"--layers\s", shown)
-    assert command == "fit" or "--no-layers" in shown
+    assert ("--layers" if command == "fit" else "--mechanism") in shown
 
 
 def test_features_that_are_kept_stay_until_others_take_their_place(typed, tmp_path):
@@ -513,104 +511,104 @@ def test_features_that_are_kept_stay_until_others_take_their_place(typed, tmp_pa
 def test_help_has_the_threshold_of_the_method(typed, command):
     tau = find("layer-transport").options()["tau"]
     words = " ".join(re.sub("[│╭╮╰╯─]", " ", typed(f"{command} --help").output).split())
-    assert f"the state's; {tau:g} with layers" in words
+    assert f"the state's; {tau:g} for layers" in words
 
 
-# interrupted, or changed between both passes
+# interrupted and continued
 
 
-def interrupted_while_aligning(monkeypatch, call):
-    """Ctrl-C while layer transport has its so-many-th batch."""
-    both, calls = LayerTransport.both, []
+def answered(monkeypatch, interrupted=None, error=KeyboardInterrupt):
+    """Sizes of the batches that predict has answered; an error comes with the so-many-th."""
+    from caster.adapt import prediction as predict
 
-    def stopping(self, images, before):
-        calls.append(len(images))
-        if len(calls) == call:
-            raise KeyboardInterrupt
-        return both(self, images, before)
+    answer, calls = predict.answer_images, []
 
-    monkeypatch.setattr(LayerTransport, "both", stopping)
+    def counting(stream, batch, names, outputs=None):
+        calls.append(len(batch.rows))
+        if len(calls) == interrupted:
+            raise error
+        return answer(stream, batch, names, outputs)
+
+    monkeypatch.setattr(predict, "answer_images", counting)
     return calls
 
 
-COMMANDS = [
-    "predict LN @LN.caster @target --shuffle 0 -o out.csv",
-    "evaluate LN @LN.caster @target",
-]
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("where", ["aligning", "frozen"])
-def test_ctrl_c_promises_no_more_than_is_kept(typed, monkeypatch, command, where):
-    line = f"{command} --batch-size 32 --cache c"
+@pytest.mark.parametrize("mechanism", ["layers", "features"])
+def test_interrupted_predictions_continue_as_if_nothing_had_been(typed, monkeypatch, mechanism):
+    line = f"predict LN @LN.caster @target --shuffle 0 --batch-size 24 --mechanism {mechanism} -o"
+    assert typed(f"{line} whole.csv").exit_code == 0
     with monkeypatch.context() as patched:
-        if where == "aligning":
-            aligned = interrupted_while_aligning(patched, 2)
-        else:
-            ran(patched, interrupted=2)
-        result = typed(line)
+        answered(patched, interrupted=3)
+        result = typed(f"{line} out.csv")
     assert (result.exit_code, result.stdout) == (130, "")
-    promised = {
-        "aligning": "the frozen model's answers are kept, and the same command aligns all "
-        "images anew",
-        "frozen": "the same command goes on from where it was",
-    }
-    assert result.stderr == f"caster: interrupted, no output was written; {promised[where]}\n"
+    assert "48 of 128 images are answered in out.csv.partial" in result.stderr
+    assert not Path("out.csv").exists()
+    assert len(rows_of("out.csv.partial")) == 48
     with monkeypatch.context() as patched:
-        calls, aligned = ran(patched), interrupted_while_aligning(patched, None)
-        assert typed(line).exit_code == 0
-    assert sum(calls) == (0 if where == "aligning" else len(TARGET) - 32)
-    assert sum(aligned) == len(TARGET)
+        calls = answered(patched)
+        result = typed(f"{line} out.csv")
+    assert result.exit_code == 0, result.output
+    assert "Continued an interrupted run, after 48 rows." in result.stdout
+    assert sum(calls) == len(TARGET) - 48
+    assert Path("out.csv").read_bytes() == Path("whole.csv").read_bytes()
+    assert sorted(path.name for path in Path().glob("*.csv*")) == ["out.csv", "whole.csv"]
 
 
-def test_ctrl_c_while_an_answer_is_written_is_in_the_second_pass(typed, monkeypatch):
+def test_a_killed_run_continues_from_its_last_snapshot(typed, monkeypatch):
+    class Killed(BaseException):
+        """Nothing more is written."""
+
+    line = "predict LN @LN.caster @target --shuffle 0 --batch-size 32 -o"
+    assert typed(f"{line} whole.csv").exit_code == 0
+    with monkeypatch.context() as patched:
+        patched.setattr("caster.adapt.prediction.SNAPSHOT_EVERY", 0.0)
+        answered(patched, interrupted=3, error=Killed)
+        with pytest.raises(Killed):
+            typed(f"{line} out.csv")
+    with Path("out.csv.partial").open("a") as torn:
+        torn.write("half a row,wi")
+    assert typed(f"{line} out.csv").exit_code == 0
+    assert Path("out.csv").read_bytes() == Path("whole.csv").read_bytes()
+
+
+def test_another_run_starts_again(typed, monkeypatch):
+    line = "predict LN @LN.caster @target --shuffle 0 --batch-size 32 -o out.csv"
+    with monkeypatch.context() as patched:
+        answered(patched, interrupted=3)
+        assert typed(line).exit_code == 130
+    with monkeypatch.context() as patched:
+        calls = answered(patched)
+        assert typed(f"{line} --tau 0.5").exit_code == 0
+    assert sum(calls) == len(TARGET)
+    assert [path.name for path in Path().glob("out*")] == ["out.csv"]
+
+
+def test_the_first_row_is_written_when_the_first_batch_is_answered(typed, monkeypatch):
+    from caster.adapt import prediction as predict
+
+    sizes, answer = [], predict.answer_images
+
+    def looking(*arguments):
+        sizes.append(Path("out.csv.partial").stat().st_size)
+        return answer(*arguments)
+
+    monkeypatch.setattr(predict, "answer_images", looking)
+    line = "predict LN @LN.caster @target --shuffle 0 --batch-size 32 -o out.csv"
+    assert typed(line).exit_code == 0
+    assert sizes == sorted({*sizes})
+    assert sizes[0] == 0
+
+
+def test_ctrl_c_in_an_evaluation_promises_nothing(typed, monkeypatch):
+    from caster.report import evaluate_files
+
     def stop(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("caster.report.answer.Answer.given", stop)
-    result = typed("predict LN @LN.caster @target --shuffle 0 --cache c -o out.csv")
-    assert "aligns all images anew" in result.stderr
-    result = typed("predict LN @LN.caster @target --shuffle 0 --cache c -o out.csv --no-layers")
-    assert "goes on from where it was" in result.stderr
-
-
-def test_predictions_keep_nothing_for_good_wherever_they_were_interrupted(typed, monkeypatch):
-    line = "predict LN @LN.caster @target --shuffle 0 --cache c -o out.csv"
-    with monkeypatch.context() as patched:
-        interrupted_while_aligning(patched, 1)
-        assert typed(line).exit_code == 130
-    assert len(list(Path("c").iterdir())) == 1
-    assert typed(line).exit_code == 0
-    assert list(Path("c").iterdir()) == []
-
-
-@pytest.mark.parametrize("more", ["", " --skip-unreadable"])
-@pytest.mark.parametrize("job", ["predict", "evaluate"])
-def test_what_to_do_about_a_image_that_became_unreadable(
-    typed, refusal, tmp_path, monkeypatch, job, more
-):
-    folder = write_folder(tmp_path / "images", large(SHIFTED), TARGET)
-    spoilt = folder / "brown" / "020.png"
-    module = import_module(f"caster.jobs.{job}")
-    extract_for = module.extract_for
-
-    def spoiling(*arguments, **options):
-        features = extract_for(*arguments, **options)
-        spoilt.write_bytes(b"")
-        return features
-
-    mixed, out = {"predict": (" --shuffle 0", "csv"), "evaluate": ("", "html")}[job]
-    line = f"{job} LN @LN.caster images --cache c -o out.{out}{mixed}{more}"
-    with monkeypatch.context() as patched:
-        patched.setattr(module, "extract_for", spoiling)
-        said = refusal(line)
-    assert said.startswith(f"cannot read {spoilt}: ")
-    assert said.endswith(
-        ": it could be read when its features were made; make it readable again, or take it out of "
-        "the images, and run again"
-    )
-    spoilt.unlink()
-    assert typed(line).exit_code == 0
+    monkeypatch.setattr(evaluate_files, "answer_images", stop)
+    result = typed("evaluate LN @LN.caster @target")
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert result.stderr == "caster: interrupted, no output was written\n"
 
 
 # full maps
@@ -658,7 +656,7 @@ def test_fit_and_inspect_say_which_sites_have_them(typed, made, full):
     layers = states.load(full).layers
     count = sum(found.covariance is not None for found in layers.values())
     result = typed("fit LN @source --full-maps --cache @full -o s.caster")  # which asks for layers
-    assert f" channels in all, {count} with covariances for full maps.\n" in result.stdout
+    assert f" channels in total, {count} with covariances for full maps.\n" in result.stdout
     assert states.digest(states.load("s.caster")) == states.digest(states.load(full))
     shown = re.sub(r"[│\s]+", "", typed("inspect @full.caster").stdout)
     marked = (", full" if found.covariance is not None else "" for found in layers.values())
@@ -713,10 +711,8 @@ def test_a_network_without_a_site_for_full_maps(typed, refusal, monkeypatch, mad
     assert typed("fit BN @source --layers --cache c -o kept.caster").exit_code == 0
     calls = ran(monkeypatch)
     said = refusal("fit BN @source --layers --full-maps --cache c --batch-size 16 -o out.caster")
-    assert said == (
-        "timm:test_resnet has no site for full maps, which is one of several positions and at most "
-        "128 channels that is no BatchNorm's: leave out --full-maps"
-    )
+    assert said.startswith("timm:test_resnet has no site for full maps")
+    assert said.endswith("leave out --full-maps")
     assert calls == [16]
     assert typed("fit BN @source --layers --cache c -o kept.caster").exit_code == 0
     assert calls == [16]  # what was kept still is

@@ -1,15 +1,18 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from caster.config import Settings
 from caster.core import certificate
 from caster.core.linalg import cholesky
 from caster.core.proposal import propose
 from caster.core.types import SourceMoments
 from tests.conftest import close, problem
-from tests.core.test_transport import source_moments
 from tests.support import reference
+from tests.support.moments import source_moments
 
-CONSTANTS = {"lam": 0.7, "beta": 0.3, "threshold": 0.9, "eps": 1e-12}
+SETTINGS = Settings(lam=0.7, beta=0.3)
 
 
 @pytest.mark.parametrize("batch_size", [2, 6, 64])
@@ -19,7 +22,7 @@ def test_evidence_is_the_reference(kind, batch_size):
     z = z[:, :k]
     source = source_moments(z, y, kind.array, kind.index)
     target = z[:batch_size] * 1.4 - 1.0
-    got = propose(kind.array(target), source, **CONSTANTS)
+    got = propose(kind.array(target), source, SETTINGS)
     means, covariances, priors, m_s, C_s, pooled = reference.moments(z, y, 5)
     A, b = reference.transport(target, m_s, C_s, 0.7)
     g = reference.scores(target, means, covariances, priors, A, b, 0.3)
@@ -35,7 +38,7 @@ def test_confidence_must_exceed_the_threshold_not_reach_it():
     twins = SourceMoments(np.eye(1), np.array([[-1.0], [1.0]]), np.ones((2, 1, 1)), np.ones(2))
     z = np.zeros((4, 1))  # halfway: both classes are exactly as likely
     for threshold, confident in ((0.5, 0), (0.49, 4)):
-        evidence = propose(z, twins, **CONSTANTS | {"threshold": threshold}).evidence
+        evidence = propose(z, twins, replace(SETTINGS, confidence=threshold)).evidence
         assert evidence[1] == confident
 
 
@@ -66,8 +69,8 @@ def test_residuals_of_unoccupied_classes_are_zero(kind):
     assert np.asarray(residuals).tolist() == [[0, 0], [0, 0], [1, 1]]
 
 
-def test_a_mixed_metric_would_change_with_the_scale_of_a_coordinate():
-    """The paper's warning: Euclidean residual over Mahalanobis margin is no measure."""
+def test_a_mixed_metric_depends_on_the_scale_of_a_coordinate():
+    """The paper's warning: a Euclidean residual over a Mahalanobis margin has units."""
     means, residuals = np.array([[0.0, 0.0], [4.0, 0.0]]), np.array([[0.0, 1.0], [0.0, 0.0]])
     seen = []
     for stretch in (np.eye(2), np.diag([1.0, 100.0])):

@@ -1,4 +1,4 @@
-"""How sure a model is, sample by sample, and whether chance alone makes it less so."""
+"""Confidence statistics against loops, and the false alarm rate of a fall."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ def by_loops(g):
     return np.array([max(softmax(row)) for row in g])
 
 
-def told(held):
-    return np.array([held.count, held.total, held.squares])
+def sums(stats):
+    return np.array([stats.count, stats.total, stats.squares])
 
 
 def test_sums_of_the_largest_probabilities(kind):
     g = scores()
-    sure = by_loops(g)
+    confidences = by_loops(g)
     found = ConfidenceStats.of(kind.array(g))
     assert all(isinstance(part, float) for part in (found.count, found.total, found.squares))
-    close(told(found), [12, sum(sure), sum(p * p for p in sure)], kind.tolerance)
-    close(found.mean, sure.mean(), kind.tolerance)
-    close(found.deviation, sure.std(), kind.tolerance)
+    close(sums(found), [12, sum(confidences), sum(p * p for p in confidences)], kind.tolerance)
+    close(found.mean, confidences.mean(), kind.tolerance)
+    close(found.deviation, confidences.std(), kind.tolerance)
 
 
 @given(seeds, st.integers(1, 11))
 def test_sums_merge(seed, cut):
     g = scores(seed=seed)
     close(
-        told(ConfidenceStats.of(g[:cut]) + ConfidenceStats.of(g[cut:])),
-        told(ConfidenceStats.of(g)),
+        sums(ConfidenceStats.of(g[:cut]) + ConfidenceStats.of(g[cut:])),
+        sums(ConfidenceStats.of(g)),
         1e-12,
     )
 
@@ -54,22 +54,22 @@ def test_sums_merge(seed, cut):
 @given(seeds, st.permutations(range(12)))
 def test_order_does_not_matter(seed, order):
     g = scores(seed=seed)
-    close(told(ConfidenceStats.of(g[order])), told(ConfidenceStats.of(g)), 1e-12)
+    close(sums(ConfidenceStats.of(g[order])), sums(ConfidenceStats.of(g)), 1e-12)
 
 
 @given(seeds, st.floats(0.01, 40.0))
 def test_at_most(seed, kept):
-    held = ConfidenceStats.of(scores(seed=seed))
-    less = held.at_most(kept)
+    stats = ConfidenceStats.of(scores(seed=seed))
+    less = stats.at_most(kept)
     assert less.count == pytest.approx(min(12.0, kept))
-    close([less.mean, less.deviation], [held.mean, held.deviation], 1e-7)
+    close([less.mean, less.deviation], [stats.mean, stats.deviation], 1e-7)
     if kept >= 12:
-        assert less == held
+        assert less == stats
 
 
 @given(seeds, st.lists(st.tuples(st.integers(1, 5), st.floats(0.5, 20.0)), min_size=2, max_size=5))
-def test_a_past_that_is_discounted_again_and_again_is_of_weighted_samples(seed, parts):
-    seen, weights, sure = None, np.zeros(0), np.zeros(0)
+def test_repeated_discounting_is_a_weighted_sum(seed, parts):
+    seen, weights, p = None, np.zeros(0), np.zeros(0)
     for i, (n, kept) in enumerate(parts):
         batch = scores(n, seed=(seed, i))
         new = ConfidenceStats.of(batch)
@@ -77,13 +77,16 @@ def test_a_past_that_is_discounted_again_and_again_is_of_weighted_samples(seed, 
             weights = weights * min(1.0, kept / weights.sum())
             new = seen.at_most(kept) + new
         seen = new
-        weights, sure = np.concatenate([weights, np.ones(n)]), np.append(sure, by_loops(batch))
-    close(told(seen), [weights.sum(), weights @ sure, weights @ sure**2], 1e-9)
-    variance = np.average((sure - np.average(sure, weights=weights)) ** 2, weights=weights)
+        weights, p = (
+            np.concatenate([weights, np.ones(n)]),
+            np.append(p, by_loops(batch)),
+        )
+    close(sums(seen), [weights.sum(), weights @ p, weights @ p**2], 1e-9)
+    variance = np.average((p - np.average(p, weights=weights)) ** 2, weights=weights)
     close(seen.deviation**2, variance, 1e-9)
 
 
-def test_of_equal_samples_nothing_deviates():
+def test_equal_samples_have_no_deviation():
     assert ConfidenceStats.of(np.tile(scores(1), (9, 1))).deviation < 1e-7
     assert (
         ConfidenceStats(3.0, 0.3, 0.03 - 1e-17).deviation == 0
@@ -109,18 +112,18 @@ def test_the_ratio_is_of_expected_errors(seed, other):
         (NO_NUMBER, SURE, math.inf),
     ],
 )
-def test_where_there_is_no_doubt_or_no_number(after, before, expected):
+def test_the_ratio_without_doubt_or_with_nan(after, before, expected):
     found = expected_error_ratio(after, before)
     assert found == pytest.approx(expected, nan_ok=True)
-    assert (found <= 1.0) == (expected == 0.0)  # what is no number is never accepted
+    assert (found <= 1.0) == (expected == 0.0)  # NaN is never accepted
 
 
 @pytest.mark.parametrize(("errors", "tail"), [(1.0, 0.1587), (2.0, 0.0228), (3.0, 0.00135)])
-def test_chance_alone_alarms_as_rarely_as_a_normal_variables_tail(errors, tail):
-    """Confidences of one and the same kind, those of a small network: crowded below one."""
+def test_the_false_alarm_rate_is_the_normal_tail(errors, tail):
+    """Confidences from one distribution, as those of a small network: crowded below one."""
     rng = np.random.default_rng(0)
-    sure = by_loops(rng.normal(size=(2000, 4)) * 4)
-    drawn = sure[rng.integers(len(sure), size=(20_000, 320))]
+    confidences = by_loops(rng.normal(size=(2000, 4)) * 4)
+    drawn = confidences[rng.integers(len(confidences), size=(20_000, 320))]
     alarms = 0
     for row in drawn:
         then, now = (ConfidenceStats(len(p), p.sum(), p @ p) for p in (row[:256], row[256:]))
@@ -128,7 +131,7 @@ def test_chance_alone_alarms_as_rarely_as_a_normal_variables_tail(errors, tail):
     assert 0.7 * tail < alarms / len(drawn) < 1.9 * tail + 0.001  # the longer tail is below
 
 
-def test_a_fall_is_noticed_and_a_rise_is_none():
+def test_a_fall_is_detected_and_a_rise_is_not():
     rng = np.random.default_rng(0)
     then = ConfidenceStats.of(rng.normal(size=(256, 4)) * 4)
     for flatter, fallen in ((0.5, True), (1.0, False), (2.0, False)):
@@ -136,7 +139,7 @@ def test_a_fall_is_noticed_and_a_rise_is_none():
         assert has_fallen(now, then, 3.0) is fallen
 
 
-def test_it_is_the_standard_error_of_both():
+def test_the_standard_error_accounts_for_both_samples():
     then = ConfidenceStats(100.0, 80.0, 68.0)  # a deviation of 0.2
     error = math.sqrt(0.2**2 / 25 + 0.2**2 / 100)
     for errors in (1.0, 3.0):

@@ -4,10 +4,10 @@ from scipy.special import softmax
 from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
 
 from caster.core import discriminant
-from caster.core.transport import estimate, pull, push
+from caster.core.transport import estimate, pull
 from tests.conftest import close, problem
-from tests.core.test_transport import source_moments
 from tests.support import reference
+from tests.support.moments import source_moments
 
 
 @pytest.mark.parametrize("batch_size", [6, 64])
@@ -25,25 +25,24 @@ def test_transported_scores_are_the_reference(kind, batch_size):
 
 
 @pytest.mark.parametrize("batch_size", [6, 64])
-def test_scoring_pulled_features_is_scoring_against_pushed_classes(batch_size):
+def test_pulled_features_score_as_transported_classes_do(batch_size):
     z, y = problem(d=4)
     source = source_moments(z, y)
     target = z[:batch_size] * 0.2 + 5.0
     fitted = estimate(target, source, lam=0.7)
-    direct = discriminant.gaussian_scores(
-        target, *push(fitted, source.means, source.covariances, 0.3), source.priors
-    )
+    moments = source.means, source.covariances, source.priors
+    direct = reference.scores(target, *moments, fitted.A, fitted.b, 0.3)
     close(discriminant.transported_scores(pull(fitted, target), fitted, source, 0.3), direct, 1e-9)
 
 
 def test_scores_without_ridge_are_scikit_learns_qda(kind):
     z, y = problem(d=4)
-    source = source_moments(z, y)
+    source = source_moments(z, y, kind.array, kind.index)
     qda = QuadraticDiscriminantAnalysis(store_covariance=True).fit(z, y)
-    close(source.covariances, qda.covariance_, 1e-9)  # both divide by n since scikit-learn 1.8
-    got = discriminant.gaussian_scores(
-        *(kind.array(a) for a in (z, source.means, source.covariances, source.priors))
-    )
+    close(
+        source.covariances, qda.covariance_, kind.tolerance
+    )  # both divide by n since scikit-learn 1.8
+    got = discriminant.ridged_scores(kind.array(z), source, kind.array(np.zeros((4, 4))))
     close(got, qda.decision_function(z), 20 * kind.tolerance)
 
 

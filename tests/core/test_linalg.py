@@ -42,7 +42,7 @@ def test_cholesky_leaves_its_input_alone(matrices):
 
 
 @pytest.mark.parametrize("order", [2, linalg.SMALL])
-def test_what_cannot_be_factored_is_nan(kind, order):
+def test_matrices_that_cannot_be_factored_give_nan(kind, order):
     """No namespace raises: the host of a GPU could not either."""
     indefinite = kind.array(np.diag(np.linspace(1.0, -1.0, order))[None])
     rows, singular = kind.array(np.ones((1, 3, order))), kind.array(np.zeros((1, order, order)))
@@ -62,7 +62,7 @@ def test_whiten_solves_for_every_row(kind, matrices, rows):
         close(got, scipy.linalg.solve_triangular(factor, row.T, lower=True).T, kind.tolerance)
 
 
-def test_whiten_takes_views_and_keeps_them(matrices):
+def test_whiten_leaves_views_unchanged(matrices):
     x = np.random.default_rng(3).standard_normal((4, 14, 7)).T  # Fortran order
     before = x.copy()
     whitened = linalg.whiten(x[:, ::2], np.linalg.cholesky(matrices))
@@ -72,7 +72,7 @@ def test_whiten_takes_views_and_keeps_them(matrices):
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_whiten_may_use_the_rows_memory(kind, matrices, order):
+def test_whiten_can_reuse_the_memory_of_the_rows(kind, matrices, order):
     x = np.asarray(np.random.default_rng(2).standard_normal((7, 5, 4)), order=order)
     expected = linalg.whiten(x, np.linalg.cholesky(matrices))
     factors = kind.array(np.linalg.cholesky(matrices))
@@ -105,7 +105,7 @@ def test_newton_schulz_gives_the_same_roots(kind, condition):
         close(inverse, np.linalg.inv(expected), 1e-8 * condition**0.25)
 
 
-def test_newton_schulz_refuses_what_it_cannot_reach():
+def test_newton_schulz_returns_nan_beyond_its_reach():
     root, inverse = linalg.newton_schulz_roots(np.diag([1.0, 1e14]))
     assert np.isnan(root).all()
     assert np.isnan(inverse).all()

@@ -6,7 +6,7 @@ from tests.conftest import close, problem
 from tests.support import reference
 
 
-def test_class_moments_are_the_sums_they_stand_for(kind):
+def test_class_moments_are_the_reference(kind):
     z, y = problem(d=4)
     means, covariances, *_ = reference.moments(z, y, 5)
     moments = ClassMoments.of(kind.array(z), kind.index(y), 5)
@@ -43,7 +43,7 @@ def test_float32_scatter_survives_scale(scale):
 
 
 @pytest.mark.parametrize(("dtype", "offset"), [(np.float64, 1e6), (np.float32, 1e3)])
-def test_a_large_offset_cancels_nothing(dtype, offset):
+def test_a_large_offset_costs_no_precision(dtype, offset):
     h, y = problem(n=20_000)
     far = (h + offset).astype(dtype)
     h = far.astype(float) - offset  # what rounding to the dtype has left

@@ -40,7 +40,7 @@ def test_active_rank(batch_size, expected):
     assert subspace.active_rank(9, batch_size) == expected
 
 
-def test_scatter_matrices_are_the_sums_they_stand_for(kind, source):
+def test_scatter_matrices_are_the_reference(kind, source):
     h, y = source
     scatter, S_w, _ = fitted(kind.array(h), kind.index(y), 5, 4)
     exact, S_b = reference.scatter_matrices(h, y, 5)
@@ -61,14 +61,14 @@ def test_shrinkage_is_scikit_learns():
 
 
 @pytest.mark.parametrize(("samples", "low", "high"), [(60, 0.2, 1.0), (50_000, 0.0, 1e-3)])
-def test_shrinkage_fades_as_samples_come(samples, low, high):
+def test_shrinkage_fades_with_more_samples(samples, low, high):
     rng = np.random.default_rng(0)
     y = np.arange(samples) % 5
     h = rng.standard_normal((samples, 20)) @ rng.standard_normal((20, 20)) + np.eye(5, 20)[y]
     assert low < fitted(h, y, 5, 4)[1].shrinkage < high
 
 
-def test_a_feature_that_never_varies_has_no_weight():
+def test_a_constant_feature_has_no_weight():
     h, y = problem()
     h[:, 3] = 7.0
     *_, basis = fitted(h, y, 5, 4)
@@ -97,7 +97,7 @@ def test_basis_agrees_across_namespaces(kind, source):
     close(U, fitted(h, y, 5, 4)[2].U, 10 * kind.tolerance)
 
 
-def test_basis_spans_what_lda_spans():
+def test_the_basis_spans_the_lda_subspace():
     h, y = problem(n=20_000)
     *_, basis = fitted(h, y, 5, 4)
     lda = LinearDiscriminantAnalysis(solver="eigen", n_components=4).fit(h, y)
@@ -124,7 +124,7 @@ def few(n=45, d=30, n_classes=4):
     return h + 2 * np.eye(n_classes, d)[y], y
 
 
-def test_held_out_projections_are_those_of_a_loop(kind):
+def test_held_out_projections_are_the_reference(kind):
     h, y = few()
     arrays = kind.array(h), kind.index(y)
     scatter, S_w, basis = fitted(*arrays, 4, 3)

@@ -2,17 +2,10 @@ import numpy as np
 import pytest
 
 from caster.core.moments import batch_moments
-from caster.core.transport import estimate, pull, push
-from caster.core.types import SourceMoments
+from caster.core.transport import estimate, pull
 from tests.conftest import close, problem
 from tests.support import reference
-
-
-def source_moments(z, y, array=np.asarray, index=np.asarray):
-    """SourceMoments of features that are their own projection."""
-    means, covariances, *_ = reference.moments(z, y, y.max() + 1)
-    U = array(np.eye(z.shape[1]))
-    return SourceMoments(U, array(means), array(covariances), index(np.bincount(y)))
+from tests.support.moments import source_moments
 
 
 @pytest.mark.parametrize("batch_size", [5, 7, 8, 64])
@@ -30,19 +23,7 @@ def test_estimate_is_the_reference(kind, batch_size):
     close(fitted.inverse, np.linalg.inv(A), kind.tolerance)
 
 
-@pytest.mark.parametrize("batch_size", [6, 64])
-def test_push_carries_means_and_covariances(kind, batch_size):
-    z, y = problem(d=4)
-    source = source_moments(z, y, kind.array, kind.index)
-    fitted = estimate(kind.array(z[:batch_size] * 2.0), source, lam=0.5)
-    means, covariances = push(fitted, source.means, source.covariances, beta=0.3)
-    A, b = np.asarray(fitted.A, dtype=float), np.asarray(fitted.b, dtype=float)
-    stored_means, stored = np.asarray(source.means), np.asarray(source.covariances)
-    close(means, [A @ mu + b for mu in stored_means], kind.tolerance)
-    close(covariances, [A @ S @ A.T + 0.3 * np.eye(4) for S in stored], kind.tolerance)
-
-
-def test_the_map_carries_the_global_moments_exactly_where_nothing_shrinks_them():
+def test_the_map_matches_global_moments_exactly_without_shrinkage():
     z, y = problem(d=4)
     source = source_moments(z, y)
     target = problem(d=4, seed=9)[0]

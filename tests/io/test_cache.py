@@ -1,4 +1,4 @@
-"""caster cache: entries of the store listed and removed, and nothing else."""
+"""caster cache: entries are listed and removed, and nothing else."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import time
 import pytest
 from typer.testing import CliRunner
 
-from caster.adapt.extract import extract
+from caster.adapt.image_features import extract
 from caster.cli.app import app
-from caster.io.cache import clear, entries
-from caster.io.feature_cache import exclusively
+from caster.io.feature_cache import list_entries, lock_entry, remove_entries
 from tests.support.fakes import FakeImages, model
 
 STRANGE = "f" * 64
@@ -34,37 +33,37 @@ def aged(entry, days):
 
 @pytest.fixture
 def store(tmp_path):
-    """A store with two whole entries of 12 images, one ten days old, and half of a third."""
+    """A cache with two complete entries of 12 images, one ten days old, and half of a third."""
     root = tmp_path / "store"
     for name in ("old", "new"):
         extract(model(), FakeImages(12, sha256=name), root, batch_size=4)
         if name == "old":
-            aged(entries(root)[0], 10)
+            aged(list_entries(root)[0], 10)
     with pytest.raises(KeyboardInterrupt):
         extract(model(), FakeImages(12, sha256="half"), root, batch_size=4, progress=stop)
     return root
 
 
-def test_entries_say_what_they_are(store):
-    found = entries(store)
+def test_entries_are_described(store):
+    found = list_entries(store)
     assert [entry.complete for entry in found].count(True) == 2
-    assert {entry.note.of for entry in found} == {f"{model().name} on fakes"}
-    assert sorted(entry.note.seen for entry in found) == [8, 12, 12]
+    assert {entry.manifest.description for entry in found} == {f"{model().name} on fakes"}
+    assert sorted(entry.manifest.seen for entry in found) == [8, 12, 12]
     for entry in found:
         assert entry.bytes == sum(file.stat().st_size for file in entry.folder.iterdir())
     assert found[-1].age == pytest.approx(10 * 86_400, abs=60)
-    said = run("cache", "--cache", store)
-    assert said.exit_code == 0
-    assert said.stdout.count(" on fakes") == 3
-    assert said.stdout.count("(unfinished)") == 1
-    assert " 10 d" in said.stdout
-    assert "3 entries" in said.stdout
-    assert max(map(len, said.stdout.splitlines()[:-1])) <= 80
-    assert len(entries(store)) == 3
+    result = run("cache", "--cache", store)
+    assert result.exit_code == 0
+    assert result.stdout.count(" on fakes") == 3
+    assert result.stdout.count("(unfinished)") == 1
+    assert " 10 d" in result.stdout
+    assert "3 entries" in result.stdout
+    assert max(map(len, result.stdout.splitlines()[:-1])) <= 80
+    assert len(list_entries(store)) == 3
 
 
 def test_damage_is_listed_and_cleared(store):
-    (entries(store)[0].folder / "note.json").write_text("{")
+    (list_entries(store)[0].folder / "note.json").write_text("{")
     assert "(damaged)" in run("cache", "--cache", store).stdout
     assert run("cache", "clear", "--cache", store).exit_code == 0
     assert list(store.iterdir()) == []
@@ -75,9 +74,9 @@ def test_clearing_by_age_keeps_what_is_younger(store, before):
     options = ("--cache", store)
     command = ("cache", *options, "clear") if before else ("cache", "clear", *options)
     assert "Removed 1 entry" in run(*command, "--older-than", 9).stdout
-    assert len(entries(store)) == 2
+    assert len(list_entries(store)) == 2
     assert "Removed 2 entries" in run(*command).stdout
-    assert "No features are kept" in run("cache", "--cache", store).stdout
+    assert "No features are cached" in run("cache", "--cache", store).stdout
 
 
 def test_nothing_but_entries_is_removed(store, tmp_path):
@@ -93,38 +92,38 @@ def test_nothing_but_entries_is_removed(store, tmp_path):
     (store / ("b" * 64)).mkdir()
     (store / ("b" * 64) / "rows.npy").symlink_to(precious / "note.json")
     before = set(store.rglob("*")) - {
-        p for e in entries(store) for p in (e.folder, *e.folder.iterdir())
+        p for e in list_entries(store) for p in (e.folder, *e.folder.iterdir())
     }
-    removed, in_use = clear(store)
+    removed, in_use = remove_entries(store)
     assert (len(removed), in_use) == (3, [])
     assert set(store.rglob("*")) == before
     assert (precious / "note.json").read_text() == "mine"
 
 
-def test_an_entry_in_use_is_left_and_named(store):
-    key = next(entry.key for entry in entries(store) if not entry.complete)
-    with exclusively(store, key):
-        said = run("cache", "clear", "--cache", store)
-    assert said.exit_code == 0
-    assert "another caster is using it" in said.stderr
-    assert "Removed 2 entries" in said.stdout
-    assert [entry.key for entry in entries(store)] == [key]
+def test_an_entry_in_use_is_named_and_not_removed(store):
+    key = next(entry.key for entry in list_entries(store) if not entry.complete)
+    with lock_entry(store, key):
+        result = run("cache", "clear", "--cache", store)
+    assert result.exit_code == 0
+    assert "another caster is using it" in result.stderr
+    assert "Removed 2 entries" in result.stdout
+    assert [entry.key for entry in list_entries(store)] == [key]
 
 
-def test_the_default_store_and_one_that_is_not_there(tmp_path, monkeypatch):
+def test_the_default_cache_and_one_that_does_not_exist(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert f"{tmp_path}/caster" in run("cache").stdout
     assert "Removed 0 entries" in run("cache", "clear").stdout
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").write_text("")
-    said = run("cache", "--cache", tmp_path / "file")
-    assert said.exit_code == 1
-    assert said.stderr.startswith("caster: cannot read ")
+    result = run("cache", "--cache", tmp_path / "file")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("caster: cannot read ")
 
 
-def test_a_note_of_an_earlier_version_is_listed_by_its_key(store):
-    entry = entries(store)[-1]
-    note = entry.folder / "note.json"
-    note.write_text(note.read_text().replace(f', "of": "{entry.note.of}"', ""))
-    assert entries(store)[0].note.of == ""
+def test_an_entry_without_a_description_is_listed_by_its_key(store):
+    entry = list_entries(store)[-1]
+    manifest = entry.folder / "note.json"
+    manifest.write_text(manifest.read_text().replace(f', "of": "{entry.manifest.description}"', ""))
+    assert list_entries(store)[0].manifest.description == ""
     assert f"entry {entry.key[:12]}" in run("cache", "--cache", store).stdout

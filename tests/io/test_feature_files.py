@@ -1,4 +1,4 @@
-"""Feature files: what is read, in what pieces, and what is refused."""
+"""Feature files: whole, in chunks, and what is rejected."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_reading_again(path):
         assert sum(len(f) for (f,) in file.chunks(("features",), 10)) == 25
 
 
-def refusal(path, *required) -> str:
+def rejection(path, *required) -> str:
     with pytest.raises(CasterError) as caught:
         file = open_features(path, *required)
         list(file.chunks(("features",), 10))
@@ -70,7 +70,7 @@ def refusal(path, *required) -> str:
 
 
 def test_missing_arrays_are_named(path):
-    message = refusal(path, "features", "weights")
+    message = rejection(path, "features", "weights")
     assert "no `weights`" in message
     assert "features, labels, logits" in message
 
@@ -78,7 +78,7 @@ def test_missing_arrays_are_named(path):
 def test_truncated(path):
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
-    assert "truncated" in refusal(path)
+    assert "truncated" in rejection(path)
 
 
 def test_damaged_inside(tmp_path):
@@ -87,11 +87,11 @@ def test_damaged_inside(tmp_path):
     content = bytearray(path.read_bytes())
     content[50_000] ^= 0xFF
     path.write_bytes(content)
-    assert "damaged" in refusal(path)
+    assert "damaged" in rejection(path)
 
 
-def test_any_flipped_bit_is_read_or_refused_in_one_line(path):
-    original, refusals = path.read_bytes(), []
+def test_a_file_with_a_flipped_bit_is_read_or_rejected_in_one_line(path):
+    original, messages = path.read_bytes(), []
     rng = np.random.default_rng(0)
     for at in rng.choice(len(original), 150, replace=False):
         damaged = bytearray(original)
@@ -101,20 +101,20 @@ def test_any_flipped_bit_is_read_or_refused_in_one_line(path):
             file = open_features(path, "features")
             list(file.chunks(("features",), 10))
         except CasterError as error:
-            refusals.append(str(error))
-    assert len(refusals) > 20
-    assert not any("\n" in refusal for refusal in refusals)
+            messages.append(str(error))
+    assert len(messages) > 20
+    assert not any("\n" in message for message in messages)
 
 
 def test_columns_of_other_shapes(tmp_path):
     path = tmp_path / "f.parquet"
     pq.write_table(pa.table({"features": [{"a": 1.0}]}), path)
-    assert "lists of numbers" in refusal(path)
+    assert "lists of numbers" in rejection(path)
     pq.write_table(pa.table({"features": [[[1.0]]]}), path)
-    assert "lists of numbers" in refusal(path)
+    assert "lists of numbers" in rejection(path)
     columns = [pa.array([[1.0]]), pa.array([[2.0]])]
     pq.write_table(pa.Table.from_arrays(columns, ["features", "features"]), path)
-    assert "two columns" in refusal(path)
+    assert "two columns" in rejection(path)
 
 
 def test_chunks_larger_than_any_file(path):
@@ -122,15 +122,15 @@ def test_chunks_larger_than_any_file(path):
     assert len(features) == 25
 
 
-def test_not_there_and_other_kinds(tmp_path):
-    assert "does not exist" in refusal(tmp_path / "none.npz")
+def test_missing_files_and_other_kinds(tmp_path):
+    assert "does not exist" in rejection(tmp_path / "none.npz")
     (tmp_path / "features.csv").write_text("1,2\n")
-    assert ".npz or .parquet" in refusal(tmp_path / "features.csv")
+    assert ".npz or .parquet" in rejection(tmp_path / "features.csv")
 
 
 def test_unequal_rows(tmp_path):
     np.savez(tmp_path / "f.npz", features=FEATURES, labels=LABELS[:-1])
-    assert "25 of `features`, 24 of `labels`" in refusal(tmp_path / "f.npz")
+    assert "25 of `features`, 24 of `labels`" in rejection(tmp_path / "f.npz")
 
 
 def test_other_arrays_may_have_any_shape(tmp_path):
@@ -140,48 +140,48 @@ def test_other_arrays_may_have_any_shape(tmp_path):
 
 def test_python_objects_are_never_unpickled(tmp_path):
     np.savez(tmp_path / "f.npz", features=np.array([[1, "x"]], dtype=object), allow_pickle=True)
-    assert "never unpickles" in refusal(tmp_path / "f.npz")
+    assert "never unpickles" in rejection(tmp_path / "f.npz")
 
 
 def test_arrays_by_column(tmp_path):
     np.savez(tmp_path / "f.npz", features=np.asfortranarray(FEATURES))
-    assert "ascontiguousarray" in refusal(tmp_path / "f.npz")
+    assert "ascontiguousarray" in rejection(tmp_path / "f.npz")
 
 
 def test_no_rows(tmp_path):
     np.savez(tmp_path / "f.npz", features=FEATURES[:0])
-    assert "no rows" in refusal(tmp_path / "f.npz")
+    assert "no rows" in rejection(tmp_path / "f.npz")
     np.savez(tmp_path / "g.npz", features=np.float64(3.0))
-    assert "no rows" in refusal(tmp_path / "g.npz")
+    assert "no rows" in rejection(tmp_path / "g.npz")
 
 
 def test_not_an_array_inside(tmp_path):
     with zipfile.ZipFile(tmp_path / "f.npz", "w") as archive:
         archive.writestr("features.npy", b"nonsense")
-    assert "not a plain NumPy array" in refusal(tmp_path / "f.npz")
+    assert "not a plain NumPy array" in rejection(tmp_path / "f.npz")
 
 
 def test_ragged_and_missing_rows(tmp_path):
     path = tmp_path / "f.parquet"
     pq.write_table(pa.table({"features": [[1.0], [1.0, 2.0], [1.0, 2.0, 3.0]]}), path)
-    assert "differ in length" in refusal(path)
+    assert "differ in length" in rejection(path)
     pq.write_table(pa.table({"features": [[1.0], None]}), path)
-    assert "missing values" in refusal(path)
+    assert "missing values" in rejection(path)
     pq.write_table(pa.table({"features": [[1.0], [None]]}), path)
-    assert "missing values" in refusal(path)
+    assert "missing values" in rejection(path)
 
 
 def test_without_pyarrow(monkeypatch, tmp_path):
     (tmp_path / "f.parquet").write_bytes(b"")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert "caster-tta[parquet]" in refusal(tmp_path / "f.parquet")
+    assert "caster-tta[parquet]" in rejection(tmp_path / "f.parquet")
 
 
 # limits
 
 
 def crafted(path, name="features", descr="<f4", shape=(2, 3), content=b"", version=(1, 0)):
-    """An .npz file with one compressed member whose header may say anything."""
+    """An .npz file with one compressed member and any header."""
     header = io.BytesIO()
     write = npy.write_array_header_1_0 if version == (1, 0) else npy.write_array_header_2_0
     write(header, {"descr": descr, "fortran_order": False, "shape": shape})
@@ -191,7 +191,7 @@ def crafted(path, name="features", descr="<f4", shape=(2, 3), content=b"", versi
 
 
 def over_limit(path, name="features", **limits) -> str:
-    """The line with which a whole read ends, which may not take more than a little memory."""
+    """The message of a read that fails without taking much memory."""
     tracemalloc.start()
     try:
         with pytest.raises(LimitError) as caught:
@@ -212,7 +212,7 @@ def test_an_array_that_expands(tmp_path):
         list(open_features(path, limits=Limits(array_bytes=10**6)).chunks(("features",), 50))
 
 
-def test_an_array_as_large_as_its_file_needs_no_leave(tmp_path):
+def test_an_array_as_large_as_its_file_is_always_allowed(tmp_path):
     np.savez(tmp_path / "f.npz", features=FEATURES)
     assert len(open_features(tmp_path / "f.npz", limits=Limits(array_bytes=1)).read("features"))
 
@@ -254,7 +254,7 @@ def test_a_long_header_is_not_read(tmp_path):
     del header
     tracemalloc.start()
     try:
-        assert "not a plain NumPy array" in refusal(path)
+        assert "not a plain NumPy array" in rejection(path)
         assert tracemalloc.get_traced_memory()[1] < 4e6
     finally:
         tracemalloc.stop()
@@ -263,17 +263,17 @@ def test_a_long_header_is_not_read(tmp_path):
 @pytest.mark.parametrize(
     "header", ["{'shape': ('\n", "(" * 9000, "{'descr': '<f4', 'shape': (-1,)}"]
 )
-def test_headers_that_are_no_header(tmp_path, header):
+def test_invalid_headers(tmp_path, header):
     text = header.encode()
     content = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
     with zipfile.ZipFile(tmp_path / "f.npz", "w") as archive:
         archive.writestr("features.npy", content)
-    assert "not a plain NumPy array" in refusal(tmp_path / "f.npz")
+    assert "not a plain NumPy array" in rejection(tmp_path / "f.npz")
     crafted(tmp_path / "g.npz", shape=(-1, 3))
-    assert "not a plain NumPy array" in refusal(tmp_path / "g.npz")
+    assert "not a plain NumPy array" in rejection(tmp_path / "g.npz")
 
 
-def test_page_checksums_show_every_flipped_bit(tmp_path):
+def test_page_checksums_detect_every_flipped_bit(tmp_path):
     path = tmp_path / "f.parquet"
     features = np.random.default_rng(1).standard_normal((500, 8)).astype(np.float32)
     pq.write_table(pa.table({"features": list(features)}), path, write_page_checksum=True)
@@ -283,4 +283,4 @@ def test_page_checksums_show_every_flipped_bit(tmp_path):
         damaged = bytearray(original)
         damaged[at] ^= 1 << int(at % 8)
         path.write_bytes(damaged)
-        assert "damaged" in refusal(path)
+        assert "damaged" in rejection(path)

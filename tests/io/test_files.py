@@ -1,4 +1,4 @@
-"""Atomic writes: on the disk before the rename, and the rename itself after it."""
+"""Atomic writes: content synced before the rename, the folder after it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ import numpy as np
 import pytest
 
 import caster
-from caster.io.feature_cache import filling
+import caster_bench
+from caster.io.feature_cache import write_entry
 from caster.io.files import move_into_place, replacing
 from caster.io.prediction_table import open_table
-from caster.io.sealed import write as write_sealed
+from caster.io.signed_tensors import write as write_tensors
 from caster.report.html import write as write_page
 from tests.conftest import problem
 from tests.support.record_maker import Maker
 from tests.support.sweep_files import sweep_of
 
-SOURCE = Path(caster.__file__).parent
+SOURCES = [Path(package.__file__).parent for package in (caster, caster_bench)]
 RENAMES = re.compile(r"\bos\.(replace|rename|renames)\(|\.rename\(|\bshutil\.move\(")
 
 
@@ -28,7 +29,7 @@ def state(folder):
 
 
 def checkpoint(folder):
-    write_sealed({"weight": np.zeros(3)}, {"format": "x"}, folder / "c.safetensors")
+    write_tensors({"weight": np.zeros(3)}, {"format": "x"}, folder / "c.safetensors")
 
 
 def csv(folder):
@@ -45,8 +46,8 @@ def page(folder):
     write_page("<p>", folder / "p.html")
 
 
-def store(folder):
-    with filling(folder, "k", 2) as entry:
+def cache_entry(folder):
+    with write_entry(folder, "k", 2) as entry:
         entry.append({"rows": np.arange(2), "features": np.zeros((2, 3))}, {})
 
 
@@ -63,18 +64,18 @@ def folder_of_files(folder):
 
 
 @pytest.mark.parametrize(
-    "write", [state, checkpoint, csv, parquet, page, store, record, folder_of_files]
+    "write", [state, checkpoint, csv, parquet, page, cache_entry, record, folder_of_files]
 )
 def test_content_is_synced_before_the_rename_and_the_folder_after(tmp_path, write, monkeypatch):
     synced: list[tuple[int, int]] = []  # inode and size
     renames = []
     fsync, replace = os.fsync, os.replace
 
-    def noting_fsync(handle):
+    def recording_fsync(handle):
         fsync(handle)
         synced.append((os.fstat(handle).st_ino, os.fstat(handle).st_size))
 
-    def noting_replace(made, target):
+    def recording_replace(made, target):
         found = [Path(made), *Path(made).rglob("*")]
         for path in found:
             entry = path.stat()
@@ -84,8 +85,8 @@ def test_content_is_synced_before_the_rename_and_the_folder_after(tmp_path, writ
         replace(made, target)
         renames.append((Path(target).parent.stat().st_ino, len(synced)))
 
-    monkeypatch.setattr(os, "fsync", noting_fsync)
-    monkeypatch.setattr(os, "replace", noting_replace)
+    monkeypatch.setattr(os, "fsync", recording_fsync)
+    monkeypatch.setattr(os, "replace", recording_replace)
     write(tmp_path)
     assert renames
     for parent, before in renames:
@@ -93,13 +94,14 @@ def test_content_is_synced_before_the_rename_and_the_folder_after(tmp_path, writ
 
 
 def test_nothing_else_renames():
-    """Whatever takes the place of a file goes through `move_into_place`."""
+    """Files are only replaced by `move_into_place`."""
     found = [
-        str(path.relative_to(SOURCE))
-        for path in SOURCE.rglob("*.py")
+        str(path.relative_to(source))
+        for source in SOURCES
+        for path in source.rglob("*.py")
         for _ in RENAMES.findall(path.read_text())
     ]
-    assert found == ["files.py"]
+    assert found == ["io/files.py"]
 
 
 def test_a_disk_that_fails_to_sync_leaves_the_old_file(tmp_path, monkeypatch):

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from caster import CasterError
+from caster.io.feature_files import NpzFile
 from caster.io.images import open_images
-from caster.io.npz import NpzFile
-
-from .conftest import noise, refusal
+from tests.support.image_files import noise, rejection
 
 IMAGES = noise(12, 6, 5, 3)
 LABELS = np.array(["dog", "cat", "cow"] * 4)
@@ -50,7 +49,7 @@ def test_without_labels(save):
     path = save(images=IMAGES)
     assert open_images(path).labels is None
     assert open_images(path).classes is None
-    assert "an .npz file with `labels`" in refusal(path, labelled=True)
+    assert "an .npz file with `labels`" in rejection(path, labelled=True)
     assert open_images(save(images=IMAGES, classes=["a", "b"])).classes.tolist() == ["a", "b"]
 
 
@@ -66,7 +65,7 @@ def test_sorted_by_class(save):
     assert open_images(save(images=IMAGES, labels=np.zeros(12, dtype=int))).by_class
 
 
-def test_classes_in_an_order_of_their_own(save):
+def test_classes_in_their_own_order(save):
     classes = np.array(["dog", "cat", "cow"])
     by_index = open_images(save(images=IMAGES, labels=[0, 1, 2] * 4, classes=classes))
     by_name = open_images(save(images=IMAGES, labels=LABELS, classes=classes))
@@ -83,7 +82,7 @@ def test_integer_labels_without_names(save):
 @pytest.mark.parametrize(
     ("members", "message"),
     [
-        ({"pixels": IMAGES}, "holds no `images` (it holds pixels)"),
+        ({"pixels": IMAGES}, "has no `images` (it has pixels)"),
         ({"images": IMAGES / 255}, "is float64: save pixels from 0 to 255 as uint8"),
         ({"images": IMAGES.transpose(0, 3, 1, 2).copy()}, "transpose(0, 2, 3, 1)"),
         ({"images": IMAGES[0]}, "one image of shape (6, 5, 3)"),
@@ -101,17 +100,17 @@ def test_integer_labels_without_names(save):
         ({"images": IMAGES, "classes": ["a", "a"]}, "a class twice"),
     ],
 )
-def test_refused(save, members, message):
-    assert message in refusal(save(**members))
+def test_rejected(save, members, message):
+    assert message in rejection(save(**members))
 
 
 def test_python_objects_are_never_unpickled(save):
     labels = np.array([1, "x"] * 6, dtype=object)
-    assert "never unpickles" in refusal(save(images=IMAGES, labels=labels))
-    assert "never unpickles" in refusal(save(images=IMAGES.astype(object)))
+    assert "never unpickles" in rejection(save(images=IMAGES, labels=labels))
+    assert "never unpickles" in rejection(save(images=IMAGES.astype(object)))
 
 
-def test_stored_images_are_mapped_and_compressed_ones_loaded_once(tmp_path):
+def test_uncompressed_images_are_mapped_and_compressed_ones_loaded_once(tmp_path):
     np.savez(tmp_path / "stored.npz", images=IMAGES)
     np.savez_compressed(tmp_path / "compressed.npz", images=IMAGES)
     with patch.object(NpzFile, "read", autospec=True, side_effect=NpzFile.read) as loaded:
@@ -126,7 +125,7 @@ def test_stored_images_are_mapped_and_compressed_ones_loaded_once(tmp_path):
 
 
 def test_a_stored_member_behind_others_and_a_long_header(tmp_path):
-    """The local header may carry more than the directory at the end knows of."""
+    """The local header may be longer than the central directory says."""
     np.savez(tmp_path / "plain.npz", images=IMAGES)
     with (
         zipfile.ZipFile(tmp_path / "plain.npz") as plain,
@@ -143,12 +142,12 @@ def test_damage(save):
     path = save(images=noise(40, 30, 30, 3), labels=np.arange(40))
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
-    assert "truncated, damaged" in refusal(path)
+    assert "truncated, damaged" in rejection(path)
 
 
-def test_any_flipped_bit_is_read_or_refused_in_one_line(save):
+def test_a_file_with_a_flipped_bit_is_read_or_rejected_in_one_line(save):
     path = save(images=IMAGES, labels=LABELS)
-    original, refusals = path.read_bytes(), []
+    original, messages = path.read_bytes(), []
     rng = np.random.default_rng(0)
     for at in rng.choice(len(original), 150, replace=False):
         damaged = bytearray(original)
@@ -157,19 +156,19 @@ def test_any_flipped_bit_is_read_or_refused_in_one_line(save):
         try:
             assert open_images(path).read(0).ndim == 3
         except CasterError as error:
-            refusals.append(str(error))
-    assert len(refusals) > 20
-    assert not any("\n" in refusal for refusal in refusals)
+            messages.append(str(error))
+    assert len(messages) > 20
+    assert not any("\n" in message for message in messages)
 
 
-def test_a_header_that_claims_more_than_there_is(tmp_path):
+def test_a_header_that_states_more_than_there_is(tmp_path):
     np.savez(tmp_path / "plain.npz", images=IMAGES)
     with (
         zipfile.ZipFile(tmp_path / "plain.npz") as plain,
         zipfile.ZipFile(tmp_path / "images.npz", "w") as archive,
     ):
         archive.writestr("images.npy", plain.read("images.npy")[:-1])
-    assert "has not the size" in refusal(tmp_path / "images.npz")
+    assert "does not have the size" in rejection(tmp_path / "images.npz")
 
 
 def test_digest(save):

@@ -13,10 +13,10 @@ import pytest
 from PIL import Image
 
 from caster import CasterError
-from caster.adapt.reading import read_batches
+from caster.adapt.image_batches import read_batches
 from caster.config import DEFAULT_LIMITS, Limits
-from caster.io.decode import UnreadableImage, decode
 from caster.io.files import file_digest, read_regular
+from caster.io.image_files import UnreadableImage, decode
 from caster.io.images import open_images
 from caster.models.preprocessing import Preprocessing
 
@@ -26,7 +26,7 @@ SQUASHED = Preprocessing(**PIXELS, resize=(224, 224), interpolation="bilinear")
 
 
 def png(path, width, height, rows=None):
-    """A grey PNG; its header may state more rows than there are."""
+    """A grey PNG whose header may state more rows than there are."""
     content = zlib.compress(bytes((width + 1) * (height if rows is None else rows)), 9)
 
     def chunk(name, data):
@@ -57,8 +57,8 @@ def test_a_thin_image_takes_little_memory(tmp_path, side, preprocessing):
     png(tmp_path / "thin.png", 1, side)
     code = f"""
 import resource
-from caster_bench.data import open_images
-from caster.adapt.reading import read_batches
+from caster.io.images import open_images
+from caster.adapt.image_batches import read_batches
 from tests.io.test_limits import {preprocessing} as preprocessing
 resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -72,7 +72,6 @@ assert taken < 200_000, taken  # kB
     assert done.returncode == 0, done.stderr
     assert "thin.png" in done.stdout
     assert f"over the limit of {DEFAULT_LIMITS.pixels:,} pixels" in done.stdout
-    assert "Limits(pixels=" in done.stdout
 
 
 def test_the_limit_is_the_largest_that_passes(tmp_path):
@@ -80,22 +79,22 @@ def test_the_limit_is_the_largest_that_passes(tmp_path):
     assert decode(path, Limits(pixels=600)).shape == (20, 30, 3)
     assert "30 x 20 pixels, over the limit of 599 pixels" in rejection(path, Limits(pixels=599))
     image = np.zeros((20, 30, 3), dtype=np.uint8)
-    assert SQUASHED.fitted(image, Limits(pixels=224 * 224)).shape == (224, 224, 3)
+    assert SQUASHED.resize_and_crop(image, Limits(pixels=224 * 224)).shape == (224, 224, 3)
     with pytest.raises(CasterError, match="over the limit"):
-        SQUASHED.fitted(image, Limits(pixels=224 * 224 - 1))
+        SQUASHED.resize_and_crop(image, Limits(pixels=224 * 224 - 1))
 
 
-@pytest.mark.parametrize("side", [9_000, 11_000, 20_000])  # below, at and above Pillow's own
+@pytest.mark.parametrize("side", [9_000, 11_000, 20_000])  # around Pillow's own limit
 def test_the_header_is_enough_to_reject_an_image(tmp_path, side):
     message = rejection(png(tmp_path / "a.png", side, side, rows=1))
     assert f"over the limit of {DEFAULT_LIMITS.pixels:,} pixels" in message
-    assert f"Limits(pixels={side * side})" in message
+    assert str(side * side) in message
 
 
 def test_raising_the_limit_raises_pillows_too(tmp_path, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
     path = png(tmp_path / "a.png", 30, 20)
-    assert "bomb" in rejection(path)  # Pillow's limit was set by the user, and ours by nobody
+    assert "bomb" in rejection(path)  # the user lowered Pillow's limit and did not raise ours
     limits = Limits(pixels=DEFAULT_LIMITS.pixels + 1)
     assert open_images(path, limits=limits).read(0).shape == (20, 30, 3)
 
@@ -130,14 +129,14 @@ def test_an_eps_named_png_starts_no_ghostscript(tmp_path, monkeypatch):
     gs.write_text(f"#!/bin/sh\ntouch {marker}\n")
     gs.chmod(0o755)
     monkeypatch.setenv("PATH", f"{gs.parent}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr("PIL.EpsImagePlugin.gs_binary", None)  # look for it again
+    monkeypatch.setattr("PIL.EpsImagePlugin.gs_binary", None)  # search for it again
     path = tmp_path / "a.png"
     path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n%%EOF\n")
     assert "not allowed" in rejection(path)
     assert not marker.exists()
     with Image.open(path) as image, pytest.raises(Exception):  # noqa: B017, PT011
         image.load()
-    assert marker.exists()  # so the test would have seen it
+    assert marker.exists()  # the test would have detected it
 
 
 @pytest.mark.parametrize("name", ["TGA", "ICO", "PCX", "SGI", "JPEG2000"])

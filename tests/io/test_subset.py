@@ -1,4 +1,4 @@
-"""Some of the images or rows of a feature file."""
+"""Subsets of images and of feature files."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_evenly_over_classes():
     for c in "ac":
         assert np.array_equal(rows[labels[rows] == c], np.flatnonzero(labels == c)[:6])
     assert len(over_classes(labels, 73)) == len(over_classes(labels, None)) == 73
-    with pytest.raises(CasterError, match="give at least 6"):
+    with pytest.raises(CasterError, match="at least 6"):
         over_classes(labels, 5)
 
 

@@ -1,4 +1,4 @@
-"""Odd TOML, for everything that reads TOML: read as what it says, or rejected in one line."""
+"""Odd TOML, in every kind of file that is TOML: read correctly, or rejected in one line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from caster.errors import CasterError
 from caster.io.files import TOML_BYTES, read_toml
 from caster.models.preprocessing import Preprocessing
-from caster_bench.studies.claims.parse import read as read_claims
+from caster_bench.studies.claims.claim_file import read_claims
 from caster_bench.sweeps.parse import read as read_sweep
 
 PREPROCESSING = """
@@ -86,8 +86,8 @@ FILES = {
     "many digits": (b"\nx = " + b"1" * 5_000, "TOML"),
     "many hexadecimal digits": (b"\nx = 0x" + b"f" * 5_000, "64 bits"),
     "65 bits": (b"\nx = 9223372036854775808", "64 bits"),
-    "a date that is none": (b"\nx = 2026-02-30", "TOML"),
-    "a time that is none": (b"\nx = 25:00:00", "TOML"),
+    "an invalid date": (b"\nx = 2026-02-30", "TOML"),
+    "an invalid time": (b"\nx = 25:00:00", "TOML"),
     "NUL": (b"\nx = '\0'", "TOML"),
     "too long": (b"\n#" + b" " * TOML_BYTES, "bytes"),
 }
@@ -106,7 +106,7 @@ ODD = [
 
 
 def plain(value) -> str:
-    """A value in TOML."""
+    """Format a value as TOML."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_text(k)} = {plain(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list):
@@ -123,7 +123,7 @@ def _text(value: str) -> str:
 
 
 def nodes(value, path=()):
-    """The way to every value of a document."""
+    """Yield the path of every value in a document."""
     inner = value.items() if isinstance(value, dict) else ()
     inner = enumerate(value) if isinstance(value, list) else inner
     for key, own in inner:
@@ -141,7 +141,7 @@ def changed(table, path, odd):
 
 
 def read(reader, path) -> str | None:
-    """The message of the rejection, or None where it was read."""
+    """Return the message of the rejection, or None if the file was read."""
     try:
         reader(path)
     except CasterError as error:
@@ -175,7 +175,7 @@ def test_an_odd_file(tmp_path, reader, text, more, words):
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")
-def test_no_regular_file(tmp_path):
+def test_not_a_regular_file(tmp_path):
     os.mkfifo(tmp_path / "fifo.toml")
     for name in ("fifo.toml", ".", "none.toml"):
         with pytest.raises(CasterError, match="cannot read"):

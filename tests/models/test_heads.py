@@ -1,4 +1,4 @@
-"""Which logit belongs to which class: by name, by number, by order, or not at all."""
+"""Map logits to classes: by name, by number, by order, or reject."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from caster import CasterError
 from caster.io.labels import as_labels
-from caster.models.heads import head_columns, of_classes
+from caster.models.heads import class_logits, head_columns
 
-# NumPy drops a NUL at the end of a text, and takes two that differ by it for one.
+# NumPy drops a trailing NUL, so two texts that differ only by it are equal.
 TEXT = st.text(st.characters(exclude_characters="\0"), max_size=5)
 NAMES = st.one_of(TEXT, st.integers(-9, 9), st.tuples(TEXT, st.integers(0, 3)))
 
 
-def refusal(*arguments) -> str:
+def rejection(*arguments) -> str:
     with pytest.raises(CasterError) as caught:
         head_columns(*arguments)
     assert "\n" not in str(caught.value)
@@ -28,14 +28,14 @@ def refusal(*arguments) -> str:
 
 @given(names=st.lists(NAMES, min_size=1, max_size=12, unique=True), data=st.data())
 def test_every_class_gets_the_logit_of_its_name(names, data):
-    """Logits that are their own names: picked by column, they spell out the classes."""
+    """The names at the selected columns are the classes."""
     chosen = data.draw(st.lists(st.sampled_from(names), min_size=1, unique=True))
     columns = head_columns(as_labels(chosen), len(names), names)
     assert [names[column] for column in columns] == chosen
 
 
 @given(names=st.lists(NAMES, min_size=2, max_size=8, unique=True), data=st.data())
-def test_renaming_the_order_moves_the_columns_along(names, data):
+def test_permuting_the_names_permutes_the_columns(names, data):
     order = data.draw(st.permutations(range(len(names))))
     shuffled = [names[i] for i in order]
     classes = as_labels(names)
@@ -53,7 +53,7 @@ def test_numbers_are_columns(n_logits, data):
 
 
 @given(st.lists(NAMES, min_size=2, max_size=8, unique=True), st.integers(0, 12))
-def test_what_comes_out_is_one_column_a_class_or_a_refusal(classes, n_logits):
+def test_every_class_gets_its_own_column_or_the_labels_are_rejected(classes, n_logits):
     try:
         columns = head_columns(as_labels(classes), n_logits)
     except CasterError:
@@ -73,17 +73,17 @@ def test_no_logits_no_columns():
 @pytest.mark.parametrize(
     "classes", [["cat", "dog"], [True, False], [1.0, 2.0], [("a", 1), ("b", 2)]], ids=str
 )
-def test_other_labels_are_taken_in_order_if_they_are_as_many(classes):
+def test_other_labels_are_taken_in_order_if_the_counts_match(classes):
     assert head_columns(as_labels(classes), 2) == (0, 1)
-    message = refusal(as_labels(classes), 3)
-    assert message.startswith("the model gives 3 logits and the data have 2 classes: name the")
+    message = rejection(as_labels(classes), 3)
+    assert message.startswith("the model has 3 logits and the data has 2 classes: list the")
 
 
 @pytest.mark.parametrize("classes", [[-1, 0], [0, 10], [10], [7, 1000]], ids=str)
 def test_numbers_beyond_the_columns(classes):
-    message = refusal(np.array(classes), 10)
-    assert message.startswith(f"labels {min(classes)} to {max(classes)} are no columns of 10")
-    assert "name the model's classes" in message
+    message = rejection(np.array(classes), 10)
+    assert message.startswith(f"labels {min(classes)} to {max(classes)} are not columns of 10")
+    assert "list the model's classes" in message
 
 
 @pytest.mark.parametrize(
@@ -98,28 +98,26 @@ def test_names_decide_over_numbers():
     assert head_columns(np.array([3, 1]), 4, [3, 2, 1, 0]) == (0, 2)
 
 
-def test_names_that_will_not_do():
+def test_names_that_are_rejected():
     classes = np.array(["a", "b"])
-    assert refusal(classes, 3, ["a", "b"]) == "2 classes are named, and the model gives 3 logits"
-    assert refusal(classes, 3, ["a", "b", "a"]) == "the model's class 'a' is named twice"
-    assert refusal(classes, 2, ["a", "c"]) == (
-        "the data's class 'b' is not among the model's named classes"
-    )
-    assert "class 0 is not among" in refusal(np.array([0, 1]), 2, ["0", "1"])
-    assert "one-dimensional" in refusal(classes, 2, np.array([["a", "b"]]))
+    assert "2 classes are named" in rejection(classes, 3, ["a", "b"])
+    assert rejection(classes, 3, ["a", "b", "a"]) == "the model's class 'a' is named twice"
+    assert "the class 'b' of the data is not one of" in rejection(classes, 2, ["a", "c"])
+    assert "the class 0 of the data is not one of" in rejection(np.array([0, 1]), 2, ["0", "1"])
+    assert "one-dimensional" in rejection(classes, 2, np.array([["a", "b"]]))
 
 
 def test_folders_named_by_numbers_are_columns():
     folders = as_labels(sorted(str(i) for i in range(12)))  # '0', '1', '10', '11', '2' ...
     assert head_columns(folders, 12) == (0, 1, 10, 11, 2, 3, 4, 5, 6, 7, 8, 9)
-    with pytest.raises(CasterError, match="labels 1 to 12 are no columns"):
+    with pytest.raises(CasterError, match="labels 1 to 12 are not columns"):
         head_columns(as_labels([str(i) for i in range(1, 13)]), 12)
     assert head_columns(as_labels(["00", "01"]), 2) == (0, 1)
 
 
-def test_a_file_gives_logits_as_the_model_does():
+def test_select_the_logits_of_classes():
     logits = np.arange(6.0).reshape(2, 3)
-    assert of_classes(logits, None) is logits
-    assert of_classes(logits, (2, 0)).tolist() == [[2.0, 0.0], [5.0, 3.0]]
-    with pytest.raises(CasterError, match="at least 4 logits"):
-        of_classes(logits, (3, 0))
+    assert class_logits(logits, None) is logits
+    assert class_logits(logits, (2, 0)).tolist() == [[2.0, 0.0], [5.0, 3.0]]
+    with pytest.raises(CasterError, match="at least 4 per image"):
+        class_logits(logits, (3, 0))

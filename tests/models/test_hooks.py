@@ -1,4 +1,4 @@
-"""A user's forward hooks: once in every pass over the data, and part of the model."""
+"""The user's forward hooks are called once per pass over the data and are part of the model."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import pytest
 import torch
 from torch import nn
 
+import caster
 from caster import Adapter, wrap
-from caster.adapt.layer_transport import RESTING
+from caster.core.verdict import RESTING
 from caster_bench.methods.registry import create
 from tests.support.problem import model, source, stream
 
 
 class Recorder:
-    """Counts the passes it sees; has what cannot be copied."""
+    """Count passes; holds a lock, which cannot be copied."""
 
     def __init__(self):
         self.lock = threading.Lock()
@@ -29,7 +30,7 @@ class Recorder:
     def __call__(self, layer, inputs):
         self.sizes.append(len(inputs[0]))
 
-    def told(self):
+    def taken(self):
         sizes, self.sizes = self.sizes, []
         return sizes
 
@@ -38,7 +39,7 @@ def hooked(at, how):
     net = copy.deepcopy(model().module)
     layer, recorder = net if at == "network" else net[0], Recorder()
     if how == "function":
-        layer.register_forward_hook(lambda *given: recorder.see(*given))
+        layer.register_forward_hook(lambda *args: recorder.see(*args))
     elif how == "method":
         layer.register_forward_hook(recorder.see)
     else:
@@ -46,36 +47,45 @@ def hooked(at, how):
     return wrap(net), recorder
 
 
-@pytest.mark.parametrize("how", ["function", "method", "object"])
-@pytest.mark.parametrize("at", ["network", "layer"])
-@pytest.mark.parametrize("layers", [True, False])
+@pytest.mark.parametrize(
+    ("layers", "at", "how"),  # every pair of values
+    [
+        (True, "network", "function"),
+        (True, "network", "object"),
+        (True, "layer", "method"),
+        (False, "network", "method"),
+        (False, "layer", "function"),
+        (False, "layer", "object"),
+    ],
+)
 def test_a_hook_is_called_once_in_every_pass_over_the_data(layers, at, how):
     frozen, recorder = hooked(at, how)
-    state = Adapter.fit(model(), source().batches, layers=layers).state
+    state = caster.fit(model(), source().batches, layers=layers).state
     adapter = Adapter(frozen, state)
     for _ in range(2):
         adapter(stream(1)[0])
-        assert recorder.told() == [32]
+        passes = 2 if adapter.mechanism == "layers" else 1  # aligned, and frozen to compare
+        assert recorder.taken() == [32] * passes
     for name in ("layer-transport", "layer-transport-ungated"):
         method = create(
             name, wrap(frozen.module), state, **({"window": 64} if name[-1] == "t" else {})
         )
-        assert recorder.told() == []
+        assert recorder.taken() == []
         for batch in stream(8):
             answer = method.predict(batch)
             compared = answer.reason not in ("ungated", RESTING)
-            assert recorder.told() == [32] * (1 + compared)  # the frozen pass, and the aligned
+            assert recorder.taken() == [32] * (1 + compared)  # the frozen pass and the aligned one
 
 
-def test_fitting_shows_a_hook_every_batch_and_one_look_at_the_network():
+def test_fitting_calls_a_hook_for_every_batch_and_once_to_find_sites():
     frozen, recorder = hooked("network", "function")
-    Adapter.fit(frozen, source().batches, layers=True)
-    assert recorder.told() == [2] + [50] * 8
+    caster.fit(frozen, source().batches, layers=True)
+    assert recorder.taken() == [2] + [50] * 8
 
 
 @pytest.mark.parametrize("name", ["layer-transport", "layer-transport-ungated"])
 def test_a_hook_that_changes_a_layer_is_part_of_the_model(name):
-    """It answers as a network that has a layer in its place."""
+    """The model answers like a network with a layer in place of the hook."""
 
     class Twice(nn.Module):
         def forward(self, x):
@@ -87,7 +97,7 @@ def test_a_hook_that_changes_a_layer_is_part_of_the_model(name):
     net[2].register_forward_hook(lambda layer, inputs, output: 2 * output)
     answers = []
     for frozen in (wrap(net), changed):
-        state = Adapter.fit(frozen, source().batches, layers=True).state
+        state = caster.fit(frozen, source().batches, layers=True).state
         method = create(name, frozen, state)
         answers.append([method.predict(batch).logits for batch in stream(4)])
     for one, other in zip(*answers, strict=True):
@@ -95,7 +105,7 @@ def test_a_hook_that_changes_a_layer_is_part_of_the_model(name):
 
 
 class Collecting(nn.Module):
-    """A network that reads what a hook of its own has put aside."""
+    """A network that reads what its own hook stored."""
 
     def __init__(self):
         super().__init__()
@@ -111,23 +121,23 @@ class Collecting(nn.Module):
         return self.head(torch.cat([x, self.seen.pop("norm")], dim=1))
 
 
-def test_a_network_that_cannot_do_without_its_hooks_is_aligned_with_them():
+def test_a_network_that_needs_its_hooks_is_aligned_with_them():
     torch.manual_seed(0)
     net = Collecting()
     images = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
-    state = Adapter.fit(wrap(net), [(images, np.arange(64) % 3)], layers=True).state
+    state = caster.fit(wrap(net), [(images, np.arange(64) % 3)], layers=True).state
     found = create("layer-transport-ungated", wrap(net), state).predict(images + 1)
     assert found.accepted
     assert not torch.equal(found.logits, wrap(net)(images + 1).logits)
     assert net.seen == {}
 
 
-def test_what_torch_hooks_makes_weights_and_stays():
+def test_hooks_of_torch_that_compute_weights_are_kept():
     net = copy.deepcopy(model().module)
     with pytest.warns(FutureWarning):
         nn.utils.weight_norm(net[0])
     found = wrap(net)
     (batch,) = stream(1)
-    found(batch)  # torch copies such a layer only once it has made its weight without gradients
+    found(batch)  # such a layer can be copied only after a pass without gradients
     for user_hooks in (True, False):
         torch.testing.assert_close(found.twin(user_hooks)(batch).logits, model()(batch).logits)

@@ -1,4 +1,4 @@
-"""ONNX files: where the features come from, what is refused, and that the file stays as it is."""
+"""ONNX files: find the features, reject what cannot work, never change the file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onnx import numpy_helper, parser
 
 from caster import CasterError
 from caster.models.onnx import OnnxModel
-from caster.models.onnx.input import Input
+from caster.models.onnx.model import Input
 from caster.models.preprocessing import Preprocessing
 
 RNG = np.random.default_rng(0)
@@ -62,7 +62,7 @@ def close(outputs, features=FEATURES, logits=LOGITS, tolerance=1e-5):
         np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance)
 
 
-def refusal(path, batch=IMAGES, **options) -> str:
+def rejection(path, batch=IMAGES, **options) -> str:
     with pytest.raises(CasterError) as caught:
         OnnxModel(path, **options)(batch)
     assert "\n" not in str(caught.value)
@@ -111,17 +111,17 @@ def test_weights_listed_as_inputs(save):
     )
 
 
-def test_what_the_runtime_itself_answers(gemm):
+def test_logits_equal_those_of_the_plain_runtime(gemm):
     session = onnxruntime.InferenceSession(gemm, providers=["CPUExecutionProvider"])
     assert np.array_equal(OnnxModel(gemm)(IMAGES).logits, session.run(["y"], {"x": IMAGES})[0])
 
 
-def test_what_a_branch_reads_counts(save):
-    """The weight comes out of an If: its condition is a constant, what it reads is not."""
+def test_inputs_of_a_branch_count_as_inputs_of_the_node(save):
+    """The weight is the output of an If with a constant condition that reads the data."""
     then = "t () => (float[3, 5] v) { s = ReduceMean<keepdims = 0>(x) v = Mul(W, s) }"
     both = f"then_branch = {then}, else_branch = {then}"
     path = save(f"{BODY} w = If(yes)<{both}> y = MatMul(h, w)", weights={"yes": np.bool_(True)})
-    assert "comes from MatMul `y`" in refusal(path)
+    assert "comes from MatMul `y`" in rejection(path)
 
 
 # several outputs, and heads named by hand
@@ -129,14 +129,14 @@ def test_what_a_branch_reads_counts(save):
 TWO = f"{BODY} [fc] y = Gemm(h, W, b) [aux] z = MatMul(h, W) [prob] s = Softmax(y)"
 
 
-def test_several_outputs_are_not_guessed_at(save):
+def test_several_outputs_need_a_name(save):
     path = save(TWO, "float[N, k] y, float[N, k] z, float[N, k] s")
-    assert refusal(path).endswith("say with head= which output holds the logits: `y`, `z`, `s`")
+    assert rejection(path).endswith("with head=: `y`, `z`, `s`")
     for head in ("y", "s", "fc"):
         close(OnnxModel(path, head=head)(IMAGES))
     for head in ("z", "aux"):
         close(OnnxModel(path, head=head)(IMAGES), logits=FEATURES @ W)
-    assert "`y`, `z` all come from 'flat'" in refusal(path, head="flat")
+    assert "`y`, `z` all come from 'flat'" in rejection(path, head="flat")
 
 
 def test_a_node_or_a_tensor_by_name(save):
@@ -146,19 +146,19 @@ def test_a_node_or_a_tensor_by_name(save):
         close(OnnxModel(path, head=head)(IMAGES), -FEATURES, logits)
     for head in ("neg", "u", "flat", "h"):  # (B, d, 1, 1) goes into `flat`
         close(OnnxModel(path, head=head)(IMAGES), FEATURES, logits)
-    assert "features `r` of 7 rows are (7, 3, 4, 4)" in refusal(path, head="pool")
-    assert "does not lead to the logits" in refusal(path, head="prob")
+    assert "features `r` of 7 rows are (7, 3, 4, 4)" in rejection(path, head="pool")
+    assert "does not lead to the logits" in rejection(path, head="prob")
 
 
-def test_names_that_will_not_do(save):
+def test_head_names_that_are_rejected(save):
     path = save(f"{BODY} [dead] n = Neg(h) [two] w = Neg(W) [two] y = Gemm(h, w, b)")
-    assert "no output, node or tensor is named 'nope'; the outputs are `y`" in refusal(
+    assert "no output, node or tensor is named 'nope'; the outputs are `y`" in rejection(
         path, head="nope"
     )
-    assert "no output, node or tensor is named ''" in refusal(path, head="")
-    assert "2 nodes are named 'two'" in refusal(path, head="two")
-    assert "'dead' does not lead to the logits" in refusal(path, head="dead")
-    assert "'w' does not depend on the input" in refusal(path, head="w")
+    assert "no output, node or tensor is named ''" in rejection(path, head="")
+    assert "2 nodes are named 'two'" in rejection(path, head="two")
+    assert "'dead' does not lead to the logits" in rejection(path, head="dead")
+    assert "'w' does not depend on the input" in rejection(path, head="w")
 
 
 def test_convolution_as_the_head(save):
@@ -166,36 +166,36 @@ def test_convolution_as_the_head(save):
         "r = Relu(x) [pool] p = GlobalAveragePool(r) [conv] c = Conv(p, K, b) y = Flatten(c)",
         weights={"K": W.T[:, :, None, None]},
     )
-    message = refusal(path)
+    message = rejection(path)
     assert "`y` comes from Conv `conv`" in message
     assert message.endswith("with head=, such as `conv`")
     close(OnnxModel(path, head="conv")(IMAGES))
 
 
-def test_nothing_linear_at_the_end(save):
+def test_a_graph_without_a_linear_layer_at_the_end(save):
     path = save(
         "[conv] c = Conv(x, K, b) [pool] p = GlobalAveragePool(c) y = Flatten(p)",
         weights={"K": W.T[:, :, None, None]},
     )
-    assert "none of its layers takes a row of floats" in refusal(path)
-    assert "features `x` of 7 rows are (7, 3, 4, 4)" in refusal(path, head="conv")
+    assert "no layer takes one row of floats" in rejection(path)
+    assert "features `x` of 7 rows are (7, 3, 4, 4)" in rejection(path, head="conv")
 
 
 @pytest.mark.parametrize("head", ["MatMul(h, t)", "Gemm<transA = 1>(t, W)", "MatMul(V, t)"])
-def test_other_products_are_no_heads(save, head):
+def test_other_products_are_not_heads(save, head):
     path = save(f"{BODY} t = Transpose(h) y = {head}", weights={"V": W.T})
-    assert "not from a Gemm or MatMul with constants" in refusal(path)
+    assert "not from a Gemm or MatMul with constants" in rejection(path)
 
 
-def test_unknown_operators_are_no_heads(save):
-    assert "comes from other.Gemm `y`" in refusal(save(f"{BODY} y = other.Gemm(h, W, b)"))
+def test_unknown_operators_are_not_heads(save):
+    assert "comes from other.Gemm `y`" in rejection(save(f"{BODY} y = other.Gemm(h, W, b)"))
 
 
 # quantised and half-precision graphs
 
 
-def test_quantised_and_back(save):
-    """Features as the rounded codes say, logits after the last pair."""
+def test_qdq_quantisation(save):
+    """Features are the dequantised values, logits come after the last pair."""
     scales = {"s": np.float32(0.01), "t": np.float32(0.02), "z": np.uint8(128)}
     scales |= {"V": np.clip(np.rint(W / 0.02) + 128, 0, 255).astype(np.uint8)}
     path = save(
@@ -214,7 +214,7 @@ def test_quantised_and_back(save):
     assert np.array_equal(outputs.logits, session.run(["y"], {"x": IMAGES})[0])
 
 
-def test_codes_at_the_very_end_are_no_logits(save):
+def test_a_final_quantisation_is_not_part_of_the_logits(save):
     path = save(
         f"{BODY} g = Gemm(h, W, b) y = QuantizeLinear(g, s, z)",
         "uint8[N, k] y",
@@ -227,13 +227,15 @@ def test_dynamically_quantised(gemm, tmp_path):
     from onnxruntime.quantization import quantize_dynamic
 
     quantize_dynamic(gemm, tmp_path / "dynamic.onnx", op_types_to_quantize=["MatMul"])
-    message = refusal(tmp_path / "dynamic.onnx")
+    message = rejection(tmp_path / "dynamic.onnx")
     assert "the last layer is quantised (MatMulInteger)" in message
     head = message.split("such as `")[1].rstrip("`")
     model = OnnxModel(tmp_path / "dynamic.onnx", head=head)
     session = onnxruntime.InferenceSession(model.name, providers=["CPUExecutionProvider"])
     close(model(IMAGES), logits=session.run(["y"], {"x": IMAGES})[0])
-    assert "tensor(uint8), no floats" in refusal(tmp_path / "dynamic.onnx", head="fc_MatMul_quant")
+    assert "tensor(uint8), not floats" in rejection(
+        tmp_path / "dynamic.onnx", head="fc_MatMul_quant"
+    )
 
 
 def test_quantised_without_floats(save):
@@ -241,18 +243,18 @@ def test_quantised_without_floats(save):
         "q = QuantizeLinear(x, s, z) f = Flatten(q) m = MatMulInteger(f, V) y = Cast<to = 1>(m)",
         weights={"V": np.ones((48, 5), np.uint8), "s": np.float32(1), "z": np.uint8(0)},
     )
-    assert "QDQ format" in refusal(path)
+    assert "QDQ format" in rejection(path)
 
 
 def test_weights_of_four_bits(save):
-    """The layer itself is the one to name: what goes into it is still a float."""
+    """The layer itself can be named, because its input is still a float."""
     bits = "K = 3, N = 5, bits = 4, block_size = 16"
     weights = {
         "V": np.full((5, 1, 8), 0x99, np.uint8),
         "s": np.ones(5, np.float32),
     }  # all ones: 9 less 8
     path = save(f"{BODY} [fc] y = com.microsoft.MatMulNBits<{bits}>(h, V, s)", weights=weights)
-    message = refusal(path)
+    message = rejection(path)
     assert "quantised (MatMulNBits)" in message
     assert message.endswith("such as `fc`")
     summed = np.repeat(FEATURES.sum(1, keepdims=True), 5, axis=1)
@@ -269,7 +271,7 @@ def test_half_precision(save):
         close(model(batch), tolerance=0.02)
 
 
-def test_bfloat16_features_are_widened(save):
+def test_bfloat16_features_are_cast_to_float32(save):
     path = save(f"{BODY} n = Cast<to = 16>(h) [back] c = Cast<to = 1>(n) y = Gemm(c, W, b)")
     rounded = torch.tensor(FEATURES).bfloat16().float().numpy()
     close(OnnxModel(path, head="back")(IMAGES), rounded, rounded @ W + b)
@@ -279,7 +281,7 @@ def test_bfloat16_features_are_widened(save):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 10])
-def test_fixed_batches_go_in_pieces(save, size):
+def test_fixed_batch_sizes_run_in_pieces(save, size):
     path = save(f"{BODY} y = Gemm(h, W, b)", f"float[{size}, 5] y", f"float[{size}, 3, 4, 4] x")
     model = OnnxModel(path)
     assert model.input_shape == (size, 3, 4, 4)
@@ -287,8 +289,8 @@ def test_fixed_batches_go_in_pieces(save, size):
     close(model(IMAGES[:1]), FEATURES[:1], LOGITS[:1])
 
 
-def test_padding_leaves_the_other_rows_alone(save):
-    """Of a graph that subtracts the largest value of the whole batch, as dynamic scales do."""
+def test_padding_does_not_change_the_other_rows(save):
+    """The graph subtracts the maximum of the whole batch, as dynamic scales would."""
     path = save(
         f"{BODY} m = ReduceMax(h) c = Sub(h, m) y = MatMul(c, W)",
         "float[4, 5] y",
@@ -315,10 +317,10 @@ def test_minus_one_is_an_open_size_and_no_shape_is_any(gemm):
     onnx.save(proto, gemm)
     assert OnnxModel(gemm).input_shape is None
     close(OnnxModel(gemm)(IMAGES))
-    assert "takes (any), not ()" in refusal(gemm, 1.0)
+    assert "takes (any), not ()" in rejection(gemm, 1.0)
 
 
-def test_anything_numpy_takes(gemm):
+def test_anything_numpy_converts(gemm):
     model = OnnxModel(gemm)
     close(model(IMAGES.tolist()))
     close(model(torch.tensor(IMAGES)))
@@ -339,48 +341,48 @@ def test_a_batch_that_fits_is_not_copied():
 
 
 def test_batches_that_do_not_fit(gemm):
-    assert "the batch has no rows" in refusal(gemm, IMAGES[:0])
-    assert "takes (any, 3, 4, 4), not (7, 3, 4)" in refusal(gemm, IMAGES[..., 0])
-    assert "takes (any, 3, 4, 4), not (7, 3, 4, 2)" in refusal(gemm, IMAGES[..., :2])
-    assert "takes (any, 3, 4, 4), not ()" in refusal(gemm, 1.0)
-    assert "no array" in refusal(gemm, [[1.0], [1.0, 2.0]])
-    assert "no array" in refusal(gemm, torch.tensor(IMAGES, requires_grad=True))
-    assert "takes float32, not int64" in refusal(gemm, IMAGES.astype(int))
-    assert "takes float32, not <U1" in refusal(gemm, np.full(IMAGES.shape, "a"))
+    assert "the batch has no rows" in rejection(gemm, IMAGES[:0])
+    assert "takes (any, 3, 4, 4), not (7, 3, 4)" in rejection(gemm, IMAGES[..., 0])
+    assert "takes (any, 3, 4, 4), not (7, 3, 4, 2)" in rejection(gemm, IMAGES[..., :2])
+    assert "takes (any, 3, 4, 4), not ()" in rejection(gemm, 1.0)
+    assert "not an array" in rejection(gemm, [[1.0], [1.0, 2.0]])
+    assert "not an array" in rejection(gemm, torch.tensor(IMAGES, requires_grad=True))
+    assert "takes float32, not int64" in rejection(gemm, IMAGES.astype(int))
+    assert "takes float32, not <U1" in rejection(gemm, np.full(IMAGES.shape, "a"))
 
 
-def test_one_input_of_numbers(save):
+def test_graphs_with_other_inputs_are_rejected(save):
     many = save(f"{BODY} a = Add(h, u) y = Gemm(a, W, b)", inputs="float[N,3,4,4] x, float[N,3] u")
-    assert "its inputs are `x`, `u`" in refusal(many)
+    assert "its inputs are `x`, `u`" in rejection(many)
     tokens = save("e = Gather(W, x) f = Flatten(e) y = MatMul(f, b)", inputs="int64[N, 3] x")
-    assert "the input `x` is int64" in refusal(tokens)
+    assert "the input `x` is int64" in rejection(tokens)
 
 
-def test_rows_that_are_not_one_a_image(save):
+def test_outputs_without_one_row_per_image(save):
     tokens = {"to": [0, 3, 16], "V": RNG.standard_normal((16, 5)).astype("f"), "one": [1]}
     path = save(
         "f = Reshape(x, to) t = MatMul(f, V) y = ReduceMean<keepdims = 0>(t, one)", weights=tokens
     )
-    assert "comes from ReduceMean `y`" in refusal(path)
-    assert "features `f` of 7 rows are (7, 3, 16)" in refusal(path, head="t")
+    assert "comes from ReduceMean `y`" in rejection(path)
+    assert "features `f` of 7 rows are (7, 3, 16)" in rejection(path, head="t")
     path = save(f"{BODY} m = Reshape(h, to) y = MatMul(m, U)", weights={"to": [-1, 1], "U": W[:1]})
-    assert "features `m` of 7 rows are (21, 1)" in refusal(path)
+    assert "features `m` of 7 rows are (21, 1)" in rejection(path)
     path = save(f"{BODY} g = Gemm(h, W, b) y = Reshape(g, to)", weights={"to": [-1]})
-    assert "logits `y` of 7 rows are (35)" in refusal(path)
+    assert "logits `y` of 7 rows are (35)" in rejection(path)
 
 
-def test_the_runtime_fails_in_one_line(save):
+def test_runtime_errors_are_one_line(save):
     path = save(f"{BODY} s = Reshape(h, to) y = MatMul(s, W)", weights={"to": [2, 3]})
-    assert "failed on a batch" in refusal(path)
+    assert "failed on a batch" in rejection(path)
     close(OnnxModel(path)(IMAGES[:2]), FEATURES[:2], FEATURES[:2] @ W)
     unknown = save(f"{BODY} o = other.Op(h) y = Gemm(o, W, b)")
-    assert "cannot run" in refusal(unknown)
+    assert "cannot run" in rejection(unknown)
 
 
 # preprocessing
 
 
-def test_images_as_they_are(save):
+def test_in_graph_preprocessing(save):
     pixels = RNG.integers(0, 256, (6, 4, 4, 3), dtype=np.uint8)
     features = pixels.mean((1, 2)).astype(np.float32)
     for dtype, layout, shape in (
@@ -401,7 +403,7 @@ def test_images_as_they_are(save):
         )
         close(model(model.preprocessing.batch(pixels)), features, features @ W + b, 1e-4)
         if dtype == "uint8":
-            assert "takes uint8, not float64" in refusal(
+            assert "takes uint8, not float64" in rejection(
                 path, model.preprocessing.batch(pixels) / 1
             )
 
@@ -410,9 +412,9 @@ def test_images_as_they_are(save):
     "inputs",
     ["float[N, c, h, w] x", "float[N, 3, 4, 3] x", "float[N, 3] x", "double[N, 3, 4, 4] x"],
 )
-def test_images_of_unknown_layout(save, inputs):
+def test_in_graph_preprocessing_of_an_unknown_layout(save, inputs):
     path = save("h = Flatten(x) y = MatMul(h, W)", inputs=inputs)
-    assert "state the preprocessing in a TOML file" in refusal(path, preprocessing="in-graph")
+    assert "state the preprocessing in a TOML file" in rejection(path, preprocessing="in-graph")
 
 
 def test_a_preprocessing_that_fits(gemm, save):
@@ -435,7 +437,7 @@ def test_a_preprocessing_that_fits(gemm, save):
     ],
 )
 def test_a_preprocessing_that_does_not_fit(gemm, changes, reason):
-    assert reason in refusal(gemm, preprocessing=replace(HALF, **changes))
+    assert reason in rejection(gemm, preprocessing=replace(HALF, **changes))
 
 
 # the file
@@ -492,10 +494,10 @@ def test_weights_in_another_file(external, monkeypatch):
     with pytest.raises(CasterError, match="or its weights changed"):
         model.verify()
     weights.unlink()
-    assert f"cannot read {weights}: No such file" in refusal(external)
+    assert f"cannot read {weights}: No such file" in rejection(external)
 
 
-def test_links_are_followed_as_hugging_face_lays_them(external, tmp_path):
+def test_links_in_a_hugging_face_cache_are_followed(external, tmp_path):
     blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "main"
     blobs.mkdir()
     snapshot.mkdir(parents=True)
@@ -505,42 +507,42 @@ def test_links_are_followed_as_hugging_face_lays_them(external, tmp_path):
     close(OnnxModel(snapshot / "model.onnx")(IMAGES))
 
 
-def test_links_to_somewhere_else_are_rejected(external, tmp_path):
+def test_links_to_other_folders_are_rejected(external, tmp_path):
     (tmp_path / "away").mkdir()
     (tmp_path / "weights.bin").rename(tmp_path / "away" / "weights.bin")
     (tmp_path / "away" / "weights.bin").chmod(0o600)
     (tmp_path / "here").mkdir()
     external = external.rename(tmp_path / "here" / "model.onnx")
     (tmp_path / "here" / "weights.bin").symlink_to(tmp_path / "away" / "weights.bin")
-    assert "keeps weights outside its own folder" in refusal(external)
+    assert "stores weights outside its own folder" in rejection(external)
 
 
 @pytest.mark.parametrize("location", ["../weights.bin", "/weights.bin"])
-def test_weights_elsewhere_are_refused(external, location):
+def test_weights_in_other_folders_are_rejected(external, location):
     proto = onnx.load(external, load_external_data=False)
     for tensor in proto.graph.initializer:
         next(each for each in tensor.external_data if each.key == "location").value = location
     external.write_bytes(proto.SerializeToString())
-    assert "keeps weights outside its own folder" in refusal(external)
+    assert "stores weights outside its own folder" in rejection(external)
 
 
-def test_files_that_are_no_models(gemm, tmp_path):
+def test_files_that_are_not_models(gemm, tmp_path):
     content = gemm.read_bytes()
     for damaged in (b"", b"hello", content[: len(content) // 2], content[:-3]):
         gemm.write_bytes(damaged)
-        assert "not an ONNX file" in refusal(gemm)
-    assert "No such file" in refusal(tmp_path / "none.onnx")
-    assert "Is a directory" in refusal(tmp_path)
+        assert "not an ONNX file" in rejection(gemm)
+    assert "No such file" in rejection(tmp_path / "none.onnx")
+    assert "Is a directory" in rejection(tmp_path)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
 def test_no_permission(gemm):
     gemm.chmod(0)
-    assert "Permission denied" in refusal(gemm)
+    assert "Permission denied" in rejection(gemm)
 
 
-def test_any_flipped_bit_is_read_or_refused_in_one_line(gemm):
-    original, refusals = gemm.read_bytes(), []
+def test_flipped_bits_are_read_or_rejected_in_one_line(gemm):
+    original, rejections = gemm.read_bytes(), []
     rng = np.random.default_rng(0)
     for at in rng.choice(len(original), 200, replace=False):
         damaged = bytearray(original)
@@ -549,9 +551,9 @@ def test_any_flipped_bit_is_read_or_refused_in_one_line(gemm):
         try:
             OnnxModel(gemm)
         except CasterError as error:
-            refusals.append(str(error))
-    assert len(refusals) > 20
-    assert not any("\n" in refusal for refusal in refusals)
+            rejections.append(str(error))
+    assert len(rejections) > 20
+    assert not any("\n" in message for message in rejections)
 
 
 # libraries and providers
@@ -560,12 +562,12 @@ def test_any_flipped_bit_is_read_or_refused_in_one_line(gemm):
 @pytest.mark.parametrize("library", ["onnx", "onnxruntime"])
 def test_without_the_libraries(monkeypatch, gemm, library):
     monkeypatch.setitem(sys.modules, library, None)
-    assert refusal(gemm) == (
+    assert rejection(gemm) == (
         f"reading {gemm} needs onnx and onnxruntime: pip install 'caster-tta[onnx]'"
     )
 
 
-def test_importing_needs_neither():
+def test_importing_loads_neither_library():
     code = (
         "import caster.models.onnx, sys; sys.exit(bool({'onnx', 'onnxruntime'} & {*sys.modules}))"
     )
@@ -575,14 +577,14 @@ def test_importing_needs_neither():
 def test_providers(gemm, monkeypatch):
     offered = ", ".join(onnxruntime.get_available_providers())
     message = f"no provider NoExecutionProvider: onnxruntime here has {offered}"
-    assert refusal(gemm, providers=["NoExecutionProvider"]) == message
-    assert "no provider none" in refusal(gemm, providers=[])
+    assert rejection(gemm, providers=["NoExecutionProvider"]) == message
+    assert "no provider none" in rejection(gemm, providers=[])
     both = ["CUDAExecutionProvider", "CPUExecutionProvider"]
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: both)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # onnxruntime's own, of a provider it goes on without
+        warnings.simplefilter("ignore")  # onnxruntime warns about the missing provider
         assert (
-            refusal(gemm, providers=both) == "CUDAExecutionProvider does not work on this machine"
+            rejection(gemm, providers=both) == "CUDAExecutionProvider does not work on this machine"
         )
 
 
@@ -591,7 +593,7 @@ def test_providers(gemm, monkeypatch):
 
 def exported(module, images, path, **options):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the exporters' own making
+        warnings.simplefilter("ignore")  # raised inside the exporters
         torch.onnx.export(module.eval(), (images,), path, verbose=False, **options)
     return OnnxModel(path)
 
@@ -600,6 +602,7 @@ LEGACY = {"dynamo": False, "input_names": ["x"], "dynamic_axes": {"x": {0: "N"}}
 DYNAMO = {"dynamo": True, "dynamic_shapes": ({0: torch.export.Dim("N")},)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [LEGACY, DYNAMO], ids=["legacy", "dynamo"])
 def test_torch(tmp_path, options):
     torch.manual_seed(0)
@@ -617,6 +620,7 @@ def test_torch(tmp_path, options):
         close(model(images[:count]), features.numpy(), logits.numpy(), 1e-4)
 
 
+@pytest.mark.slow
 def test_timm(tmp_path):
     import timm
 

@@ -1,4 +1,4 @@
-"""ONNX graphs that would not end: one line before anything walks, loads or runs them."""
+"""ONNX graphs that would not end are rejected before anything walks, loads or runs them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from onnx import NodeProto, parser
 
 from caster import CasterError
-from caster.models.onnx import OnnxModel, check
+from caster.models.onnx import OnnxModel, model_file
 
 HEADER = '<ir_version: 10, opset_import: ["": 21, "f": 1, "com.microsoft": 1]>'
 FUNCTION = '<domain: "f", opset_import: ["": 21, "f": 1]>'
@@ -43,7 +43,7 @@ def nested_if(depth):
 
 
 def calling(body, *others):
-    """A graph of one call, of the first of some functions."""
+    """A graph that calls the first of several functions."""
     functions = " ".join(
         f"{FUNCTION} f{n} (x) => (y) {{ {text} }}" for n, text in enumerate([body, *others])
     )
@@ -51,7 +51,7 @@ def calling(body, *others):
 
 
 def tower(height, calls):
-    """Functions that each call the next one so many times."""
+    """Functions that each call the next one `calls` times."""
     names = ["x", *(f"v{call}" for call in range(1, calls)), "y"]
     steps = [
         " ".join(f"{after} = f.f{n + 1}({before})" for before, after in pairwise(names))
@@ -81,7 +81,7 @@ ENDLESS = {
         "cyclic",
     ),
     "not sorted": ("{ y = Neg(h) h = Relu(x) }", "not sorted"),
-    "read by nobody's maker": ("{ y = Neg(h) }", "incomplete"),
+    "without a producer": ("{ y = Neg(h) }", "incomplete"),
     "made twice": ("{ h = Relu(x) h = Neg(h) y = Neg(h) }", "named `h`"),
     "input made": ("{ x = Identity(x) y = Identity(x) }", "named `x`"),
     "initializer made": ("<float h = {1}> { h = Neg(x) y = Neg(h) }", "named `h`"),
@@ -134,8 +134,8 @@ def endless(tmp_path_factory):
     return folder
 
 
-def test_one_line_each_and_no_hang(endless):
-    """In a process of its own, as what hangs here hangs in compiled code or without a signal."""
+def test_endless_graphs_are_rejected_in_one_line(endless):
+    """Run in a subprocess, because compiled code that hangs cannot be interrupted."""
     code = (
         "import sys, numpy as np, caster\n"
         "for path in sys.argv[1:]:\n"
@@ -174,7 +174,7 @@ def test_graphs_that_end_still_run(tmp_path, text):
 
 
 def field(number: int, content: bytes) -> bytes:
-    """A message inside another, as protobuf writes it."""
+    """A nested message in protobuf's wire format."""
     length, rest = b"", len(content)
     while rest > 127:
         length, rest = length + bytes([rest % 128 | 128]), rest // 128
@@ -198,15 +198,15 @@ def test_trips_of_functions_and_loops_multiply(monkeypatch):
         "{ d = Identity(e) s = Neg(a) }>"
     ).replace("{ h = f.f0(x)", "{ p = f.f0(x) q = f.f0(p) r = f.f0(q) h = f.f0(r)")
     steps = 4 * (1 + 3 + 2 * 10) + 1
-    monkeypatch.setattr(check, "MAX_STEPS", steps)
-    check.check_model(parsed(text))
-    monkeypatch.setattr(check, "MAX_STEPS", steps - 1)
+    monkeypatch.setattr(model_file, "MAX_STEPS", steps)
+    model_file.check_model(parsed(text))
+    monkeypatch.setattr(model_file, "MAX_STEPS", steps - 1)
     with pytest.raises(CasterError, match="at most"):
-        check.check_model(parsed(text))
+        model_file.check_model(parsed(text))
 
 
-def test_advice_on_a_large_graph_takes_one_look_at_its_end(tmp_path):
-    """No node but the last leads to the output: none of the others is a head to suggest."""
+def test_suggestions_for_a_large_graph_take_bounded_time(tmp_path):
+    """Only the last node leads to the output, so no other node can be suggested."""
     proto = parsed("{ y = Neg(x) }")
     nodes = [NodeProto(op_type="Neg", input=["x"], output=[f"v{n}"]) for n in range(6000)]
     proto.graph.node.extend(nodes)
@@ -214,4 +214,4 @@ def test_advice_on_a_large_graph_takes_one_look_at_its_end(tmp_path):
     start = process_time()
     with pytest.raises(CasterError, match="comes from Neg"):
         OnnxModel(tmp_path / "model.onnx")
-    assert process_time() - start < 5  # with a look from each node, above 30
+    assert process_time() - start < 5  # trying every node takes over 30

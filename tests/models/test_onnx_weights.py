@@ -1,4 +1,4 @@
-"""ONNX weights in other files: wherever a model refers to one, its digest covers that file."""
+"""ONNX weights in other files: the digest covers every file a model refers to."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NUMBERS = ", ".join(map(str, W.flat))
 CONSTANT = f"v = Constant<value = float[3, 5] {{{NUMBERS}}}>()"
 BRANCH = f"() => (float[3, 5] v) {{ {CONSTANT} }}"
 
-PLACES = {
+LOCATIONS = {
     "initializer": f"<float[3, 5] w = {{{NUMBERS}}}> {{ y = MatMul(x, w) }}",
     "constant": f"{{ {CONSTANT} y = MatMul(x, v) }}",
     "function": '{ w = f.weight() y = MatMul(x, w) } <domain: "f", opset_import: ["": 21]> '
@@ -44,7 +44,7 @@ PLACES = {
 
 
 def moved(tensor: TensorProto, name: str, offset: int) -> int:
-    """Refer to a part of another file in place of a tensor's numbers; where that part ends."""
+    """Replace a tensor's numbers by a reference to another file; return where they end."""
     length = numpy_helper.to_array(tensor).nbytes
     for field in ("raw_data", "float_data", "int64_data", "external_data"):
         tensor.ClearField(field)
@@ -62,7 +62,7 @@ def tensors(message):
 
 
 def save(path, text, name="weights/first/part.bin"):
-    """Write a model whose matrices are in another file, behind a page of zeros; that file."""
+    """Write a model whose matrices are in another file, after a page of zeros; return that file."""
     proto = parser.parse_model(f"{HEADER} g (float[N, 3] x) => (float[N, 5] y) {text}")
     for tensor in tensors(proto):
         if list(tensor.dims) == [3, 5]:
@@ -75,7 +75,7 @@ def save(path, text, name="weights/first/part.bin"):
 
 
 def check_binding(path, weights):
-    """The runtime does read the file, and another file is another model."""
+    """The runtime reads the file, and another content is another model."""
     model = OnnxModel(path, head="y")
     before = model(ROWS).logits
     np.testing.assert_allclose(before, ROWS @ W)
@@ -90,10 +90,10 @@ def check_binding(path, weights):
             each()
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_the_digest_covers_every_place(tmp_path, place):
+@pytest.mark.parametrize("place", LOCATIONS)
+def test_the_digest_covers_every_location(tmp_path, place):
     path = tmp_path / "model.onnx"
-    check_binding(path, save(path, PLACES[place]))
+    check_binding(path, save(path, LOCATIONS[place]))
 
 
 @pytest.mark.parametrize("part", ["values", "indices"])
@@ -125,9 +125,9 @@ def test_sparse_tensors(tmp_path, place, part):
 
 
 def test_fields_that_caster_does_not_know(tmp_path):
-    """Training graphs are not run, and covered all the same: every tensor is."""
+    """Training graphs are not run, but the digest covers their tensors."""
     path = tmp_path / "model.onnx"
-    weights = save(path, PLACES["initializer"])
+    weights = save(path, LOCATIONS["initializer"])
     proto = onnx.load(path, load_external_data=False)
     tensor = proto.training_info.add().algorithm.initializer.add()
     tensor.CopyFrom(numpy_helper.from_array(W, "g"))
@@ -142,7 +142,7 @@ def test_fields_that_caster_does_not_know(tmp_path):
 
 def test_weights_swapped_while_the_runtime_reads_them(tmp_path, monkeypatch):
     path = tmp_path / "model.onnx"
-    weights = save(path, PLACES["function"])
+    weights = save(path, LOCATIONS["function"])
     model, session = OnnxModel(path, head="y"), onnxruntime.InferenceSession
 
     def swapping(*arguments, **options):
@@ -155,25 +155,25 @@ def test_weights_swapped_while_the_runtime_reads_them(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("place", ["initializer", "function", "If"])
-def test_only_files_of_its_own_folder(tmp_path, place):
+def test_weights_must_be_in_the_folder_of_the_model(tmp_path, place):
     home = tmp_path / "home"
     home.mkdir()
     path = home / "model.onnx"
-    away = save(path, PLACES[place], "away.bin").rename(tmp_path / "away.bin")
+    away = save(path, LOCATIONS[place], "away.bin").rename(tmp_path / "away.bin")
     (home / "link.bin").symlink_to(away)
     (home / "folder").symlink_to(tmp_path)
     for name in ("../away.bin", str(away), "link.bin", "folder/away.bin", "a\0b"):
-        save_with_name(path, PLACES[place], name)
+        save_with_name(path, LOCATIONS[place], name)
         with pytest.raises(CasterError, match="outside its own folder"):
             OnnxModel(path)
     (home / "loop.bin").symlink_to("loop.bin")
-    save_with_name(path, PLACES[place], "loop.bin")
+    save_with_name(path, LOCATIONS[place], "loop.bin")
     with pytest.raises(CasterError, match="cannot read"):
         OnnxModel(path, head="y")
 
 
 def save_with_name(path, text, name):
-    """Write a model that has this name for the file of its weights, and no such file."""
+    """Write a model that refers to this weight file, without writing the file."""
     proto = parser.parse_model(f"{HEADER} g (float[N, 3] x) => (float[N, 5] y) {text}")
     for tensor in tensors(proto):
         if list(tensor.dims) == [3, 5]:
@@ -182,29 +182,29 @@ def save_with_name(path, text, name):
 
 
 @pytest.mark.parametrize("linked", [False, True])
-def test_an_address_in_memory_is_no_file(tmp_path, linked):
-    """ONNX Runtime reads its own memory under this name, whatever file there is."""
+def test_memory_addresses_are_rejected(tmp_path, linked):
+    """ONNX Runtime reads its own memory under this name, even if such a file exists."""
     path, mark = tmp_path / "model.onnx", "*/_ORT_MEM_ADDR_/*"
-    save(path, PLACES["initializer"], mark)
+    save(path, LOCATIONS["initializer"], mark)
     if linked:
         (tmp_path / "link.bin").symlink_to(mark)
-        save_with_name(path, PLACES["initializer"], "link.bin")
-    with pytest.raises(CasterError, match="no name of a file"):
+        save_with_name(path, LOCATIONS["initializer"], "link.bin")
+    with pytest.raises(CasterError, match="not a file name"):
         OnnxModel(path)
 
 
 def test_a_linked_model_with_weights_beside_the_link(tmp_path):
     (tmp_path / "store").mkdir()
     path = tmp_path / "model.onnx"
-    weights = save(path, PLACES["function"], "weights.bin")
+    weights = save(path, LOCATIONS["function"], "weights.bin")
     path.rename(tmp_path / "store" / "blob")
     path.symlink_to("store/blob")
     check_binding(path, weights)
 
 
-def test_a_pipe_is_no_file(tmp_path):
+def test_pipes_are_rejected(tmp_path):
     path = tmp_path / "model.onnx"
-    weights = save(path, PLACES["function"])
+    weights = save(path, LOCATIONS["function"])
     weights.unlink()
     os.mkfifo(weights)
     os.mkfifo(tmp_path / "pipe.onnx")

@@ -1,4 +1,4 @@
-"""Where layer transport works, in networks of every kind, and what is measured there."""
+"""Sites of many kinds of network, and the statistics measured there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers import ViTConfig, ViTForImageClassification
 
 from caster import CasterError, wrap
 from caster.core.channels import Site
-from caster.models.activation_statistics import ActivationStatistics, measured
+from caster.models.activation_statistics import ActivationStatistics
 from caster.models.sites import find_sites, selected
 from tests.support import problem
 
@@ -76,22 +76,22 @@ def test_vision_transformer(more, qk_norm):
     ],
 )
 @pytest.mark.parametrize("images", [torch.zeros(3, 3, 16, 16), torch.ones(1, 3, 16, 16)])
-def test_tokens_that_a_network_adds_are_no_part_of_a_site(more, added, images):
-    """Whatever the images: some have nothing but the same corners, one none beside it."""
+def test_added_tokens_are_not_part_of_a_site(more, added, images):
+    """For any images, also constant ones and a single one."""
     net = timm.models.vision_transformer.VisionTransformer(**VIT, **more)
     sites = find_sites(wrap(net.eval()), images)
     assert [site.added for site in sites] == [added] * 3 + [0]
 
 
-def test_networks_that_add_no_token():
+def test_networks_without_added_tokens():
     mixer = timm.models.mlp_mixer.MlpMixer(img_size=16, patch_size=8, embed_dim=16, num_blocks=2)
     assert {site.added for site in found(mixer)} == {0}
     swin = timm.models.swin_transformer.SwinTransformer(**SWIN, num_classes=4)
     assert {site.added for site in found(swin)} == {0}
 
 
-def test_a_token_that_is_added_halfway():
-    """From there on, and not before."""
+def test_a_token_added_halfway():
+    """It counts from there on only."""
 
     class Block(nn.Module):
         def __init__(self):
@@ -117,15 +117,15 @@ def test_a_token_that_is_added_halfway():
             return self.head(x[:, 0])
 
     sites = find_sites(wrap(Late()), torch.randn(2, 5, 8))
-    told = {str(site): site.added for site in sites}
-    assert told == {
+    added = {str(site): site.added for site in sites}
+    assert added == {
         **{"early.0:in": 0, "early.0:out": 0, "early.1:out": 0},
         **{"late.0:in": 1, "late.0:out": 1, "late.1:out": 1, "head:in": 0},
     }
 
 
-def test_tokens_of_a_network_that_is_given_whole_numbers():
-    """Of which the first of an image are often the same."""
+def test_added_tokens_of_a_network_with_integer_input():
+    """Whose leading values are often the same in all images."""
 
     class Bytes(nn.Module):
         def __init__(self):
@@ -141,7 +141,7 @@ def test_tokens_of_a_network_that_is_given_whole_numbers():
     assert [site.added for site in sites] == [1, 1, 1, 0]
 
 
-def test_tokens_that_become_fewer_on_the_way():
+def test_added_tokens_of_a_pooling_transformer():
     net = timm.create_model("pit_ti_224", img_size=64).eval()
     sites = find_sites(wrap(net), torch.zeros(2, 3, 64, 64))
     tokens = [site for site in sites if "blocks" in site.module]
@@ -149,7 +149,7 @@ def test_tokens_that_become_fewer_on_the_way():
     assert {site.added for site in tokens} == {1}
 
 
-def test_images_are_no_site_in_any_layout():
+def test_images_are_not_a_site_in_any_memory_format():
     net = nn.Sequential(
         *(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU()),
         *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)),
@@ -159,7 +159,7 @@ def test_images_are_no_site_in_any_layout():
     assert [str(site) for site in plain] == [str(site) for site in last] == ["2:in", "6:in"]
 
 
-def test_looking_draws_no_random_number():
+def test_finding_sites_leaves_the_random_state_alone():
     net = timm.models.vision_transformer.VisionTransformer(**VIT)
     torch.manual_seed(3)
     expected = torch.rand(4)
@@ -172,7 +172,7 @@ def test_swin_is_channels_last():
     net = timm.models.swin_transformer.SwinTransformer(**SWIN, num_classes=4)
     sites = named(net)
     assert "layers.0.blocks.0:in" in sites
-    assert "layers.1.blocks.0:in" in sites  # behind the merging of patches
+    assert "layers.1.blocks.0:in" in sites  # after patch merging
     assert "layers.1.blocks.1:out" in sites
     assert set(sites.values()) == {-1}
 
@@ -188,7 +188,7 @@ def test_vision_transformer_of_transformers():
 
 
 @pytest.mark.parametrize("kind", ["layer", "group"])
-def test_a_plain_network_is_aligned_where_it_normalises(kind):
+def test_a_plain_network_has_sites_at_its_norms(kind):
     sites = find_sites(problem.model(kind), problem.stream(1)[0])
     assert [(str(site), site.axis) for site in sites] == [
         ("1:in", 1),
@@ -209,7 +209,7 @@ class First(nn.LayerNorm):
 
 
 class Square(nn.Module):
-    """Values that are as wide along every axis."""
+    """Values with equally long axes."""
 
     def __init__(self, norm):
         super().__init__()
@@ -220,7 +220,7 @@ class Square(nn.Module):
 
 
 @pytest.mark.parametrize(("norm", "axis"), [(Last, -1), (First, 1), (nn.RMSNorm, -1)])
-def test_an_axis_is_told_by_what_a_norm_does(norm, axis):
+def test_the_axis_follows_from_the_behaviour_of_a_norm(norm, axis):
     x = torch.randn(2, 4, 4, 4, generator=torch.Generator().manual_seed(0))
     assert find_sites(wrap(Square(norm)), x)[0] == Site("norm", "in", axis)
 
@@ -230,7 +230,7 @@ class Neither(nn.LayerNorm):
         return x / x.norm()
 
 
-def test_an_axis_that_cannot_be_told_is_refused():
+def test_an_ambiguous_axis_is_rejected():
     with pytest.raises(CasterError, match="which axis of"):
         find_sites(wrap(Square(Neither)), torch.zeros(2, 4, 4, 4))
 
@@ -267,21 +267,21 @@ def test_blocks_without_a_norm():
     assert set(sites.values()) == {-1}
 
 
-def test_a_network_without_norms_or_blocks_is_aligned_where_it_has_weights():
+def test_a_network_without_norms_or_blocks_has_sites_at_its_weights():
     layers = [nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 6, 3), nn.ReLU()]
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2)]
     assert named(nn.Sequential(*layers, *head)) == {"2:in": 1, "6:in": -1, "8:in": -1}
 
 
-def test_a_classifier_alone_is_spoken_of(caplog):
+def test_a_warning_if_the_classifier_is_the_only_site(caplog):
     net = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
     with caplog.at_level("WARNING", "caster"):
-        moments = measured(wrap(net), [torch.randn(4, 3, 2, 2)])
+        moments = problem.site_moments(wrap(net), [torch.randn(4, 3, 2, 2)])
     assert [str(site) for site in moments] == ["1:in"]
     assert "no site but its classifier's input" in caplog.text
 
 
-def test_a_batchnorm_called_twice_is_no_site():
+def test_a_batchnorm_called_twice_is_not_a_site():
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
@@ -303,10 +303,10 @@ def test_patterns_select():
         selected(sites, "blocks*", "x")
 
 
-def test_moments_are_those_of_the_values_there():
+def test_moments_equal_those_of_the_activations():
     model = problem.model("vit")
-    images, _ = problem.images(70, seed=5)
-    moments = measured(model, [images[:50], images[50:]])
+    images, _ = problem.make_images(70, seed=5)
+    moments = problem.site_moments(model, [images[:50], images[50:]])
     seen = {}
 
     def note(name):
@@ -321,22 +321,24 @@ def test_moments_are_those_of_the_values_there():
     by_name = {str(site): found for site, found in moments.items()}
     assert set(seen) < set(by_name)
     for name, values in seen.items():
-        rows = values[:, 1:].double().reshape(-1, values.shape[-1]).numpy()  # the patches'
+        rows = (
+            values[:, 1:].double().reshape(-1, values.shape[-1]).numpy()
+        )  # without the class token
         assert by_name[name].count == 70
         np.testing.assert_allclose(by_name[name].mean, rows.mean(axis=0), rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(by_name[name].variance, rows.var(axis=0), rtol=1e-4)
 
 
-def test_looking_leaves_no_trace_on_the_callers_module():
+def test_measuring_leaves_no_hooks_on_the_module():
     model = problem.model("layer")
     before = {name: len(m._forward_hooks) for name, m in model.module.named_modules()}
-    measured(model, problem.stream(2))
+    problem.site_moments(model, problem.stream(2))
     assert before == {name: len(m._forward_hooks) for name, m in model.module.named_modules()}
     assert not any(m._forward_pre_hooks for m in model.module.modules())
     model.verify()
 
 
-def test_a_pass_that_fails_is_not_measured():
+def test_a_failed_pass_is_not_measured():
     model = problem.model("vit")
     one, other = problem.stream(2)
     statistics = ActivationStatistics(model)
@@ -347,18 +349,18 @@ def test_a_pass_that_fails_is_not_measured():
         with pytest.raises(CasterError, match="cannot take a batch"):
             statistics(other)
     statistics(other)
-    expected = measured(model, [one, other])
+    expected = problem.site_moments(model, [one, other])
     for site, found in statistics.moments().items():
         assert found.count == 64
         np.testing.assert_array_equal(found.mean, expected[site].mean)
 
 
-def test_values_that_are_no_numbers_are_refused():
+def test_values_that_are_not_finite_are_rejected():
     model = problem.model("layer")
     bad = problem.stream(1)[0].copy()
     bad[0] = np.nan
     with pytest.raises(CasterError, match="not finite"):
-        measured(model, [bad])
+        problem.site_moments(model, [bad])
 
 
 def test_a_twin_shares_every_weight_and_no_module():

@@ -1,4 +1,4 @@
-"""Torch modules: where the features come from, that nothing changes, and what is explained."""
+"""Torch modules: find the features, change nothing, reject what cannot work."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ IMAGES = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
 
 def settled(net: nn.Module) -> nn.Module:
-    """Statistics of batch norms and weights of heads that are not those of a fresh module."""
+    """Give BatchNorms and heads values that a fresh module does not have."""
     torch.manual_seed(1)
     for layer in net.modules():
         if isinstance(layer, nn.BatchNorm2d):
@@ -52,7 +52,7 @@ def net():
     return small()
 
 
-def refusal(module, batch=IMAGES, **options) -> str:
+def rejection(module, batch=IMAGES, **options) -> str:
     with pytest.raises(CasterError) as caught:
         TorchModel(module, **options)(batch)
     assert "\n" not in str(caught.value)
@@ -151,14 +151,14 @@ def transformers_net(name):
 
 
 def answer(net):
-    """What the module says by itself."""
+    """The logits of the bare module."""
     with torch.no_grad():
         returned = net(IMAGES)
     return getattr(returned, "logits", returned)
 
 
 def without(net, head):
-    """A copy whose classifier hands on what it is given: it returns the features."""
+    """A copy with an identity as its classifier: it returns the features."""
     beheaded = copy.deepcopy(net)
     parent, _, name = head.rpartition(".")
     setattr(beheaded.get_submodule(parent), name, nn.Identity())
@@ -166,7 +166,7 @@ def without(net, head):
 
 
 def check(net, head):
-    """The head is found, and features and logits are those of the module left alone."""
+    """The head is found; features and logits are those of the bare module."""
     logits, features = answer(net), answer(without(net, head))
     model = TorchModel(net)
     outputs = model(IMAGES)
@@ -190,13 +190,13 @@ def test_timm(name):
     assert torch.equal(TorchModel(net)(IMAGES).features, features)
 
 
-def test_timm_distilled_is_explained():
-    """Its answer is the mean of two classifiers: neither is the answer by itself."""
+def test_timm_distilled_needs_a_named_head():
+    """It returns the mean of two classifiers, so neither output is the logits."""
     import timm
 
     net = timm.create_model("deit_base_distilled_patch16_224", num_classes=CLASSES, **VIT)
     net = settled(net)
-    message = refusal(net)
+    message = rejection(net)
     assert message.startswith("VisionTransformerDistilled does not return the output of a Linear")
     assert message.endswith("head, head_dist")
     with torch.no_grad():
@@ -224,14 +224,14 @@ def test_torchvision(name):
     check(settled(torchvision_net(name)), HEADS[name])
 
 
-def test_torchvision_squeezenet_is_explained():
-    """It classifies before it pools: there is no row of features."""
+def test_torchvision_squeezenet_is_rejected():
+    """It classifies before it pools, so there are no rows of features."""
     from torchvision import models
 
     net = models.squeezenet1_1(num_classes=CLASSES).eval()
     images = torch.zeros(2, 3, 64, 64)
-    assert refusal(net, images).endswith("name its classifier with head=; it has no Linear")
-    assert "'classifier' is (2, 512, 3, 3), not" in refusal(net, images, head="classifier")
+    assert rejection(net, images).endswith("name its classifier with head=; it has no Linear")
+    assert "'classifier' is (2, 512, 3, 3), not" in rejection(net, images, head="classifier")
 
 
 @pytest.mark.parametrize(
@@ -262,30 +262,32 @@ def test_the_module_itself_may_be_the_classifier():
 
 @pytest.mark.parametrize("head", ["fc", "hidden", "drop", "norm", "flat"])
 def test_a_layer_by_name(net, head):
-    """Its input, caught by a hook of our own, is what comes out."""
+    """The features are its input, as an independent hook sees it."""
     caught = []
     hook = net.get_submodule(head).register_forward_hook(lambda _, given, out: caught.append(given))
     logits = answer(net)
     hook.remove()
     ((given,),) = caught
     if head == "norm":
-        assert "the input of 'norm' is (4, 8, 15, 15), not (samples" in refusal(net, head=head)
+        assert "the input of 'norm' is (4, 8, 15, 15), not (samples" in rejection(net, head=head)
         return
     outputs = TorchModel(net, head=head)(IMAGES)
     assert torch.equal(outputs.features, given.flatten(1))  # (4, 8, 1, 1) goes into `flat`
     assert torch.equal(outputs.logits, logits)
 
 
-def test_names_that_will_not_do(net):
-    message = refusal(net, head="classifier")
+def test_head_names_that_are_rejected(net):
+    message = rejection(net, head="classifier")
     assert message == "Sequential has no layer 'classifier': its last Linear layers are hidden, fc"
-    assert refusal(nn.Flatten(), head="x", name="flat") == "flat has no layer 'x': it has no Linear"
+    assert (
+        rejection(nn.Flatten(), head="x", name="flat") == "flat has no layer 'x': it has no Linear"
+    )
     spare = Answering(lambda fc, images: nn.functional.linear(images.flatten(1), fc.weight))
-    assert refusal(spare, head="fc") == "Answering answered without using its layer 'fc'"
+    assert rejection(spare, head="fc") == "Answering answered without using its layer 'fc'"
 
 
-def test_the_last_of_equal_answers_is_the_classifier():
-    """Classifiers often start at zero, and then every layer before them may agree."""
+def test_the_last_of_several_equal_outputs_is_the_classifier():
+    """Classifiers are often initialised to zero, so earlier layers may have the same output."""
     net = nn.Sequential(nn.Flatten(), nn.Linear(3072, 5), nn.Linear(5, 5))
     for layer in net[1:]:
         nn.init.zeros_(layer.weight)
@@ -295,17 +297,17 @@ def test_the_last_of_equal_answers_is_the_classifier():
     assert model.head == "2"
 
 
-def test_what_follows_the_classifier_and_changes_nothing():
+def test_identity_layers_after_the_classifier():
     net = nn.Sequential(nn.Flatten(), nn.Linear(3072, 5), nn.Dropout(), nn.Identity()).eval()
     model = TorchModel(net)
     model(IMAGES)
     assert model.head == "1"
 
 
-def test_what_follows_the_classifier_and_changes_it(net):
+def test_a_softmax_after_the_classifier(net):
     chances = nn.Sequential(net, nn.Softmax(1))
-    message = refusal(chances)
-    assert "does not return the output of a Linear layer as it is" in message
+    message = rejection(chances)
+    assert "does not return the output of a Linear layer" in message
     assert message.endswith("its last Linear layers are 0.hidden, 0.fc")
     outputs = TorchModel(chances, head="0.fc")(IMAGES)
     assert torch.equal(outputs.features, TorchModel(net)(IMAGES).features)
@@ -321,16 +323,16 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize(("forward", "reason"), ANSWERS.values(), ids=ANSWERS)
-def test_answers_that_are_no_logits(forward, reason):
+def test_outputs_that_are_not_logits(forward, reason):
     for head in (None, "fc"):
-        message = refusal(Answering(forward), head=head)
+        message = rejection(Answering(forward), head=head)
         assert message == f"Answering must return logits (samples, classes), {reason}"
 
 
-def test_a_classifier_of_tokens_is_explained():
+def test_a_classifier_of_tokens_is_rejected():
     net = Answering(lambda fc, images: fc(images.flatten(2)).mean(1), width=32 * 32)
-    assert "does not return the output of a Linear layer as it is" in refusal(net)
-    assert refusal(net, head="fc") == (
+    assert "does not return the output of a Linear layer" in rejection(net)
+    assert rejection(net, head="fc") == (
         "the input of 'fc' is (4, 3, 1024), not (samples, features): "
         "name a layer after the pooling with head="
     )
@@ -343,7 +345,7 @@ def hooks(net):
     return [len(part._forward_hooks) + len(part._forward_pre_hooks) for part in net.modules()]
 
 
-def test_the_module_is_left_as_it_was(net):
+def test_the_module_is_not_changed(net):
     before = copy.deepcopy(net.state_dict())
     model = TorchModel(net)
     digest = model.sha256
@@ -359,11 +361,11 @@ def test_the_module_is_left_as_it_was(net):
     model.verify()
 
 
-def test_hooks_go_even_when_the_module_fails(net):
+def test_hooks_are_removed_if_the_module_fails(net):
     for head in (None, "fc"):
         with pytest.raises(CasterError, match=r"cannot take a batch of float32 \(4, 2, 32, 32\)"):
             TorchModel(net, head=head)(IMAGES[:, :2])
-    refusal(nn.Sequential(net, nn.Softmax(1)))
+    rejection(nn.Sequential(net, nn.Softmax(1)))
     assert not any(hooks(net))
 
 
@@ -375,7 +377,7 @@ def test_dropout_is_off_and_batch_statistics_are_not_used(net):
         torch.testing.assert_close(getattr(together, name), rows)
 
 
-def test_training_mode_is_left_on_wrapping_and_refused_later(net):
+def test_wrapping_sets_eval_mode_and_training_mode_is_rejected_later(net):
     net.train()
     model = TorchModel(net)
     assert not any(part.training for part in net.modules())
@@ -415,7 +417,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_changes_are_noticed(net, change):
+def test_verify_detects_changes(net, change):
     net.conv.register_buffer("scale", torch.ones(2), persistent=False)
     model = TorchModel(net)
     model(IMAGES)
@@ -425,7 +427,7 @@ def test_changes_are_noticed(net, change):
         model.verify()
 
 
-def test_a_changed_model_is_known_to_be_restored(net):
+def test_verify_accepts_restored_weights(net):
     model = TorchModel(net)
     before = copy.deepcopy(net.state_dict())
     changed_weight(net)
@@ -438,7 +440,7 @@ def test_a_changed_model_is_known_to_be_restored(net):
 # --- the digest ------------------------------------------------------------------------------
 
 
-def test_the_digest_is_of_weights_and_layers_alone(net):
+def test_the_digest_depends_on_weights_and_layers_only(net):
     digest = TorchModel(net).sha256
     used = TorchModel(small())
     used(IMAGES)
@@ -468,8 +470,8 @@ def test_other_models_have_other_digests(net):
     assert len(digests) == len(others) + 1
 
 
-def test_the_digest_does_not_drift():
-    """Written out: another digest would orphan every state that was ever fitted."""
+def test_the_digest_is_stable():
+    """Another digest would invalidate every state fitted so far."""
     net = nn.Sequential(nn.Linear(2, 1), nn.ReLU())
     net.register_buffer("count", torch.tensor(3))
     weight, bias = (value.detach().numpy().tobytes() for value in net.parameters())
@@ -486,7 +488,7 @@ def test_the_digest_does_not_drift():
 
 
 @pytest.mark.parametrize("attributes", [{"scale": 2.0}, {"act": torch.relu}, {"act": torch.tanh}])
-def test_plain_attributes_of_your_own_module_count(attributes):
+def test_the_digest_covers_plain_attributes(attributes):
     class Scaled(nn.Module):
         def __init__(self, scale=1.0, act=torch.sigmoid):
             super().__init__()
@@ -495,7 +497,7 @@ def test_plain_attributes_of_your_own_module_count(attributes):
             nn.init.ones_(self.fc.bias)
 
         def forward(self, x):
-            self.calls = getattr(self, "calls", 0) + 1  # which verify must not mind
+            self.calls = getattr(self, "calls", 0) + 1  # verify must ignore this
             return self.fc(self.act(self.scale * x))
 
     plain, other = TorchModel(Scaled()), TorchModel(Scaled(**attributes))
@@ -514,7 +516,7 @@ def test_threads_get_the_features_of_their_own_batch(net):
                 assert torch.equal(found.features, right)
 
 
-def test_buffers_of_every_kind_count():
+def test_the_digest_covers_buffers_of_every_kind():
     def holding(**buffers):
         net = nn.Linear(2, 2)
         nn.init.ones_(net.weight)
@@ -548,9 +550,9 @@ def test_shared_parameters_and_layers():
     net = nn.Sequential(nn.Flatten(), nn.Linear(3072, 6), shared, nn.ReLU(), shared)
     model = TorchModel(net)
     outputs = model(IMAGES)
-    assert model.head == "2"  # the name it goes by first
+    assert model.head == "2"  # its first name
     with torch.no_grad():
-        assert torch.equal(outputs.features, net[:4](IMAGES))  # what it was given last
+        assert torch.equal(outputs.features, net[:4](IMAGES))  # its last input
     tied = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
     tied[1].weight = tied[0].weight
     model = TorchModel(tied)
@@ -563,7 +565,7 @@ def test_shared_parameters_and_layers():
 
 def test_a_module_without_parameters():
     net = nn.Sequential(nn.AvgPool2d(8), nn.Flatten())
-    assert refusal(net).endswith("it has no Linear")
+    assert rejection(net).endswith("it has no Linear")
     net.append(nn.Identity())
     model = TorchModel(net, head="2")
     outputs = model(IMAGES)
@@ -577,7 +579,7 @@ def test_a_module_without_parameters():
 # --- precision, memory, gradients ------------------------------------------------------------
 
 
-def test_bf16_is_close_and_comes_back_as_float32(net):
+def test_bf16_is_close_and_returned_as_float32(net):
     exact, rounded = TorchModel(net)(IMAGES), TorchModel(net, bf16=True)(IMAGES)
     for name in ("features", "logits"):
         a, b = getattr(exact, name), getattr(rounded, name)
@@ -596,7 +598,7 @@ def test_bf16_finds_the_same_classifier():
     torch.testing.assert_close(logits, answer(net), rtol=0.1, atol=0.1)
 
 
-def test_channels_last_is_another_layout_of_the_same_numbers(net):
+def test_channels_last_gives_the_same_numbers(net):
     expected = TorchModel(small())(IMAGES)
     model = TorchModel(net, channels_last=True)
     assert net.conv.weight.is_contiguous(memory_format=torch.channels_last)
@@ -611,7 +613,7 @@ def test_channels_last_is_another_layout_of_the_same_numbers(net):
     TorchModel(rows, channels_last=True)(torch.zeros(2, 4))
 
 
-def test_other_precisions_come_back_as_float32():
+def test_other_precisions_are_returned_as_float32():
     for dtype in (torch.float64, torch.bfloat16):
         outputs = TorchModel(small().to(dtype))(IMAGES.to(dtype))
         assert outputs.features.dtype == outputs.logits.dtype == torch.float32
@@ -657,21 +659,21 @@ def test_batches_are_not_written_to():
     "batch", [IMAGES[:0], np.zeros((0, 3, 32, 32), np.float32), [], 1.0], ids=type
 )
 def test_batches_without_samples(net, batch):
-    assert refusal(net, batch) == "a batch for Sequential must hold at least one sample"
+    assert "at least one sample" in rejection(net, batch)
 
 
 def test_preprocessing_must_suit_torch(net):
     stated = Preprocessing.in_graph("NCHW", "float32")
     assert TorchModel(net, preprocessing=stated).preprocessing is stated
     assert TorchModel(net).preprocessing is None
-    message = refusal(net, preprocessing=Preprocessing.in_graph("NHWC", "float32"))
-    assert message == "Sequential is a torch module, and takes the layout NCHW"
+    message = rejection(net, preprocessing=Preprocessing.in_graph("NHWC", "float32"))
+    assert "needs the layout NCHW" in message
 
 
-def test_devices_that_are_not_there(net):
-    assert "the model cannot be moved to 'abacus'" in refusal(net, device="abacus")
+def test_missing_devices(net):
+    assert "the model cannot be moved to 'abacus'" in rejection(net, device="abacus")
     if not torch.cuda.is_available():
-        assert "the model cannot be moved to 'cuda'" in refusal(net, device="cuda")
+        assert "the model cannot be moved to 'cuda'" in rejection(net, device="cuda")
     assert str(TorchModel(net).device) == "cpu"
 
 
@@ -686,27 +688,27 @@ def test_the_digest_is_the_same_on_a_gpu(net):
     )
 
 
-# --- what torch itself would answer with a traceback, or not notice -----------------------------
+# --- inputs and modules that torch alone would not handle ------------------------------------
 
 
-def test_float64_becomes_what_the_weights_are(net):
+def test_float64_is_converted_to_the_dtype_of_the_weights(net):
     model = TorchModel(net)
     assert torch.equal(model(IMAGES.double().numpy()).logits, model(IMAGES).logits)
 
 
 @pytest.mark.parametrize("batch", [{"images": 1}, "images", [[1.0], [1.0, 2.0]]])
-def test_what_is_no_array_is_refused(net, batch):
+def test_batches_that_are_not_arrays_are_rejected(net, batch):
     with pytest.raises(CasterError, match="must be an array"):
         TorchModel(net)(batch)
 
 
-def test_a_first_batch_of_nan_still_shows_the_head(net):
+def test_a_first_batch_of_nan_still_finds_the_head(net):
     model = TorchModel(net)
     model(torch.full_like(IMAGES, torch.nan))
     assert model.head == "fc"
 
 
-def test_a_head_called_by_keyword_is_seen():
+def test_a_head_called_by_keyword_is_found():
     class Keyword(nn.Module):
         def __init__(self):
             super().__init__()
@@ -719,7 +721,7 @@ def test_a_head_called_by_keyword_is_seen():
     assert torch.equal(TorchModel(Keyword())(images).features, images.flatten(1))
 
 
-def test_a_named_layer_that_works_in_place_shows_its_input():
+def test_the_input_of_a_named_in_place_layer():
     class InPlace(nn.Module):
         def __init__(self):
             super().__init__()
@@ -732,7 +734,7 @@ def test_a_named_layer_that_works_in_place_shows_its_input():
     assert torch.equal(TorchModel(InPlace(), head="relu")(images).features, images.flatten(1))
 
 
-def test_weights_that_torch_does_not_show_are_refused():
+def test_lazy_and_sparse_weights_are_rejected():
     lazy = nn.Sequential(nn.Flatten(), nn.LazyLinear(3))
     sparse = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
     sparse[1].weight = nn.Parameter(sparse[1].weight.detach().to_sparse())
@@ -741,9 +743,9 @@ def test_weights_that_torch_does_not_show_are_refused():
             TorchModel(module)
 
 
-def test_a_quantised_module_is_refused():
+def test_a_quantised_module_is_rejected():
     class Packed(nn.Linear):
-        """As torch's own dynamically quantised layers: weights that are no tensors."""
+        """Like torch's dynamically quantised layers: weights that are not tensors."""
 
         def get_extra_state(self):
             return (1, 2)
@@ -751,5 +753,5 @@ def test_a_quantised_module_is_refused():
         def set_extra_state(self, state):
             pass
 
-    with pytest.raises(CasterError, match="export such a model to ONNX"):
+    with pytest.raises(CasterError, match="export the model to ONNX"):
         TorchModel(nn.Sequential(nn.Flatten(), Packed(4, 3)))

@@ -1,9 +1,8 @@
-"""One call for every kind of model: what it makes of each, and each option that is out of place."""
+"""`wrap`: every kind of model, its options, and rejected inputs."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 import subprocess
 import sys
 from functools import partial
@@ -57,7 +56,7 @@ def toml(tmp_path):
     return tmp_path / "pre.toml"
 
 
-def refusal(model, **options) -> str:
+def rejection(model, **options) -> str:
     with pytest.raises(CasterError) as caught:
         wrap(model, **options)
     assert "\n" not in str(caught.value)
@@ -119,8 +118,8 @@ def test_the_name_is_public():
     ["model.pt", "resnet18", "", None, 3, np.zeros((2, 2)), {"a": 1}, ["x.onnx"], nn.Flatten],
     ids=repr,
 )
-def test_what_is_no_model(model):
-    message = refusal(model)
+def test_inputs_that_are_not_a_model(model):
+    message = rejection(model)
     assert message.startswith(
         "a model is an nn.Module, 'timm:NAME', 'hf:FOLDER', 'FILE.py:FACTORY'"
     )
@@ -128,13 +127,23 @@ def test_what_is_no_model(model):
 
 
 def test_a_model_is_wrapped_once(onnx_file):
-    """A second time would lose the digest that binds a state to it."""
-    assert refusal(wrap(network())) == "Sequential is wrapped already"
-    assert refusal(wrap(embed)) == "embed is wrapped already"
-    assert refusal(wrap(onnx_file)) == f"{onnx_file} is wrapped already"
+    """Wrapping again would lose the digest that binds a state to the model."""
+    assert rejection(wrap(network())) == "Sequential is wrapped already"
+    assert rejection(wrap(embed)) == "embed is wrapped already"
+    assert rejection(wrap(onnx_file)) == f"{onnx_file} is wrapped already"
 
 
-# --- options out of place --------------------------------------------------------------------
+def test_modules_without_values():
+    with torch.device("meta"):
+        whole = network()
+    part = torch.nn.Sequential(torch.nn.BatchNorm2d(3), network())
+    part[0].running_mean = part[0].running_mean.to("meta")
+    assert "meta device" in rejection(part)
+    assert "meta device" in rejection(whole)
+    assert "meta tensor" in rejection(whole, device="cpu")
+
+
+# --- options of another kind of model --------------------------------------------------------
 
 VALUES = {
     "head": "fc",
@@ -145,7 +154,7 @@ VALUES = {
     "providers": ["CPUExecutionProvider"],
     "version": "1",
 }
-STRAY = {
+OTHER_OPTIONS = {
     "module": ("checkpoint", "providers", "version"),
     "timm": ("providers", "version"),
     "onnx": ("checkpoint", "device", "bf16", "channels_last", "version"),
@@ -154,17 +163,18 @@ STRAY = {
 
 
 @pytest.mark.parametrize(
-    ("kind", "option"), [(kind, option) for kind, options in STRAY.items() for option in options]
+    ("kind", "option"),
+    [(kind, option) for kind, options in OTHER_OPTIONS.items() for option in options],
 )
-def test_stray_options(kind, option):
+def test_options_of_another_kind_of_model_are_rejected(kind, option):
     model, called = {
         "module": (network(), "Sequential"),
         "timm": ("timm:resnet18", "'timm:resnet18'"),
         "onnx": ("model.onnx", "'model.onnx'"),
         "function": (embed, "function"),
     }[kind]
-    message = refusal(model, **{option: VALUES[option]})
-    assert message == f"{option} is not an option of {called}"
+    message = rejection(model, **{option: VALUES[option]})
+    assert message == f"{option}= is not an option of {called}"
 
 
 # --- preprocessing ---------------------------------------------------------------------------
@@ -180,202 +190,13 @@ def test_in_graph(onnx_file):
     pixels = Preprocessing.in_graph("NCHW", "float32")
     for model in (network(), onnx_file):
         assert wrap(model, preprocessing="in-graph").preprocessing == pixels
-    assert refusal(embed, preprocessing="in-graph") == (
-        "state a function's preprocessing in full: it shows no input shape"
-    )
+    assert "a function needs its whole preprocessing" in rejection(embed, preprocessing="in-graph")
 
 
 def test_preprocessing_that_cannot_be_read(tmp_path):
     for model in (network(), embed, "timm:resnet18"):
-        message = refusal(model, preprocessing=tmp_path / "none.toml")
+        message = rejection(model, preprocessing=tmp_path / "none.toml")
         assert message.endswith("none.toml: No such file or directory")
-
-
-# --- timm ------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory):
-    """Weights of a small timm model, of one with other classes, and of another architecture."""
-    import timm
-
-    folder = tmp_path_factory.mktemp("checkpoints")
-    torch.manual_seed(0)
-    nets = {
-        "plain": timm.create_model(TIMM),
-        "eleven": timm.create_model(TIMM, num_classes=11),
-        "other": timm.create_model("test_efficientnet"),
-    }
-    for name, net in nets.items():
-        for value in net.buffers():
-            if value.is_floating_point():
-                value.uniform_(0.5, 1.5)
-        save_file(net.state_dict(), folder / f"{name}.safetensors")
-    return folder, nets
-
-
-@pytest.mark.parametrize(("name", "n_classes"), [("plain", 1000), ("eleven", 11)])
-def test_timm_with_a_checkpoint(checkpoints, name, n_classes):
-    folder, nets = checkpoints
-    path = folder / f"{name}.safetensors"
-    model = wrap(f"timm:{TIMM}", checkpoint=path)
-    expected = nets[name].eval().state_dict()
-    loaded = model.module.state_dict()
-    assert loaded.keys() == expected.keys()
-    assert all(torch.equal(loaded[key], expected[key]) for key in expected)
-    outputs = model(torch.tensor(IMAGES).repeat(1, 1, 4, 4))
-    assert outputs.logits.shape == (4, n_classes)
-    with torch.no_grad():
-        assert torch.equal(outputs.logits, nets[name](torch.tensor(IMAGES).repeat(1, 1, 4, 4)))
-    assert model.name == f"timm:{TIMM}"
-    assert model.sha256 == TorchModel(nets[name]).sha256
-    assert model.sha256 == wrap(nets[name], device="cpu").sha256
-    assert wrap(f"timm:{TIMM}", checkpoint=str(path)).sha256 == model.sha256
-
-
-def test_timms_own_preprocessing(checkpoints, toml):
-    from timm.data import resolve_model_data_config
-
-    folder, nets = checkpoints
-    use = partial(wrap, f"timm:{TIMM}", checkpoint=folder / "plain.safetensors")
-    stated = use().preprocessing
-    config = resolve_model_data_config(nets["plain"])
-    assert (stated.crop, stated.resize) == ((160, 160), int(160 / config["crop_pct"]))
-    assert (stated.mean, stated.std) == (config["mean"], config["std"])
-    assert stated.interpolation == config["interpolation"]
-    assert use(preprocessing=toml).preprocessing == HALF
-    assert use(preprocessing="in-graph").preprocessing == Preprocessing.in_graph("NCHW", "float32")
-
-
-def test_a_preprocessing_of_timms_that_is_not_known_can_be_stated(checkpoints, monkeypatch, toml):
-    import timm
-
-    create = timm.create_model
-    border = partial(create, pretrained_cfg_overlay={"crop_mode": "border"})
-    monkeypatch.setattr(timm, "create_model", border)
-    use = {"checkpoint": checkpoints[0] / "plain.safetensors"}
-    assert "crop mode 'border'" in refusal(f"timm:{TIMM}", **use)
-    assert wrap(f"timm:{TIMM}", **use, preprocessing=toml).preprocessing == HALF
-
-
-def test_a_distilled_checkpoint_has_two_classifiers(tmp_path):
-    import timm
-
-    net = timm.create_model("deit_tiny_distilled_patch16_224", num_classes=3, depth=12)
-    save_file(net.state_dict(), tmp_path / "deit.safetensors")
-    name, path = "timm:deit_tiny_distilled_patch16_224", tmp_path / "deit.safetensors"
-    model = wrap(name, checkpoint=path, head="head")
-    assert model.module.head.out_features == model.module.head_dist.out_features == 3
-
-
-def test_checkpoints_that_do_not_fit(checkpoints, tmp_path):
-    folder, _ = checkpoints
-    message = refusal(f"timm:{TIMM}", checkpoint=folder / "other.safetensors")
-    assert message.startswith(
-        f"timm:{TIMM} cannot be made: Error(s) in loading state_dict for ResN"
-    )
-    assert "Missing key(s)" in message
-    assert len(message) < 400
-    content = (folder / "plain.safetensors").read_bytes()
-    damaged = tmp_path / "damaged.safetensors"
-    for part in (content[:-100], content[: len(content) // 2], content[:6], b"", b"hello" * 9):
-        damaged.write_bytes(part)
-        message = refusal(f"timm:{TIMM}", checkpoint=damaged)
-        assert message == f"the checkpoint {damaged} is truncated or damaged"
-    missing = refusal(f"timm:{TIMM}", checkpoint=tmp_path / "none.safetensors")
-    assert missing == f"the checkpoint {tmp_path / 'none.safetensors'} does not exist"
-
-
-@pytest.mark.parametrize(
-    ("odd", "reason"),
-    [
-        (torch.tensor(1.0), "has the shape ()"),
-        (torch.zeros(5), "has the shape (5,)"),
-        (torch.zeros(10**9, 0), "has the shape (1000000000, 0)"),  # costs no byte in the file
-        (torch.zeros(1000, 96, 1), "size mismatch"),
-        (torch.zeros(1000, 96, dtype=torch.complex64), "holds torch.complex64, not torch.float32"),
-        (torch.zeros(1000, 96, dtype=torch.int64), "holds torch.int64, not torch.float32"),
-    ],
-    ids=["scalar", "row", "wide", "three axes", "complex", "whole"],
-)
-def test_classifiers_that_are_no_matrix(checkpoints, tmp_path, odd, reason):
-    path = tmp_path / "odd.safetensors"
-    save_file(checkpoints[1]["plain"].state_dict() | {"fc.weight": odd}, path)
-    assert reason in refusal(f"timm:{TIMM}", checkpoint=path)
-
-
-def test_modules_without_values():
-    with torch.device("meta"):
-        whole = network()
-    part = torch.nn.Sequential(torch.nn.BatchNorm2d(3), network())
-    part[0].running_mean = part[0].running_mean.to("meta")
-    assert "meta device" in refusal(part)
-    assert "meta device" in refusal(whole)
-    assert "meta tensor" in refusal(whole, device="cpu")
-
-
-class Trap:
-    def __reduce__(self):
-        return os.mkdir, ("unpickled",)
-
-
-@pytest.mark.parametrize("suffix", [".pt", ".pth", ".bin"])
-def test_nothing_is_unpickled(tmp_path, monkeypatch, suffix):
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / f"weights{suffix}"
-    torch.save({"fc.weight": Trap()}, path)
-    message = refusal(f"timm:{TIMM}", checkpoint=path)
-    assert f"{path} must be a .safetensors file: caster never unpickles" in message
-    path.rename(tmp_path / "weights.safetensors")
-    assert "damaged" in refusal(f"timm:{TIMM}", checkpoint=tmp_path / "weights.safetensors")
-    assert not (tmp_path / "unpickled").exists()
-
-
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("resnet180", "Unknown model (resnet180)"),
-        ("", "Unknown model ()"),
-        ("resnet18.nonsense", "Invalid pretrained tag (nonsense)"),
-        ("someone/resnet18", "has no source prefix"),
-        ("ftp:resnet18", "Unknown model source"),
-    ],
-)
-def test_names_timm_does_not_know(checkpoints, name, reason):
-    for options in ({}, {"checkpoint": checkpoints[0] / "plain.safetensors"}):
-        message = refusal(f"timm:{name}", **options)
-        assert message.startswith(f"timm:{name} cannot be made: ")
-        assert reason in message
-
-
-def test_no_network(monkeypatch):
-    import timm
-
-    def fail(name, **options):
-        assert (name, options) == ("resnet18", {"pretrained": True})
-        raise OSError("Name or service not known\nRetrying")
-
-    monkeypatch.setattr(timm, "create_model", fail)
-    assert refusal("timm:resnet18") == (
-        "cannot fetch the pretrained weights of timm:resnet18: without a network, give a local "
-        "checkpoint (.safetensors)"
-    )
-
-
-def test_pretrained_weights_are_asked_for_only_without_a_checkpoint(checkpoints, monkeypatch):
-    import timm
-
-    asked, create = [], timm.create_model
-
-    def note(name, pretrained=False, **options):
-        asked.append(pretrained)
-        return create(name, **options)
-
-    monkeypatch.setattr(timm, "create_model", note)
-    wrap(f"timm:{TIMM}", checkpoint=checkpoints[0] / "plain.safetensors")
-    assert not any(asked)
-    wrap(f"timm:{TIMM}")
-    assert asked[-1] is True
 
 
 # --- libraries that are missing --------------------------------------------------------------
@@ -383,19 +204,21 @@ def test_pretrained_weights_are_asked_for_only_without_a_checkpoint(checkpoints,
 
 def test_without_timm(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
-    assert refusal("timm:resnet18") == ("timm:resnet18 needs timm: pip install 'caster-tta[timm]'")
+    assert rejection("timm:resnet18") == (
+        "timm:resnet18 needs timm: pip install 'caster-tta[timm]'"
+    )
 
 
 def test_without_torch(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delitem(sys.modules, "caster.models.torch")
-    assert refusal("timm:resnet18") == (
+    assert rejection("timm:resnet18") == (
         "timm:resnet18 needs torch: pip install 'caster-tta[torch]'"
     )
     assert type(wrap(embed)) is FunctionModel
 
 
-def test_wrapping_a_function_imports_none_of_them():
+def test_wrapping_a_function_imports_no_framework():
     code = (
         "import sys, caster; caster.wrap(len); "
         "sys.exit(bool({'torch', 'timm', 'onnx', 'onnxruntime'} & {*sys.modules}))"
@@ -431,7 +254,7 @@ def test_functions_of_torch_tensors_and_objects():
     assert torch.equal(model(IMAGES).features, torch.as_tensor(embed(IMAGES)))
 
 
-def test_functions_that_record_gradients_or_answer_in_half():
+def test_functions_that_record_gradients_or_return_half_precision():
     weight = torch.eye(3, requires_grad=True)
     images = torch.tensor(IMAGES)
     outputs = wrap(lambda batch: embed(batch) @ weight)(images)
@@ -443,8 +266,8 @@ def test_functions_that_record_gradients_or_answer_in_half():
         assert torch.equal(outputs.logits, embed(images).to(dtype).float())
 
 
-def test_functions_that_give_no_numbers():
-    with pytest.raises(CasterError, match="numbers are needed, not an array of <U1"):
+def test_functions_that_do_not_return_numbers():
+    with pytest.raises(CasterError, match="expected numbers, not an array of <U1"):
         wrap(lambda batch: np.full((len(batch), 2), "a"))(IMAGES)
 
 
@@ -454,7 +277,7 @@ def test_functions_of_anything_with_a_length():
     assert outputs.features[:, 0].tolist() == [5, 5, 12]
 
 
-def test_the_version_is_what_binds():
+def test_the_version_identifies_a_function():
     assert wrap(embed).sha256 is None
     assert wrap(embed, version="a").sha256 == hashlib.sha256(b"version a").hexdigest()
     assert wrap(embed, version="a").sha256 == wrap(both, version="a").sha256
@@ -486,4 +309,132 @@ WRONG = {
 def test_answers_of_the_wrong_shape(function, reason):
     with pytest.raises(CasterError) as caught:
         wrap(function)(IMAGES)
-    assert str(caught.value) == f"<lambda> must give {reason}"
+    assert str(caught.value) == f"<lambda> must return {reason}"
+
+
+# --- FILE.py:FACTORY ---------------------------------------------------------------------------
+
+SMALL = torch.linspace(-1, 1, 4 * 48).reshape(4, 3, 4, 4)
+CODE = """
+from __future__ import annotations
+from dataclasses import dataclass, field
+
+import blocks  # lies beside this file
+import caster
+import torch
+from torch import nn
+
+@dataclass
+class Sizes:
+    hidden: int = blocks.HIDDEN
+    more: list[int] = field(default_factory=list)
+
+class Network(nn.Sequential):
+    def __init__(self):
+        torch.manual_seed(0)
+        layers = nn.Flatten(), nn.Linear(48, Sizes().hidden), nn.ReLU(), nn.Linear(5, 3)
+        super().__init__(*layers)
+
+def make():
+    import blocks
+    return Network()
+
+def embed():
+    return lambda images: images.mean((2, 3))
+
+def wrapped():
+    return caster.wrap(embed(), version="mine-1")
+
+def fails():
+    raise RuntimeError("no weights\\nanywhere")
+
+def leaves():
+    raise SystemExit(2)
+
+def nothing():
+    pass
+
+def a_class():
+    return Network
+
+number = 3
+"""
+
+
+@pytest.fixture
+def path(tmp_path):
+    (tmp_path / "blocks.py").write_text("HIDDEN = 5\n")
+    (tmp_path / "mine.py").write_text(CODE)
+    yield tmp_path / "mine.py"
+    sys.modules.pop("blocks", None)
+
+
+@pytest.mark.parametrize("factory", ["make", "Network"])
+def test_a_factory_of_a_module(path, factory):
+    before = list(sys.path)
+    model = wrap(f"{path}:{factory}", head="3")
+    assert sys.path == before
+    assert model.name == f"{path}:{factory}"
+    outputs = model(SMALL)
+    assert (outputs.features.shape, outputs.logits.shape) == ((4, 5), (4, 3))
+    assert model.sha256 == wrap(wrap(f"{path}:make").module, head="3").sha256
+    model.twin()
+
+
+def test_a_checkpoint_for_a_factory(path, tmp_path):
+    net = wrap(f"{path}:make").module
+    with torch.no_grad():
+        net[1].weight.mul_(2)
+    save_file(net.state_dict(), tmp_path / "w.safetensors")
+    model = wrap(f"{path}:make", checkpoint=tmp_path / "w.safetensors")
+    assert model.sha256 == wrap(net).sha256 != wrap(f"{path}:make").sha256
+    save_file(nn.Linear(2, 2).state_dict(), tmp_path / "w.safetensors")
+    message = rejection(f"{path}:make", checkpoint=tmp_path / "w.safetensors")
+    assert f"does not fit {path}:make: Error(s) in loading" in message
+    assert "does not exist" in rejection(f"{path}:make", checkpoint=tmp_path / "none.safetensors")
+    assert "checkpoint= is not an option" in rejection(f"{path}:embed", checkpoint="w.safetensors")
+
+
+def test_factories_of_functions_and_wrapped_models(path):
+    plain = wrap(f"{path}:embed", version="1")
+    assert type(plain) is FunctionModel
+    model = wrap(f"{path}:wrapped")
+    assert (type(model), model.version) == (FunctionModel, "mine-1")
+    np.testing.assert_array_equal(model(SMALL).features, SMALL.mean((2, 3)))
+    assert rejection(f"{path}:wrapped", version="2") == (
+        f"version= is not an option of '{path}:wrapped'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("factory", "reason"),
+    [
+        ("absent", "has no function 'absent'"),
+        ("number", "has no function 'number'"),
+        ("", "has no function ''"),
+        ("fails", "fails() of {path} failed: RuntimeError: no weights anywhere"),
+        ("leaves", "leaves() of {path} failed: SystemExit: 2"),
+        ("nothing", "must return an nn.Module, not NoneType"),
+        ("a_class", "must return an nn.Module, not type"),
+    ],
+)
+def test_factories_that_fail(path, factory, reason):
+    assert reason.format(path=path) in rejection(f"{path}:{factory}")
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("def make(:", "SyntaxError"),
+        ("import nothing_of_this_name", "ModuleNotFoundError: No module named"),
+        ("1 / 0", "ZeroDivisionError"),
+        ("raise SystemExit('usage')", "SystemExit: usage"),
+    ],
+)
+def test_files_that_cannot_be_imported(tmp_path, code, reason):
+    (tmp_path / "odd.py").write_text(code)
+    before = list(sys.path)
+    message = rejection(f"{tmp_path / 'odd.py'}:make")
+    assert message.startswith(f"{tmp_path / 'odd.py'} cannot be imported: {reason}")
+    assert sys.path == before
+    assert "there is no file" in rejection(f"{tmp_path / 'none.py'}:make")

@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 from sklearn.base import clone
 
 from caster import Adapter, Caster, CasterError, wrap
-from caster.adapt import adaptation
+from caster.adapt import feature_transport
 from caster.adapt import adapter as adapters
-from caster.adapt.adapter import bound_state
-from caster.adapt.source import Source
+from caster.adapt.fitting import bound_state
 from caster.core import linalg
 from caster.models.torch import TorchModel
 from caster.report.evaluation import evaluate
 from caster_bench.methods.gates import make_gate
 from caster_bench.methods.registry import create
-from tests.adapt.test_adaptation import LaneOfTheCpu
+from caster_bench.methods.source import Source
+from tests.adapt.test_feature_transport import LaneOfTheCpu
 from tests.conftest import problem
 
 NAMESPACES = {"numpy": np, "torch": torch, "strict": array_api_strict}
@@ -34,7 +34,7 @@ SCALES = [1e-300, 1e-30, 1e-12, 1.0, 1e6, 1e12, 1e19, 1e30, 1e37, 1e200]
 
 @cache
 def few(n_classes=10, d=512, each=20):
-    """Classes far apart, of fewer samples than features: maps of them are ill conditioned."""
+    """Distant classes with fewer samples than features: their maps are ill-conditioned."""
     rng = np.random.default_rng(2)
     y = np.repeat(np.arange(n_classes), each)
     h = 10 * rng.standard_normal((n_classes, d))[y] + rng.standard_normal((len(y), d))
@@ -49,34 +49,34 @@ def pairs():
 
 
 def scaled(values, scale, dtype):
-    """A scaled array as the dtype holds it: finite, for what is not finite is bad input."""
+    """A scaled array in its dtype, kept finite: other values are invalid input."""
     largest = np.finfo(dtype).max
     with np.errstate(over="ignore"):
         return np.clip(values.astype(np.float64) * scale, -largest, largest).astype(dtype)
 
 
 def check(clf, batch, xp, n_classes):
-    """The laws of an answer, with the head's logits and without."""
+    """Check the laws of an answer, with and without head logits."""
     head = np.random.default_rng(3).integers(n_classes, size=len(batch))
     given = xp.asarray(batch)
     clf = clone(clf).set_params(safeguards=False)._adopt(clf._state)  # they would reject first
     out = clf.adapt(given, xp.asarray(np.eye(n_classes)[head]))
     if out.verdict.accepted:
         assert np.isfinite(out.verdict.ratio)
-        assert np.isfinite(np.asarray(out.transported)).all()
+        assert np.isfinite(np.asarray(out.adapted)).all()
     else:
-        assert np.array_equal(np.asarray(out.predictions), clf.classes_[head])
+        assert np.array_equal(np.asarray(out.labels), clf.classes_[head])
     if out.verdict.reason == "numerical":
         assert out.verdict.ratio == np.inf
         assert np.array_equal(np.asarray(out.proposed), clf.classes_[head])
-    assert not np.isnan(np.asarray(out.transported)).any()
+    assert out.adapted is None or not np.isnan(np.asarray(out.adapted)).any()
     assert not np.isnan(out.verdict.ratio)
     scores = np.asarray(clf.source_scores(given))
     assert not np.isnan(scores).any()
     alone = clf.adapt(given)
     assert alone.verdict == out.verdict
     if not alone.verdict.accepted:
-        assert np.array_equal(np.asarray(alone.predictions), clf.classes_[scores.argmax(axis=1)])
+        assert np.array_equal(np.asarray(alone.labels), clf.classes_[scores.argmax(axis=1)])
     return out.verdict
 
 
@@ -133,7 +133,7 @@ def test_a_fit_of_any_scale_works_or_says_why(name, dtype, scale, columns, offse
     check(clf, batch, np, 3)
 
 
-def test_what_cannot_be_scored_gets_the_class_of_the_largest_prior():
+def test_unscorable_samples_get_the_class_of_the_largest_prior():
     h, y = problem(n_classes=3)
     clf = Caster().fit(h, y)
     largest = np.argmax(np.bincount(y))
@@ -144,7 +144,7 @@ def test_what_cannot_be_scored_gets_the_class_of_the_largest_prior():
 
 
 def test_a_source_that_cannot_be_factored():
-    """A state may hold covariances that nothing fitted: they reject, and raise nothing."""
+    """A state may hold covariances that no fit produces: batches are rejected without an error."""
     h, y = problem(dtype=np.float32)
     clf = Caster().fit(h, y)
     clf.moments_.covariances[1] = -100 * np.eye(4)
@@ -154,7 +154,7 @@ def test_a_source_that_cannot_be_factored():
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_jax(scale):
-    """It compiles every shape: these are those of other tests."""
+    """JAX compiles every shape: reuse those of other tests."""
     h, y = problem()
     verdict = check(Caster().fit(h, y), scaled(h[:64], scale, np.float32), jax.numpy, 5)
     assert verdict.reason == "numerical" or scale < 1e19
@@ -165,10 +165,10 @@ def test_jax(scale):
 
 @pytest.fixture
 def as_on_gpu(monkeypatch):
-    for module in (linalg, adaptation, adapters):
+    for module in (linalg, feature_transport, adapters):
         monkeypatch.setattr(module, "on_gpu", lambda array: isinstance(array, torch.Tensor))
     monkeypatch.setattr(adapters, "runs_on_gpu", lambda model: isinstance(model, TorchModel))
-    monkeypatch.setattr("caster.models.cuda.Lane", LaneOfTheCpu)
+    monkeypatch.setattr("caster.models.cuda.GraphRunner", LaneOfTheCpu)
 
 
 def test_the_gpu_path_rejects_as_well(as_on_gpu):
@@ -192,7 +192,7 @@ def test_an_adapter_goes_on_after_a_batch_that_fails(as_on_gpu, head, text):
     assert bad.verdict.reason == "numerical"
     assert good.verdict == again.verdict
     columns = model(batches[1]).logits if head else clf.source_scores(batches[1])
-    assert bad.predictions.tolist() == clf.classes_[columns.argmax(dim=1).numpy()].tolist()
+    assert bad.labels.tolist() == clf.classes_[columns.argmax(dim=1).numpy()].tolist()
 
 
 # --- who uses verdicts -----------------------------------------------------------------------
@@ -217,14 +217,14 @@ def test_methods_keep_the_frozen_answer(name, monkeypatch):
 
 
 @pytest.mark.parametrize("gate", ["certificate", "referee"])
-def test_gates_judge_what_cannot_be_computed(gate):
+def test_gates_reject_what_cannot_be_computed(gate):
     h, y = problem()
     model = wrap(lambda batch: (batch, batch[:, :5]), version="example-1")
     judge = make_gate(gate, model, Source.fit(model, [(h, y)])).judge
     assert not judge(model(1e200 * h[:40])).accepted
 
 
-def test_an_evaluation_counts_such_batches():
+def test_an_evaluation_counts_numerical_failures():
     h, y, clf = few()
     chunks = [(scale * h[::4], y[::4], np.eye(10)[y[::4]]) for scale in (np.float32(1e30), 1.0)]
     found = evaluate(clf, chunks)

@@ -1,4 +1,4 @@
-"""Two runs of one sweep, told apart cell by cell (benchmarks/real/again.py)."""
+"""Compare two runs of one sweep cell by cell (benchmarks/real/again.py)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from caster_bench.engine.pack import pack
 from caster_bench.records import Pack
-from tests.bench.studies.altering import altered, change_a_prediction
-from tests.bench.studies.records import Consistent, sweep_of
+from tests.support.altered_records import altered, change_a_prediction
+from tests.support.consistent_records import Consistent, sweep_of
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "real"))
 
@@ -44,5 +44,5 @@ def test_a_run_and_its_pack_are_the_same_and_one_image_makes_them_differ(run, tm
 
     main(out, packed.folder, [])
     assert "the same" in capsys.readouterr().out
-    with pytest.raises(SystemExit, match="no such cell in common"):
+    with pytest.raises(SystemExit, match="no cell in common"):
         main(out, tmp_path / "nothing", [])

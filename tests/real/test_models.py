@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from caster import Adapter, Caster, wrap
-from caster.adapt.adapter import bound_state
+from caster.adapt.fitting import bound_state
 from caster.io.images import open_images
 from caster.io.labels import encode
 
@@ -39,7 +39,7 @@ def network(request, tmp_path_factory):
     exported = models.exported(name, folder, 32 if small else 224)
     images = images_for(name)
     rows = np.random.default_rng(0).permutation(len(images))[:192]
-    batch = preprocessing.batch([preprocessing.fitted(images.read(int(i))) for i in rows])
+    batch = preprocessing.batch([preprocessing.resize_and_crop(images.read(int(i))) for i in rows])
     truth = encode(images.labels, images.classes)[rows]
     both = [
         wrap(model, preprocessing=preprocessing) for model in (models.load(name, folder), exported)

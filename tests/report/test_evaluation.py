@@ -16,14 +16,14 @@ from scipy.special import log_softmax
 from sklearn.metrics import log_loss
 
 from caster import Caster, CasterError
-from caster.core.types import Verdict
+from caster.core.verdict import Verdict
 from caster.report.evaluation import Answers, evaluate
 from caster.report.evaluation_results import Batch, ClassScore, Evaluation
 from caster.report.intervals import Interval
 from caster.report.mechanism import layer_transport
 from caster.state.source_check import SourceCheck
 from tests.conftest import problem
-from tests.report.test_metrics import ece_by_hand
+from tests.support import reference
 
 NAMES = np.array(["ant", "bee", "cat", "dog", "eel"])
 FOUR = ("frozen", "source_gda", "ungated", "gated")
@@ -48,7 +48,7 @@ def cut(target, labels, logits, size):
 
 @pytest.mark.parametrize("size", [40, 64, 1019])  # 64 and 1019 leave a remainder; 1019, one of 1
 @pytest.mark.parametrize("headless", [False, True])
-def test_every_number_recomputed_by_hand(size, headless):
+def test_every_number_matches_a_recomputation(size, headless):
     clf, target, labels, logits = stage()
     head = None if headless else logits
     found = evaluate(clf, cut(target, labels, head, size))
@@ -59,14 +59,14 @@ def test_every_number_recomputed_by_hand(size, headless):
         out = clf.adapt(features, head_logits=given_logits)
         source = clf.source_scores(features)
         fallback = source if headless else given_logits
-        moved = fallback if len(features) == 1 else out.transported
+        moved = fallback if len(features) == 1 else out.adapted
         scores = {"source_gda": source, "ungated": moved, "frozen": given_logits}
         scores["gated"] = moved if out.verdict.accepted else fallback
         for name in found.scores:
             log_p[name] += list(log_softmax(scores[name], axis=1))
             answers[name] += list(clf.classes_[scores[name].argmax(axis=1)])
         assert answers["ungated"][-len(features) :] == out.proposed.tolist()
-        assert answers["gated"][-len(features) :] == out.predictions.tolist()
+        assert answers["gated"][-len(features) :] == out.labels.tolist()
     base = np.array(answers["source_gda" if headless else "frozen"]) == labels
     for name, score in found.scores.items():
         right = np.array(answers[name]) == labels
@@ -75,14 +75,18 @@ def test_every_number_recomputed_by_hand(size, headless):
         assert score.harm == (base & ~right).mean()
         assert score.help == (~base & right).mean()
         assert score.nll == pytest.approx(log_loss(labels, probabilities), rel=1e-9)
-        expected = ece_by_hand(probabilities.max(axis=1), right)
+        expected = reference.calibration_error(probabilities.max(axis=1), right)
         assert score.calibration_error == pytest.approx(expected, abs=1e-9)
         assert sum(b.count for b in score.reliability) == len(labels)
         assert score.interval.low <= score.accuracy <= score.interval.high
     gated = np.array(answers["gated"]) == labels
     for c in found.classes:
-        held = labels == c.label
-        assert (c.size, c.baseline, c.gated) == (held.sum(), base[held].sum(), gated[held].sum())
+        members = labels == c.label
+        assert (c.size, c.baseline, c.gated) == (
+            members.sum(),
+            base[members].sum(),
+            gated[members].sum(),
+        )
     assert found.gain == pytest.approx(gated.mean() - base.mean())
 
 
@@ -95,7 +99,7 @@ def test_batches_keep_their_verdict_size_and_classes():
         out = clf.adapt(features, head_logits=head)
         assert (batch.size, batch.classes) == (len(truth), len(set(truth)))
         assert batch.verdict == out.verdict
-        assert batch.right["gated"] == (out.predictions == truth).sum()
+        assert batch.right["gated"] == (out.labels == truth).sum()
         assert batch.accuracy("ungated") == (out.proposed == truth).mean()
     verdicts = [batch.verdict for batch in found.batches]
     assert found.acceptance == np.mean([v.accepted for v in verdicts])
@@ -152,7 +156,7 @@ def test_batches_of_one_are_the_fallback_in_every_number():
     assert found.warning is None
 
 
-def test_everything_refused_is_the_baseline():
+def test_rejecting_everything_gives_the_baseline():
     _, target, labels, logits = stage()
     strict = Caster(tau=1e-9).fit(*problem())
     y = np.searchsorted(NAMES, labels)
@@ -163,7 +167,7 @@ def test_everything_refused_is_the_baseline():
     assert "rejected every batch" in found.summary
 
 
-def test_torch_in_gives_the_same_score():
+def test_torch_input_gives_the_same_score():
     clf, target, labels, logits = stage()
     pieces = [(torch.tensor(h), y, torch.tensor(g)) for h, y, g in cut(target, labels, logits, 64)]
     assert evaluate(clf, pieces).reasons == evaluate(clf, cut(target, labels, logits, 64)).reasons
@@ -201,8 +205,8 @@ def test_a_masked_class_costs_an_infinite_likelihood_and_json_says_null():
     assert found.to_json()["scores"]["frozen"]["nll"] is None
 
 
-def test_what_is_kept_of_a_batch_is_a_number_a_sample():
-    """And no view of its scores, which would keep all of them."""
+def test_answers_keep_one_number_per_sample():
+    """Not views of the scores, which would keep all of them alive."""
     kept = vars(Answers.of(np.random.default_rng(0).normal(size=(9, 70)), np.arange(9)))
     assert len(kept) == 3
     for values in kept.values():
@@ -214,7 +218,7 @@ def test_what_is_kept_of_a_batch_is_a_number_a_sample():
 
 
 def of_labels(batches, verdict=None):
-    """An evaluation of these true classes, in which everything was refused."""
+    """An evaluation of these true classes, in which every batch was rejected."""
     verdict = verdict or Verdict(False, "ratio", 2.0, 9, 3)
     counted = tuple(Batch(len(b), len(set(b)), {"gated": 0}, verdict) for b in batches)
     labels, counts = np.unique(np.concatenate(batches), return_counts=True)

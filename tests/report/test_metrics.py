@@ -14,6 +14,7 @@ from sklearn.metrics import accuracy_score, log_loss
 from caster import CasterError
 from caster.report import metrics
 from caster.report.intervals import Interval, bootstrap
+from tests.support import reference
 
 flags = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=60)
 
@@ -26,21 +27,6 @@ def scored(n=500, n_classes=7, seed=0):
     return scores, truth, log_softmax(scores, axis=1)
 
 
-def ece_by_hand(confidence, right):
-    """Bin by bin and sample by sample; (i/15, (i+1)/15] but for the first, which has 0."""
-    total = 0.0
-    for i in range(15):
-        held = [
-            (c, r)
-            for c, r in zip(confidence.tolist(), right.tolist(), strict=True)
-            if i / 15 < c <= (i + 1) / 15 or (i == 0 and c == 0)
-        ]
-        if held:
-            gap = sum(r for _, r in held) / len(held) - sum(c for c, _ in held) / len(held)
-            total += abs(gap) * len(held) / len(right)
-    return total
-
-
 def test_log_probabilities_are_those_of_scipy():
     scores, _, expected = scored()
     np.testing.assert_allclose(metrics.log_softmax(scores), expected, rtol=1e-12)
@@ -51,7 +37,7 @@ def test_log_probabilities_are_those_of_scipy():
 
 
 @pytest.mark.parametrize("row", [[np.inf, 0.0], [-np.inf, -np.inf]])
-def test_a_row_without_probabilities_is_refused(row):
+def test_a_row_without_probabilities_is_rejected(row):
     with pytest.raises(CasterError, match="no probabilities"):
         metrics.log_softmax(np.array([[0.0, 1.0], row]))
 
@@ -75,7 +61,7 @@ def test_a_likelihood_too_small_for_a_probability_is_not_lost():
 def test_calibration_error_is_that_of_a_loop(pairs):
     confidence, right = (np.array(column) for column in zip(*pairs, strict=True))
     found = metrics.calibration_error(confidence, right)
-    assert found == pytest.approx(ece_by_hand(confidence, right), abs=1e-12)
+    assert found == pytest.approx(reference.calibration_error(confidence, right), abs=1e-12)
     assert 0 <= found <= 1
 
 
@@ -84,7 +70,7 @@ def test_calibration_error_of_many_samples_is_that_of_a_loop():
     confidence = np.exp(log_probabilities).max(axis=1)
     right = scores.argmax(axis=1) == truth
     found = metrics.calibration_error(confidence, right)
-    assert found == pytest.approx(ece_by_hand(confidence, right), abs=1e-12)
+    assert found == pytest.approx(reference.calibration_error(confidence, right), abs=1e-12)
 
 
 def test_a_perfectly_calibrated_classifier_has_no_error():

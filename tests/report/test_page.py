@@ -1,4 +1,4 @@
-"""The page: whole, self-contained and true to the numbers, whatever came of the evaluation."""
+"""The page is complete, self-contained and true to the numbers of any evaluation."""
 
 from __future__ import annotations
 
@@ -19,23 +19,22 @@ from matplotlib.text import Text
 
 from caster import CasterError
 from caster.config import Settings
-from caster.core.types import REASONS, Judgement, Verdict
-from caster.report import evaluation_figures as figures
+from caster.core.verdict import REASONS, Verdict
 from caster.report import evaluation_page as page
-from caster.report.certificates import Point, Span
 from caster.report.evaluation import write_page
 from caster.report.evaluation_results import Batch, ClassScore, Evaluation, Score
+from caster.report.figures import CertificateAxis
 from caster.report.intervals import Interval
 from caster.report.mechanism import layer_transport
 from caster.report.metrics import Bin
 from caster_bench.methods.registry import find
 
 VOID = {"meta", "br", "img", "link", "hr", "input"}
-REFUSALS = [reason for reason in REASONS if reason != "accepted"]
+REJECTIONS = [reason for reason in REASONS if reason != "accepted"]
 
 
 class Structure(HTMLParser):
-    """Fails on an element that is closed twice, never, or in the wrong place."""
+    """Fail on an element that is closed twice, never, or in the wrong place."""
 
     def __init__(self):
         super().__init__()
@@ -76,7 +75,7 @@ def made(
     for _ in range(n_batches):
         yes = rng.random() < accepted
         r = ratio if ratio is not None else float(rng.lognormal(-0.8 if yes else 0.6, 0.3))
-        reason = "accepted" if yes else REFUSALS[rng.integers(len(REFUSALS))]
+        reason = "accepted" if yes else REJECTIONS[rng.integers(len(REJECTIONS))]
         right = {name: int(rng.integers(size + 1)) for name in names}
         right["gated"] = right["ungated" if yes else names[0]]
         batches.append(Batch(size, min(size, n_classes), right, Verdict(yes, reason, r, 9, 3)))
@@ -109,7 +108,7 @@ SHAPES = {
     "two classes": {"n_classes": 2},
     "a thousand classes": {"n_classes": 1000},
     "no head": {"head": False},
-    "all refused": {"accepted": 0.0},
+    "all rejected": {"accepted": 0.0},
     "all accepted": {"accepted": 1.0},
     "no certificate": {"accepted": 0.0, "ratio": math.inf},
     "certificates of nothing": {"ratio": 0.0},
@@ -129,7 +128,7 @@ def shown(request):
 def test_the_page_is_well_formed_and_loads_nothing(shown):
     _, html = shown
     text = read(html)
-    assert "$" not in text.replace("$x^$", "")  # no placeholder left over
+    assert not re.search(r"{[{%]|[%}]}", text)  # no placeholder left over
     loads = re.findall(r"""(?:src|href|url|@import)\s*[=(]?\s*["']?([^"'\s>)]+)""", html)
     assert len(loads) == 4
     assert all(address.startswith("data:image/svg+xml;base64,") for address in loads)
@@ -200,7 +199,7 @@ def test_a_warning_is_shown_and_none_is_not():
 def test_without_logits_the_page_says_what_took_their_place():
     text = read(page.render(made(head=False)))
     assert "Source-GDA takes the frozen head's place" in text
-    assert "samples that Source-GDA has right" in text
+    assert "samples that Source-GDA classifies correctly" in text
     assert "Not evaluated: no logits were given" in text
 
 
@@ -231,13 +230,13 @@ def test_evaluating_imports_no_matplotlib():
 
 @pytest.mark.parametrize("tau", [0.003, 0.8, 200.0])
 @pytest.mark.parametrize("ratios", [[], [0.0], [0.79, 0.81], [1e-9, 1.0], [0.5, 4e11, math.inf]])
-def test_the_certificates_axis_has_ticks_and_a_place_for_all(ratios, tau):
-    span = Span.of([Point(ratio, 0.0, 1, "ratio") for ratio in ratios], tau)
-    assert 0 < span.low < tau < span.high < span.nowhere
-    assert 1 <= len(span.ticks) <= 14
+def test_the_certificate_axis_has_ticks_and_a_position_for_every_ratio(ratios, tau):
+    axis = CertificateAxis.of(ratios, tau)
+    assert 0 < axis.low < tau < axis.high < axis.missing
+    assert 1 <= len(axis.ticks) <= 14
     for ratio in ratios:
-        assert span.low <= span.place(ratio) <= span.nowhere
-        assert (span.place(ratio) > span.high) == math.isinf(ratio)
+        assert axis.low <= axis.position(ratio) <= axis.missing
+        assert (axis.position(ratio) > axis.high) == math.isinf(ratio)
 
 
 def test_layer_transport_has_its_own_names_reasons_and_constants():
@@ -251,7 +250,7 @@ def test_layer_transport_has_its_own_names_reasons_and_constants():
         "every": 1,
     }
     found = made(n_batches=8, accepted=0.0)
-    verdicts = [Judgement(i > 2, "accepted" if i > 2 else "ratio", 0.5) for i in range(8)]
+    verdicts = [Verdict(i > 2, "accepted" if i > 2 else "ratio", 0.5) for i in range(8)]
     batches = [replace(b, verdict=v) for b, v in zip(found.batches, verdicts, strict=True)]
     found = replace(found, mechanism=layer_transport(own), batches=tuple(batches))
     html = page.render(found)
@@ -260,7 +259,7 @@ def test_layer_transport_has_its_own_names_reasons_and_constants():
     assert "certificate above tau" in text
     assert "too few" not in text
     assert "layer transport, gated" in text
-    assert "0.125 is refused" in text
+    assert "0.125 is rejected" in text
     for name, shown in (("prior", "16"), ("depth", "0.5"), ("maps", "diagonal"), ("tau", "0.125")):
         assert f'<th scope="row">{name}</th><td>{shown}</td>' in html
     assert not re.search(r"(?<!layer )transport, (un)?gated", unescape(html))
@@ -273,20 +272,22 @@ def test_layer_transport_has_its_own_names_reasons_and_constants():
         "accepted": False,
         "reason": "ratio",
         "ratio": 0.5,
+        "confident": 0,
+        "classes": 0,
     }
 
 
 def drawn_words(found):
-    """Everything that is written in the two figures that tell of verdicts."""
-    said = []
-    for draw in (figures.certificate_against_gain, figures.along_the_stream):
+    """All text in the two figures that show verdicts."""
+    texts = []
+    for draw in (page.certificate_against_gain, page.along_the_stream):
         canvas = Figure(layout="constrained")
         draw(canvas, found, "#000000")
-        said += [text.get_text() for text in canvas.findobj(Text)]
-    return said
+        texts += [text.get_text() for text in canvas.findobj(Text)]
+    return texts
 
 
-WORDS = {  # of each mechanism: noun, why there is no certificate, how else batches are refused
+WORDS = {  # of each mechanism: noun, why there is no certificate, how else batches are rejected
     "transport": (
         "transport",
         "no confident sample or no map",
@@ -297,21 +298,21 @@ WORDS = {  # of each mechanism: noun, why there is no certificate, how else batc
 
 
 @pytest.mark.parametrize("name", WORDS)
-def test_figures_speak_of_what_they_show(name):
-    found, refusal = made(), "min_samples"
+def test_figures_use_the_words_of_their_mechanism(name):
+    found, rejection = made(), "min_samples"
     if name == "layers":
         own = find("layer-transport").options() | {"maps": "full", "tau": 1.0}
-        found, refusal = replace(found, mechanism=layer_transport(own)), "ratio"
-    verdicts = [Judgement(False, refusal, math.inf), Judgement(False, "ratio", 1.5)]
-    verdicts += [Judgement(True, "accepted", 0.5)] * (len(found.batches) - 2)
+        found, rejection = replace(found, mechanism=layer_transport(own)), "ratio"
+    verdicts = [Verdict(False, rejection, math.inf), Verdict(False, "ratio", 1.5)]
+    verdicts += [Verdict(True, "accepted", 0.5)] * (len(found.batches) - 2)
     batches = [replace(b, verdict=v) for b, v in zip(found.batches, verdicts, strict=True)]
     found = replace(found, batches=tuple(batches))
     noun, without, *uncovered = WORDS[name]
-    refused = {"rejected by certificate": 2 - len(uncovered), **dict.fromkeys(uncovered, 1)}
-    said = drawn_words(found)
-    assert {text for text in said if text.startswith("rejected")} == {
-        *refused,
-        *(f"{how} ({count})" for how, count in refused.items()),
+    rejected = {"rejected by certificate": 2 - len(uncovered), **dict.fromkeys(uncovered, 1)}
+    texts = drawn_words(found)
+    assert {text for text in texts if text.startswith("rejected")} == {
+        *rejected,
+        *(f"{how} ({count})" for how, count in rejected.items()),
     }
     for line in (
         f"{noun} less frozen head, points",
@@ -319,11 +320,11 @@ def test_figures_speak_of_what_they_show(name):
         *("accepted (10)", "accepted"),
         *(f"{noun}, ungated", f"{noun}, gated"),
     ):
-        assert line in said
+        assert line in texts
     html = unescape(page.render(found))
     assert f'alt="Gain of {noun} over the frozen head against the certificate, ' in html
     others = {text for mechanism in WORDS.values() for text in mechanism} - {
         *WORDS[name],
         "transport",
     }
-    assert not any(other in text for other in others for text in [*said, html])
+    assert not any(other in text for other in others for text in [*texts, html])

@@ -11,18 +11,19 @@ import torch
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from caster import Adapter, CasterError, wrap
+import caster
+from caster import CasterError, wrap
 from caster import state as states
 from caster.core.channels import Site
 from caster.errors import StateError
-from caster.io.sealed import content_digest
+from caster.io.signed_tensors import content_digest
 from tests.support import problem
 
 
 def fitted(kind="vit", layers=True):
-    images, labels = problem.images(200, seed=2)
+    images, labels = problem.make_images(200, seed=2)
     batches = [(images[:100], labels[:100]), (images[100:], labels[100:])]
-    return Adapter.fit(problem.model(kind), batches, layers=layers)
+    return caster.fit(problem.model(kind), batches, layers=layers)
 
 
 def test_layers_come_back_exactly(tmp_path):
@@ -80,12 +81,12 @@ def unmarked(arrays, metadata):
     [
         (short_triangle, "layer_covariances is"),
         (triangle_not_finite, "layer_covariances hold NaN"),
-        (other_mark, "name no sites"),
+        (other_mark, "not at valid sites"),
         (no_triangle, "layer_covariances"),
         (unmarked, "it holds U"),
     ],
 )
-def test_damaged_covariances_are_refused(tmp_path, change, message):
+def test_damaged_covariances_are_rejected(tmp_path, change, message):
     path = tmp_path / "s.caster"
     fitted(layers="full").save(path)
     rewritten(path, change)
@@ -94,15 +95,17 @@ def test_damaged_covariances_are_refused(tmp_path, change, message):
 
 
 def test_features_are_the_same_with_layers_or_without():
-    images, labels = problem.images(200, seed=2)
-    plain = Adapter.fit(
-        problem.model("vit"), [(images[:100], labels[:100]), (images[100:], labels[100:])]
+    images, labels = problem.make_images(200, seed=2)
+    plain = caster.fit(
+        problem.model("vit"),
+        [(images[:100], labels[:100]), (images[100:], labels[100:])],
+        layers=False,
     )
     np.testing.assert_array_equal(plain.state.moments.means, fitted().state.moments.means)
     assert plain.state.layers is None
 
 
-def test_a_file_without_layers_is_what_it_was(tmp_path):
+def test_a_file_without_layers_is_unchanged(tmp_path):
     states.save(problem.source().state, tmp_path / "s.caster")
     with safe_open(tmp_path / "s.caster", framework="np") as file:
         assert file.metadata()["version"] == "1"
@@ -111,7 +114,7 @@ def test_a_file_without_layers_is_what_it_was(tmp_path):
     assert states.load(tmp_path / "s.caster").layers is None
 
 
-def test_a_state_from_before_tokens_were_left_out_is_what_it_was(tmp_path):
+def test_a_state_that_predates_excluded_tokens_is_unchanged(tmp_path):
     state = fitted().state
     moved = {replace(site, added=0): found for site, found in state.layers.items()}
     before = replace(state, layers=moved)
@@ -126,10 +129,10 @@ def test_a_state_from_before_tokens_were_left_out_is_what_it_was(tmp_path):
 
 
 def test_batchnorms_are_measured_too():
-    """On the source, whatever they keep of training."""
+    """On the source, whatever their running statistics are."""
     layers = fitted("batch").state.layers
     assert [str(site) for site in layers] == ["1:in", "4:in", "8:in"]
-    values = torch.from_numpy(problem.images(200, seed=2)[0])
+    values = torch.from_numpy(problem.make_images(200, seed=2)[0])
     for name, layer in problem.model("batch").module.named_children():
         if isinstance(layer, torch.nn.BatchNorm2d):
             found = layers[Site(name, "in", 1)]
@@ -141,20 +144,20 @@ def test_batchnorms_are_measured_too():
             values = layer(values)
 
 
-def test_a_state_that_was_asked_for_layers_and_has_none_comes_back(tmp_path):
-    """As of a BatchNorm network when those of BatchNorms were not measured."""
+def test_requested_but_empty_layers_come_back(tmp_path):
+    """As for a BatchNorm network whose BatchNorm inputs were not measured."""
     states.save(replace(fitted("batch").state, layers={}), tmp_path / "s.caster")
     assert states.load(tmp_path / "s.caster").layers == {}
 
 
 def test_only_a_torch_module_has_layers():
     model = wrap(lambda batch: (batch, batch), version="example-1")
-    with pytest.raises(CasterError, match="layers are those of a torch module"):
-        Adapter.fit(model, [(np.eye(2), [0, 1])], layers=True)
+    with pytest.raises(CasterError, match="layers need a torch module"):
+        caster.fit(model, [(np.eye(2), [0, 1])], layers=True)
 
 
 def rewritten(path, change):
-    """A file with changed arrays and metadata, and the digest that goes with them."""
+    """Write a file with changed arrays and metadata, and a matching digest."""
     with safe_open(path, framework="np") as file:
         metadata = file.metadata()
         arrays = {name: file.get_tensor(name).copy() for name in file.keys()}  # noqa: SIM118
@@ -198,7 +201,7 @@ def no_name(arrays, metadata):
 
 
 def widths(change):
-    """The same channels in all, divided otherwise."""
+    """Divide the same number of channels differently."""
 
     def divide(arrays, metadata):
         listed = json.loads(metadata["layers"])
@@ -234,7 +237,7 @@ def without_layers(arrays, metadata):
     del metadata["layers"]
 
 
-UNFIT, EMPTY, NAMELESS = "do not fit together", "hold no moments", "name no sites"
+UNFIT, EMPTY, NAMELESS = "do not fit together", "invalid counts", "not at valid sites"
 DAMAGES = {
     "shorter": (shorter, UNFIT),
     "not finite": (not_finite, "layer_variances hold NaN"),
@@ -258,7 +261,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize(("change", "message"), DAMAGES.values(), ids=DAMAGES)
-def test_damaged_layers_are_refused(tmp_path, change, message):
+def test_damaged_layers_are_rejected(tmp_path, change, message):
     path = tmp_path / "s.caster"
     fitted().save(path)
     rewritten(path, lambda arrays, metadata: None)

@@ -19,7 +19,7 @@ from caster import state as states
 from caster.core.channels import ChannelMoments, Site
 from caster.core.types import SourceMoments
 from caster.io.labels import to_json
-from caster.io.sealed import HEADER_BYTES, content_digest
+from caster.io.signed_tensors import HEADER_BYTES, content_digest
 from caster.state.file import _content
 from tests.conftest import problem
 
@@ -42,7 +42,7 @@ def plain():
 
 
 def sealed(arrays, metadata) -> bytes:
-    """A file of these contents with a digest that is right for them."""
+    """Serialise these contents with a matching digest."""
     return to_safetensors(
         {name: np.ascontiguousarray(array) for name, array in arrays.items()},
         metadata | {"content_sha256": content_digest(arrays, metadata)},
@@ -66,7 +66,7 @@ def array(name, value, at=...):
 
 
 def cast(name, make):
-    """Put another array in the place of one."""
+    """Replace an array."""
 
     def change(arrays, metadata):
         arrays[name] = make(arrays[name])
@@ -75,7 +75,7 @@ def cast(name, make):
 
 
 def text(name, value):
-    """Put another metadata entry in the place of one."""
+    """Replace a metadata entry."""
 
     def change(arrays, metadata):
         metadata[name] = value if isinstance(value, str) else json.dumps(value)
@@ -112,7 +112,7 @@ def everything(*changes):
 
 
 def both_counts(make):
-    """Other counts, with the number of samples that goes with them."""
+    """Change the counts and the number of samples alike."""
 
     def change(arrays, metadata):
         arrays["counts"] = make(arrays["counts"])
@@ -252,7 +252,7 @@ def test_the_unchanged_state_loads(tmp_path, plain):
     assert states.digest(states.load(path)) == content_digest(*plain)
 
 
-def test_what_could_not_be_loaded_is_not_saved(tmp_path, plain):
+def test_a_state_that_cannot_be_loaded_is_not_saved(tmp_path, plain):
     clf = Caster().fit(*problem())
     clf.save(tmp_path / "s.caster")
     before = (tmp_path / "s.caster").read_bytes()
@@ -387,7 +387,7 @@ def test_a_fifo_is_rejected_at_once(tmp_path):
 
 
 def test_no_allocation_beyond_the_file(tmp_path, plain):
-    """In a process that could not afford one."""
+    """In a process without memory for one."""
     for name in ("labels of 400 MB each", "directions of nothing"):
         (tmp_path / name).write_bytes(changed(plain, IMPOSSIBLE[name]))
     code = """
@@ -409,7 +409,7 @@ HOSTILE = ["\x1b[31mred\x1b]0;title\x07", "[bold]b[/bold]", "two\nlines", "\u202
 
 
 def test_hostile_labels_load_and_print_harmlessly(tmp_path, capsys):
-    """Labels are the user's text: they stay as they are, and are made visible where printed."""
+    """Labels are the user's text: stored unchanged, and escaped when printed."""
     from typer.testing import CliRunner
 
     from caster.cli.app import app

@@ -12,7 +12,7 @@ import caster
 from caster import Adapter, Caster, CasterError, StateError, wrap
 from caster import state as states
 from caster.cli.app import app
-from caster.io.sealed import content_digest
+from caster.io.signed_tensors import content_digest
 from tests.conftest import problem
 
 KEY, OTHER = b"0123456789abcdef" * 2, b"fedcba9876543210" * 2
@@ -30,7 +30,7 @@ def signed(tmp_path, clf):
 
 
 def edited(path, change):
-    """Change arrays and metadata, and put the right digest there, but the old signature."""
+    """Change arrays and metadata and update the digest, but not the signature."""
     with safe_open(path, framework="np") as file:
         metadata = file.metadata()
         arrays = {name: file.get_tensor(name).copy() for name in file.keys()}  # noqa: SIM118
@@ -45,8 +45,10 @@ def test_a_signed_state_loads_with_its_key_and_without(signed):
 
 def test_signing_changes_no_content(signed, clf, tmp_path):
     clf.save(tmp_path / "plain.caster")
-    plain, held = (states.digest(states.load(p)) for p in (tmp_path / "plain.caster", signed))
-    assert plain == held
+    plain, with_signature = (
+        states.digest(states.load(p)) for p in (tmp_path / "plain.caster", signed)
+    )
+    assert plain == with_signature
 
 
 def test_an_unsigned_state_is_rejected(tmp_path, clf):
@@ -70,7 +72,7 @@ FORGERIES = {
     "an entry more": lambda a, m: m.update(more="x"),
     "no signature": lambda a, m: m.pop("signature"),
     "an empty signature": lambda a, m: m.update(signature=""),
-    "a signature that is no text": lambda a, m: m.update(signature="\u00e9"),
+    "a signature that is not ASCII": lambda a, m: m.update(signature="\u00e9"),
 }
 
 
@@ -107,7 +109,7 @@ def test_no_key_file(tmp_path, signed):
 def test_an_adapter(tmp_path):
     images, labels = problem()
     model = wrap(lambda batch: (batch, batch[:, :5]), version="example-1")
-    fitted = Adapter.fit(model, [(images, labels)])
+    fitted = caster.fit(model, [(images, labels)], layers=False)
     fitted.save(tmp_path / "s.caster", key=KEY)
     Adapter(model, tmp_path / "s.caster", key=KEY)
     with pytest.raises(StateError, match="not signed with this key"):

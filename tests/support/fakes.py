@@ -7,7 +7,7 @@ import threading
 import numpy as np
 
 from caster.config import DEFAULT_LIMITS
-from caster.io.decode import UnreadableImage
+from caster.io.image_files import UnreadableImage
 from caster.models.function import FunctionModel
 from caster.models.preprocessing import Preprocessing
 

@@ -51,3 +51,8 @@ def column(part: str, name: str, row: int, value: Any) -> Callable[[Record], Rec
         return replace(record, **{part: replace(table, **{name: values})})
 
     return change
+
+
+def other_class(value: Any) -> Any:
+    """Another of four classes."""
+    return (value + 1) % 4

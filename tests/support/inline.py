@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from caster_bench.engine.cell import one_line
-from caster_bench.engine.executors import Finished, Task, perform
+from caster_bench.engine.executors import Finished, Task, failed, perform
 from caster_bench.engine.run import run
 from caster_bench.engine.run_context import RunContext
 from caster_bench.sweeps import Sweep, read
@@ -31,12 +30,12 @@ methods = ["frozen", "caster", "tent"]
 
 
 class Inline:
-    """Tasks one by one in this very process."""
+    """Performs tasks one by one in this process."""
 
     workers, helpers = 1, 0
 
-    def __init__(self, place: RunContext) -> None:
-        self.place = place
+    def __init__(self, context: RunContext) -> None:
+        self.context = context
         self.queue: list[Task] = []
         self.performed: list[Task] = []
 
@@ -49,9 +48,9 @@ class Inline:
         task = self.queue.pop(0)
         self.performed.append(task)
         try:
-            return [Finished(task, perform(self.place, task))]
+            return [Finished(task, perform(self.context, task))]
         except Exception as error:
-            return [Finished(task, error=one_line(error))]
+            return [failed(task, error)]
 
     def close(self) -> None:
         pass
@@ -64,8 +63,8 @@ def sweep_of(folder: Path, text: str = SMALL) -> Sweep:
 
 
 def run_inline(sweep: Sweep, out: Path, root: Path, **options):
-    """The summary of a run in this process, and its executor."""
-    place = RunContext.of(sweep, out, root)
-    executor = Inline(place)
-    watch = options.pop("watch", lambda standing: None)
-    return run(sweep, place, lambda: executor, watch, **options), executor
+    """Run a sweep in this process; return the summary and the executor."""
+    context = RunContext.of(sweep, out, root)
+    executor = Inline(context)
+    watch = options.pop("watch", lambda status: None)
+    return run(sweep, context, lambda: executor, watch, **options), executor

@@ -1,4 +1,4 @@
-"""Two honest methods to make faulty ones of: one on NumPy's features, one that learns in torch."""
+"""Two correct methods to derive faulty ones from: on NumPy features, and learning in torch."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import torch
 from torch import nn
 
 from caster import wrap
-from caster.adapt.frozen import Frozen
-from caster.adapt.network import gradients, placed
-from caster.adapt.protocol import OnFeatures, Prediction, Retained, nbytes
-from caster.adapt.source import Source
-from caster_bench.methods.gradient.entropy import entropy
+from caster_bench.methods.gradient_method import entropy
+from caster_bench.methods.network import gradients, to_device
+from caster_bench.methods.protocol import Frozen, OnFeatures, Prediction, Retained, nbytes
+from caster_bench.methods.source import Source
 
 WIDTH, N_CLASSES = 6, 3
 PIXELS = wrap(lambda images: (images[:, 1:], images[:, 3:]), version="example-1")
@@ -24,7 +23,7 @@ def layers() -> nn.Module:
     numbers = np.random.default_rng(0)
     for value in torch_layers.parameters():
         value.data = torch.from_numpy(numbers.normal(size=value.shape).astype(np.float32))
-    torch_layers[0].weight.data[:, 0] = 0.0  # as PIXELS, it does not look at the first number
+    torch_layers[0].weight.data[:, 0] = 0.0  # ignores the first number, as PIXELS does
     return torch_layers
 
 
@@ -33,7 +32,7 @@ def batches(dtype=np.float32):
 
 
 class Centred(OnFeatures):
-    """Logits less a running mean of them."""
+    """Logits minus their running mean."""
 
     def __init__(self, model=PIXELS):
         super().__init__(model)
@@ -66,7 +65,7 @@ class Centred(OnFeatures):
 
 
 class Learning:
-    """Entropy minimisation on a copy of all of a module."""
+    """Entropy minimisation on a copy of a whole module."""
 
     def __init__(self, model):
         self.name = type(self).__name__
@@ -84,7 +83,7 @@ class Learning:
 
     def predict(self, images):
         with gradients():
-            return self.learn(placed(self.model, images))
+            return self.learn(to_device(self.model, images))
 
     def learn(self, batch):
         logits = self.module(batch)

@@ -14,9 +14,19 @@ import pytest
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-SWEEP = ROOT / "experiments" / "miniature.toml"
+SWEEP = ROOT / "reproduction" / "sweeps" / "miniature.toml"
 ENVIRONMENT = os.environ | {
-    "PYTHONPATH": os.pathsep.join([str(HERE / "startup"), str(ROOT / "src"), str(ROOT)]),
+    "PYTHONPATH": os.pathsep.join(
+        map(
+            str,
+            (
+                HERE / "startup",
+                ROOT / "packages/caster/src",
+                ROOT / "packages/caster-bench/src",
+                ROOT,
+            ),
+        )
+    ),
     "PYTHONWARNINGS": "ignore",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "COLUMNS": "200",
@@ -37,7 +47,7 @@ def caster(*words: object, status: int = 0) -> subprocess.CompletedProcess:
 
 
 def make_checkpoint(path: Path, architecture: str, seed: int = 0, epochs: int = 2) -> None:
-    """A network that reads digits after a few seconds: its last layer is solved, not learnt."""
+    """Train a network on digits within seconds: its last layer is solved in closed form."""
     import torch
     from torch.nn.functional import cross_entropy, one_hot
 
@@ -49,13 +59,13 @@ def make_checkpoint(path: Path, architecture: str, seed: int = 0, epochs: int = 
     data, test = read("digits:train"), read("digits:test")
     mean, std = data.normalisation()
 
-    def prepared(held):
-        values = torch.from_numpy(held.pixels).permute(0, 3, 1, 2) / 255
+    def prepared(images):
+        values = torch.from_numpy(images.pixels).permute(0, 3, 1, 2) / 255
         return (values - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
 
     torch.manual_seed(seed)
     net = build(architecture, 10).train()
-    images, labels = prepared(data), torch.from_numpy(data.codes)
+    images, labels = prepared(data), torch.from_numpy(data.labels)
     adam = torch.optim.AdamW(net.parameters(), 3e-3)
     for _ in range(epochs):
         for rows in torch.randperm(len(images)).split(32):
@@ -79,7 +89,7 @@ def make_checkpoint(path: Path, architecture: str, seed: int = 0, epochs: int = 
         head.weight.copy_(weight)
         head.bias.copy_(wanted.mean(0) - weight @ centre)
     with torch.inference_mode():
-        right = float(np.mean(net(prepared(test)).argmax(1).numpy() == test.codes))
+        right = float(np.mean(net(prepared(test)).argmax(1).numpy() == test.labels))
     path.parent.mkdir(parents=True, exist_ok=True)
     known = Metadata(
         architecture=architecture,
@@ -99,7 +109,7 @@ def make_checkpoint(path: Path, architecture: str, seed: int = 0, epochs: int = 
 
 @contextmanager
 def only_one(path: Path):
-    """One of several pytest processes at a time."""
+    """Let one pytest process in at a time."""
     with path.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
@@ -107,7 +117,7 @@ def only_one(path: Path):
 
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory):
-    """The folder that the miniature's checkpoints lie in, made once for all processes."""
+    """The folder of the miniature's checkpoints, made once for all processes."""
     shared = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         shared = shared.parent
@@ -122,12 +132,12 @@ def checkpoints(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def miniature(checkpoints):
-    """The miniature sweep, and the folder of its run by the local executor: not to be changed."""
+    """The miniature sweep and the folder of its local run, which tests must not change."""
     from caster_bench.sweeps import read
 
     out = checkpoints / "local"
     with only_one(checkpoints / "local.lock"):
-        if not (out / "told.txt").exists():
+        if not (out / "output.txt").exists():
             ran = caster("run", SWEEP, "--out", out, "--root", checkpoints, "--workers", 2)
-            (out / "told.txt").write_text(ran.stdout + ran.stderr)
+            (out / "output.txt").write_text(ran.stdout + ran.stderr)
     return read(SWEEP), out

@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from caster import wrap
-from caster.adapt.source import Source
+from caster.models.activation_statistics import ActivationStatistics
+from caster_bench.methods.source import Source
 
 N_CLASSES, SIZE = 4, 8
 
@@ -95,3 +96,11 @@ def accuracy(method, shift: float = 0.5, n: int = 640, size: int = 32, seed: int
     answers = [method.predict(images[i : i + size]).logits for i in range(0, n, size)]
     found = np.concatenate([np.asarray(a).argmax(axis=1) for a in answers])
     return float((found == labels).mean())
+
+
+def site_moments(frozen, batches, full=False):
+    """Moments at a model's sites over batches of source images."""
+    statistics = ActivationStatistics(frozen, full=full)
+    for batch in batches:
+        statistics(batch)
+    return statistics.moments()

@@ -1,19 +1,40 @@
-"""Small trees in the layouts of the publishers, as their own descriptions give them."""
+"""Small trees in the publishers' layouts, written from their own descriptions."""
 
 from __future__ import annotations
 
+import hashlib
 import io
+import struct
+import tarfile
+import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 from scipy.io import savemat
 
-from caster_bench.data.sets.names import class_names
+from caster import CasterError
+from caster.io.images import open_images
+from caster_bench.data.sets.published import class_names
 
 WNIDS = class_names("imagenet")
 CAT, GOLDFISH = "n02124075", "n01443537"
+TEN = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+RNG = np.random.default_rng(0)
+
+
+def noise(*shape) -> np.ndarray:
+    return RNG.integers(256, size=shape, dtype=np.uint8)
+
+
+def open_error(*arguments, **options) -> str:
+    """The one-line error of opening a source of images."""
+    with pytest.raises(CasterError) as caught:
+        open_images(*arguments, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
 
 
 def jpeg(shade: int = 0) -> bytes:
@@ -125,3 +146,71 @@ def flowers(root: Path) -> None:
     savemat(folder / "imagelabels.mat", {"labels": labels})
     splits = {"trnid": [[2, 1]], "valid": [[3]], "tstid": [[4, 5, 6]]}
     savemat(folder / "setid.mat", {k: np.array(v, dtype=np.uint16) for k, v in splits.items()})
+
+
+def md5(content: bytes) -> str:
+    return "md5:" + hashlib.md5(content, usedforsecurity=False).hexdigest()
+
+
+def tar(files: dict[str, bytes], mode: str = "w:gz", extra: list[tarfile.TarInfo] | None = None):
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode=mode) as archive:
+        for info in extra or []:
+            archive.addfile(info)
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def zipped(files: dict[str, bytes]) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return packed.getvalue()
+
+
+def python_2_string(content: bytes) -> bytes:
+    if len(content) < 256:
+        return b"U" + bytes([len(content)]) + content
+    return b"T" + struct.pack("<i", len(content)) + content
+
+
+def python_2_batch(pixels: np.ndarray, labels: list[int], key: bytes = b"labels") -> bytes:
+    """What cPickle of Python 2 and NumPy 1 wrote: protocol 2, text as bytes, memo from 1."""
+    rows = struct.pack("<H", len(pixels))
+    return b"".join(
+        [
+            b"\x80\x02}q\x01(",
+            python_2_string(b"batch_label") + b"q\x02",
+            python_2_string(b"testing batch 1 of 1") + b"q\x03",
+            python_2_string(key)
+            + b"q\x04]q\x05("
+            + bytes(x for y in labels for x in (75, y))
+            + b"e",
+            python_2_string(b"data") + b"q\x06",
+            b"cnumpy.core.multiarray\n_reconstruct\nq\x07cnumpy\nndarray\nq\x08",
+            b"K\x00\x85U\x01b\x87Rq\x09(K\x01M" + rows + b"M\x00\x0c\x86",
+            b"cnumpy\ndtype\nq\x0aU\x02u1K\x00K\x01\x87Rq\x0b(K\x03U\x01|NNNJ\xff\xff\xff\xff",
+            b"J\xff\xff\xff\xffK\x00tb\x89" + python_2_string(pixels.tobytes()) + b"tb",
+            python_2_string(b"filenames") + b"q\x0c]q\x0d(",
+            b"".join(python_2_string(b"f%d.png" % i) for i in range(len(labels))) + b"eu.",
+        ]
+    )
+
+
+PETS = {"Abyssinian_100": 1, "Abyssinian_7": 1, "great_pyrenees_1": 2, "Bombay_2": 3}
+
+
+def pets(root: Path, listed: dict[str, int] | None = None, images: bool = True) -> Path:
+    folder = root / "oxford-iiit-pet"
+    (folder / "images").mkdir(parents=True, exist_ok=True)
+    (folder / "annotations").mkdir(exist_ok=True)
+    lines = [f"{name} {number} 1 1" for name, number in (listed or PETS).items()]
+    (folder / "annotations/test.txt").write_text("# name id\n" + "\n".join(lines) + "\n")
+    for name, number in PETS.items() if images else ():
+        image = Image.fromarray(np.full((3, 4, 3), 10 * number, dtype=np.uint8))
+        image.save(folder / f"images/{name}.jpg")
+    return folder

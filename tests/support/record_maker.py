@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from caster.config import Settings
-from caster.core.trial import judge
+from caster.core.verdict import decide
 from caster_bench.data.streams import Condition, Stream, StreamSettings, make_stream
 from caster_bench.records import (
     DONE,
@@ -159,7 +159,7 @@ class Maker:
         rows = [batch.rows for batch in stream]
         size = np.array([len(own) for own in rows])
         index, batch = np.concatenate(rows), np.repeat(np.arange(len(rows)), size)
-        label = stream.codes[index]
+        label = stream.targets[index]
         rng = np.random.default_rng(int(sha("stream", spec.stream)[:12], 16))
         headless = self.sweep.data[spec.data].threshold is None
         frozen = self.frozen_answers(spec, label, rng)
@@ -182,7 +182,7 @@ class Maker:
         batches = {
             "batch": np.arange(len(size)),
             "size": size,
-            "classes": [len(np.unique(stream.codes[own])) for own in rows],
+            "classes": [len(np.unique(stream.targets[own])) for own in rows],
             "accepted": accepted,
             "reason": reasons,
             "ratio": ratio if measured else nothing,
@@ -203,7 +203,7 @@ class Maker:
         own = spec.given.get("gate", {}) if "+" in spec.method else spec.given
         settings = Settings(**self.sweep.constants | own)
         given = zip(*(np.asarray(column).tolist() for column in evidence), strict=True)
-        reasons = [judge(each, self.classes, settings).reason for each in given]
+        reasons = [decide(each, self.classes, settings).reason for each in given]
         return ["batch_too_small" if n == 1 else r for n, r in zip(size, reasons, strict=True)]
 
     def frozen_answers(self, spec: Spec, label: Any, rng: np.random.Generator) -> Any:

@@ -111,3 +111,18 @@ def certificate(z, g, means, pooled, A, b, threshold, eps):
         delta = sum(rows) / len(rows) - means[c]
         worst = max(worst, math.sqrt(delta @ inverse @ delta))
     return worst / (gamma + eps), sum(map(len, kept.values())), len(kept)
+
+
+def calibration_error(confidence, right):
+    """ECE bin by bin and sample by sample: (i/15, (i+1)/15] but for the first, which has 0."""
+    total = 0.0
+    for i in range(15):
+        held = [
+            (c, r)
+            for c, r in zip(confidence.tolist(), right.tolist(), strict=True)
+            if i / 15 < c <= (i + 1) / 15 or (i == 0 and c == 0)
+        ]
+        if held:
+            gap = sum(r for _, r in held) / len(held) - sum(c for c, _ in held) / len(held)
+            total += abs(gap) * len(held) / len(right)
+    return total

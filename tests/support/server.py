@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Server(ThreadingHTTPServer):
-    """Serves `content`; `breaks` are numbers of bytes after which it hangs up, one a request."""
+    """Serve `content`; `breaks` are numbers of bytes after which it hangs up, one per request."""
 
     daemon_threads = True
 
@@ -17,7 +17,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.content = content
         self.breaks: list[int] = []
-        self.ranges = True  # whether it knows them
+        self.ranges = True  # whether it supports them
         self.counted = True  # whether it says how long a file is
         self.shift = 0  # bytes by which it goes on at the wrong place
         self.asked: list[str | None] = []  # the ranges of the requests

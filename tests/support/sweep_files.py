@@ -34,6 +34,7 @@ methods = ["frozen", "source-gda", "caster", "tent"]
 batch_sizes = [20]
 seeds = [0, 1]
 """
+ONE = SMALL.replace("[1, 5]", "[1]")
 
 
 def sweep_of(folder: Path, text: str = SMALL) -> Sweep:

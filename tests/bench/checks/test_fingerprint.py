@@ -1,4 +1,4 @@
-"""The fingerprint sees every number that matters, and nothing else; the size sees every byte."""
+"""The fingerprint covers exactly the state; the size covers every byte."""
 
 from __future__ import annotations
 
@@ -23,12 +23,16 @@ from hypothesis import strategies as st
 from torch import nn
 
 from caster import wrap
-from caster.core.arrays import Beside
+from caster.core.arrays import DeviceCopies
 from caster_bench.methods.checks import fingerprint, reachable_bytes
-from caster_bench.methods.checks.content import content, same
-from caster_bench.methods.checks.fingerprint import difference, state_of
-from caster_bench.methods.checks.insides import PASSING
-from caster_bench.methods.checks.size import measure
+from caster_bench.methods.checks.fingerprint import (
+    TRANSIENT,
+    content,
+    difference,
+    measure,
+    same,
+    state_of,
+)
 from tests.support.method_examples import PIXELS, Centred, Learning, layers
 
 
@@ -67,7 +71,7 @@ def strategy():
     return cma.CMAEvolutionStrategy(4 * [0.0], 1.0, {"seed": np.nan, "popsize": 4, "verbose": -9})
 
 
-# Something, and what makes it something else.
+# An object, and a change of its state.
 CHANGES = {
     "number": (lambda: Thing(a=1.0), lambda x: setattr(x, "a", np.nextafter(1.0, 2.0))),
     "sign of zero": (lambda: Thing(a=0.0), lambda x: setattr(x, "a", -0.0)),
@@ -115,7 +119,7 @@ def evaluated(search):
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_the_state_is_the_same_until_something_changes(name):
+def test_state_differs_only_after_a_change(name):
     make, change = CHANGES[name]
     first, second = make(), make()
     before = state_of(first)
@@ -133,7 +137,7 @@ def cycle():
 
 
 def with_a_cache(*batches):
-    beside = Beside(np.arange(3))
+    beside = DeviceCopies(np.arange(3))
     for batch in batches:
         beside(batch)
     return beside
@@ -148,7 +152,7 @@ class Cached:
         self.a = self.made.tolist() if looked_at else [0.0, 0.0, 0.0]
 
 
-# Two things that must be one and the same.
+# Two objects with the same state.
 SAME = {
     "a cycle": (cycle, cycle),
     "shared or not": (lambda: Thing(a=np.ones(2), b=np.ones(2)), lambda: twice(np.ones(2))),
@@ -180,7 +184,7 @@ def hooked(times):
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_what_does_not_matter_is_not_seen(name):
+def test_irrelevant_differences_are_ignored(name):
     first, second = SAME[name]
     held = Thing(a=first()), Thing(a=second())
     assert difference(state_of(held[0]), state_of(held[1])) is None
@@ -209,20 +213,20 @@ def test_a_copy_has_the_same_state(value):
 
 
 @given(VALUES, st.floats(allow_nan=False))
-def test_no_change_goes_unseen(value, number):
+def test_any_changed_number_is_found(value, number):
     held = Thing(a=value, b=[number])
     before = state_of(held)
     held.b[0] = math.nextafter(number, math.inf) if number < math.inf else 0.0
     assert difference(before, state_of(held)) == ".b[0]"
 
 
-@pytest.mark.parametrize("name", PASSING)
-def test_what_passes_goes_by_this_name(name):
+@pytest.mark.parametrize("name", TRANSIENT)
+def test_transient_classes_exist(name):
     home, _, kind = name.rpartition(".")
     assert isinstance(getattr(import_module(home), kind), type)
 
 
-def test_the_programs_own_generators_and_loggers_are_nobodys_state():
+def test_global_generators_and_loggers_are_not_state():
     held = Thing(a=np.random.normal, b=random.random, c=logging.getLogger("caster"))
     before = state_of(held)
     kept = np.random.get_state()
@@ -233,7 +237,7 @@ def test_the_programs_own_generators_and_loggers_are_nobodys_state():
         np.random.set_state(kept)
 
 
-def test_the_frozen_model_is_left_out_wherever_it_is_held():
+def test_frozen_model_is_left_out_everywhere():
     model = wrap(layers())
     method = Learning(model)
     method.also, method.closing = [model.module], closing(model.module[0].weight)
@@ -295,7 +299,7 @@ def started(array):
 
 
 @pytest.mark.parametrize("name", HELD)
-def test_every_byte_is_found(name):
+def test_every_byte_is_counted(name):
     make, size = HELD[name]
     method = Centred(PIXELS)
     before = reachable_bytes(method)
@@ -303,7 +307,7 @@ def test_every_byte_is_found(name):
     assert reachable_bytes(method) == before + size
 
 
-def test_a_graph_keeps_what_it_was_made_of():
+def test_autograd_graph_keeps_its_inputs_alive():
     method = Centred(PIXELS)
     before = measure(method)
     weight = nn.Parameter(torch.ones(10))

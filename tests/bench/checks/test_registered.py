@@ -9,37 +9,37 @@ from caster_bench.methods import checks, registry
 from tests.support import problem
 
 ENTRIES = methods.entries()
-# Settings that make a method quick on problems this small, or its memory soon full.
+# Settings for speed on small problems, or to fill a memory early.
 QUICK = {
     "t3a": {"filter_k": 5},
     "cotta": {"augmentations": 2},
     "foa": {"population": 4, "prompts": 1},
 }
-# What else a method can be.
+# More settings.
 VARIANTS = [
     ("bn-adapt", "batch", {"prior": 16.0}),
     ("t3a", "batch", {"filter_k": -1}),
     ("tent", "vit", {"norms": ("layer",)}),
     ("layer-transport", "vit", {"tau": 99.0, "depth": 1.0}),
-    ("layer-transport", "vit", {"window": 8, "every": 3}),  # which it refuses, and rests
-    ("layer-transport", "vit", {"window": 8, "every": 3, "tau": 99.0}),  # or accepts, and rests
+    ("layer-transport", "vit", {"window": 8, "every": 3}),  # rejects, then rests
+    ("layer-transport", "vit", {"window": 8, "every": 3, "tau": 99.0}),  # accepts, then rests
     ("layer-transport", "layer", {"last": "transport", "tau": 99.0}),
     ("layer-transport-ungated", "vit", {"memory": 0, "prior": 0.0}),
 ]
 
 
 def cases():
-    """Every method on a network it adapts; those of torch also on LayerNorm, as they are too."""
+    """Every method on a network it adapts; those on torch modules also on LayerNorm."""
     first, more = [], []
     for entry in ENTRIES:
         needs, own = entry.needs, entry.gate is None
         suited = entry.name, "vit" if "transformer" in needs else "batch", {}
         (first if own else more).append(suited)
         if own and "torch module" in needs and "transformer" not in needs:
-            more.append((entry.name, "layer", {}))  # perhaps it has nothing to adapt there
+            more.append((entry.name, "layer", {}))  # may be inert
             if "batch" in entry.options().get("norms", ()):
                 more.append((entry.name, "layer", {"norms": ("layer",)}))
-    # Whether a method keeps more and more depends on no network or gate: 200 batches once will do.
+    # Memory growth does not depend on network or gate: one run of 200 batches is enough.
     shorter = {name: check for name, check in checks.ALL.items() if name != "bounded_memory"}
     return [
         pytest.param(*case, check, id=f"{' '.join(map(str, case))}-{name}")
@@ -51,13 +51,13 @@ def cases():
 
 @pytest.mark.parametrize(("name", "kind", "settings", "check"), cases())
 def test_registered(name, kind, settings, check, monkeypatch):
-    monkeypatch.setattr(registry, "entries", lambda: ENTRIES)  # not searched for every method made
+    monkeypatch.setattr(registry, "entries", lambda: ENTRIES)  # do not search for every method
     model, source = problem.model(kind), problem.source(kind)
     chosen = QUICK.get(name.partition("+")[0], {}) | settings
     check(lambda: methods.create(name, model, source, **chosen), problem.stream(5, 16))
 
 
-def test_what_learns_shows_the_answer_before_its_update():
+def test_learning_methods_have_forward():
     learners = {"tent", "eata", "eta", "sar", "cotta", "foa"}
     assert learners == {e.name for e in ENTRIES if hasattr(e.maker(), "forward") and not e.gate}
 

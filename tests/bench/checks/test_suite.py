@@ -1,4 +1,4 @@
-"""The suite as an outsider uses it."""
+"""The checks as users run them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from caster import CasterError, wrap
-from caster.adapt.protocol import Retained, nbytes
 from caster_bench.methods import checks
+from caster_bench.methods.protocol import Retained, nbytes
 from tests.support.method_examples import PIXELS, Centred, Learning, batches, layers
 
 
@@ -27,7 +27,7 @@ class WithLabels(Centred):
 
 
 class Growing(Centred):
-    """Keeps all it sees."""
+    """Stores every batch."""
 
     def start(self):
         super().start()
@@ -45,13 +45,13 @@ class Unbounded(Growing):
     unbounded = True
 
 
-def test_the_first_failure_is_raised_and_says_all_in_one_line():
+def test_first_failure_is_raised_as_one_line():
     with pytest.raises(checks.CheckFailed) as caught:
         checks.check_method(lambda: Broken(PIXELS), batches())
     said = "Broken fails frozen_unchanged: RuntimeError: no answer at all"
     assert str(caught.value) == said
     assert isinstance(caught.value, AssertionError)
-    assert isinstance(caught.value.__cause__, RuntimeError)  # where it happened can be seen
+    assert isinstance(caught.value.__cause__, RuntimeError)  # the cause is kept
 
 
 def test_a_method_that_cannot_be_made_fails():
@@ -62,19 +62,19 @@ def test_a_method_that_cannot_be_made_fails():
         checks.check_method(make, batches())
 
 
-def test_predict_takes_images_and_nothing_else():
+def test_predict_takes_only_images():
     with pytest.raises(checks.CheckFailed, match=r"predict needs \['images', 'labels'\]"):
         checks.ALL["labels_unseen"](lambda: WithLabels(PIXELS), batches())
 
 
-def test_one_that_says_it_is_unbounded_may_grow():
+def test_unbounded_method_may_grow():
     checks.check_method(lambda: Unbounded(PIXELS), batches())
     with pytest.raises(checks.CheckFailed, match="keeps 4800 bytes more after 200 batches"):
         checks.ALL["bounded_memory"](lambda: Growing(PIXELS), batches())
 
 
 @pytest.mark.parametrize("given", [batches()[:3], [batch[:8] for batch in batches()], []])
-def test_too_few_batches_are_refused(given):
+def test_too_few_batches_are_rejected(given):
     with pytest.raises(CasterError, match="checks need 4 batches and 64 images or more"):
         checks.check_method(lambda: Centred(PIXELS), given)
 
@@ -85,7 +85,7 @@ def test_batches_may_be_tensors_and_of_unequal_sizes():
     checks.check_method(lambda: Learning(model), [*tensors, tensors[0][:3]])
 
 
-def test_labels_on_a_tensor_are_looked_after_too():
+def test_labels_on_a_tensor_are_watched_too():
     class Peeking(Learning):
         def predict(self, images):
             getattr(images, "target", None)
@@ -97,7 +97,7 @@ def test_labels_on_a_tensor_are_looked_after_too():
         checks.check_method(lambda: Peeking(model), tensors)
 
 
-def test_the_callers_generators_are_put_back():
+def test_callers_generators_are_restored():
     def states():
         return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
 
@@ -110,7 +110,9 @@ def test_a_method_without_torch_is_checked_without_torch():
     code = """
 import sys
 import numpy as np
-from caster import checks, methods, wrap
+from caster import wrap
+from caster_bench import methods
+from caster_bench.methods import checks
 model = wrap(lambda images: (images, images), version="example-1")
 batches = list(np.random.default_rng(0).normal(size=(4, 16, 3)))
 checks.check_method(lambda: methods.create("frozen", model), batches)

@@ -1,4 +1,4 @@
-"""caster corrupt, as a user types it."""
+"""The corrupt command."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PIXELS = np.random.default_rng(0).integers(256, size=(6, 32, 32, 3), dtype=np.ui
 
 @pytest.fixture
 def typed(tmp_path, monkeypatch):
-    """Types a command in a folder with a small set in it."""
+    """Run the command in a folder with a small set."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CASTER_DATA", raising=False)
     np.savez("set.npz", images=PIXELS, labels=np.arange(6))
@@ -31,7 +31,7 @@ def typed(tmp_path, monkeypatch):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """What is asked of the job, which does nothing."""
+    """Arguments of the job, which is interrupted at once."""
     calls = []
 
     def noted(images, out, **options):
@@ -42,18 +42,18 @@ def asked(monkeypatch):
     return calls
 
 
-def refusal(done) -> str:
+def error_of(done) -> str:
     assert (done.exit_code, done.stdout) == (1, "")
     (line,) = done.stderr.strip().splitlines()
     return line
 
 
-def test_what_it_says(typed, tmp_path):
+def test_output(typed, tmp_path):
     done = typed("set.npz out --corruption contrast --severity 1,3 --workers 1")
     assert done.exit_code == 0, done.output
     assert done.stdout.splitlines() == [
         "6 images: 2 combinations of corruption and severity made",
-        "Written: out, as CIFAR-C (37.1 kB); out/manifest.json says how",
+        "Written: out, as CIFAR-C (37.1 kB); see out/manifest.json",
     ]
     assert done.stderr == ""
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
@@ -97,36 +97,37 @@ def test_severities(typed, asked, typing, severities):
 
 
 @pytest.mark.parametrize("text", ["6", "0", "3-1", "1-6", "two", "", "1,", "1.5", "-1"])
-def test_severities_that_are_none(typed, tmp_path, text):
+def test_invalid_severities(typed, tmp_path, text):
     done = CliRunner().invoke(app, ["corrupt", "set.npz", "out", f"--severity={text}"])
-    assert f"{text!r} are no severities: say numbers from 1 to 5" in refusal(done)
+    assert f"{text!r} is not a list of severities: give numbers from 1 to 5" in error_of(done)
     assert not (tmp_path / "out").exists()
 
 
 def test_bad_input_is_one_line_and_nothing_is_written(typed, tmp_path):
     np.savez("unlabelled.npz", images=PIXELS)
-    assert refusal(typed("set.npz out --corruption fogg")) == (
+    assert error_of(typed("set.npz out --corruption fogg")) == (
         "caster: there is no corruption 'fogg': did you mean 'fog'?"
     )
-    assert "has no labels" in refusal(typed("unlabelled.npz out"))
-    assert "there is no none.npz" in refusal(typed("none.npz out"))
-    assert "set CASTER_DATA or give --data-root" in refusal(typed("cifar10:test out"))
-    assert "cannot read the textures in ice" in refusal(
+    assert "has no labels" in error_of(typed("unlabelled.npz out"))
+    assert "there is no none.npz" in error_of(typed("none.npz out"))
+    assert "set CASTER_DATA or give --data-root" in error_of(typed("cifar10:test out"))
+    assert "cannot read the textures in ice" in error_of(
         typed("set.npz out --corruption frost --frost-textures ice")
     ).replace(str(tmp_path) + "/", "")
     assert not (tmp_path / "out").exists()
     assert typed("set.npz out --workers 0").exit_code == 2
 
 
-def test_ctrl_c_says_how_to_go_on(typed, asked):
+def test_ctrl_c_says_how_to_resume(typed, asked):
     done = typed("set.npz out")
     assert (done.exit_code, done.stdout) == (130, "")
-    assert done.stderr == ("caster: interrupted, what is finished is kept: run it again to go on\n")
+    assert done.stderr == ("caster: interrupted, run it again to resume\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("early", [True, False])
 def test_a_real_ctrl_c(tmp_path, early):
-    """To all processes of the group, as a terminal sends it."""
+    """Sent to all processes of the group, as a terminal does."""
     images = np.tile(PIXELS, (80, 1, 1, 1))
     np.savez(tmp_path / "set.npz", images=images, labels=np.zeros(480, dtype=int))
     command = [sys.executable, "-m", "caster", "corrupt", tmp_path / "set.npz", tmp_path / "out"]
@@ -140,7 +141,7 @@ def test_a_real_ctrl_c(tmp_path, early):
             time.sleep(0.01)
         os.killpg(process.pid, signal.SIGINT)
         said = process.communicate(timeout=60)
-    assert said == ("", "caster: interrupted, what is finished is kept: run it again to go on\n")
+    assert said == ("", "caster: interrupted, run it again to resume\n")
     assert process.returncode == 130
     left = {path.name for path in (tmp_path / "out").iterdir()}
     made = {"labels.npy", "labels.npy.part", "glass_blur.npy.part"}
@@ -163,6 +164,6 @@ def test_hostile_names_and_sizes(typed, tmp_path):
     )
     noted = json.loads((tmp_path / "out/manifest.json").read_text())["written"]["contrast/1"]
     assert listing.stdout.split()[0] == noted["sha256"]
-    assert "--max pixels=1024" in refusal(typed("set two --max pixels=1023"))
+    assert "1024" in error_of(typed("set two --max pixels=1023"))
     Image.new("RGB", (1, 3000)).save("set/a/x.png")
-    assert "x.png: 1 x 3,000 pixels resized" in refusal(typed("set two --max pixels=3000"))
+    assert "x.png: 1 x 3,000 pixels resized" in error_of(typed("set two --max pixels=3000"))

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from caster.cli.app import app
 from caster_bench.data.corruptions import CORRUPTIONS
 from caster_bench.data.sets import SETS
-from caster_bench.data.sets.layout import Archive, Splits
-from tests.bench.data.test_get import md5, tar
+from caster_bench.data.sets.dataset import Archive, SplitGroup
 from tests.support import publish
+from tests.support.publish import md5, tar
 from tests.support.server import serving
 
 
@@ -21,7 +21,7 @@ def run(*arguments):
     return CliRunner().invoke(app, ["data", *(str(a) for a in arguments)])
 
 
-def refusal(*arguments) -> str:
+def error_of(*arguments) -> str:
     done = run(*arguments)
     assert done.exit_code == 1
     assert done.stdout == ""
@@ -40,14 +40,14 @@ def test_list():
     assert "licence: none stated" in lines[first + 2]
     assert "95 of CORRUPTION-SEVERITY each 50,000 images, 1,000 classes" in done.stdout
     for data in SETS.values():
-        assert data.source in done.stdout
+        assert data.page in done.stdout
         assert data.licence in done.stdout
 
 
 @pytest.fixture
 def food(tmp_path, monkeypatch):
     publish.food101(tmp_path)
-    small = (Splits(("train",), 2), Splits(("test",), 2))
+    small = (SplitGroup(("train",), 2), SplitGroup(("test",), 2))
     monkeypatch.setitem(SETS, "food101", replace(SETS["food101"], splits=small, classes=2))
     return tmp_path
 
@@ -65,10 +65,10 @@ def test_check_finds_the_root_in_the_environment(food, monkeypatch):
     monkeypatch.setenv("CASTER_DATA", str(food))
     assert run("check", "food101:test").exit_code == 0
     monkeypatch.delenv("CASTER_DATA")
-    assert "set CASTER_DATA or give --data-root" in refusal("check", "food101:test")
+    assert "set CASTER_DATA or give --data-root" in error_of("check", "food101:test")
 
 
-def test_check_names_what_is_missing(food):
+def test_check_lists_what_is_missing(food):
     (food / "food-101/images/waffles/9.jpg").unlink()
     done = run("check", "food101", "--data-root", food)
     assert done.exit_code == 1
@@ -77,15 +77,15 @@ def test_check_names_what_is_missing(food):
     assert done.stdout.splitlines()[-1].startswith("not complete")
 
 
-def test_check_names_file_by_file(tmp_path):
+def test_check_lists_every_file(tmp_path):
     publish.corrupted_arrays(tmp_path, "CIFAR-10-C", ["fog"])
     done = run("check", "cifar10-c", "--data-root", tmp_path)
     assert done.exit_code == 1
     missing = [line for line in done.stdout.splitlines() if line.startswith("missing: ")]
     files = {f"{name}.npy" for name in CORRUPTIONS} - {"fog.npy"}
     assert sorted(missing) == sorted(f"missing: {tmp_path / 'CIFAR-10-C' / x}" for x in files)
-    assert "cifar10-c:fog-1 has 4 images and 10,000 are published" in done.stdout
-    changed = f"not the published file, for its MD5 is another: {tmp_path / 'CIFAR-10-C/fog.npy'}"
+    assert "cifar10-c:fog-1 has 4 images instead of 10,000" in done.stdout
+    changed = f"not the published file, its MD5 differs: {tmp_path / 'CIFAR-10-C/fog.npy'}"
     assert changed in done.stdout.splitlines()
 
 
@@ -107,9 +107,9 @@ def test_check_of_a_set_that_is_not_there(tmp_path):
     ]
 
 
-def test_names_that_are_none():
-    assert refusal("check", "mnist").startswith("caster: there is no set 'mnist': say one of")
-    assert "say cifar10:train or cifar10:test" in refusal("get", "cifar10:val")
+def test_unknown_names():
+    assert error_of("check", "mnist").startswith("caster: there is no set 'mnist': choose from")
+    assert "choose cifar10:train or cifar10:test" in error_of("get", "cifar10:val")
 
 
 def test_get(tmp_path, monkeypatch):
@@ -124,43 +124,43 @@ def test_get(tmp_path, monkeypatch):
         url = server.url("food.tar.gz")
         archive = Archive(url, md5(content), "the test", ("food-101",), len(content))
         small = replace(
-            SETS["food101"], splits=(Splits(("test",), 2),), classes=2, archives=(archive,)
+            SETS["food101"], splits=(SplitGroup(("test",), 2),), classes=2, archives=(archive,)
         )
         monkeypatch.setitem(SETS, "food101", small)
         done = run("get", "food101", "--data-root", tmp_path)
         assert done.exit_code == 0, done.output
-        assert "food.tar.gz: its MD5 is the one that the test states" in done.stdout
+        assert "food.tar.gz: its MD5 matches the one from the test" in done.stdout
         assert done.stdout.splitlines()[-1] == "complete"
         assert len(server.asked) == 1
         assert run("get", "food101", "--data-root", tmp_path).exit_code == 0
         assert len(server.asked) == 1
 
 
-def test_get_leaves_what_is_there(food):
+def test_get_leaves_existing_files(food):
     (food / "food-101/images/waffles/9.jpg").unlink()
     done = run("get", "food101", "--data-root", food)
     assert done.exit_code == 1
-    assert "remove what is amiss, and get it anew" in done.stdout.splitlines()[-1]
+    assert "remove the wrong ones and get the set again" in done.stdout.splitlines()[-1]
 
 
 def test_get_without_a_network(tmp_path, monkeypatch):
     with serving({}) as server:
         archive = Archive(server.url("x.tar"), md5(b""), "the test", ("food-101",))
     monkeypatch.setitem(SETS, "food101", replace(SETS["food101"], archives=(archive,)))
-    line = refusal("get", "food101", "--data-root", tmp_path)
+    line = error_of("get", "food101", "--data-root", tmp_path)
     assert line.startswith("caster: cannot reach 127.0.0.1: ")
 
 
-def test_get_of_a_set_that_must_be_asked_for(tmp_path):
-    line = refusal("get", "imagenet", "--data-root", tmp_path)
+def test_get_of_a_set_that_needs_permission(tmp_path):
+    line = error_of("get", "imagenet", "--data-root", tmp_path)
     assert "get it from https://image-net.org" in line
 
 
-def test_an_interrupted_get_can_go_on(tmp_path, monkeypatch):
+def test_an_interrupted_get_can_resume(tmp_path, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("caster_bench.data.sets.get.get", interrupted)
+    monkeypatch.setattr("caster_bench.data.sets.download.get", interrupted)
     done = run("get", "cifar10", "--data-root", tmp_path)
     assert done.exit_code == 130
-    assert done.stderr.strip() == "caster: interrupted, what came is kept: run it again to go on"
+    assert done.stderr.strip() == "caster: interrupted, run it again to resume"

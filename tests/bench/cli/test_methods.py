@@ -11,7 +11,7 @@ from caster_bench.methods.registry import entries, names
 run = CliRunner().invoke
 
 
-def test_every_method_is_listed_with_needs_and_gradients():
+def test_methods_are_listed_with_needs_and_gradients():
     done = run(app, ["methods"])
     assert done.exit_code == 0
     lines = done.stdout.splitlines()
@@ -20,11 +20,11 @@ def test_every_method_is_listed_with_needs_and_gradients():
     assert rows["tent"].split()[-1] == "yes"
     assert rows["caster"].split()[-2:] == ["state", "no"]
     for entry in entries():
-        assert entry.line.split()[0] in rows[entry.name]
+        assert entry.summary.split()[0] in rows[entry.name]
 
 
 @pytest.mark.parametrize("name", names())
-def test_one_method_is_described(name):
+def test_method_is_described(name):
     done = run(app, ["methods", name])
     assert done.exit_code == 0, done.output
     assert done.stdout.startswith(f"{name}: ")
@@ -39,7 +39,7 @@ def test_settings_presets_and_gate_of_one_method():
     assert "gate agreement = 0." in words
 
 
-def test_an_unknown_method_ends_in_one_line():
+def test_unknown_method_gives_a_one_line_error():
     done = run(app, ["methods", "tnet"])
     assert done.exit_code == 1
     assert done.stderr.strip() == "caster: there is no method 'tnet': did you mean 'tent'?"

@@ -13,11 +13,10 @@ from typer.testing import CliRunner
 from caster.cli.app import app
 from caster.errors import CasterError
 from caster.io.images import open_images
-from caster_bench.data.idx import read_idx
 from caster_bench.data.sets import SETS
-from caster_bench.data.sets.layout import Splits
-
-from .conftest import noise, refusal
+from caster_bench.data.sets.array_loaders import read_idx
+from caster_bench.data.sets.dataset import SplitGroup
+from tests.support.publish import noise, open_error
 
 FOLDERS = ["fashion-mnist", "FashionMNIST/raw"]
 PIXELS = {"train": noise(6, 28, 28), "t10k": noise(4, 28, 28)}
@@ -25,7 +24,7 @@ LABELS = {"train": [9, 0, 0, 3, 1, 6], "t10k": [2, 8, 9, 0]}
 
 
 def idx(values: np.ndarray) -> bytes:
-    """As its description has it: two zeros, 8 for bytes, the dimensions, their sizes, the bytes."""
+    """From its description: two zeros, 8 for bytes, the dimensions, their sizes, the bytes."""
     head = bytes([0, 0, 8, values.ndim])
     sizes = b"".join(struct.pack(">I", size) for size in values.shape)
     return head + sizes + bytes(values.astype(np.uint8).ravel().tolist())
@@ -61,40 +60,40 @@ def test_files_that_were_unpacked_in_place(tmp_path):
     assert np.array_equal(images.read(3)[:, :, 1], PIXELS["t10k"][3])
 
 
-def test_damage_is_told_in_one_line(tmp_path):
+def test_damage_is_reported_in_one_line(tmp_path):
     folder = tmp_path / "fashion-mnist"
     lay_out(folder)
     name = "fashion-mnist:test"
     images, labels = (folder / f"t10k-{x}-ubyte.gz" for x in ("images-idx3", "labels-idx1"))
     whole = {path: path.read_bytes() for path in (images, labels)}
     labels.write_bytes(whole[labels][:-9])
-    assert f"{labels} is damaged or cut short" in refusal(name, tmp_path)
+    assert f"{labels} is damaged or truncated" in open_error(name, tmp_path)
     labels.write_bytes(gzip.compress(idx(np.array([2, 8, 9]))))
-    assert "holds 4 images, and" in refusal(name, tmp_path)
+    assert "has 4 images, and" in open_error(name, tmp_path)
     labels.write_bytes(gzip.compress(idx(np.array([2, 8, 9, 10]))))
-    assert "a label is none of the 10 classes" in refusal(name, tmp_path)
+    assert "a label is not one of the 10 classes" in open_error(name, tmp_path)
     labels.write_bytes(gzip.compress(idx(np.array([2, 8, 9, 0])) + b"\0"))
-    assert "is damaged: it holds 5 bytes for (4,)" in refusal(name, tmp_path)
+    assert "is damaged: it has 5 bytes for (4,)" in open_error(name, tmp_path)
     labels.write_bytes(whole[images])
-    assert "no idx file of bytes in 1 dimensions" in refusal(name, tmp_path)
+    assert "not an idx file of bytes in 1 dimensions" in open_error(name, tmp_path)
     labels.write_bytes(whole[labels])
     images.write_bytes(b"\0\0")
-    assert f"{images} is damaged or cut short" in refusal(name, tmp_path)
+    assert f"{images} is damaged or truncated" in open_error(name, tmp_path)
     images.write_bytes(whole[images][:-30])
-    with pytest.raises(CasterError, match="damaged or cut short"):  # found when it is read
+    with pytest.raises(CasterError, match="damaged or truncated"):  # found when it is read
         open_images(name, tmp_path).read(0)
     images.unlink()
-    assert "misses t10k-images-idx3-ubyte.gz in" in refusal(name, tmp_path)
+    assert "is missing t10k-images-idx3-ubyte.gz in" in open_error(name, tmp_path)
     with pytest.raises(CasterError, match="cannot read"):
         read_idx(images, 3)
 
 
 def test_check_counts_them(tmp_path, monkeypatch):
     lay_out(tmp_path / "fashion-mnist")
-    small = (Splits(("train",), 6, balanced=False), Splits(("test",), 4, balanced=False))
+    small = (SplitGroup(("train",), 6, balanced=False), SplitGroup(("test",), 4, balanced=False))
     known = replace(SETS["fashion-mnist"], splits=small, classes=5)
     monkeypatch.setitem(SETS, "fashion-mnist", known)
     done = CliRunner().invoke(app, ["data", "check", "fashion-mnist", "--data-root", str(tmp_path)])
     assert "train 6 of 6 images" in " ".join(done.output.split())
-    assert "images of 4 classes and 5 are published" in done.output
+    assert "has 4 classes instead of 5" in done.output
     assert done.exit_code == 1

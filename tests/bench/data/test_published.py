@@ -12,37 +12,34 @@ import pytest
 from caster import CasterError
 from caster.io.images import open_images
 from caster_bench.data.corruptions import CORRUPTIONS
-from caster_bench.data.sets import SETS, find, known, open_set
-from caster_bench.data.sets.names import GROUPS, class_names, corrupted
-
-from . import publish
-from .conftest import refusal
-from .publish import CAT, GOLDFISH, WNIDS
-from .test_sets import TEN
+from caster_bench.data.sets import SETS, find, open_set
+from caster_bench.data.sets.published import ARCHIVE_FAMILIES, class_names, corrupted_splits
+from tests.support import publish
+from tests.support.publish import CAT, GOLDFISH, TEN, WNIDS, open_error
 
 FIRST, SECOND = WNIDS[:2]
 
 
-def test_every_set_of_the_issue_is_there():
-    assert set(known()) == {
+def test_every_set_is_there():
+    assert set(SETS) == {
         *("cifar10", "cifar100", "cifar10-c", "cifar100-c", "tiny-imagenet", "tiny-imagenet-c"),
         *("imagenet", "imagenet-c", "imagenet-v2", "imagenet-r", "imagenet-a", "imagenet-sketch"),
         *("pets", "dtd", "flowers102", "food101", "fashion-mnist", "pacs", "office-home"),
     }
 
 
-@pytest.mark.parametrize("name", known())
-def test_the_table_is_sound(name):
+@pytest.mark.parametrize("name", SETS)
+def test_the_table_is_consistent(name):
     data = SETS[name]
     names = data.names()
     assert len(names) == len(set(names)) > 0
-    assert data.source.startswith("http")
+    assert data.page.startswith("http")
     assert data.licence
     for splits in data.splits:
         assert splits.images > 0
         if splits.balanced:
-            assert splits.images % (data.present or data.classes) == 0
-        assert splits.spelt or len(splits.names) <= 4
+            assert splits.images % (data.classes_present or data.classes) == 0
+        assert splits.pattern or len(splits.names) <= 4
     for layout in data.layouts:
         needed = {file for split in names for file in layout.needs(split)}
         assert set(layout.md5) <= needed
@@ -51,7 +48,7 @@ def test_the_table_is_sound(name):
         assert len(digest) == {"md5": 32, "sha256": 64}[kind]
         assert int(digest, 16) > 0
         assert archive.url.startswith("http")
-        assert archive.stated_by
+        assert archive.digest_source
         assert set(archive.splits) <= set(names)
         assert archive.size is None or archive.size > 100
     served = {s for archive in data.archives for s in archive.splits or names}
@@ -61,12 +58,12 @@ def test_the_table_is_sound(name):
 SIZES = {  # as the publishers count them: (images of each split, classes)
     "cifar10": ({"train": 50_000, "test": 10_000}, 10),
     "cifar100": ({"train": 50_000, "test": 10_000}, 100),
-    "cifar10-c": (dict.fromkeys(corrupted(), 10_000), 10),
-    "cifar100-c": (dict.fromkeys(corrupted(), 10_000), 100),
+    "cifar10-c": (dict.fromkeys(corrupted_splits(), 10_000), 10),
+    "cifar100-c": (dict.fromkeys(corrupted_splits(), 10_000), 100),
     "tiny-imagenet": ({"train": 100_000, "val": 10_000}, 200),
-    "tiny-imagenet-c": (dict.fromkeys(corrupted(), 10_000), 200),
+    "tiny-imagenet-c": (dict.fromkeys(corrupted_splits(), 10_000), 200),
     "imagenet": ({"train": 1_281_167, "val": 50_000}, 1_000),
-    "imagenet-c": (dict.fromkeys(corrupted(), 50_000), 1_000),
+    "imagenet-c": (dict.fromkeys(corrupted_splits(), 50_000), 1_000),
     "imagenet-v2": (
         {"matched-frequency": 10_000, "threshold-0.7": 10_000, "top-images": 10_000},
         1_000,
@@ -87,18 +84,21 @@ SIZES = {  # as the publishers count them: (images of each split, classes)
 def test_sizes():
     found = {
         name: (
-            {split: data.of(split).images for split in data.names()},
-            data.present or data.classes,
+            {split: data.group(split).images for split in data.names()},
+            data.classes_present or data.classes,
         )
         for name, data in SETS.items()
     }
     assert found == SIZES
-    assert {name for name, data in SETS.items() if data.present} == {"imagenet-r", "imagenet-a"}
+    assert {name for name, data in SETS.items() if data.classes_present} == {
+        "imagenet-r",
+        "imagenet-a",
+    }
     uneven = {
         f"{name}:{split}"
         for name, data in SETS.items()
         for split in data.names()
-        if not data.of(split).balanced
+        if not data.group(split).balanced
     }
     assert uneven == {
         *("imagenet:train", "imagenet-r:test", "imagenet-a:test", "imagenet-sketch:test"),
@@ -108,8 +108,8 @@ def test_sizes():
 
 
 def test_the_corruptions_are_the_nineteen():
-    assert {name for group in GROUPS.values() for name in group} == set(CORRUPTIONS)
-    assert len(set(corrupted())) == 95
+    assert {name for group in ARCHIVE_FAMILIES.values() for name in group} == set(CORRUPTIONS)
+    assert len(set(corrupted_splits())) == 95
 
 
 def test_lists_of_classes():
@@ -176,8 +176,8 @@ def test_a_read_image_is_a_copy(tmp_path):
         images.read(4)
 
 
-def test_severities_have_digests_of_their_own(tmp_path):
-    """Features are stored under them, and all five severities lie in one file."""
+def test_every_severity_has_its_own_digest(tmp_path):
+    """Features are cached by digest, and one file has all five severities."""
     publish.corrupted_arrays(tmp_path, "CIFAR-10-C", ["fog", "snow"])
     names = [f"cifar10-c:{c}-{s}" for c in ("fog", "snow") for s in range(1, 6)]
     digests = [open_set(name, tmp_path).sha256 for name in names]
@@ -190,13 +190,13 @@ def test_severities_have_digests_of_their_own(tmp_path):
     [
         ("fog.npy", np.zeros((20, 32, 32, 3)), "is not uint8 (N, H, W, 3)"),
         ("fog.npy", np.zeros((20, 3, 32, 32), np.uint8), "is not uint8 (N, H, W, 3)"),
-        ("fog.npy", np.zeros((19, 32, 32, 3), np.uint8), "no label for every image"),
-        ("labels.npy", np.zeros(20), "no label for every image"),
-        ("labels.npy", np.full(20, 10), "a label is none of the 10 classes"),
-        ("labels.npy", np.full(20, -1), "a label is none of the 10 classes"),
-        ("labels.npy", b"", "truncated, damaged or no .npy file"),
-        ("fog.npy", b"\x93NUMPY", "truncated, damaged or no .npy file"),
-        ("labels.npy", np.array([{}] * 20), "truncated, damaged or no .npy file"),
+        ("fog.npy", np.zeros((19, 32, 32, 3), np.uint8), "does not have a label for every image"),
+        ("labels.npy", np.zeros(20), "does not have a label for every image"),
+        ("labels.npy", np.full(20, 10), "a label is not one of the 10 classes"),
+        ("labels.npy", np.full(20, -1), "a label is not one of the 10 classes"),
+        ("labels.npy", b"", "truncated, damaged or not a .npy file"),
+        ("fog.npy", b"\x93NUMPY", "truncated, damaged or not a .npy file"),
+        ("labels.npy", np.array([{}] * 20), "truncated, damaged or not a .npy file"),
     ],
 )
 def test_arrays_that_are_damaged(tmp_path, file, content, message):
@@ -206,9 +206,9 @@ def test_arrays_that_are_damaged(tmp_path, file, content, message):
         path.write_bytes(content)
     else:
         np.save(path, content, allow_pickle=True)
-    refused = refusal("cifar10-c:fog-3", tmp_path)
-    assert message in refused
-    assert str(tmp_path / "CIFAR-10-C") in refused
+    error = open_error("cifar10-c:fog-3", tmp_path)
+    assert message in error
+    assert str(tmp_path / "CIFAR-10-C") in error
 
 
 def test_arrays_that_are_not_five_severities(tmp_path):
@@ -216,14 +216,14 @@ def test_arrays_that_are_not_five_severities(tmp_path):
     folder = tmp_path / "CIFAR-10-C"
     np.save(folder / "fog.npy", np.zeros((19, 32, 32, 3), np.uint8))
     np.save(folder / "labels.npy", np.zeros(19, np.uint8))
-    assert "holds 19 images: that is not five severities" in refusal("cifar10-c:fog-1", tmp_path)
+    assert "has 19 images: not five severities" in open_error("cifar10-c:fog-1", tmp_path)
 
 
 def test_truncated_array(tmp_path):
     publish.corrupted_arrays(tmp_path, "CIFAR-10-C", ["fog"])
     path = tmp_path / "CIFAR-10-C/fog.npy"
     path.write_bytes(path.read_bytes()[:-1])
-    assert "truncated, damaged" in refusal("cifar10-c:fog-5", tmp_path)
+    assert "truncated, damaged" in open_error("cifar10-c:fog-5", tmp_path)
 
 
 def test_tiny_imagenet(tmp_path):
@@ -243,25 +243,25 @@ def test_tiny_imagenet_that_is_damaged(tmp_path):
     publish.tiny_imagenet(tmp_path)
     listing = tmp_path / "tiny-imagenet-200/val/val_annotations.txt"
     (tmp_path / "tiny-imagenet-200/val/images/val_1.JPEG").unlink()
-    assert "misses val/images/val_1.JPEG in" in refusal("tiny-imagenet:val", tmp_path)
+    assert "is missing val/images/val_1.JPEG in" in open_error("tiny-imagenet:val", tmp_path)
     publish.put_text(listing, ["val_0.JPEG\tn00000000\t0"])
-    assert "'n00000000' is not among" in refusal("tiny-imagenet:val", tmp_path)
+    assert "'n00000000' is not among" in open_error("tiny-imagenet:val", tmp_path)
     publish.put_text(listing, ["val_0.JPEG n01443537"])
-    assert "val_annotations.txt is damaged" in refusal("tiny-imagenet:val", tmp_path)
+    assert "val_annotations.txt is damaged" in open_error("tiny-imagenet:val", tmp_path)
 
 
 def test_tiny_imagenet_c(tmp_path):
-    """Without a class folder every later class would have another number."""
+    """A missing class folder would renumber all later classes."""
     tiny = class_names("tiny-imagenet")
     publish.class_folders(tmp_path / "Tiny-ImageNet-C/fog/3", tiny, 2)
     images = open_set("tiny-imagenet-c:fog-3", tmp_path)
     assert images.classes.tolist() == list(tiny)
     assert images.labels.tolist() == [wnid for wnid in tiny for _ in range(2)]
     shutil.rmtree(tmp_path / "Tiny-ImageNet-C/fog/3" / CAT)
-    assert f"misses fog/3/{CAT}/* in" in refusal("tiny-imagenet-c:fog-3", tmp_path)
-    assert "misses fog/4/ in" in refusal("tiny-imagenet-c:fog-4", tmp_path)
+    assert f"is missing fog/3/{CAT}/* in" in open_error("tiny-imagenet-c:fog-3", tmp_path)
+    assert "is missing fog/4/ in" in open_error("tiny-imagenet-c:fog-4", tmp_path)
     (tmp_path / "Tiny-ImageNet-C/fog/4").mkdir()
-    assert f"misses fog/4/{GOLDFISH}/*, " in refusal("tiny-imagenet-c:fog-4", tmp_path)
+    assert f"is missing fog/4/{GOLDFISH}/*, " in open_error("tiny-imagenet-c:fog-4", tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -292,11 +292,13 @@ def test_a_thousand_class_folders(thousand, name, where):
 def test_class_folders_that_are_missing_or_strange(tmp_path):
     publish.class_folders(tmp_path / "ImageNet-C/fog/3", WNIDS[12:])
     (tmp_path / "ImageNet-C/fog/3" / FIRST).mkdir()  # without an image
-    refused = refusal("imagenet-c:fog-3", tmp_path)
-    assert f"misses fog/3/{FIRST}/*, fog/3/{SECOND}/*" in refused
-    assert "and 4 more in" in refused
+    error = open_error("imagenet-c:fog-3", tmp_path)
+    assert f"is missing fog/3/{FIRST}/*, fog/3/{SECOND}/*" in error
+    assert "and 4 more in" in error
     publish.class_folders(tmp_path / "ImageNet-C/fog/3", ["dogs"])
-    assert "holds the folder dogs: that is no class of" in refusal("imagenet-c:fog-3", tmp_path)
+    assert "has the folder dogs, which is not a class of" in open_error(
+        "imagenet-c:fog-3", tmp_path
+    )
 
 
 def test_imagenet_v2_folders_are_numbers(tmp_path):
@@ -306,7 +308,9 @@ def test_imagenet_v2_folders_are_numbers(tmp_path):
     images = open_set("imagenet-v2:threshold-0.7", tmp_path)
     assert images.labels.tolist() == images.classes.tolist() == list(WNIDS)
     assert images.names[2] == f"{folder.name}/2/2_0.jpeg"
-    assert "misses imagenetv2-top-images-format-val/" in refusal("imagenet-v2:top-images", tmp_path)
+    assert "is missing imagenetv2-top-images-format-val/" in open_error(
+        "imagenet-v2:top-images", tmp_path
+    )
 
 
 @pytest.mark.parametrize("letter", ["r", "a"])
@@ -324,20 +328,20 @@ def test_flat_validation_with_kaggles_listing(tmp_path):
     labels = [SECOND, FIRST, SECOND]
     folder = tmp_path / "ILSVRC/Data/CLS-LOC"
     listed = publish.imagenet_validation(folder, labels)
-    assert "put LOC_val_solution.csv" in refusal("imagenet:val", tmp_path)
+    assert "put LOC_val_solution.csv" in open_error("imagenet:val", tmp_path)
     publish.solution(tmp_path / "LOC_val_solution.csv", listed)
     images = open_set("imagenet:val", tmp_path)
     assert images.labels.tolist() == labels
     assert images.classes.tolist() == list(WNIDS)
     assert images.names == tuple(f"val/{name}" for name in listed)
     (folder / "val/ILSVRC2012_val_00000002.JPEG").unlink()
-    assert "misses val/ILSVRC2012_val_00000002.JPEG in" in refusal("imagenet:val", tmp_path)
+    assert "is missing val/ILSVRC2012_val_00000002.JPEG in" in open_error("imagenet:val", tmp_path)
 
 
 def test_flat_validation_with_the_development_kit(tmp_path):
     labels = [SECOND, FIRST, SECOND, WNIDS[500]]
     publish.imagenet_validation(tmp_path / "imagenet", labels)
-    numbered = [WNIDS[500], SECOND, FIRST]  # the kit's numbers follow no order
+    numbered = [WNIDS[500], SECOND, FIRST]  # the kit's numbers are in no order
     publish.devkit(tmp_path / "imagenet", labels, numbered)
     images = open_set("imagenet:val", tmp_path)
     assert images.labels.tolist() == labels
@@ -345,16 +349,16 @@ def test_flat_validation_with_the_development_kit(tmp_path):
     truth = tmp_path / "imagenet/ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt"
     for wrong in (["1", "9"], ["one"]):
         publish.put_text(truth, wrong)
-        assert "ILSVRC2012_devkit_t12 is damaged" in refusal("imagenet:val", tmp_path)
+        assert "ILSVRC2012_devkit_t12 is damaged" in open_error("imagenet:val", tmp_path)
     (truth.parent / "meta.mat").write_bytes(b"no such thing" * 20)
-    assert "meta.mat is damaged" in refusal("imagenet:val", tmp_path)
+    assert "meta.mat is damaged" in open_error("imagenet:val", tmp_path)
 
 
 @pytest.mark.parametrize("rows", [["a,b"], ["ImageId,PredictionString", "x,"], []])
 def test_kaggles_listing_that_is_damaged(tmp_path, rows):
     publish.imagenet_validation(tmp_path / "imagenet", [FIRST])
     publish.put_text(tmp_path / "imagenet/LOC_val_solution.csv", rows)
-    assert "LOC_val_solution.csv is damaged" in refusal("imagenet:val", tmp_path)
+    assert "LOC_val_solution.csv is damaged" in open_error("imagenet:val", tmp_path)
 
 
 def test_dtd(tmp_path):
@@ -363,7 +367,7 @@ def test_dtd(tmp_path):
     assert images.labels.tolist() == ["zigzagged", "banded"]
     assert images.classes.tolist() == ["banded", "zigzagged"]
     assert images.names[0] == "images/zigzagged/zigzagged_0001.jpg"
-    assert "misses labels/test2.txt in" in refusal("dtd:test2", tmp_path)
+    assert "is missing labels/test2.txt in" in open_error("dtd:test2", tmp_path)
 
 
 def test_food101(tmp_path):
@@ -373,14 +377,14 @@ def test_food101(tmp_path):
     assert images.classes.tolist() == ["apple_pie", "waffles"]
     assert images.names == ("images/waffles/9.jpg", "images/apple_pie/7.jpg")
     (tmp_path / "food-101/images/waffles/9.jpg").unlink()
-    assert "misses images/waffles/9.jpg in" in refusal("food101:test", tmp_path)
+    assert "is missing images/waffles/9.jpg in" in open_error("food101:test", tmp_path)
 
 
 @pytest.mark.parametrize("line", ["waffles", "../../etc/passwd", "/x", "x/", "a/b/c", "../x"])
 def test_lists_that_are_damaged(tmp_path, line):
     publish.food101(tmp_path)
     publish.put_text(tmp_path / "food-101/meta/test.txt", [line])
-    assert "meta/test.txt is damaged" in refusal("food101:test", tmp_path)
+    assert "meta/test.txt is damaged" in open_error("food101:test", tmp_path)
 
 
 def test_flowers(tmp_path):
@@ -399,11 +403,11 @@ def test_flowers(tmp_path):
     [
         ("setid.mat", {"trnid": [[7]]}, "images that have no label"),
         ("setid.mat", {"trnid": [[0]]}, "images that have no label"),
-        ("setid.mat", {"valid": [[1]]}, "holds no `trnid`"),
+        ("setid.mat", {"valid": [[1]]}, "has no `trnid`"),
         ("imagelabels.mat", {"labels": [[103] * 6]}, "not from 1 to 102"),
         ("imagelabels.mat", {"labels": [[0] * 6]}, "not from 1 to 102"),
-        ("imagelabels.mat", {"labels": [[0.5] * 6]}, "no list of whole numbers"),
-        ("imagelabels.mat", None, "no file of MATLAB"),
+        ("imagelabels.mat", {"labels": [[0.5] * 6]}, "not a list of integers"),
+        ("imagelabels.mat", None, "not a file of MATLAB"),
     ],
 )
 def test_flowers_that_are_damaged(tmp_path, file, content, message):
@@ -415,9 +419,9 @@ def test_flowers_that_are_damaged(tmp_path, file, content, message):
         path.write_bytes(b"\x00" * 3)
     else:
         savemat(path, {k: np.array(v) for k, v in content.items()})
-    refused = refusal("flowers102:train", tmp_path)
-    assert message in refused
-    assert str(path) in refused
+    error = open_error("flowers102:train", tmp_path)
+    assert message in error
+    assert str(path) in error
 
 
 @pytest.mark.parametrize("folder", ["PACS", "PACS/kfold", "pacs_data"])
@@ -427,7 +431,7 @@ def test_pacs(tmp_path, folder):
     images = open_set("pacs:sketch", tmp_path)
     assert images.classes.tolist() == classes
     assert images.labels.tolist() == [c for c in classes for _ in range(2)]
-    assert "misses photo/ in" in refusal("pacs:photo", tmp_path)
+    assert "is missing photo/ in" in open_error("pacs:photo", tmp_path)
 
 
 STYLES = {
@@ -446,35 +450,35 @@ def test_office_home(tmp_path, folder, split):
     images = open_set(f"office-home:{split}", tmp_path)
     assert images.classes.tolist() == images.labels.tolist() == list(classes)
     shutil.rmtree(tmp_path / folder / STYLES[split] / "Mug")
-    assert f"misses {STYLES[split]}/Mug/* in" in refusal(f"office-home:{split}", tmp_path)
+    assert f"is missing {STYLES[split]}/Mug/* in" in open_error(f"office-home:{split}", tmp_path)
 
 
 def test_no_image_is_read_to_open_a_set(tmp_path, monkeypatch):
     publish.food101(tmp_path)
     publish.put(tmp_path / "food-101/images", ["waffles/9.jpg"], b"no image")
-    monkeypatch.setattr("caster.io.image_folder.decode", lambda path: pytest.fail("decoded"))
+    monkeypatch.setattr("caster.io.image_files.decode", lambda path: pytest.fail("decoded"))
     assert len(open_set("food101:test", tmp_path)) == 2
 
 
 def test_names():
-    assert find("cifar10-c")[2] == list(corrupted())
+    assert find("cifar10-c")[2] == list(corrupted_splits())
     for name, message in {
-        "cifar10-c:fgo-3": "say cifar10-c:CORRUPTION-SEVERITY, such as cifar10-c:brightness-1",
+        "cifar10-c:fgo-3": "choose cifar10-c:CORRUPTION-SEVERITY, such as cifar10-c:brightness-1",
         "cifar10-c": "such as cifar10-c:brightness-1",
-        "imagenet:test": "say imagenet:train or imagenet:val",
-        "imagenet": "say imagenet:train or imagenet:val",
-        "dtd:train": "say dtd:train1 to test10, such as dtd:train1",
+        "imagenet:test": "choose imagenet:train or imagenet:val",
+        "imagenet": "choose imagenet:train or imagenet:val",
+        "dtd:train": "choose dtd:train1 to test10, such as dtd:train1",
     }.items():
-        with pytest.raises(CasterError, match="is no split of") as caught:
+        with pytest.raises(CasterError, match=r"has (no split|several splits)") as caught:
             open_set(name, Path())
         assert message in str(caught.value)
-    with pytest.raises(CasterError, match="there is no set 'mnist': say one of cifar10, "):
+    with pytest.raises(CasterError, match="there is no set 'mnist': choose from cifar10, "):
         find("mnist:test")
 
 
 def test_what_to_do_about_a_missing_set(tmp_path):
-    assert "or run `caster data get imagenet-r`" in refusal("imagenet-r", tmp_path)
-    assert "or get it from https://image-net.org" in refusal("imagenet:val", tmp_path)
+    assert "or run `caster data get imagenet-r`" in open_error("imagenet-r", tmp_path)
+    assert "or get it from https://image-net.org" in open_error("imagenet:val", tmp_path)
 
 
 REAL = os.environ.get("CASTER_DATA")

@@ -1,4 +1,4 @@
-"""Named sets: the layouts of the publishers in miniature, and the real ones where they are."""
+"""CIFAR and pets: the publishers' layouts in miniature, and the real files if present."""
 
 from __future__ import annotations
 
@@ -10,15 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from caster import CasterError
 from caster.io.images import open_images
+from tests.support.publish import TEN, noise, open_error, pets, python_2_batch, python_2_string
 
-from .conftest import noise, refusal
-from .test_plain_pickle import python_2_batch, python_2_string
-
-TEN = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 PIXELS = {f"data_batch_{i}": noise(4, 32, 32, 3) for i in range(1, 6)}
 PIXELS["test_batch"] = PIXELS["test"] = noise(4, 32, 32, 3)
 PIXELS["train"] = noise(4, 32, 32, 3)
@@ -45,7 +41,7 @@ def cifar10_files() -> list[str]:
 
 
 def lay_out(root: Path, version: str) -> None:
-    """One version of CIFAR-10 or CIFAR-100, four images a file."""
+    """Write one version of CIFAR-10 or CIFAR-100, four images per file."""
     folder = root / version
     folder.mkdir(parents=True)
     match version:
@@ -130,16 +126,16 @@ def test_missing_files_are_named(version, tmp_path):
     for path in folder.iterdir():
         if "test" in path.name or "meta" in path.name or "names" in path.name:
             path.unlink()
-    message = refusal(f"{name_of(version)}:test", tmp_path)
+    message = open_error(f"{name_of(version)}:test", tmp_path)
     expected = {
         "cifar-10-batches-py": "test_batch, batches.meta",
         "cifar-10-batches-bin": "test_batch.bin, batches.meta.txt",
         "cifar-100-python": "test, meta",
         "cifar-100-binary": "test.bin, fine_label_names.txt",
     }[version]
-    assert f"misses {expected} in {folder}: set CASTER_DATA or give a root" in message
+    assert f"is missing {expected} in {folder}: set CASTER_DATA or give" in message
     shutil.rmtree(folder)
-    message = refusal(f"{name_of(version)}:train", tmp_path)
+    message = open_error(f"{name_of(version)}:train", tmp_path)
     both = [v for v in VERSIONS if name_of(v) == name_of(version)]
     assert all(f"in {tmp_path / v}" in message for v in both)
 
@@ -156,11 +152,11 @@ def test_damaged_records(tmp_path):
     content = (folder / "test_batch.bin").read_bytes()
     for short in (content[:-1], b""):
         (folder / "test_batch.bin").write_bytes(short)
-        assert "no number of records of 3073 bytes" in refusal("cifar10:test", tmp_path)
+        assert "not a multiple of 3073 bytes" in open_error("cifar10:test", tmp_path)
     (folder / "test_batch.bin").write_bytes(b"\x0a" + content[1:])
-    assert "none of the 10 classes" in refusal("cifar10:test", tmp_path)
+    assert "not one of the 10 classes" in open_error("cifar10:test", tmp_path)
     (folder / "batches.meta.txt").write_bytes(b"\xff")
-    assert "not text in UTF-8" in refusal("cifar10:test", tmp_path)
+    assert "not UTF-8 text" in open_error("cifar10:test", tmp_path)
 
 
 def test_files_that_cannot_be_opened(tmp_path, monkeypatch):
@@ -170,53 +166,44 @@ def test_files_that_cannot_be_opened(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(np, "memmap", denied)
-    assert "test_batch.bin: Permission denied" in refusal("cifar10:test", tmp_path)
-    monkeypatch.setattr(Path, "read_text", denied)
-    assert "batches.meta.txt: Permission denied" in refusal("cifar10:test", tmp_path)
+    assert "test_batch.bin: Permission denied" in open_error("cifar10:test", tmp_path)
+    read_text = Path.read_text
+
+    def denied_here(path, *arguments, **options):
+        inside = path.is_relative_to(tmp_path)
+        return (denied if inside else read_text)(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "read_text", denied_here)
+    assert "batches.meta.txt: Permission denied" in open_error("cifar10:test", tmp_path)
     pets(tmp_path)
-    assert "test.txt: Permission denied" in refusal("pets:test", tmp_path)
+    assert "test.txt: Permission denied" in open_error("pets:test", tmp_path)
 
 
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("meta", {"label_names": 3}, "no list of names"),
-        ("meta", {"fine_label_names": [b"a", 3]}, "no list of names"),
-        ("meta", {"names": []}, "holds no `label_names`"),
-        ("meta", [], "holds no `label_names`"),
-        ("test", {"fine_labels": [1]}, "holds no `data`"),
-        ("test", {"data": noise(1, 3072)}, "holds no `labels`"),
+        ("meta", {"label_names": 3}, "not a list of names"),
+        ("meta", {"fine_label_names": [b"a", 3]}, "not a list of names"),
+        ("meta", {"names": []}, "has no `label_names`"),
+        ("meta", [], "has no `label_names`"),
+        ("test", {"fine_labels": [1]}, "has no `data`"),
+        ("test", {"data": noise(1, 3072)}, "has no `labels`"),
         ("test", {"data": noise(1, 3072), "labels": [1, 2]}, "3072 pixels for every label"),
         ("test", {"data": noise(1, 3071), "labels": [1]}, "3072 pixels for every label"),
         ("test", {"data": noise(1, 3072) / 2, "labels": [1]}, "3072 pixels for every label"),
         ("test", {"data": [1], "labels": [1]}, "3072 pixels for every label"),
         ("test", {"data": noise(1, 3072), "labels": ["cat"]}, "3072 pixels for every label"),
-        ("test", {"data": noise(1, 3072), "labels": [10]}, "none of the 10 classes"),
-        ("test", {"data": noise(1, 3072), "labels": [-1]}, "none of the 10 classes"),
+        ("test", {"data": noise(1, 3072), "labels": [10]}, "not one of the 10 classes"),
+        ("test", {"data": noise(1, 3072), "labels": [-1]}, "not one of the 10 classes"),
         ("test", Path("x"), "it names 'pathlib"),
     ],
 )
-def test_pickles_of_something_else(tmp_path, file, content, message):
+def test_pickles_with_other_content(tmp_path, file, content, message):
     lay_out(tmp_path, "cifar-100-python")
     path = tmp_path / "cifar-100-python" / file
     path.write_bytes(pickle.dumps(content))
-    assert message in refusal("cifar100:test", tmp_path)
-    assert str(path) in refusal("cifar100:test", tmp_path)
-
-
-PETS = {"Abyssinian_100": 1, "Abyssinian_7": 1, "great_pyrenees_1": 2, "Bombay_2": 3}
-
-
-def pets(root: Path, listed: dict[str, int] | None = None, images: bool = True) -> Path:
-    folder = root / "oxford-iiit-pet"
-    (folder / "images").mkdir(parents=True, exist_ok=True)
-    (folder / "annotations").mkdir(exist_ok=True)
-    lines = [f"{name} {number} 1 1" for name, number in (listed or PETS).items()]
-    (folder / "annotations/test.txt").write_text("# name id\n" + "\n".join(lines) + "\n")
-    for name, number in PETS.items() if images else ():
-        image = Image.fromarray(np.full((3, 4, 3), 10 * number, dtype=np.uint8))
-        image.save(folder / f"images/{name}.jpg")
-    return folder
+    assert message in open_error("cifar100:test", tmp_path)
+    assert str(path) in open_error("cifar100:test", tmp_path)
 
 
 def test_pets(tmp_path):
@@ -231,13 +218,13 @@ def test_pets(tmp_path):
 
 
 def test_pets_that_are_missing(tmp_path):
-    assert "misses annotations/trainval.txt in" in refusal("pets:trainval", tmp_path)
+    assert "is missing annotations/trainval.txt in" in open_error("pets:trainval", tmp_path)
     pets(tmp_path, images=False)
-    assert "misses images/Abyssinian_100.jpg, images/Abyssinian_7.jpg" in refusal(
+    assert "is missing images/Abyssinian_100.jpg, images/Abyssinian_7.jpg" in open_error(
         "pets:test", tmp_path
     )
     pets(tmp_path, {f"pug_{i}": 1 for i in range(30)})
-    assert "images/pug_7.jpg and 22 more in" in refusal("pets:test", tmp_path)
+    assert "images/pug_7.jpg and 22 more in" in open_error("pets:test", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -252,21 +239,21 @@ def test_pets_that_are_missing(tmp_path):
 )
 def test_pets_that_are_damaged(tmp_path, listed):
     pets(tmp_path, listed)
-    assert "test.txt is damaged" in refusal("pets:test", tmp_path)
+    assert "test.txt is damaged" in open_error("pets:test", tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"pug_1\n", b"\xff"])
-def test_a_listing_that_is_none(tmp_path, content):
+def test_an_empty_or_damaged_listing(tmp_path, content):
     (pets(tmp_path) / "annotations/test.txt").write_bytes(content)
-    assert "test.txt is damaged" in refusal("pets:test", tmp_path)
+    assert "test.txt is damaged" in open_error("pets:test", tmp_path)
 
 
 def test_where_the_root_comes_from(tmp_path, monkeypatch):
     pets(tmp_path / "data")
     monkeypatch.delenv("CASTER_DATA", raising=False)
-    assert "set CASTER_DATA or give a root" in refusal("pets:test")
+    assert "set CASTER_DATA or give" in open_error("pets:test")
     monkeypatch.setenv("CASTER_DATA", "")
-    assert "set CASTER_DATA or give a root" in refusal("pets:test")
+    assert "set CASTER_DATA or give" in open_error("pets:test")
     monkeypatch.setenv("CASTER_DATA", str(tmp_path / "data"))
     assert len(open_images("pets:test")) == 4
     monkeypatch.setenv("CASTER_DATA", str(tmp_path))
@@ -274,8 +261,10 @@ def test_where_the_root_comes_from(tmp_path, monkeypatch):
 
 
 def test_splits(tmp_path):
-    assert "cifar10 is no split of cifar10: say cifar10:train or cifar10:test" in refusal("cifar10")
-    assert "say pets:trainval or pets:test" in refusal("pets:train", tmp_path)
+    assert "cifar10 has several splits: choose cifar10:train or cifar10:test" in open_error(
+        "cifar10"
+    )
+    assert "choose pets:trainval or pets:test" in open_error("pets:train", tmp_path)
 
 
 REAL = os.environ.get("CASTER_DATA")
@@ -286,7 +275,7 @@ def published(name: str):
     try:
         return open_images(name)
     except CasterError as error:
-        if " misses " in str(error):
+        if " is missing " in str(error):
             pytest.skip(str(error))
         raise
 
@@ -337,7 +326,7 @@ def test_published_order_of_the_ten_classes():
     assert images.classes.tolist() == TEN
     assert images.labels[:4].tolist() == ["cat", "ship", "ship", "airplane"]
     mean = np.mean([images.read(i) / 255 for i in range(len(images))], axis=(0, 1, 2))
-    np.testing.assert_allclose(mean, [0.4942, 0.4851, 0.4504], atol=5e-5)  # known of the test set
+    np.testing.assert_allclose(mean, [0.4942, 0.4851, 0.4504], atol=5e-5)  # known for the test set
 
 
 @real

@@ -1,4 +1,4 @@
-"""Streams: which image comes when, under what, and in what company."""
+"""Streams: order, batches and conditions of images."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caster import CasterError
-from caster.io.traits import is_by_class
+from caster.io.labels import is_by_class
 from caster_bench.data.corruptions import CORRUPTIONS
 from caster_bench.data.streams import Condition, StreamSettings, all_conditions, make_stream
 
 FOG, SNOW, SNOW5 = Condition("fog", 1), Condition("snow", 1), Condition("snow", 5)
-WHOLE = ["shuffled", "by-class", "dirichlet"]  # orders that keep all images, and refuse none
+WHOLE = ["shuffled", "by-class", "dirichlet"]  # orders that keep all images, and reject none
 
 label = st.one_of(
     st.sampled_from("abc"), st.integers(0, 3), st.booleans(), st.none(), st.just(("a", 1))
@@ -46,7 +46,7 @@ def rows(stream):
     return np.concatenate([batch.rows for batch in stream])
 
 
-def refusal(labels, **options) -> str:
+def error_of(labels, **options) -> str:
     with pytest.raises(CasterError) as caught:
         stream(labels, **options)
     assert "\n" not in str(caught.value)
@@ -57,7 +57,7 @@ def refusal(labels, **options) -> str:
 def test_every_image_once_in_every_segment(labels, batch_size, seed, order, last):
     n = len(labels)
     if last == "drop" and n < batch_size:
-        assert "say last='keep'" in refusal(labels, batch_size=batch_size, last="drop")
+        assert "set last='keep'" in error_of(labels, batch_size=batch_size, last="drop")
         return
     conditions = (FOG, SNOW, SNOW5)
     made = stream(
@@ -101,7 +101,7 @@ def test_resuming_is_slicing(labels, batch_size, seed, schedule, data):
 
 
 @pytest.mark.parametrize("start", [-1, 4])
-def test_a_start_that_is_none(start):
+def test_an_invalid_start(start):
     with pytest.raises(CasterError, match=f"has 3 batches: it cannot start at {start}"):
         stream([0, 1] * 3, batch_size=2).batches(start)
 
@@ -122,8 +122,8 @@ def test_seeds_differ_and_so_do_conditions(order):
     assert not np.array_equal(parts[0], parts[2])
 
 
-def test_plans_stay_what_they_were():
-    """Recorded runs are resumed by these very plans; NumPy may change its numbers, we must not."""
+def test_streams_are_reproducible_across_versions():
+    """Recorded runs resume from these streams: NumPy may change its numbers, we must not."""
     sha256 = hashlib.sha256()
     for order in (*WHOLE, "long-tailed"):
         options = {"imbalance": 4} if order == "long-tailed" else {}
@@ -156,7 +156,7 @@ for index in range(worker, len(stream), workers):
 
 
 def test_workers_share_one_stream():
-    """Interpreters hash names differently: neither that nor the number of workers may matter."""
+    """Neither hash randomisation nor the number of workers may change a stream."""
     found = {}
     for workers in (1, 2):
         lines = []
@@ -178,7 +178,7 @@ def test_batches_cannot_be_written_to():
 
 
 @given(labels, seeds)
-def test_by_class_is(labels, seed):
+def test_by_class_sorts_by_class(labels, seed):
     made = stream(labels, order="by-class", seed=seed, batch_size=3)
     met = [labels[row] for row in rows(made)]
     runs = [key for key, _ in groupby(met)]
@@ -204,12 +204,12 @@ BY_CLASS = {
 
 @pytest.mark.parametrize("batch_size", [2, 64])
 @pytest.mark.parametrize("labels", BY_CLASS.values(), ids=BY_CLASS.keys())
-def test_files_by_class_are_refused(labels, batch_size):
+def test_files_sorted_by_class_are_rejected(labels, batch_size):
     if batch_size == 2 and labels[0] != labels[1]:
-        return  # batches of both classes of the moment: nothing is amiss
-    message = refusal(labels, order="file", batch_size=batch_size)
-    assert "come class by class" in message
-    assert "order='shuffled', or order='by-class' to mean it" in message
+        return  # every batch has both classes
+    message = error_of(labels, order="file", batch_size=batch_size)
+    assert "sorted by class" in message
+    assert "order='shuffled', or order='by-class' if that is intended" in message
     assert stream(labels, order="by-class", batch_size=batch_size).is_class_ordered
     assert not stream(labels, batch_size=batch_size).is_class_ordered
 
@@ -217,7 +217,7 @@ def test_files_by_class_are_refused(labels, batch_size):
 def test_mixed_conditions_do_not_mix_classes():
     labels = BY_CLASS["ten classes"]
     mixed = {"batch_size": 64, "schedule": "mixed", "conditions": (FOG, SNOW)}
-    assert "come class by class" in refusal(labels, order="file", **mixed)
+    assert "sorted by class" in error_of(labels, order="file", **mixed)
     assert stream(labels, order="by-class", **mixed).is_class_ordered
     assert not stream(labels, **mixed).is_class_ordered
 
@@ -240,10 +240,10 @@ def test_files_that_are_mixed_enough(labels, batch_size):
     assert len(stream(labels, order="file", batch_size=batch_size)) == -(len(labels) // -batch_size)
 
 
-def test_batches_of_one_are_judged_as_a_data_set_is():
+def test_batches_of_one_image_use_the_rule_for_data_sets():
     labels = np.repeat(np.arange(4), 10)
     assert is_by_class(labels)
-    assert "come class by class" in refusal(labels, order="file", batch_size=1)
+    assert "sorted by class" in error_of(labels, order="file", batch_size=1)
     assert len(stream(np.tile(np.arange(4), 10), order="file", batch_size=1)) == 40
 
 
@@ -276,7 +276,7 @@ def test_diversity_by_counting(labels, batch_size, seed, order):
         {"last": "drop"},
     ],
 )
-def test_diversity_is_that_of_what_the_stream_holds(options):
+def test_diversity_counts_only_streamed_images(options):
     labels = np.repeat(np.arange(4), [9, 12, 15, 18])
     made = stream(labels, batch_size=7, **options)
     whole = stream(labels, batch_size=7, **(options | {"last": "keep"}))
@@ -329,7 +329,7 @@ def test_dirichlet_limits():
     assert not loose.is_class_ordered
 
 
-def test_dirichlet_as_published_never_is_random():
+def test_the_published_dirichlet_is_never_iid():
     """CIFAR-10: ten slots of a thousand, and in each the ten classes take turns."""
     made = stream(np.arange(10_000) % 10, order="dirichlet", concentration=1e6, batch_size=64)
     runs = [len(list(run)) for _, run in groupby(rows(made) % 10)]
@@ -353,7 +353,7 @@ def test_dirichlet_shares():
     assert present == pytest.approx(slots * (1 - absent), abs=0.15)
 
 
-def test_slots_are_those_of_rotta_where_none_are_given():
+def test_default_slots_are_those_of_rotta():
     """As many as classes, and at most a hundred."""
     for classes, slots in ((20, 20), (300, 100)):
         labels = np.arange(900) % classes
@@ -362,7 +362,7 @@ def test_slots_are_those_of_rotta_where_none_are_given():
         )
 
 
-def test_concentration_is_that_of_note_where_none_is_given():
+def test_default_concentration_is_that_of_note():
     assert StreamSettings(order="dirichlet").concentration == 0.1
     given_one = stream(HUNDRED, concentration=0.1, **DIRICHLET)
     assert np.array_equal(rows(stream(HUNDRED, **DIRICHLET)), rows(given_one))
@@ -397,9 +397,9 @@ def test_long_tail_of_cifar():
 
 
 def test_a_tail_too_long():
-    message = refusal(np.repeat([0, 1], 20), order="long-tailed", imbalance=100)
-    assert "an imbalance of 100 leaves some of the 2 classes without an image" in message
-    refusal(np.repeat([0, 1], 20), order="long-tailed", imbalance=1e12)
+    message = error_of(np.repeat([0, 1], 20), order="long-tailed", imbalance=100)
+    assert "an imbalance of 100 leaves some of the 2 classes without images" in message
+    error_of(np.repeat([0, 1], 20), order="long-tailed", imbalance=1e12)
 
 
 def test_resets():
@@ -515,20 +515,20 @@ def test_one_class(order):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 0}, "batch_size must be a whole number (int) from 1 up, not 0"),
+        ({"batch_size": 0}, "batch_size must be an integer (int) of at least 1, not 0"),
         ({"batch_size": 2.0}, "batch_size must be"),
         ({"seed": -1}, "seed must be"),
         ({"seed": True}, "seed must be"),
-        ({"order": "random"}, "no order 'random': say one of shuffled, file, by-class, dirichlet"),
+        ({"order": "random"}, "no order 'random': choose from shuffled, file, by-class, dirichlet"),
         ({"schedule": "all"}, "no schedule 'all'"),
-        ({"last": "pad"}, "no last 'pad': say one of keep, drop"),
+        ({"last": "pad"}, "no last 'pad': choose from keep, drop"),
         ({"schedule": "continual"}, "the schedule 'continual' needs conditions"),
-        ({"conditions": ("fog",)}, "conditions are Condition(corruption, severity)"),
-        ({"conditions": (FOG, SNOW, FOG)}, "fog at severity 1 is named twice"),
+        ({"conditions": ("fog",)}, "conditions must be Condition(corruption, severity)"),
+        ({"conditions": (FOG, SNOW, FOG)}, "fog at severity 1 is listed twice"),
         ({"conditions": (FOG, FOG), "schedule": "mixed"}, "only the schedule 'continual'"),
         (
             {"conditions": (FOG, SNOW, SNOW5), "schedule": "gradual"},
-            "fog comes at severity 1 alone",
+            "fog has only severity 1",
         ),
         ({"concentration": 1}, "concentration belongs to the order 'dirichlet', not to 'shuffled'"),
         ({"slots": 4}, "slots belongs to the order 'dirichlet'"),
@@ -542,18 +542,18 @@ def test_one_class(order):
         ({"order": "dirichlet", "slots": 0}, "slots must be"),
     ],
 )
-def test_settings_that_are_refused(options, message):
-    assert message in refusal([0, 1, 2, 1], **options)
+def test_invalid_settings(options, message):
+    assert message in error_of([0, 1, 2, 1], **options)
 
 
 @pytest.mark.parametrize("severity", [0, 6, 2.0, True, "3"])
-def test_severities_that_are_none(severity):
+def test_invalid_severities(severity):
     with pytest.raises(CasterError, match="from 1 to 5"):
         Condition("fog", severity)
 
 
 @pytest.mark.parametrize("corruption", ["", None, 3, "Fog", "clean"])
-def test_corruptions_that_are_none(corruption):
+def test_invalid_corruptions(corruption):
     with pytest.raises(CasterError, match=f"there is no corruption {corruption!r}: "):
         Condition(corruption, 1)
 
@@ -564,7 +564,7 @@ def test_all_nineteen_are_conditions():
         all_conditions(["snow", "fogg"])
 
 
-def test_one_name_is_no_list_of_names():
+def test_a_single_name_is_rejected():
     with pytest.raises(CasterError, match=r"give \['fog'\]"):
         all_conditions("fog")
     assert all_conditions(iter(["fog", "snow"]), iter([1, 5])) == (
@@ -577,7 +577,7 @@ def test_one_name_is_no_list_of_names():
 
 @pytest.mark.parametrize("labels", [[], np.array([], dtype=int)])
 def test_no_images(labels):
-    assert "needs an image or more" in refusal(labels)
+    assert "needs at least one image" in error_of(labels)
 
 
 def test_settings_are_values():

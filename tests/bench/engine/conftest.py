@@ -1,21 +1,22 @@
-"""What a cache sets for its whole process, put back after tests that had one in this process."""
+"""Undo what a worker cache sets for its whole process."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from caster_bench.engine import worker_cache as cache
+from caster_bench.engine import worker_cache as workers
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: takes more than 3 seconds")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def no_desk_left():
+def restore_process_settings():
     deterministic = torch.backends.cudnn.deterministic
     yield
     torch.backends.cudnn.deterministic = deterministic
-    if cache._limits is not None:
-        cache._limits.restore_original_limits()
-    cache._desk = cache._limits = None
-
-
-collect_ignore = ["startup"]  # it is for other processes: read here, it would define twice
+    if workers._limits is not None:
+        workers._limits.restore_original_limits()
+    workers._cache = workers._limits = None

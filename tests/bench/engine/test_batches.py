@@ -1,8 +1,6 @@
-"""Batches as models take them, models that stay what they are, devices, the digits."""
+"""Preprocessed batches, devices, and the digits."""
 
 from __future__ import annotations
-
-import copy
 
 import numpy as np
 import pytest
@@ -11,13 +9,11 @@ from torch import nn
 
 import caster
 from caster.errors import CasterError
-from caster.models.modules import digest_of
 from caster.models.preprocessing import Preprocessing
 from caster_bench.data.digits import open_data
 from caster_bench.data.streams import Condition, StreamSettings, make_stream
-from caster_bench.engine.batches import Labelled, Prepared, preparing
-from caster_bench.engine.executors.devices import chosen, share_out
-from caster_bench.engine.weight_guard import WeightGuard
+from caster_bench.engine.batches import LabelledBatches, StreamBatches, preprocessor
+from caster_bench.engine.executors.local import allocate_cores, select_devices
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(256, size=(20, 8, 8, 3), dtype=np.uint8)
@@ -36,89 +32,41 @@ def module():
         Preprocessing(1.0, (0.5,) * 3, (0.5,) * 3, "NCHW", dtype="float16"),
     ],
 )
-def test_images_are_prepared_to_the_bit_as_elsewhere(stated):
+def test_batches_equal_those_of_preprocessing_bit_for_bit(stated):
     model = caster.wrap(module(), preprocessing=stated)
-    prepared = np.asarray(preparing(model)(PIXELS))
+    prepared = np.asarray(preprocessor(model)(PIXELS))
     expected = stated.batch(PIXELS)
     assert prepared.dtype == expected.dtype
     np.testing.assert_array_equal(prepared, expected)
 
 
-def test_a_model_that_states_no_preprocessing_is_refused():
+def test_a_model_without_preprocessing_is_rejected():
     with pytest.raises(CasterError, match="does not say how images become batches"):
-        preparing(caster.wrap(module()))
+        preprocessor(caster.wrap(module()))
 
 
-@pytest.mark.parametrize("hold", [True, False])
-def test_every_row_comes_under_its_own_condition(hold):
+@pytest.mark.parametrize("cache", [True, False])
+def test_every_row_comes_under_its_own_condition(cache):
     conditions = (Condition("fog", 1), Condition("snow", 2))
     pixels = {condition: np.full_like(PIXELS, i) for i, condition in enumerate(conditions)}
     settings = StreamSettings(batch_size=7, conditions=conditions, schedule="mixed")
     stream = make_stream(np.arange(20) % 4, settings)
-    batches = Prepared(stream, pixels, lambda given: given.copy(), hold=hold)
-    for _ in range(2):  # held ones too
-        for batch, given in zip(batches.plan, batches, strict=True):
+    batches = StreamBatches(stream, pixels, np.copy, cache=cache)
+    for _ in range(2):  # cached ones too
+        for batch, images in zip(batches.plan, batches, strict=True):
             expected = [conditions.index(c) for c in batch.condition]
-            np.testing.assert_array_equal(given[:, 0, 0, 0], expected)
+            np.testing.assert_array_equal(images[:, 0, 0, 0], expected)
 
 
 def test_source_batches_are_read_again_and_again():
-    labelled = Labelled(PIXELS, np.arange(20), lambda given: given)
+    labelled = LabelledBatches(PIXELS, np.arange(20), np.copy)
     for reads in range(2):
         assert labelled.reads == reads
-        codes = np.concatenate([codes for _, codes in labelled])
-        np.testing.assert_array_equal(codes, np.arange(20))
+        labels = np.concatenate([labels for _, labels in labelled])
+        np.testing.assert_array_equal(labels, np.arange(20))
 
 
-def sealed():
-    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 3))
-    net[1].running_mean[0] = torch.nan  # which is itself
-    net.to(memory_format=torch.channels_last)
-    model = caster.wrap(net)
-    return net, model, WeightGuard(model)
-
-
-def test_a_seal_holds_as_long_as_the_model_is_used_only():
-    net, model, seal = sealed()
-    before = digest_of(net)
-    model(torch.zeros(2, 3, 8, 8))
-    copy.deepcopy(net).train()(torch.ones(2, 3, 8, 8))
-    seal.verify()
-    assert seal.holds()
-    assert seal.sha256 == before == digest_of(net)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda net: net[0].weight.data[0, 0, 0].add_(1e-6),
-        lambda net: net[1].running_var.mul_(1.001),
-        lambda net: net[1].num_batches_tracked.add_(1),
-        lambda net: net[1].running_mean[1].neg_(),  # 0 to -0
-        lambda net: setattr(net[1], "eps", 1e-3),
-        lambda net: net[3].register_buffer("extra", torch.zeros(1)),
-        lambda net: net.double(),
-        lambda net: setattr(net[3], "extra", torch.nn.Parameter(torch.zeros(1))),
-    ],
-)
-def test_a_seal_breaks_at_whatever_the_digest_is_of(change):
-    net, model, seal = sealed()
-    change(net)
-    assert digest_of(net) != seal.sha256
-    assert not seal.holds()
-    with pytest.raises(CasterError, match="was changed while it was in use"):
-        model.verify()  # the model's own asks the seal
-
-
-def test_a_model_without_a_module_is_verified_by_itself():
-    model = caster.wrap(lambda batch: (batch, batch), version="1")
-    seal = WeightGuard(model)
-    seal.verify()
-    assert seal.holds()
-    assert seal.sha256 == model.sha256
-
-
-def test_digits_are_real_and_split_for_good():
+def test_digits_are_scikit_learns_in_a_fixed_split():
     train, test = open_data("digits:train"), open_data("digits:test")
     assert (len(train), len(test)) == (901, 896)
     assert train.sha256 != test.sha256
@@ -136,11 +84,11 @@ def test_digits_are_real_and_split_for_good():
 
 
 def test_devices():
-    assert chosen("cpu") == ["cpu"]
+    assert select_devices("cpu") == ["cpu"]
     if not torch.cuda.is_available():
-        assert chosen(None) == ["cpu"]
+        assert select_devices(None) == ["cpu"]
         with pytest.raises(CasterError, match="no device 'cuda'"):
-            chosen("cuda")
-    workers, helpers = share_out(["cpu"], 1)
+            select_devices("cuda")
+    workers, helpers = allocate_cores(["cpu"], 1)
     assert workers == 1
     assert helpers >= 0

@@ -1,4 +1,4 @@
-"""Who runs the cells: Ray's processes and this machine's, when one of them fails or is killed."""
+"""Ray and local executors, when a cell fails or a process is killed."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ import pytest
 import torch
 
 from caster.errors import CasterError
-from caster_bench.engine import worker_cache as desks
+from caster_bench.engine import worker_cache as workers
 from caster_bench.engine.executors import DIED
-from caster_bench.engine.executors.devices import AUTO, on_cluster
-from caster_bench.engine.executors.ray import OnRay
+from caster_bench.engine.executors.ray import AUTO, RayExecutor, cluster_device
 from caster_bench.engine.run_context import RunContext
 from caster_bench.records import read, scan
 from tests.support.inline import SMALL, run_inline, sweep_of
@@ -27,7 +26,7 @@ RAY = ("--executor", "ray", "--device", "cpu", "--workers", 2)
 
 
 def descendants(pid):
-    """Processes that came of one, with their command lines."""
+    """The descendants of a process, with their command lines."""
     parents, words = {}, {}
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
@@ -51,8 +50,9 @@ def wait_for(condition, seconds=180.0):  # Ray takes a minute to start where cor
     assert condition()
 
 
-def test_on_ray_a_cell_that_fails_and_a_killed_worker_stop_no_other(tmp_path, checkpoints):
-    text = SMALL.replace('"clean", "contrast"', '"clean", "contrast", "fog", "snow"')
+@pytest.mark.slow
+def test_on_ray_a_failing_cell_and_a_killed_worker_stop_no_other(tmp_path, checkpoints):
+    text = SMALL.replace('"clean", "contrast"', '"clean", "contrast", "fog"')
     sweep_of(tmp_path, text.replace('"tent"', '"tent", {method = "knn", k = 5000}'))
     out = tmp_path / "out"
     words = command("run", tmp_path / "sweep.toml", "--out", out, "--root", checkpoints, *RAY)
@@ -67,14 +67,14 @@ def test_on_ray_a_cell_that_fails_and_a_killed_worker_stop_no_other(tmp_path, ch
         os.kill(busy()[0], signal.SIGKILL)
         stdout, stderr = process.communicate(timeout=120)
     assert process.returncode == 1, stdout + stderr
-    told = [line for line in stderr.splitlines() if line.startswith("failed: ")]
-    killed = [line for line in told if line.endswith(DIED)]
-    failed = [line for line in told if line not in killed]
+    lines = [line for line in stderr.splitlines() if line.startswith("failed: ")]
+    killed = [line for line in lines if line.endswith(DIED)]
+    failed = [line for line in lines if line not in killed]
     lost = {line.partition(",")[2].partition(":")[0] for line in killed}
-    assert len(lost) == 1  # one stream of four
-    assert len(failed) == 3
+    assert len(lost) == 1  # one stream of three
+    assert len(failed) == 2
     assert all("knn (k 5000)" in line and "5000 neighbours" in line for line in failed)
-    assert len(scan(out).cells) == 16 - len(told)
+    assert len(scan(out).cells) == 12 - len(lines)
     for folder in scan(out).cells:
         read(folder)  # whole
 
@@ -83,42 +83,43 @@ def test_on_ray_a_cell_that_fails_and_a_killed_worker_stop_no_other(tmp_path, ch
     ("address", "why"),
     [("127.0.0.1:{port}", "no Ray cluster at 127.0.0.1:"), ("nowhere", "is HOST:PORT of a Ray")],
 )
-def test_an_address_that_nobody_answers_at_is_told_in_seconds(tmp_path, checkpoints, address, why):
-    with socket.socket() as held:  # bound, and not listening
-        held.bind(("127.0.0.1", 0))
+def test_an_address_without_a_cluster_fails_within_seconds(tmp_path, checkpoints, address, why):
+    with socket.socket() as bound:  # not listening
+        bound.bind(("127.0.0.1", 0))
         context = RunContext.of(sweep_of(tmp_path), tmp_path / "out", checkpoints)
         began = time.monotonic()
-        with pytest.raises(CasterError, match=why) as told:
-            OnRay(context, address.format(port=held.getsockname()[1]), None, 6)
+        with pytest.raises(CasterError, match=why) as error:
+            RayExecutor(context, address.format(port=bound.getsockname()[1]), None)
     assert time.monotonic() - began < 10
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
 
 
-def test_the_device_of_a_cluster_is_its_own():
-    assert on_cluster("cuda", 1) == on_cluster(AUTO, 0.5) == "cuda:0"
-    assert on_cluster(AUTO, 0) == on_cluster("cpu", 0) == "cpu"
+def test_the_device_of_a_cluster():
+    assert cluster_device("cuda", 1) == cluster_device(AUTO, 0.5) == "cuda:0"
+    assert cluster_device(AUTO, 0) == cluster_device("cpu", 0) == "cpu"
     with pytest.raises(CasterError, match="the Ray cluster has no GPU"):
-        on_cluster("cuda", 0)
+        cluster_device("cuda", 0)
     with pytest.raises(CasterError, match="Ray itself chooses a GPU"):
-        on_cluster("cuda:3", 8)
+        cluster_device("cuda:3", 8)
 
 
 @pytest.mark.parametrize(
-    ("nodes", "workers", "each_gpu", "expected"),
+    ("nodes", "workers", "on_gpu", "expected"),
     [
-        ([{"CPU": 8}], None, None, (8, 0, 0.0)),
-        ([{"CPU": 8}, {"CPU": 4}], 3, None, (3, 9, 0.0)),
-        ([{"CPU": 64}, {"CPU": 4, "GPU": 1}], None, 6, (4, 64, 0.1666)),  # four cores beside it
-        ([{"CPU": 32, "GPU": 2}], None, 6, (12, 20, 0.1666)),
+        ([{"CPU": 8}], None, False, (8, 0, 0.0)),
+        ([{"CPU": 8}, {"CPU": 4}], 3, False, (3, 9, 0.0)),
+        ([{"CPU": 64}, {"CPU": 4, "GPU": 1}], None, True, (4, 64, 0.1666)),  # it has four cores
+        ([{"CPU": 32, "GPU": 2}], None, True, (12, 20, 0.1666)),
     ],
 )
-def test_every_worker_of_a_cluster_has_a_core_beside_its_gpu(nodes, workers, each_gpu, expected):
-    cluster = OnRay.__new__(OnRay)
-    cluster._share_out(nodes, workers, each_gpu)
-    assert (cluster.workers, cluster.helpers, cluster._share) == expected
+def test_every_worker_of_a_cluster_has_a_core(nodes, workers, on_gpu, expected):
+    cluster = RayExecutor.__new__(RayExecutor)
+    cluster._allocate(nodes, workers, on_gpu)
+    assert (cluster.workers, cluster.helpers, cluster._gpu_share) == expected
 
 
-def test_local_workers_end_with_a_run_that_is_killed(tmp_path, checkpoints):
+@pytest.mark.slow
+def test_local_workers_end_with_a_killed_run(tmp_path, checkpoints):
     sweep, out = sweep_of(tmp_path), tmp_path / "out"
     words = command(
         *("run", tmp_path / "sweep.toml", "--out", out, "--root", checkpoints),
@@ -139,7 +140,7 @@ def test_local_workers_end_with_a_run_that_is_killed(tmp_path, checkpoints):
     assert summary.cells == 6
 
 
-def test_a_gpu_is_told_to_round_alike_without_a_word(monkeypatch):
+def test_deterministic_kernels_without_warnings(monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
     flags = torch.backends.cuda
     before = (flags.mem_efficient_sdp_enabled(), flags.cudnn_sdp_enabled())
@@ -147,12 +148,12 @@ def test_a_gpu_is_told_to_round_alike_without_a_word(monkeypatch):
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            desks.round_alike()
+            workers.use_deterministic_kernels()
             assert torch.is_deterministic_algorithms_warn_only_enabled()
             assert not flags.mem_efficient_sdp_enabled()
             assert flags.math_sdp_enabled()
             values = torch.zeros(4)
-            values.put_(torch.tensor([0]), torch.tensor([1.0]))  # torch has no such way for it
+            values.put_(torch.tensor([0]), torch.tensor([1.0]))  # not deterministic
             warnings.simplefilter("error")
             with pytest.raises(UserWarning, match="deterministic"):
                 values.put_(torch.tensor([0]), torch.tensor([1.0]))

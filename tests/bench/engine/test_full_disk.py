@@ -1,4 +1,4 @@
-"""A full disk or memory: one line, nothing half-written, and a run that goes on afterwards."""
+"""A full disk or memory: one line, nothing half-written, and a run that continues."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from typer.testing import CliRunner
 
 from caster.cli.app import _ending_well, app
 from caster.errors import CasterError
-from caster_bench.engine import tasks
+from caster_bench.engine import executors
 from caster_bench.engine.executors import Task, failed, perform
 from caster_bench.records import scan
 from caster_bench.studies.verify import verify
@@ -28,7 +27,7 @@ REMEDY = "run the same command again"
 
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """No file may grow beyond this, here and in processes that are started."""
+    """Limit the size of files, here and in child processes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -37,7 +36,7 @@ def largest_file(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_sweep_stops_in_one_line_and_goes_on_where_it_stopped(tmp_path, checkpoints):
+def test_a_sweep_stops_in_one_line_and_continues_where_it_stopped(tmp_path, checkpoints):
     sweep, out = sweep_of(tmp_path), tmp_path / "out"
     run_inline(sweep, out, checkpoints, only="corruption")
     wanted = len(scan(out).cells)
@@ -54,7 +53,7 @@ def test_a_sweep_stops_in_one_line_and_goes_on_where_it_stopped(tmp_path, checkp
     (line,) = done.output.splitlines()
     assert line.startswith(f"caster: cannot write {out}")
     assert REMEDY in line
-    assert f"{kept} of {wanted} cells are kept" in line
+    assert f"{kept} of {wanted} cells are saved" in line
     assert len(scan(out).cells) == kept
     assert not scan(out).leftovers
     summary, _ = run_inline(sweep, out, checkpoints)
@@ -106,8 +105,8 @@ def test_a_reader_that_has_gone_is_left_to_click():
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_a_full_disk_is_known_as_one_beyond_its_process(monkeypatch, wrapped):
-    def full(context: Path, task: Task) -> None:
+def test_a_full_disk_is_recognised_in_another_process(monkeypatch, wrapped):
+    def full(*args: object) -> None:
         try:
             raise OSError(errno.ENOSPC, "No space left on device", "a.bin")
         except OSError:
@@ -115,7 +114,7 @@ def test_a_full_disk_is_known_as_one_beyond_its_process(monkeypatch, wrapped):
                 raise CasterError("cannot write a.bin: No space left on device") from None
             raise
 
-    monkeypatch.setattr(tasks, "group", full)
+    monkeypatch.setattr(executors, "worker_cache", full)
     task = Task("group", ())
     with pytest.raises(CasterError) as raised:
         perform(None, task)

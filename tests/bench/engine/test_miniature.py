@@ -1,4 +1,4 @@
-"""The miniature sweep as it was run: complete, sound, and what one gets without the engine."""
+"""The miniature sweep's records: complete, sound, and equal to those without the engine."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from caster_bench.records import cells_of, content, key_of, read, scan
 from caster_bench.studies.verify import verify
 from caster_bench.sweeps import STUDIES, Spec
 from tests.support.miniature import SWEEP, caster
+
+pytestmark = pytest.mark.slow  # runs the miniature
 
 
 @pytest.fixture(scope="module")
@@ -48,24 +50,24 @@ def test_every_cell_of_every_study_has_a_sound_record(miniature, records):
 def test_a_second_run_has_nothing_to_do(miniature, checkpoints):
     sweep, out = miniature
     lines = (out / "runs.jsonl").read_text().splitlines()
-    told = caster("plan", SWEEP, "--out", out, "--root", checkpoints).stdout
-    assert f"{len(sweep.cells)} cells: {len(sweep.cells)} done, 0 refused, 0 missing" in told
+    planned = caster("plan", SWEEP, "--out", out, "--root", checkpoints).stdout
+    assert f"{len(sweep.cells)} cells: {len(sweep.cells)} done, 0 rejected, 0 missing" in planned
     again = caster("run", SWEEP, "--out", out, "--root", checkpoints, "--device", "cpu").stdout
-    assert f"{len(sweep.cells)} cells done and 0 refused" in again
+    assert f"{len(sweep.cells)} cells done and 0 rejected" in again
     assert (out / "runs.jsonl").read_text().splitlines() == lines
     log = json.loads(lines[-1])
     assert log["passes"] <= log["busy"] <= log["workers"] * log["seconds"]
     assert log["engine"] == pytest.approx(1 - log["passes"] / log["busy"])
-    assert "were passes and methods" in (out / "told.txt").read_text()
+    assert "was models and methods" in (out / "output.txt").read_text()
     assert not (out / "images").exists()
 
 
 def images_of(record):
-    """The images of a cell's batches, as anyone would make them who knows the rows."""
+    """The images of a cell, made without the engine."""
     data = open_data("digits:test")
     n = record.cell.identity["target"]["n"]
-    # The same choice of images, found by their labels and the frozen model's answers below.
-    from caster_bench.data.streams.orders import generator
+    # The same subset; the labels and the frozen model's predictions below confirm it.
+    from caster_bench.data.streams import generator
 
     rows = np.sort(generator(0, "pictures", len(data)).permutation(len(data))[:n])
     images = np.stack([data.read(int(row)) for row in rows])
@@ -81,13 +83,13 @@ def model_of(checkpoints, record):
 
 
 def batches_of(model, images, record):
-    """Batches by what the record says is in them; within a batch the order is by index."""
+    """Batches by the record's rows; within a batch in order of index."""
     for batch in record.batches.batch:
         rows = record.samples.index[record.samples.batch == batch]
         yield rows, torch.from_numpy(model.preprocessing.batch(images[rows]))
 
 
-def test_frozen_answers_are_those_of_the_plain_module(checkpoints, records):
+def test_frozen_predictions_are_those_of_the_plain_module(checkpoints, records):
     record = one(records, **NOISE, method="frozen")
     images, labels, _ = images_of(record)
     np.testing.assert_array_equal(labels[record.samples.index], record.samples.label)
@@ -100,7 +102,9 @@ def test_frozen_answers_are_those_of_the_plain_module(checkpoints, records):
 
 
 @pytest.mark.parametrize("name", ["caster", "caster-ungated", "tent"])
-def test_answers_are_those_of_the_method_without_the_engine(miniature, checkpoints, records, name):
+def test_predictions_are_those_of_the_method_without_the_engine(
+    miniature, checkpoints, records, name
+):
     _, out = miniature
     record = one(records, **NOISE, method=name)
     images, _, _ = images_of(record)
@@ -108,27 +112,27 @@ def test_answers_are_those_of_the_method_without_the_engine(miniature, checkpoin
     state = states.load(out / "sources" / "resnet--digits.caster")
     method = methods.create(name, model, state)
     for batch, (rows, given) in enumerate(batches_of(model, images, record)):
-        said = method.predict(given)
+        prediction = method.predict(given)
         found = record.samples.prediction[record.samples.batch == batch]
-        differ = np.asarray(said.logits.argmax(1)) != found
+        differ = np.asarray(prediction.logits.argmax(1)) != found
         assert differ.mean() < 0.05, rows  # the batch's order is another, and so are its sums
-        assert bool(record.batches.accepted[batch]) == said.accepted
+        assert bool(record.batches.accepted[batch]) == prediction.accepted
         if name == "tent":
             assert np.isnan(record.batches.ratio[batch])
             assert record.batches.confident[batch] == -1
             continue
-        assert record.batches.ratio[batch] == pytest.approx(said.ratio, rel=1e-3)
-        assert record.batches.confident[batch] == said.verdict.confident
-        assert record.batches.confident_classes[batch] == said.verdict.classes
+        assert record.batches.ratio[batch] == pytest.approx(prediction.ratio, rel=1e-3)
+        assert record.batches.confident[batch] == prediction.verdict.confident
+        assert record.batches.confident_classes[batch] == prediction.verdict.classes
 
 
-def test_the_ungated_transport_tells_what_any_gate_would_need(records):
+def test_the_ungated_transport_records_what_any_gate_needs(records):
     gated, ungated = (one(records, **NOISE, method=m) for m in ("caster", "caster-ungated"))
     np.testing.assert_array_equal(gated.batches.ratio, ungated.batches.ratio)
     np.testing.assert_array_equal(gated.batches.confident, ungated.batches.confident)
-    refused = ~gated.batches.accepted[gated.samples.batch]
+    rejected = ~gated.batches.accepted[gated.samples.batch]
     kept = gated.samples.frozen
-    expected = np.where(refused, kept, ungated.samples.prediction)
+    expected = np.where(rejected, kept, ungated.samples.prediction)
     np.testing.assert_array_equal(gated.samples.prediction, expected)
     behind = one(records, **NOISE, method="tent+certificate")
     np.testing.assert_array_equal(behind.batches.confident, gated.batches.confident)
@@ -137,35 +141,35 @@ def test_the_ungated_transport_tells_what_any_gate_would_need(records):
 LAYERS = "layer-transport"
 
 
-def test_layer_transport_that_refuses_nothing_tells_what_its_gate_would_have_done(records):
-    """Gated at a threshold, it is the method that tries every batch, answer by answer."""
+def test_layer_transport_without_a_gate_records_what_its_gate_would_decide(records):
+    """Gated afterwards, it equals the gated method that tries every batch."""
     each = (("every", 1),)
     gated = {s.stream: r for s, r in records.items() if (s.method, s.settings) == (LAYERS, each)}
     opens = [r for s, r in records.items() if s.method == LAYERS and "gated" in s.given]
     assert {record.spec.order for record in opens} == {"shuffled", "by-class", "dirichlet"}
     verdicts = []
     for record in opens:
-        beside = gated[record.spec.stream]
-        settings = beside.cell.method["settings"]
+        other = gated[record.spec.stream]
+        settings = other.cell.method["settings"]
         assert (settings["tau"], settings["every"]) == (1.0, 1)
         assert record.batches.accepted.all()
-        np.testing.assert_array_equal(record.batches.ratio, beside.batches.ratio)
+        np.testing.assert_array_equal(record.batches.ratio, other.batches.ratio)
         taken = record.batches.ratio <= settings["tau"]
-        np.testing.assert_array_equal(taken, beside.batches.accepted)
+        np.testing.assert_array_equal(taken, other.batches.accepted)
         rows = taken[record.samples.batch]
         answers = np.where(rows, record.samples.prediction, record.samples.frozen)
-        np.testing.assert_array_equal(answers, beside.samples.prediction)
-        verdicts.extend(beside.batches.reason)
+        np.testing.assert_array_equal(answers, other.samples.prediction)
+        verdicts.extend(other.batches.reason)
     assert {*verdicts} == {"accepted", "ratio"}
 
 
-def test_layer_transport_that_refuses_nothing_is_the_ungated_method(records):
+def test_layer_transport_without_a_gate_is_the_ungated_method(records):
     for backbone in ("resnet", "convnext"):
         wanted = {"backbone": backbone, "data": "digits", "conditions": (("contrast", 5),)}
         wanted |= {"batch_size": 64, "order": "shuffled"}
         record = one(records, **wanted, method=LAYERS, settings=(("every", 1), ("gated", False)))
-        beside = one(records, **wanted, method=f"{LAYERS}-ungated", settings=())
-        np.testing.assert_array_equal(record.samples.prediction, beside.samples.prediction)
+        other = one(records, **wanted, method=f"{LAYERS}-ungated", settings=())
+        np.testing.assert_array_equal(record.samples.prediction, other.samples.prediction)
         assert (record.samples.prediction != record.samples.frozen).any()
 
 
@@ -173,7 +177,7 @@ def test_layer_transport_that_refuses_nothing_is_the_ungated_method(records):
     ("order", "size", "settings", "rests"),
     [("by-class", 16, {}, False), ("shuffled", 64, {"window": 64}, True)],
 )
-def test_answers_of_layer_transport_are_those_without_the_engine(
+def test_predictions_of_layer_transport_are_those_without_the_engine(
     miniature, checkpoints, records, order, size, settings, rests
 ):
     _, out = miniature
@@ -189,23 +193,25 @@ def test_answers_of_layer_transport_are_those_without_the_engine(
     state = out / "sources" / "convnext--digits.caster"
     method = methods.create(LAYERS, model, state, **settings)
     for batch, (_, given) in enumerate(batches_of(model, images, record)):
-        said = method.predict(given)
+        prediction = method.predict(given)
         found = record.samples.prediction[record.samples.batch == batch]
-        assert (np.asarray(said.logits.argmax(1)) != found).mean() < 0.1  # sums in another order
-        ratio = np.nan if said.reason == "rest" else said.ratio
+        assert (
+            np.asarray(prediction.logits.argmax(1)) != found
+        ).mean() < 0.1  # sums in another order
+        ratio = np.nan if prediction.reason == "rest" else prediction.ratio
         assert record.batches.ratio[batch] == pytest.approx(ratio, rel=1e-3, nan_ok=True)
-        assert record.batches.reason[batch] == said.reason
-        assert bool(record.batches.accepted[batch]) == said.accepted
+        assert record.batches.reason[batch] == prediction.reason
+        assert bool(record.batches.accepted[batch]) == prediction.accepted
 
 
-def test_a_model_without_a_head_for_the_classes_is_not_asked(records):
+def test_a_model_without_a_head_makes_no_predictions(records):
     record = one(records, backbone="resnet", data="features", method="knn")
     assert set(record.samples.frozen) == {-1}
     assert record.cell.admission["accuracy"] is None
     assert record.cell.method["retained"]["features"] > 400 * 64 * 4 - 1
 
 
-def test_settings_inertness_and_times_are_kept(records):
+def test_settings_inertness_and_times_are_recorded(records):
     tent = one(
         records, backbone="convnext", data="digits", method="tent", conditions=NOISE["conditions"]
     )
@@ -225,11 +231,11 @@ def test_settings_inertness_and_times_are_kept(records):
 
 def test_ray_makes_the_same_records(miniature, checkpoints, records, tmp_path):
     caster(
-        *("run", SWEEP, "--out", tmp_path / "ray", "--root", checkpoints),
+        *("run", SWEEP, "--out", tmp_path / "ray", "--root", checkpoints, "--only", "coverage"),
         *("--workers", 2, "--executor", "ray", "--device", "cpu"),
     )
     found = {folder.name: read(folder) for folder in scan(tmp_path / "ray").cells}
-    assert {record.spec for record in found.values()} == set(records)
+    assert {record.spec for record in found.values()} == set(miniature[0].of("coverage"))
     for record in found.values():
         mine = records[record.spec]
         assert content(mine.cell, mine.samples, mine.batches) == content(
@@ -237,7 +243,7 @@ def test_ray_makes_the_same_records(miniature, checkpoints, records, tmp_path):
         )
 
 
-def test_keys_are_of_everything_that_shapes_a_cell(miniature, records):
+def test_keys_depend_on_everything_that_determines_a_cell(miniature, records):
     _, out = miniature
     spec, record = next(iter(records.items()))
     identity = record.cell.identity

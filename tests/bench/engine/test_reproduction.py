@@ -1,4 +1,4 @@
-"""The sweep of the reproduction holds the studies it names, before a GPU is asked for it."""
+"""The sweep of the reproduction has the studies, backbones and corruptions it promises."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from caster_bench.engine.cell_settings import check_settings
 from caster_bench.engine.networks import find
-from caster_bench.engine.settings import check_settings
 from caster_bench.sweeps import STUDIES, read
-from caster_bench.sweeps.names import GROUPS
+from caster_bench.sweeps.spec import GROUPS
 
 ROOT = Path(__file__).parents[3]
 NINETEEN = GROUPS["all"]
@@ -18,7 +18,7 @@ NINETEEN = GROUPS["all"]
 
 @pytest.fixture(scope="module")
 def sweep():
-    return read(ROOT / "experiments" / "reproduction.toml")
+    return read(ROOT / "reproduction" / "sweeps" / "reproduction.toml")
 
 
 def streams(sweep, study):
@@ -62,8 +62,8 @@ def test_every_backbone_meets_ninety_five_corruptions(sweep):
 
 
 def test_fifty_seven_cells_of_specificity(sweep):
-    ((context, met),) = streams(sweep, "specificity").items()
-    assert context == ("resnet50-cifar10-0", "cifar10")
+    ((pair, met),) = streams(sweep, "specificity").items()
+    assert pair == ("resnet50-cifar10-0", "cifar10")
     assert {stream.conditions for stream in met} == conditions(1, 3, 5)
     assert len(met) == 57
     for methods in met.values():

@@ -1,4 +1,4 @@
-"""CORAL: against matrix roots of SciPy's, and skada."""
+"""CORAL against SciPy's matrix roots and skada."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import torch
 from scipy.linalg import sqrtm
 
 from caster import CasterError, wrap
-from caster.adapt.source import Source
-from caster_bench.methods import moments
+from caster_bench.methods import coral
 from caster_bench.methods.registry import create
+from caster_bench.methods.source import Source
 from tests.support import problem
 from tests.support.exact import Exact, blobs, head
 
 
 def by_roots(model, source, batch, ridge):
-    """In float64, every matrix in full."""
+    """Reference in float64 with full matrices."""
     covariances = [np.cov(rows.T, bias=True) for rows in (source, batch)]
     eye = ridge * np.trace(covariances[0]) / source.shape[1] * np.eye(source.shape[1])
     root, other = (np.real(sqrtm(C + eye)) for C in covariances)
@@ -34,7 +34,7 @@ def made(model, features, **settings):
 
 @pytest.mark.parametrize("ridge", [0.01, 1.0, 30.0])
 @pytest.mark.parametrize("size", [2, 3, 6, 7, 64])
-def test_answers_are_those_of_full_roots(size, ridge):
+def test_logits_match_full_matrix_roots(size, ridge):
     """Fewer samples than features, as many, and more."""
     source, _ = blobs(300)
     batch = 1.5 * blobs(size, seed=1)[0] + 2
@@ -44,26 +44,26 @@ def test_answers_are_those_of_full_roots(size, ridge):
 
 
 @pytest.mark.parametrize("size", [2, 6, 64])
-def test_the_smaller_matrix_is_the_one_whose_root_is_taken(monkeypatch, size):
+def test_takes_the_root_of_the_smaller_matrix(monkeypatch, size):
     method = made(head(), blobs(300)[0])
     orders = []
-    roots = moments.symmetric_roots
+    roots = coral.symmetric_roots
 
     def noted(matrix, lam):
         orders.append(len(matrix))
         return roots(matrix, lam)
 
-    monkeypatch.setattr(moments, "symmetric_roots", noted)
+    monkeypatch.setattr(coral, "symmetric_roots", noted)
     method.predict(blobs(size)[0])
     assert orders == [min(size, 6)]
 
 
-def test_is_skadas_where_nothing_is_added():
+def test_matches_skada_without_a_ridge():
     from skada._mapping import CORALAdapter
 
     source, _ = blobs(300)
     batch = 1.5 * blobs(64, seed=1)[0] + 2
-    both = np.concatenate([batch, source])  # to skada the batch is what is mapped
+    both = np.concatenate([batch, source])  # skada maps its source: here the batch
     domain = np.concatenate([np.ones(len(batch), int), -2 * np.ones(len(source), int)])
     coral = CORALAdapter(reg=0.0).fit(both, sample_domain=domain)
     W = coral.cov_source_inv_sqrt_ @ coral.cov_target_sqrt_
@@ -73,7 +73,7 @@ def test_is_skadas_where_nothing_is_added():
     np.testing.assert_allclose(given, aligned, rtol=1e-6)
 
 
-def test_the_batch_gets_the_sources_moments():
+def test_aligned_batch_has_the_source_moments():
     source, _ = blobs(300)
     aligned = (
         made(Exact(np.eye(6)), source, ridge=1e-12).predict(3 * blobs(50, seed=1)[0] - 5).logits
@@ -83,13 +83,13 @@ def test_the_batch_gets_the_sources_moments():
 
 
 @pytest.mark.parametrize("ridge", [0.1, 1.0])
-def test_the_source_itself_is_left_alone(ridge):
+def test_source_is_mapped_to_itself(ridge):
     source, _ = blobs(300)
     given = made(head(), source, ridge=ridge).predict(source).logits
     np.testing.assert_allclose(given, head()(source).logits, rtol=1e-8)
 
 
-def test_a_single_sample_is_the_frozen_models():
+def test_single_sample_gets_the_frozen_answer():
     method = create("coral", problem.model(), problem.source())
     batch = problem.stream(1, 1)[0]
     given = method.predict(batch)
@@ -109,7 +109,7 @@ def test_classes_of_a_state():
 
 @pytest.mark.parametrize("kind", ["batch", "vit"])
 def test_on_images(kind):
-    """A darker, noisier stream: a gain, in batches that show its moments."""
+    """Gains on a darker, noisier stream if batches are large enough to estimate moments."""
     method = create("coral", problem.model(kind), problem.source(kind))
     accuracy = {size: problem.accuracy(method, 1.0, 1280, size) for size in (8, 64)}
     frozen = problem.accuracy(method.frozen, 1.0, 1280)
@@ -118,13 +118,13 @@ def test_on_images(kind):
     assert isinstance(method.predict(problem.stream(1, 2)[0]).logits, torch.Tensor)
 
 
-def test_what_it_keeps():
-    """The colouring root and the classifier as one matrix, and no covariance."""
+def test_retained():
+    """Colouring and classifier are stored as one matrix, without a covariance."""
     source, _ = blobs(300)
     assert made(head(), source).retained().total == (6 * 3 + 3) * 8
 
 
-def test_refusals():
+def test_invalid_input_is_rejected():
     source, labels = blobs(30)
     batches = [(source, labels)]
 
@@ -138,4 +138,4 @@ def test_refusals():
     assert "do not vary" in refused(head(), [(np.ones((5, 6)), [0] * 5)])
     assert "NaN or infinity" in refused(head(), [(source * np.nan, labels)])
     function = wrap(lambda batch: (batch, batch), version="example-1")
-    assert "and <lambda> shows none" in refused(function, batches)
+    assert "which <lambda> does not show" in refused(function, batches)

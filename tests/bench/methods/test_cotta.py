@@ -1,16 +1,35 @@
-"""CoTTA, against NumPy."""
+"""CoTTA against NumPy; its augmentations against torchvision, colorsys and SciPy."""
 
 from __future__ import annotations
+
+import colorsys
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.ndimage import correlate1d
 from torch import nn
 
 from caster import CasterError, wrap
 from caster.models.preprocessing import Preprocessing
-from caster_bench.methods.gradient.augment import Augmentation
+from caster_bench.methods.cotta import (
+    COLOURS,
+    Augmentation,
+    PixelRange,
+    apply_gamma,
+    blur,
+    brighten,
+    contrast,
+    draw_seed,
+    grey,
+    rotate_hue,
+    saturate,
+    warp,
+)
 from caster_bench.methods.registry import create
+from tests.support.gradients import softmax
 from tests.support.problem import model, source, stream
 
 KINDS = ["batch", "layer", "group", "vit"]
@@ -28,13 +47,8 @@ def student_and_teacher(method):
     return values(method.parameters), values(dict(method.teacher.module.named_parameters()))
 
 
-def softmax(x):
-    e = np.exp(x - x.max(axis=1, keepdims=True))
-    return e / e.sum(axis=1, keepdims=True)
-
-
 class Linear:
-    """A linear classifier of images, whose teacher says something else: torch and NumPy."""
+    """A linear image classifier with a different teacher, in torch and NumPy."""
 
     def __init__(self, **settings):
         torch.manual_seed(0)
@@ -69,7 +83,7 @@ class Linear:
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
-def test_the_step_is_down_the_cross_entropy_under_the_teacher(symmetric):
+def test_step_descends_cross_entropy_to_the_teacher(symmetric):
     problem = Linear(symmetric=symmetric)
     logits = problem.method.predict(problem.batch).logits
     np.testing.assert_allclose(logits, problem.taught, atol=1e-5)
@@ -78,7 +92,7 @@ def test_the_step_is_down_the_cross_entropy_under_the_teacher(symmetric):
 
 
 @pytest.mark.parametrize("ema", [0.999, 0.9, 0.0])
-def test_the_teacher_is_the_students_average(ema):
+def test_teacher_is_the_moving_average_of_the_student(ema):
     method = cotta(ema=ema, restore=0.0, threshold=1.0, lr=0.01)
     _, expected = student_and_teacher(method)
     for batch in stream(3):
@@ -91,7 +105,7 @@ def test_the_teacher_is_the_students_average(ema):
     assert any((student[name] != teacher[name]).any() for name in student) == (ema > 0)
 
 
-def test_restoration_comes_last_and_takes_a_share_of_the_entries():
+def test_restoration_is_last_and_restores_a_share_of_entries():
     (batch,) = stream(1)
     share = 0.3
     kept, restored = (cotta(threshold=1.0, restore=p) for p in (0.0, share))
@@ -102,7 +116,9 @@ def test_restoration_comes_last_and_takes_a_share_of_the_entries():
     origin = values(kept.origin)
     places = 0
     for name, value in found.items():
-        np.testing.assert_array_equal(teacher[name], other_teacher[name])  # it followed before
+        np.testing.assert_array_equal(
+            teacher[name], other_teacher[name]
+        )  # updated before the restoration
         back = value != learnt[name]
         np.testing.assert_array_equal(value[back], origin[name][back])
         places += back.sum()
@@ -112,7 +128,7 @@ def test_restoration_comes_last_and_takes_a_share_of_the_entries():
     assert abs(places - moved * share) < 4 * deviation
 
 
-def test_every_batch_restores_others():
+def test_each_batch_restores_different_entries():
     method = cotta(threshold=1.0, restore=0.5)
     back = []
     for batch in stream(2):
@@ -122,14 +138,14 @@ def test_every_batch_restores_others():
     assert 0.2 < both < 0.3  # independent halves share a quarter
 
 
-def test_restoring_all_leaves_the_source():
+def test_restoring_everything_gives_the_source():
     method = cotta(threshold=1.0, restore=1.0)
     method.predict(stream(1)[0])
     for name, value in method.parameters.items():
         assert torch.equal(value, method.origin[name])
 
 
-def test_where_the_source_is_sure_the_teacher_answers_plainly():
+def test_no_augmentation_if_the_source_is_confident():
     (batch,) = stream(1)
     plain = create("bn-adapt", model(), source()).predict(batch).logits
     sure = softmax(plain.double().numpy()).max(axis=1).mean()
@@ -138,7 +154,7 @@ def test_where_the_source_is_sure_the_teacher_answers_plainly():
     assert not torch.allclose(averaged, plain, atol=1e-2)
 
 
-def test_the_source_decides_whether_a_batch_is_a_hard_one():
+def test_confidence_is_the_source_networks():
     method = create("cotta", model(), source(), threshold=0.5, augmentations=2)
     (batch,) = stream(1, shift=0.0)
     placed = torch.from_numpy(batch)
@@ -146,18 +162,18 @@ def test_the_source_decides_whether_a_batch_is_a_hard_one():
     assert sure > 0.5
     with torch.no_grad():
         for value in method.teacher.module[-1].parameters():
-            value.zero_()  # it is sure of nothing, and is not asked
+            value.zero_()  # its own confidence must not matter
     state = method._generator.get_state()
-    method.taught(placed)
+    method.teacher_logits(placed)
     assert torch.equal(state, method._generator.get_state())  # nothing was drawn
     with torch.no_grad():
         for value in method.anchor.module[-1].parameters():
             value.zero_()
-    method.taught(placed)
-    assert not torch.equal(state, method._generator.get_state())  # augmentations were
+    method.teacher_logits(placed)
+    assert not torch.equal(state, method._generator.get_state())  # augmentations were drawn
 
 
-def test_the_anchor_stays_the_source():
+def test_anchor_stays_the_source():
     method = cotta(threshold=1.0, lr=0.05, ema=0.0)
     (batch,) = stream(1)
     before = method.anchor(torch.from_numpy(batch))
@@ -184,7 +200,7 @@ def test_logits_are_averaged_over_augmented_copies(stated):
     np.testing.assert_allclose(found, np.mean(answers, axis=0), atol=1e-4)
 
 
-def test_a_stated_preprocessing_is_used():
+def test_preprocessing_of_the_model_is_used():
     net = model().module
     how = Preprocessing(1.0, (0.5,) * 3, (0.2, 0.3, 0.4), "NCHW")
     (batch,) = stream(1, size=6)
@@ -194,11 +210,11 @@ def test_a_stated_preprocessing_is_used():
     by_batch = create("cotta", wrap(net), **settings)
     assert torch.equal(by_model.predict(batch).logits, by_hand.predict(batch).logits)
     assert not torch.allclose(by_hand.forward(batch), by_batch.forward(batch), atol=1e-2)
-    with pytest.raises(CasterError, match="states its preprocessing: give cotta no mean and std"):
+    with pytest.raises(CasterError, match="has a preprocessing"):
         create("cotta", wrap(net, preprocessing=how), mean=0.5, std=0.2)
 
 
-def test_a_student_comes_to_say_what_a_fixed_teacher_says():
+def test_student_approaches_a_fixed_teacher():
     (batch,) = stream(1)
     method = cotta(threshold=1.0, augmentations=4, ema=1.0, restore=0.0, lr=5e-3)
     taught = method.forward(batch).double().numpy()
@@ -214,7 +230,7 @@ def test_a_student_comes_to_say_what_a_fixed_teacher_says():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_parameter_learns_whatever_the_normalisation(kind):
+def test_every_parameter_learns_with_any_normalisation(kind):
     method = cotta(kind, threshold=1.0, restore=0.0)
     assert not method.inert
     assert list(method.parameters) == [n for n, _ in model(kind).module.named_parameters()]
@@ -227,7 +243,7 @@ def test_every_parameter_learns_whatever_the_normalisation(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [1, 2, 64])
-def test_any_batch_can_be_answered(kind, size):
+def test_any_batch_size_works(kind, size):
     method = cotta(kind, threshold=1.0)
     for batch in stream(2, size=size):
         prediction = method.predict(batch)
@@ -237,7 +253,7 @@ def test_any_batch_can_be_answered(kind, size):
         assert (prediction.accepted, prediction.reason) == (True, "ungated")
 
 
-def test_forward_is_what_predict_will_say_and_changes_nothing():
+def test_forward_equals_the_next_prediction_and_changes_nothing():
     method, other = cotta(threshold=1.0), cotta(threshold=1.0)
     for batch in stream(3):
         said = [method.forward(batch) for _ in range(2)]
@@ -262,7 +278,7 @@ def test_reset_and_seed():
 
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
-def test_callers_modes_do_not_matter(mode):
+def test_independent_of_the_callers_grad_mode(mode):
     batches = stream(2)
     expected = [cotta(threshold=1.0).predict(batches[0]).logits]
     with mode():
@@ -271,7 +287,7 @@ def test_callers_modes_do_not_matter(mode):
         method.reset()
         assert torch.equal(method.forward(batches[0]), expected[0])
     assert torch.equal(found[0], expected[0])
-    assert not torch.equal(method.forward(batches[1]), found[1])  # the second had learnt
+    assert not torch.equal(method.forward(batches[1]), found[1])  # it learnt from the second batch
 
 
 def test_bf16():
@@ -305,30 +321,30 @@ def test_a_module_without_parameters_is_inert(caplog):
     assert method.retained().total == 0
 
 
-def test_what_cannot_be_augmented_is_refused():
+def test_inputs_that_are_not_images_are_rejected():
     method = create("cotta", wrap(nn.Sequential(nn.Flatten(), nn.Linear(4, 2))))
     for use in (method.predict, method.forward):
-        with pytest.raises(CasterError, match=r"augments images.*given float32 \(3, 4\)"):
+        with pytest.raises(CasterError, match=r"augments images.*not float32 \(3, 4\)"):
             use(np.ones((3, 4), dtype=np.float32))
-    with pytest.raises(CasterError, match=r"given uint8 \(3, 1, 2, 2\)"):
+    with pytest.raises(CasterError, match=r"not uint8 \(3, 1, 2, 2\)"):
         method.predict(np.ones((3, 1, 2, 2), dtype=np.uint8))
-    with pytest.raises(CasterError, match="mean and std of cotta are not for 3 channels"):
+    with pytest.raises(CasterError, match="mean and std of cotta do not fit 3 channels"):
         cotta(mean=(0.5, 0.5), std=(1, 1)).predict(stream(1)[0])
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"threshold": 1.1}, "threshold of cotta is a number from 0 to 1, not 1.1"),
-        ({"ema": -0.1}, "ema of cotta is a number from 0 to 1"),
-        ({"restore": float("nan")}, "restore of cotta is a number from 0 to 1, not nan"),
+        ({"threshold": 1.1}, "threshold of cotta must be a number from 0 to 1, not 1.1"),
+        ({"ema": -0.1}, "ema of cotta must be a number from 0 to 1"),
+        ({"restore": float("nan")}, "restore of cotta must be a number from 0 to 1, not nan"),
         ({"augmentations": 0}, "augmentations of cotta must be 1 or more, not 0"),
         ({"augmentations": 1.5}, "augmentations of cotta must be 1 or more"),
-        ({"lr": -1.0}, "lr of cotta is a number from 0 up"),
+        ({"lr": -1.0}, "lr of cotta must be a number from 0"),
         ({"mean": 0.5}, "cotta needs both mean and std, or neither"),
         ({"mean": 0.5, "std": 0.0}, "std of cotta must be above 0"),
         ({"mean": 0.5, "std": (0.1, -1, 1)}, "std of cotta must be above 0"),
-        ({"mean": (0.5, 0.5), "std": (1, 1, 1)}, "mean and std of cotta are of one length"),
+        ({"mean": (0.5, 0.5), "std": (1, 1, 1)}, "one number per channel"),
     ],
 )
 def test_settings_out_of_range(settings, message):
@@ -343,3 +359,217 @@ def test_presets():
     assert (method.threshold, method.restore, method.lr) == (0.1, 0.001, 0.01)
     assert method.symmetric
     assert isinstance(method.optimizer, torch.optim.SGD)
+
+
+# ---- augmentations
+
+SIDES = [(8, 8), (6, 9), (32, 32)]
+
+
+def pixels(height=8, width=8, n=3, channels=3, seed=0):
+    return torch.from_numpy(
+        np.random.default_rng(seed).uniform(size=(n, channels, height, width)).astype(np.float32)
+    )
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("sides", SIDES)
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_default_augmentation_is_the_identity(sides, channels):
+    images = pixels(*sides, channels=channels)
+    torch.testing.assert_close(Augmentation()(images), images, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", COLOURS)
+def test_every_colour_operation_has_a_neutral_value(name):
+    images = pixels()
+    neutral = getattr(Augmentation(), name)
+    torch.testing.assert_close(COLOURS[name](images, neutral), images, atol=1e-6, rtol=0)
+    assert not torch.allclose(COLOURS[name](images, neutral + 0.3), images, atol=1e-2)
+
+
+def test_colour_operations_on_simple_cases():
+    images = torch.tensor([0.2, 0.4, 0.6]).reshape(1, 3, 1, 1).expand(2, 3, 2, 2)
+    weight = 0.2989 * 0.2 + 0.587 * 0.4 + 0.114 * 0.6
+    assert brighten(images, 2.0)[0, :, 0, 0].tolist() == pytest.approx([0.4, 0.8, 1.0])
+    assert grey(images)[0, 0, 0, 0].item() == pytest.approx(weight)
+    assert saturate(images, 0.0)[0, :, 0, 0].tolist() == pytest.approx([weight] * 3)
+    assert contrast(images, 0.0)[1, :, 1, 1].tolist() == pytest.approx([weight] * 3)
+    assert apply_gamma(images, 2.0)[0, :, 0, 0].tolist() == pytest.approx([0.04, 0.16, 0.36])
+
+
+def test_contrast_uses_the_mean_of_each_image():
+    images = torch.stack([torch.zeros(3, 4, 4), torch.ones(3, 4, 4)])
+    torch.testing.assert_close(contrast(images, 0.5), images, atol=1e-3, rtol=0)
+
+
+CHANNEL = st.integers(0, 8).map(lambda level: level / 8)  # ties, black, white and greys too
+
+
+@given(st.tuples(CHANNEL, CHANNEL, CHANNEL), st.floats(-1, 1))
+def test_hue_rotation_matches_colorsys(colour, turn):
+    h, s, v = colorsys.rgb_to_hsv(*colour)
+    expected = colorsys.hsv_to_rgb((h + turn) % 1, s, v)
+    found = rotate_hue(torch.tensor(colour).reshape(1, 3, 1, 1), turn).flatten()
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("sides", SIDES)
+def test_shift_moves_pixels_and_replicates_the_edge(sides):
+    images = pixels(*sides)
+    right = torch.cat([images[..., :1], images[..., :1], images[..., :-2]], dim=3)
+    down = torch.cat([images[:, :, :1], images[:, :, :-1]], dim=2)
+    torch.testing.assert_close(warp(images, 0, 1, (2, 0)), right, atol=1e-5, rtol=0)
+    torch.testing.assert_close(warp(images, 0, 1, (0, 1)), down, atol=1e-5, rtol=0)
+
+
+def test_quarter_turn_is_clockwise():
+    images = pixels()
+    turned = images.rot90(-1, (2, 3))
+    torch.testing.assert_close(warp(images, 90, 1, (0, 0)), turned, atol=1e-5, rtol=0)
+
+
+def test_double_scale_shows_the_middle_half():
+    ramp = torch.arange(8.0).expand(1, 1, 8, 8)
+    found = warp(ramp, 0, 2, (0, 0))[0, 0, 0]
+    assert found.tolist() == pytest.approx([1.75, 2.25, 2.75, 3.25, 3.75, 4.25, 4.75, 5.25])
+
+
+def test_margin_equals_edge_padding():
+    images = pixels()
+    padded = torch.nn.functional.pad(images, (2, 2, 2, 2), mode="replicate")
+    torch.testing.assert_close(warp(images, 0, 1, (0, 0), 2), padded, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("sigma", [0.2, 0.5, 3.0])
+def test_blur_against_scipy(sigma):
+    images = pixels(12, 10)
+    bell = np.exp(-0.5 * (np.arange(-2, 3) / sigma) ** 2)
+    expected = images.double().numpy()
+    for axis in (2, 3):
+        expected = correlate1d(expected, bell / bell.sum(), axis=axis)
+    np.testing.assert_allclose(blur(images, sigma), expected[:, :, 2:-2, 2:-2], atol=1e-6)
+
+
+def test_narrow_blur_is_the_identity():
+    images = pixels(12, 12)
+    for sigma in (0.0, 0.001):
+        assert torch.equal(blur(images, sigma), images[:, :, 2:-2, 2:-2])
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("side", [32, 33])
+def test_drawn_augmentations_match_torchvision(seed, side):
+    """The reference pads by the edge, rotates, blurs, crops the centre and flips."""
+    from torchvision.transforms import InterpolationMode
+    from torchvision.transforms import functional as F  # noqa: N812
+
+    drawn = Augmentation.draw(generator(seed), side, side)
+    images = pixels(side, side, seed=seed)
+    adjust = {
+        "brightness": F.adjust_brightness,
+        "contrast": F.adjust_contrast,
+        "saturation": F.adjust_saturation,
+        "hue": F.adjust_hue,
+        "gamma": lambda x, gamma: F.adjust_gamma(x.clamp(1e-8, 1.0), gamma),
+    }
+    expected = images
+    for name in drawn.order:
+        expected = adjust[name](expected, getattr(drawn, name))
+    expected = F.pad(expected, [side // 2], padding_mode="edge")
+    expected = F.affine(
+        expected, drawn.angle, list(drawn.shift), drawn.scale, [0.0], InterpolationMode.BILINEAR
+    )
+    expected = F.gaussian_blur(expected, [5, 5], [drawn.blur] * 2)
+    expected = F.center_crop(expected, [side])
+    expected = F.hflip(expected) if drawn.flip else expected
+    noise = torch.randn(images.shape, generator=generator(drawn.seed))
+    expected = (expected + 0.005 * noise).clamp(0, 1)
+    torch.testing.assert_close(drawn(images), expected, atol=2e-4, rtol=0)
+
+
+def test_draws_fill_the_published_ranges():
+    source = generator(1)
+    drawn = [Augmentation.draw(source, 32, 48) for _ in range(1000)]
+    ranges = {
+        "brightness": (0.6, 1.4),
+        "contrast": (0.7, 1.3),
+        "saturation": (0.5, 1.5),
+        "hue": (-0.06, 0.06),
+        "gamma": (0.7, 1.3),
+        "angle": (-15, 15),
+        "scale": (0.9, 1.1),
+        "blur": (0.001, 0.5),
+    }
+    for name, (low, high) in ranges.items():
+        values = np.array([getattr(one, name) for one in drawn])
+        assert low <= values.min() < low + 0.01 * (high - low)
+        assert high - 0.01 * (high - low) < values.max() <= high
+        assert values.mean() == pytest.approx((low + high) / 2, abs=0.05 * (high - low))
+    shifts = np.array([one.shift for one in drawn])
+    assert shifts.min(axis=0).tolist() == [-6, -4]  # a sixteenth of 96 and of 64
+    assert shifts.max(axis=0).tolist() == [6, 4]
+    assert 0.45 < np.mean([one.flip for one in drawn]) < 0.55
+    assert len({one.order for one in drawn}) == 120
+    assert len({one.seed for one in drawn}) == 1000
+    assert {one.noise for one in drawn} == {0.005}
+
+
+def test_noise_has_its_deviation_and_differs_between_images():
+    images = torch.full((2, 3, 64, 64), 0.5)
+    noisy = Augmentation(noise=0.01, seed=5)(images)
+    assert noisy.std().item() == pytest.approx(0.01, rel=0.05)
+    assert not torch.allclose(noisy[0], noisy[1])
+    assert torch.equal(noisy, Augmentation(noise=0.01, seed=5)(images))
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_images_of_a_batch_do_not_mix(n):
+    drawn = Augmentation.draw(generator(3), 8, 8)
+    both = pixels(n=2)
+    noiseless = Augmentation(**{**vars(drawn), "noise": 0.0})
+    torch.testing.assert_close(noiseless(both)[:n], noiseless(both[:n]), atol=1e-6, rtol=0)
+
+
+def test_draws_depend_on_the_seed_and_not_on_the_global_generator():
+    before = torch.random.get_rng_state()
+    one, two = ([Augmentation.draw(g, 8, 8) for _ in range(3)] for g in (generator(), generator()))
+    assert one == two
+    assert draw_seed(generator(1)) != draw_seed(generator(2))
+    one[0](pixels())
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+@pytest.mark.parametrize("channels", ["RGB", "BGR"])
+@pytest.mark.parametrize("largest", [1.0, 255.0])
+def test_pixels_of_a_preprocessing(channels, largest):
+    mean, std = (0.4 * largest, 0.5 * largest, 0.6 * largest), (0.2, 0.3 * largest, 0.4)
+    how = Preprocessing(largest, mean, std, "NCHW", channels=channels)
+    images = np.random.default_rng(0).integers(256, size=(4, 5, 6, 3), dtype=np.uint8)
+    batch = torch.from_numpy(how.batch(images))
+    scale = PixelRange.of_preprocessing(how)
+    expected = images.transpose(0, 3, 1, 2) / 255
+    np.testing.assert_allclose(scale.pixels(batch), expected, atol=1e-5)
+    torch.testing.assert_close(
+        scale.values(scale.pixels(batch), batch), batch, atol=1e-3, rtol=1e-4
+    )
+
+
+def test_pixel_range_from_a_batch():
+    batch = torch.tensor([-3.0, 1.0, 5.0]).reshape(1, 3, 1, 1)
+    scale = PixelRange.of(batch)
+    assert scale.pixels(batch).flatten().tolist() == [0.0, 0.5, 1.0]
+    torch.testing.assert_close(scale.values(scale.pixels(batch), batch), batch)
+    flat = torch.full((2, 3, 4, 4), 7.0)
+    assert torch.equal(PixelRange.of(flat).values(PixelRange.of(flat).pixels(flat), flat), flat)
+
+
+def test_values_outside_are_clipped_and_the_dtype_is_kept():
+    batch = torch.tensor([-9.0, 9.0], dtype=torch.bfloat16).reshape(2, 1, 1, 1)
+    scale = PixelRange.normalised(0.5, 0.25).to(batch)
+    found = scale.values(scale.pixels(batch), batch)
+    assert found.flatten().tolist() == [-2.0, 2.0]
+    assert found.dtype == torch.bfloat16

@@ -1,4 +1,4 @@
-"""EATA and ETA, against NumPy loops and central differences."""
+"""EATA and ETA against NumPy loops and central differences."""
 
 from __future__ import annotations
 
@@ -11,20 +11,16 @@ from hypothesis.extra import numpy as hnp
 from torch import nn
 
 from caster import CasterError, wrap
-from caster.adapt.source import Source
 from caster_bench.methods.registry import create
+from caster_bench.methods.source import Source
+from tests.support.gradients import learnt, slope, softmax
 from tests.support.problem import N_CLASSES, accuracy, model, source, stream
 
 NORMS = {"batch": ("batch",), "layer": ("layer",), "group": ("group",), "vit": ("layer",)}
 
 
-def softmax(x):
-    e = np.exp(x - x.max(axis=1, keepdims=True))
-    return e / e.sum(axis=1, keepdims=True)
-
-
 def filtered(logits, mean, margin, redundancy):
-    """Entropies of all samples, the numbers of the chosen ones, the running mean: one by one."""
+    """Entropies, rows of the selected samples and the running mean, sample by sample."""
     p = softmax(np.asarray(logits, dtype=np.float64))
     entropies, chosen = [], []
     for i, row in enumerate(p):
@@ -42,21 +38,17 @@ def filtered(logits, mean, margin, redundancy):
     return np.array(entropies), chosen, mean
 
 
-def values(method):
-    return torch.cat([p.detach().flatten() for p in method.parameters.values()]).double().numpy()
-
-
 @pytest.mark.parametrize("strength", [0.0, 500.0])
-def test_filters_weights_and_loss_batch_by_batch(strength):
+def test_filters_weights_and_loss_match_the_reference(strength):
     settings = {"margin_e0": 0.3, "redundancy": 0.52, "fisher_strength": strength, "lr": 0.01}
     method = create("eata", model(), source(), **settings)
     losses, descend = [], method.descend
     method.descend = lambda loss: (losses.append(loss.item()), descend(loss))
-    start, mean = values(method), None
+    start, mean = learnt(method), None
     unreliable = redundant = 0
     for batch in stream(8, shift=1.0):
-        at, losses[:] = values(method), []
-        found = method.chosen(method.forward(batch))
+        at, losses[:] = learnt(method), []
+        found = method.selected(method.forward(batch))
         logits = method.predict(batch).logits.numpy()
         entropies, reliable, _ = filtered(logits, None, 0.3, 0.52)
         _, chosen, mean = filtered(logits, mean, 0.3, 0.52)
@@ -74,7 +66,7 @@ def test_filters_weights_and_loss_batch_by_batch(strength):
         np.testing.assert_allclose(losses, [loss], rtol=2e-5)
     assert unreliable > 20
     assert redundant > 20
-    assert np.abs(values(method) - start).max() > 0.01
+    assert np.abs(learnt(method) - start).max() > 0.01
 
 
 @given(
@@ -83,25 +75,25 @@ def test_filters_weights_and_loss_batch_by_batch(strength):
     st.floats(0.05, 0.95),
     st.floats(0.05, 0.95),
 )
-def test_what_is_chosen_for_any_logits(first, second, margin, redundancy):
+def test_selection_matches_the_reference_for_any_logits(first, second, margin, redundancy):
     net = nn.Sequential(nn.Linear(5, 5), nn.BatchNorm1d(5), nn.Linear(5, 5)).double()
     method = create("eta", wrap(net), margin_e0=margin, redundancy=redundancy, lr=0.0)
     mean = None
     for logits in (first, second):
         p = softmax(logits)
         entropies, chosen, after = filtered(logits, mean, margin, redundancy)
-        assume(np.abs(entropies - margin * np.log(5)).min() > 1e-9)  # or rounding decides
+        assume(np.abs(entropies - margin * np.log(5)).min() > 1e-9)  # otherwise rounding decides
         if mean is not None:
             lengths = np.linalg.norm(p, axis=1) * np.linalg.norm(mean)
             assume(np.abs(p @ mean / lengths - redundancy).min() > 1e-9)
         tensor = torch.tensor(logits, requires_grad=True)
-        assert method.chosen(tensor.detach()).tolist() == chosen
+        assert method.selected(tensor.detach()).tolist() == chosen
         method.step(tensor, tensor)
         mean = after
 
 
 class Small:
-    """Linear, BatchNorm, Linear: in torch, and the same in NumPy."""
+    """Linear, BatchNorm, Linear in torch and in NumPy."""
 
     def __init__(self, seed=0, scale=2.0):
         with torch.random.fork_rng():
@@ -121,18 +113,12 @@ class Small:
         return softmax(h @ last.weight.detach().numpy().T + last.bias.detach().numpy())
 
 
-def slope(loss, at, step=1e-6):
-    """Central differences."""
-    moves = step * np.eye(len(at))
-    return np.array([(loss(at + move) - loss(at - move)) / (2 * step) for move in moves])
-
-
 def images(n, seed):
     return np.random.default_rng(seed).normal(size=(n, 3)) + 0.5
 
 
 def squares(small, blocks):
-    """Fisher information as EATA's authors take it."""
+    """Fisher information as EATA's authors compute it."""
     found = []
     for block in blocks:
         answers = small.probabilities(block, small.start).argmax(axis=1)
@@ -174,7 +160,7 @@ def test_three_steps_by_hand(seed):
         np.testing.assert_allclose(softmax(answer), p, atol=1e-5)  # before the step
         entropies, chosen, mean = filtered(np.log(p), mean, 0.8, 0.9)
         assert 0 < len(chosen) < len(batch)
-        weights = np.exp(0.8 * np.log(3) - entropies[chosen])  # held while the loss is derived
+        weights = np.exp(0.8 * np.log(3) - entropies[chosen])  # constant for the derivative
 
         def loss(at, batch=batch, chosen=chosen, weights=weights):
             p = small.probabilities(batch, at)[chosen]
@@ -183,20 +169,20 @@ def test_three_steps_by_hand(seed):
 
         velocity = 0.9 * velocity + slope(loss, at)
         at = at - lr * velocity
-        np.testing.assert_allclose(values(method), at, rtol=2e-5, atol=1e-6)
+        np.testing.assert_allclose(learnt(method), at, rtol=2e-5, atol=1e-6)
 
 
-def test_eta_is_eata_without_its_hold_and_needs_no_images():
+def test_eta_is_eata_without_penalty_and_needs_no_source_images():
     eta = create("eta", model(), redundancy=0.6)
     free = create("eata", model(), source(), redundancy=0.6, fisher_strength=0.0)
     held = create("eata", model(), source(), redundancy=0.6, fisher_strength=1e6)
-    start = values(eta)
+    start = learnt(eta)
     for batch in stream(20):
         expected = eta.predict(batch).logits
         assert torch.equal(expected, free.predict(batch).logits)
         held.predict(batch)
     assert eta.fisher == {}
-    assert np.linalg.norm(values(held) - start) < 0.7 * np.linalg.norm(values(eta) - start)
+    assert np.linalg.norm(learnt(held) - start) < 0.7 * np.linalg.norm(learnt(eta) - start)
     with pytest.raises(CasterError, match="eata needs source images"):
         create("eata", model())
     empty = Source(batches=[(np.zeros((0, 3, 8, 8), np.float32), [])])
@@ -204,26 +190,26 @@ def test_eta_is_eata_without_its_hold_and_needs_no_images():
         create("eata", model(), empty)
 
 
-def test_a_batch_with_nothing_to_choose_changes_nothing():
+def test_batch_without_reliable_samples_changes_nothing():
     method = create("eata", model(), source(), margin_e0=0.0)
     only_statistics = create("bn-adapt", model())
-    start = values(method)
+    start = learnt(method)
     for batch in stream(3):
         assert torch.equal(method.predict(batch).logits, only_statistics.predict(batch).logits)
-    assert np.array_equal(values(method), start)
+    assert np.array_equal(learnt(method), start)
     assert not method.optimizer.state
     assert method.retained().buffers == create("tent", model()).retained().buffers
 
 
-def test_all_that_is_like_the_mean_changes_nothing():
+def test_batch_of_redundant_samples_changes_nothing():
     method = create("eata", model(), source(), redundancy=0.0)
     first, *others = stream(4)
-    method.predict(first)  # there is no mean yet to be like
-    learnt, mean = values(method), method._mean.clone()
-    assert not np.array_equal(learnt, torch.cat(list(method.origin.values())).numpy())
+    method.predict(first)  # there is no running mean yet
+    before, mean = learnt(method), method._mean.clone()
+    assert not np.array_equal(before, torch.cat(list(method.origin.values())).numpy())
     for batch in others:
         method.predict(batch)
-    assert np.array_equal(values(method), learnt)
+    assert np.array_equal(learnt(method), before)
     assert torch.equal(method._mean, mean)
 
 
@@ -239,29 +225,29 @@ def test_reset_is_as_constructed():
     assert all(torch.equal(f, fisher[name]) for name, f in method.fisher.items())
 
 
-def test_what_it_retains():
+def test_retained():
     method, tent = create("eata", model(), source()), create("tent", model())
-    learnt = 4 * sum(p.numel() for p in method.parameters.values())
-    assert method.retained().statistics == 2 * learnt  # Fisher information, and its origin
+    size = 4 * sum(p.numel() for p in method.parameters.values())
+    assert method.retained().statistics == 2 * size  # Fisher information and source values
     for batch in stream(2):
         method.predict(batch)
         tent.predict(batch)
-    assert method.retained().total == tent.retained().total + 2 * learnt + 4 * N_CLASSES
+    assert method.retained().total == tent.retained().total + 2 * size + 4 * N_CLASSES
 
 
 @pytest.mark.parametrize("kind", NORMS)
-def test_every_kind_of_norm_and_size_of_batch(kind):
+def test_every_norm_and_batch_size(kind):
     method = create("eata", model(kind), source(kind), norms=NORMS[kind], redundancy=1.1)
-    start = values(method)
+    start = learnt(method)
     for size in (1, 2, 64):
         (batch,) = stream(1, size=size, shift=0.0)
         assert torch.equal(method.forward(batch), method.predict(batch).logits)
-    assert np.isfinite(values(method)).all()
-    assert np.abs(values(method) - start).max() > 1e-3
+    assert np.isfinite(learnt(method)).all()
+    assert np.abs(learnt(method) - start).max() > 1e-3
     model(kind).verify()
 
 
-def test_layer_norm_by_default_is_inert():
+def test_inert_on_layer_norm_by_default():
     method = create("eata", model("layer"), source("layer"))
     for batch in stream(3):
         given = method.predict(batch)
@@ -271,7 +257,7 @@ def test_layer_norm_by_default_is_inert():
     assert method.retained().total == 0
 
 
-def test_the_callers_mode_does_not_matter():
+def test_independent_of_the_callers_grad_mode():
     free = create("eata", model(), source(), redundancy=0.6)
     with torch.inference_mode():
         bound = create("eata", model(), source(), redundancy=0.6)
@@ -290,20 +276,23 @@ def test_the_callers_mode_does_not_matter():
     ("kind", "shift", "redundancy"),
     [("batch", 1.0, 0.4), ("batch", 1.0, 0.6), ("layer", 1.0, 0.6), ("vit", 0.5, 0.6)],
 )
-def test_it_gains_on_the_frozen_model(kind, shift, redundancy):
-    settings = {"norms": NORMS[kind], "redundancy": redundancy}  # a class of four has cosine 0.5
+def test_more_accurate_than_the_frozen_model(kind, shift, redundancy):
+    settings = {
+        "norms": NORMS[kind],
+        "redundancy": redundancy,
+    }  # one-hot to uniform over 4 classes: cosine 0.5
     method = create("eata", model(kind), source(kind), **settings)
     assert accuracy(method, shift, n=2560) > accuracy(method.frozen, shift, n=2560)
 
 
-def test_behind_a_gate_a_refused_batch_does_not_reach_it():
+def test_batch_rejected_by_a_gate_does_not_reach_it():
     method = create("eata+referee", model(), source(), gate={"agreement": 0.999}, redundancy=1.1)
-    start = values(method.method)
+    start = learnt(method.method)
     noise = np.random.default_rng(0).normal(size=(32, 3, 8, 8)).astype(np.float32)
     refused = method.predict(noise)
     assert (refused.accepted, refused.reason) == (False, "disagreement")
     assert torch.equal(refused.logits, model()(noise).logits)
-    assert np.array_equal(values(method.method), start)
+    assert np.array_equal(learnt(method.method), start)
 
 
 def test_published_settings():
@@ -319,11 +308,11 @@ def test_published_settings():
 
 @pytest.mark.parametrize("setting", ["margin_e0", "redundancy", "fisher_strength", "lr"])
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
-def test_bad_settings_are_named(setting, value):
-    with pytest.raises(CasterError, match=f"{setting} of eata is a number from 0 up"):
+def test_invalid_settings_are_reported(setting, value):
+    with pytest.raises(CasterError, match=f"{setting} of eata must be a number from 0"):
         create("eata", model(), source(), **{setting: value})
 
 
-def test_no_fisher_sample_is_refused():
-    with pytest.raises(CasterError, match="fisher_samples of eata is 1 or more, not 0"):
+def test_zero_fisher_samples_are_rejected():
+    with pytest.raises(CasterError, match="fisher_samples of eata must be 1 or more, not 0"):
         create("eata", model(), source(), fisher_samples=0)

@@ -1,4 +1,4 @@
-"""FOA, against cma driven by hand, NumPy, and transformers walked block by block."""
+"""FOA against cma, NumPy, and transformers run block by block."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ import torch
 from torch import nn
 
 from caster import CasterError, wrap
-from caster.adapt.source import Source
-from caster_bench.methods.evolution import Search
-from caster_bench.methods.foa import FOA
+from caster_bench.methods.foa import FOA, Search
 from caster_bench.methods.registry import create
+from caster_bench.methods.source import Source
 from tests.support.problem import SIZE, accuracy, model, source, stream
 
-BEST = 0.02  # of the points told, one is not cma's own
+BEST = 0.02  # one of the points is not cma's own
 
 
 def foa(**settings):
@@ -42,8 +41,10 @@ def randomised(net):
 # ---- the search
 
 
-@pytest.mark.parametrize(("size", "steps"), [(24, 60), (320, 6)])  # cma adapts large ones otherwise
-def test_the_search_is_cma_bit_for_bit(size, steps):
+@pytest.mark.parametrize(
+    ("size", "steps"), [(24, 60), (320, 6)]
+)  # cma treats large sizes differently
+def test_search_equals_cma_bit_for_bit(size, steps):
     def value(point):
         return float(((point - 0.3) ** 2).sum())
 
@@ -62,7 +63,7 @@ def test_the_search_is_cma_bit_for_bit(size, steps):
         by_hand.tell(points, [value(point) for point in points])
 
 
-def test_the_search_does_not_depend_on_numpys_generator_and_is_silent(capfd, tmp_path, monkeypatch):
+def test_search_is_silent_and_independent_of_numpys_generator(capfd, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = []
     for seed in (1, 2):
@@ -78,16 +79,16 @@ def test_the_search_does_not_depend_on_numpys_generator_and_is_silent(capfd, tmp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_told_points_are_left_alone():
+def test_points_are_not_changed():
     search = Search(4, 5, seed=0)
-    far = np.full(4, 1e6)  # cma shortens steps that it would not have taken
+    far = np.full(4, 1e6)  # cma shortens unlikely steps
     points = [*search.ask(), far]
     copies = [point.copy() for point in points]
     search.tell(points, list(range(6, 0, -1)))
     np.testing.assert_array_equal(points, copies)
 
 
-def test_the_loop_is_cma_bit_for_bit():
+def test_method_equals_cma_bit_for_bit():
     method = foa(seed=4)
     size = 3 * 16
     options = {"popsize": 7, "seed": 4, "verbose": -9}
@@ -105,7 +106,7 @@ def test_the_loop_is_cma_bit_for_bit():
         np.testing.assert_array_equal(method.best, best)
 
 
-def test_the_first_prompts_are_small_and_uniform():
+def test_first_prompts_are_uniform_within_xavier_bounds():
     bound = np.sqrt(6 / (3 * 4 * 4 + 16))
     first = np.concatenate([foa(seed=seed, population=4).best for seed in range(8)])
     assert 0.95 * bound < np.abs(first).max() <= bound
@@ -116,7 +117,7 @@ def test_the_first_prompts_are_small_and_uniform():
 
 
 def class_tokens(net, images, prompts=None):
-    """timm's ViT block by block: logits, and the class token after every block, normalised."""
+    """Logits and normalised class tokens of timm's ViT, block by block."""
     x = net._pos_embed(net.patch_embed(images))
     if prompts is not None:
         x = torch.cat([x[:, :1], prompts.expand(len(x), -1, -1), x[:, 1:]], dim=1)
@@ -151,7 +152,7 @@ def test_fitness_against_numpy(size):
     assert found == pytest.approx(entropy(logits) + 0.7 * size / 64 * distance, rel=1e-5)
 
 
-def test_the_answer_is_the_best_ones_with_shifted_features():
+def test_answer_is_the_best_candidates_with_shifted_features():
     method = foa(seed=2, momentum=0.8)
     net = model("vit").module
     weight, bias = (v.detach().double().numpy() for v in (net.head.weight, net.head.bias))
@@ -218,7 +219,7 @@ def walk_hf(net, images, prompts):
 @pytest.mark.parametrize(
     ("build", "walk"), [(torchvision_vit, walk_torchvision), (hf_vit, walk_hf)]
 )
-def test_other_libraries_transformers_get_prompts_as_well(build, walk):
+def test_prompts_in_transformers_of_other_libraries(build, walk):
     net = randomised(build())
     (batch,) = stream(1, size=5)
     method = FOA(wrap(net), Source(batches=[(batch, [0] * 5)]), population=5, prompts=2)
@@ -239,7 +240,7 @@ def test_other_libraries_transformers_get_prompts_as_well(build, walk):
 
 
 class PooledTransformer(nn.Module):
-    """Like a ViT, but classified by the mean of all tokens."""
+    """A transformer that classifies the mean of all tokens."""
 
     def __init__(self):
         super().__init__()
@@ -253,7 +254,7 @@ class PooledTransformer(nn.Module):
 
 
 class Scaled(nn.Module):
-    """A ViT whose logits are not its classifier's output as it is."""
+    """A ViT whose logits are not its classifier's output."""
 
     def __init__(self):
         super().__init__()
@@ -282,17 +283,17 @@ def cnn():
         (Scaled, "vit.heads.head", "its logits are not the output of 'vit.heads.head'"),
     ],
 )
-def test_what_is_no_transformer_with_a_class_token_is_refused(build, head, why):
+def test_models_without_a_class_token_are_rejected(build, head, why):
     (batch,) = stream(1, size=4)
     net = randomised(build())
-    with pytest.raises(CasterError, match=f"foa needs a vision transformer .* knows: {why}"):
+    with pytest.raises(CasterError, match=f"foa needs a vision transformer .*: {why}"):
         FOA(wrap(net, head=head), Source(batches=[(batch, [0] * 4)]))
 
 
 # ---- the method
 
 
-def test_fitness_falls_over_a_shifted_stream():
+def test_fitness_decreases_over_a_shifted_stream():
     method = foa(population=14)
     gains = []
     for batch in stream(12, shift=1.0):
@@ -307,13 +308,13 @@ def test_fitness_falls_over_a_shifted_stream():
     assert np.mean(gains[-4:]) < 0.9
 
 
-def test_it_gets_more_of_a_shifted_stream_right():
+def test_more_accurate_than_the_frozen_model_on_a_shifted_stream():
     frozen = accuracy(create("frozen", model("vit")), shift=1.0)
     assert accuracy(foa(population=8), shift=1.0) > frozen + 0.02
 
 
 @pytest.mark.parametrize("size", [1, 2, 64])
-def test_any_batch_can_be_answered(size):
+def test_any_batch_size_works(size):
     method = foa()
     for batch in stream(3, size=size):
         prediction = method.predict(batch)
@@ -323,7 +324,7 @@ def test_any_batch_can_be_answered(size):
         assert (prediction.accepted, prediction.reason) == (True, "ungated")
 
 
-def test_forward_is_what_predict_will_say_and_changes_nothing():
+def test_forward_equals_the_next_prediction_and_changes_nothing():
     method, other = foa(), foa()
     for batch in stream(3):
         said = [method.forward(batch) for _ in range(2)]
@@ -347,7 +348,7 @@ def test_reset_and_seed():
 
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
-def test_callers_modes_do_not_matter(mode):
+def test_independent_of_the_callers_grad_mode(mode):
     batches = stream(2)
     method = foa()
     expected = [method.predict(batch).logits for batch in batches]
@@ -357,7 +358,7 @@ def test_callers_modes_do_not_matter(mode):
     assert all(map(torch.equal, expected, found))
 
 
-def test_the_model_is_neither_changed_nor_copied():
+def test_model_is_neither_changed_nor_copied():
     kept = model("vit")
     before = {name: value.data_ptr() for name, value in kept.module.named_parameters()}
     method = foa()
@@ -371,7 +372,7 @@ def test_the_model_is_neither_changed_nor_copied():
     assert own is not kept.module
 
 
-def test_what_is_retained():
+def test_retained():
     method = foa()
     size, layers = 3 * 16, 4 * 16
     held = method.retained()
@@ -388,11 +389,11 @@ def test_bf16():
     for batch in stream(2):
         found = method.predict(batch).logits
         assert found.dtype == torch.float32
-        if plain.running_mean is None:  # later the two may have chosen other candidates
+        if plain.running_mean is None:  # later they may choose different candidates
             torch.testing.assert_close(found, plain.predict(batch).logits, atol=0.3, rtol=0.1)
 
 
-def test_a_state_of_some_of_the_classes_is_answered_in_those():
+def test_answers_are_in_the_states_classes():
     batches = [
         (images[labels != 2], labels[labels != 2]) for images, labels in source("vit").batches
     ]
@@ -412,7 +413,7 @@ def test_a_state_of_some_of_the_classes_is_answered_in_those():
     assert method.predict(batch).logits.shape == (32, 3)  # with features shifted
 
 
-def test_source_images_are_needed():
+def test_source_images_are_required():
     (batch,) = stream(1)
     with pytest.raises(CasterError, match="foa needs source images"):
         create("foa", model("vit"))
@@ -420,7 +421,7 @@ def test_source_images_are_needed():
         create("foa", model("vit"), Source(batches=[(batch[:1], [0])]))
 
 
-def test_a_batch_that_is_not_finite_teaches_nothing():
+def test_nothing_is_learnt_from_a_non_finite_batch():
     method, other = foa(), foa()
     bad, good = stream(2)
     bad[0] = np.nan
@@ -436,8 +437,8 @@ def test_a_batch_that_is_not_finite_teaches_nothing():
         ({"population": 3}, "population of foa must be 4 or more, not 3"),
         ({"samples": 1}, "samples of foa must be 2 or more, not 1"),
         ({"prompts": 1.5}, "prompts of foa must be 1 or more"),
-        ({"strength": -1}, "strength of foa is a number from 0 up, not -1"),
-        ({"momentum": 1.5}, "momentum of foa is a number from 0 to 1, not 1.5"),
+        ({"strength": -1}, "strength of foa must be a number from 0, not -1"),
+        ({"momentum": 1.5}, "momentum of foa must be a number from 0 to 1, not 1.5"),
     ],
 )
 def test_settings_out_of_range(settings, message):

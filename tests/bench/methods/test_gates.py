@@ -7,12 +7,11 @@ import pytest
 import torch
 
 from caster import CasterError, wrap
-from caster.adapt.protocol import Retained
-from caster.adapt.source import Source
 from caster.models.protocol import Outputs
-from caster_bench.methods.gated import Gated
-from caster_bench.methods.gates import Certificate, Decision, Referee
+from caster_bench.methods.gates import Certificate, Decision, Gated, Referee
+from caster_bench.methods.protocol import Retained
 from caster_bench.methods.registry import create
+from caster_bench.methods.source import Source
 from tests.conftest import problem
 from tests.support.problem import model, source, stream
 
@@ -51,7 +50,7 @@ def test_the_referee_counts_agreement():
         assert given.reason == ("accepted" if wrong <= 10 else "disagreement")
 
 
-def test_the_certificate_gate_gives_the_verdict():
+def test_certificate_gate_returns_the_verdict():
     gate = Certificate(model(), source())
     method = create("caster", model(), source())
     for batch in (*stream(2), *stream(2, shift=2.5), *stream(1, size=1)):
@@ -60,7 +59,7 @@ def test_the_certificate_gate_gives_the_verdict():
         assert decision.ratio == given.ratio
 
 
-def test_a_refused_batch_does_not_reach_the_method():
+def test_rejected_batch_does_not_reach_the_method():
     method = Gated(create("tent", model(), source()), Every(2))
     alone = create("tent", model(), source())
     frozen = create("frozen", model(), source())
@@ -81,7 +80,7 @@ def test_an_inert_method_behind_a_gate_stays_inert():
 
 
 @pytest.mark.parametrize("gate", ["certificate", "referee"])
-def test_any_method_goes_behind_any_gate_by_name(gate):
+def test_any_method_can_be_gated_by_name(gate):
     method = create(f"bn-adapt+{gate}", model(), source())
     assert method.name == f"bn-adapt+{gate}"
     assert method.retained().statistics > 0
@@ -89,7 +88,7 @@ def test_any_method_goes_behind_any_gate_by_name(gate):
     assert given.ratio is not None
 
 
-def test_gate_settings_are_apart_from_the_methods():
+def test_gate_settings_are_separate_from_the_methods():
     batch = stream(1, shift=1.0)[0]
     method = create("tent+referee", model(), source(), lr=0.0, gate={"agreement": 0.01})
     assert method.predict(batch).accepted
@@ -115,7 +114,7 @@ def test_gates_need_a_state():
         Referee(frozen, known)
 
 
-def test_a_gate_is_reset_with_its_method():
+def test_gate_is_reset_with_its_method():
     method = Gated(create("frozen", model(), source()), Every(2))
     (batch,) = stream(1)
     first = [method.predict(batch).ratio, method.gate.seen]
@@ -124,7 +123,7 @@ def test_a_gate_is_reset_with_its_method():
     assert [method.predict(batch).ratio, method.gate.seen] == first
 
 
-def test_the_certificates_threshold_can_be_set():
+def test_certificate_threshold_can_be_set():
     (batch,) = stream(1)
     assert Certificate(model(), source()).judge(model()(batch)).accepted
     assert not Certificate(model(), source(), tau=1e-6).judge(model()(batch)).accepted

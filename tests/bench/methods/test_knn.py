@@ -1,4 +1,4 @@
-"""k-NN: the neighbours scikit-learn and a plain loop find, however close they lie."""
+"""k-NN against scikit-learn and a plain loop, also for nearly identical rows."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from sklearn.neighbors import KNeighborsClassifier
 
 from caster import CasterError, wrap
-from caster.adapt.source import Source
-from caster_bench.methods import neighbours
-from caster_bench.methods.knn import KNN
-from caster_bench.methods.neighbours import Neighbours
+from caster_bench.methods import knn
+from caster_bench.methods.knn import KNN, Neighbours
 from caster_bench.methods.registry import create
+from caster_bench.methods.source import Source
 from tests.support import problem
 from tests.support.exact import blobs
 
@@ -22,7 +21,7 @@ RNG = np.random.default_rng(0)
 
 
 def by_loop(bank, queries, k):
-    """Rows by distance in float64, of equal ones the first."""
+    """Rows by distance in float64; ties go to the first."""
     bank, queries = np.asarray(bank, float), np.asarray(queries, float)
     return [
         sorted(range(len(bank)), key=lambda i: (((bank[i] - q) ** 2).sum(), i))[:k] for q in queries
@@ -35,7 +34,7 @@ def found(bank, queries, k):
 
 @st.composite
 def problems(draw):
-    """Small whole numbers: many rows are equal, many distances tie, all arithmetic is exact."""
+    """Small integers: many equal rows and tied distances, exact arithmetic."""
     d, n = draw(st.integers(1, 4)), draw(st.integers(1, 60))
     row = st.lists(st.integers(-3, 3), min_size=d, max_size=d)
     bank = np.array(draw(st.lists(row, min_size=n, max_size=n)), np.float32)
@@ -44,17 +43,17 @@ def problems(draw):
 
 
 @given(problems())
-def test_neighbours_are_a_plain_loops(drawn):
+def test_neighbours_match_a_plain_loop(drawn):
     bank, queries, k = drawn
     assert found(bank, queries, k) == by_loop(bank, queries, k)
 
 
 @given(problems(), st.integers(0, 2**32 - 1))
-def test_shares_are_scikit_learns(drawn, seed):
-    """Where no tie in distance lies across the k-th place, which scikit-learn breaks at will."""
+def test_shares_match_scikit_learn(drawn, seed):
+    """Except for ties at the k-th place, which scikit-learn breaks arbitrarily."""
     bank, queries, k = drawn
     labels = np.random.default_rng(seed).integers(3, size=len(bank))
-    labels[0] = 2  # three classes, the middle one perhaps empty
+    labels[0] = 2  # three classes, the middle one may be empty
     distances = np.sort(((bank[:, None] - queries) ** 2).sum(2), axis=0)
     clear = np.ones(len(queries), bool) if k == len(bank) else distances[k - 1] < distances[k]
     model = wrap(lambda batch: (batch, np.zeros((len(batch), 3))), version="example-1")
@@ -68,13 +67,13 @@ def test_shares_are_scikit_learns(drawn, seed):
 
 
 def near_duplicates(n=300, d=64):
-    """Far from the origin and a hair's breadth apart, as float32 has it."""
+    """Rows far from the origin and very close together for float32."""
     centre = RNG.normal(size=d) * 100
     bank = (centre + 1e-3 * RNG.normal(size=(n, d))).astype(np.float32)
     return bank, (centre + 1e-3 * RNG.normal(size=(20, d))).astype(np.float32)
 
 
-def test_close_rows_are_told_apart_where_the_product_fails():
+def test_close_rows_are_ordered_correctly_if_the_product_fails():
     bank, queries = near_duplicates()
     products = (bank**2).sum(1) - 2 * queries @ bank.T
     expected = by_loop(bank, queries, 5)
@@ -83,8 +82,8 @@ def test_close_rows_are_told_apart_where_the_product_fails():
 
 
 @pytest.mark.parametrize("offset", [3, 10, 30])
-def test_rows_the_product_leaves_out_are_found(offset):
-    """Among thousands, rounding pushes some of the nearest behind all candidates."""
+def test_rows_the_product_misses_are_found(offset):
+    """Rounding pushes some of the nearest behind all candidates."""
     rng = np.random.default_rng(0)
     bank, queries = (
         (offset + 0.01 * rng.normal(size=(n, 64))).astype(np.float32) for n in (3000, 60)
@@ -96,20 +95,20 @@ def test_rows_the_product_leaves_out_are_found(offset):
     assert found(bank, queries, 20) == expected
 
 
-def test_distances_that_float32_cannot_tell_apart():
+def test_distances_equal_in_float32():
     bank = np.array([[1, 3e-5], [1, 0], [1, 1e-5]], np.float32)
     assert len(set((bank**2).sum(1))) == 1
     assert found(bank, np.zeros((1, 2), np.float32), 3) == [[1, 2, 0]]
 
 
-def test_copies_beyond_the_candidates_are_taken_in_order():
+def test_copies_beyond_the_candidates_come_in_order():
     bank = np.repeat(RNG.normal(size=(3, 8)).astype(np.float32), 50, axis=0)
     assert found(bank, bank[60:61] + np.float32(0.01), 60)[0] == by_loop(bank, bank[60:61], 60)[0]
 
 
 @pytest.mark.parametrize("spoilt", ["bfloat16", "constant"])
-def test_products_in_a_lower_precision_change_nothing(monkeypatch, spoilt):
-    """TF32 or bf16 products, which a program may switch on for all of torch."""
+def test_low_precision_products_change_nothing(monkeypatch, spoilt):
+    """TF32 or bf16 products, which a program may enable globally."""
     bank, _ = blobs(500, 32)
     queries, _ = blobs(30, 32, seed=1)
     bank, queries = torch.tensor(bank).float(), torch.tensor(queries).float()
@@ -128,18 +127,18 @@ def test_products_in_a_lower_precision_change_nothing(monkeypatch, spoilt):
 
 
 @pytest.mark.parametrize("chunk", [1, 100, 3000])
-def test_pieces_change_nothing(monkeypatch, chunk):
+def test_chunk_size_changes_nothing(monkeypatch, chunk):
     bank, _ = blobs(200, 5)
     queries, _ = blobs(23, 5, seed=1)
     expected = found(bank, queries, 9)
-    monkeypatch.setattr(Neighbours, "_by_difference", None)  # which would find them, too
-    monkeypatch.setattr(neighbours, "CHUNK", chunk)
-    monkeypatch.setattr(neighbours, "SMALL", chunk)
+    monkeypatch.setattr(Neighbours, "_by_difference", None)  # would find them too
+    monkeypatch.setattr(knn, "CHUNK", chunk)
+    monkeypatch.setattr(knn, "SMALL_CHUNK", chunk)
     assert found(bank, queries, 9) == expected == by_loop(bank, queries, 9)
 
 
-def test_the_product_alone_suffices_for_usual_features(monkeypatch):
-    """The slow ways are for the odd query."""
+def test_product_suffices_for_typical_features(monkeypatch):
+    """The slow paths are for rare queries."""
     bank = torch.randn(5000, 256, generator=torch.Generator().manual_seed(0))
     queries = torch.randn(64, 256, generator=torch.Generator().manual_seed(1))
     monkeypatch.setattr(Neighbours, "_by_difference", None)
@@ -150,7 +149,7 @@ def test_the_product_alone_suffices_for_usual_features(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["batch", "vit"])
-def test_on_images_as_scikit_learn(kind):
+def test_matches_scikit_learn_on_images(kind):
     model, source = problem.model(kind), problem.source(kind)
     method = create("knn", model, source)
     bank = np.concatenate([model(images).features.numpy() for images, _ in source.batches])
@@ -170,7 +169,7 @@ def test_columns_are_the_states_classes():
     features, classes = blobs(300)
     names = np.array(["cat", "dog", "bird"])[classes]
     batches = [(features[:200], names[:200]), (features[200:], names[200:])]
-    model = wrap(lambda batch: batch, version="example-1")  # it has no classes of its own
+    model = wrap(lambda batch: batch, version="example-1")  # no classes of its own
     source = Source.fit(model, batches)
     assert source.state.classes.tolist() == ["bird", "cat", "dog"]
     answers = create("knn", model, source, k=3).predict(features).logits
@@ -180,7 +179,7 @@ def test_columns_are_the_states_classes():
         create("knn", model, Source(batches=batches))
 
 
-def test_answers_are_of_the_features_kind():
+def test_answers_have_the_type_of_the_features():
     features, classes = blobs(100)
     for make, kind in ((torch.tensor, torch.Tensor), (np.asarray, np.ndarray)):
         model = wrap(lambda batch, make=make: (make(batch), make(batch)[:, :3]), version="1")
@@ -189,13 +188,13 @@ def test_answers_are_of_the_features_kind():
         assert answer.logits.dtype == make(features).dtype
 
 
-def test_what_it_keeps():
+def test_retained():
     method = create("knn", problem.model(), problem.source())
     assert method.retained().total == 400 * (16 * 4 + 8 + 8)
     assert method.retained().features == method.retained().total
 
 
-def test_refusals():
+def test_invalid_input_is_rejected():
     features, classes = blobs(10)
     model = wrap(lambda batch: (batch, batch[:, :3]), version="example-1")
 
@@ -206,7 +205,7 @@ def test_refusals():
 
     assert "needs source images" in refused(Source())
     assert "20 neighbours, the source has 10" in refused(Source(batches=[(features, classes)]))
-    assert "from 1 up, not 0" in refused(Source(batches=[(features, classes)]), k=0)
+    assert "1 or more, not 0" in refused(Source(batches=[(features, classes)]), k=0)
     assert "NaN or infinity" in refused(Source(batches=[(features, classes)]), k=1)
     assert "10 source images have 9 labels" in refused(Source(batches=[(features, classes[:9])]))
     assert "is not among the declared classes" in refused(Source(batches=[(features, classes + 7)]))

@@ -1,4 +1,4 @@
-"""LinearTCA: against a loop that keeps the whole stream."""
+"""LinearTCA against a loop that stores the whole stream."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZES = (2, 1, 1, 20, 64, 3)
 
 
 def by_loop(model, batches, filter_k, ridge):
-    """Answers in float64: everything kept, chosen from and measured anew for every batch."""
+    """Answers in float64, recomputed from the whole stream for every batch."""
     answers = []
     for n in range(1, len(batches) + 1):
         seen = np.concatenate(batches[:n])
@@ -42,7 +42,7 @@ def stream(sizes=SIZES):
 
 
 @pytest.mark.parametrize(("filter_k", "ridge"), [(1, 1.0), (5, 0.01), (20, 1.0), (1000, 10.0)])
-def test_answers_are_a_plain_loops(filter_k, ridge):
+def test_answers_match_a_plain_loop(filter_k, ridge):
     model, batches = head(), stream()
     method = create("linear-tca", model, filter_k=filter_k, ridge=ridge)
     given = [method.predict(batch).logits for batch in batches]
@@ -50,14 +50,14 @@ def test_answers_are_a_plain_loops(filter_k, ridge):
         np.testing.assert_allclose(one, other, rtol=1e-8, atol=1e-8)
 
 
-def test_as_long_as_all_are_confident_nothing_is_moved():
-    """Then the pseudo-source is the stream itself."""
+def test_identity_while_all_samples_are_in_the_pseudo_source():
+    """The pseudo-source is then the stream itself."""
     method = create("linear-tca", head(), filter_k=1000)
     for batch in stream():
         np.testing.assert_allclose(method.predict(batch).logits, head()(batch).logits, rtol=1e-8)
 
 
-def test_a_first_sample_and_copies_of_it_are_the_frozen_models():
+def test_first_sample_and_its_copies_get_the_frozen_answer():
     method = create("linear-tca", head())
     batch = blobs(1)[0]
     for rows in (batch, batch, np.repeat(batch, 5, axis=0)):
@@ -86,7 +86,7 @@ def test_memory_is_bounded():
 
 @pytest.mark.parametrize("kind", ["batch", "vit"])
 def test_on_images(kind):
-    """It gains a little where confident images look more like the source, in any batches."""
+    """Gains a little at any batch size if confident images look more like the source."""
     method = create("linear-tca", problem.model(kind))
     frozen = problem.accuracy(method.frozen, 1.0, 1280)
     for size in (8, 64):
@@ -98,9 +98,9 @@ def test_on_images(kind):
         assert isinstance(method.predict(problem.stream(1, size)[0]).logits, torch.Tensor)
 
 
-def test_refusals():
+def test_invalid_input_is_rejected():
     for settings, words in (
-        ({"filter_k": 0}, "from 1 up, not 0"),
+        ({"filter_k": 0}, "1 or more, not 0"),
         ({"ridge": 0.0}, r"above 0, not 0\.0"),
     ):
         with pytest.raises(CasterError, match=words):

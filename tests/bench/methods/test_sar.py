@@ -1,4 +1,4 @@
-"""SAR, against NumPy and central differences; and what it takes for the last blocks."""
+"""SAR against NumPy and central differences, and its choice of layers."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from torch import nn
 
 from caster import CasterError, wrap
-from caster.adapt.network import norm_layers
-from caster_bench.methods.gradient.last import before_last
+from caster_bench.methods.network import norm_layers
 from caster_bench.methods.registry import create
-from tests.bench.methods.test_eata import slope, softmax, values
+from caster_bench.methods.sar import before_last_blocks
+from tests.support.gradients import learnt, slope, softmax
 from tests.support.problem import accuracy, model, source, stream
 
 EVERY = ("batch", "layer", "group")
 
 
 class OneChannel:
-    """BatchNorm of one channel and three logits of it: two parameters, in torch and in NumPy."""
+    """BatchNorm of one channel and a linear head: two parameters, in torch and in NumPy."""
 
     def __init__(self):
         self.net = nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 3)).double()
@@ -45,7 +45,7 @@ def batches(n, size=24):
     return list(np.random.default_rng(0).gamma(2.0, size=(n, size, 1)))
 
 
-def test_steps_by_hand_from_the_worst_point_nearby():
+def test_steps_match_numpy():
     small, lr, rho, margin = OneChannel(), 0.05, 0.3, 0.7 * math.log(3)
     settings = {"lr": lr, "rho": rho, "margin_e0": 0.7, "recovery": 0.0}
     method = create("sar", wrap(small.net), **settings)
@@ -62,12 +62,12 @@ def test_steps_by_hand_from_the_worst_point_nearby():
         down = slope(lambda to, b=batch, k=both: small.entropies(b, to)[k].mean(), worst)
         velocity = 0.9 * velocity + down
         at = at - lr * velocity
-        np.testing.assert_allclose(values(method), at, rtol=2e-6)
-    assert lost > 0  # each filter has left out what the other would have let through
+        np.testing.assert_allclose(learnt(method), at, rtol=2e-6)
+    assert lost > 0  # each filter excluded samples that the other kept
     assert late > 0
 
 
-def test_the_answer_is_that_before_the_step():
+def test_answer_is_from_before_the_step():
     method, tent = create("sar", model(), lr=0.1), create("tent", model(), lr=0.0)
     (batch,) = stream(1)
     expected = method.forward(batch)
@@ -76,11 +76,11 @@ def test_the_answer_is_that_before_the_step():
     assert not torch.equal(method.forward(batch), expected)
 
 
-def test_recovery_comes_when_the_mean_loss_falls_and_is_exact():
+def test_recovery_is_exact_and_triggered_by_the_mean_loss():
     hard, easy = stream(4, shift=1.0), stream(8, shift=0.0)
     watched = create("sar", model(), recovery=0.0)
-    losses, watch = [], watched._watch
-    watched._watch = lambda loss, least: (losses.append(loss), watch(loss, least))
+    losses, watch = [], watched._recover
+    watched._recover = lambda loss, least: (losses.append(loss), watch(loss, least))
     for batch in (*hard, *easy):
         watched.predict(batch)
     means = losses[:1]
@@ -91,58 +91,58 @@ def test_recovery_comes_when_the_mean_loss_falls_and_is_exact():
     assert len(means) == 12
     assert min(means[:due]) > threshold > means[due]
 
-    recovery = threshold * math.log(1000) / math.log(4)  # it is given for 1,000 classes
+    recovery = threshold * math.log(1000) / math.log(4)  # defined for 1,000 classes
     method = create("sar", model(), recovery=recovery)
-    start = values(method)
+    start = learnt(method)
     for number, batch in enumerate((*hard, *easy[:6])):
-        assert np.array_equal(values(method), start) == (number == 0)
+        assert np.array_equal(learnt(method), start) == (number == 0)
         method.predict(batch)
-    assert np.array_equal(values(method), start)
+    assert np.array_equal(learnt(method), start)
     assert not method.optimizer.state
     fresh = create("sar", model(), recovery=recovery)
     assert method.retained() == fresh.retained()
     for batch in hard:
         assert torch.equal(method.predict(batch).logits, fresh.predict(batch).logits)
-        assert np.array_equal(values(method), values(fresh))
-    assert not np.array_equal(values(method), start)
+        assert np.array_equal(learnt(method), learnt(fresh))
+    assert not np.array_equal(learnt(method), start)
 
 
 @given(st.lists(st.floats(0.0, 1.0), max_size=12), st.floats(0.1, 0.9))
-def test_when_it_starts_over(losses, least):
+def test_when_it_recovers(losses, least):
     method, mean = create("sar", wrap(OneChannel().net)), None
-    start = values(method)
+    start = learnt(method)
     for loss in losses:
         with torch.no_grad():
             for parameter in method.parameters.values():
                 parameter.add_(1.0)
-        before = values(method)
-        method._watch(loss, least)
+        before = learnt(method)
+        method._recover(loss, least)
         mean = loss if mean is None else 0.9 * mean + (1 - 0.9) * loss
-        assert np.array_equal(values(method), start if mean < least else before)
+        assert np.array_equal(learnt(method), start if mean < least else before)
         mean = None if mean < least else mean
 
 
-def test_nothing_reliable_changes_nothing():
+def test_batch_without_reliable_samples_changes_nothing():
     method, statistics = create("sar", model(), margin_e0=0.0), create("bn-adapt", model())
-    start = values(method)
+    start = learnt(method)
     for batch in stream(3):
         assert torch.equal(method.predict(batch).logits, statistics.predict(batch).logits)
-    assert np.array_equal(values(method), start)
+    assert np.array_equal(learnt(method), start)
     assert not method.optimizer.state
 
 
-def test_nothing_reliable_at_the_worst_point_changes_nothing():
+def test_no_reliable_sample_at_the_worst_point_changes_nothing():
     small, batch = OneChannel(), batches(1)[0]
     kept = create("sar", wrap(small.net), rho=0.01, margin_e0=0.5)
     kept.predict(batch)
     assert kept.optimizer.state
     method = create("sar", wrap(small.net), rho=1.3, margin_e0=0.5)
-    start = values(method)
+    start = learnt(method)
     up = slope(lambda to: _reliable(small, batch, to).mean(), start)
     worst = start + 1.3 * up / np.linalg.norm(up)
     assert (small.entropies(batch, worst) > 0.5 * math.log(3)).all()
     method.predict(batch)
-    assert np.array_equal(values(method), start)
+    assert np.array_equal(learnt(method), start)
     assert not method.optimizer.state
     assert all(parameter.grad is None for parameter in method.parameters.values())
 
@@ -151,12 +151,12 @@ def _reliable(small, batch, at):
     return small.entropies(batch, at)[small.entropies(batch, small.start) < 0.5 * math.log(3)]
 
 
-def test_an_error_at_the_worst_point_leaves_the_weights():
+def test_error_at_the_worst_point_restores_the_weights():
     method = create("sar", model())
-    start, calls = values(method), []  # of the weights each forward worked with
+    start, calls = learnt(method), []  # weights of each forward pass
 
     def fail(module, inputs):
-        calls.append(values(method))
+        calls.append(learnt(method))
         if len(calls) == 2:
             raise RuntimeError("out of memory")
 
@@ -165,7 +165,7 @@ def test_an_error_at_the_worst_point_leaves_the_weights():
         method.predict(stream(1)[0])
     handle.remove()
     assert np.linalg.norm(calls[1] - start) == pytest.approx(0.05, rel=1e-4)
-    assert np.array_equal(values(method), start)
+    assert np.array_equal(learnt(method), start)
 
 
 def test_reset_is_as_constructed():
@@ -181,18 +181,18 @@ def test_reset_is_as_constructed():
 
 
 @pytest.mark.parametrize("kind", ["batch", "layer", "group", "vit"])
-def test_every_kind_of_norm_and_size_of_batch(kind):
+def test_every_norm_and_batch_size(kind):
     method = create("sar", model(kind), recovery=0.0, lr=0.05)
-    start = values(method)
+    start = learnt(method)
     for size in (1, 2, 64):
         (batch,) = stream(1, size=size, shift=0.0)
         assert torch.equal(method.forward(batch), method.predict(batch).logits)
-    assert np.isfinite(values(method)).all()
-    assert not np.array_equal(values(method), start)
+    assert np.isfinite(learnt(method)).all()
+    assert not np.array_equal(learnt(method), start)
     model(kind).verify()
 
 
-def test_the_callers_mode_does_not_matter():
+def test_independent_of_the_callers_grad_mode():
     free = create("sar", model("layer"), source("layer"))
     with torch.inference_mode():
         bound = create("sar", model("layer"), source("layer"))
@@ -203,16 +203,16 @@ def test_the_callers_mode_does_not_matter():
 
 
 @pytest.mark.parametrize(("kind", "shift"), [("batch", 1.0), ("layer", 0.5), ("group", 1.0)])
-def test_it_gains_on_the_frozen_model(kind, shift):
+def test_more_accurate_than_the_frozen_model(kind, shift):
     method = create("sar", model(kind), source(kind))
     assert accuracy(method, shift, n=2560) > accuracy(method.frozen, shift, n=2560)
 
 
 def left_out(module):
     layers = norm_layers(module, EVERY)
-    learnt = before_last(module, layers)
-    assert list(layers)[: len(learnt)] == list(learnt)  # the first ones, in order
-    return [name for name in layers if name not in learnt]
+    chosen = before_last_blocks(module, layers)
+    assert list(layers)[: len(chosen)] == list(chosen)  # the first, in order
+    return [name for name in layers if name not in chosen]
 
 
 def block(name, *norms):
@@ -248,22 +248,22 @@ LEFT_OUT = {
 
 
 @pytest.mark.parametrize("name", LEFT_OUT)
-def test_the_last_blocks_of_known_networks(name):
+def test_last_blocks_of_known_networks(name):
     with torch.device("meta"):
         net = timm.create_model(name, pretrained=False)
     assert left_out(net) == LEFT_OUT[name]
-    wrapped = nn.Sequential(nn.Identity(), net)  # with its preprocessing, say
+    wrapped = nn.Sequential(nn.Identity(), net)  # for example with its preprocessing
     assert left_out(wrapped) == [f"1.{layer}" for layer in LEFT_OUT[name]]
 
 
 @given(st.integers(1, 40))
-def test_the_last_quarter_of_a_plain_sequence(n):
+def test_last_quarter_of_a_plain_sequence(n):
     net = nn.Sequential(*(layer for _ in range(n) for layer in (nn.ReLU(), nn.LayerNorm(1))))
     assert len(left_out(net)) == (math.ceil(n / 4) if n > 1 else 0)
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.integers(0, 2))
-def test_never_all_and_whole_blocks(norms_in, after):
+def test_whole_blocks_and_never_all(norms_in, after):
     def sequence(n):
         return nn.Sequential(nn.ReLU(), *(nn.LayerNorm(1) for _ in range(n)))
 
@@ -277,30 +277,32 @@ def test_never_all_and_whole_blocks(norms_in, after):
         assert left == [name for name in layers if name.split(".")[0] in last]
 
 
-def test_rows_that_hold_few_of_the_norms_are_not_blocks():
+def test_siblings_with_few_norms_are_not_blocks():
     branch = nn.ModuleDict({f"branch{i}": nn.Sequential(nn.BatchNorm2d(1)) for i in (1, 2)})
     rest = {name: nn.BatchNorm2d(1) for name in "abcdef"}
     assert left_out(nn.ModuleDict({"mixed": branch, **rest})) == ["e", "f"]
 
 
-def test_other_layers_can_be_named():
-    def learnt(kind, skip):
+def test_layers_to_skip_can_be_named():
+    def weights(kind, skip):
         names = list(create("sar", model(kind), skip=skip).parameters)
         assert len(names) == 2 * len({name.rpartition(".")[0] for name in names})
         return [name for name in names if name.endswith("weight")]
 
-    assert learnt("batch", None) == ["1.weight", "4.weight"]
-    assert learnt("batch", ()) == ["1.weight", "4.weight", "8.weight"]
-    assert learnt("batch", ["1"]) == ["4.weight", "8.weight"]
-    assert learnt("vit", ["blocks.[1-3]", "norm"]) == [
+    assert weights("batch", None) == ["1.weight", "4.weight"]
+    assert weights("batch", ()) == ["1.weight", "4.weight", "8.weight"]
+    assert weights("batch", ["1"]) == ["4.weight", "8.weight"]
+    assert weights("vit", ["blocks.[1-3]", "norm"]) == [
         "blocks.0.norm1.weight",
         "blocks.0.norm2.weight",
     ]
-    assert learnt("vit", ["*.norm1", "blocks.3"])[-1] == "norm.weight"
+    assert weights("vit", ["*.norm1", "blocks.3"])[-1] == "norm.weight"
     assert create("sar", model(), skip=["*"]).inert
-    with pytest.raises(CasterError, match=r"skip of sar names no layer by 'layer4': there are 1, "):
+    with pytest.raises(
+        CasterError, match=r"skip of sar matches no layer with 'layer4': there are 1, "
+    ):
         create("sar", model(), skip=("layer4",))
-    with pytest.raises(CasterError, match="skip of sar is a list of names, not 'norm'"):
+    with pytest.raises(CasterError, match="skip of sar must be a list of names, not 'norm'"):
         create("sar", model("vit"), skip="norm")
 
 
@@ -312,6 +314,6 @@ def test_published_settings():
 
 @pytest.mark.parametrize("setting", ["margin_e0", "rho", "recovery", "lr"])
 @pytest.mark.parametrize("value", [-1.0, float("nan")])
-def test_bad_settings_are_named(setting, value):
-    with pytest.raises(CasterError, match=f"{setting} of sar is a number from 0 up"):
+def test_invalid_settings_are_reported(setting, value):
+    with pytest.raises(CasterError, match=f"{setting} of sar must be a number from 0"):
         create("sar", model(), **{setting: value})

@@ -1,4 +1,4 @@
-"""T3A: against a loop that keeps every sample and sorts them all for every batch."""
+"""T3A against a loop that stores and sorts every sample for every batch."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from caster import CasterError, wrap
-from caster.adapt.source import Source
 from caster.models.protocol import Outputs
 from caster_bench.methods.registry import create
-from caster_bench.methods.supports import Supports
+from caster_bench.methods.source import Source
+from caster_bench.methods.t3a import Supports
 from tests.support import problem
 from tests.support.exact import Exact, blobs, entropies, head
 
@@ -23,7 +23,7 @@ SIZES = (1, 2, 64, 3, 1, 30)
 
 
 def by_loop(model, batches, filter_k):
-    """Answers in float64: all supports kept, and chosen from anew for every batch."""
+    """Answers in float64, with supports selected from all samples for every batch."""
     rows = list(model.weight)
     own = model.weight @ model.weight.T + model.bias
     classes, certain = list(own.argmax(axis=1)), list(entropies(own))
@@ -59,7 +59,7 @@ def insist_equal(given, expected):
 
 
 @pytest.mark.parametrize("filter_k", [1, 2, 5, 100, -1])
-def test_answers_are_a_plain_loops(filter_k):
+def test_answers_match_a_plain_loop(filter_k):
     model, batches = head(), stream()
     method = create("t3a", model, filter_k=filter_k)
     given = [method.predict(batch).logits for batch in batches]
@@ -75,8 +75,8 @@ def test_answers_are_a_plain_loops(filter_k):
     st.integers(1, 6),
     st.integers(0, 2**32 - 1),
 )
-def test_what_is_dropped_is_never_missed(sizes, filter_k, seed):
-    """Copies among the samples too: of equal entropies the first stays."""
+def test_dropped_samples_are_never_needed_again(sizes, filter_k, seed):
+    """Including copies: among equal entropies the first stays."""
     rng = np.random.default_rng(seed)
     model = Exact(rng.normal(size=(3, 4)), rng.normal(size=3))
     some = rng.normal(size=(5, 4)) * 3
@@ -86,7 +86,7 @@ def test_what_is_dropped_is_never_missed(sizes, filter_k, seed):
     insist_equal(given, by_loop(model, batches, filter_k))
 
 
-def test_enough_room_is_no_filter():
+def test_large_filter_equals_no_filter():
     batches = stream()
     every, most = (create("t3a", head(), filter_k=k) for k in (-1, 1000))
     insist_equal(
@@ -106,7 +106,7 @@ def test_reset_is_as_constructed():
 
 
 def test_memory_is_bounded():
-    """By filter_k a class; without a filter it holds sums alone."""
+    """By filter_k per class; without a filter only sums are stored."""
     bounded, sums = (create("t3a", head(), filter_k=k) for k in (4, -1))
     sizes = []
     for batch in stream([50] * 20):
@@ -119,27 +119,27 @@ def test_memory_is_bounded():
     assert sums.retained().buffers == 3 * 6 * 8
 
 
-def test_rows_stay_in_their_places():
-    """A batch overwrites what had to leave, and the bank holds what a sort would choose."""
+def test_removed_rows_are_overwritten_in_place():
+    """The stored rows are those a sort would select."""
     rng = np.random.default_rng(0)
     bank, rows, labels, values = Supports(3), [], [], []
     for n in (4, 1, 20, 7, 7):
         new = rng.normal(size=(n, 2)), rng.integers(2, size=n), rng.integers(6, size=n) / 4
-        bank.enter(*map(torch.tensor, new))
+        bank.add(*map(torch.tensor, new))
         for held, batch in zip((rows, labels, values), new, strict=True):
             held.extend(batch)
         chosen = [
             i for c in (0, 1)
             for i in sorted(np.flatnonzero(np.array(labels) == c), key=values.__getitem__)[:3]
         ]  # fmt: skip
-        order = bank._places
+        order = bank._slots
         assert sorted(order.tolist()) == list(range(len(chosen)))
         expected = np.array(rows)[sorted(chosen)]
-        np.testing.assert_array_equal(bank._rows[order], expected)  # in the order they came
+        np.testing.assert_array_equal(bank._rows[order], expected)  # in order of arrival
 
 
 def test_classes_of_a_state():
-    """Of a state that knows some of the classes, those alone are told apart."""
+    """A state with some of the classes limits the answer to those."""
     features, labels = blobs(400, n_classes=3)
     known = labels != 1
     model = head()
@@ -165,7 +165,7 @@ def test_on_images(kind):
     assert problem.accuracy(create("t3a", model)) > problem.accuracy(method.frozen) - 0.05
 
 
-def test_inside_a_gate_one_pass_will_do():
+def test_gate_and_method_share_one_pass():
     model, source = problem.model(), problem.source()
     calls = []
     gated = create("t3a+certificate", model, source)
@@ -184,7 +184,7 @@ def test_inside_a_gate_one_pass_will_do():
     assert calls == [64]
 
 
-def test_autocast_of_the_caller_changes_nothing():
+def test_callers_autocast_changes_nothing():
     model = problem.model()
     outputs = model(problem.stream(1, 64)[0])
     plain, cast = create("t3a", model), create("t3a", model)
@@ -194,13 +194,13 @@ def test_autocast_of_the_caller_changes_nothing():
 
 
 @pytest.mark.parametrize("name", ["knn", "t3a", "coral", "linear-tca"])
-def test_a_file_answers_as_its_module(tmp_path, name):
-    """By the constants of the graph, in NumPy; and the other methods on features as well."""
+def test_onnx_file_answers_as_its_module(tmp_path, name):
+    """For all methods on features, with the head read from the graph."""
     net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
     features, labels = blobs(120)
     images = features.astype(np.float32)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the exporter's own making
+        warnings.simplefilter("ignore")  # from the exporter
         torch.onnx.export(
             net, (torch.zeros(2, 6),), tmp_path / "net.onnx", dynamo=False,
             input_names=["x"], dynamic_axes={"x": {0: "N"}},
@@ -215,7 +215,7 @@ def test_a_file_answers_as_its_module(tmp_path, name):
         np.testing.assert_allclose(given, one.predict(batch).logits, rtol=1e-3, atol=1e-4)
 
 
-def test_refusals():
+def test_invalid_input_is_rejected():
     def refused(model, batch, **settings):
         with pytest.raises(CasterError) as caught:
             create("t3a", model, **settings).predict(batch)
@@ -223,10 +223,8 @@ def test_refusals():
 
     batch = torch.randn(4, 6)
     function = wrap(lambda batch: (batch, batch), version="example-1")
-    assert "needs the weights of a linear classifier, and <lambda> shows none" in refused(
-        function, batch
-    )
-    assert "or -1 for all, not 0" in refused(head(), batch, filter_k=0)
+    assert "needs the weights of a linear classifier" in refused(function, batch)
+    assert "filter_k of t3a must be 1 or more, not 0" in refused(head(), batch, filter_k=0)
     assert "NaN or infinity" in refused(head(), batch * float("nan"))
     scaled = nn.Sequential(nn.Linear(6, 3), nn.LogSoftmax(dim=1))
     assert "name its last layer with head=" in refused(wrap(scaled, head="0"), batch)

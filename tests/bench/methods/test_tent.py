@@ -1,4 +1,4 @@
-"""Tent and BN-adapt, against NumPy."""
+"""Tent and BN-adapt against NumPy."""
 
 from __future__ import annotations
 
@@ -13,17 +13,13 @@ from hypothesis.extra import numpy as hnp
 from torch import nn
 
 from caster import CasterError, wrap
-from caster.adapt.source import Source
-from caster_bench.methods.gradient.entropy import cross_entropy, entropy
+from caster_bench.methods.gradient_method import cross_entropy, entropy
 from caster_bench.methods.registry import create
+from caster_bench.methods.source import Source
+from tests.support.gradients import softmax
 from tests.support.problem import accuracy, model, source, stream
 
 LOGITS = hnp.arrays(np.float64, (3, 5), elements=st.floats(-30, 30))
-
-
-def softmax(x):
-    e = np.exp(x - x.max(axis=1, keepdims=True))
-    return e / e.sum(axis=1, keepdims=True)
 
 
 @given(LOGITS)
@@ -44,7 +40,7 @@ def test_cross_entropy(x, y):
 
 
 class Small:
-    """Linear, BatchNorm, Linear: in torch, and the same in NumPy."""
+    """Linear, BatchNorm, Linear in torch and in NumPy."""
 
     def __init__(self, seed=0):
         torch.manual_seed(seed)
@@ -78,7 +74,7 @@ class Small:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_two_steps_of_tent_by_hand(seed):
+def test_two_steps_of_tent_match_numpy(seed):
     small, lr = Small(seed), 0.1
     tent = create("tent", wrap(small.net), optimizer="sgd", lr=lr)
     bn = small.net[1]
@@ -93,7 +89,7 @@ def test_two_steps_of_tent_by_hand(seed):
         np.testing.assert_allclose(learnt, at, rtol=1e-6, atol=1e-8)
 
 
-def test_the_first_step_of_adam_has_the_length_of_its_rate():
+def test_first_adam_step_has_the_length_of_its_rate():
     small = Small()
     tent = create("tent", wrap(small.net), lr=1e-3)
     before = torch.cat(list(tent.parameters.values())).detach().numpy().copy()
@@ -121,20 +117,20 @@ def test_bn_adapt_without_a_prior_is_tent_without_its_update():
         assert torch.equal(tent.predict(batch).logits, bn_adapt.predict(batch).logits)
 
 
-def test_one_value_a_channel_keeps_the_sources_statistics():
+def test_single_value_per_channel_uses_source_statistics():
     small = Small()
     frozen = wrap(small.net)
     (row,) = small.batch[:1, None]
     assert torch.equal(create("bn-adapt", frozen).predict(row).logits, frozen(row).logits)
     tent = create("tent", frozen)
     tent.predict(small.batch)
-    tent.predict(row)  # and goes on learning, from the batch's own statistics
+    tent.predict(row)  # learning continues with batch statistics
     gamma, beta = (value.detach().numpy().copy() for value in tent.parameters.values())
     answer = tent.predict(small.batch).logits
     np.testing.assert_allclose(answer, small.logits(gamma, beta), rtol=1e-4)
 
 
-def test_the_norms_that_learn_are_named():
+def test_names_of_learnt_norms():
     kinds = {
         "batch": ["1.weight", "1.bias", "4.weight", "4.bias", "8.weight", "8.bias"],
         "layer": [],
@@ -146,12 +142,12 @@ def test_the_norms_that_learn_are_named():
         assert len(create("tent", model(kind), norms=(kind,)).parameters) == 6
     assert "blocks.0.norm1.weight" in create("tent", model("vit"), norms=("layer",)).parameters
     for norms in ("batch", (), ("instance",)):
-        with pytest.raises(CasterError, match="norms of tent are some of batch, layer, group"):
+        with pytest.raises(CasterError, match="norms of tent must be some of batch, layer, group"):
             create("tent", model(), norms=norms)
 
 
 @pytest.mark.parametrize("name", ["tent", "bn-adapt"])
-def test_nothing_to_adapt_is_inert_and_says_so(name, caplog):
+def test_inert_without_anything_to_adapt(name, caplog):
     with caplog.at_level(logging.WARNING, "caster"):
         method = create(name, model("layer"), source("layer"))
     assert f"{name} is inert: Sequential has no BatchNorm" in caplog.text
@@ -180,28 +176,28 @@ def test_batch_statistics_gain_and_tent_gains_a_little_more():
 
 
 @pytest.mark.parametrize("settings", [{"lr": -1}, {"lr": float("nan")}, {"optimizer": "lbfgs"}])
-def test_bad_settings_are_named(settings):
+def test_invalid_settings_are_reported(settings):
     (name,) = settings
-    with pytest.raises(CasterError, match=f"{name} of tent is"):
+    with pytest.raises(CasterError, match=f"{name} of tent must be"):
         create("tent", model(), **settings)
 
 
 @pytest.mark.parametrize("prior", [-1.0, float("nan")])
-def test_a_bad_prior_is_named(prior):
-    with pytest.raises(CasterError, match="prior of bn-adapt is"):
+def test_invalid_prior_is_reported(prior):
+    with pytest.raises(CasterError, match="prior of bn-adapt must be"):
         create("bn-adapt", model(), prior=prior)
 
 
-def test_only_torch_modules_can_be_changed():
+def test_only_torch_modules_are_accepted():
     function = wrap(lambda batch: (batch, batch), version="function-1")
     for name in ("tent", "bn-adapt"):
-        with pytest.raises(CasterError, match=f"{name} changes a copy of a torch module"):
+        with pytest.raises(CasterError, match=f"{name} needs a torch module"):
             create(name, function, Source())
 
 
 @pytest.mark.parametrize("name", ["tent", "eta", "sar", "cotta"])
 @pytest.mark.parametrize("kind", ["batch", "layer"])
-def test_a_batch_with_nan_is_refused_and_nothing_is_learnt(name, kind):
+def test_nothing_is_learnt_from_a_rejected_batch_with_nan(name, kind):
     settings = {"augmentations": 2} if name == "cotta" else {"norms": (kind,)}
     method = create(name, model(kind), source(kind), **settings)
     good, bad = stream(2)
@@ -214,7 +210,7 @@ def test_a_batch_with_nan_is_refused_and_nothing_is_learnt(name, kind):
 
 
 class Called(nn.Module):
-    """A network that calls its BatchNorm by keyword, under no gradients if told to."""
+    """A network that calls its BatchNorm by keyword, optionally without gradients."""
 
     def __init__(self, gradients=True):
         super().__init__()
@@ -240,9 +236,9 @@ def test_layers_may_be_called_by_keyword(settings):
     create("tent", wrap(net)).predict(batch)
 
 
-def test_what_cannot_learn_says_so():
+def test_models_that_cannot_learn_are_reported():
     batch = np.ones((4, 3), np.float32) * np.arange(4, dtype=np.float32)[:, None]
-    with pytest.raises(CasterError, match="no gradient reaches what tent would learn"):
+    with pytest.raises(CasterError, match="no gradient reaches"):
         create("tent", wrap(Called(gradients=False).eval())).predict(batch)
     for half in (torch.float16, torch.bfloat16):
         with pytest.raises(CasterError, match=r"tent cannot learn norm\.weight in torch"):
@@ -257,7 +253,7 @@ def test_a_shared_parameter_is_learnt_once():
     assert list(create("tent", wrap(net)).parameters) == ["1.weight", "1.bias", "2.bias"]
 
 
-def test_a_model_that_was_changed_is_not_copied_again():
+def test_changed_model_is_not_copied_again():
     frozen = wrap(Called().eval())
     tent = create("tent", frozen)
     with torch.no_grad():
@@ -266,7 +262,7 @@ def test_a_model_that_was_changed_is_not_copied_again():
         tent.reset()
 
 
-def test_bn_adapt_refuses_a_batch_with_nan():
+def test_bn_adapt_rejects_a_batch_with_nan():
     good, bad = stream(2)
     method = create("bn-adapt", model())
     bad[0] = np.nan

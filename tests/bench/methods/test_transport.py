@@ -7,18 +7,17 @@ import pytest
 import torch
 
 from caster import Adapter, CasterError, wrap
-from caster.adapt.source import Source
 from caster.models.protocol import Outputs
-from caster_bench.methods.gated import Gated
-from caster_bench.methods.gates import Certificate
+from caster_bench.methods.gates import Certificate, Gated
 from caster_bench.methods.registry import create
+from caster_bench.methods.source import Source
 from tests.conftest import problem
 from tests.support.problem import accuracy, model, source, stream
 
 SHIFTS = (0.0, 0.5, 1.0, 2.5)
 
 
-def test_caster_is_the_adapter():
+def test_caster_equals_the_adapter():
     adapter = Adapter(model(), source().state)
     adapter.clf.set_params(safeguards=False)
     method = create("caster", model(), source())
@@ -29,10 +28,10 @@ def test_caster_is_the_adapter():
             expected.verdict.reason,
         )
         assert given.ratio == expected.verdict.ratio
-        assert torch.equal(given.logits.argmax(dim=1), expected.predictions)
+        assert torch.equal(given.logits.argmax(dim=1), expected.labels)
 
 
-def test_caster_is_its_own_transport_behind_its_own_certificate():
+def test_caster_equals_its_transport_behind_its_certificate():
     gated = create("caster", model("vit"), source("vit"))
     composed = Gated(
         create("caster-ungated", model("vit"), source("vit")),
@@ -48,7 +47,7 @@ def test_caster_is_its_own_transport_behind_its_own_certificate():
     assert len(reasons) > 1
 
 
-def test_ungated_reports_what_the_certificate_would_say():
+def test_ungated_reports_the_certificates_ratio():
     method, gate = create("caster-ungated", model(), source()), Certificate(model(), source())
     for batch in stream(3, shift=2.5):
         given = method.predict(batch)
@@ -57,7 +56,7 @@ def test_ungated_reports_what_the_certificate_would_say():
         assert given.ratio == gate.judge(model()(batch)).ratio
 
 
-def test_settings_override_those_of_the_state():
+def test_settings_override_the_states():
     (batch,) = stream(1)
     assert create("caster", model(), source()).predict(batch).accepted
     strict = create("caster", model(), source(), tau=1e-6)
@@ -66,13 +65,13 @@ def test_settings_override_those_of_the_state():
 
 
 def on_features(scale=1.0, n_classes=6):
-    """A model that is nothing but its features, and labelled source data."""
+    """A model that returns its input as features, and labelled source data."""
     h, y = problem(n=1200, n_classes=n_classes, seed=3)
     frozen = wrap(lambda batch: (batch, batch[:, :n_classes]), version=f"features-{scale}")
     return frozen, Source.fit(frozen, [(scale * h, y)]), scale * h, y
 
 
-def test_no_transport_is_source_gda_in_the_active_directions():
+def test_no_transport_equals_source_gda_in_the_active_directions():
     frozen, known, h, _ = on_features()
     method = create("caster-no-transport", frozen, known)
     gda = create("source-gda", frozen, known)
@@ -93,13 +92,13 @@ def test_no_transport_is_source_gda_in_the_active_directions():
 
 
 def mixed_ratio(batch, state):
-    """The mixed-metric ratio with plain loops in float64, on the transport caster finds."""
+    """The mixed-metric ratio of caster's transport, in float64 loops."""
     from caster import Caster
 
     out = Caster.from_state(state).adapt(batch)
     moments = state.moments
     U = moments.U.astype(np.float64)
-    scores = out.transported.astype(np.float64)
+    scores = out.adapted.astype(np.float64)
     probability = np.exp(scores - scores.max(axis=1, keepdims=True))
     probability /= probability.sum(axis=1, keepdims=True)
     kept = probability.max(axis=1) > state.settings.confidence
@@ -114,7 +113,7 @@ def mixed_ratio(batch, state):
     return max(lengths) / moments.margin
 
 
-def test_the_mixed_metric_ratio_by_hand():
+def test_mixed_metric_ratio_matches_loops():
     frozen, known, h, _ = on_features()
     batch = 1.3 * h[:60] + 0.5
     given = create("caster-mixed-metric", frozen, known).predict(batch)
@@ -122,7 +121,7 @@ def test_the_mixed_metric_ratio_by_hand():
 
 
 @pytest.mark.parametrize("scale", [0.01, 100.0])
-def test_rescaled_features_change_the_mixed_ratio_and_not_the_certificate(scale):
+def test_rescaled_features_change_the_mixed_ratio_but_not_the_certificate(scale):
     ratios = {}
     for s in (1.0, scale):
         frozen, known, h, _ = on_features(s)
@@ -136,14 +135,14 @@ def test_rescaled_features_change_the_mixed_ratio_and_not_the_certificate(scale)
 
 
 @pytest.mark.parametrize("name", ["caster-ungated", "caster-no-transport", "caster-mixed-metric"])
-def test_a_batch_of_one_keeps_the_frozen_answer(name):
+def test_batch_of_one_gets_the_frozen_answer(name):
     (batch,) = stream(1, size=1)
     given = create(name, model(), source()).predict(batch)
     assert (given.accepted, given.reason) == (False, "batch_too_small")
     assert torch.equal(given.logits, model()(batch).logits)
 
 
-def test_a_model_of_other_classes_falls_back_to_source_gda():
+def test_model_with_other_classes_falls_back_to_source_gda():
     h, y = problem(n=400, n_classes=5, seed=3)
     frozen = wrap(lambda batch: (batch, batch[:, :2]), version="others-1")
     known = Source.fit(frozen, [(h, y)], use_head=False)
@@ -156,14 +155,26 @@ def test_a_model_of_other_classes_falls_back_to_source_gda():
     )
 
 
-def test_transport_helps_where_features_shift():
+def test_transport_helps_if_features_shift():
     frozen = accuracy(create("frozen", model("vit"), source("vit")), shift=1.0)
     assert accuracy(create("caster", model("vit"), source("vit")), shift=1.0) > frozen + 0.05
 
 
 @pytest.mark.parametrize("name", ["caster", "caster-no-transport", "caster-mixed-metric"])
-def test_a_batch_with_nan_is_refused(name):
+def test_batch_with_nan_is_rejected(name):
     (batch,) = stream(1)
     batch[0] = np.nan
     with pytest.raises(CasterError, match="NaN"):
         create(name, model(), source()).predict(batch)
+
+
+def test_moments_do_not_grow_with_the_source():
+    h, y = problem(n=300, n_classes=5, seed=3)
+    frozen = wrap(lambda batch: (batch, batch[:, :5]), version="features")
+
+    def retained(name, copies):
+        known = Source.fit(frozen, [(np.tile(h, (copies, 1)), np.tile(y, copies))])
+        return create(name, frozen, known).retained().total
+
+    assert retained("caster", 4) == retained("caster", 1)
+    assert retained("knn", 4) > 3.5 * retained("knn", 1)

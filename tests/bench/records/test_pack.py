@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caster.errors import CasterError
+from caster_bench.engine.pack import differences, parts_of, write_parts
 from caster_bench.records import (
     DONE,
     REFUSED,
@@ -25,7 +26,7 @@ from caster_bench.records import (
     as_samples,
     cells_of,
     key_of,
-    lists,
+    parquet,
     read,
     read_admission,
     read_cell,
@@ -33,11 +34,10 @@ from caster_bench.records import (
     write,
     write_admission,
 )
-from caster_bench.records.delta import restored
-from caster_bench.records.merge import differences, parts_of, write_parts
+from caster_bench.records.parquet import delta_decode
 from caster_bench.records.shard import Row
 from caster_bench.sweeps import Spec
-from tests.bench.studies.records import Consistent
+from tests.support.consistent_records import Consistent
 from tests.support.record_maker import Maker
 from tests.support.sweep_files import sweep_of
 
@@ -249,7 +249,7 @@ def test_a_refused_backbone_gives_way_as_a_whole(sweep, out, pack, tmp_path):
     found = [read(row) for row in scan(both).rows]
     assert {r.spec for r in found if r.spec.backbone == "vit"} == {spec}
     assert {r.cell.status for r in found} == {DONE}
-    with pytest.raises(CasterError, match="packed with other moments, accuracy, admitted, reason"):
+    with pytest.raises(CasterError, match="differ in moments, accuracy, admitted, reason"):
         parts_of(both, out)  # a checkpoint that was there and failed is no want of one
 
 
@@ -279,7 +279,7 @@ def test_another_result_of_a_cell_is_refused(out, pack, tmp_path):
     write(
         cells_of(out), record.cell, replace(record.samples, prediction=prediction), record.batches
     )
-    with pytest.raises(CasterError, match="another result of a cell that is packed"):
+    with pytest.raises(CasterError, match="disagrees with the packed result of the same cell"):
         merged(pack, out, tmp_path / "again")
 
 
@@ -292,12 +292,12 @@ def test_a_cell_that_was_made_otherwise_is_refused(out, pack, tmp_path):
     other = write(
         cells_of(out), replace(record.cell, identity=identity), record.samples, record.batches
     )
-    with pytest.raises(CasterError, match="with other settings or from something else than") as e:
+    with pytest.raises(CasterError, match="with other settings or inputs than") as e:
         parts_of(pack, out)
     assert f"delete {pack.folder / 'r18--digits.parquet'}" in str(e.value)
     assert f"{record.spec.full} in {other}" in str(e.value)
     write(cells_of(out), record.cell, record.samples, record.batches)
-    with pytest.raises(CasterError, match="is there twice"):
+    with pytest.raises(CasterError, match="is recorded twice"):
         parts_of(Pack(tmp_path / "nothing"), out)
 
 
@@ -310,7 +310,7 @@ def test_an_admission_of_something_else_is_refused(out, pack, tmp_path):
         other = replace(before, **{name: value})
         assert differences(before, other) == [name]
         write_admission(out, other)
-        with pytest.raises(CasterError, match=f"packed with other {name} than"):
+        with pytest.raises(CasterError, match=f"differ in {name}:"):
             merged(pack, out, tmp_path / f"not-{name}")
 
 
@@ -330,9 +330,9 @@ def test_a_file_cut_short_is_one_line(pack, share):
 def test_a_file_that_is_none_of_ours(pack, tmp_path):
     path = scan(pack).admissions[0]
     path.rename(path.with_name("r50--digits.parquet"))
-    with pytest.raises(CasterError, match="is of r18--digits"):
+    with pytest.raises(CasterError, match="belongs to r18--digits"):
         read_admission(path.with_name("r50--digits.parquet"))
-    with pytest.raises(CasterError, match="it is of r18 on digits"):
+    with pytest.raises(CasterError, match="it belongs to r18 on digits"):
         read(scan(pack).rows[0])
     with pytest.raises(CasterError, match="is missing"):
         read_admission(path)
@@ -355,13 +355,13 @@ def test_a_file_that_is_none_of_ours(pack, tmp_path):
 def test_places_that_there_are_not(gaps, values):
     column = np.zeros(4, np.int16)
     with pytest.raises(CasterError, match="different lengths"):
-        restored(column, np.array(gaps, np.int32), np.array(values, np.int16))
-    last = restored(column, np.array([3], np.int32), np.array([5], np.int16))
+        delta_decode(column, np.array(gaps, np.int32), np.array(values, np.int16))
+    last = delta_decode(column, np.array([3], np.int32), np.array([5], np.int16))
     assert last.tolist() == [0, 0, 0, 5]
 
 
 def test_a_pack_of_another_version_is_no_damage(pack, tmp_path, monkeypatch):
-    monkeypatch.setattr(lists, "FORMAT", b"3")
+    monkeypatch.setattr(parquet, "PACK_FORMAT", b"3")
     other = Pack(Path(shutil.copytree(pack.folder, tmp_path / "other")))
     path = scan(other).admissions[0]
     for attempt in (lambda: read_admission(path), lambda: read(Row(path, 0))):

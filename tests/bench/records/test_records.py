@@ -35,9 +35,9 @@ from caster_bench.records import (
     scan,
     write,
 )
-from caster_bench.records.digest import sealed
-from caster_bench.records.reader import is_whole
+from caster_bench.records.digest import to_json
 from caster_bench.records.schema import Batches, Samples
+from caster_bench.records.store import is_whole
 from tests.support.record_maker import Maker, of_format
 from tests.support.sweep_files import sweep_of
 
@@ -121,9 +121,9 @@ def test_a_refused_cell_has_one_file(tmp_path, maker):
 def test_done_goes_with_samples(folder):
     cell, samples, batches = parts(folder)
     for some in ((None, None), (samples, None), (None, batches)):
-        with pytest.raises(CasterError, match="a cell that is done"):
+        with pytest.raises(CasterError, match="a finished cell"):
             write(folder.parent, cell, *some)
-    with pytest.raises(CasterError, match="a cell that is done"):
+    with pytest.raises(CasterError, match="a finished cell"):
         write(folder.parent, replace(cell, status="refused"), samples, batches)
 
 
@@ -201,7 +201,7 @@ def test_an_error_leaves_nothing(tmp_path, folder, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("caster_bench.records.writer.write_batches", full)
+    monkeypatch.setattr("caster_bench.records.store.write_batches", full)
     out = tmp_path / "full"
     with pytest.raises(CasterError, match="No space left"):
         write(cells_of(out), *parts(folder))
@@ -222,8 +222,8 @@ def test_damage_is_one_line(folder):
     assert "is missing" in broken(lambda at: (at / "samples.parquet").unlink())
     assert "is missing" in broken(lambda at: (at / "cell.json").unlink())
     assert "foreign files: notes.txt" in broken(lambda at: (at / "notes.txt").write_text("!"))
-    assert "not what caster writes" in broken(lambda at: (at / "cell.json").write_text("[]"))
-    assert "not what caster writes" in broken(lambda at: (at / "cell.json").write_text("[" * 9999))
+    assert "not a record of caster" in broken(lambda at: (at / "cell.json").write_text("[]"))
+    assert "not a record of caster" in broken(lambda at: (at / "cell.json").write_text("[" * 9999))
     assert "cut off" in broken(lambda at: os.truncate(at / "batches.parquet", 100))
 
     def reformat(at: Path) -> None:
@@ -250,11 +250,11 @@ def test_admissions_are_checked_with_their_state(tmp_path, maker):
     with pytest.raises(CasterError, match="changed or cut off"):
         read_admission(path)
     state.unlink()
-    with pytest.raises(CasterError, match="beside it is nothing"):
+    with pytest.raises(CasterError, match="its folder has nothing"):
         read_admission(path)
     other = path.with_name("vit--digits.json")
     path.rename(other)
-    with pytest.raises(CasterError, match="is of r18--digits"):
+    with pytest.raises(CasterError, match="belongs to r18--digits"):
         read_admission(other)
 
 
@@ -292,7 +292,7 @@ def test_a_table_of_other_columns_is_refused(folder):
     pq.write_table(pa.table({"index": [1]}), folder / "samples.parquet")
     sha256 = hashlib.sha256((folder / "samples.parquet").read_bytes()).hexdigest()
     forged = replace(cell, files=cell.files | {"samples.parquet": sha256})
-    (folder / "cell.json").write_text(sealed(forged))
+    (folder / "cell.json").write_text(to_json(forged))
     assert read_cell(folder).status == DONE
     with pytest.raises(CasterError, match="not those of a record"):
         read(folder)
@@ -369,13 +369,13 @@ def test_a_seal_is_that_of_the_text(folder):
     of_format(path, 2, memory={"peak": 1.5})
     assert read_cell(folder).memory == {"peak": 1.5}
     path.write_bytes(path.read_bytes().replace(b'"peak":1.5', b'"peak":NaN'))
-    with pytest.raises(CasterError, match="not what caster writes there"):
+    with pytest.raises(CasterError, match="not a record of caster"):
         read_cell(folder)
 
 
 def test_records_of_another_format_are_no_damage(folder):
     of_format(folder / "cell.json", 1, software={"caster": "0.0.9"})
-    said = "caster 0.0.9 wrote it, in format 1, and this caster reads format 2"
+    said = "written by caster 0.0.9 in format 1, and this version reads format 2"
     for attempt in (read, read_cell, is_whole):
         with pytest.raises(FormatError, match=said):
             attempt(folder)

@@ -9,10 +9,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from caster_bench.studies.read import load
-from caster_bench.studies.results import Results
+from caster_bench.studies.results import Results, load
 from caster_bench.sweeps import Sweep
-from tests.bench.studies.records import Consistent, sweep_of
+from tests.support.consistent_records import Consistent, sweep_of
 
 REFUSED = (("swin", "cifar10"),)
 

@@ -11,21 +11,15 @@ import pytest
 
 from caster_bench.methods.registry import find
 from caster_bench.records import read
-from caster_bench.studies import write as writing
-from caster_bench.studies.checks.gates import MEASURED, Rows, stream_faults
-from caster_bench.studies.each import (
-    layers,
-    layers_ablation,
-    layers_accuracy,
-    layers_gate,
-    layers_streams,
-)
-from caster_bench.studies.method_names import LAYERS, LAYERS_ALWAYS
-from caster_bench.studies.read import load
+from caster_bench.studies import layers, layers_streams
+from caster_bench.studies import report as reporting
+from caster_bench.studies.check_gates import MEASURED, Rows, stream_faults
+from caster_bench.studies.naming import LAYERS, LAYERS_ALWAYS
+from caster_bench.studies.results import load
 from caster_bench.sweeps import Spec
-from tests.bench.studies.altering import FAULTS, altered
 from tests.bench.studies.conftest import Raw, raw_records
-from tests.bench.studies.records import Layered, sweep_of
+from tests.support.altered_records import FAULTS, altered
+from tests.support.consistent_records import Layered, sweep_of
 
 EACH = '{method = "layer-transport", every = 1}'
 OPEN = '{method = "layer-transport", gated = false, every = 1}'
@@ -122,11 +116,11 @@ def is_spare(record: Raw) -> bool:
 
 
 def test_accuracy_and_the_lead_over_those_that_learn(results, streams):
-    found = layers_accuracy.measure(results)
+    found = layers.measure_accuracy(results)
     compared = [met for met in streams if "tent" in met]
     assert len(compared) == 12
     wanted = {"all": lambda r: True, "fifteen": lambda r: r.condition in ("fog-5", "snow-5")}
-    leads = {(lead.convention, lead.place): lead for lead in found.leads}
+    leads = {(lead.convention, lead.setting): lead for lead in found.leads}
     for convention in found.conventions:
         for backbone, family in (("r18", "batch"), ("vit", "layer")):
             held = [
@@ -149,9 +143,9 @@ def test_accuracy_and_the_lead_over_those_that_learn(results, streams):
 
 
 def test_streams_by_order_and_batch_size(results, streams):
-    found = layers_streams.measure(results)
+    found = layers_streams.measure_streams(results)
     pairs = [(m.get(ASKED, m.get(LAYERS_ALWAYS)), m[LAYERS]) for m in streams if LAYERS in m]
-    rows = {(r.policies.backbone, r.policies.place, r.size): r for r in found.rows}
+    rows = {(r.policies.backbone, r.policies.setting, r.size): r for r in found.rows}
     assert {kind for _, kind, _ in rows} == {
         *("shuffled", "by-class", "clean, shuffled", "clean, by-class", "spare, shuffled"),
         "shuffled, continual",
@@ -172,7 +166,7 @@ def test_streams_by_order_and_batch_size(results, streams):
     whole = sum(a.gain for a, _ in held)
     assert row.kept == (pytest.approx(sum(g.gain for _, g in held) / whole) if whole > 0 else None)
     assert rows["vit on CIFAR-10", "by-class", 16].kept is None
-    together = {each.place: each for each in found.wholes}
+    together = {each.setting: each for each in found.wholes}
     assert list(together) == ["r18 on CIFAR-10", "vit on CIFAR-10", "all"]
     counted = [(a, g) for a, g in pairs if not is_spare(g)]
     assert together["all"].streams == len(counted) == len(pairs) - 4
@@ -182,7 +176,7 @@ def test_streams_by_order_and_batch_size(results, streams):
 
 
 def test_the_certificate_against_the_gain_and_every_threshold(results, streams):
-    found = layers_gate.measure(results)
+    found = layers_streams.measure_gating(results)
     cells = [met[ASKED] for met in streams if ASKED in met]
     assert found.certificate.pooled.cells == len(cells) == 26
     assert found.certificate.tau == 1.0
@@ -198,7 +192,7 @@ def test_the_certificate_against_the_gain_and_every_threshold(results, streams):
         if r.spec["order"] == "shuffled" and r.spec["schedule"] == "each" and r.spec["conditions"]
     ]
     whole = sum(r.gain for r in shuffled)
-    rows = {at.tau: at for at in found.thresholds if at.place == "all"}
+    rows = {at.tau: at for at in found.thresholds if at.setting == "all"}
     assert [tau for tau, at in rows.items() if at.registered] == [1.0]
     own = find("layer-transport").options()["tau"]
     assert min(rows) < own < max(rows)
@@ -219,7 +213,7 @@ def test_the_certificate_against_the_gain_and_every_threshold(results, streams):
 
 
 def test_other_settings_beside_the_registered(results, streams):
-    found = layers_ablation.measure(results)
+    found = layers.measure_ablation(results)
     rows = {row.method: row for row in found if row.method != TRIED}
     assert sum(row.accuracy.cells for row in found if row.method == TRIED) == 26
     pairs = {
@@ -239,12 +233,12 @@ def test_other_settings_beside_the_registered(results, streams):
 
 def gated_cell(sweep, maker) -> Spec:
     """One beside an open one, that accepts some batches and refuses others."""
-    beside = {s.stream for s in sweep.cells if "gated" in s.given}
+    compared = {s.stream for s in sweep.cells if "gated" in s.given}
     return next(
         s
         for s in sweep.cells
         if s.label == TRIED
-        and s.stream in beside
+        and s.stream in compared
         and 0 < maker.columns(s)[1]["accepted"].sum() < len(maker.columns(s)[1]["size"])
     )
 
@@ -262,10 +256,10 @@ def test_a_gate_that_does_not_follow_from_its_update_is_a_problem(run, tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("setting", "value", "beside"),
+    ("setting", "value", "compared"),
     [("tau", 2.0, True), ("every", 4, True), ("window", 64, False), ("prior", 0.0, False)],
 )
-def test_ratios_are_compared_between_the_same_updates_alone(run, setting, value, beside):
+def test_ratios_are_compared_between_the_same_updates_alone(run, setting, value, compared):
     _, out = run
     kept = (read(folder) for folder in (out / "cells").iterdir())
     by_label = {record.spec.label: record for record in kept if record.spec.schedule == "continual"}
@@ -277,7 +271,7 @@ def test_ratios_are_compared_between_the_same_updates_alone(run, setting, value,
         Rows(opened.spec, opened.cell, opened.samples, opened.batches),
         Rows(asked.spec, cell, asked.samples, batches),
     ]
-    assert (MEASURED in {kind for _, kind in stream_faults(rows)}) is beside
+    assert (MEASURED in {kind for _, kind in stream_faults(rows)}) is compared
 
 
 def test_the_report_has_it_all(results, tmp_path):
@@ -287,7 +281,7 @@ def test_the_report_has_it_all(results, tmp_path):
         *("layers-certificate", "layers-certificate-streams", "layers-thresholds"),
         "layers-ablation",
     ]
-    (made,) = writing.write(results, tmp_path / "report")
+    (made,) = reporting.write_report(results, tmp_path / "report")
     assert made.name == "layers"
     for table in section.tables:
         for ending in ("md", "tex", "csv"):

@@ -10,10 +10,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from caster_bench.studies import write as writing
-from caster_bench.studies.read import load
+from caster_bench.studies import report as reporting
+from caster_bench.studies.results import load
 from caster_bench.studies.tables import Column, Table, as_latex, as_markdown, in_markdown
-from tests.bench.studies.records import Consistent, sweep_of
+from tests.support.consistent_records import Consistent, sweep_of
 
 HOSTILE = r"a|b <script>alert(1)</script> `c` [d](e) $f$ _g_ *h* R&D &lt; % #1 {i} ~j~ ^k \l"
 GROUP = r"r_18|<script>&$\x{$`y`"
@@ -77,7 +77,7 @@ def report(tmp_path_factory):
     sweep = sweep_of(folder, text)
     results, problems = load(sweep, Consistent(sweep).make(folder / "run"))
     assert problems == []
-    writing.write(results, folder / "report")
+    reporting.write_report(results, folder / "report")
     return folder / "report"
 
 

@@ -6,20 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from caster_bench.data.sets import known
+from caster_bench.data import sets
 from caster_bench.studies import paper
-from caster_bench.studies.naming import (
-    EXPLAINED,
-    SETS,
-    beside,
-    beside_resnet50,
-    explained,
-    is_resnet50,
-    places,
-    titles,
-)
-from caster_bench.studies.section import ImageArray, Section
-from caster_bench.studies.tables import Column, Table
+from caster_bench.studies.naming import SETS, STAR_NOTE, data_labels, titles
+from caster_bench.studies.paper import is_resnet50, paper_name, paper_name_resnet50
+from caster_bench.studies.report import explain_star
+from caster_bench.studies.tables import Column, Section, StudyFigure, Table
 from caster_bench.sweeps import Backbone, Data, Spec, Sweep
 
 FOG = (("fog", 3),)
@@ -50,30 +42,30 @@ def test_of_several_data_of_one_set_that_of_its_name_has_the_title(sweep):
 def test_what_we_corrupt_has_a_star(sweep):
     clean = Spec("a", "cifar10", "caster")
     foggy = replace(clean, conditions=FOG)
-    assert places([clean, foggy], sweep) == {clean: "CIFAR-10", foggy: "CIFAR-10-C*"}
+    assert data_labels([clean, foggy], sweep) == {clean: "CIFAR-10", foggy: "CIFAR-10-C*"}
 
 
 def test_data_are_named_with_their_stream_only_where_it_differs(sweep):
     one = Spec("a", "mine", "caster")
     small = replace(one, batch_size=6)
-    assert places([one], sweep) == {one: "mine"}
-    assert places([one, small], sweep)[small] == "mine, shuffled, batches of 6"
+    assert data_labels([one], sweep) == {one: "mine"}
+    assert data_labels([one, small], sweep)[small] == "mine, shuffled, batches of 6"
 
 
 def test_the_papers_figures_stand_beside_streams_like_its_own(sweep):
     foggy = Spec("a", "cifar10", "caster", conditions=FOG)
-    assert beside(foggy, sweep) == "CIFAR-10-C"
-    assert beside(replace(foggy, data="imagenet"), sweep) == "ImageNet-C"
-    assert beside(replace(foggy, conditions=()), sweep) == "CIFAR-10"
+    assert paper_name(foggy, sweep) == "CIFAR-10-C"
+    assert paper_name(replace(foggy, data="imagenet"), sweep) == "ImageNet-C"
+    assert paper_name(replace(foggy, conditions=()), sweep) == "CIFAR-10"
     for other in (
         replace(foggy, batch_size=16),
         replace(foggy, order="by-class"),
         replace(foggy, schedule="continual"),
         replace(foggy, data="mine"),
     ):
-        assert beside(other, sweep) is None
-    assert beside_resnet50(foggy, sweep) == "CIFAR-10-C"
-    assert beside_resnet50(replace(foggy, backbone="vit"), sweep) is None
+        assert paper_name(other, sweep) is None
+    assert paper_name_resnet50(foggy, sweep) == "CIFAR-10-C"
+    assert paper_name_resnet50(replace(foggy, backbone="vit"), sweep) is None
 
 
 @pytest.mark.parametrize(
@@ -92,16 +84,16 @@ def test_a_resnet_50_is_known_by_any_of_its_names(backbone, expected):
 def test_the_star_is_explained_where_a_table_has_it():
     starred = Table("a", "caption", (Column("data"),), (("CIFAR-10-C*",),))
     plain = Table("b", "caption", (Column("data"),), (("CIFAR-10",),))
-    image = ImageArray("p", "caption", "alt", 1.0, lambda figure, ink: None)
-    made = explained(Section("s", "S", (), "", (starred, plain), (image,)))
-    assert [table.caption for table in made.tables] == [f"caption {EXPLAINED}", "caption"]
-    assert made.images[0].caption == f"caption {EXPLAINED}"
+    image = StudyFigure("p", "caption", "alt", 1.0, lambda figure, ink: None)
+    made = explain_star(Section("s", "S", (), "", (starred, plain), (image,)))
+    assert [table.caption for table in made.tables] == [f"caption {STAR_NOTE}", "caption"]
+    assert made.figures[0].caption == f"caption {STAR_NOTE}"
     without = Section("s", "S", (), "", (plain,), (image,))
-    assert explained(without) == without
+    assert explain_star(without) == without
 
 
 def test_sets_are_those_that_there_are():
-    missing = SETS.keys() - {*known(), "digits"}
+    missing = SETS.keys() - {*sets.SETS, "digits"}
     assert missing <= {"fashion-mnist"}
 
 

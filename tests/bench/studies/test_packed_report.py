@@ -13,20 +13,9 @@ from typer.testing import CliRunner
 
 from caster.cli.app import app
 from caster_bench.records import Pack
-from caster_bench.studies import write as writing
-from caster_bench.studies.read import load
-from tests.bench.studies.test_report import files
-
-ROOT = Path(__file__).parents[3]
-ELSEWHERE = {  # what other machines have otherwise, as far as it can be had here
-    "NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4",
-    "OPENBLAS_CORETYPE": "Prescott",
-    "OPENBLAS_NUM_THREADS": "1",
-    "PYTHONHASHSEED": "7",
-    "PYTHONWARNINGS": "ignore",  # NumPy tells of features that it does not know
-    "TZ": "Asia/Tokyo",
-    "LC_ALL": "C",
-}
+from caster_bench.studies import report as reporting
+from caster_bench.studies.results import load
+from tests.support.report_files import ELSEWHERE, files
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +32,11 @@ def packed(run, tmp_path_factory) -> Path:
 
 def test_the_report_of_a_pack_made_elsewhere_is_the_runs(run, results, packed, tmp_path):
     _, out = run
-    writing.write(results, tmp_path / "here")
+    reporting.write_report(results, tmp_path / "here")
     (tmp_path / "matplotlibrc").write_text("font.size: 14\nsvg.fonttype: none\n")
     words = ["bench", "report", out.parent / "every.toml", "--records", packed]
     command = [sys.executable, "-m", "caster", *words, "-o", tmp_path / "there"]
-    environment = os.environ | ELSEWHERE | {"PYTHONPATH": str(ROOT / "src")}
+    environment = os.environ | ELSEWHERE
     environment |= {"MATPLOTLIBRC": str(tmp_path / "matplotlibrc")}
     subprocess.run(list(map(str, command)), env=environment, check=True, timeout=120)
     first = files(tmp_path / "here")
@@ -63,7 +52,7 @@ def test_scores_of_a_pack_are_those_of_the_run(run, results, packed):
     for spec, score in results.scores.items():
         assert plain(again.scores[spec]) == plain(score)
     assert again.refused == results.refused
-    assert again.origins == results.origins
+    assert again.provenance == results.provenance
 
 
 def plain(score: Any) -> dict[str, Any]:
@@ -75,7 +64,7 @@ def plain(score: Any) -> dict[str, Any]:
 
 DRAWN = """
 import numpy as np
-from caster_bench.studies.ranks import correlation_interval, spearman
+from caster_bench.studies.results import correlation_interval, spearman
 from caster.report.intervals import bootstrap, of_means
 
 rng = np.random.default_rng(0)
@@ -90,7 +79,7 @@ def test_intervals_have_the_same_bits_on_other_processors():
     """Figures in a report are rounded, which would hide most of it."""
     said = []
     for other in ({}, ELSEWHERE):
-        environment = os.environ | other | {"PYTHONPATH": str(ROOT / "src")}
+        environment = os.environ | other | {"PYTHONPATH": ELSEWHERE["PYTHONPATH"]}
         command = [sys.executable, "-c", DRAWN]
         done = subprocess.run(command, env=environment, check=True, timeout=120, stdout=-1)
         said.append(done.stdout)
@@ -102,11 +91,11 @@ def test_the_command_verifies_a_pack(run, packed, tmp_path):
     sweep = str(out.parent / "every.toml")
     done = CliRunner().invoke(app, ["bench", "verify", sweep, "--records", str(packed)])
     assert done.exit_code == 0
-    assert "nothing is wrong" in done.output
+    assert "no problems found" in done.output
     both = ["bench", "verify", sweep, "--records", str(packed), "--out", str(out)]
     told = CliRunner().invoke(app, both)
     assert told.exit_code == 1
-    assert "give --out or --records, not both" in " ".join(told.output.split())
+    assert "use --out or --records, not both" in " ".join(told.output.split())
     none = CliRunner().invoke(app, ["bench", "verify", sweep, "--records", str(tmp_path / "no")])
     assert none.exit_code == 1
     assert f"there is no folder {tmp_path / 'no'}" in " ".join(none.output.split())

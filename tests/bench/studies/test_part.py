@@ -14,13 +14,12 @@ from typer.testing import CliRunner
 from caster.cli.app import app
 from caster_bench.engine.pack import pack
 from caster_bench.records import Pack, Records, scan, sources_of
-from caster_bench.studies import page
-from caster_bench.studies import write as writing
-from caster_bench.studies.read import load, restricted
-from caster_bench.sweeps import Spec, chosen, read
+from caster_bench.studies import report as reporting
+from caster_bench.studies.results import load, restrict
+from caster_bench.sweeps import Spec, read, select
 from tests.bench.studies.conftest import REFUSED
-from tests.bench.studies.records import SWEEP, Consistent, sweep_of
-from tests.bench.studies.test_report import files
+from tests.support.consistent_records import SWEEP, Consistent, sweep_of
+from tests.support.report_files import files
 
 WANTED = ["--only", "corruption", "--backbone", "r50", "--backbone", "vit"]
 HEAD, FIRST, *_ = SWEEP.split("[[grid]]")
@@ -86,7 +85,7 @@ def test_the_report_is_that_of_a_sweep_of_this_part_alone(partly, where, tmp_pat
     alone = sweep_of(tmp_path / "alone", ALONE)
     results, problems = load(alone, Consistent(alone).make(tmp_path / "run"))
     assert problems == []
-    writing.write(results, tmp_path / "other")
+    reporting.write_report(results, tmp_path / "other")
     part, other = files(tmp_path / "part"), files(tmp_path / "other")
     assert [name for name in part if part[name] != other.get(name)] == ["index.html", "report.md"]
     assert part.keys() == other.keys()
@@ -106,7 +105,7 @@ def test_the_command_verifies_a_part_and_the_sweep_is_not_whole(partly, where):
     code, told = invoke("verify", partly[0], where, *WANTED)
     assert (code, told) == (
         0,
-        "40 cells verified, 0 of 2 checkpoint files compared: nothing is wrong. "
+        "40 cells verified, 0 of 2 checkpoint files compared: no problems found. "
         "Of the sweep's 171 cells: study corruption of r50, vit.",
     )
     code, told = invoke("verify", partly[0], where)
@@ -162,7 +161,7 @@ def test_a_backbone_that_was_refused_is_told(partly, where):
     ("words", "told"),
     [
         (["--backbone", "r51"], "there is no backbone of every called 'r51': did you mean 'r50'?"),
-        (["--only", "corruptions"], "there is no study 'corruptions': say one of estimators,"),
+        (["--only", "corruptions"], "there is no study 'corruptions': choose from estimators,"),
         (["--only", "layers"], "every has no cells of the study layers"),
         (["--only", "cost", "--backbone", "vit"], "every has no cells of the study cost for vit"),
     ],
@@ -188,21 +187,23 @@ def test_a_part_that_there_is_not_has_one_line(partly, tmp_path, words, told):
     ],
 )
 def test_which_part_it_is(results, only, backbones, words):
-    part = restricted(results, chosen(results.sweep, only, backbones))
+    part = restrict(results, select(results.sweep, only, backbones))
     assert part.part == (f"Of the sweep's 171 cells: {words}." if words else "")
-    assert (page.summary(part) == page.summary(results)) is (not words)
+    assert (reporting.summary(part) == reporting.summary(results)) is (not words)
     own = {
         spec
         for spec, studies in results.sweep.cells.items()
         if (only is None or only in studies) and (not backbones or spec.backbone in backbones)
     }
-    assert set(part.scores) | set(part.refused) == own == set(part.origins) == set(part.sweep.cells)
+    assert (
+        set(part.scores) | set(part.refused) == own == set(part.provenance) == set(part.sweep.cells)
+    )
     if only is not None:
-        assert [section.name for section in writing.sections(part)] == [only]
+        assert [section.name for section in reporting.sections(part)] == [only]
 
 
 def test_the_report_of_all_backbones_is_that_of_the_sweep(results, run):
     sweep, _ = run
-    part = restricted(results, chosen(sweep, None, list(sweep.backbones)))
-    assert page.as_text(part, []) == page.as_text(results, [])
-    assert "Of the sweep" not in page.as_text(part, [])
+    part = restrict(results, select(sweep, None, list(sweep.backbones)))
+    assert reporting.as_text(part, []) == reporting.as_text(results, [])
+    assert "Of the sweep" not in reporting.as_text(part, [])

@@ -8,10 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from caster.cli.app import app
-from caster_bench.studies import write as writing
-from caster_bench.studies.provenance import tables
-from caster_bench.studies.read import load
-from tests.bench.studies.records import NO_CHECKPOINT, Consistent, sweep_of
+from caster_bench.studies import report as reporting
+from caster_bench.studies.provenance import provenance_tables
+from caster_bench.studies.results import load
+from tests.support.consistent_records import NO_CHECKPOINT, Consistent, sweep_of
 from tests.support.record_maker import sha
 
 TEXT = """
@@ -46,7 +46,7 @@ def test_the_data_of_the_others_stay(tmp_path, missing):
     results, problems = load(*made(tmp_path, (missing,)))
     assert problems == []
     assert len(results.refused) == len(results.scores) == 3
-    found = {table.name: table for table in tables(results)}
+    found = {table.name: table for table in provenance_tables(results)}
     assert found["data"].rows == (
         ("cifar10", "source", f"cifar10:train, 960 images, {sha('data', 'cifar10:train')}"),
         ("cifar10", "target", f"cifar10:test, 96 images, {sha('data', 'cifar10:test')}"),
@@ -60,7 +60,7 @@ def test_the_data_of_the_others_stay(tmp_path, missing):
 
 def test_the_report_names_it(tmp_path):
     results, _ = load(*made(tmp_path, ("vit",)))
-    writing.write(results, tmp_path / "report")
+    reporting.write_report(results, tmp_path / "report")
     for name in ("index.html", "report.md"):
         text = (tmp_path / "report" / name).read_text()
         assert f"vit on cifar10: {NO_CHECKPOINT} (3 cells)" in text

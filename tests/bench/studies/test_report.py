@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import csv
-import hashlib
 import io
 import re
 import shutil
@@ -18,34 +17,26 @@ from typer.testing import CliRunner
 
 from caster.cli.app import app
 from caster.errors import CasterError
-from caster_bench.studies import write as writing
-from caster_bench.studies.each import gate
-from caster_bench.studies.read import load
-from caster_bench.studies.results import names
+from caster_bench.studies import gate_policies
+from caster_bench.studies import report as reporting
+from caster_bench.studies.naming import names
+from caster_bench.studies.results import load
 from caster_bench.sweeps import Spec
-from tests.bench.studies.altering import FAULTS, altered
 from tests.bench.studies.conftest import REFUSED, raw_records
-from tests.bench.studies.records import Consistent
-from tests.bench.studies.test_tables import assert_balanced
+from tests.support.altered_records import FAULTS, altered
+from tests.support.consistent_records import Consistent
+from tests.support.report_files import assert_balanced, files
 
 
 @pytest.fixture(scope="module")
 def report(results, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("reports") / "report"
-    writing.write(results, folder)
+    reporting.write_report(results, folder)
     return folder
 
 
-def files(folder: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
-
-
 def test_a_second_run_gives_the_same_bytes(report, results, tmp_path):
-    writing.write(results, tmp_path / "again")
+    reporting.write_report(results, tmp_path / "again")
     first = files(report)
     assert files(tmp_path / "again") == first
     assert {Path(name).suffix for name in first} == {
@@ -112,7 +103,7 @@ def test_the_page_holds_everything_and_loads_nothing(report, results):
     assert "currentColor" in drawn
     assert not re.search(r"<(script|link)\b|https?://(?!www\.w3\.org)", text)
     assert results.sweep.sha256 in text
-    for origin in results.origins.values():
+    for origin in results.provenance.values():
         assert origin.checkpoint in text
     assert "swin on cifar10: clean accuracy is below the threshold (20 cells)" in text
 
@@ -120,7 +111,7 @@ def test_the_page_holds_everything_and_loads_nothing(report, results):
 @pytest.fixture
 def one_study(monkeypatch):
     """A report of one study, where the others would only take their time."""
-    monkeypatch.setattr(writing, "STUDIES", (gate,))
+    monkeypatch.setattr(reporting, "STUDIES", (gate_policies,))
 
 
 @pytest.mark.usefixtures("one_study")
@@ -157,7 +148,7 @@ def test_verify_says_that_nothing_is_wrong(run):
     cells = len(sweep.cells)
     assert " ".join(done.output.split()) == (
         f"{cells} cells verified, 20 of them refused, 0 of 5 checkpoint files compared: "
-        "nothing is wrong."
+        "no problems found."
     )
 
 
@@ -166,11 +157,11 @@ def test_an_earlier_report_is_replaced_and_nothing_else(results, tmp_path):
     folder = tmp_path / "mine"
     (folder / "tables").mkdir(parents=True)
     (folder / "tables" / "stale.csv").write_text("old")
-    writing.write(results, folder)
+    reporting.write_report(results, folder)
     assert not (folder / "tables" / "stale.csv").exists()
     (folder / "thesis.tex").write_text("years of work")
-    with pytest.raises(CasterError, match=r"holds thesis\.tex, which is no part of a report"):
-        writing.write(results, folder)
+    with pytest.raises(CasterError, match=r"holds thesis\.tex, which is not part of a report"):
+        reporting.write_report(results, folder)
     assert (folder / "thesis.tex").read_text() == "years of work"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine"]
 
@@ -208,13 +199,13 @@ def test_an_unaltered_gate_is_none(run, tmp_path):
 
 
 def test_processes_read_the_same(run, monkeypatch, results):
-    monkeypatch.setattr("caster_bench.studies.verify.FEW", 0)
+    monkeypatch.setattr("caster_bench.studies.verify.FEW_CELLS", 0)
     again, _ = load(*run)
     assert list(again.scores) == list(results.scores)
     for spec, score in results.scores.items():
         assert again.scores[spec].accuracy == score.accuracy
-        np.testing.assert_array_equal(again.scores[spec].batches.opens, score.batches.opens)
-    assert again.origins == results.origins
+        np.testing.assert_array_equal(again.scores[spec].batches.min_tau, score.batches.min_tau)
+    assert again.provenance == results.provenance
 
 
 def test_scores_are_the_raw_rows(results, raw):

@@ -13,21 +13,18 @@ import pytest
 from scipy.stats import spearmanr
 
 from caster.report.intervals import of_statistic
-from caster_bench.studies.each import (
+from caster_bench.studies import (
     certificate,
-    certificate_tables,
     corruption,
-    corruption_tables,
-    cost,
     coverage,
     estimators,
-    gate,
+    gate_policies,
+    runtime_cost,
     specificity,
-    specificity_tables,
 )
-from caster_bench.studies.each.corruption_differences import difference
-from caster_bench.studies.ranks import correlation_interval
-from caster_bench.studies.thresholds import gated_gain
+from caster_bench.studies.corruption import difference
+from caster_bench.studies.results import correlation_interval
+from caster_bench.studies.score import gated_gain
 from caster_bench.sweeps import Spec
 
 
@@ -120,13 +117,13 @@ def test_the_best_threshold_of_every_data_set(results):
     always = [s for s in results.of("certificate") if s.spec.method == "caster-ungated"]
     held = defaultdict(list)
     for point, score in zip(found.points, always, strict=True):
-        held[point.place].append(score)
-    assert list(found.best) == list(held) == list(found.by_place)
+        held[point.setting].append(score)
+    assert list(found.best) == list(held) == list(found.by_setting)
     for place, scores in held.items():
-        taus = {0.0, *(float(tau) for s in scores for tau in s.batches.opens if tau < math.inf)}
+        taus = {0.0, *(float(tau) for s in scores for tau in s.batches.min_tau if tau < math.inf)}
         gains = [mean(gated_gain(score, tau) for score in scores) for tau in taus]
         assert found.best[place] == pytest.approx(max(gains), abs=1e-12)
-    table = certificate_tables.by_place(found)
+    table = certificate.setting_table(found)
     columns = [column.title for column in table.columns]
     told = [row[columns.index("best")] for row in table.rows]
     assert told == [pytest.approx(100 * best) for best in found.best.values()]
@@ -157,7 +154,7 @@ def test_mixed_metric(results, raw, run):
 
 
 def test_gate(results, raw, run):
-    found = gate.measure(results)
+    found = gate_policies.measure(results)
     streams = of(raw, run[0], "gate")
     (pooled,) = found.pooled
     assert pooled.gated.cells == len(streams)
@@ -167,7 +164,7 @@ def test_gate(results, raw, run):
     assert pooled.never.value == pytest.approx(mean(frozen))
     accepts = [float(m["caster"].batches["accepted"].mean()) for m in streams]
     assert pooled.accept == pytest.approx(mean(accepts))
-    rows = {(row.backbone, row.place): row for row in found.rows}
+    rows = {(row.backbone, row.setting): row for row in found.rows}
     assert rows.keys() == {
         ("r18", "CIFAR-10-C*"),
         ("r50", "CIFAR-10-C*"),
@@ -183,7 +180,7 @@ def test_gate(results, raw, run):
 
 
 def test_an_interval_is_the_bootstrap_over_cells(results, raw, run):
-    (row,) = gate.measure(results).pooled
+    (row,) = gate_policies.measure(results).pooled
     values = np.array([m["caster"].accuracy for m in of(raw, run[0], "gate")])
     rng = np.random.default_rng(5)
     means = rng.choice(values, (20_000, len(values))).mean(axis=1)
@@ -219,7 +216,7 @@ def test_corruption(results, raw, run, name, conditions):
         assert alone.mean.value == pytest.approx(backbones[method, "vit"])
         assert alone.sd is None  # swin was refused
         assert alone.inert == (method == "tent")
-    tables = {table.name: table for table in corruption_tables.all_of(corruption.measure(results))}
+    tables = {table.name: table for table in corruption.all_tables(corruption.measure(results))}
     rows = tables[f"corruption-{name}-backbones"].rows
     worst = {(row[2], row[3]): row[5] for row in rows if row[0] == "CIFAR-10-C*"}
     assert worst["r18", "frozen"] is None
@@ -276,7 +273,7 @@ def test_differences_of_policies_are_of_the_same_cells(results, raw, run):
         assert pair.accuracy.interval.low <= mean(apart) <= pair.accuracy.interval.high
         harmed = [met[one].harm - met[other].harm for met in streams]
         assert pair.harm.value == pytest.approx(mean(harmed))
-    table = next(t for t in specificity_tables.all_of((found,)) if t.name.endswith("differences"))
+    table = next(t for t in specificity.all_tables((found,)) if t.name.endswith("differences"))
     for row, pair in zip(table.rows, found.differences, strict=True):
         assert row[1:3] == (pair.one, pair.other)
         assert row[4] == pytest.approx(100 * pair.accuracy.value)
@@ -304,7 +301,7 @@ def test_policies_that_learn_stand_beside_the_first_behind_the_same_gate():
 
 
 def test_cost(results, raw, run):
-    rows = {row.method: row for row in cost.measure(results)}
+    rows = {row.method: row for row in runtime_cost.measure(results)}
     (met,) = of(raw, run[0], "cost")
     assert met["frozen"].spec["alone"]
     for method, row in rows.items():
@@ -349,7 +346,7 @@ def test_bands_without_a_losing_cell():
 
 def summary_of(results, plateau):
     (found,) = certificate.measure(results)
-    table = certificate_tables.all_of(replace(found, plateau=plateau), "")[0]
+    table = certificate.all_tables(replace(found, plateau=plateau), "")[0]
     return {row[0]: table.columns[1].text(row[1]) for row in table.rows}
 
 
@@ -390,7 +387,7 @@ def test_differences_are_of_the_same_cells(results, raw, run):
 
 
 def test_ratios_of_cost(results, raw, run):
-    (table,) = [t for t in cost.section(results).tables if t.name == "cost-ratios"]
+    (table,) = [t for t in runtime_cost.section(results).tables if t.name == "cost-ratios"]
     (met,) = of(raw, run[0], "cost")
     titles = [column.title for column in table.columns]
     rows = {row[2]: dict(zip(titles, row, strict=True)) for row in table.rows}

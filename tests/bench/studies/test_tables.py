@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
 from caster.report.intervals import Interval
-from caster_bench.studies.ranks import spearman
+from caster_bench.studies.results import spearman
 from caster_bench.studies.tables import Column, Table, as_csv, as_latex, as_markdown, escape
+from tests.support.report_files import assert_balanced
 
 TABLE = Table(
     "example",
@@ -55,24 +56,6 @@ def unescaped(text: str) -> str:
 @given(st.text(st.characters(codec="ascii", exclude_categories=["Cc"])))
 def test_no_text_opens_or_closes_anything_in_latex(text):
     assert not set(unescaped(escape(text))) & set("\\{}$&#%_^~<>`|[]")
-
-
-def assert_balanced(text: str) -> None:
-    """Braces, mathematics and environments of LaTeX each close what they open."""
-    plain = re.sub(r"\\[&%$#_{}\\]", "", text)
-    assert plain.count("$") % 2 == 0
-    depth = 0
-    for sign in plain:
-        depth += {"{": 1, "}": -1}.get(sign, 0)
-        assert depth >= 0
-    assert depth == 0
-    opened = []
-    for kind, name in re.findall(r"\\(begin|end)\{(\w+\*?)\}", text):
-        if kind == "begin":
-            opened.append(name)
-        else:
-            assert opened.pop() == name
-    assert not opened
 
 
 def test_latex_is_balanced():

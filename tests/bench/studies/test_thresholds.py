@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caster_bench.studies.thresholds import Curve, gated_gain
+from caster_bench.studies.score import Curve, gated_gain
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,9 @@ class Cell:
     batches: Any
 
 
-def cell(opens: list[float], gains: list[int], n: int = 100) -> Cell:
+def cell(min_tau: list[float], gains: list[int], n: int = 100) -> Cell:
     held = SimpleNamespace(
-        opens=np.array(opens), right=np.array(gains) + 10, frozen=np.full(len(gains), 10)
+        min_tau=np.array(min_tau), right=np.array(gains) + 10, frozen=np.full(len(gains), 10)
     )
     return Cell(n, held)
 
@@ -59,6 +59,6 @@ batches = st.lists(
 @given(st.lists(batches, min_size=1, max_size=4), st.sampled_from([0.0, 0.3, 0.5, 0.8, 7.0]))
 def test_a_curve_is_the_mean_of_its_cells(cells, tau):
     made = [cell(*map(list, zip(*held, strict=True))) for held in cells]
-    expected = [sum(gain for opens, gain in held if opens <= tau) / 100 for held in cells]
+    expected = [sum(gain for min_tau, gain in held if min_tau <= tau) / 100 for held in cells]
     assert Curve.of(made).at(tau) == pytest.approx(np.mean(expected), abs=1e-12)
     assert [gated_gain(one, tau) for one in made] == pytest.approx(expected)

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from caster_bench.studies.each import certificate, corruption, coverage, gate, specificity
-from caster_bench.studies.each.certificate_figures import thinned
-from caster_bench.studies.each.corruption_tables import ALL, FIFTEEN, averaged
-from caster_bench.studies.read import load
-from caster_bench.studies.results import label, mean_of_means, names
+from caster_bench.studies import certificate, corruption, coverage, gate_policies, specificity
+from caster_bench.studies.certificate import thinned
+from caster_bench.studies.corruption import ALL, FIFTEEN, averaged
+from caster_bench.studies.naming import label, names
+from caster_bench.studies.results import load, mean_of_means
 from caster_bench.sweeps import Spec
-from caster_bench.sweeps.names import REPORTED
+from caster_bench.sweeps.spec import REPORTED
 from tests.bench.studies.conftest import raw_records
-from tests.bench.studies.records import Consistent, sweep_of
+from tests.support.consistent_records import Consistent, sweep_of
 
 HEAD = """
 name = "variants"
@@ -108,12 +108,12 @@ def test_every_gate_is_held_against_its_own_mechanism(settings):
         assert policies[name].kept == pytest.approx(part / whole)
     assert all(policies[name].kept == 1 for name in expected.values())
     assert policies["frozen"].kept is None
-    assert specificity.section(results).images[0].height > 6  # six panels in two rows
+    assert specificity.section(results).figures[0].height > 6  # six panels in two rows
 
 
 def test_every_gate_has_its_row(settings):
     results, raw = settings
-    found = gate.measure(results)
+    found = gate_policies.measure(results)
     pooled = {row.method: row for row in found.pooled}
     assert pooled.keys() == {"caster", "caster (tau 3.0)", "caster (lam 0.5)"}
     for name, given, transport in (
@@ -126,7 +126,7 @@ def test_every_gate_has_its_row(settings):
         assert pooled[name].gated.cells == 8
         assert pooled[name].always.value == pytest.approx(mean(r.accuracy for r in always.values()))
         assert pooled[name].gated.value == pytest.approx(mean(r.accuracy for r in gated.values()))
-    section = gate.section(results)
+    section = gate_policies.section(results)
     assert {row[0] for row in section.tables[0].rows} == pooled.keys()
     assert len(section.found) == 3
 
@@ -143,7 +143,7 @@ def test_every_transport_has_its_certificates(settings):
         )
     assert found["caster-ungated"].taus == (0.8, 3.0)
     section = certificate.section(results)
-    files = [table.name for table in section.tables] + [p.name for p in section.images]
+    files = [table.name for table in section.tables] + [p.name for p in section.figures]
     assert len(set(files)) == len(files) == 10
 
 
@@ -208,16 +208,16 @@ def unequal(tmp_path_factory):
 def test_a_method_on_fewer_cells_is_not_ranked(unequal):
     section = corruption.section(unequal)
     (sentence,) = section.found
-    assert "highest is tent" not in sentence
-    assert "highest is " in sentence
-    assert sentence.endswith("Not compared, for they met fewer cells: tent (1 cell).")
+    assert "tent is best" not in sentence
+    assert " is best with " in sentence
+    assert sentence.endswith("Not compared because of fewer cells: tent (1 cell).")
     first = corruption.measure(unequal).conventions[0]
     assert first.entries["CIFAR-10-C*", "tent", "batch"].mean.value > 0.99
     assert {method for _, method, _ in first.comparable().entries} == {"frozen", "caster"}
     table = section.tables[0]
     place = [column.title for column in table.columns].index("BN cells")
     assert {row[0]: row[place] for row in table.rows} == {"frozen": 4, "caster": 4, "tent": 1}
-    assert "BN: Not compared, for they met fewer cells: tent (1 cell)." in table.caption
+    assert "BN: Not compared because of fewer cells: tent (1 cell)." in table.caption
 
 
 def test_without_a_method_on_all_cells_there_is_no_highest(tmp_path):
@@ -225,21 +225,21 @@ def test_without_a_method_on_all_cells_there_is_no_highest(tmp_path):
     text = f"{grid}corruptions = ['fog']\nmethods = ['tent']\n"
     text += f"{grid}corruptions = ['snow']\nmethods = ['eata']\n"
     section = corruption.section(run_of(tmp_path, text)[0])
-    assert section.found == ("On CIFAR-10-C*, BN: no method is highest, for none met all cells.",)
-    assert section.images == ()
+    assert section.found == ("On CIFAR-10-C*, BN: no method ran on all cells.",)
+    assert section.figures == ()
 
 
 def test_low_coverage_does_not_draw_unequal_cells_together(unequal):
     rows = {row.method: row for row in coverage.measure(unequal)}
     assert (rows["caster"].whole, rows["tent"].whole) == (True, False)
     caption = coverage.section(unequal).tables[0].caption
-    assert "they met fewer cells: tent on r18, CIFAR-10-C*." in caption
+    assert "because of fewer cells: tent on r18, CIFAR-10-C*." in caption
 
 
 def test_low_coverage_is_told_of_every_backbone(unequal):
     """Two networks in one row would be the mean of none."""
     rows = coverage.measure(unequal)
-    assert {row.place for row in rows} == {"r18, CIFAR-10-C*", "r50, CIFAR-10-C*"}
+    assert {row.setting for row in rows} == {"r18, CIFAR-10-C*", "r50, CIFAR-10-C*"}
 
 
 OTHER_STREAMS = """
@@ -268,7 +268,7 @@ def test_other_streams_are_pooled_apart(tmp_path):
     assert usual.pooled.cells == sizes[most] == 8
     assert others.pooled.cells == sizes[16] == 2
     assert others.method == "caster-ungated, other streams"
-    assert list(others.by_place) == ["CIFAR-10-C*, shuffled, batches of 16"]
+    assert list(others.by_setting) == ["CIFAR-10-C*, shuffled, batches of 16"]
     gains = [
         record.gain
         for record in raw
@@ -300,11 +300,16 @@ methods = ["frozen"]
         (
             '"all"',
             "[1, 2, 3, 4, 5]",
-            "all nineteen corruptions at five severities, as the",
+            "all nineteen corruptions at five severities, as in the",
             "the f",
         ),
-        ('"reported"', "[5]", "15 of the 95 pairs", "the fifteen reported corruptions at severity"),
-        ('["fog", "saturate"]', "[4, 5]", "4 of the 95 pairs", "1 of the fifteen reported"),
+        (
+            '"reported"',
+            "[5]",
+            "15 of the paper's 95 pairs",
+            "the fifteen reported corruptions at severity",
+        ),
+        ('["fog", "saturate"]', "[4, 5]", "4 of the paper's 95 pairs", "1 of the fifteen reported"),
     ],
 )
 def test_a_convention_is_named_only_where_it_is_whole(
@@ -313,7 +318,7 @@ def test_a_convention_is_named_only_where_it_is_whole(
     told = words(tmp_path, corruptions, severities)
     assert told[ALL].startswith(all_words)
     assert told[FIFTEEN].startswith(fifteen_words)
-    assert ("as the paper" in told[ALL]) == (corruptions == '"all"')
+    assert ("as in the paper" in told[ALL]) == (corruptions == '"all"')
 
 
 def test_fourteen_are_not_the_fifteen(tmp_path):
@@ -323,9 +328,9 @@ def test_fourteen_are_not_the_fifteen(tmp_path):
 
 def test_unequal_conditions_are_not_counted_as_one(unequal):
     first, second = corruption.measure(unequal).conventions
-    assert averaged(first) == "pairs of corruption and severity, not the same everywhere"
-    assert averaged(second).startswith("some, not the same everywhere, of the fifteen")
-    assert averaged(first.comparable()).startswith("2 of the 95 pairs")
+    assert averaged(first) == "varying pairs of corruption and severity"
+    assert averaged(second).startswith("varying subsets of the fifteen")
+    assert averaged(first.comparable()).startswith("2 of the paper's 95 pairs")
 
 
 def test_the_interval_is_of_the_mean_over_groups():

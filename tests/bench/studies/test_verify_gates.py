@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from caster_bench.records import Record, read, write
-from caster_bench.studies.checks.gates import (
+from caster_bench.studies.check_gates import (
     ANSWERED,
     COUNT,
     MEASURED,
@@ -23,9 +23,9 @@ from caster_bench.studies.checks.gates import (
     VERDICT,
     gate_faults,
 )
-from caster_bench.studies.checks.streams import check_stream
+from caster_bench.studies.check_rows import check_stream
 from caster_bench.sweeps import Sweep
-from tests.bench.studies.records import Layered, sweep_of
+from tests.support.consistent_records import Layered, sweep_of
 from tests.support.forge import Run, column
 
 TEXT = """
@@ -217,7 +217,7 @@ def resettled(run: Run, method: str, change: Callable[[dict[str, Any]], dict[str
             )
 
 
-OTHER = "other settings of the method than the sweep's"
+OTHER = "method settings differ from the sweep's"
 
 
 @pytest.mark.parametrize(

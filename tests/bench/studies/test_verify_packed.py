@@ -17,17 +17,16 @@ from typer.testing import CliRunner
 
 from caster.cli.app import app
 from caster.errors import CasterError
-from caster.io.lock import locked
+from caster.io.files import locked
 from caster_bench.engine.pack import pack
 from caster_bench.records import Pack, Record, cells_of, read, read_admission, scan
-from caster_bench.records.digest import Parts, sealed
-from caster_bench.records.shard import write_shard
-from caster_bench.records.streams import open_streams, write_streams
+from caster_bench.records.digest import Parts, to_json
+from caster_bench.records.shard import open_streams, write_shard, write_streams
 from caster_bench.studies.verify import verify
 from caster_bench.sweeps import Spec, Sweep
-from tests.bench.studies.test_verify import ONE, Run, column, other_class
+from tests.support.forge import Run, column, other_class
 from tests.support.record_maker import Maker
-from tests.support.sweep_files import sweep_of
+from tests.support.sweep_files import ONE, sweep_of
 
 NAME, STREAMS = "r18--digits.parquet", "digits.parquet"
 Rows = list[Parts]
@@ -65,9 +64,9 @@ def rewritten(where: Pack, change: Callable[[Rows], Rows]) -> None:
     path = where.folder / NAME
     records = [read(row) for row in scan(where).rows if row.path == path]
     rows = change([(r.cell, r.samples, r.batches) for r in records])
-    admission = sealed(read_admission(path))
+    admission = to_json(read_admission(path))
     streams = open_streams(path.with_name(STREAMS))
-    held = {key: streams.at(key) for key in streams.places}
+    held = {key: streams.at(key) for key in streams.rows}
     write_streams(path.with_name(STREAMS), held | write_shard(path, admission, rows))
 
 
@@ -317,7 +316,7 @@ def test_packs_of_two_machines_are_added_to_one_another(made, packed, tmp_path):
     assert [pack(sweep, own, into)[0].new for own in (*apart, *apart, into)] == [8, 8, 0, 0, 0]
     for path in packed.folder.iterdir():
         assert (into.folder / path.name).read_bytes() == path.read_bytes()
-    with pytest.raises(CasterError, match="there are no records in"):
+    with pytest.raises(CasterError, match="no records in"):
         pack(sweep, Pack(tmp_path / "nothing"), into)
 
 
@@ -329,7 +328,7 @@ def test_the_command_adds_a_pack_to_a_pack(made, packed, tmp_path):
     assert "16 cells in" in done.output
     done = CliRunner().invoke(app, list(map(str, [*words, "--out", made[1]])))
     assert done.exit_code == 1
-    assert "give --out or --records, not both" in " ".join(done.output.split())
+    assert "use --out or --records, not both" in " ".join(done.output.split())
 
 
 def test_what_does_not_verify_is_not_packed(made, tmp_path):
@@ -356,7 +355,7 @@ def test_a_part_that_contradicts_the_pack_leaves_it_as_it_was(made, copy, tmp_pa
     run.forge(
         folder, lambda r: replace(r, cell=replace(r.cell, identity=r.cell.identity | {"note": 1}))
     )
-    with pytest.raises(CasterError, match="was run with other settings or from something else"):
+    with pytest.raises(CasterError, match="was run with other settings or inputs"):
         pack(sweep, run.out, copy)
     assert {path.name: path.read_bytes() for path in copy.folder.iterdir()} == before
 
@@ -421,7 +420,7 @@ def test_a_refused_backbone_is_admitted_later(made, packed, tmp_path):
 
 def test_two_at_once(made, copy):
     with locked(copy.folder / ".lock.tmp", ""):
-        with pytest.raises(CasterError, match="another `caster bench pack` writes to"):
+        with pytest.raises(CasterError, match="another `caster bench pack` is writing to"):
             pack(*made, copy)
         assert verify(made[0], copy) != []  # it is not to be read meanwhile
     assert verify(made[0], copy) == []
@@ -447,10 +446,10 @@ def test_the_folder_may_be_a_link(made, packed, tmp_path):
 
 
 def test_nothing_to_pack(made, tmp_path):
-    with pytest.raises(CasterError, match="there are no records in"):
+    with pytest.raises(CasterError, match="no records in"):
         pack(made[0], tmp_path / "nowhere", Pack(tmp_path / "records"))
     with pytest.raises(CasterError, match="there is no folder"):
         pack(*made, Pack(tmp_path / "no" / "folder"))
     (tmp_path / "file").write_text("!")
-    with pytest.raises(CasterError, match="it is not a folder"):
+    with pytest.raises(CasterError, match="not a folder"):
         pack(*made, Pack(tmp_path / "file"))

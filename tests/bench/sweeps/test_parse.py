@@ -15,7 +15,7 @@ from caster.errors import CasterError
 from caster_bench.cli.bench_train import default_out
 from caster_bench.data.corruptions import CORRUPTIONS, REPORTED, SPARE
 from caster_bench.data.streams import LAST, ORDERS, SCHEDULES
-from caster_bench.sweeps import Spec, names, read
+from caster_bench.sweeps import Spec, read, spec
 
 HEAD = """
 name = "t"
@@ -44,8 +44,8 @@ def parse(tmp_path, grids: str, head: str = HEAD):
 
 
 def test_the_words_of_a_sweep_are_those_of_the_data():
-    assert names.GROUPS == {"all": CORRUPTIONS, "reported": REPORTED, "spare": SPARE}
-    assert (tuple(names.ORDERS), names.SCHEDULES, names.LAST) == (ORDERS, SCHEDULES, LAST)
+    assert spec.GROUPS == {"all": CORRUPTIONS, "reported": REPORTED, "spare": SPARE}
+    assert (tuple(spec.ORDERS), spec.SCHEDULES, spec.LAST) == (ORDERS, SCHEDULES, LAST)
 
 
 def test_a_grid_is_a_product(tmp_path):
@@ -160,21 +160,21 @@ GRID = '[[grid]]\nstudy = "gate"\nmethods = ["caster"]\n'
 @pytest.mark.parametrize(
     ("grids", "line"),
     [
-        ("", "there is no [[grid]], and so no cell"),
+        ("", "there is no [[grid]]"),
         (GRID + "seed = [1]", "grid 1: there is no key of a grid 'seed': did you mean 'seeds'?"),
         (GRID + 'corruptions = ["fogg"]', "grid 1: there is no corruption 'fogg': did you mean"),
         (GRID + 'backbones = ["r19"]', "grid 1: there is no backbone 'r19': did you mean 'r18'?"),
-        (GRID + 'data = ["imagenet"]', "there is no data 'imagenet': there are c10, pets"),
-        (GRID + "severities = [1]", "'severities' are of corruptions, and there are none"),
+        (GRID + 'data = ["imagenet"]', "there is no data 'imagenet': choose from c10, pets"),
+        (GRID + "severities = [1]", "'severities' needs 'corruptions'"),
         (GRID + 'corruptions = "all"\nseverities = [6]', "severities go from 1 to 5, not to 6"),
-        (GRID + 'corruptions = "all"\nseverities = [0]', "'severities' are whole numbers from 1"),
-        (GRID + "seeds = [true]", "'seeds' are whole numbers from 0 up, not True"),
-        (GRID + "seeds = []", "'seeds' must be a list of one or more, not []"),
-        (GRID + "batch_sizes = 64", "'batch_sizes' must be a list of one or more, not 64"),
+        (GRID + 'corruptions = "all"\nseverities = [0]', "'severities' are integers from 1"),
+        (GRID + "seeds = [true]", "'seeds' are integers from 0 up, not True"),
+        (GRID + "seeds = []", "'seeds' must be a non-empty list, not []"),
+        (GRID + "batch_sizes = 64", "'batch_sizes' must be a non-empty list, not 64"),
         (GRID + 'orders = ["random"]', "there is no order 'random'"),
         (GRID + 'orders = [{order = "file", slots = 3}]', "no setting of the order 'file'"),
         (GRID + 'schedule = "mixt"', "there is no schedule 'mixt': did you mean 'mixed'?"),
-        (GRID + 'schedule = "mixed"', "the schedule 'mixed' is one of corruptions"),
+        (GRID + 'schedule = "mixed"', "the schedule 'mixed' takes corruptions only"),
         (GRID + 'last = "kept"', "there is no choice of 'last' 'kept': did you mean 'keep'?"),
         (GRID + "alone = 1", "'alone' is true or false, not 1"),
         (GRID + '[[grid]]\nstudy = "gate"', "grid 2: 'methods' is missing"),
@@ -206,18 +206,18 @@ def test_a_wrong_grid_is_one_line(tmp_path, grids, line):
 @pytest.mark.parametrize(
     ("before", "after", "line"),
     [
-        ('name = "t"', 'name = "a/b"', "the name 'a/b' must do for a folder's name"),
-        ('name = "t"', "", "'name' must be there, as text"),
+        ('name = "t"', 'name = "a/b"', "the name 'a/b' must be usable as a folder name"),
+        ('name = "t"', "", "'name' is missing"),
         ('name = "t"', 'name = "t"\nbackbone = 1', "did you mean 'backbones'?"),
         ('name = "t"', 'name = "t"\nconstants.taw = 1.0', "no constant 'taw': did you mean 'tau'?"),
         ('name = "t"', 'name = "t"\nconstants.tau = -1.0', "tau must be a number above 0"),
         ('family = "batch"', 'family = "group"', "backbones.r18: there is no family 'group'"),
         ('group = "ViT"', 'groop = "ViT"', "backbones.vit: there is no key 'groop'"),
         ("[backbones.r18]", '["backbones"."r--18"]', "a name has letters, digits"),
-        ('checkpoint = "r18.safetensors"', "", "backbones.r18: 'checkpoint' must be there"),
+        ('checkpoint = "r18.safetensors"', "", "backbones.r18: 'checkpoint' is missing"),
         ('threshold = "none"', "", "data.pets: 'threshold' must be the clean accuracy"),
         ('threshold = "none"', "threshold = 85", "from 0 to 1"),
-        ("target_limit = 500", "target_limit = 0", "'target_limit' must be a whole number"),
+        ("target_limit = 500", "target_limit = 0", "'target_limit' must be a positive integer"),
         ('source = "pets:trainval"', "source = 3", "data.pets: 'source' must be text"),
         ('name = "t"', "name = ", "as TOML"),
     ],
@@ -275,10 +275,10 @@ def test_a_cell_goes_through_json_unchanged(settings, options, seed, alone):
 
 def test_a_cell_with_other_fields_is_refused():
     plain = Spec("r", "d", "m").plain()
-    with pytest.raises(CasterError, match="a cell has the fields"):
+    with pytest.raises(CasterError, match="a cell has exactly the fields"):
         Spec.of(plain | {"extra": 1})
     del plain["seed"]
-    with pytest.raises(CasterError, match="a cell has the fields"):
+    with pytest.raises(CasterError, match="a cell has exactly the fields"):
         Spec.of(plain)
 
 

@@ -14,9 +14,11 @@ from caster._version import __version__
 
 if TYPE_CHECKING:
     from caster.adapt.adaptation import Adaptation
-    from caster.adapt.adapter import Adapter
+    from caster.adapt.adapter import Adapter, Stream
     from caster.adapt.estimator import Caster, load
-    from caster.core.types import AffineMap, SourceMoments, Verdict
+    from caster.adapt.fitting import fit
+    from caster.core.types import AffineMap, SourceMoments
+    from caster.core.verdict import Verdict
     from caster.errors import CasterError, StateError
     from caster.models.preprocessing import Preprocessing
     from caster.models.protocol import FrozenModel, Outputs
@@ -33,8 +35,10 @@ __all__ = [
     "Preprocessing",
     "SourceMoments",
     "StateError",
+    "Stream",
     "Verdict",
     "__version__",
+    "fit",
     "load",
     "wrap",
 ]
@@ -42,7 +46,9 @@ __all__ = [
 _HOME = {
     "Adaptation": "caster.adapt.adaptation",
     "Adapter": "caster.adapt.adapter",
+    "Stream": "caster.adapt.adapter",
     "Caster": "caster.adapt.estimator",
+    "fit": "caster.adapt.fitting",
     "load": "caster.adapt.estimator",
     "FrozenModel": "caster.models.protocol",
     "Outputs": "caster.models.protocol",
@@ -50,7 +56,7 @@ _HOME = {
     "wrap": "caster.models.wrap",
     "AffineMap": "caster.core.types",
     "SourceMoments": "caster.core.types",
-    "Verdict": "caster.core.types",
+    "Verdict": "caster.core.verdict",
     "CasterError": "caster.errors",
     "StateError": "caster.errors",
 }

@@ -1,4 +1,4 @@
-"""Every constant of the method, its default, and who chose it.
+"""Constants of the method with their defaults and origins, and limits on input.
 
 >>> Settings(tau=1.5).tau
 1.5
@@ -19,9 +19,9 @@ from typing import Any, Literal
 from caster.errors import CasterError, LimitError
 
 Origin = Literal["paper", "project"]
-STATE_DTYPE = "float32"  # of everything retained: half the bytes, far finer than sampling error
-IMAGES_AT_ONCE = 64  # that a model takes, however many are adapted to together
-CHUNK_ELEMENTS = 2**24  # of a chunk of features worked on at once: 64 MiB of float32
+STATE_DTYPE = "float32"  # of stored arrays: half the bytes, far finer than sampling error
+IMAGES_AT_ONCE = 64  # per forward pass, however many images are adapted to together
+CHUNK_ELEMENTS = 2**24  # of a chunk of features: 64 MiB of float32
 
 
 def _constant(default: float, origin: Origin, why: str, low: float = 0.0) -> Any:
@@ -30,7 +30,7 @@ def _constant(default: float, origin: Origin, why: str, low: float = 0.0) -> Any
 
 @dataclass(frozen=True)
 class Settings:
-    """The constants of one estimator, checked."""
+    """Validated constants of one estimator."""
 
     k_max: int = _constant(128, "project", "most directions retained; bounds the state")
     lam: float = _constant(1.0, "project", "shrinkage of both covariances in the map (lambda)")
@@ -55,18 +55,18 @@ class Settings:
             kind = numbers.Integral if whole else numbers.Real
             low = constant.metadata["low"]
             known = isinstance(value, kind) and not isinstance(value, bool)
-            if not known or not low < float(value) <= sys.float_info.max:  # a huge int is no float
+            if not known or not low < float(value) <= sys.float_info.max:  # a huge int overflows
                 noun = "a whole number" if whole else "a number"
                 raise CasterError(f"{constant.name} must be {noun} above {low:g}, not {value!r}")
         if self.confidence >= 1:
             raise CasterError(f"confidence must be below 1, not {self.confidence!r}")
 
 
-RETIRED = frozenset({"scatter_ridge"})  # constants that older records name
+RETIRED = frozenset({"scatter_ridge"})  # constants in older records
 
 
 def recorded(constants: Mapping[str, Any]) -> Settings:
-    """The constants of a record, less those that have been retired since it was made.
+    """Constants of a record, without those retired since.
 
     >>> recorded({"tau": 0.5, "scatter_ridge": 1e-4}).tau
     0.5
@@ -76,13 +76,13 @@ def recorded(constants: Mapping[str, Any]) -> Settings:
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds on what one input may take, so that a small hostile file cannot fill the memory.
+    """Bounds on the size of one input, so that a small hostile file cannot exhaust the memory.
 
     >>> Limits(pixels=100).check("pixels", 144, "a.png has 12 x 12 pixels")
     Traceback (most recent call last):
         ...
     caster.errors.LimitError: a.png has 12 x 12 pixels, over the limit of 100 pixels: allow it \
-with Limits(pixels=144)
+with Limits(pixels=144), or --max pixels=144
     """
 
     pixels: int = 2**26  # of one image, decoded or resized: 8,192 x 8,192
@@ -98,11 +98,12 @@ with Limits(pixels=144)
                 raise CasterError(f"the limit {limit.name} must be a whole number, not {value!r}")
 
     def check(self, name: str, size: int, what: str) -> None:
-        """Reject a size over the limit of that name; `what` says whose size it is."""
+        """Raise if a size exceeds the limit of that name; `what` describes the input."""
         limit, unit = getattr(self, name), name.split("_")[-1].replace("length", "characters")
         if size > limit:
             raise LimitError(
-                f"{what}, over the limit of {limit:,} {unit}: raise the limit {name} to {size}"
+                f"{what}, over the limit of {limit:,} {unit}: allow it with "
+                f"Limits({name}={size}), or --max {name}={size}"
             )
 
 
@@ -110,7 +111,7 @@ DEFAULT_LIMITS = Limits()
 
 
 def describe() -> list[tuple[str, float, Origin, str]]:
-    """Name, default, origin and meaning of every constant.
+    """List name, default, origin and meaning of every constant.
 
     >>> describe()[3]
     ('tau', 0.8, 'paper', 'largest accepted ratio r_t')

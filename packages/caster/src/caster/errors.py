@@ -1,6 +1,7 @@
 """Errors a user can act on: one line, what is wrong and what to do."""
 
 import errno
+from typing import Self
 
 FIELD = "{argument}"
 
@@ -48,6 +49,10 @@ class CasterError(ValueError):
         self.template = one_line(str(message))
         self.argument = argument
         super().__init__(self.phrased(f"{argument}="))
+
+    def within(self, place: str) -> Self:
+        """The same error, with the place it occurred in before its message."""
+        return type(self)(f"{place}: {self.template}", argument=self.argument)
 
     def phrased(self, argument: str) -> str:
         """The message, with the argument as the reader would write it."""

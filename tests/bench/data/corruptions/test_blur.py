@@ -1,4 +1,4 @@
-"""Five blurs, against loops written from their definitions, and by the laws of a blur."""
+"""Five blurs against loops written from their definitions, and laws of blurs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 from scipy import ndimage
 
 from caster_bench.data.corruptions import blur
-from caster_bench.data.corruptions.blur import disk, displaced
+from caster_bench.data.corruptions.blur import axis_zoom, disk, displaced, half_gaussian, smear
 from caster_bench.data.corruptions.constants import CIFAR, IMAGENET
-from caster_bench.data.corruptions.motion import half_gaussian, smeared
-from caster_bench.data.corruptions.zoom import axis_zoom
 
 BLURS = ("gaussian_blur", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur")
 SIZES = ((32, 32), (33, 47), (9, 40))
@@ -26,7 +24,7 @@ def rngs(count: int, seed: int = 0) -> list[np.random.Generator]:
 
 
 def make_images(count: int, height: int, width: int, seed: int = 0) -> np.ndarray:
-    """Whole bytes as float32, from 0 to 1."""
+    """Bytes as float32, from 0 to 1."""
     pixels = np.random.default_rng(seed).integers(256, size=(count, height, width, 3))
     return pixels.astype(np.float32) / np.float32(255)
 
@@ -146,7 +144,7 @@ def test_glass(size, constants):
     made = run("glass_blur", images, constants)
     for image, result, rng in zip(images, made, rngs(2), strict=True):
         off = np.abs(result - glass_loop(image, constants, rng))
-        # A value on the very edge of two bytes may be truncated to either.
+        # A value on the edge of two bytes may be truncated to either.
         assert np.quantile(off, 0.99) < 1e-6
         assert off.max() < 1.01 / 255
 
@@ -159,7 +157,7 @@ def test_glass_moves_no_pixel_further_than_its_chain(reach):
     assert (sources[: reach + 1] == here[: reach + 1]).all()
     assert (sources[:, : reach + 1] == here[:, : reach + 1]).all()
     assert (sources != here).mean() > 0.6 * (1 - 1 / (2 * reach) ** 2)
-    if reach == 1:  # only pixels that have not had their turn: one up, one left, both, or neither
+    if reach == 1:  # only pixels not displaced yet: one up, one left, both, or neither
         up, left = here // width - sources // width, here % width - sources % width
         moved = np.stack([up, left], axis=-1)[2:, 2:]
         assert set(map(tuple, moved.reshape(-1, 2))) == {(0, 0), (0, 1), (1, 0), (1, 1)}
@@ -190,7 +188,7 @@ def test_motion_is_one_sided():
     """At 0 degrees a bright pixel smears to its left only, at -90 downwards only."""
     dot = np.zeros((2, 33, 33, 1), dtype=np.float32)
     dot[:, 16, 16] = 1
-    level, falling = smeared(dot, 6, 2.0, np.array([0.0, -90.0]))[..., 0]
+    level, falling = smear(dot, 6, 2.0, np.array([0.0, -90.0]))[..., 0]
     np.testing.assert_allclose(level[16, 16:3:-1], half_gaussian(6, 2.0), atol=1e-7)
     np.testing.assert_allclose(falling[16:29, 16], half_gaussian(6, 2.0), atol=1e-7)
     assert level.sum() == pytest.approx(1, abs=1e-6)
@@ -198,7 +196,7 @@ def test_motion_is_one_sided():
 
 
 def zoom_loop(image: np.ndarray, factor: float) -> np.ndarray:
-    """SciPy's zoom of the middle, and the middle of that."""
+    """SciPy's zoom of the centre, cropped to its centre."""
     crops = [math.ceil(size / factor) for size in image.shape[:2]]
     starts = [(size - crop) // 2 for size, crop in zip(image.shape, crops, strict=False)]
     middle = image[starts[0] : starts[0] + crops[0], starts[1] : starts[1] + crops[1]]
@@ -220,7 +218,7 @@ def test_zoom(size, constants):
 
 
 @given(st.integers(1, 70), st.floats(1, 5))
-def test_a_zoom_takes_means_of_neighbours(size, factor):
+def test_zoom_interpolates_neighbours(size, factor):
     matrix = axis_zoom(size, factor).toarray()
     assert (matrix >= 0).all()
     np.testing.assert_allclose(matrix.sum(axis=1), 1)
@@ -235,7 +233,7 @@ def test_a_zoom_takes_means_of_neighbours(size, factor):
     st.integers(4, 40),
     st.integers(),
 )
-def test_one_colour_stays_to_the_byte(name, severity, grey, side, seed):
+def test_a_flat_image_is_unchanged(name, severity, grey, side, seed):
     images = np.full((1, side, side + 1, 3), grey, dtype=np.float32) / np.float32(255)
     result = run(name, images, CIFAR[name][severity], abs(seed))
     assert ((result * 255).astype(np.uint8) == grey).all()
@@ -243,8 +241,8 @@ def test_one_colour_stays_to_the_byte(name, severity, grey, side, seed):
 
 @pytest.mark.parametrize("name", ["gaussian_blur", "defocus_blur", "motion_blur"])
 @pytest.mark.parametrize("severity", range(5))
-def test_light_is_kept(name, severity):
-    """What lies far from the borders is spread, not lost."""
+def test_mean_brightness_is_preserved(name, severity):
+    """Light far from the borders is spread, not lost."""
     images = np.zeros((3, 71, 73, 3), dtype=np.float32)
     images[:, 28:45, 28:45] = make_images(3, 17, 17)
     result = run(name, images, CIFAR[name][severity])
@@ -252,7 +250,7 @@ def test_light_is_kept(name, severity):
 
 
 def fine_energy(images: np.ndarray) -> float:
-    """Share of the power in the upper half of the frequencies."""
+    """Fraction of the power in the upper half of the frequencies."""
     power = np.abs(np.fft.fft2(images.mean(axis=3), axes=(1, 2))) ** 2
     rows, columns = (np.abs(np.fft.fftfreq(size)) for size in images.shape[1:3])
     fine = np.maximum(rows[:, np.newaxis], columns) > 0.25
@@ -260,17 +258,17 @@ def fine_energy(images: np.ndarray) -> float:
 
 
 def steps(table: dict, name: str) -> list:
-    """The constants that differ: motion blur at 32 pixels has the same weights at 3 and 4."""
+    """Distinct constants: motion blur at 32 pixels has the same weights at 3 and 4."""
     skipped = {3} if (name == "motion_blur" and table is CIFAR) else set()
     return [c for i, c in enumerate(table[name]) if i not in skipped]
 
 
-# Not glass, which is no blur of fine structure, nor large zooms, whose steps leave ghosts apart.
+# Not glass, which does not blur fine structure, nor large zooms, whose steps leave ghosts.
 @pytest.mark.parametrize(
     ("name", "table"),
     [*((n, CIFAR) for n in BLURS if n != "glass_blur"), *((n, IMAGENET) for n in BLURS[:2])],
 )
-def test_fine_structure_goes_with_severity(name, table):
+def test_fine_structure_falls_with_severity(name, table):
     side = 32 if table is CIFAR else 96
     images = make_images(12, side, side)
     left = [fine_energy(images), *(fine_energy(run(name, images, c)) for c in steps(table, name))]
@@ -291,7 +289,7 @@ def test_worse_with_severity(name, table):
 
 
 def test_glass_is_worse_with_rounds_and_reach():
-    """The published constants are not in the order of their squared loss; these pairs are."""
+    """The published constants are not ordered by squared error; these pairs are."""
     once, twice = np.split(np.array(squared_loss("glass_blur", CIFAR)), [3])
     assert 0 < once.max() < twice.min()
     near, far = np.split(np.array(squared_loss("glass_blur", IMAGENET)), [2])
@@ -300,7 +298,7 @@ def test_glass_is_worse_with_rounds_and_reach():
 
 @pytest.mark.parametrize("name", BLURS)
 @pytest.mark.parametrize("constants", [CIFAR, IMAGENET], ids=["cifar", "imagenet"])
-def test_a_image_does_not_depend_on_its_company(name, constants):
+def test_an_image_does_not_depend_on_its_batch(name, constants):
     images = make_images(5, 33, 47)
     together = run(name, images, constants[name][3])
     for i in range(5):
@@ -309,7 +307,7 @@ def test_a_image_does_not_depend_on_its_company(name, constants):
 
 
 @pytest.mark.parametrize("name", BLURS)
-def test_the_images_given_are_left_alone(name):
+def test_the_input_is_not_modified(name):
     images = make_images(2, 16, 20)
     before = images.copy()
     run(name, images, CIFAR[name][4])

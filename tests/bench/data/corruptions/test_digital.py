@@ -1,4 +1,4 @@
-"""Colour and coding against their definitions, pixel by pixel."""
+"""Brightness, saturation, contrast, pixelation and JPEG against their definitions."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from caster import CasterError
 from caster_bench.data.corruptions import corrupt
 from caster_bench.data.corruptions.constants import CIFAR, IMAGENET, TINY
 from caster_bench.data.corruptions.digital import (
-    brightness,
     contrast,
     jpeg_compression,
     pixelate,
     saturate,
 )
-from tests.bench.data.corruptions.test_make import scenes
+from caster_bench.data.corruptions.weather import brightness
+from tests.support.scenes import scenes
 
 NONE = [np.random.default_rng(0)] * 2
 # Table K.1 of ITU-T T.81, which libjpeg scales by the quality
@@ -41,7 +41,7 @@ LUMINANCE = np.array(
 
 
 def colours() -> np.ndarray:
-    """Random pixels, with black, white, greys and pure colours among them: float32 (2, 9, 7, 3)."""
+    """Random pixels with black, white, greys and pure colours: float32 (2, 9, 7, 3)."""
     levels = np.random.default_rng(1).integers(0, 256, (2, 9, 7, 3))
     levels[0, 0] = [[k, k, k] for k in (0, 1, 100, 200, 254, 255, 7)]
     levels[0, 1, :6] = np.eye(6, 3) * 255
@@ -81,7 +81,7 @@ def test_contrast(factor):
 
 
 @pytest.mark.parametrize("severity", range(1, 6))
-def test_what_is_left_of_a_level_is_cut_off(severity):
+def test_levels_are_truncated(severity):
     greys = np.arange(256, dtype=np.uint8)[:, np.newaxis, np.newaxis, np.newaxis]
     images = np.broadcast_to(greys, (256, 2, 2, 3))
     added = Fraction(str(CIFAR["brightness"][severity - 1])) * 255
@@ -89,7 +89,7 @@ def test_what_is_left_of_a_level_is_cut_off(severity):
     assert corrupt(images, "brightness", severity)[:, 1, 1, 2].tolist() == expected
 
 
-def test_what_leaves_the_range_is_clipped():
+def test_values_are_clipped():
     images = np.zeros((1, 32, 32, 3), dtype=np.uint8)
     dark = corrupt(images, "gaussian_noise", 5)
     assert 0.4 < np.mean(dark == 0) < 0.6  # half of the noise is negative
@@ -128,7 +128,7 @@ def test_pixelate_leaves_at_least_a_pixel():
 
 @pytest.mark.parametrize("quality", [80, 50, 40, 7])
 def test_jpeg_rounds_cosines(quality):
-    """Of a grey image, with scipy's transform and the standard's table."""
+    """A grey image, with SciPy's transform and the standard's table."""
     grey = scenes(1, 32, 32)[0, ..., 0]
     percent = 200 - 2 * quality if quality >= 50 else 5000 // quality
     table = np.clip((LUMINANCE * percent + 50) // 100, 1, 255)
@@ -139,7 +139,7 @@ def test_jpeg_rounds_cosines(quality):
         expected[block] = idctn(np.rint(cosines / table) * table, norm="ortho") + 128
     image = np.repeat(grey[np.newaxis, ..., np.newaxis], 3, axis=3) / np.float32(255)
     got = jpeg_compression(image, quality, NONE)[0, ..., 0] * 255
-    # A cosine halfway between two steps may be rounded either way: the few blocks that have one.
+    # A coefficient halfway between two steps may be rounded either way, in a few blocks.
     assert np.quantile(np.abs(got - np.clip(expected, 0, 255)), 0.9) < 1
     assert np.abs(got - grey).mean() > 0.3
 

@@ -1,4 +1,4 @@
-"""The elastic transform against scipy's resampling, in float64."""
+"""The elastic transform against SciPy's resampling in float64."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from scipy.ndimage import gaussian_filter, map_coordinates
 
 from caster_bench.data.corruptions import corrupt
 from caster_bench.data.corruptions.constants import CIFAR, IMAGENET
-from caster_bench.data.corruptions.elastic import elastic_transform, mirrored, reflected
-from tests.bench.data.corruptions.test_make import scenes
+from caster_bench.data.corruptions.digital import elastic_transform, mirrored, reflected
+from tests.support.scenes import scenes
 
 
 def rngs(count: int) -> list[np.random.Generator]:
@@ -17,7 +17,7 @@ def rngs(count: int) -> list[np.random.Generator]:
 
 
 def forward_matrix(corners: np.ndarray, moved: np.ndarray) -> np.ndarray:
-    """The affine map that takes three points to three others: six equations for six numbers."""
+    """The affine map from three points to three others: six equations for six numbers."""
     equations, right = [], []
     for (x, y), goal in zip(corners, moved, strict=True):
         equations += [[x, y, 1, 0, 0, 0], [0, 0, 0, x, y, 1]]
@@ -66,7 +66,7 @@ def test_elastic(entry, shape):
 
 @pytest.mark.parametrize("side", [1, 2, 3, 7])
 def test_folding(side):
-    """As NumPy pads, which repeats itself beyond the second border too."""
+    """Like NumPy's padding, which also repeats beyond the second border."""
     places, beyond = np.arange(-3 * side, 4 * side), (3 * side, 3 * side)
     inside = np.arange(side)
     assert mirrored(places, side).tolist() == np.pad(inside, beyond, mode="reflect").tolist()
@@ -89,8 +89,8 @@ def test_images_of_a_few_pixels(shape, severity):
     assert (changed >= image.min(axis=(1, 2), keepdims=True)).all()
 
 
-def test_the_middle_is_moved_no_further_than_the_corners():
-    """A bright point of the middle of many images: where it goes has the variance it should."""
+def test_the_centre_moves_with_the_expected_variance():
+    """The displacement of a bright spot at the centre has the expected variance."""
     y, x = np.mgrid[:32, :32]
     hill = np.exp(-((y - 16) ** 2 + (x - 16) ** 2) / 18)[..., np.newaxis]
     images = np.repeat(hill, 3, axis=2)[np.newaxis].repeat(400, axis=0).astype(np.float32)

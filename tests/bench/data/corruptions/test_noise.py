@@ -1,4 +1,4 @@
-"""Noise against its distribution: five standard errors are allowed, seeds are fixed."""
+"""Noise against its distribution, within five standard errors, with fixed seeds."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from caster_bench.data.corruptions import corrupt
 from caster_bench.data.corruptions.constants import CIFAR, IMAGENET
-from caster_bench.data.corruptions.make import corrupt
 from caster_bench.data.corruptions.noise import (
     gaussian_noise,
     impulse_noise,

@@ -1,4 +1,4 @@
-"""Statistics of every corruption beside those of the published packages, and its severities.
+"""Statistics of every corruption against those of published packages, and its severities.
 
 The references were written by benchmarks/parity/reference.py: docs/corruptions.md says how,
 and where the bounds come from.
@@ -21,7 +21,7 @@ import measures
 
 HERE = Path(__file__).parent
 SEEDS = {32: 5, 224: 2}
-MORE = {  # for what differs most from seed to seed
+MORE = {  # for what varies most across seeds
     (32, "frost"): 32,
     (32, "fog"): 32,
     (32, "snow"): 16,
@@ -32,11 +32,12 @@ MORE = {  # for what differs most from seed to seed
     (224, "motion_blur"): 16,
     (224, "elastic_transform"): 8,
 }
+SIDES = [32, pytest.param(224, marks=pytest.mark.slow)]
 PACKAGES = {32: ("imagenet_c",), 224: ("imagenet_c", "imagecorruptions")}
 PSNR = measures.STATISTICS.index("psnr")
-# Steps from a severity to the next after which the PSNR rises, because of the published constants.
+# Severities after which the PSNR rises, because of the published constants.
 RISES = {
-    # Sharp pixels out of place are further from the image than blurred ones.
+    # Displaced sharp pixels are further from the image than blurred ones.
     (32, "glass_blur"): {1, 2, 4},
     # Rounds of displacement: 2, 1, 3, 2, 2.
     (224, "glass_blur"): {1, 3},
@@ -44,20 +45,20 @@ RISES = {
     (32, "elastic_transform"): {1, 2, 3, 4},
     # Severities 1 and 2 have affine maps five and ten times as large as the others.
     (224, "elastic_transform"): {2},
-    # The first two severities take colour away, the others add some.
+    # The first two severities remove colour, the others add some.
     (32, "saturate"): {2},
     (224, "saturate"): {2},
 }
-# Steps that change less than chance does in so few images.
+# Steps that change less than chance in so few images.
 TIES = {
     (32, "motion_blur"): {3},  # the radius grows, where a sigma of 2 has no weight left
     (32, "frost"): {3, 4},  # darker images under a texture of about the same weight
     (224, "frost"): {3},
     (224, "fog"): {3},  # they have the same weight
-    (224, "snow"): {2},  # fewer and larger flakes on an image that is as pale
-    (224, "elastic_transform"): {3},  # the same affine map, and a displacement that is shorter
+    (224, "snow"): {2},  # fewer and larger flakes on an equally pale image
+    (224, "elastic_transform"): {3},  # the same affine map, and a shorter displacement
 }
-# Neighbours that the bounds do not tell apart, as ours and theirs: there the parity says little.
+# Severities (ours, theirs) that the bounds do not tell apart: here parity says little.
 BLIND = {
     (32, "motion_blur"): {(3, 4), (4, 3)},  # the same images: see above
     (32, "frost"): {(3, 4), (4, 3)},  # test_weather has the weights
@@ -87,11 +88,11 @@ def reference(side: int) -> dict[measures.Key, measures.Entry]:
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
-@pytest.mark.parametrize("side", [32, 224])
+@pytest.mark.parametrize("side", SIDES)
 def test_statistics_agree(side, name):
     for package in PACKAGES[side]:
         if package == "imagecorruptions" and name == "elastic_transform":
-            continue  # it has a definition of its own, without the affine map
+            continue  # it has another definition, without the affine map
         for severity, our in enumerate(ours(side, name), 1):
             their = reference(side)[package, name, severity]
             apart = np.abs(our.mean - their.mean)
@@ -105,9 +106,9 @@ def test_statistics_agree(side, name):
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
-@pytest.mark.parametrize("side", [32, 224])
+@pytest.mark.parametrize("side", SIDES)
 def test_the_bounds_tell_severities_apart(side, name):
-    """Statistics that any severity would pass show nothing."""
+    """Statistics that every severity passes prove nothing."""
     for mine, their in permutations(range(1, 6), 2):
         our, entry = ours(side, name)[mine - 1], reference(side)["imagenet_c", name, their]
         passes = np.all(np.abs(our.mean - entry.mean) <= entry.bounds(name, our.seeds))
@@ -115,7 +116,7 @@ def test_the_bounds_tell_severities_apart(side, name):
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
-@pytest.mark.parametrize("side", [32, 224])
+@pytest.mark.parametrize("side", SIDES)
 def test_worse_with_severity(side, name):
     theirs = [reference(side)["imagenet_c", name, severity] for severity in range(1, 6)]
     for entries in (ours(side, name), theirs):

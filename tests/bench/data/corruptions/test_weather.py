@@ -1,4 +1,4 @@
-"""Fog, snow, frost and spatter, against loops written from their definitions, and by laws."""
+"""Fog, snow, frost and spatter against loops written from their definitions, and laws."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from scipy import ndimage
 from caster import CasterError
 from caster_bench.data.corruptions import corrupt, textures, weather
 from caster_bench.data.corruptions.constants import CIFAR, IMAGENET
-from caster_bench.data.corruptions.edges import canny
-from caster_bench.data.corruptions.plasma import plasma
-from caster_bench.data.corruptions.spatter import water
+from caster_bench.data.corruptions.textures import plasma
+from caster_bench.data.corruptions.weather import canny, water
 
 WEATHER = ("fog", "snow", "frost", "spatter")
 SIZES = ((32, 32), (33, 47))
@@ -28,7 +27,7 @@ def rngs(count: int, seed: int = 0) -> list[np.random.Generator]:
 
 
 def make_images(count: int, height: int, width: int, seed: int = 0) -> np.ndarray:
-    """Smooth, of whole bytes as float32, from 0 to 1."""
+    """Smooth images, bytes as float32 from 0 to 1."""
     noise = np.random.default_rng(seed).normal(size=(count, height, width, 3))
     smooth = ndimage.gaussian_filter(noise, (0, 2, 2, 0), mode="wrap")
     bytes_ = np.floor(255 * (0.4 + 0.15 * smooth / smooth.std()).clip(0, 1))
@@ -43,7 +42,7 @@ def run(name: str, images: np.ndarray, constants, seed: int = 0, **options) -> n
 
 
 def plasma_loop(size: int, decay: float, rng: np.random.Generator) -> np.ndarray:
-    """Point by point: squares, then the points above and left of their middles."""
+    """Point by point: squares, then the points above and left of their centres."""
     height = np.zeros((size, size))
     step, wibble = size, 100.0
     while step > 1:
@@ -148,7 +147,7 @@ def test_snow(size, constants):
     images = make_images(1, *size)
     made = run("snow", images, constants)
     off = np.abs(made[0] - snow_loop(images[0], constants, rngs(1)[0]))
-    # A value on the very edge of two bytes may go to either.
+    # A value on the edge of two bytes may go to either.
     assert np.quantile(off, 0.98) < 1e-6
     assert off.max() < 1.01 / 255
 
@@ -160,7 +159,7 @@ def test_snow_only_brightens(constants):
 
 
 @pytest.mark.parametrize("size", [*SIZES, (700, 90)])
-def test_frost_is_a_piece_of_a_texture(size):
+def test_frost_is_a_crop_of_a_texture(size):
     images = make_images(4, *size)
     choice = textures.textures_for(*size)
     made = run("frost", images, (0.75, 0.45))
@@ -172,7 +171,7 @@ def test_frost_is_a_piece_of_a_texture(size):
 
 
 def contains(texture: np.ndarray, piece: np.ndarray) -> bool:
-    """Whether a piece lies somewhere in a texture."""
+    """Whether a texture contains a crop."""
     height, width = piece.shape[:2]
     rows, columns = texture.shape[0] - height + 1, texture.shape[1] - width + 1
     corners = (texture[:rows, :columns] == piece[0, 0]).all(axis=2)
@@ -193,7 +192,7 @@ FROST = {
 @pytest.mark.parametrize("severity", range(1, 6))
 @pytest.mark.parametrize("side", FROST)
 def test_frost_by_its_published_weights(side, severity, tmp_path):
-    """Black shows the texture times its weight, and a grey image its own share besides.
+    """Black shows the texture times its weight, and a grey image adds its own share.
 
     Of a texture that is all one colour, every piece is the same, so the levels are exact.
     """
@@ -211,7 +210,7 @@ def test_frost_by_its_published_weights(side, severity, tmp_path):
 
 @pytest.mark.parametrize("severity", range(1, 6))
 def test_black_under_frost_is_a_drawn_texture_times_its_weight(severity):
-    """Of 224 pixels: where the piece lies, nothing but the weight decides a level."""
+    """At 224 pixels: within the crop only the weight determines a level."""
     weight = FROST[224][severity - 1][1]
     (made,) = corrupt(np.zeros((1, 224, 224, 3), dtype=np.uint8), "frost", severity)
     dimmed = [
@@ -221,7 +220,7 @@ def test_black_under_frost_is_a_drawn_texture_times_its_weight(severity):
 
 
 def test_textures_are_scaled_as_the_references_do():
-    texture = textures.drawn(textures.KINDS[4])
+    texture = textures.drawn(textures.ICE[4])
     assert np.array_equal(textures.textures_for(32, 32)[4], texture[2::5, 2::5])
     at = np.clip((np.arange(150) + 0.5) / 0.3 - 0.5, 0, 499)
     places = np.stack(np.broadcast_arrays(at[:, None, None], at[:, None], np.arange(3)))
@@ -231,13 +230,13 @@ def test_textures_are_scaled_as_the_references_do():
 
 
 def test_drawn_textures():
-    again = [textures.drawn.__wrapped__(kind) for kind in textures.KINDS]
-    for kind, texture in zip(textures.KINDS, again, strict=True):
+    again = [textures.drawn.__wrapped__(kind) for kind in textures.ICE]
+    for kind, texture in zip(textures.ICE, again, strict=True):
         assert np.array_equal(texture, textures.drawn(kind))
         np.testing.assert_allclose(texture.mean(axis=(0, 1)), kind.colour, atol=1.5)
         brightness = texture.mean(axis=2) / 255
         assert brightness.std() == pytest.approx(kind.contrast, rel=0.03)
-        # As rough as photographs of frost, whose neighbours differ this much: 0.29 to 0.46, and
+        # As rough as photographs of frost, whose neighbours differ by 0.29 to 0.46, and
         # 0.65 to 1.04 between every fifth pixel; white noise has 2.
         fine, coarse = brightness, brightness[2::5, 2::5]
         assert 0.2 < (np.diff(fine, axis=0) ** 2).mean() / fine.var() < 0.5
@@ -256,7 +255,7 @@ def test_photographs(tmp_path):
     assert all(np.array_equal(a, b) for a, b in zip(large, photographs, strict=True))
     small = textures.textures_for(32, 32, str(tmp_path))
     for a, b in zip(small, photographs, strict=True):
-        # A fifth of the size: middles of new pixels, in the old ones' coordinates.
+        # A fifth of the size: centres of new pixels, in the coordinates of the old.
         rows, columns = (
             [round((i + 0.5) / 0.2 - 0.5, 9) for i in range(round(size / 5))]
             for size in b.shape[:2]
@@ -268,25 +267,25 @@ def test_photographs(tmp_path):
         assert any(contains(texture, np.rint(piece * 255)) for texture in small)
 
 
-def test_photographs_that_will_not_do(tmp_path):
+def test_unsuitable_photographs(tmp_path):
     from PIL import Image
 
-    def refusal(folder) -> str:
+    def error_of(folder) -> str:
         with pytest.raises(CasterError) as caught:
             textures.textures_for(32, 32, folder)
         assert "\n" not in str(caught.value)
         return str(caught.value)
 
-    assert "cannot read the textures" in refusal(tmp_path / "absent")
+    assert "cannot read the textures" in error_of(tmp_path / "absent")
     (tmp_path / "empty").mkdir()
-    assert "holds no texture" in refusal(tmp_path / "empty")
+    assert "has no texture" in error_of(tmp_path / "empty")
     (tmp_path / "small").mkdir()
     Image.new("RGB", (300, 150)).save(tmp_path / "small" / "ice.png")
-    message = refusal(tmp_path / "small")
+    message = error_of(tmp_path / "small")
     assert "ice.png has 60 x 30 pixels after scaling by 0.2" in message
     (tmp_path / "small" / "ice.png").write_bytes(b"no image")
     textures.photographs.cache_clear()
-    assert "ice.png" in refusal(tmp_path / "small")
+    assert "ice.png" in error_of(tmp_path / "small")
 
 
 def canny_loop(layer: np.ndarray, low: float, high: float) -> np.ndarray:
@@ -328,7 +327,7 @@ def canny_loop(layer: np.ndarray, low: float, high: float) -> np.ndarray:
 
 
 def drops(count: int, height: int, width: int, blur: float, seed: int = 0) -> np.ndarray:
-    """What spatter makes drops from, and something faint for the lower threshold."""
+    """Layers that spatter makes drops from, and faint ones for the lower threshold."""
     noise = np.random.default_rng(seed).normal(size=(count, height, width))
     smooth = ndimage.gaussian_filter(noise, (0, blur, blur))
     smooth /= smooth.std()
@@ -347,7 +346,7 @@ def test_canny(blur):
 
 
 def chain_lengths(reach: int) -> np.ndarray:
-    """Shortest chains of steps from a corner of a grid, found by shortening them until none is."""
+    """Shortest paths from a corner of a grid, by relaxation."""
     lengths = np.full((reach + 5, reach + 5), np.inf)
     lengths[2, 2] = 0  # two rows and columns around it are never reached
     steps = {(0, 1): 1.0, (1, 0): 1.0, (1, 1): 1.4, (1, 2): 2.1969, (2, 1): 2.1969}
@@ -434,7 +433,7 @@ def test_spatter_on_any_size(severity, height, width, seed):
 
 
 def likeness(images: np.ndarray, corrupted: np.ndarray) -> float:
-    """Mean correlation, which a change of brightness or of contrast alone leaves at one."""
+    """Mean correlation; brightness and contrast alone leave it at one."""
     flat = [x.reshape(len(images), -1).astype(np.float64) for x in (images, corrupted.clip(0, 1))]
     centred = [x - x.mean(axis=1, keepdims=True) for x in flat]
     unit = [x / np.linalg.norm(x, axis=1, keepdims=True) for x in centred]
@@ -454,7 +453,7 @@ def test_snow_is_worse_with_severity(table):
 @pytest.mark.parametrize("name", ["fog", "frost"])
 @pytest.mark.parametrize("table", TABLES)
 def test_less_alike_with_severity(name, table):
-    """Not by squared loss, which a darker image under a brighter layer may lower."""
+    """Not by squared error, which a darker image under a brighter layer may lower."""
     constants, side = TABLES[table]
     images = make_images(40, side, side)
     alike = [likeness(images, run(name, images, c)) for c in constants[name]]
@@ -465,7 +464,7 @@ def test_less_alike_with_severity(name, table):
 @pytest.mark.parametrize("name", WEATHER)
 @pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize("severity", [1, 4])
-def test_a_image_does_not_depend_on_its_company(name, table, severity):
+def test_an_image_does_not_depend_on_its_batch(name, table, severity):
     images = make_images(5, 33, 47)
     constants = TABLES[table][0][name][severity]
     together = run(name, images, constants)
@@ -475,7 +474,7 @@ def test_a_image_does_not_depend_on_its_company(name, table, severity):
 
 
 @pytest.mark.parametrize("name", WEATHER)
-def test_the_images_given_are_left_alone(name):
+def test_the_input_is_not_modified(name):
     images = make_images(2, 16, 20)
     before = images.copy()
     run(name, images, CIFAR[name][2])

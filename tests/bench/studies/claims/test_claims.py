@@ -17,14 +17,13 @@ from typer.testing import CliRunner
 from caster.cli.app import app
 from caster_bench.engine.pack import pack
 from caster_bench.records import Pack, scan
-from caster_bench.records.reader import described
-from caster_bench.studies import write as reporting
-from caster_bench.studies.claims.evidence import gather
-from caster_bench.studies.claims.parse import read as read_claims
-from caster_bench.studies.claims.write import write
+from caster_bench.records.store import described
+from caster_bench.studies import report as reporting
+from caster_bench.studies.claims.claim_file import read_claims
+from caster_bench.studies.claims.document import write_document
+from caster_bench.studies.claims.verdicts import gather
 from caster_bench.sweeps import Spec
-from tests.bench.studies.test_packed_report import ELSEWHERE, ROOT
-from tests.bench.studies.test_report import files
+from tests.support.report_files import ELSEWHERE, files
 
 CLAIMS = """
 title = "What it claims"
@@ -63,7 +62,7 @@ id = "R1"
 says = "It is quick."
 where = "Table 3"
 tests = [
-    {what = "rate", table = "cost-ratios", row = {beside = "tent"}, column = "rate", least = 0},
+ {what = "rate", table = "cost-ratios", row = {"other method" = "tent"}, column = "rate", least = 0}
 ]
 
 [[part.claim]]
@@ -122,7 +121,7 @@ def test_every_claim_is_there_with_its_verdict(document):
     assert "*Not testable here.* No wings." in document
     assert "*Limits.* Made up." in document
     assert "caster bench run every.toml --only gate" in document
-    assert "| `later.toml` | - | - | 0 | there is no sweep yet |" in document
+    assert "| `later.toml` | - | - | 0 | no sweep yet |" in document
 
 
 def test_figures_are_those_of_the_raw_records(document, raw, run):
@@ -149,7 +148,7 @@ def test_links_lead_to_reports_and_figures(document, place):
 
 
 def test_reports_are_those_of_the_report_command(document, place, results, tmp_path):
-    reporting.write(results, tmp_path / "report")
+    reporting.write_report(results, tmp_path / "report")
     whole = files(tmp_path / "report")
     kept = files(place / "docs/reports/every")
     assert {Path(name).suffix for name in kept} == {".md", ".csv", ".svg"}
@@ -162,7 +161,7 @@ def test_reports_are_those_of_the_report_command(document, place, results, tmp_p
 
 def test_another_machine_writes_the_same_bytes(document, place, tmp_path):
     words = ["bench", "claims", place / "claims.toml", "--root", place, "-o", tmp_path]
-    environment = os.environ | ELSEWHERE | {"PYTHONPATH": str(ROOT / "src")}
+    environment = os.environ | ELSEWHERE
     command = [sys.executable, "-m", "caster", *words]
     subprocess.run(list(map(str, command)), env=environment, check=True, timeout=120)
     assert files(tmp_path) == {
@@ -193,11 +192,11 @@ def test_a_study_that_is_not_complete_is_not_run_yet(parts):
     claims = read_claims(parts / "claims.toml")
     evidence, problems = gather(claims, parts)
     assert problems == []
-    counted = write(claims, evidence, parts)
+    counted = write_document(claims, evidence, parts)
     text = (parts / "CLAIMS.md").read_text()
     assert "### R1: not run yet" in text
     assert "### G1: not run yet" not in text
-    assert "*Not run yet*: what it is about is not recorded" in text
+    assert "*Not run yet*: its cells are not recorded" in text
     assert "*So far*:" not in text
     assert "| `every.toml` | cost | 3 | 2 | not run yet |" in text
     assert counted["not run yet"] == 2
@@ -218,8 +217,8 @@ def test_a_study_that_awaits_a_backbone_is_judged_on_the_others(place, run, tmp_
     text = (folder / "CLAIMS.md").read_text()
     assert re.search(r"^### G1: .*reproduced so far$", text, re.MULTILINE)
     assert "### R1: reproduced\n" in text  # of another study
-    assert f"*So far:* the study gate has yet to be recorded for {late}." in text
-    assert "*So far*: backbones of its study are still to be recorded" in text
+    assert f"*So far:* the study gate is not recorded yet for {late}." in text
+    assert "*So far*: some backbones of its study" in text
     assert "*Not run yet*:" in text  # of a claim about a sweep that is to come
     held = [spec for spec in gate if spec.method == "caster" and spec.backbone != late]
     gains = [100 * record.gain for record in raw if record.spec in [s.plain() for s in held]]
@@ -290,9 +289,9 @@ def test_records_that_are_wrong_stop_it(place, tmp_path):
     ("old", "new", "told"),
     [
         ('table = "cost-ratios"', 'table = "cost-rations"', "R1: every: cost-rations"),
-        ('row = {beside = "tent"}', 'row = {beside = "sar"}', "the table has no such row"),
-        ('tables = ["gate"]', 'tables = ["gates"]', "gives no table 'gates'"),
-        ('figures = ["gate"]', 'figures = ["gates"]', "gives no figure 'gates'"),
+        ('"other method" = "tent"', '"other method" = "sar"', "the table has no such row"),
+        ('tables = ["gate"]', 'tables = ["gates"]', "has no table 'gates'"),
+        ('figures = ["gate"]', 'figures = ["gates"]', "has no figure 'gates'"),
     ],
 )
 def test_a_claim_that_names_what_is_not_there_stops_it(place, tmp_path, old, new, told):

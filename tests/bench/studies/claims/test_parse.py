@@ -6,9 +6,8 @@ import pytest
 
 from caster.errors import CasterError
 from caster.report.intervals import Interval
-from caster_bench.studies.claims.parse import read
-from caster_bench.studies.claims.rules import Rule
-from caster_bench.studies.claims.values import Printed, look_up
+from caster_bench.studies.claims.claim_file import read_claims
+from caster_bench.studies.claims.rules import Printed, Rule, look_up
 from caster_bench.studies.tables import Column, Table
 
 TEXT = """
@@ -59,7 +58,7 @@ def parsed(tmp_path, *changes):
         text = text.replace(old, new)
     path = tmp_path / "claims.toml"
     path.write_text(text, encoding="utf-8")
-    return read(path)
+    return read_claims(path)
 
 
 def test_a_file_is_read(tmp_path):
@@ -83,16 +82,16 @@ def test_a_file_is_read(tmp_path):
         ("By {gain}", "By {gian}", "did you mean 'gain'"),
         ("Gains of {gain}", "Gains of 12.5", "intro: a figure is typed by hand"),
         ('id = "A2"', 'id = "A1"', "there are two claims A1"),
-        ("near = 1", "near = 1, least = 2", "a test has one rule of"),
-        ("near = 1, ", "", "a test has one rule of"),
+        ("near = 1", "near = 1, least = 2", "a test has exactly one rule of"),
+        ("near = 1, ", "", "a test has exactly one rule of"),
         ('"gated"], ', '"gatde"], ', "the paper's figures have no certificate.gatde"),
-        ('paper = ["certificate", "gated"], ', "", "needs a figure of the paper's"),
+        ('paper = ["certificate", "gated"], ', "", "needs a figure of the paper"),
         ("near = 1", 'near = "one"', "must be a number"),
-        ('why = "Nothing here has wings."', "", "tests, or a proof, or says why it has none"),
+        ('why = "Nothing here has wings."', "", "exactly one of 'tests', 'proof' and 'why'"),
         ('sweep = "every"\n\n', 'sweep = "evry"\n\n', "did you mean 'every'"),
         ('column = "gain", interval', 'colum = "gain", interval', "did you mean 'column'"),
         ('row = {data = "a"}, column = "gain", interval', 'column = "gain", interval', "'row'"),
-        ('document = "CLAIMS.md"', "", "'document' must be there"),
+        ('document = "CLAIMS.md"', "", "'document' is missing"),
     ],
 )
 def test_what_is_wrong_is_told_in_a_line(tmp_path, old, new, told):
@@ -136,7 +135,7 @@ def test_figures_by_their_place(tmp_path, words, value, text):
         ('row = {data = "a"}, column = "loss"', "no column 'loss', but data, τ, gain"),
         ('row = {date = "a"}, column = "gain"', "no column 'date'"),
         ('row = {data = "a"}, column = "gain", interval = "τ"', "has no intervals"),
-        ('row = {data = "a"}, column = "data", less = {column = "gain"}', "is no number"),
+        ('row = {data = "a"}, column = "data", less = {column = "gain"}', "is not a number"),
     ],
 )
 def test_a_place_that_is_not_there_is_an_error(tmp_path, words, told):

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands of `caster bench` have."""
+"""Arguments and options shared by several commands of `caster bench`."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ import typer
 SweepFile = Annotated[Path, typer.Argument(metavar="SWEEP", help="TOML file of the sweep.")]
 Runs = Annotated[
     Path | None,
-    typer.Option("--out", metavar="RUNS", help="Folder of the run; runs/NAME of the sweep."),
+    typer.Option("--out", metavar="RUNS", help="Folder of the run. [default: runs/NAME]"),
 ]
 Root = Annotated[
     Path | None,
-    typer.Option(metavar="FOLDER", help="What checkpoints are relative to; the current folder."),
+    typer.Option(
+        metavar="FOLDER",
+        help="Folder that checkpoint paths are relative to. [default: the current folder]",
+    ),
 ]
-Only = Annotated[str | None, typer.Option(metavar="STUDY", help="The cells of one study only.")]
+Only = Annotated[str | None, typer.Option(metavar="STUDY", help="Only the cells of one study.")]
 Backbones = Annotated[
     list[str] | None,
     typer.Option(
         "--backbone",
         metavar="NAME",
-        help="The cells of this backbone only, as the sweep names it; give it several times for "
-        "several. The others need not be there, and are not refused.",
+        help="Only the cells of this backbone, by its name in the sweep; repeat it for several. "
+        "The others need not exist and are not rejected.",
     ),
 ]

@@ -13,14 +13,14 @@ from caster_bench.cli.bench_options import Backbones, Only, Root, Runs, SweepFil
 
 if TYPE_CHECKING:
     from caster_bench.records import Records
+    from caster_bench.studies.check_cells import Problem
     from caster_bench.studies.results import Results
-    from caster_bench.studies.verify import Problem
     from caster_bench.sweeps import Sweep
 
 PackFolder = Annotated[
     Path | None,
     typer.Option(
-        "--records", metavar="DIR", help="Packed records of `caster bench pack`, in place of a run."
+        "--records", metavar="DIR", help="Packed records of `caster bench pack`, instead of a run."
     ),
 ]
 
@@ -33,20 +33,20 @@ def verify(
     only: Only = None,
     backbone: Backbones = None,
 ) -> None:
-    """Whether the records of a sweep are whole, unchanged and consistent.
+    """Check that the records of a sweep are complete, unchanged and consistent.
 
-    Every metric is recomputed from samples and batches. What is missing or wrong is listed, and
-    the exit status is then 1. Of one study or some backbones all records must be there; what is
-    recorded of the others is verified as well.
+    Every metric is recomputed from samples and batches. Anything missing or wrong is listed, and
+    the exit status is then 1. With --only or --backbone, all records of that part must exist; any
+    other records are verified as well.
     """
-    from caster_bench.studies.verify import compared
+    from caster_bench.studies.check_cells import compared
     from caster_bench.sweeps import read
 
     results = _verified(read(sweep), out, records, root, only, backbone)
     refused = f", {len(results.refused):,} of them refused" if results.refused else ""
     say(
         f"{counted(len(results.sweep.cells), 'cell')} verified{refused}, "
-        f"{compared(results.sweep, root)}: nothing is wrong."
+        f"{compared(results.sweep, root)}: no problems found."
     )
     if results.part:
         say(results.part)
@@ -63,25 +63,24 @@ def report(
     only: Only = None,
     backbone: Backbones = None,
 ) -> None:
-    """Tables, figures and a page of a sweep, from verified records alone.
+    """Write tables, figures and a page for a sweep, from verified records only.
 
     Markdown, LaTeX and CSV tables, PDF, SVG and PNG figures, and one HTML page to read them on.
-    With anything missing or wrong in the records, that is listed and nothing is written. A report
-    of one study or some backbones says so; what is missing of the others does not matter to it.
+    If anything is missing or wrong in the records, it is listed and nothing is written. A report on
+    one study or some backbones says so; it does not need the records of the others.
     """
     from caster.report import check_can_draw
     from caster_bench.sweeps import read
 
     check_can_draw()
-    from caster_bench.studies import write
+    from caster_bench.studies.report import PAGE, TEXT, check_folder, write_report
 
-    write.check_folder(folder)
+    check_folder(folder)
     results = _verified(read(sweep), out, records, root, only, backbone)
-    made = write.write(results, folder)
-    for section in made:
+    for section in write_report(results, folder):
         for sentence in section.found:
             say(sentence)
-    say(f"Written: {folder / write.PAGE}, {folder / write.TEXT}, tables and figures beside them")
+    say(f"Written: {folder / PAGE}, {folder / TEXT}, with tables and figures")
 
 
 def pack(
@@ -93,22 +92,22 @@ def pack(
     records: PackFolder = None,
     root: Root = None,
 ) -> None:
-    """Pack the records of a run in few small files, for a repository.
+    """Pack the records of a run into a few small files, for a repository.
 
-    Nothing of them is lost but the fitted states, whose digests they have. Cells that are packed
-    already stay as they are, so that runs of several days or machines can be added to one another;
-    what was packed on another machine is added with `--records`. Backbones that were refused give
-    way to what a later run has of them. What is there must verify, but for cells that are missing;
-    otherwise nothing is written.
+    Only the fitted states are left out; the records keep their digests. Cells already in the pack
+    stay as they are, so runs from several days or machines can be combined; use --records to add
+    another pack. A refused backbone is replaced by what a later run recorded for it. Everything
+    except missing cells must verify, otherwise nothing is written.
     """
     from caster_bench.engine.pack import pack as pack_run
     from caster_bench.records import Pack
     from caster_bench.sweeps import read
 
-    known = read(sweep)
-    where = _where(known, out, records)
+    parsed = read(sweep)
     with progress_bar() as progress:
-        packed, problems = pack_run(known, where, Pack(folder), root, progress)
+        packed, problems = pack_run(
+            parsed, _location(parsed, out, records), Pack(folder), root, progress
+        )
     if packed is None:
         raise _listed(problems, folder)
     left = f"; {packed.missing:,} of the sweep are missing" if packed.missing else ""
@@ -119,38 +118,41 @@ def pack(
 
 
 def claims(
-    file: Annotated[Path, typer.Argument(metavar="CLAIMS", help="TOML file of the claims.")],
+    file: Annotated[Path, typer.Argument(metavar="CLAIMS", help="TOML file with the claims.")],
     into: Annotated[
         Path,
         typer.Option("--output", "-o", metavar="DIR", help="Where document and reports go."),
     ] = Path(),
     root: Annotated[
         Path,
-        typer.Option(metavar="FOLDER", help="What the paths in the file are relative to."),
+        typer.Option(metavar="FOLDER", help="Folder that paths in the file are relative to."),
     ] = Path(),
 ) -> None:
-    """A paper's claims beside what packed records say of them, in one document.
+    """Compare a paper's claims with packed records, in one document.
 
-    Rules and words are of the file, figures of verified records alone. Claims whose study is not
-    recorded in full are named as not run yet. With anything wrong in the records, that is listed
-    and nothing is written.
+    The file gives rules and text; all figures come from verified records. Claims whose study is not
+    fully recorded are marked as not run yet. If anything is wrong in the records, it is listed and
+    nothing is written.
     """
     from caster.report import check_can_draw
 
     check_can_draw()
-    from caster_bench.studies.claims.evidence import gather
-    from caster_bench.studies.claims.parse import read
-    from caster_bench.studies.claims.write import write
+    from caster_bench.studies.claims.claim_file import read_claims
+    from caster_bench.studies.claims.document import write_document
+    from caster_bench.studies.claims.verdicts import gather
 
-    held = read(file)
+    parsed = read_claims(file)
     with progress_bar() as progress:
-        evidence, problems = gather(held, root, progress)
+        evidence, problems = gather(parsed, root, progress)
     if problems:
-        raise _listed(problems, root / held.records)
-    for verdict, count in write(held, evidence, into).items():
+        raise _listed(problems, root / parsed.records)
+    for verdict, count in write_document(parsed, evidence, into).items():
         say(f"{counted(count, 'claim')} {verdict}")
-    reports = f", and reports in {into / held.reports}" if (into / held.reports).exists() else ""
-    say(f"Written: {into / held.document}{reports}")
+    folder = into / parsed.reports
+    say(
+        f"Written: {into / parsed.document}"
+        f"{f', and reports in {folder}' if folder.exists() else ''}"
+    )
 
 
 def _verified(
@@ -161,35 +163,35 @@ def _verified(
     only: str | None,
     backbones: list[str] | None,
 ) -> Results:
-    """The results of a run, or of a part; what is wrong with its records ends the command."""
-    from caster_bench.studies.read import load, restricted
-    from caster_bench.sweeps import chosen
+    """Load the results of a run, or of a part; problems in its records end the command."""
+    from caster_bench.studies.results import load, restrict
+    from caster_bench.sweeps import select
 
-    part = chosen(sweep, only, backbones or ())
-    where = _where(sweep, out, packed)
+    part = select(sweep, only, backbones or ())
+    location = _location(sweep, out, packed)
     with progress_bar() as progress:
-        results, problems = load(sweep, where, root, progress, part.cells)
+        results, problems = load(sweep, location, root, progress, part.cells)
     if results is None:
-        raise _listed(problems, where)
-    return restricted(results, part)
+        raise _listed(problems, location)
+    return restrict(results, part)
 
 
-def _where(sweep: Sweep, out: Path | None, packed: Path | None) -> Records:
-    """Where the records of a sweep lie, in a run or packed."""
+def _location(sweep: Sweep, out: Path | None, packed: Path | None) -> Records:
+    """Where the records of a sweep are: a run's folder or a pack."""
     from caster_bench.records import Pack
 
     if out is not None and packed is not None:
-        raise CasterError("records are in a run or packed: give --out or --records, not both")
+        raise CasterError("records come from a run or a pack: use --out or --records, not both")
     if packed is not None and not packed.is_dir():
         raise CasterError(f"there is no folder {packed}")
     return Pack(packed) if packed is not None else out or Path("runs") / sweep.name
 
 
-def _listed(problems: list[Problem], where: Records) -> typer.Exit:
-    """Print what is wrong with records; what ends the command."""
-    from caster_bench.studies.checks.problem import lines
+def _listed(problems: list[Problem], records: Records) -> typer.Exit:
+    """Print the problems of records, and return what ends the command."""
+    from caster_bench.studies.check_cells import lines
 
     for line in lines(problems):
         say(line, errors)
-    say(f"caster: {counted(len(problems), 'problem')} in the records of {where}", errors)
+    say(f"caster: {counted(len(problems), 'problem')} in the records of {records}", errors)
     return typer.Exit(1)

@@ -12,7 +12,7 @@ from caster.cli.console import counted, progress_bar, say, size
 from caster.cli.image_options import DataRoot, MaxOption, limits_of, opened
 from caster.errors import CasterError
 
-GO_ON = "what is finished is kept: run it again to go on"
+RESUME = "run it again to resume"
 
 
 def corrupt(
@@ -21,10 +21,10 @@ def corrupt(
         typer.Argument(
             metavar="DATA",
             help="Labelled images: a named set such as cifar10:test, an .npz with `images` and "
-            "`labels`, or a folder with one folder a class.",
+            "`labels`, or a folder with one folder per class.",
         ),
     ],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write, or to go on with.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write or to resume.")],
     corruption: Annotated[
         list[str] | None,
         typer.Option(
@@ -34,12 +34,12 @@ def corrupt(
         ),
     ] = None,
     severity: Annotated[str, typer.Option(help="Such as 1-5, 3 or 1,3,5.")] = "1-5",
-    seed: Annotated[int, typer.Option(min=0, help="Of the random numbers.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
     workers: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Processes; the bytes are the same for any number. [default: one a processor]",
+            help="Processes; the bytes do not depend on it. [default: one per processor]",
             show_default=False,
         ),
     ] = None,
@@ -53,8 +53,8 @@ def corrupt(
     """Make a corrupted copy of a set: nineteen corruptions at five severities.
 
     Arrays become the files of CIFAR-C, image files the folders of ImageNet-C (224 pixels, JPEG).
-    A manifest beside them says how they were made, with their digests. The same command goes on
-    from where it was interrupted.
+    A manifest records how they were made, and their digests. The same command resumes an
+    interrupted run.
     """
     names, severities = _names(corruption or ["all"]), _severities(severity)
     limits = limits_of(larger)
@@ -73,23 +73,23 @@ def corrupt(
                 progress=progress,
             )
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(GO_ON) from None
-    there = f", {done.kept:,} there already" if done.kept else ""
-    combinations = f"{counted(done.made, 'combination')} of corruption and severity made{there}"
+            raise KeyboardInterrupt(RESUME) from None
+    existing = f", {done.existing:,} there already" if done.existing else ""
+    combinations = f"{counted(done.made, 'combination')} of corruption and severity made{existing}"
     say(f"{counted(done.images, 'image')}: {combinations}")
-    say(f"Written: {out}, as {done.layout} ({size(done.size)}); {out / 'manifest.json'} says how")
+    say(f"Written: {out}, as {done.layout} ({size(done.size)}); see {out / 'manifest.json'}")
 
 
-def _names(given: list[str]) -> list[str]:
+def _names(values: list[str]) -> list[str]:
     from caster_bench.data.corruptions import CORRUPTIONS, REPORTED, SPARE
 
     groups = {"all": CORRUPTIONS, "reported": REPORTED, "spare": SPARE}
-    words = [word.strip() for one in given for word in one.split(",")]
+    words = [word.strip() for value in values for word in value.split(",")]
     return [name for word in words for name in groups.get(word, (word,))]
 
 
 def _severities(text: str) -> list[int]:
-    """The severities that a text such as 1-3,5 means.
+    """Parse severities such as 1-3,5.
 
     >>> _severities("1-3,5")
     [1, 2, 3, 5]
@@ -103,12 +103,13 @@ def _severities(text: str) -> list[int]:
             low, high = 0, -1
         if not 1 <= low <= high <= 5:
             raise CasterError(
-                f"{text!r} are no severities: say numbers from 1 to 5, as in 1-5, 3 or 1,3,5"
+                f"{text!r} is not a list of severities: give numbers from 1 to 5, as in 1-5, 3 or "
+                "1,3,5"
             )
         found += range(low, high + 1)
     return found
 
 
 def _processors() -> int:
-    """Those that this process may use."""
+    """Count the processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

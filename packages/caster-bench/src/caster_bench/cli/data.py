@@ -12,8 +12,8 @@ from caster.cli.console import output, progress_bar, say
 from caster.cli.image_options import DataRoot
 
 if TYPE_CHECKING:
-    from caster_bench.data.sets.check import Checked
-    from caster_bench.data.sets.layout import Splits
+    from caster_bench.data.sets.check import SetStatus
+    from caster_bench.data.sets.dataset import SplitGroup
 
 SHOWN = 8  # lines of a kind on a terminal
 SetName = Annotated[
@@ -22,87 +22,93 @@ SetName = Annotated[
 
 
 def list_sets() -> None:
-    """List the published sets that have a loader, where they come from, and their licences.
+    """List the published sets that have a loader, their sources and licences.
 
-    Besides, any folder with one folder a class, and any .npz file with `images` and `labels`, is
-    a set: give its path.
+    Any folder with one folder per class, and any .npz file with `images` and `labels`, can be used
+    too: give its path.
     """
     from caster_bench.data.sets import SETS
 
     for name, data in SETS.items():
-        splits = ", ".join(map(_spelt, data.splits))
-        classes = f"{data.present} of {data.classes:,}" if data.present else f"{data.classes:,}"
+        splits = ", ".join(map(_describe, data.splits))
+        classes = f"{data.classes:,}"
+        if data.classes_present:
+            classes = f"{data.classes_present} of {classes}"
         say(f"{name:<16} {data.title}: {splits} images, {classes} classes")
         how = f"caster data get {name}" if data.archives else "by hand"
-        say(f"{'':<16} {data.source} ({how})")
+        say(f"{'':<16} {data.page} ({how})")
         say(f"{'':<16} licence: {data.licence}")
 
 
 def check(name: SetName, data_root: DataRoot = None) -> None:
-    """Say whether a set is there, and all of it: files, counts, and digests where they are known.
+    """Check that a set is complete: files, counts, and published digests.
 
-    Ends with status 1 where something is missing or not as it was published.
+    Exits with status 1 if anything is missing or differs from what was published.
     """
-    from caster_bench.data.sets import check as checks
+    from caster_bench.data.sets.check import check as check_set
 
-    with progress_bar() as report:
-        checked = checks.check(name, data_root, report)
-    _show(checked)
-    if not checked.complete:
+    with progress_bar() as progress:
+        status = check_set(name, data_root, progress)
+    _show(status)
+    if not status.complete:
         raise typer.Exit(1)
 
 
 def get(name: SetName, data_root: DataRoot = None) -> None:
-    """Download a set, or what is missing of it, where its publisher lets anyone do so.
+    """Download a set, or what is missing of it, if its publisher allows anyone to.
 
-    A download that was interrupted goes on where it stopped, and every file is compared with its
-    published digest. Sets that need their publisher's leave say where to ask.
+    Interrupted downloads are resumed, and every file is verified against its published digest. For
+    other sets, prints where to request access.
     """
-    from caster_bench.data.sets import check as checks
-    from caster_bench.data.sets import get as gets
+    from caster_bench.data.sets import download
+    from caster_bench.data.sets.check import check as check_set
 
-    with progress_bar(DownloadColumn()) as report:
+    with progress_bar(DownloadColumn()) as progress:
         try:
-            taken = gets.get(name, data_root, report)
+            archives = download.get(name, data_root, progress)
         except KeyboardInterrupt:
-            raise KeyboardInterrupt("what came is kept: run it again to go on") from None
-    with progress_bar() as report:
-        checked = checks.check(name, data_root, report)
-    for archive in taken:
+            raise KeyboardInterrupt(download.RESUME) from None
+    with progress_bar() as progress:
+        status = check_set(name, data_root, progress)
+    for archive in archives:
         kind = archive.digest.partition(":")[0].upper()
-        say(f"{archive.file}: its {kind} is the one that {archive.stated_by} states")
-    _show(checked)
-    if not checked.complete:
-        say("what was there before is left as it is: remove what is amiss, and get it anew")
+        say(f"{archive.file_name}: its {kind} matches the one from {archive.digest_source}")
+    _show(status)
+    if not status.complete:
+        say("existing files were left as they are: remove the wrong ones and get the set again")
         raise typer.Exit(1)
 
 
-def _show(checked: Checked) -> None:
-    if not checked.begun:
-        say(f"{checked.name} is not there")
-        _list(_missing(checked))
+def _show(status: SetStatus) -> None:
+    if not status.present:
+        say(f"{status.name} is not there")
+        _list(_missing(status))
         return
-    for split in checked.splits if len(checked.splits) <= SHOWN else ():
-        counted = "cannot be opened" if split.images is None else f"{split.images:,}"
-        say(f"  {split.split:<18} {counted} of {split.expected:,} images")
-    whole = sum(split.complete for split in checked.splits)
-    say(f"{checked.name} in {_places(checked)}: {whole} of {len(checked.splits)} splits complete")
-    _list(_missing(checked))
-    _list(checked.wrong())
-    changed = checked.changed()
-    _list([f"not the published file, for its MD5 is another: {path}" for path in changed])
-    if checked.published and not changed:
-        say(f"{len(checked.published)} files have the published MD5")
-    say("complete" if checked.complete else "not complete, or not as published")
+    for split in status.splits if len(status.splits) <= SHOWN else ():
+        count = "cannot be opened" if split.images is None else f"{split.images:,}"
+        say(f"  {split.split:<18} {count} of {split.expected:,} images")
+    complete = sum(split.complete for split in status.splits)
+    folders = ", ".join(dict.fromkeys(str(s.folder) for s in status.splits if s.present))
+    say(f"{status.name} in {folders}: {complete} of {len(status.splits)} splits complete")
+    _list(_missing(status))
+    _list(status.problems())
+    changed = status.changed()
+    _list([f"not the published file, its MD5 differs: {path}" for path in changed])
+    if status.digests_match and not changed:
+        say(f"{len(status.digests_match)} files have the published MD5")
+    say("complete" if status.complete else "not complete, or not as published")
 
 
-def _missing(checked: Checked) -> list[str]:
-    gaps = checked.gaps().items()
-    return [f"missing: {os.path.join(folder, file)}" for folder, files in gaps for file in files]
+def _missing(status: SetStatus) -> list[str]:
+    return [
+        f"missing: {os.path.join(folder, file)}"
+        for folder, files in status.missing().items()
+        for file in files
+    ]
 
 
 def _list(lines: list[str]) -> None:
-    """Every line where the output is piped, and on a terminal the first of them."""
+    """Print the first lines on a terminal, and all of them to a pipe."""
     shown = lines[:SHOWN] if output.is_terminal else lines
     for line in shown:
         say(line)
@@ -110,10 +116,6 @@ def _list(lines: list[str]) -> None:
         say(f"and {more:,} more: pipe the output to see them")
 
 
-def _places(checked: Checked) -> str:
-    return ", ".join(dict.fromkeys(str(split.folder) for split in checked.splits if split.begun))
-
-
-def _spelt(splits: Splits) -> str:
-    names = f"{len(splits.names)} of {splits.spelt}" if splits.spelt else ", ".join(splits.names)
-    return f"{names} {'each ' if len(splits.names) > 1 else ''}{splits.images:,}"
+def _describe(group: SplitGroup) -> str:
+    names = f"{len(group.names)} of {group.pattern}" if group.pattern else ", ".join(group.names)
+    return f"{names} {'each ' if len(group.names) > 1 else ''}{group.images:,}"

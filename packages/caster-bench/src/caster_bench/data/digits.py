@@ -1,4 +1,4 @@
-"""Real digits as images of 32 pixels: a data set that needs no download."""
+"""scikit-learn's digits as images of 32 pixels: a data set that needs no download."""
 
 from __future__ import annotations
 
@@ -17,25 +17,24 @@ SPLITS = ("train", "test")
 
 
 def open_data(source: str, root: Path | None = None) -> Images:
-    """Labelled images as `caster data` names them, or scikit-learn's digits.
+    """Open labelled images: scikit-learn's digits, or anything that `caster` opens.
 
     >>> test = open_data("digits:test")
     >>> len(test), test.read(0).shape, len(test.classes)
     (896, (32, 32, 3), 10)
     """
-    if source.partition(":")[0] == "digits":
-        return open_digits(source.partition(":")[2])
-    return open_images(source, root, labelled=True)
+    name, _, split = source.partition(":")
+    return open_digits(split) if name == "digits" else open_images(source, root, labelled=True)
 
 
 @cache
 def open_digits(split: str) -> Images:
-    """The halves of `caster demo`: 901 digits to learn from, 896 to be tested on."""
+    """Open one of the two halves that `caster demo` uses: 901 digits to train on, 896 to test."""
     if split not in SPLITS:
-        raise CasterError(f"the digits have no split {split!r}: say digits:train or digits:test")
-    from caster.report.demo.digits import WHITE, load
+        raise CasterError(f"digits has no split {split!r}: choose digits:train or digits:test")
+    from caster.report.digits_demo import WHITE, split_digits
 
-    digits = load()
+    digits = split_digits()
     train = split == "train"
     images = digits.source if train else digits.target  # (n, 8, 8)
     labels = digits.source_labels if train else digits.target_labels
@@ -47,6 +46,6 @@ def open_digits(split: str) -> Images:
 
 
 def _image(pixels: NDArray[np.uint8], index: int) -> NDArray[np.uint8]:  # (SIDE, SIDE, 3)
-    times = SIDE // pixels.shape[1]
-    large = pixels[index].repeat(times, axis=0).repeat(times, axis=1)
+    scale = SIDE // pixels.shape[1]
+    large = pixels[index].repeat(scale, axis=0).repeat(scale, axis=1)
     return np.repeat(large[:, :, np.newaxis], 3, axis=2)

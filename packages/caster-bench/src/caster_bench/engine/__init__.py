@@ -1,1 +1,1 @@
-"""Sweeps at work: checkpoints admitted, cells run, raw records kept."""
+"""Run sweeps: admit checkpoints, run cells, write raw records."""

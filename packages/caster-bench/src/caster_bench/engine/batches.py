@@ -1,4 +1,4 @@
-"""The batches of a stream as a model takes them."""
+"""Batches of a stream or a source, preprocessed for a model."""
 
 from __future__ import annotations
 
@@ -12,75 +12,68 @@ from numpy.typing import NDArray
 from caster.config import IMAGES_AT_ONCE
 from caster.errors import CasterError
 from caster.models.protocol import FrozenModel
-from caster_bench.data.streams import Batch, Condition, Stream, make_stream
-from caster_bench.engine.settings import stream_settings
-from caster_bench.engine.shared_images import Codes, Pixels
-from caster_bench.sweeps import Spec
+from caster_bench.data.streams import Batch, Condition, Stream
+from caster_bench.engine.shared_images import ClassIndices, Pixels
 
-HOLD = 2**29  # bytes of prepared batches that are kept from one method to the next
-Prepare = Callable[[Pixels], Any]  # (B, H, W, 3) -> what the model takes
+CACHE_BYTES = 2**29  # preprocessed batches kept from one method to the next
+Preprocess = Callable[[Pixels], Any]  # (B, H, W, 3) -> a batch for the model
 
 
-def stream_of(spec: Spec, codes: Codes) -> Stream:
-    """The stream of a cell; labels plan it, and go no further than the record."""
-    return make_stream(codes, stream_settings(spec))
-
-
-class Prepared:
-    """A stream's batches, prepared: those of a small stream once for all methods."""
+class StreamBatches:
+    """The preprocessed batches of a stream; those of a small stream are cached for all methods."""
 
     def __init__(
         self,
         stream: Stream,
         pixels: Mapping[Condition | None, Pixels],
-        prepare: Prepare,
-        hold: bool = True,
+        preprocess: Preprocess,
+        cache: bool = True,
     ) -> None:
         self.plan: list[Batch] = list(stream)
-        self._pixels, self._prepare = pixels, prepare
-        shape = next(iter(pixels.values())).shape[1:]
-        floats = 4 * sum(len(batch.rows) for batch in self.plan) * int(np.prod(shape))
-        self._held: list[Any] | None = [None] * len(self.plan) if hold and floats <= HOLD else None
+        self._pixels, self._preprocess = pixels, preprocess
+        self._shape = next(iter(pixels.values())).shape[1:]
+        size = 4 * sum(len(batch.rows) for batch in self.plan) * int(np.prod(self._shape))
+        cached = cache and size <= CACHE_BYTES
+        self._cache: list[Any] | None = [None] * len(self.plan) if cached else None
 
     def __iter__(self) -> Iterator[Any]:
-        for at, batch in enumerate(self.plan):
-            if self._held is None:
-                yield self._made(batch)
+        for number, batch in enumerate(self.plan):
+            if self._cache is None:
+                yield self._make(batch)
                 continue
-            if self._held[at] is None:
-                self._held[at] = self._made(batch)
-            yield self._held[at]
+            if self._cache[number] is None:
+                self._cache[number] = self._make(batch)
+            yield self._cache[number]
 
-    def _made(self, batch: Batch) -> Any:
-        """What the model takes of a batch, every part of it under its own condition."""
+    def _make(self, batch: Batch) -> Any:
+        """Preprocess a batch, each part of it under its own condition."""
         parts = batch.parts()
         if len(parts) == 1:
-            return self._prepare(self._pixels[parts[0][0]][batch.rows])
-        shape = next(iter(self._pixels.values())).shape[1:]
-        images = np.empty((len(batch.rows), *shape), dtype=np.uint8)
-        for condition, places in parts:
-            images[places] = self._pixels[condition][batch.rows[places]]
-        return self._prepare(images)
+            return self._preprocess(self._pixels[parts[0][0]][batch.rows])
+        images = np.empty((len(batch.rows), *self._shape), dtype=np.uint8)
+        for condition, rows in parts:
+            images[rows] = self._pixels[condition][batch.rows[rows]]
+        return self._preprocess(images)
 
 
 @dataclass(eq=False)
-class Labelled:
-    """Labelled source batches, made anew whenever they are read: only their images are held."""
+class LabelledBatches:
+    """Labelled source batches, preprocessed again on every pass to save memory."""
 
     pixels: Pixels
-    codes: Codes
-    prepare: Prepare
-    reads: int = 0  # how often they have been, in whole or in part
+    labels: ClassIndices
+    preprocess: Preprocess
+    reads: int = 0  # passes begun so far
 
-    def __iter__(self) -> Iterator[tuple[Any, Codes]]:
+    def __iter__(self) -> Iterator[tuple[Any, ClassIndices]]:
         self.reads += 1
-        for start in range(0, len(self.codes), IMAGES_AT_ONCE):
+        for start in range(0, len(self.labels), IMAGES_AT_ONCE):
             rows = slice(start, start + IMAGES_AT_ONCE)
-            yield self.prepare(np.array(self.pixels[rows])), self.codes[rows]
+            yield self.preprocess(np.array(self.pixels[rows])), self.labels[rows]
 
 
-def preparing(model: FrozenModel) -> Prepare:
-    """What prepares images for a model; for a torch module on its device, byte by byte sent."""
+def preprocessor(model: FrozenModel) -> Preprocess:
+    """Return the function that turns pixels into batches; for a torch module, on its device."""
     stated = model.preprocessing
     if stated is None:
         raise CasterError(f"{model.name} does not say how images become batches")
@@ -89,7 +82,7 @@ def preparing(model: FrozenModel) -> Prepare:
     import torch
 
     if stated.range == 255 and set(stated.mean) == {0} and set(stated.std) == {1}:
-        return stated.batch  # pixels as they are
+        return stated.batch  # raw pixels
     device = model.device  # type: ignore[attr-defined]
     std = np.asarray(stated.std, dtype=np.float64)
 
@@ -98,10 +91,10 @@ def preparing(model: FrozenModel) -> Prepare:
 
     scale, shift = channels(stated.range / 255 / std), channels(-np.asarray(stated.mean) / std)
 
-    def prepare(pixels: Pixels) -> torch.Tensor:
-        placed = torch.from_numpy(np.ascontiguousarray(pixels)).to(device)
-        placed = placed.flip(-1) if stated.channels == "BGR" else placed
-        # Two roundings, as in Preprocessing: not one of a fused product and sum.
-        return placed.permute(0, 3, 1, 2).contiguous().mul(scale).add(shift)
+    def preprocess(pixels: Pixels) -> torch.Tensor:
+        images = torch.from_numpy(np.ascontiguousarray(pixels)).to(device)
+        images = images.flip(-1) if stated.channels == "BGR" else images
+        # Round twice, as Preprocessing does; a fused multiply-add would round once.
+        return images.permute(0, 3, 1, 2).contiguous().mul(scale).add(shift)
 
-    return prepare
+    return preprocess

@@ -1,9 +1,9 @@
-"""The cells of one stream: one frozen pass, every method on it, a record for each."""
+"""Run the cells of one stream: one frozen pass, every method on it, a record for each."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -12,152 +12,166 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from caster.adapt.protocol import Method, OnFeatures
+from caster.core.arrays import to_numpy
+from caster.core.verdict import KNOWN
 from caster.errors import CasterError, is_disk_full, machine_message
 from caster.models.protocol import Outputs
-from caster_bench.data.streams import Condition, Stream
-from caster_bench.engine.answers import Answers, follow
-from caster_bench.engine.batches import Prepared, stream_of
-from caster_bench.engine.record import Said, write_done, write_refused
-from caster_bench.engine.shared_images import under
-from caster_bench.engine.worker_cache import Subject, WorkerCache, quick_passes
+from caster_bench.data.streams import Batch, Condition, make_stream
+from caster_bench.engine.batches import StreamBatches
+from caster_bench.engine.cell_settings import stream_settings
+from caster_bench.engine.record import CellResult, write_done, write_rejected
+from caster_bench.engine.run_context import CPU
+from caster_bench.engine.shared_images import corrupted
+from caster_bench.engine.worker_cache import LoadedBackbone, WorkerCache, tf32_matmul
+from caster_bench.methods.protocol import Method, OnFeatures, Prediction
 from caster_bench.sweeps import Spec
 
-WARM = 5  # batches before a cell that is timed
+WARM_UP = 5  # batches before a timed cell
 MIB = 2**20
 
 
 @dataclass
-class Done:
-    """What came of some cells, and where the time went.
+class GroupResult:
+    """Failures and times of a group of cells.
 
-    Where several workers share a GPU, their passes include waiting for each other there.
+    Where several workers share a GPU, passes include waiting for each other.
     """
 
-    failures: list[tuple[Spec, str]] = field(default_factory=list)  # and why, in one line
+    failures: list[tuple[Spec, str]] = field(default_factory=list)  # cell, one-line reason
     seconds: float = 0.0
     passes: float = 0.0  # seconds in models and methods, not in the engine
 
 
-def run_group(cache: WorkerCache, specs: Sequence[Spec]) -> Done:
-    """Run cells of one stream, writing a record as soon as a cell is complete.
+def run_group(cache: WorkerCache, specs: Sequence[Spec]) -> GroupResult:
+    """Run cells of one stream, and write each record as soon as its cell is complete.
 
-    Of a cell that fails there is no record; the others go on.
+    A cell that fails has no record; the others continue.
     """
     began = perf_counter()
-    done = Done()
+    result = GroupResult()
     try:
         admission = cache.admission(specs[0])
         if admission.admitted:
-            group = _Group(cache, specs, cache.subject(specs[0], admission), done)
-            group.run(specs)
+            _Group(cache, specs, cache.backbone(specs[0], admission), result).run(specs)
         else:
             for spec in specs:
-                write_refused(cache.context, spec, admission)
-    except Exception as error:  # of what all of them share
+                write_rejected(cache.context, spec, admission)
+    except Exception as error:  # in something that all of them share
         if is_disk_full(error):
             raise
-        told = {spec for spec, _ in done.failures}
-        done.failures += [(spec, one_line(error)) for spec in specs if spec not in told]
-    done.seconds = perf_counter() - began
-    return done
+        failed = {spec for spec, _ in result.failures}
+        result.failures += [(spec, one_line(error)) for spec in specs if spec not in failed]
+    result.seconds = perf_counter() - began
+    return result
 
 
 class _Group:
-    """A stream and what the frozen model says of it, for one method after another."""
+    """A stream and the frozen model's outputs on it, shared by one method after another."""
 
     def __init__(
-        self, cache: WorkerCache, specs: Sequence[Spec], subject: Subject, done: Done
+        self,
+        cache: WorkerCache,
+        specs: Sequence[Spec],
+        backbone: LoadedBackbone,
+        result: GroupResult,
     ) -> None:
-        spec = specs[0]  # in all that shapes a stream, the others are the same
-        self.cache, self.subject, self.done = cache, subject, done
-        self.stream: Stream = stream_of(spec, subject.codes)
+        spec = specs[0]  # all cells of a group have the same stream
+        self.cache, self.backbone, self.result = cache, backbone, result
+        # Labels plan the stream; beyond that they only go into the record.
+        self.stream = make_stream(backbone.labels, stream_settings(spec))
         conditions: list[Condition | None] = [Condition(*pair) for pair in spec.conditions]
         pixels = {
-            c: under(cache.context, subject.target, c, spec.seed) for c in conditions or [None]
+            condition: corrupted(cache.context, backbone.target, condition, spec.seed)
+            for condition in conditions or [None]
         }
-        self.batches = Prepared(self.stream, pixels, subject.prepare, hold=not spec.alone)
-        cache.keep(specs)
+        self.batches = StreamBatches(self.stream, pixels, backbone.preprocess, not spec.alone)
+        cache.retain_methods(specs)
 
     def run(self, specs: Sequence[Spec]) -> None:
-        """One method after another: those on features share a pass, the others have a copy."""
+        """Run one method after another; methods on features share the frozen pass."""
         alone = specs[0].alone
-        with nullcontext() if alone else quick_passes(self.cache.context):
+        with nullcontext() if alone else tf32_matmul(self.cache.context):
             outputs, seconds, frozen = self._frozen_pass(keep=not alone)
         for spec in specs:
             with self._isolated(spec):
                 if alone:
-                    self._alone(spec, frozen)
+                    self._run_timed(spec, frozen)
                     continue
                 method = self._method(spec)
                 if isinstance(method, OnFeatures):
-                    found = self._followed(spec, method, method.answer, outputs, seconds)
+                    found = self._predict(spec, method, method.answer, outputs, seconds)
                 else:
-                    with quick_passes(self.cache.context):
-                        found = self._followed(spec, method, method.predict, self.batches)
+                    with tf32_matmul(self.cache.context):
+                        found = self._predict(spec, method, method.predict, self.batches)
                 self._write(spec, method, found, frozen)
 
     @contextmanager
     def _isolated(self, spec: Spec) -> Iterator[None]:
-        """A cell whose failure is noted, and stops no other, unless no other can be written."""
+        """Note a cell's failure and continue with the next, unless the disk is full."""
         try:
             yield
         except Exception as error:
             if is_disk_full(error):
                 raise
-            self.done.failures.append((spec, one_line(error)))
+            self.result.failures.append((spec, one_line(error)))
 
-    def _alone(self, spec: Spec, frozen: NDArray[np.int64]) -> None:
-        """A cell with nothing beside it, timed after a few batches that are not."""
-        self.cache.clear()
+    def _run_timed(self, spec: Spec, frozen: NDArray[np.int64]) -> None:
+        """Run a cell with nothing else in memory, timed after a few warm-up batches."""
+        self.cache.clear_methods()
         method = self._method(spec)
         method.reset()
-        warm = perf_counter()
-        for _, images in zip(range(WARM), self.batches, strict=False):
+        began = perf_counter()
+        for _, images in zip(range(WARM_UP), self.batches, strict=False):
             method.predict(images)
-        self.done.passes += perf_counter() - warm
-        peak = _Peak(self.cache.context.device)
-        found = self._followed(spec, method, method.predict, self.batches)
+        self.result.passes += perf_counter() - began
+        peak = _PeakMemory(self.cache.context.device)
+        found = self._predict(spec, method, method.predict, self.batches)
         self._write(spec, method, found, frozen, peak.mib())
-        self.cache.clear()
+        self.cache.clear_methods()
 
     def _frozen_pass(
         self, keep: bool
     ) -> tuple[list[Outputs], NDArray[np.float64], NDArray[np.int64]]:
-        """What the frozen model says of every batch, its seconds, and the classes it chooses."""
+        """Return the frozen model's outputs per batch, the seconds, and the predicted classes."""
         outputs: list[Outputs] = []
-        frozen = self.subject.frozen
+        frozen = self.backbone.frozen
 
-        def answer(images: Any) -> Any:
-            given = frozen.model(images)
+        def answer(images: Any) -> Prediction:
+            out = frozen.model(images)
             if keep:
-                outputs.append(given)
-            return frozen.answer(given)
+                outputs.append(out)
+            return frozen.answer(out)
 
-        found = follow(frozen.reset, answer, self.batches, self.batches.plan, self._synchronise)
-        self.done.passes += float(found.seconds.sum())
-        classes = found.classes if self.subject.has_head else np.full_like(found.classes, -1)
+        found = predict_stream(
+            frozen.reset, answer, self.batches, self.batches.plan, self._synchronise
+        )
+        self.result.passes += float(found.seconds.sum())
+        classes = found.classes if self.backbone.has_head else np.full_like(found.classes, -1)
         return outputs, found.seconds, classes
 
-    def _followed(
-        self, spec: Spec, method: Method, answer: Any, given: Any, shared: Any = 0.0
-    ) -> Answers:
-        """A method through the stream; `shared` are seconds of a pass that was made for it."""
+    def _predict(
+        self,
+        spec: Spec,
+        method: Method,
+        answer: Callable[[Any], Prediction],
+        inputs: Iterable[Any],
+        shared: Any = 0.0,  # seconds per batch of the frozen pass, for methods that use it
+    ) -> StreamPredictions:
         import torch
 
-        torch.manual_seed(spec.seed)  # for a method that draws from torch's own generator
-        found = follow(method.reset, answer, given, self.batches.plan, self._synchronise)
-        self.done.passes += float(found.seconds.sum())
+        torch.manual_seed(spec.seed)  # for methods that draw from torch's global generator
+        found = predict_stream(method.reset, answer, inputs, self.batches.plan, self._synchronise)
+        self.result.passes += float(found.seconds.sum())
         found.seconds[:] += shared
         return found
 
     def _method(self, spec: Spec) -> Method:
-        reads, began = self.subject.labelled.reads, perf_counter()
+        reads, began = self.backbone.source_batches.reads, perf_counter()
         try:
-            return self.cache.method(spec, self.subject)
+            return self.cache.method(spec, self.backbone)
         finally:
-            if self.subject.labelled.reads > reads:  # it was a pass over the source
-                self.done.passes += perf_counter() - began
+            if self.backbone.source_batches.reads > reads:  # a pass over the source
+                self.result.passes += perf_counter() - began
 
     def _synchronise(self) -> None:
         if self.cache.context.on_gpu:
@@ -169,21 +183,75 @@ class _Group:
         self,
         spec: Spec,
         method: Method,
-        found: Answers,
+        found: StreamPredictions,
         frozen: NDArray[np.int64],
         memory: float | None = None,
     ) -> None:
-        seal = self.subject.seal
-        seal.verify()
-        said = Said(method, found, frozen, seal.sha256, seal.sha256, memory)
-        write_done(self.cache.context, spec, self.subject, self.stream, said)
+        guard = self.backbone.guard
+        guard.verify()
+        result = CellResult(method, found, frozen, guard.sha256, guard.sha256, memory)
+        write_done(self.cache.context, spec, self.backbone, self.stream, result)
 
 
-class _Peak:
-    """The most memory a device holds from now on."""
+@dataclass(frozen=True, eq=False)
+class StreamPredictions:
+    """A method's predictions on a stream of N images in T batches."""
+
+    classes: NDArray[np.int64]  # (N,) in stream order
+    accepted: list[bool]  # (T,)
+    reason: list[str]
+    ratio: list[float | None]
+    confident: list[int | None]
+    confident_classes: list[int | None]
+    seconds: NDArray[np.float64]  # (T,)
+
+
+def predict_stream(
+    reset: Callable[[], None],  # of the method
+    answer: Callable[[Any], Prediction],
+    inputs: Iterable[Any],  # one per batch
+    plan: list[Batch],
+    synchronise: Callable[[], None],
+) -> StreamPredictions:
+    """Predict every batch in turn, and reset the method where a segment begins.
+
+    Times run from a preprocessed batch to the finished prediction, on a GPU until it is idle.
+    """
+    classes, predictions, seconds = [], [], []
+    for batch, item in zip(plan, inputs, strict=True):
+        if batch.starts_segment:
+            reset()
+        synchronise()
+        began = perf_counter()
+        prediction = answer(item)
+        chosen = to_numpy(prediction.logits).argmax(axis=1)
+        synchronise()
+        seconds.append(perf_counter() - began)
+        classes.append(chosen)
+        predictions.append(
+            (prediction.accepted, prediction.reason, prediction.ratio, prediction.verdict)
+        )  # without the logits, which may fill a GPU
+    accepted, reasons, ratios, verdicts = map(list, zip(*predictions, strict=True))
+    unknown = set(reasons) - KNOWN
+    if unknown:  # the record would never verify
+        known = ", ".join(sorted(KNOWN))
+        raise CasterError(f"the method gives the reason {min(unknown)!r}, not one of {known}")
+    return StreamPredictions(
+        classes=np.concatenate(classes),
+        accepted=accepted,
+        reason=reasons,
+        ratio=ratios,
+        confident=[None if v is None else v.confident for v in verdicts],
+        confident_classes=[None if v is None else v.classes for v in verdicts],
+        seconds=np.array(seconds),
+    )
+
+
+class _PeakMemory:
+    """The peak memory of a device from now on."""
 
     def __init__(self, device: str) -> None:
-        self.device = None if device == "cpu" else device
+        self.device = None if device == CPU else device
         if self.device is not None:
             import torch
 
@@ -192,7 +260,7 @@ class _Peak:
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def mib(self) -> float | None:
-        """In MiB; None on a CPU."""
+        """Return the peak in MiB; None on a CPU."""
         if self.device is None:
             return None
         import torch
@@ -201,8 +269,8 @@ class _Peak:
 
 
 def one_line(error: BaseException) -> str:
-    """What went wrong, on one line."""
+    """Format an error on one line."""
     if isinstance(error, MemoryError | RecursionError | OSError):
         error = CasterError(machine_message(error))
-    words = " ".join(str(error).split())[:300]
-    return words if isinstance(error, CasterError) else f"{type(error).__name__}: {words}"
+    message = " ".join(str(error).split())[:300]
+    return message if isinstance(error, CasterError) else f"{type(error).__name__}: {message}"

@@ -1,37 +1,59 @@
-"""Records of a run, or of another pack, added to a pack, if all that then lies there verifies."""
+"""Add the records of a run, or of another pack, to a pack, if everything then verifies."""
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from caster.errors import CasterError
-from caster.io.files import move_into_place
-from caster.io.lock import locked
-from caster_bench.records import Pack, Records, scan
-from caster_bench.records.layout import TEMPORARY
-from caster_bench.records.merge import Part, parts_of, write_parts
-from caster_bench.studies.checks.cells import check_cells
-from caster_bench.studies.checks.problem import Problem
-from caster_bench.studies.checks.sources import check_admissions
-from caster_bench.studies.read import load
+from caster.io.files import locked, move_into_place
+from caster_bench.records.digest import Parts, canonical, key_of, same, to_json
+from caster_bench.records.schema import RUN, Admission, Cell
+from caster_bench.records.shard import (
+    Row,
+    Stream,
+    open_shard,
+    open_streams,
+    streams_path,
+    write_shard,
+    write_streams,
+)
+from caster_bench.records.store import (
+    TEMPORARY,
+    Location,
+    Pack,
+    Records,
+    admission_path,
+    described,
+    read,
+    read_admission,
+    scan,
+)
+from caster_bench.studies.check_cells import Problem, check_admissions, check_cells
+from caster_bench.studies.results import load
 from caster_bench.studies.verify import Progress, foreign_streams
 from caster_bench.sweeps import Sweep
+from caster_bench.sweeps.spec import Spec
 
-LOCK, NEW = f".lock{TEMPORARY}", f".new{TEMPORARY}"  # in the folder of a pack, while it is written
-NAMED = 3  # cells in a line that refuses them; the rest are counted
+LOCK, NEW = f".lock{TEMPORARY}", f".new{TEMPORARY}"  # in the pack's folder while it is written
+NAMED = 3  # cells named in an error; the rest are counted
+LOCAL = ("seen", "files")  # fields of an admission that differ between machines
+Cells = dict[Spec, tuple[Cell, Location]]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What lies in a pack now."""
+    """Contents of a pack after packing."""
 
     cells: int
     new: int
-    missing: int  # cells of the sweep that are not in it yet
+    missing: int  # cells of the sweep not packed yet
     files: int
     size: int  # bytes
     largest: int
@@ -44,14 +66,14 @@ def pack(
     root: Path | None = None,
     progress: Progress | None = None,
 ) -> tuple[Outcome | None, list[Problem]]:
-    """Add the cells of a run that a pack lacks, or say what is wrong and change nothing.
+    """Add the cells of a run that a pack lacks, or return what is wrong and change nothing.
 
-    The run may be a part of the sweep; what is there of it, in the run and in the pack together,
-    must be without fault. That is found out on the very files that then take their place, one
-    by one: each is whole at any time, and the same command goes on where it was stopped.
+    The run may cover part of the sweep; what run and pack hold together must verify. The new files
+    themselves are verified and then moved into place one by one, so every file is complete at any
+    time and an interrupted command can be repeated.
     """
     if not scan(out).records:
-        raise CasterError(f"there are no records in {out}")
+        raise CasterError(f"no records in {out}")
     try:
         with _held(into) as new:
             return _pack(sweep, out, into, new, root or Path(), progress)
@@ -68,7 +90,7 @@ def _pack(
     there = scan(into)
     problems += [Problem("foreign", str(path)) for path in (*scan(out).foreign, *there.foreign)]
     problems += foreign_streams(there.streams, sweep)
-    if problems:  # known before a table is read
+    if problems:  # before any table is read
         return None, sorted(set(problems))
     changed = write_parts(parts, new.folder)
     packed = {spec for part in parts for spec in part.cells}
@@ -85,7 +107,7 @@ def _pack(
 
 
 def _check_kept(parts: Sequence[Part], sweep: Sweep, into: Pack) -> None:
-    """Refuse a pack of which cells are no longer in the sweep: nothing is taken out of a file."""
+    """Reject a pack with cells that the sweep no longer has: nothing is removed from a file."""
     gone = {spec: part.path.name for part in parts for spec in part.kept if spec not in sweep.cells}
     if not gone:
         return
@@ -93,12 +115,12 @@ def _check_kept(parts: Sequence[Part], sweep: Sweep, into: Pack) -> None:
     more = f"; and {len(gone) - NAMED} more" if len(gone) > NAMED else ""
     raise CasterError(
         f"{into} holds {len(gone)} cells that the sweep does not have ({named}{more}): delete "
-        f"{', '.join(sorted(set(gone.values())))} there, and pack what still holds from its run"
+        f"{', '.join(sorted(set(gone.values())))} there and pack the valid cells from their run"
     )
 
 
 def _early(parts: Sequence[Part], sweep: Sweep, root: Path) -> list[Problem]:
-    """What the descriptions of cells tell, before any table is read or written."""
+    """Problems visible in `cell.json` and admissions, before any table is read or written."""
     strange = [
         Problem("not of this sweep", f"{spec.full} in {where}")
         for part in parts
@@ -114,16 +136,18 @@ def _early(parts: Sequence[Part], sweep: Sweep, root: Path) -> list[Problem]:
 
 @contextmanager
 def _held(into: Pack) -> Iterator[Pack]:
-    """An empty folder for new files in that of a pack, which nobody else writes to meanwhile."""
+    """Lock a pack, and yield an empty folder inside it for new files."""
     folder = into.folder
     if folder.exists() and not folder.is_dir():
-        raise CasterError(f"cannot write {into}: it is not a folder")
+        raise CasterError(f"cannot write {into}: not a folder")
     if not folder.absolute().parent.is_dir():
         raise CasterError(f"cannot write {into}: there is no folder {folder.parent}")
     new = not folder.exists()
     folder.mkdir(exist_ok=True)
     try:
-        with locked(folder / LOCK, f"another `caster bench pack` writes to {into}: wait for it"):
+        with locked(
+            folder / LOCK, f"another `caster bench pack` is writing to {into}: wait for it"
+        ):
             _remove_leftovers(into)
             (folder / NEW).mkdir()
             try:
@@ -132,12 +156,175 @@ def _held(into: Pack) -> Iterator[Pack]:
                 shutil.rmtree(folder / NEW, ignore_errors=True)
     finally:
         if new:
-            with suppress(OSError):  # something lies there now
+            with suppress(OSError):  # not empty any more
                 folder.rmdir()
 
 
 def _remove_leftovers(into: Pack) -> None:
-    """Delete what a `pack` that was killed left."""
+    """Delete what a killed `pack` left."""
     for path in scan(into).leftovers:
         if path.name != LOCK:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+@dataclass(frozen=True)
+class Part:
+    """A file of the new pack: its admission, and where each of its cells is now."""
+
+    path: Path  # in the pack
+    admission: Admission
+    kept: Cells  # already in the pack
+    added: Cells  # not in the pack yet
+    both: Cells  # in both, whose records must agree
+
+    @property
+    def cells(self) -> Cells:
+        """All cells."""
+        return self.kept | self.added
+
+
+def parts_of(pack: Pack, out: Records) -> list[Part]:
+    """Plan a pack with the records of a run or of another pack added; no table is read.
+
+    For a cell that both have, the pack's record is kept. A refused backbone is replaced as a whole,
+    since its cells only say that something was missing: in the pack, by what the run has; in the
+    run, if it lacked a checkpoint, by what the pack has.
+    """
+    ours: dict[str, Cells] = defaultdict(dict)
+    for where in scan(out).records:
+        cell, spec = described(where)
+        _put(ours[f"{spec.backbone}--{spec.data}"], spec, cell, where)
+    names = {path.stem for path in scan(pack).admissions} | ours.keys()
+    return [_part(admission_path(pack, name), out, ours.get(name, {})) for name in sorted(names)]
+
+
+def _part(path: Path, out: Records, ours: Cells) -> Part:
+    theirs = _packed(path)
+    if not ours:
+        return Part(path, read_admission(path), theirs, {}, {})
+    admission = read_admission(admission_path(out, path.stem))
+    if not path.exists():
+        return Part(path, admission, {}, ours, {})
+    packed = read_admission(path)
+    if unlike := differences(packed, admission):
+        if admission.checkpoint is None and packed.checkpoint is not None:
+            return Part(path, packed, theirs, {}, {})
+        if not packed.admitted:
+            return Part(path, admission, {}, ours, {})
+        raise CasterError(
+            f"{path} and the records in {out} differ in {', '.join(unlike)}: "
+            "delete that file if it is out of date, and pack again"
+        )
+    both = {spec: own for spec, own in ours.items() if spec in theirs}
+    for spec, (cell, where) in both.items():
+        if key_of(cell.identity) != key_of(theirs[spec][0].identity):
+            raise CasterError(
+                f"{spec.full} in {where} was run with other settings or inputs than "
+                f"{theirs[spec][1]}: delete {path} if it is out of date, and pack again"
+            )
+    added = {spec: own for spec, own in ours.items() if spec not in theirs}
+    return Part(path, packed, theirs, added, both)
+
+
+def _packed(path: Path) -> Cells:
+    """All cells of a file, which may not exist yet."""
+    found: Cells = {}
+    for number in range(open_shard(path).rows if path.exists() else 0):
+        row = Row(path, number)
+        cell, spec = described(row)
+        _put(found, spec, cell, row)
+    return found
+
+
+def _put(found: Cells, spec: Spec, cell: Cell, where: Location) -> None:
+    if spec in found:
+        raise CasterError(
+            f"{spec.full} is recorded twice, in {found[spec][1]} and {where}: delete the one that "
+            "is out of date"
+        )
+    found[spec] = cell, where
+
+
+def differences(one: Admission, other: Admission) -> list[str]:
+    """Fields in which two admissions of a backbone on data differ, apart from `LOCAL`."""
+    return [
+        name
+        for name, value in vars(one).items()
+        if name not in LOCAL and canonical(value) != canonical(getattr(other, name))
+    ]
+
+
+def write_parts(parts: Iterable[Part], into: Path) -> list[Path]:
+    """Write the files of a pack to an empty folder, and return those that are new or changed.
+
+    Unchanged files are linked.
+    """
+    changed: list[Path] = []
+    streams: dict[str, Stream] = {}
+    data: dict[Path, set[str]] = defaultdict(set)  # streams that each file must hold
+    for part in parts:
+        path = into / part.path.name
+        _check_both(part)
+        if part.added:
+            changed.append(path)
+            streams |= write_shard(path, to_json(part.admission), _rows(part))
+        else:
+            _link(part.path, path)
+        data[streams_path(part.path)] |= set(open_shard(path).streams) - {""}
+    for path, keys in data.items():
+        if _write_streams(path, keys, streams, into / path.name):
+            changed.append(into / path.name)
+    return changed
+
+
+def _write_streams(path: Path, keys: set[str], new: Mapping[str, Stream], to: Path) -> bool:
+    """Write the streams of a data set, adding those of new cells; return whether they changed."""
+    held = open_streams(path) if path.exists() else None
+    if held is not None and keys == held.rows.keys():
+        _link(path, to)
+        return False
+    if not keys:  # all cells were refused
+        return False
+    old = {key: held.at(key) for key in keys & held.rows.keys()} if held is not None else {}
+    write_streams(to, {key: old[key] if key in old else new[key] for key in keys})
+    return True
+
+
+def _check_both(part: Part) -> None:
+    """Reject a run whose records disagree with the pack."""
+    for spec, (cell, where) in part.both.items():
+        kept, row = part.kept[spec]
+        if cell.tables == kept.tables and _words(cell) == _words(kept):
+            continue
+        if not same(_parts(row), _parts(where)):
+            raise CasterError(
+                f"{where} disagrees with the packed result of the same cell: find out why two "
+                "runs differ"
+            )
+
+
+def _words(cell: Cell) -> str:
+    return canonical({name: value for name, value in vars(cell).items() if name not in RUN})
+
+
+def _rows(part: Part) -> list[Parts]:
+    return [_parts(part.cells[spec][1]) for spec in sorted(part.cells, key=_order)]
+
+
+def _parts(where: Location) -> Parts:
+    record = read(where)
+    return record.cell, record.samples, record.batches
+
+
+def _order(spec: Spec) -> tuple[Any, ...]:
+    """Sort key that keeps similar cells together: first the order, then the stream."""
+    order = (spec.batch_size, spec.order, repr(spec.order_settings), spec.schedule, spec.last)
+    stream = (spec.seed, spec.alone, spec.conditions)
+    return (*order, *stream, spec.method, repr(spec.settings))
+
+
+def _link(path: Path, to: Path) -> None:
+    try:
+        os.link(path, to)
+    except OSError:  # not every file system supports links
+        shutil.copyfile(path, to)

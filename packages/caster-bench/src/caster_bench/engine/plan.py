@@ -1,79 +1,89 @@
-"""What of a sweep is done, what is missing, and what lies there that is neither."""
+"""Compare a sweep with its records: which cells are done, missing or stale, and their cost."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 from caster.errors import CasterError
-from caster_bench.engine.admit import admission_of
-from caster_bench.engine.describe import identity_of
+from caster_bench.data.digits import open_data
+from caster_bench.engine.admit import current_admission
+from caster_bench.engine.cell_settings import check_settings, entry_of
+from caster_bench.engine.record import identity_of
 from caster_bench.engine.run_context import RunContext
-from caster_bench.engine.settings import check_settings
+from caster_bench.engine.shared_images import Group
+from caster_bench.methods.registry import Entry
 from caster_bench.records.digest import key_of
-from caster_bench.records.layout import cells_of, scan
-from caster_bench.records.reader import is_whole, read_cell
 from caster_bench.records.schema import REFUSED, Admission
-from caster_bench.sweeps import Spec, Sweep, chosen
+from caster_bench.records.store import Record, cells_of, is_whole, read, read_cell, scan
+from caster_bench.sweeps import Spec, Sweep, select
 
 Pair = tuple[str, str]  # backbone and data
-Group = tuple[Spec, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The cells of a sweep, or of some of them, beside the records there are."""
+    """The cells of a sweep, or some of them, and the records that exist."""
 
     context: RunContext
     wanted: list[Spec]
-    admissions: dict[Pair, Admission | None]  # None: nobody has looked yet, or it is out of date
-    keys: dict[Spec, str]  # of cells whose backbone has been looked at
-    there: frozenset[str]  # keys of records that look whole
-    damaged: frozenset[str]  # of records of the sweep that do not, and are made again
-    foreign: frozenset[str]  # of records that belong to no cell as the sweep now is
+    admissions: dict[Pair, Admission | None]  # None: not decided yet, or out of date
+    keys: dict[Spec, str]  # of cells whose backbone is decided
+    complete: frozenset[str]  # keys of records that look complete
+    damaged: frozenset[str]  # keys of the sweep's records that do not, to be made again
+    foreign: frozenset[str]  # keys of records of no cell of the sweep as it is now
 
     def admission(self, spec: Spec) -> Admission | None:
-        """Of a cell's backbone on its data."""
+        """Return the admission of a cell's backbone on its data."""
         return self.admissions[spec.backbone, spec.data]
 
-    def is_there(self, spec: Spec) -> bool:
-        """Whether a cell has a record, of what it did or why it was refused."""
-        return self.keys.get(spec) in self.there
+    def has_record(self, spec: Spec) -> bool:
+        """Whether a cell has a record, done or rejected."""
+        return self.keys.get(spec) in self.complete
 
     @property
     def missing(self) -> list[Spec]:
         """Cells without a record."""
-        return [spec for spec in self.wanted if not self.is_there(spec)]
+        return [spec for spec in self.wanted if not self.has_record(spec)]
 
     @property
-    def refused(self) -> list[Spec]:
-        """Cells with a record that says they were refused."""
-        there = (spec for spec in self.wanted if self.is_there(spec))
-        return [spec for spec in there if not getattr(self.admission(spec), "admitted", False)]
+    def rejected(self) -> list[Spec]:
+        """Cells with a record that says their backbone was rejected."""
+        recorded = (spec for spec in self.wanted if self.has_record(spec))
+        return [spec for spec in recorded if not getattr(self.admission(spec), "admitted", False)]
 
     @property
-    def unknown(self) -> list[Pair]:
-        """Backbones on data whose admission is to be decided before their cells can run."""
+    def undecided(self) -> list[Pair]:
+        """Backbones on data to be admitted before their cells can run."""
         pairs = dict.fromkeys((spec.backbone, spec.data) for spec in self.wanted)
         return [pair for pair in pairs if self.admissions[pair] is None]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every cell of the whole sweep, wanted or not, has a record."""
+        decided = all(admission is not None for admission in self.admissions.values())
+        return decided and self.complete.issuperset(self.keys.values())
 
 
 def make_plan(
     sweep: Sweep,
     context: RunContext,
     only: str | None = None,  # a study
-    known: Mapping[Pair, Admission | None] | None = None,  # admissions that were looked at before
-    backbones: Sequence[str] = (),  # none means all
+    known: Mapping[Pair, Admission | None] | None = None,  # admissions decided before
+    backbones: Sequence[str] = (),  # empty: all
 ) -> Plan:
-    """Compare a sweep with the folder of its run; nothing is run or written."""
+    """Compare a sweep with the folder of its run, without running or writing anything."""
     check_settings(sweep.cells)
-    wanted = list(chosen(sweep, only, backbones).cells)
+    wanted = list(select(sweep, only, backbones).cells)
     pairs = dict.fromkeys((spec.backbone, spec.data) for spec in sweep.cells)
-    traits: dict[str, str] = {}
+    digests: dict[str, str] = {}
     before = known or {}
     admissions = {
-        pair: before.get(pair) or admission_of(context, *pair, traits=traits) for pair in pairs
+        pair: before.get(pair) or current_admission(context, *pair, digests) for pair in pairs
     }
     keys = {}
     for spec in sweep.cells:
@@ -82,16 +92,16 @@ def make_plan(
             keys[spec] = key_of(identity_of(spec, admission))
     found = {folder.name: folder for folder in scan(context.out).cells}
     ours = found.keys() & set(keys.values())
-    there = frozenset(key for key in ours if is_whole(found[key]))
+    complete = frozenset(key for key in ours if is_whole(found[key]))
     decided = all(admission is not None for admission in admissions.values())
     foreign = frozenset(found.keys() - ours) if decided else frozenset()
-    return Plan(context, wanted, admissions, keys, there, frozenset(ours - there), foreign)
+    return Plan(context, wanted, admissions, keys, complete, frozenset(ours - complete), foreign)
 
 
-def take_back(plan: Plan) -> int:
-    """Delete damaged records, which are made again, and refusals that no longer hold.
+def remove_stale(plan: Plan) -> int:
+    """Delete damaged records, which are made again, and rejections that no longer apply.
 
-    How many records of another making are left.
+    Return how many foreign records are left.
     """
     for key in plan.damaged:
         shutil.rmtree(cells_of(plan.context.out) / key)
@@ -99,29 +109,131 @@ def take_back(plan: Plan) -> int:
     for key in sorted(plan.foreign):
         folder = cells_of(plan.context.out) / key
         try:
-            refused = read_cell(folder).status == REFUSED
-        except CasterError:  # damaged: for `caster bench verify` to tell
-            refused = False
-        if refused:  # it says nothing but that something was not there
+            rejected = read_cell(folder).status == REFUSED
+        except CasterError:  # damaged: `caster bench verify` reports it
+            rejected = False
+        if rejected:  # it holds no results
             shutil.rmtree(folder)
-        left += not refused
+        left += not rejected
     return left
 
 
 def groups_of(specs: Sequence[Spec]) -> Iterator[Group]:
-    """Cells of one stream together, a backbone after the other, and those to be timed last.
+    """Group cells by stream, one backbone after another, and timed cells last.
 
-    A cell that is timed is a group of its own: nothing may be shared with it.
+    A timed cell is a group of its own, so that it shares nothing.
     """
     order: dict[Pair, int] = {}
     for spec in specs:
         order.setdefault((spec.backbone, spec.data), len(order))
     together = sorted(
         (spec for spec in specs if not spec.alone),
-        key=lambda spec: order[spec.backbone, spec.data],  # stable: streams stand together
+        key=lambda spec: order[spec.backbone, spec.data],  # stable: streams stay together
     )
     streams: dict[Spec, list[Spec]] = {}
     for spec in together:
         streams.setdefault(spec.stream, []).append(spec)
     yield from map(tuple, streams.values())
     yield from ((spec,) for spec in specs if spec.alone)
+
+
+# --- cost ------------------------------------------------------------------------------------
+
+SAMPLED = 2  # records read for the rate of a method on a backbone
+DEFAULT_RATE = {"cpu": 1e-3, "cuda": 5e-5}  # seconds per image of a small network's frozen pass
+FEATURES_ONLY = 0.1  # of a frozen pass: a method on features that shares it
+PASSES = {  # approximate cost of a method in frozen passes
+    **{"sar": 6.0, "cotta": 40.0, "foa": 30.0},
+    **{"layer-transport": 1.4, "layer-transport-ungated": 1.3},
+}
+
+
+class Costs:
+    """Expected seconds of cells, measured from the run's records where there are any."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._cells: dict[Spec, float] = {}
+        self.unopened: dict[str, str] = {}  # data whose images cannot be counted, and why
+        self._rates = _measured_rates(plan)  # (backbone, data, label): seconds per image
+        self._default = DEFAULT_RATE["cuda" if plan.context.on_gpu else "cpu"]
+
+    @property
+    def measured(self) -> int:
+        """Number of methods on backbones with a measured rate."""
+        return len(self._rates)
+
+    def images(self, spec: Spec) -> int:
+        """Return the number of images of a cell; 0 if its data cannot be opened."""
+        admission = self._plan.admission(spec)
+        if admission is not None and admission.target is not None:
+            once = int(admission.target["n"])
+        else:
+            data = self._plan.context.data[spec.data]
+            try:
+                once = _length(data.target, self._plan.context.data_root)
+            except CasterError as error:
+                self.unopened[spec.data] = str(error)
+                return 0
+            once = min(once, data.target_limit or once)
+        return once * max(1, len(spec.conditions))
+
+    def frozen(self, spec: Spec) -> float:
+        """Return the cost of one frozen pass through a cell's stream."""
+        rate = self._rates.get((spec.backbone, spec.data, "frozen"))
+        return self.images(spec) * (self._default if rate is None else rate)
+
+    def cell(self, spec: Spec) -> float:
+        """Return the cost of a cell, without a frozen pass that it shares."""
+        if spec not in self._cells:
+            self._cells[spec] = self._cell(spec)
+        return self._cells[spec]
+
+    def _cell(self, spec: Spec) -> float:
+        entry, frozen = entry_of(spec.method), self.frozen(spec)
+        on_features = entry.gate is None and "torch module" not in entry.needs
+        shared = on_features and not spec.alone
+        rate = self._rates.get((spec.backbone, spec.data, spec.label))
+        if rate is not None:
+            return max(self.images(spec) * rate - (frozen if shared else 0.0), 0.0)
+        return frozen * (FEATURES_ONLY if shared else _passes(entry))
+
+    def group(self, specs: Iterable[Spec]) -> float:
+        """Return the cost of cells of one stream, with the frozen pass they share."""
+        specs = tuple(specs)
+        return self.frozen(specs[0]) + sum(map(self.cell, specs))
+
+
+def _measured_rates(plan: Plan) -> dict[tuple[str, str, str], float]:
+    sampled: dict[tuple[str, str, str], list[Spec]] = {}
+    for spec in plan.wanted:
+        if plan.has_record(spec):
+            specs = sampled.setdefault((spec.backbone, spec.data, spec.label), [])
+            if len(specs) < SAMPLED:
+                specs.append(spec)
+    rates = {}
+    for name, specs in sampled.items():
+        records = _readable(cells_of(plan.context.out) / plan.keys[spec] for spec in specs)
+        batches = [record.batches for record in records if record.batches is not None]
+        if batches:
+            seconds = sum(float(table.seconds.sum()) for table in batches)
+            rates[name] = seconds / sum(int(table.size.sum()) for table in batches)
+    return rates
+
+
+def _readable(folders: Iterable[Path]) -> Iterator[Record]:
+    """Yield records, skipping damaged ones, which `caster bench verify` reports."""
+    for folder in folders:
+        with suppress(CasterError):
+            yield read(folder)
+
+
+def _passes(entry: Entry) -> float:
+    """Estimate a method's cost in frozen passes; a backward pass counts as two."""
+    name = entry.name.partition("+")[0]
+    return PASSES.get(name, 3.5 if entry.gradients else 1.1) + (entry.gate is not None)
+
+
+@cache
+def _length(target: str, root: Path | None) -> int:
+    return len(open_data(target, root))

@@ -1,63 +1,75 @@
-"""What came of a cell, as its record."""
+"""Records of cells: identity, predictions, verdicts, and the software and hardware used."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+import platform
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from caster.adapt.protocol import Method
-from caster_bench.data.streams import Stream
-from caster_bench.engine.answers import Answers
-from caster_bench.engine.describe import (
-    admission_words,
-    hardware,
-    identity_of,
-    method_words,
-    software,
-)
-from caster_bench.engine.run_context import RunContext
-from caster_bench.engine.worker_cache import Subject
-from caster_bench.records.layout import cells_of
+from caster_bench.engine.cell_settings import entry_of, settings_of
+from caster_bench.engine.run_context import CPU, RunContext
+from caster_bench.methods.gates import Gated
+from caster_bench.records.parquet import as_batches, as_samples
 from caster_bench.records.schema import DONE, REFUSED, Admission, Cell
-from caster_bench.records.tables import as_batches, as_samples
-from caster_bench.records.writer import write
+from caster_bench.records.store import cells_of, write
 from caster_bench.sweeps import Spec
+
+if TYPE_CHECKING:
+    from caster_bench.data.streams import Stream
+    from caster_bench.engine.cell import StreamPredictions
+    from caster_bench.engine.worker_cache import LoadedBackbone
+    from caster_bench.methods.protocol import Method
+
+LIBRARIES = ("numpy", "scipy", "scikit-learn", "pyarrow", "torch", "timm")
 
 
 @dataclass(frozen=True, eq=False)
-class Said:
-    """A method's answers beside the frozen model's, and that this did not change."""
+class CellResult:
+    """A method's predictions, the frozen model's, and the digests of the frozen model."""
 
     method: Method
-    answers: Answers
-    frozen: NDArray[np.int64]  # (N,) -1 without a head
-    before: str | None  # digests of the frozen model
-    after: str | None
-    memory: float | None  # peak MiB of a cell that was alone on a GPU
+    predictions: StreamPredictions
+    frozen: NDArray[np.int64]  # (N,) classes; -1 without a head
+    sha256_before: str | None
+    sha256_after: str | None
+    peak_memory: float | None  # MiB, for a timed cell on a GPU
 
 
-def ticks(seconds: NDArray[np.float64]) -> NDArray[np.float64]:  # (T,) -> (T,)
-    """Times to a 2⁻²⁰ of a second, about a microsecond: what is below is noise that takes room.
-
-    >>> ticks(np.array([0.0123456789]))
-    array([0.01234531])
-    """
-    return np.asarray(np.rint(seconds * 2**20) / 2**20)
+def identity_of(spec: Spec, admission: Admission) -> dict[str, Any]:
+    """Return everything that determines a cell's record; its digest is the cell's key."""
+    return {
+        "spec": spec.plain(),
+        "settings": settings_of(spec),  # all defaults too: another version may change them
+        "constants": admission.constants,
+        "checkpoint": admission.checkpoint,
+        "moments": admission.moments,
+        "source": admission.source,
+        "target": admission.target,
+        "classes": admission.classes,
+        "threshold": admission.threshold,
+        "refused": admission.reason,  # so that a rejected cell is another cell once admitted
+    }
 
 
 def write_done(
-    context: RunContext, spec: Spec, subject: Subject, stream: Stream, said: Said
+    context: RunContext, spec: Spec, backbone: LoadedBackbone, stream: Stream, result: CellResult
 ) -> None:
-    """Keep a cell that is complete."""
-    plan, found = list(stream), said.answers
+    """Write the record of a completed cell."""
+    plan, found = list(stream), result.predictions
     rows = np.concatenate([batch.rows for batch in plan])
     sizes = np.array([len(batch.rows) for batch in plan])
     samples = {
         "index": rows,
-        "label": subject.codes[rows],
-        "frozen": said.frozen,
+        "label": backbone.labels[rows],
+        "frozen": result.frozen,
         "prediction": found.classes,
         "batch": np.repeat(np.arange(len(plan)), sizes),
     }
@@ -70,38 +82,101 @@ def write_done(
         "ratio": found.ratio,
         "confident": found.confident,
         "confident_classes": found.confident_classes,
-        "seconds": ticks(found.seconds),
+        "seconds": round_seconds(found.seconds),
     }
     cell = Cell(
-        identity=identity_of(spec, subject.admission),
+        identity=identity_of(spec, backbone.admission),
         status=DONE,
         reason=None,
-        admission=admission_words(subject.admission),
-        method=method_words(spec, said.method),
-        frozen={"before": said.before, "after": said.after},
+        admission=_describe_admission(backbone.admission),
+        method=_describe_method(spec, result.method),
+        frozen={"before": result.sha256_before, "after": result.sha256_after},
         stream={
             "relative_diversity": stream.diversity.relative,
             "class_ordered": stream.is_class_ordered,
         },
-        memory={"peak": said.memory},
+        memory={"peak": result.peak_memory},
         software=software(),
-        hardware=hardware(context),
+        hardware=_hardware(context.device),
     )
     write(cells_of(context.out), cell, as_samples(samples), as_batches(batches))
 
 
-def write_refused(context: RunContext, spec: Spec, admission: Admission) -> None:
-    """Keep that a cell was refused, and why."""
+def write_rejected(context: RunContext, spec: Spec, admission: Admission) -> None:
+    """Write the record of a cell whose backbone was rejected."""
     cell = Cell(
         identity=identity_of(spec, admission),
         status=REFUSED,
         reason=admission.reason,
-        admission=admission_words(admission),
+        admission=_describe_admission(admission),
         method={},
         frozen={},
         stream={},
         memory={},
         software=software(),
-        hardware=hardware(context),
+        hardware=_hardware(context.device),
     )
     write(cells_of(context.out), cell)
+
+
+def round_seconds(seconds: NDArray[np.float64]) -> NDArray[np.float64]:  # (T,) -> (T,)
+    """Round times to 2⁻²⁰ s, about a microsecond: finer digits are noise and compress badly.
+
+    >>> round_seconds(np.array([0.0123456789]))
+    array([0.01234531])
+    """
+    return np.asarray(np.rint(seconds * 2**20) / 2**20)
+
+
+def _describe_admission(admission: Admission) -> dict[str, Any]:
+    return {
+        "accuracy": admission.accuracy,
+        "n": admission.n,
+        "threshold": admission.threshold,
+        "admitted": admission.admitted,
+    }
+
+
+def _describe_method(spec: Spec, method: Method) -> dict[str, Any]:
+    inner = method.method if isinstance(method, Gated) else method
+    return {
+        "inert": bool(getattr(inner, "inert", False)),
+        "gradients": entry_of(spec.method).gradients,
+        "settings": settings_of(spec),
+        "retained": asdict(method.retained()),
+    }
+
+
+@cache
+def software() -> dict[str, str]:
+    """Return the versions of caster, Python and the numerical libraries."""
+    from caster._version import __version__
+
+    found = {"caster": __version__, "python": platform.python_version()}
+    for library in LIBRARIES:
+        try:
+            found[library] = version(library)
+        except ModuleNotFoundError:
+            found[library] = "absent"
+    return found
+
+
+@cache
+def _hardware(device: str) -> dict[str, Any]:
+    cpu = _cpu_name()
+    found: dict[str, Any] = {"device": cpu, "cpu": cpu, "cores": os.cpu_count(), "threads": 1}
+    if device != CPU:
+        import torch
+
+        found["device"] = torch.cuda.get_device_name(device)
+        found["tf32"] = bool(torch.backends.cudnn.allow_tf32)
+    return found
+
+
+def _cpu_name() -> str:
+    """Return the processor's name as Linux reports it, else as Python does."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

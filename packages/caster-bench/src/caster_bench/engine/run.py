@@ -1,30 +1,71 @@
-"""A sweep run: backbones admitted, then every group of cells that has no record yet."""
+"""Run a sweep: admit its backbones, then run every group of cells without a record."""
 
 from __future__ import annotations
 
+import json
+import shutil
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from time import perf_counter
 
 from caster.errors import CasterError, DiskFullError, is_disk_full
-from caster.io.lock import locked
-from caster_bench.engine.cell import Done, one_line
-from caster_bench.engine.cost import Costs
+from caster.io.files import locked
+from caster_bench.engine.cell import GroupResult, one_line
 from caster_bench.engine.executors import Executor, Finished, Task
-from caster_bench.engine.plan import Group, Pair, Plan, groups_of, make_plan, take_back
-from caster_bench.engine.prefetch import CorruptionPrefetcher
+from caster_bench.engine.plan import Costs, Pair, Plan, groups_of, make_plan, remove_stale
 from caster_bench.engine.run_context import RunContext
-from caster_bench.engine.summary import Standing, Summary, conclude
-from caster_bench.records.layout import TEMPORARY, cells_of
-from caster_bench.records.writer import remove_leftovers
+from caster_bench.engine.shared_images import CorruptionPrefetcher, Group
+from caster_bench.records.store import TEMPORARY, cells_of, remove_leftovers
 from caster_bench.sweeps import Spec, Sweep
 
-__all__ = ["Standing", "Summary", "Watch", "run"]
-
 TICK = 0.5  # seconds between two looks at what has been written
-Watch = Callable[[Standing], None]
+LOG = "runs.jsonl"
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """Progress of a run."""
+
+    done: int  # cells with a record, including earlier runs'
+    total: int
+    failed: int
+    current: tuple[str, ...]  # titles of running cells, or of what precedes them
+    rate: float  # images per second
+    left: float | None  # seconds; None: not known yet
+
+
+Watch = Callable[[RunStatus], None]
+
+
+@dataclass
+class Summary:
+    """Outcome of a run, and where its time went."""
+
+    cells: int = 0
+    rejected: int = 0
+    already: int = 0
+    foreign: int = 0
+    failures: list[tuple[str, str]] = field(default_factory=list)  # cell or backbone, reason
+    rejections: dict[str, str] = field(default_factory=dict)  # backbone on data: reason
+    workers: int = 0
+    seconds: float = 0.0
+    busy: float = 0.0  # seconds of workers in tasks
+    passes: float = 0.0  # of those, seconds in models and methods
+
+    @property
+    def engine(self) -> float | None:
+        """Share of the workers' busy time outside models and methods; None if never busy."""
+        return None if self.busy == 0 else 1 - self.passes / self.busy
+
+    def log_line(self) -> str:
+        """Return the summary as a line of the run's log."""
+        values = {"ended": int(time.time()), "engine": self.engine} | asdict(self)
+        values["refused"], values["refusals"] = values.pop("rejected"), values.pop("rejections")
+        return json.dumps(values) + "\n"
 
 
 def run(
@@ -33,149 +74,167 @@ def run(
     start: Callable[[], Executor],
     watch: Watch,
     only: str | None = None,  # a study
-    backbones: Sequence[str] = (),  # none means all
+    backbones: Sequence[str] = (),  # empty: all
 ) -> Summary:
-    """Run what is missing of a sweep; cells that fail are in the summary, and have no record."""
-    look = partial(make_plan, sweep, context, only, backbones=backbones)
+    """Run the missing cells of a sweep; cells that fail are in the summary and have no record."""
+    replan = partial(make_plan, sweep, context, only, backbones=backbones)
     context.out.mkdir(parents=True, exist_ok=True)
-    refusal = f"another run writes to {context.out}: wait for it, or give another --out"
-    with locked(context.out / "run.lock", refusal):
+    message = f"another run writes to {context.out}: wait for it, or choose another folder"
+    with locked(context.out / "run.lock", message):
         remove_leftovers(context.out)
         for path in context.images.glob(f".*{TEMPORARY}"):
             path.unlink()
-        plan = look()
+        plan = replan()
         if not plan.missing:
-            return conclude(plan, Summary())
+            return _conclude(plan, Summary())
         try:
             with closing(start()) as executor:
-                return _Run(look, plan, executor, watch).all()
+                return _Run(replan, plan, executor, watch).run()
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(f"{_kept(look, plan)}; run it again to go on") from None
+            raise KeyboardInterrupt(f"{_saved(replan, plan)}; run it again to continue") from None
         except (CasterError, OSError) as error:
             if not is_disk_full(error):
                 raise
             if isinstance(error, OSError):
                 error.filename = error.filename or context.out
-            raise DiskFullError(f"{one_line(error)}; {_kept(look, plan)}") from None
+            raise DiskFullError(f"{one_line(error)}; {_saved(replan, plan)}") from None
 
 
-def _kept(look: Callable[[], Plan], plan: Plan) -> str:
+def _saved(replan: Callable[[], Plan], plan: Plan) -> str:
     count = len(plan.wanted)
-    return f"{count - len(look().missing)} of {count} cells are kept"
+    return f"{count - len(replan().missing)} of {count} cells are saved"
 
 
 class _Run:
-    """A plan and an executor, and what has been done between them."""
+    """A plan, the executor that carries it out, and the progress so far."""
 
     def __init__(
-        self, look: Callable[..., Plan], plan: Plan, executor: Executor, watch: Watch
+        self, replan: Callable[..., Plan], plan: Plan, executor: Executor, watch: Watch
     ) -> None:
-        self.look, self.plan, self.executor, self.watch = look, plan, executor, watch
+        self.replan, self.plan, self.executor, self.watch = replan, plan, executor, watch
         self.summary = Summary(already=len(plan.wanted) - len(plan.missing))
         self.summary.workers = executor.workers
         self.began = perf_counter()
         self.running: list[Task] = []
 
-    def all(self) -> Summary:
-        """Admissions, then cells side by side, then those that are timed, one by one."""
+    def run(self) -> Summary:
+        """Admit backbones, then run cells in parallel, then timed cells one by one."""
         self._admit()
-        self.plan = self.look(known=self.plan.admissions)
-        self.summary.foreign = take_back(self.plan)
+        self.plan = self.replan(known=self.plan.admissions)
+        self.summary.foreign = remove_stale(self.plan)
         self.costs = Costs(self.plan)
         decided = [spec for spec in self.plan.missing if spec in self.plan.keys]
-        self.prefetcher = CorruptionPrefetcher(self.plan, decided, ahead=self.executor.helpers > 0)
-        self.cost = sum(map(self.costs.cell, decided))
-        self.kept: list[Spec] = []
-        self.began_work = perf_counter()
         groups = list(groups_of(decided))
+        ahead = self.executor.helpers > 0
+        self.prefetcher = CorruptionPrefetcher(
+            self.plan.context, self.plan.admission, groups, ahead
+        )
+        self.cost = sum(map(self.costs.cell, decided))
+        self.written: list[Spec] = []  # cells of finished groups
+        self.began_cells = perf_counter()
         self._work(deque(group for group in groups if not group[0].alone), self.executor.workers)
         self._work(deque(group for group in groups if group[0].alone), 1)
         self.summary.seconds = perf_counter() - self.began
-        return conclude(self.look(known=self.plan.admissions), self.summary)
+        return _conclude(self.replan(known=self.plan.admissions), self.summary)
 
     def _admit(self) -> None:
-        """Decide on every backbone that nobody has looked at."""
+        """Admit every backbone that is not decided yet."""
         first: dict[Pair, Spec] = {}
         for spec in self.plan.wanted:
             first.setdefault((spec.backbone, spec.data), spec)
-        todo = deque(first[pair] for pair in self.plan.unknown)
-        while todo or self.running:
-            while todo and len(self.running) < self.executor.workers:
-                self._submit(Task("admit", (todo.popleft(),)))
-            at = [f"admitting {_pair(task.specs[0])}" for task in self.running]
-            self._show(0, tuple(at))
-            for ended in self.executor.wait(TICK):
-                self._leave(ended)
-                spec = ended.task.specs[0]
-                if ended.error is None:
-                    _, passes, seconds = ended.result
+        queue = deque(first[pair] for pair in self.plan.undecided)
+        while queue or self.running:
+            while queue and len(self.running) < self.executor.workers:
+                self._submit(Task("admit", (queue.popleft(),)))
+            self._report(0, tuple(f"admitting {_pair(task.specs[0])}" for task in self.running))
+            for finished in self.executor.wait(TICK):
+                self._remove(finished)
+                if finished.error is None:
+                    _, passes, seconds = finished.result
                     self.summary.passes += passes
                     self.summary.busy += seconds
-                    continue
-                self.summary.failures.append((_pair(spec), ended.error))
+                else:
+                    self.summary.failures.append((_pair(finished.task.specs[0]), finished.error))
 
-    def _work(self, queue: deque[Group], room: int) -> None:
-        """Groups side by side, their images made a little ahead where helpers are free."""
+    def _work(self, queue: deque[Group], slots: int) -> None:
+        """Run groups in parallel; helpers that are free make images ahead."""
         while queue or self.running:
             busy = sum(task.kind == "group" for task in self.running)
             helping = len(self.running) - busy
-            for early in self.prefetcher.wanted(queue, self.executor.helpers - helping):
-                self._submit(Task("images", early))  # of the first ones too: workers have a GPU
-            while busy < room and (group := self.prefetcher.ready(queue)) is not None:
-                self._submit(Task("group", group))
+            free = self.executor.helpers - helping
+            for group in self.prefetcher.to_prefetch(queue, free):
+                self._submit(Task("images", group))  # the first group too: workers have a GPU
+            while busy < slots and (ready := self.prefetcher.next_ready(queue)) is not None:
+                self._submit(Task("group", ready))
                 busy += 1
-            for ended in self.executor.wait(TICK):
-                self._leave(ended)
-                self._ended(ended)
-            self._say()
+            for finished in self.executor.wait(TICK):
+                self._remove(finished)
+                self._finish(finished)
+            self._report_cells()
 
     def _submit(self, task: Task) -> None:
         self.running.append(task)
         self.executor.submit(task)
 
-    def _leave(self, ended: Finished) -> None:
-        self.running.remove(ended.task)
-        if ended.disk_full:
-            raise DiskFullError(ended.error or "")
+    def _remove(self, finished: Finished) -> None:
+        self.running.remove(finished.task)
+        if finished.disk_full:
+            raise DiskFullError(finished.error or "")
 
-    def _ended(self, ended: Finished) -> None:
-        specs = ended.task.specs
-        if ended.task.kind == "images":  # what failed there fails again in the worker, aloud
-            self.prefetcher.made(specs)
+    def _finish(self, finished: Finished) -> None:
+        specs = finished.task.specs
+        if finished.task.kind == "images":  # a failure there is reported by the group's own worker
+            self.prefetcher.prefetched(specs)
             return
-        self.prefetcher.over(specs)
-        self.kept += [spec for spec in specs if self._is_written(spec)]
-        if ended.error is not None:  # cells of it that were complete have their records
+        self.prefetcher.release(specs)
+        self.written += [spec for spec in specs if self._is_written(spec)]
+        if finished.error is not None:  # its completed cells have their records
             lost = [spec for spec in specs if not self._is_written(spec)]
-            self.summary.failures += [(spec.title, ended.error) for spec in lost]
+            self.summary.failures += [(spec.title, finished.error) for spec in lost]
             return
-        done: Done = ended.result
-        self.summary.busy += done.seconds
-        self.summary.passes += done.passes
-        self.summary.failures += [(spec.title, why) for spec, why in done.failures]
+        result: GroupResult = finished.result
+        self.summary.busy += result.seconds
+        self.summary.passes += result.passes
+        self.summary.failures += [(spec.title, why) for spec, why in result.failures]
 
     def _is_written(self, spec: Spec) -> bool:
         return (cells_of(self.plan.context.out) / self.plan.keys[spec]).exists()
 
-    def _say(self) -> None:
-        """Tell where the run stands: records are its progress, whoever wrote them."""
-        under_way = [task.specs for task in self.running if task.kind == "group"]
+    def _report_cells(self) -> None:
+        """Report progress from the records on disk, whichever process wrote them."""
+        groups = [task.specs for task in self.running if task.kind == "group"]
         current = tuple(
             next((s.title for s in specs if not self._is_written(s)), specs[-1].title)
-            for specs in under_way
+            for specs in groups
         )
-        written = self.kept + [s for specs in under_way for s in specs if self._is_written(s)]
-        seconds = perf_counter() - self.began_work
+        written = self.written + [s for specs in groups for s in specs if self._is_written(s)]
+        seconds = perf_counter() - self.began_cells
         spent = sum(map(self.costs.cell, written))
         rate = sum(map(self.costs.images, written)) / seconds
         left = seconds * (self.cost - spent) / spent if spent else None
-        self._show(len(written), current, rate, left)
+        self._report(len(written), current, rate, left)
 
-    def _show(
+    def _report(
         self, written: int, current: tuple[str, ...], rate: float = 0.0, left: float | None = None
     ) -> None:
         done, failed = self.summary.already + written, len(self.summary.failures)
-        self.watch(Standing(done, len(self.plan.wanted), failed, current, rate, left))
+        self.watch(RunStatus(done, len(self.plan.wanted), failed, current, rate, left))
+
+
+def _conclude(plan: Plan, summary: Summary) -> Summary:
+    """Fill in the final counts, log the run, and delete the images of a complete sweep."""
+    summary.rejected = len(plan.rejected)
+    summary.cells = len(plan.wanted) - len(plan.missing) - summary.rejected
+    for spec in plan.rejected:
+        admission = plan.admission(spec)
+        assert admission is not None  # it was rejected
+        summary.rejections[_pair(spec)] = str(admission.reason)
+    if plan.is_complete:
+        shutil.rmtree(plan.context.images, ignore_errors=True)
+    if summary.workers:
+        with (plan.context.out / LOG).open("a", encoding="utf-8") as log:
+            log.write(summary.log_line())
+    return summary
 
 
 def _pair(spec: Spec) -> str:

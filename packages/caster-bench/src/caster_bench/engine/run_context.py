@@ -1,4 +1,4 @@
-"""Where a run reads and writes, and what of its sweep every process must know."""
+"""Paths, device and constants of a run: what every process of it needs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from caster.config import Settings
-from caster_bench.engine.settings import wants_layers
+from caster_bench.engine.cell_settings import wants_layers
 from caster_bench.sweeps import Backbone, Data, Sweep
 
 CPU, CUDA = "cpu", "cuda"
@@ -16,29 +16,29 @@ CPU, CUDA = "cpu", "cuda"
 
 @dataclass(frozen=True)
 class RunContext:
-    """A sweep without its cells, at a place: small enough to be sent to every process."""
+    """A sweep without its cells, and where it runs: small enough to send to every process."""
 
-    out: Path  # records, source states, images under way
-    root: Path  # that checkpoints are relative to
-    data_root: Path | None  # of named sets; None: $CASTER_DATA
+    out: Path  # records, source states, shared images
+    root: Path  # checkpoints are relative to it
+    data_root: Path | None  # folder of named sets; None: $CASTER_DATA
     device: str  # of this process: "cpu", "cuda", "cuda:1"
-    constants: dict[str, Any]  # of caster, all of them
+    constants: dict[str, Any]  # all of caster's
     backbones: dict[str, Backbone]
     data: dict[str, Data]
-    layers: frozenset[tuple[str, str]]  # backbones and data whose layers are measured too
+    layers: frozenset[tuple[str, str]]  # (backbone, data) that need layer statistics
 
     @classmethod
     def of(
         cls,
         sweep: Sweep,
         out: Path,
-        root: Path | None = None,
+        root: Path | None = None,  # None: the current folder
         data_root: Path | None = None,
         device: str = CPU,
     ) -> RunContext:
-        """Where a sweep is run; checkpoints are relative to the current folder, or to `root`."""
+        """Return the context of a sweep's run, with absolute paths."""
         if data_root is None and os.environ.get("CASTER_DATA"):
-            data_root = Path(os.environ["CASTER_DATA"])  # processes elsewhere have another one
+            data_root = Path(os.environ["CASTER_DATA"])  # other nodes may have another value
         return cls(
             out=out.resolve(),
             root=(root or Path()).resolve(),
@@ -52,19 +52,19 @@ class RunContext:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the models run on a GPU."""
+        """Whether models run on a GPU."""
         return self.device.startswith(CUDA)
 
     @property
     def sources(self) -> Path:
-        """Admissions and fitted states."""
+        """Folder of admissions and fitted states."""
         return self.out / "sources"
 
     @property
     def images(self) -> Path:
-        """Images that workers share, which can be made again at any time."""
+        """Folder of images that workers share; they can be made again at any time."""
         return self.out / "images"
 
     def source(self, backbone: str, data: str, suffix: str) -> Path:
-        """A file of a backbone on data."""
+        """Path of a file about a backbone on a data set."""
         return self.sources / f"{backbone}--{data}{suffix}"

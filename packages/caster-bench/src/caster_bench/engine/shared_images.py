@@ -1,10 +1,11 @@
-"""Images of a sweep in files that all workers map: read once, corrupted once."""
+"""Image files that all workers of a run map: decoded once, corrupted once, deleted when done."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,114 +14,189 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from caster.adapt.reading import THREADS, fit
+from caster.adapt.image_batches import THREADS, resize
 from caster.errors import CasterError
-from caster.io.decode import ImageArray
 from caster.io.files import replacing
+from caster.io.image_files import ImageArray
 from caster.io.images import Images
 from caster.io.labels import encode, unique_labels
 from caster.models.preprocessing import Preprocessing
 from caster_bench.data.corruptions import corrupt
 from caster_bench.data.digits import open_data
-from caster_bench.data.streams import Condition
-from caster_bench.data.streams.orders import generator
+from caster_bench.data.streams import Condition, generator
 from caster_bench.engine.run_context import RunContext
+from caster_bench.records.schema import Admission
+from caster_bench.sweeps import Spec
 
 Pixels = NDArray[np.uint8]  # (N, H, W, 3)
-Codes = NDArray[np.int64]  # (N,) places in the classes
-AT_ONCE = 256  # images decoded before they are written
+ClassIndices = NDArray[np.int64]  # (N,)
+Group = tuple[Spec, ...]  # cells of one stream
+READ_AHEAD = 256  # images decoded before they are written
 
 
 @dataclass(frozen=True)
-class Kept:
-    """Images in a file, fitted to what a model takes, and what they are."""
+class StoredImages:
+    """Labelled images in a file, resized and cropped for a model."""
 
     name: str
-    sha256: str  # of the images as they were read, before any fitting, and of their labels
+    sha256: str  # of the images as read, before resizing, and of their labels
     n: int
     classes: int
     path: Path
 
     def pixels(self) -> Pixels:
-        """The images, mapped."""
+        """Map the images."""
         mapped: Pixels = np.load(self.path, mmap_mode="r")
         return mapped
 
-    def codes(self) -> Codes:
-        """The class of every image."""
-        codes: Codes = np.load(_labels_of(self.path))
-        return codes
+    def labels(self) -> ClassIndices:
+        """Return the class of every image."""
+        labels: ClassIndices = np.load(_labels_path(self.path))
+        return labels
 
 
-def keep(
+def store_images(
     context: RunContext, source: str, limit: int | None, preprocessing: Preprocessing, shuffle: bool
-) -> Kept:
-    """Read labelled images once, and keep them fitted; those of `limit` are a fixed choice.
+) -> StoredImages:
+    """Decode, resize and store labelled images unless a process did so before.
 
-    `shuffle` is for a source: a method that asks for some of it must not get one class.
+    `limit` picks a fixed random subset. `shuffle` is for a source: a method that reads only its
+    first images must not get a single class.
     """
     images = open_data(source, context.data_root)
-    codes, n_classes = classes_of(images)
-    rows = generator(0, "pictures", len(codes)).permutation(len(codes))[:limit]
+    labels, n_classes = classes_of(images)
+    rows = generator(0, "pictures", len(labels)).permutation(len(labels))[:limit]
     rows = rows if shuffle else np.sort(rows)
     sizes = (preprocessing.resize, preprocessing.interpolation, preprocessing.crop)
     key = _key(images.name, images.sha256, len(rows), shuffle, sizes)
     path, note = context.images / f"{key}.npy", context.images / f"{key}.json"
-    if not (path.exists() and note.exists() and _labels_of(path).exists()):
+    if not (path.exists() and note.exists() and _labels_path(path).exists()):
         context.images.mkdir(parents=True, exist_ok=True)
-        sha256 = _write(path, images, rows, codes[rows], preprocessing)
-        with replacing(_labels_of(path)) as temporary, temporary.open("wb") as file:
-            np.save(file, codes[rows])
+        sha256 = _write(path, images, rows, labels[rows], preprocessing)
+        with replacing(_labels_path(path)) as temporary, temporary.open("wb") as file:
+            np.save(file, labels[rows])
         with replacing(note) as temporary:
             temporary.write_text(json.dumps({"sha256": sha256}))
     sha256 = json.loads(note.read_text())["sha256"]
-    return Kept(images.name, sha256, len(rows), n_classes, path)
+    return StoredImages(images.name, sha256, len(rows), n_classes, path)
 
 
-def classes_of(images: Images) -> tuple[Codes, int]:
-    """The class of every image as a place among the classes, and how many of those there are."""
-    assert images.labels is not None  # they were opened as labelled ones
+def admitted_target(context: RunContext, admission: Admission) -> StoredImages:
+    """Return the target images of an admitted backbone, without loading its model."""
+    data = context.data[admission.data]
+    assert admission.preprocessing is not None  # it was admitted
+    preprocessing = Preprocessing(**admission.preprocessing)
+    return store_images(context, data.target, data.target_limit, preprocessing, shuffle=False)
+
+
+def classes_of(images: Images) -> tuple[ClassIndices, int]:
+    """Return the class index of every image, and the number of classes."""
+    assert images.labels is not None  # they were opened as labelled images
     classes = unique_labels(images.labels) if images.classes is None else images.classes
     return encode(images.labels, classes), len(classes)
 
 
-def under(context: RunContext, kept: Kept, condition: Condition | None, seed: int) -> Pixels:
-    """The images under a condition, mapped; made now unless a process made them before."""
+def corrupted(
+    context: RunContext, stored: StoredImages, condition: Condition | None, seed: int
+) -> Pixels:
+    """Map the images under a condition; corrupt them now unless a process did so before."""
     if condition is None:
-        return kept.pixels()
-    path = corrupted_path(context, kept.path, condition, seed)
+        return stored.pixels()
+    path = corrupted_path(context, stored.path, condition, seed)
     if not path.exists():
-        pixels = corrupt(kept.pixels(), condition.corruption, condition.severity, seed)
+        pixels = corrupt(stored.pixels(), condition.corruption, condition.severity, seed)
         with replacing(path) as temporary, temporary.open("wb") as file:
             np.save(file, pixels)
     mapped: Pixels = np.load(path, mmap_mode="r")
     return mapped
 
 
-def corrupted_path(context: RunContext, fitted: Path, condition: Condition, seed: int) -> Path:
-    """Where images under a condition are."""
+def corrupted_path(context: RunContext, stored: Path, condition: Condition, seed: int) -> Path:
+    """Path of the images under a condition."""
     name = f"{condition.corruption}-{condition.severity}-{seed}"
-    return context.images / f"{fitted.stem}-{name}.npy"
+    return context.images / f"{stored.stem}-{name}.npy"
+
+
+class CorruptionPrefetcher:
+    """Schedule corrupted images: made ahead of the workers, deleted after the last group."""
+
+    def __init__(
+        self,
+        context: RunContext,
+        admission: Callable[[Spec], Admission | None],
+        groups: Iterable[Group],
+        ahead: bool,  # whether there are helpers to make images
+    ) -> None:
+        self.context, self.admission, self.ahead = context, admission, ahead
+        self.targets: dict[tuple[str, str], StoredImages] = {}
+        self.in_progress: set[Path] = set()
+        self.users = Counter(path for group in groups for path in self.paths(group))
+
+    def paths(self, group: Group) -> list[Path]:
+        """Return the files of the images that a group needs."""
+        spec = group[0]
+        admission = self.admission(spec)
+        if admission is None or not admission.admitted:
+            return []
+        pair = (spec.backbone, spec.data)
+        if pair not in self.targets:
+            self.targets[pair] = admitted_target(self.context, admission)
+        stored = self.targets[pair].path
+        conditions = (Condition(*c) for c in spec.conditions)
+        return [corrupted_path(self.context, stored, c, spec.seed) for c in conditions]
+
+    def next_ready(self, queue: deque[Group]) -> Group | None:
+        """Take the first group off the queue that does not wait for a helper."""
+        for group in queue:
+            if not self.in_progress.intersection(self.paths(group)):
+                queue.remove(group)
+                return group
+        return None
+
+    def to_prefetch(self, queue: deque[Group], free: int) -> list[Group]:
+        """Choose at most `free` groups whose images helpers make now.
+
+        Timed cells are left out: nothing may run next to them.
+        """
+        chosen: list[Group] = []
+        for group in list(queue)[: 2 * free + 2] if self.ahead else ():
+            paths = self.paths(group)
+            idle = not group[0].alone and not self.in_progress.intersection(paths)
+            if len(chosen) < free and idle and not all(path.exists() for path in paths):
+                self.in_progress.update(paths)
+                chosen.append(group)
+        return chosen
+
+    def prefetched(self, group: Group) -> None:
+        """Note that a helper has finished a group's images."""
+        self.in_progress.difference_update(self.paths(group))
+
+    def release(self, group: Group) -> None:
+        """Delete a finished group's images unless another group needs them."""
+        for path in self.paths(group):
+            self.users[path] -= 1
+            if self.users[path] <= 0:
+                path.unlink(missing_ok=True)
 
 
 def _write(
     path: Path,
     images: Images,
     rows: NDArray[np.int64],
-    codes: Codes,
+    labels: ClassIndices,
     preprocessing: Preprocessing,
 ) -> str:
-    """Decode and fit images into a file; the digest of what was read.
+    """Decode, resize and write images; return the digest of what was read.
 
-    By plain writes: on a full disk those raise an error, where a memory map would end the process.
+    Plain writes raise an error on a full disk, where a memory map would end the process.
     """
-    digest = hashlib.sha256(json.dumps([codes.tolist()]).encode())
+    digest = hashlib.sha256(json.dumps([labels.tolist()]).encode())
     with replacing(path) as temporary, temporary.open("wb") as file:
         size: tuple[int, ...] | None = None
-        for at, image in enumerate(_read(images, rows)):
+        for row, image in zip(rows, _read(images, rows), strict=True):
             digest.update(f"{image.shape}".encode())
             digest.update(np.ascontiguousarray(image).data)
-            fitted = fit(image, preprocessing, images, int(rows[at]))
+            fitted = resize(image, preprocessing, images, int(row))
             if size is None:
                 size = fitted.shape
                 shape = (len(rows), *size)
@@ -136,14 +212,14 @@ def _write(
 
 
 def _read(images: Images, rows: Sequence[int] | NDArray[np.int64]) -> Iterator[ImageArray]:
-    """Images in this order, decoded by several threads a little ahead."""
+    """Yield images in this order; threads decode a little ahead."""
     with ThreadPoolExecutor(THREADS) as threads:
-        for start in range(0, len(rows), AT_ONCE):
-            chosen = [int(row) for row in rows[start : start + AT_ONCE]]
+        for start in range(0, len(rows), READ_AHEAD):
+            chosen = [int(row) for row in rows[start : start + READ_AHEAD]]
             yield from threads.map(images.read, chosen)
 
 
-def _labels_of(path: Path) -> Path:
+def _labels_path(path: Path) -> Path:
     return path.with_suffix(".labels.npy")
 
 

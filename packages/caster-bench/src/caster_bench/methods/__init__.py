@@ -1,17 +1,14 @@
-"""Every method of test-time adaptation behind one protocol, and gates in front of any of them.
+"""Test-time adaptation methods behind one protocol, and gates for any of them.
 
->>> from caster import methods
+>>> from caster_bench import methods
 >>> "tent" in methods.names()
 True
 """
 
-from caster.adapt.frozen import Frozen
-from caster.adapt.protocol import Method, OnFeatures, Prediction, Retained
-from caster.adapt.source import Source
-from caster_bench.methods.catalogue import Entry
-from caster_bench.methods.gated import Gated
-from caster_bench.methods.gates import Certificate, Decision, Gate, Referee
-from caster_bench.methods.registry import create, entries, find, names
+from caster_bench.methods.gates import Certificate, Decision, Gate, Gated, Referee
+from caster_bench.methods.protocol import Frozen, Method, OnFeatures, Prediction, Retained
+from caster_bench.methods.registry import Entry, create, entries, find, names
+from caster_bench.methods.source import Source
 
 __all__ = [
     "Certificate",

@@ -1,27 +1,26 @@
-"""Gates: whether a method may adapt to a batch, by what the frozen model says of it."""
+"""Gates decide from the frozen model's outputs whether a method may adapt to a batch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any, Protocol
 
 from array_api_compat import array_namespace
 
-from caster.adapt.protocol import Retained
-from caster.adapt.source import Source, adapter_of, moments_of
-from caster.core.reasons import DISAGREEMENT
-from caster.core.types import Verdict
+from caster.core.verdict import DISAGREEMENT, Verdict
 from caster.errors import CasterError
 from caster.models.protocol import FrozenModel, Outputs
+from caster_bench.methods.protocol import Method, OnFeatures, Prediction, Retained
+from caster_bench.methods.source import Source, moment_bytes, unguarded_adapter
 
 ACCEPTED = "accepted"
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether to adapt, why, and the number it rests on: the smaller, the better.
+    """Whether to adapt, why, and the ratio it is based on: lower is better.
 
     >>> Decision(accepted=False, reason="disagreement", ratio=0.3).accepted
     False
@@ -30,48 +29,48 @@ class Decision:
     accepted: bool
     reason: str
     ratio: float
-    verdict: Verdict | None = None  # of the transport, where that is what it rests on
+    verdict: Verdict | None = None  # on the transport, if the decision is based on it
 
 
 class Gate(Protocol):
-    """Decides on a batch before any method has seen it."""
+    """Decides on a batch before the method sees it."""
 
     name: str
 
     def judge(self, outputs: Outputs) -> Decision:
-        """Whether a method may adapt to the batch these came from."""
+        """Decide whether a method may adapt to the batch with these outputs."""
         ...
 
     def reset(self) -> None:
-        """Exactly as constructed."""
+        """Restore the gate to exactly its state after construction."""
         ...
 
     def retained(self) -> Retained:
-        """What it keeps from batch to batch."""
+        """Count the bytes kept between batches."""
         ...
 
 
-class OnState:
-    """A gate that rests on the source's state, and remembers nothing."""
+class StateGate:
+    """Base class of gates that use the source's state and keep nothing between batches."""
 
     name: str
 
     def __init__(self, model: FrozenModel, source: Source) -> None:
-        self._adapter = adapter_of(model, source, self.name)
+        self._adapter = unguarded_adapter(model, source, self.name)
 
     def reset(self) -> None:
-        """Nothing to do."""
+        """Do nothing: no batch leaves a trace."""
 
     def retained(self) -> Retained:
-        """The source's moments."""
-        return moments_of(self._adapter)
+        """Bytes of the source's moments."""
+        return Retained(statistics=moment_bytes(self._adapter))
 
 
-class Certificate(OnState):
+class Certificate(StateGate):
     """CASTER's certificate: whether the batch supports an affine transport of the source.
 
-    It certifies that transport alone. In front of a method that changes the representation it is
-    an experiment, of which the paper reports that it fails. `tau` is the state's by default.
+    It certifies that transport only. For a method that changes the representation it is an
+    experiment, which the paper reports to fail. `tau` defaults to the state's.
 
     >>> import numpy as np
     >>> from caster import wrap
@@ -88,20 +87,20 @@ class Certificate(OnState):
     def __init__(self, model: FrozenModel, source: Source, *, tau: float | None = None) -> None:
         super().__init__(model, source)
         if tau is not None:
-            _ = self._adapter.clf.set_params(tau=tau).settings  # refuses what is no threshold
+            _ = self._adapter.clf.set_params(tau=tau).settings  # rejects an invalid threshold
 
     def judge(self, outputs: Outputs) -> Decision:
-        """The verdict on the transport to this batch."""
+        """Return the verdict on the transport to this batch."""
         verdict = self._adapter.adapt(outputs).verdict
         return Decision(verdict.accepted, verdict.reason, verdict.ratio, verdict)
 
 
-class Referee(OnState):
-    """The source-statistic referee: whether head and Source-GDA agree on the batch.
+class Referee(StateGate):
+    """Source-statistic referee: whether the frozen head and Source-GDA agree on the batch.
 
-    Accepts if they give at least a share `agreement` of the batch the same class. The paper does
-    not say how many must; 0.97 is ours, from the four spare corruptions. Its ratio is the share on
-    which they differ.
+    Accepts if they predict the same class for at least a share `agreement` of the batch. The paper
+    does not state the share; 0.97 is ours, from the four spare corruptions. The ratio is the share
+    on which they disagree.
 
     >>> import numpy as np
     >>> from caster import wrap
@@ -118,7 +117,7 @@ class Referee(OnState):
     def __init__(self, model: FrozenModel, source: Source, *, agreement: float = 0.97) -> None:
         if source.require_state(self.name).head is None:
             raise CasterError(
-                "the referee compares the model's own classes, and the state's are others"
+                "the referee compares the model's own classes, but the state has others"
             )
         if not 0 <= agreement <= 1:
             raise CasterError(f"agreement must be a share from 0 to 1, not {agreement!r}")
@@ -126,7 +125,7 @@ class Referee(OnState):
         super().__init__(model, source)
 
     def judge(self, outputs: Outputs) -> Decision:
-        """Whether two answers that rest on the source alone agree."""
+        """Accept if the two source-only predictions agree."""
         head = self._adapter.head_logits(outputs)
         gda = self._adapter.clf.source_scores(outputs.features)
         xp = array_namespace(gda)
@@ -139,14 +138,8 @@ class Referee(OnState):
 GATES: dict[str, type[Certificate | Referee]] = {gate.name: gate for gate in (Certificate, Referee)}
 
 
-def keywords(maker: Callable[..., Any]) -> dict[str, Any]:
-    """The settings of what makes a method or a gate, and their defaults."""
-    given = list(signature(maker).parameters.values())[2:]  # after the model and the source
-    return {p.name: p.default for p in given if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
-
-
 def make_gate(name: str, model: FrozenModel, source: Source, **settings: Any) -> Gate:
-    """A gate by name."""
+    """Make a gate by name."""
     maker: Callable[..., Gate] = GATES[name]
     known = keywords(maker)
     unknown = [setting for setting in settings if setting not in known]
@@ -154,3 +147,62 @@ def make_gate(name: str, model: FrozenModel, source: Source, **settings: Any) ->
         possible = ", ".join(known) or "none"
         raise CasterError(f"the {name} has no setting {unknown[0]!r}: its settings are {possible}")
     return maker(model, source, **settings)
+
+
+def keywords(maker: Callable[..., Any]) -> dict[str, Any]:
+    """Settings of a method or gate, with their defaults."""
+    given = list(signature(maker).parameters.values())[2:]  # after model and source
+    return {p.name: p.default for p in given if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
+
+
+class Gated:
+    """A method that adapts only to batches its gate accepts.
+
+    The gate decides before the update, from the frozen model's outputs. A rejected batch gets the
+    frozen model's answer and never reaches the method.
+
+    >>> import numpy as np
+    >>> from caster import wrap
+    >>> from caster_bench.methods import Frozen
+    >>> class Never:
+    ...     name = "never"
+    ...     def judge(self, outputs):
+    ...         return Decision(False, "never", float("inf"))
+    ...     def reset(self):
+    ...         pass
+    ...     def retained(self):
+    ...         return Retained()
+    >>> frozen = Frozen(wrap(lambda batch: (batch, batch), version="example-1"), Source())
+    >>> Gated(frozen, Never()).predict(np.ones((1, 2))).reason
+    'never'
+    """
+
+    def __init__(self, method: Method, gate: Gate) -> None:
+        self.method = method
+        self.gate = gate
+        self.name = f"{method.name}+{gate.name}"
+        self.frozen = method.frozen
+
+    def predict(self, images: Any) -> Prediction:
+        """Return the method's answer if the gate accepts the batch, else the frozen model's."""
+        outputs = self.frozen.model(images)
+        decision = self.gate.judge(outputs)
+        measured: dict[str, Any] = {"ratio": decision.ratio, "verdict": decision.verdict}
+        if not decision.accepted:
+            return replace(self.frozen.answer(outputs), reason=decision.reason, **measured)
+        if isinstance(self.method, OnFeatures):  # share the forward pass
+            answer = self.method.answer(outputs)
+        else:
+            answer = self.method.predict(images)
+        if not answer.accepted:  # keep the method's own reason
+            return replace(answer, **measured)
+        return replace(answer, reason=decision.reason, **measured)
+
+    def reset(self) -> None:
+        """Reset method and gate."""
+        self.method.reset()
+        self.gate.reset()
+
+    def retained(self) -> Retained:
+        """Bytes kept by method and gate."""
+        return self.method.retained() + self.gate.retained()

@@ -1,30 +1,231 @@
-"""Methods by name: those of this package, those of others, and any of them behind a gate."""
+"""Methods by name: our own, those of other packages, and any of them behind a gate."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, Literal
 
-from caster.adapt.protocol import Method
-from caster.adapt.source import Source
 from caster.errors import CasterError
 from caster.models.protocol import FrozenModel
 from caster.state import State
-from caster_bench.methods.catalogue import OWN, Entry, Settings
-from caster_bench.methods.gated import Gated
-from caster_bench.methods.gates import GATES, make_gate
+from caster_bench.methods.gates import GATES, Gated, keywords, make_gate
+from caster_bench.methods.protocol import Method
+from caster_bench.methods.source import Source
 
+Need = Literal["torch", "torch module", "transformer", "linear head", "state", "source images"]
+Settings = Mapping[str, Any]
+EXTRAS = {"torch": "'caster-bench[methods]'"}
 GROUP = "caster_bench.methods"  # entry points of other packages
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A registered method, not yet imported.
+
+    `make` is called with the model, a `Source`, its name and its settings; a string
+    "module:name" is imported on first use. Other packages register an entry under the entry point
+    group "caster_bench.methods".
+
+    >>> Entry("mine", "Does nothing.", make="caster_bench.methods.protocol:Frozen").gradients
+    False
+    """
+
+    name: str
+    summary: str  # one line
+    make: str | Callable[..., Method]
+    needs: tuple[Need, ...] = ()
+    gradients: bool = False
+    settings: Settings = field(default_factory=dict)  # that distinguish variants of one class
+    presets: Mapping[str, Settings] = field(default_factory=dict)  # published, by benchmark
+    gate: str | None = None  # in front of it
+
+    def maker(self) -> Callable[..., Method]:
+        """Import what makes the method."""
+        if not isinstance(self.make, str):
+            return self.make
+        module, _, attribute = self.make.partition(":")
+        try:
+            made: Callable[..., Method] = getattr(import_module(module), attribute)
+        except AttributeError:
+            raise CasterError(f"{self.name} cannot be made: there is no {self.make}") from None
+        except ModuleNotFoundError as error:
+            if (error.name or "").startswith("caster"):
+                raise
+            wanted = EXTRAS.get(error.name or "", error.name)
+            raise CasterError(f"{self.name} needs {error.name}: pip install {wanted}") from None
+        return made
+
+    def options(self) -> dict[str, Any]:
+        """Settings with their defaults."""
+        own = keywords(self.maker())
+        return {name: self.settings.get(name, own[name]) for name in own if name != "name"}
+
+    @property
+    def revision(self) -> int | None:
+        """`REVISION` of the method's module, which changes when its answers do."""
+        return getattr(sys.modules[self.maker().__module__], "REVISION", None)
+
+
+_HERE = "caster_bench.methods"
+_IMAGENET = {"imagenet": {"optimizer": "sgd", "lr": 2.5e-4}}
+_IMAGENET_VIT = {"imagenet-vit": {"optimizer": "sgd", "lr": 1e-3, "norms": ("layer",)}}
+_COTTA_IMAGENET = {"optimizer": "sgd", "threshold": 0.1, "restore": 0.001, "symmetric": True}
+_EATA_IMAGENET = {"redundancy": 0.05, "fisher_strength": 2000.0}
+
+METHODS = (
+    Entry("frozen", "The frozen model's own answer.", f"{_HERE}.protocol:Frozen"),
+    Entry(
+        "source-gda",
+        "The source's Gaussian discriminant, without transport.",
+        f"{_HERE}.transport:SourceGDA",
+        ("state",),
+    ),
+    Entry(
+        "caster",
+        "Class moments transported to the batch, if its certificate allows.",
+        f"{_HERE}.transport:Caster",
+        ("state",),
+    ),
+    Entry(
+        "caster-ungated",
+        "The same transport whatever the certificate says.",
+        f"{_HERE}.transport:Ungated",
+        ("state",),
+    ),
+    Entry(
+        "caster-no-transport",
+        "Ablation: caster's classifier with the identity in place of the transport.",
+        f"{_HERE}.transport:NoTransport",
+        ("state",),
+    ),
+    Entry(
+        "caster-mixed-metric",
+        "Ablation: gated by a Euclidean residual over a Mahalanobis margin.",
+        f"{_HERE}.transport:MixedMetric",
+        ("state",),
+    ),
+    Entry(
+        "knn",
+        "Majority vote of the nearest source features.",
+        f"{_HERE}.knn:KNN",
+        ("torch", "source images"),
+    ),
+    Entry(
+        "t3a",
+        "Class prototypes from confident test features, in place of the classifier's weights.",
+        f"{_HERE}.t3a:T3A",
+        ("torch", "linear head"),
+        presets={
+            "cifar10": {"filter_k": 100},
+            "cifar100": {"filter_k": 100},
+            "imagenet-vit": {"filter_k": 20},
+        },
+    ),
+    Entry(
+        "coral",
+        "Batch features aligned with the source's mean and covariance, then the frozen classifier.",
+        f"{_HERE}.coral:Coral",
+        ("torch", "linear head", "source images"),
+    ),
+    Entry(
+        "linear-tca",
+        "Test features aligned with the confident ones among them, then the frozen classifier.",
+        f"{_HERE}.linear_tca:LinearTCA",
+        ("torch", "linear head"),
+    ),
+    Entry(
+        "bn-adapt",
+        "BatchNorm with batch statistics, shrunk towards the source's.",
+        f"{_HERE}.bn_adapt:BNAdapt",
+        ("torch module",),
+    ),
+    Entry(
+        "layer-transport",
+        "Statistics of shallow layers aligned with the source's, if its own certificate allows.",
+        f"{_HERE}.layer_transport:LayerTransport",
+        ("torch module",),
+    ),
+    Entry(
+        "layer-transport-ungated",
+        "The same layer transport whatever the certificate says.",
+        f"{_HERE}.layer_transport:LayerTransportUngated",
+        ("torch module",),
+    ),
+    Entry(
+        "tent",
+        "Entropy minimisation on normalisation scales and shifts.",
+        f"{_HERE}.tent:Tent",
+        ("torch module",),
+        gradients=True,
+        presets=_IMAGENET | _IMAGENET_VIT,
+    ),
+    Entry(
+        "eata",
+        "Entropy minimisation on reliable, non-redundant samples, anchored to the source weights.",
+        f"{_HERE}.eata:EATA",
+        ("torch module", "source images"),
+        gradients=True,
+        presets={
+            "cifar100": {"redundancy": 0.1},
+            "imagenet": _IMAGENET["imagenet"] | _EATA_IMAGENET,
+            "imagenet-vit": _IMAGENET_VIT["imagenet-vit"] | _EATA_IMAGENET,
+        },
+    ),
+    Entry(
+        "eta",
+        "EATA without its penalty on weight changes.",
+        f"{_HERE}.eata:EATA",
+        ("torch module",),
+        gradients=True,
+        settings={"fisher_strength": 0.0},
+        presets={
+            "cifar100": {"redundancy": 0.1},
+            "imagenet": _IMAGENET["imagenet"] | {"redundancy": 0.05},
+            "imagenet-vit": _IMAGENET_VIT["imagenet-vit"] | {"redundancy": 0.05},
+        },
+    ),
+    Entry(
+        "sar",
+        "Sharpness-aware entropy minimisation on reliable samples, with recovery.",
+        f"{_HERE}.sar:SAR",
+        ("torch module",),
+        gradients=True,
+        presets={"imagenet": {"lr": 2.5e-4}, "imagenet-vit": {"lr": 1e-3}},
+    ),
+    Entry(
+        "cotta",
+        "All weights trained on their own average over time and augmentations, restored at random.",
+        f"{_HERE}.cotta:CoTTA",
+        ("torch module",),
+        gradients=True,
+        presets={
+            "cifar10": {"threshold": 0.92},
+            "cifar100": {"threshold": 0.72},
+            "imagenet": _COTTA_IMAGENET | {"lr": 0.01},
+            "imagenet-vit": _COTTA_IMAGENET | {"lr": 0.005},
+        },
+    ),
+    Entry(
+        "foa",
+        "Vision transformer prompts found with forward passes only, and a shift of features.",
+        f"{_HERE}.foa:FOA",
+        ("torch module", "transformer", "source images"),
+        presets={"imagenet-vit": {"population": 28, "strength": 0.4}},
+    ),
+)
 GATED = ("tent+certificate", "tent+referee", "eata+certificate", "eata+referee")
 
 
 def names() -> list[str]:
-    """Every registered method, and the gated ones of the paper.
+    """Names of all registered methods and of the paper's gated ones.
 
-    Any other method goes behind a gate in the same way: "sar+referee".
+    Any other method can be gated by name too: "sar+referee".
 
     >>> names()[:2]
     ['frozen', 'source-gda']
@@ -33,20 +234,20 @@ def names() -> list[str]:
 
 
 def entries() -> list[Entry]:
-    """Every registered method, those of other packages last.
+    """All registered methods, those of other packages last.
 
     >>> [entry.name for entry in entries() if entry.gradients][:2]
     ['tent', 'eata']
     """
-    known = {entry.name: entry for entry in OWN}
+    known = {entry.name: entry for entry in METHODS}
     gated = [_gated(name, known[name.rpartition("+")[0]]) for name in GATED]
     ours = {*known, *GATED}
     points = {point.name: point for point in entry_points(group=GROUP) if point.name not in ours}
-    return [*OWN, *gated, *(_load(points[name]) for name in sorted(points))]
+    return [*METHODS, *gated, *(_load(points[name]) for name in sorted(points))]
 
 
 def find(name: str) -> Entry:
-    """A method by name.
+    """Find a method by name.
 
     >>> find("sar+referee").gate
     'referee'
@@ -71,11 +272,11 @@ def create(
     gate: Settings | None = None,
     **settings: Any,
 ) -> Method:
-    """A method at work on a model.
+    """Create a method on a model, which it never changes.
 
-    `source` is a fitted state, its file, or a `Source` that also holds labelled source batches.
-    `preset` takes published settings by benchmark; `gate` are settings of the gate of a gated
-    method, the others are the method's own. The model is never changed.
+    `source` is a fitted state, its file, or a `Source` that can also hold labelled source batches.
+    `preset` selects published settings by benchmark; `gate` holds the settings of a gated method's
+    gate, all others are the method's own.
 
     >>> import numpy as np
     >>> from caster import wrap
@@ -84,8 +285,8 @@ def create(
     array([[1., 2.]])
     """
     entry = find(name)
-    known = Source.of(source)
-    known.check(model)
+    source = Source.of(source)
+    source.check(model)
     chosen = _preset(entry, preset) | settings
     unknown = sorted(chosen.keys() - entry.options().keys())
     if unknown:
@@ -94,10 +295,10 @@ def create(
     if gate is not None and entry.gate is None:
         raise CasterError(f"{name} has no gate to set: name one, as in '{name}+certificate'")
     inner = name if entry.gate is None else name.rpartition("+")[0]
-    method = entry.maker()(model, known, name=inner, **(dict(entry.settings) | chosen))
+    method = entry.maker()(model, source, name=inner, **(dict(entry.settings) | chosen))
     if entry.gate is None:
         return method
-    return Gated(method, make_gate(entry.gate, model, known, **(gate or {})))
+    return Gated(method, make_gate(entry.gate, model, source, **(gate or {})))
 
 
 def _preset(entry: Entry, preset: str | None) -> dict[str, Any]:
@@ -110,19 +311,19 @@ def _preset(entry: Entry, preset: str | None) -> dict[str, Any]:
 
 
 def _gated(name: str, inner: Entry) -> Entry:
-    """A method behind the gate its name ends with."""
+    """The entry of a method behind the gate its name ends with."""
     gate = name.rpartition("+")[2]
     return replace(
         inner,
         name=name,
-        line=f"{inner.name}, where the {gate} allows the update.",
+        summary=f"{inner.name}, if the {gate} accepts the batch.",
         needs=tuple(dict.fromkeys((*inner.needs, "state"))),
         gate=gate,
     )
 
 
 def _load(point: EntryPoint) -> Entry:
-    """Another package's method; one that cannot be loaded says so when it is used."""
+    """Load another package's entry; one that fails to load raises when it is used."""
     try:
         entry = point.load()
         if not isinstance(entry, Entry) or entry.name != point.name:

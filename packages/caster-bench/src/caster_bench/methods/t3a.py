@@ -1,37 +1,42 @@
-"""T3A: class prototypes from confident test features, in place of the classifier's rows."""
+"""T3A: class prototypes from confident test features, in place of the classifier's weights."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
-from caster.adapt.frozen import Frozen
-from caster.adapt.protocol import OnFeatures, Prediction, Retained, nbytes
-from caster.adapt.source import Source
 from caster.core.arrays import like
-from caster.errors import CasterError
 from caster.models.protocol import FrozenModel, Outputs
-from caster_bench.methods.gradient.entropy import entropy
-from caster_bench.methods.linear_head import LinearHead
-from caster_bench.methods.supports import Supports
-from caster_bench.methods.tensors import features_of, plain
+from caster_bench.methods.features import LinearHead, finite_features, full_precision
+from caster_bench.methods.gradient_method import entropy
+from caster_bench.methods.protocol import (
+    Frozen,
+    OnFeatures,
+    Prediction,
+    Retained,
+    check_count,
+    nbytes,
+)
+from caster_bench.methods.source import Source
+
+REVISION = 1
 
 
 class T3A(OnFeatures):
-    """Score by the direction of every class's supports: its confident samples so far.
+    """Score by the direction of each class's supports: its confident samples so far.
 
-    Iwasawa and Matsuo 2021. Supports start with the rows of the classifier's weight. A batch
-    enters before it is answered, every sample under the class the frozen model gives it; the
-    `filter_k` of lowest entropy stay in each class. All supports are scaled to length 1, summed
-    by class, and the sums scaled to length 1: features times these are the scores.
+    Iwasawa and Matsuo 2021. Supports start with the rows of the classifier's weight. Every sample
+    of a batch becomes a support of the class the frozen model predicts before the batch is
+    answered; each class keeps the `filter_k` of lowest entropy. Supports are scaled to length 1,
+    summed per class, and the sums scaled to length 1: their products with features are the scores.
 
-    The paper chooses `filter_k` from 1, 5, 20, 50, 100 and -1, which is all, by a validation set.
-    20 is FOA's choice for ImageNet, and did best with 50 on our spare corruptions; 100 (presets
-    "cifar10" and "cifar100") is that of public CIFAR benchmarks. With -1 no features are kept:
-    their sums say it all.
+    The paper selects `filter_k` from 1, 5, 20, 50, 100 and -1 (no limit) on a validation set. 20
+    is FOA's choice for ImageNet, and was best, with 50, on our spare corruptions; 100 (presets
+    "cifar10" and "cifar100") is that of public CIFAR benchmarks. With -1 only sums are stored.
 
-    >>> import torch
     >>> from caster import wrap
     >>> net = torch.nn.Sequential(torch.nn.Identity(), torch.nn.Linear(2, 2, bias=False))
     >>> net[1].weight.data = torch.tensor([[3.0, 0.0], [0.0, 3.0]])
@@ -43,11 +48,8 @@ class T3A(OnFeatures):
         self, model: FrozenModel, source: Source, *, name: str = "t3a", filter_k: int = 20
     ) -> None:
         super().__init__(model)
-        if filter_k < 1 and filter_k != -1:
-            raise CasterError(
-                f"filter_k of {name} is a number of samples from 1 up, or -1 for all, "
-                f"not {filter_k!r}"
-            )
+        if filter_k != -1:
+            check_count(name, filter_k=filter_k)
         self.name = name
         self.filter_k = filter_k
         self.frozen = Frozen(model, source)
@@ -55,44 +57,125 @@ class T3A(OnFeatures):
         self.reset()
 
     def reset(self) -> None:
-        """No supports: the classifier's rows enter with the next batch."""
+        """Drop all supports; the classifier's rows are added again with the next batch."""
         self._supports = None if self.filter_k == -1 else Supports(self.filter_k)
-        self._sums: Tensor | None = None  # (C, d), in float64: rows are added and taken away
+        self._sums: Tensor | None = None  # (C, d), in float64: rows are added and subtracted
 
     def answer(self, outputs: Outputs) -> Prediction:
-        """Take the batch in, and score it by all supports."""
-        features = features_of(outputs, self.name)
-        with plain(features):
+        """Add the batch to the supports, and score it by all of them."""
+        features = finite_features(outputs, self.name)
+        with full_precision(features):
             weight, bias = self._head(outputs)
             if self._sums is None:
                 self._sums = torch.zeros_like(weight, dtype=torch.float64)
-                self._enter(weight, weight @ weight.T + bias)
-            self._enter(features, self._head.logits(outputs))
+                self._add(weight, weight @ weight.T + bias)
+            self._add(features, self._head.logits(outputs))
             prototypes = normalize(self._sums, dim=1).to(features)
             return Prediction(like(features @ prototypes.T, outputs.features))
 
-    def _enter(
+    def _add(
         self,
         rows: Tensor,  # (B, d)
         logits: Tensor,  # (B, C), of those rows
     ) -> None:
-        rows, classes = normalize(rows, dim=1), logits.argmax(dim=1)
-        if self._supports is None:
-            self._add(rows, classes)
-            return
-        change = self._supports.enter(rows, classes, entropy(logits))
-        came = change.came
-        self._add(
-            torch.cat([rows[came], -change.gone]), torch.cat([classes[came], change.gone_classes])
-        )
-
-    def _add(self, rows: Tensor, classes: Tensor) -> None:
         assert self._sums is not None
+        rows, classes = normalize(rows, dim=1), logits.argmax(dim=1)
+        if self._supports is not None:
+            change = self._supports.add(rows, classes, entropy(logits))
+            added = change.added
+            rows, classes = (
+                torch.cat([rows[added], -change.removed]),
+                torch.cat([classes[added], change.removed_classes]),
+            )
         sums = self._sums.to(rows.device)
-        # A product and not index_add, which sums in no fixed order on a GPU.
+        # A product, because index_add sums in no fixed order on a GPU.
         self._sums = sums + one_hot(classes, len(sums)).T.double() @ rows.double()
 
     def retained(self) -> Retained:
-        """The supports that may yet have to leave, and the sums of all."""
+        """Bytes of the supports and their sums."""
         bank = 0 if self._supports is None else self._supports.nbytes()
         return Retained(self._head.nbytes(), nbytes(self._sums), bank)
+
+
+@dataclass(frozen=True, eq=False)
+class Change:
+    """What a batch changed in the supports."""
+
+    added: Tensor  # indices of the batch's rows that are now supports
+    removed: Tensor  # (n, d), rows that no longer are
+    removed_classes: Tensor  # (n,)
+
+
+class Supports:
+    """The `per_class` rows of lowest entropy of every class; ties go to the first.
+
+    Rows stay where they were written, and new ones overwrite removed ones: the cost of a batch
+    depends on its size, not on how much is stored.
+
+    >>> supports = Supports(per_class=1)
+    >>> zero = torch.zeros(1, dtype=torch.int64)
+    >>> supports.add(torch.tensor([[1.0]]), zero, torch.tensor([0.3])).added
+    tensor([0])
+    >>> supports.add(torch.tensor([[2.0]]), zero, torch.tensor([0.2])).removed
+    tensor([[1.]])
+    """
+
+    def __init__(self, per_class: int) -> None:
+        self.per_class = per_class
+        self._rows: Tensor | None = None  # (slots, d)
+        # In order of arrival: entropy, class, and slot among the rows.
+        self._entropies, self._classes = torch.empty(0), torch.empty(0, dtype=torch.int64)
+        self._slots = torch.empty(0, dtype=torch.int64)
+
+    def add(
+        self,
+        rows: Tensor,  # (B, d)
+        classes: Tensor,  # (B,)
+        entropies: Tensor,  # (B,)
+    ) -> Change:
+        """Add a batch, and remove rows that are no longer among the lowest."""
+        n = len(self._slots)
+        device = rows.device
+        all_entropies = torch.cat([self._entropies.to(entropies), entropies])
+        all_classes = torch.cat([self._classes.to(device), classes])
+        kept = lowest(all_entropies, all_classes, self.per_class)
+        stay, added = kept[:n], kept[n:].nonzero()[:, 0]
+        slots = self._slots.to(device)
+        free = slots[~stay]
+        store = self._resized(rows, n + len(added) - len(free))
+        change = Change(added, store[free], all_classes[:n][~stay])
+        # No class loses more rows than it gains, so every free slot is used again.
+        new = torch.arange(n, n + len(added) - len(free), device=device)
+        used = torch.cat([free, new])
+        store[used] = rows[added]
+        self._entropies, self._classes = all_entropies[kept], all_classes[kept]
+        self._slots = torch.cat([slots[stay], used])
+        return change
+
+    def _resized(self, rows: Tensor, count: int) -> Tensor:
+        """The stored rows, with at least `count` slots."""
+        store = rows.new_empty((0, rows.shape[1])) if self._rows is None else self._rows.to(rows)
+        if len(store) < count:
+            more = rows.new_empty((max(count, 2 * len(store)) - len(store), rows.shape[1]))
+            store = torch.cat([store, more])
+        self._rows = store
+        return store
+
+    def nbytes(self) -> int:
+        """Bytes stored, free slots included."""
+        return nbytes(self._rows, self._entropies, self._classes, self._slots)
+
+
+def lowest(values: Tensor, classes: Tensor, count: int) -> Tensor:  # (n,), (n,) -> (n,)
+    """Whether each value is among the `count` lowest of its class; ties go to the first.
+
+    >>> lowest(torch.tensor([0.2, 0.1, 0.1, 0.9]), torch.tensor([0, 0, 0, 1]), 1)
+    tensor([False,  True, False,  True])
+    """
+    order = values.argsort(stable=True)
+    order = order[classes[order].argsort(stable=True)]  # by class, and by value within it
+    ordered = classes[order]
+    rank = torch.arange(len(order), device=order.device) - torch.searchsorted(ordered, ordered)
+    among = torch.empty_like(rank, dtype=torch.bool)
+    among[order] = rank < count
+    return among

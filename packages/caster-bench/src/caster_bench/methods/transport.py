@@ -1,4 +1,4 @@
-"""CASTER: gated, always transporting, never transporting, and with the wrong metric."""
+"""CASTER's feature transport with its gate, without it, and its ablations; and Source-GDA."""
 
 from __future__ import annotations
 
@@ -7,32 +7,58 @@ from dataclasses import replace
 import numpy as np
 from array_api_compat import array_namespace
 
-from caster.adapt.frozen import Frozen
-from caster.adapt.protocol import OnFeatures, Prediction, Retained
-from caster.adapt.source import Source, adapter_of, moments_of
 from caster.core.discriminant import ridged_scores
-from caster.core.gate import refuse
 from caster.core.linalg import Array, identity_like
-from caster.core.trial import try_transport
-from caster.core.types import Verdict
+from caster.core.proposal import try_transport
+from caster.core.verdict import Verdict, reject
 from caster.models.protocol import FrozenModel, Outputs
+from caster_bench.methods.protocol import Frozen, OnFeatures, Prediction, Retained
+from caster_bench.methods.source import Source, moment_bytes, unguarded_adapter
 
-TOO_SMALL = refuse("batch_too_small")  # one sample supports no direction to transport in
-NUMERICAL = refuse("numerical")
+REVISION = 1
+TOO_SMALL = reject("batch_too_small")  # one sample supports no direction of transport
+NUMERICAL = reject("numerical")
 
 
-class Caster(OnFeatures):
-    """Transport the source's class moments to the batch, if its certificate allows.
-
-    The constants are those of `caster.Caster`; None is the state's own.
+class SourceGDA(OnFeatures):
+    """Gaussian scores of the frozen features under the source's class moments.
 
     >>> import numpy as np
     >>> from caster import wrap
-    >>> from caster_bench.methods import create
     >>> labels = np.arange(300) % 3
     >>> images = np.random.default_rng(0).normal(size=(300, 4)) + 6 * np.eye(3, 4)[labels]
     >>> model = wrap(lambda batch: (batch, batch[:, :3]), version="example-1")
-    >>> method = create("caster", model, Source.fit(model, [(images, labels)]))
+    >>> method = SourceGDA(model, Source.fit(model, [(images, labels)]))
+    >>> method.predict(1.5 * images[:64] + 2.0).reason
+    'ungated'
+    """
+
+    def __init__(self, model: FrozenModel, source: Source, *, name: str = "source-gda") -> None:
+        super().__init__(model)
+        self.name = name
+        self._adapter = unguarded_adapter(model, source, name)
+        self.frozen = Frozen(model, source)
+
+    def answer(self, outputs: Outputs) -> Prediction:
+        """Return scores in all retained directions."""
+        return Prediction(self._adapter.clf.source_scores(outputs.features))
+
+    def retained(self) -> Retained:
+        """Bytes of the source's moments."""
+        return Retained(statistics=moment_bytes(self._adapter))
+
+
+class Caster(SourceGDA):
+    """Transport the source's class moments to the batch, if its certificate allows.
+
+    The constants are those of `caster.Caster`; None means the state's own.
+
+    >>> import numpy as np
+    >>> from caster import wrap
+    >>> labels = np.arange(300) % 3
+    >>> images = np.random.default_rng(0).normal(size=(300, 4)) + 6 * np.eye(3, 4)[labels]
+    >>> model = wrap(lambda batch: (batch, batch[:, :3]), version="example-1")
+    >>> method = Caster(model, Source.fit(model, [(images, labels)]))
     >>> method.predict(1.5 * images[:64] + 2.0).reason
     'accepted'
     """
@@ -50,75 +76,68 @@ class Caster(OnFeatures):
         min_samples: int | None = None,
         min_classes: int | None = None,
     ) -> None:
-        super().__init__(model)
-        self.name = name
-        self._adapter = adapter_of(model, source, name)
-        chosen = {"lam": lam, "beta": beta, "tau": tau, "confidence": confidence}
-        chosen |= {"min_samples": min_samples, "min_classes": min_classes}
-        given = {constant: value for constant, value in chosen.items() if value is not None}
-        self._clf = self._adapter.clf.set_params(**given)
-        _ = self._clf.settings  # refuses what is no constant
-        self.frozen = Frozen(model, source)
+        super().__init__(model, source, name=name)
+        constants = {"lam": lam, "beta": beta, "tau": tau, "confidence": confidence}
+        constants |= {"min_samples": min_samples, "min_classes": min_classes}
+        chosen = {constant: value for constant, value in constants.items() if value is not None}
+        self._clf = self._adapter.clf.set_params(**chosen)
+        _ = self._clf.settings  # rejects invalid constants
 
     def answer(self, outputs: Outputs) -> Prediction:
-        """Transported scores if the batch supports them, else the frozen model's."""
+        """Return transported scores if the batch supports them, else the frozen model's."""
         found = self._adapter.adapt(outputs)
-        return self._decided(outputs, found.transported, found.verdict)
+        return self._gated(outputs, found.adapted, found.verdict)
 
-    def retained(self) -> Retained:
-        """The source's moments."""
-        return moments_of(self._adapter)
-
-    def _decided(self, outputs: Outputs, scores: Array, verdict: Verdict) -> Prediction:
+    def _gated(self, outputs: Outputs, scores: Array, verdict: Verdict) -> Prediction:
         if verdict.accepted:
             return Prediction(scores, True, verdict.reason, verdict.ratio, verdict)
-        kept = self.frozen.answer(outputs)
-        return replace(kept, reason=verdict.reason, ratio=verdict.ratio, verdict=verdict)
+        frozen = self.frozen.answer(outputs)
+        return replace(frozen, reason=verdict.reason, ratio=verdict.ratio, verdict=verdict)
 
 
 class Ungated(Caster):
-    """Transport whatever the certificate says, and report what it says in the ratio."""
+    """Transport whatever the certificate says, and report its ratio."""
 
     def answer(self, outputs: Outputs) -> Prediction:
-        """Transported scores."""
+        """Return transported scores."""
         found = self._adapter.adapt(outputs)
         if not found.verdict.has_proposal:
-            return self._decided(outputs, found.transported, found.verdict)
-        return Prediction(found.transported, ratio=found.verdict.ratio, verdict=found.verdict)
+            return self._gated(outputs, found.adapted, found.verdict)
+        return Prediction(found.adapted, ratio=found.verdict.ratio, verdict=found.verdict)
 
 
 class NoTransport(Caster):
-    """The classifier of `Ungated` with the identity for a map: what the transport itself adds.
+    """Ablation: the classifier of `Ungated` with the identity in place of the transport.
 
-    It differs from Source-GDA where a batch is too small to activate all directions.
+    It differs from Source-GDA if a batch is too small to activate all directions.
     """
 
     def answer(self, outputs: Outputs) -> Prediction:
-        """Source scores in the directions that a transport to this batch would use."""
-        z, active = self._clf.transporter.projected(outputs.features)
+        """Return source scores in the directions that a transport to this batch would use."""
+        z, active = self._clf.transport.projected(outputs.features)
         if z.shape[0] == 1:
-            return self._decided(outputs, z, TOO_SMALL)
+            return self._gated(outputs, z, TOO_SMALL)
         with np.errstate(all="ignore"):
             ridge = self._clf.settings.beta * identity_like(active.within)
             scores = ridged_scores(z, active, ridge)
         xp = array_namespace(scores)
         if not bool(xp.all(xp.isfinite(scores))):
-            return self._decided(outputs, scores, NUMERICAL)
+            return self._gated(outputs, scores, NUMERICAL)
         return Prediction(scores)
 
 
 class MixedMetric(Caster):
-    """The gate the paper warns of: a Euclidean residual over a Mahalanobis margin.
+    """Ablation: the gate the paper warns of, a Euclidean residual over a Mahalanobis margin.
 
     Its ratio grows with the scale of the features, which says nothing about the transport.
     """
 
     def answer(self, outputs: Outputs) -> Prediction:
-        """As `Caster`, judged by the wrong ratio."""
-        z, active = self._clf.transporter.projected(outputs.features)
+        """Answer as `Caster`, gated by the mixed ratio."""
+        z, active = self._clf.transport.projected(outputs.features)
         if z.shape[0] == 1:
-            return self._decided(outputs, z, TOO_SMALL)
+            return self._gated(outputs, z, TOO_SMALL)
         with np.errstate(all="ignore"):
             metric = active.euclidean
         proposal, verdict = try_transport(z, active, self._clf.settings, metric)
-        return self._decided(outputs, proposal.scores, verdict)
+        return self._gated(outputs, proposal.scores, verdict)

@@ -1,20 +1,25 @@
-"""Raw records of a run: what was predicted, batch by batch, and what made it."""
+"""Raw records of a run: every prediction, batch by batch, and what produced it."""
 
 from caster_bench.records.digest import FormatError, canonical, content, digest, key_of, same
-from caster_bench.records.layout import (
-    Found,
+from caster_bench.records.parquet import as_batches, as_samples
+from caster_bench.records.schema import DONE, REFUSED, Admission, Batches, Cell, Samples
+from caster_bench.records.store import (
+    Listing,
+    Location,
     Pack,
+    Record,
     Records,
-    Where,
     admission_path,
     cells_of,
+    read,
+    read_admission,
+    read_cell,
+    remove_leftovers,
     scan,
     sources_of,
+    write,
+    write_admission,
 )
-from caster_bench.records.reader import Record, read, read_admission, read_cell
-from caster_bench.records.schema import DONE, REFUSED, Admission, Batches, Cell, Samples
-from caster_bench.records.tables import as_batches, as_samples
-from caster_bench.records.writer import remove_leftovers, write, write_admission
 
 __all__ = [
     "DONE",
@@ -23,12 +28,12 @@ __all__ = [
     "Batches",
     "Cell",
     "FormatError",
-    "Found",
+    "Listing",
+    "Location",
     "Pack",
     "Record",
     "Records",
     "Samples",
-    "Where",
     "admission_path",
     "as_batches",
     "as_samples",

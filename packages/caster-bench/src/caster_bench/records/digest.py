@@ -1,4 +1,4 @@
-"""Digests of values and files, and JSON that shows when a hand has been in it."""
+"""Digests of values and tables, and JSON files that carry a digest of themselves."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from caster.errors import CasterError
 from caster_bench.records.schema import FORMAT, RUN, TIMES, Admission, Batches, Cell, Samples
 
 KEY_LENGTH = 32  # hex digits
-SEAL = "sha256"  # the field that holds a digest of all others
+DIGEST_FIELD = "sha256"  # the field that holds a digest of all others
 Kind = TypeVar("Kind", Cell, Admission)
-Parts = tuple[Cell, Samples | None, Batches | None]  # of a record
-_ENCODER = json.JSONEncoder(  # once: to make one takes as long as to use it
+Parts = tuple[Cell, Samples | None, Batches | None]  # a record
+_ENCODER = json.JSONEncoder(  # shared: creating one takes as long as using it
     sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
 )
 
 
 class FormatError(CasterError):
-    """Records that a caster wrote who keeps them otherwise: not damaged, and not to be touched."""
+    """Records in another version's format: not damaged, and not to be touched."""
 
 
 def canonical(value: Any) -> str:
-    """One text for one value: sorted keys, no spaces, and no NaN.
+    """Canonical JSON of a value: sorted keys, no spaces, no NaN.
 
     >>> canonical({"b": (1, 2.5), "a": None})
     '{"a":null,"b":[1,2.5]}'
@@ -44,7 +44,7 @@ def digest(value: Any) -> str:
 
 
 def key_of(identity: dict[str, Any]) -> str:
-    """The name of a cell's folder.
+    """Return the name of a cell's folder.
 
     >>> len(key_of({"spec": {}}))
     32
@@ -52,57 +52,57 @@ def key_of(identity: dict[str, Any]) -> str:
     return digest(identity)[:KEY_LENGTH]
 
 
-def sealed(value: Cell | Admission) -> str:
-    """Text of a JSON file that says what its own digest is, a field a line."""
+def to_json(value: Cell | Admission) -> str:
+    """Serialize to JSON with a digest of the other fields, one field per line."""
     plain = vars(value)
     lines = {name: f"{canonical(name)}:{canonical(plain[name])}" for name in sorted(plain)}
     seal = hashlib.sha256(f"{{{','.join(lines.values())}}}".encode()).hexdigest()
-    lines[SEAL] = f'"{SEAL}":"{seal}"'
+    lines[DIGEST_FIELD] = f'"{DIGEST_FIELD}":"{seal}"'
     return "{\n" + ",\n".join(lines.values()) + "\n}\n"
 
 
-def unsealed(content: bytes, kind: type[Kind]) -> Kind:
-    """The value of such a file, if it is a field a line what was sealed.
+def from_json(content: bytes, kind: type[Kind]) -> Kind:
+    """Parse what `to_json` wrote, and check its digest.
 
-    Records of another format are no damage: that is an error of its own.
+    Another format is a `FormatError`, not damage.
     """
-    nothing = CasterError("it is not what caster writes there")
+    unreadable = CasterError("it is not a record of caster")
     try:
         plain = json.loads(content, parse_constant=_no_number)
-        seal, written = plain.pop(SEAL), plain["format"]
+        seal, written = plain.pop(DIGEST_FIELD), plain["format"]
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
-        raise nothing from None
+        raise unreadable from None
     if type(written) is int and written != FORMAT:
-        raise FormatError(_told(written, plain.get("software")))
+        raise FormatError(_format_message(written, plain.get("software")))
     try:
         value = kind(**plain)
         _check_tables(value)
     except (TypeError, AttributeError):
-        raise nothing from None
-    if _seal_of(content, len(plain)) != seal:
+        raise unreadable from None
+    if _text_digest(content, len(plain)) != seal:
         raise CasterError("it was changed after it was written")
     return value
 
 
 def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
-def _told(written: int, software: Any) -> str:
+def _format_message(written: int, software: Any) -> str:
     version = software.get("caster") if isinstance(software, dict) else None
-    by = "another caster" if version is None else f"caster {version}"
+    by = "another version of caster" if version is None else f"caster {version}"
     return (
-        f"{by} wrote it, in format {written}, and this caster reads format {FORMAT}: use that "
-        "version, or another folder"
+        f"it was written by {by} in format {written}, and this version reads format {FORMAT}: "
+        "use that version, or another folder"
     )
 
 
-def _seal_of(content: bytes, fields: int) -> str | None:
-    """The digest that a text should state, taken of the text itself; None if it is laid out wrong.
+def _text_digest(content: bytes, fields: int) -> str | None:
+    """Compute the digest from the text itself; None if the layout is wrong.
 
-    To make the text again from its value, and compare, takes five times as long.
+    Serializing the value again and comparing takes five times as long.
     """
-    start, end, own = b"{\n", b"\n}\n", f'"{SEAL}":'.encode()
+    start, end, own = b"{\n", b"\n}\n", f'"{DIGEST_FIELD}":'.encode()
     lines = content[len(start) : -len(end)].split(b",\n")
     others = [line for line in lines if not line.startswith(own)]
     whole = content.startswith(start) and content.endswith(end)
@@ -112,7 +112,7 @@ def _seal_of(content: bytes, fields: int) -> str | None:
 
 
 def _check_tables(value: Cell | Admission) -> None:
-    """Refuse what is not a table where one belongs: readers look into them by name."""
+    """Reject fields that should be tables and are not: readers index them by name."""
     for field in fields(value):
         optional = "None" in str(field.type) and getattr(value, field.name) is None
         if str(field.type).startswith("dict") and not optional:
@@ -120,12 +120,12 @@ def _check_tables(value: Cell | Admission) -> None:
 
 
 def same(a: Parts, b: Parts) -> bool:
-    """Whether two records of a cell say the same, times and machines aside."""
+    """Whether two records of a cell agree, apart from times and machines."""
     return content(*a) == content(*b)
 
 
 def content(cell: Cell, samples: Samples | None, batches: Batches | None) -> str:
-    """SHA-256 of all that two runs of a cell must agree in."""
+    """SHA-256 of everything that two runs of a cell must agree on."""
     plain = {name: value for name, value in vars(cell).items() if name not in RUN}
     total = hashlib.sha256(canonical(plain).encode())
     for table in (samples, batches):
@@ -134,8 +134,8 @@ def content(cell: Cell, samples: Samples | None, batches: Batches | None) -> str
     return total.hexdigest()
 
 
-def of_table(table: Samples | Batches) -> str:
-    """SHA-256 of all columns of a table as it is read, whatever file they lie in."""
+def table_digest(table: Samples | Batches) -> str:
+    """SHA-256 of all columns of a table, independent of how it is stored."""
     total = hashlib.sha256()
     for part in _columns(table):
         total.update(part)
@@ -150,5 +150,5 @@ def _columns(table: Samples | Batches, without: tuple[str, ...] = ()) -> Iterato
 
 
 def bytes_of(column: np.ndarray[Any, Any]) -> bytes:
-    """A column for a digest; text as one JSON, since its objects have no bytes of their own."""
+    """Bytes of a column for a digest; strings as JSON, since objects have no bytes."""
     return canonical(column.tolist()).encode() if column.dtype == object else column.tobytes()

@@ -1,1 +1,1 @@
-"""The report of a sweep: verified records in; tables, figures and a page out."""
+"""Turn verified records into tables, figures and a page, and test a paper's claims on them."""

@@ -1,4 +1,4 @@
-"""What records were made from and with: checkpoints, data, software, machines."""
+"""Provenance of records: checkpoints, data, software and hardware."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Origin:
-    """Of one cell; many cells share one."""
+class Provenance:
+    """Provenance of one cell; many cells share it."""
 
     backbone: str
     data: str
     checkpoint: str | None  # digests
     moments: str | None
-    accuracy: float | None  # on clean pictures
-    source: str | None  # name and digest; None of a cell refused before its data were read
+    accuracy: float | None  # on clean images
+    source: str | None  # name and digest; None if refused before its data were read
     target: str | None
     software: tuple[tuple[str, str], ...]
     hardware: tuple[tuple[str, str], ...]
 
     @classmethod
-    def of(cls, cell: Cell) -> Origin:
-        """What `cell.json` says."""
+    def of(cls, cell: Cell) -> Provenance:
+        """Read it from `cell.json`."""
         spec, identity = cell.identity["spec"], cell.identity
         return cls(
             backbone=spec["backbone"],
@@ -44,24 +44,24 @@ class Origin:
         )
 
 
-def _data(told: dict[str, object] | None) -> str | None:
-    return None if told is None else f"{told['name']}, {told['n']} pictures, {told['sha256']}"
+def _data(data: dict[str, object] | None) -> str | None:
+    return None if data is None else f"{data['name']}, {data['n']} images, {data['sha256']}"
 
 
-def tables(results: Results) -> list[Table]:
-    """Checkpoints, data, and the software and hardware of all cells."""
-    counts = Counter(results.origins.values())
+def provenance_tables(results: Results) -> list[Table]:
+    """Tables of checkpoints, data, software and hardware."""
+    counts = Counter(results.provenance.values())
     checkpoints = {(o.backbone, o.data): (o.accuracy, o.checkpoint, o.moments) for o in counts}
     data = {
-        (o.data, kind): told
+        (o.data, kind): text
         for o in counts
-        for kind, told in (("source", o.source), ("target", o.target))
-        if told is not None
+        for kind, text in (("source", o.source), ("target", o.target))
+        if text is not None
     }
     return [
         Table(
             "checkpoints",
-            "Backbones: clean accuracy in percent, and SHA-256 of checkpoint and source moments.",
+            "Backbones: clean accuracy in percent, SHA-256 of checkpoint and source moments.",
             (
                 *(Column("backbone"), Column("data"), Column("clean", ".2f")),
                 *(Column("checkpoint"), Column("moments")),
@@ -73,18 +73,23 @@ def tables(results: Results) -> list[Table]:
         ),
         Table(
             "data",
-            "Data, with SHA-256 of their content.",
+            "Data sets, with SHA-256 of their content.",
             (Column("data"), Column("part"), Column("what")),
-            tuple((*key, told) for key, told in sorted(data.items())),
+            tuple((*key, text) for key, text in sorted(data.items())),
         ),
         _machines("software", counts),
         _machines("hardware", counts),
     ]
 
 
-def _machines(part: str, counts: Counter[Origin]) -> Table:
+def _machines(part: str, counts: Counter[Provenance]) -> Table:
     found: Counter[str] = Counter()
-    for origin, count in counts.items():
-        found[", ".join(f"{name} {value}" for name, value in getattr(origin, part))] += count
+    for provenance, count in counts.items():
+        found[", ".join(f"{name} {value}" for name, value in getattr(provenance, part))] += count
     rows = tuple((words, count) for words, count in sorted(found.items()))
-    return Table(part, f"The {part} of the cells.", (Column(part), Column("cells", "d")), rows)
+    return Table(
+        part,
+        f"{part.capitalize()} that the cells ran on.",
+        (Column(part), Column("cells", "d")),
+        rows,
+    )

@@ -1,41 +1,48 @@
-"""All scores of a sweep, and how studies group them."""
+"""Verified results of a sweep, and how studies group and average them."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import rankdata
 
-from caster.report.intervals import RESAMPLES, SEED, Interval, between, of_means
-from caster_bench.studies.provenance import Origin
+from caster.report.intervals import RESAMPLES, SEED, Interval, between, of_means, of_statistic
+from caster_bench.records import REFUSED, Record, Records
+from caster_bench.studies.check_cells import Problem
+from caster_bench.studies.naming import names
+from caster_bench.studies.provenance import Provenance
 from caster_bench.studies.score import Score
+from caster_bench.studies.score import score as score_of
+from caster_bench.studies.verify import Examined, Progress, examine
 from caster_bench.sweeps import STUDIES, Spec, Sweep, part_of
-from caster_bench.sweeps.spec import GATE
 
-Streams = dict[Spec, dict[str, Score]]  # stream: the methods that met it, by name
+Streams = dict[Spec, dict[str, Score]]  # stream: scores by method
+Values = Sequence[float] | NDArray[np.float64]
+FEWEST = 3  # pairs needed for a correlation
 
 
 @dataclass(frozen=True)
 class Results:
-    """Verified: every cell of the sweep is here, with a score or refused with its reason."""
+    """Verified results: every cell of the sweep, with a score or the reason it was refused."""
 
-    sweep: Sweep  # may be a part
-    whole: Sweep  # of this one
+    sweep: Sweep  # may be a part of `whole`
+    whole: Sweep  # the complete sweep
     scores: dict[Spec, Score]
     refused: dict[Spec, str]
-    origins: dict[Spec, Origin]  # what the cells were made from and with
+    provenance: dict[Spec, Provenance]  # of the cells
 
     def of(self, study: str) -> list[Score]:
-        """Scores of one study, in the sweep's order."""
+        """Return the scores of one study, in the sweep's order."""
         return [self.scores[spec] for spec in self.sweep.of(study) if spec in self.scores]
 
     @property
     def part(self) -> str:
-        """Which part of its sweep this is, in a sentence; nothing, where it is all of it."""
+        """A sentence saying which part of the sweep this is; empty if it is all of it."""
         whole, cells = self.whole, self.sweep.cells
         if cells == whole.cells:
             return ""
@@ -49,11 +56,11 @@ class Results:
         return f"Of the sweep's {len(whole.cells):,} cells: {named}."
 
     def title(self, spec: Spec) -> str:
-        """Of the backbone, those that differ by seed alone taken together."""
+        """Title of the backbone, shared by seeds."""
         return self.sweep.backbones[spec.backbone].title
 
     def refusals(self, study: str) -> list[str]:
-        """Which backbones a study is without, and why, a line each."""
+        """List the backbones that were refused in a study, and why."""
         return list(
             dict.fromkeys(
                 f"{spec.backbone} on {spec.data} was refused: {self.refused[spec]}"
@@ -63,40 +70,8 @@ class Results:
         )
 
 
-def names(specs: Iterable[Spec]) -> dict[Spec, str]:
-    """What tables call the method of a cell: with its settings only if it met a stream twice.
-
-    >>> mild = Spec("vit", "pets", "tent", settings=(("lr", 0.1),))
-    >>> names([mild]), names([mild, Spec("vit", "pets", "tent")])[mild]
-    ({Spec(...): 'tent'}, 'tent (lr 0.1)')
-    """
-    specs = list(specs)
-    met = defaultdict(set)
-    for spec in specs:
-        met[spec.stream, spec.method].add(spec.settings)
-    several = {method for (_, method), settings in met.items() if len(settings) > 1}
-    return {spec: label(spec) if spec.method in several else spec.method for spec in specs}
-
-
-def label(spec: Spec) -> str:
-    """The method with its settings, lists among them in words.
-
-    >>> label(Spec("vit", "pets", "sar", settings=(("norms", ("batch", "layer")),)))
-    'sar (norms batch and layer)'
-    """
-    settings = tuple(
-        (name, tuple((key, _words(own)) for key, own in value) if name == GATE else _words(value))
-        for name, value in spec.settings
-    )
-    return replace(spec, settings=settings).label
-
-
-def _words(value: Any) -> Any:
-    return " and ".join(map(str, value)) if isinstance(value, tuple) else value
-
-
 def by_stream(scores: Sequence[Score]) -> Streams:
-    """Scores by the stream they share, then by method."""
+    """Group scores by stream, then by method."""
     called = names(score.spec for score in scores)
     found: Streams = defaultdict(dict)
     for score in scores:
@@ -105,22 +80,22 @@ def by_stream(scores: Sequence[Score]) -> Streams:
 
 
 def matched(streams: Streams, methods: Iterable[str]) -> Streams:
-    """Streams that all these methods met: a comparison on others would compare streams."""
+    """Keep the streams that all these methods ran on, so that only methods differ."""
     wanted = set(methods)
     return {stream: met for stream, met in streams.items() if wanted <= met.keys()}
 
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over cells, and an interval around it."""
+    """A mean over cells, with its interval."""
 
     value: float
-    interval: Interval | None  # None: a single cell
+    interval: Interval | None  # None for a single cell
     cells: int
 
 
 def mean(values: Sequence[float] | NDArray[np.float64]) -> Mean:
-    """Of cells that count the same.
+    """Mean with equal weight per cell.
 
     >>> mean([0.5, 0.7])
     Mean(value=0.6, interval=Interval(low=0.5, high=0.7), cells=2)
@@ -130,10 +105,10 @@ def mean(values: Sequence[float] | NDArray[np.float64]) -> Mean:
 
 
 def mean_of_means(groups: Sequence[Sequence[float]]) -> Mean:
-    """The mean of the means of groups, however many values each has.
+    """Mean of group means.
 
-    Values are drawn anew within each group, so that the interval is of this very mean. There is
-    none where a group has a single value, which would count as if it could not be otherwise.
+    Values are resampled within each group to match this mean. There is no interval if a group has a
+    single value, which would count as certain.
 
     >>> mean_of_means([[0.5, 0.5, 0.5, 0.5], [0.9, 0.9]])
     Mean(value=0.7, interval=Interval(low=0.7, high=0.7), cells=6)
@@ -146,3 +121,90 @@ def mean_of_means(groups: Sequence[Sequence[float]]) -> Mean:
     rng = np.random.default_rng(SEED)
     drawn = np.mean([rng.choice(group, (RESAMPLES, len(group))).mean(axis=1) for group in held], 0)
     return Mean(value, between(drawn), count)
+
+
+def load(
+    sweep: Sweep,
+    out: Records,
+    root: Path | None = None,
+    progress: Progress | None = None,
+    needed: Collection[Spec] | None = None,  # None means all
+) -> tuple[Results | None, list[Problem]]:
+    """Return the results of a run or pack, or everything missing or wrong in its records.
+
+    Recorded cells that are not `needed` are verified and included too; `restrict` drops them.
+    """
+    examined = examine(sweep, out, root, summarise, progress, needed)
+    if examined.problems:
+        return None, examined.problems
+    return _results(sweep, examined), []
+
+
+def restrict(results: Results, part: Sweep) -> Results:
+    """Restrict results to a part of the sweep; all of its cells must be included."""
+    cells = part.cells
+    return replace(
+        results,
+        sweep=part,
+        scores={spec: score for spec, score in results.scores.items() if spec in cells},
+        refused={spec: why for spec, why in results.refused.items() if spec in cells},
+        provenance={spec: own for spec, own in results.provenance.items() if spec in cells},
+    )
+
+
+def summarise(record: Record) -> tuple[Score, Provenance]:
+    """Reduce a record to what a report needs."""
+    return score_of(record), Provenance.of(record.cell)
+
+
+def _results(sweep: Sweep, examined: Examined) -> Results:
+    """Collect every cell with a verified record, in the sweep's order."""
+    found = examined.found
+    cells = {spec: studies for spec, studies in sweep.cells.items() if spec in found}
+    refused = {
+        spec: str(found[spec][0].reason) for spec in cells if found[spec][0].status == REFUSED
+    }
+    done = {spec: examined.read[spec] for spec in cells if spec not in refused}
+    provenance = {spec: own for spec, (_, own) in done.items()}
+    provenance |= {spec: Provenance.of(found[spec][0]) for spec in refused}
+    return Results(
+        sweep=replace(sweep, cells=cells),
+        whole=sweep,
+        scores={spec: own for spec, (own, _) in done.items()},
+        refused=refused,
+        provenance=provenance,
+    )
+
+
+def spearman(first: Values, second: Values) -> float | None:
+    """Spearman's rank correlation; None if all values are equal or there are fewer than three.
+
+    >>> spearman([1, 2, 3, 4], [10, 20, 20, 50])
+    0.948...
+    """
+    found = float(_correlations(np.column_stack([first, second])[None])[0])
+    return None if np.isnan(found) else found
+
+
+def correlation_interval(first: Values, second: Values) -> Interval | None:
+    """Bootstrap interval of the rank correlation; None if there is no correlation."""
+    if spearman(first, second) is None:
+        return None
+    return of_statistic(np.column_stack([first, second]), _correlations)
+
+
+def _correlations(pairs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Rank correlations of many draws, NaN if undefined: (draws, pairs, 2) -> (draws,).
+
+    scipy.stats.spearmanr takes one draw at a time, and its last bits depend on the processor.
+    """
+    n = pairs.shape[1]
+    if n < FEWEST:
+        return np.full(len(pairs), np.nan)
+    # twice the distance from the middle rank: integers, so the sums are exact
+    off = np.rint(2 * rankdata(pairs, axis=1) - n - 1).astype(np.int64)
+    both, first, second = (
+        (off[..., a] * off[..., b]).sum(axis=1) for a, b in ((0, 1), (0, 0), (1, 1))
+    )
+    spread = first.astype(float) * second
+    return np.where(spread > 0, both / np.sqrt(np.where(spread > 0, spread, 1.0)), np.nan)

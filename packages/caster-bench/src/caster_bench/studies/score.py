@@ -1,68 +1,72 @@
-"""What the samples and batches of one cell come to; every figure of a report is made of these."""
+"""Metrics of one cell, computed from its samples and batches; reports use nothing else."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from caster.config import Settings
-from caster.core.gate import decide
+from caster.core.verdict import decide
 from caster.errors import CasterError
-from caster_bench.records.reader import Record
 from caster_bench.records.schema import Batches as Raw
-from caster_bench.studies.checks.gates import constants_of
-from caster_bench.studies.checks.streams import NO_HEAD
-from caster_bench.studies.method_names import LAYERS
+from caster_bench.records.store import Record
+from caster_bench.studies.check_gates import constants_of
+from caster_bench.studies.check_rows import NO_HEAD
+from caster_bench.studies.naming import ALWAYS, LAYERS
 from caster_bench.sweeps.spec import Spec
+
+PLATEAU = 0.003  # accuracy within this of the best counts as the plateau
 
 
 @dataclass(frozen=True, eq=False)
 class Batches:
-    """The batches of a cell, in order; all arrays are (batches,)."""
+    """The batches of a cell in stream order; all arrays are (batches,)."""
 
     size: NDArray[Any]
     right: NDArray[Any]
-    frozen: NDArray[Any]  # how many the frozen model has right
+    frozen: NDArray[Any]  # correct predictions of the frozen model
     accepted: NDArray[np.bool_]
-    ratio: NDArray[np.float64]  # NaN where no gate measured one
-    opens: NDArray[np.float64]  # the least tau that accepts it; infinite where none does
+    ratio: NDArray[np.float64]  # NaN without a gate
+    min_tau: NDArray[np.float64]  # smallest tau that accepts the batch; infinite if none does
     seconds: NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
 class Score:
-    """A cell in numbers."""
+    """Metrics of a cell."""
 
     spec: Spec
     n: int
     accuracy: float
-    frozen: float | None  # accuracy of the frozen model on these samples; None without a head
-    harmed: float | None  # share of samples that the frozen model has right and the method wrong
+    frozen: float | None  # accuracy of the frozen model; None without a head
+    harmed: float | None  # share of samples only the frozen model gets right
     batches: Batches
-    tau: float  # of the cell's own constants and settings
-    settings: dict[str, Any]  # of the method, all of them
+    tau: float  # from the cell's constants and settings
+    settings: dict[str, Any]  # all settings of the method
     retained: int  # bytes
-    gradients: bool  # whether the method is one that learns
+    gradients: bool  # whether the method is gradient-based
     inert: bool
-    memory: float | None  # MiB on the device, at its peak
+    memory: float | None  # peak MiB on the device
 
     @property
     def backward(self) -> bool:
-        """Whether it did learn, with a backward pass."""
+        """Whether it ran a backward pass."""
         return self.gradients and not self.inert
 
     @property
     def gain(self) -> float:
-        """Of accuracy over the frozen model."""
+        """Accuracy gain over the frozen model."""
         return self.accuracy - self._against_head(self.frozen)
 
     @property
     def harm(self) -> float:
-        """Share of all samples that the frozen model has right and the method wrong."""
+        """Share of samples that the frozen model gets right and the method wrong."""
         return self._against_head(self.harmed)
 
     def _against_head(self, share: float | None) -> float:
@@ -72,14 +76,14 @@ class Score:
 
     @property
     def accept(self) -> float:
-        """Share of batches that the method answered."""
+        """Share of accepted batches."""
         return float(self.batches.accepted.mean())
 
     @property
     def certificate(self) -> float:
         """Median ratio of the batches.
 
-        The median, not the mean: a batch without one confident sample has an infinite ratio.
+        Not the mean, because a batch without confident samples has an infinite ratio.
         """
         if np.isnan(self.batches.ratio).any():
             raise CasterError(f"{self.spec.title}: no certificate was measured")
@@ -87,7 +91,7 @@ class Score:
 
 
 def score(record: Record) -> Score:
-    """The score of a cell that is done."""
+    """Compute the metrics of a finished cell."""
     spec, samples, batches, cell = record.spec, record.samples, record.batches, record.cell
     if samples is None or batches is None:
         raise CasterError(f"{spec.title} was refused and has no score")
@@ -98,9 +102,9 @@ def score(record: Record) -> Score:
     count = len(batches.batch)
     own = cell.identity["settings"]
     if spec.method == LAYERS:
-        tau, opens = own["tau"], np.where(np.isnan(batches.ratio), math.inf, batches.ratio)
+        tau, min_tau = own["tau"], np.where(np.isnan(batches.ratio), math.inf, batches.ratio)
     else:
-        tau, opens = settings.tau, _opens(batches, settings, cell.identity["classes"])
+        tau, min_tau = settings.tau, _min_tau(batches, settings, cell.identity["classes"])
     return Score(
         spec=spec,
         n=len(right),
@@ -113,7 +117,7 @@ def score(record: Record) -> Score:
             frozen=np.bincount(samples.batch[kept], minlength=count),
             accepted=batches.accepted,
             ratio=batches.ratio,
-            opens=opens,
+            min_tau=min_tau,
             seconds=batches.seconds,
         ),
         tau=tau,
@@ -125,23 +129,87 @@ def score(record: Record) -> Score:
     )
 
 
-def _opens(batches: Raw, settings: Settings, classes: int) -> NDArray[np.float64]:
-    """The ratio of every batch whose coverage suffices, and infinity for the others.
+def _min_tau(batches: Raw, settings: Settings, classes: int) -> NDArray[np.float64]:
+    """Ratio of every batch with sufficient coverage, and infinity for the others.
 
-    A gate at tau accepts a batch if this is at most tau: the rule of `caster.core.gate` itself,
-    asked once with a threshold that nothing exceeds.
+    A gate at tau accepts a batch if this is at most tau: `caster.core.verdict` decides it, called
+    with a threshold that nothing exceeds.
     """
-    opens = np.full(len(batches.batch), math.inf)
-    for place in np.flatnonzero(batches.confident >= 0):
-        verdict = decide(
-            float(batches.ratio[place]),
-            float(batches.confident[place]),
-            float(batches.confident_classes[place]),
-            n_classes=classes,
-            tau=math.inf,
-            min_samples=settings.min_samples,
-            min_classes=settings.min_classes,
+    min_tau = np.full(len(batches.batch), math.inf)
+    without_threshold = replace(settings, tau=sys.float_info.max)
+    for index in np.flatnonzero(batches.confident >= 0):
+        evidence = (
+            float(batches.ratio[index]),
+            float(batches.confident[index]),
+            float(batches.confident_classes[index]),
         )
+        verdict = decide(evidence, classes, without_threshold)
         if verdict.accepted:
-            opens[place] = verdict.ratio
-    return opens
+            min_tau[index] = verdict.ratio
+    return min_tau
+
+
+def transport_of(spec: Spec) -> Spec:
+    """The ungated counterpart of a gated cell."""
+    settings = tuple((name, value) for name, value in spec.settings if name != "tau")
+    return replace(spec, method=ALWAYS, settings=settings)
+
+
+def is_ungated(score: Score) -> bool:
+    """Whether a cell of layer transport accepts every update while recording the gate's ratios."""
+    return score.spec.method == LAYERS and not score.settings["gated"]
+
+
+def with_gate_ratios(score: Score) -> Score:
+    """An ungated cell with the ratios a gate would use: infinite where none was measured."""
+    return replace(score, batches=replace(score.batches, ratio=score.batches.min_tau))
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Mean gain over the frozen model by threshold: an exact step function."""
+
+    steps: NDArray[np.float64]  # (n,), starting at 0, which accepts nothing
+    gains: NDArray[np.float64]  # (n,), from each step on
+
+    @classmethod
+    def of(cls, scores: Sequence[Score]) -> Curve:
+        """Build the curve, with equal weight per cell; a batch counts once it is accepted."""
+        min_tau = np.concatenate([score.batches.min_tau for score in scores])
+        added = np.concatenate(
+            [(s.batches.right - s.batches.frozen) / s.n / len(scores) for s in scores]
+        )
+        possible = np.isfinite(min_tau)
+        steps, index = np.unique(min_tau[possible], return_inverse=True)
+        gains = np.cumsum(np.bincount(index, added[possible], minlength=len(steps)))
+        return cls(np.concatenate([[0.0], steps]), np.concatenate([[0.0], gains]))
+
+    def at(self, tau: float) -> float:
+        """Return the mean gain of a gate at `tau`."""
+        return float(self.gains[np.searchsorted(self.steps, tau, side="right") - 1])
+
+    @property
+    def best(self) -> float:
+        """Largest mean gain of any threshold."""
+        return float(self.gains.max())
+
+    def plateau(self, within: float = PLATEAU) -> tuple[float, float]:
+        """Return the interval of thresholds around the best one that is nearly as good.
+
+        The upper end is exclusive, and infinite if no threshold is too high.
+        """
+        near = self.gains >= self.best - within - 1e-12
+        first = last = int(self.gains.argmax())
+        while first > 0 and near[first - 1]:
+            first -= 1
+        while last + 1 < len(near) and near[last + 1]:
+            last += 1
+        end = self.steps[last + 1] if last + 1 < len(self.steps) else np.inf
+        return float(self.steps[first]), float(end)
+
+
+def gated_gain(score: Score, tau: float) -> float:
+    """Gain of one cell under a gate at `tau`."""
+    group = score.batches
+    taken = group.min_tau <= tau
+    return float((group.right - group.frozen)[taken].sum() / score.n)

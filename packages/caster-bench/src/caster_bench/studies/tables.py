@@ -1,22 +1,29 @@
-"""One table, and the three ways it is written: Markdown, LaTeX and CSV."""
+"""What a study contributes to the report: sentences, tables and figures.
+
+Tables are written as Markdown, LaTeX and CSV.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from caster.report.intervals import Interval
 
-Value = str | bool | int | float | Interval | None  # None: there is none, or it means nothing
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Value = str | bool | int | float | Interval | None  # None: missing or undefined
 NONE = "-"
-INTERVAL = "95 %"  # heading of every column of intervals
-_MARKDOWN = re.compile(  # underscores inside of a word, and most signs inside of a line, are plain
+INTERVAL = "95 %"  # heading of interval columns
+_MARKDOWN = re.compile(  # underscores within words and most signs within lines are literal
     r"[\\|*`\[\]$~]|(?<![^\W_])_|_(?![^\W_])|^#|#$|^>|^-(?=[^\w.])|^[+=](?![\w.])"
 )
-_NUMBERED = re.compile(r"^(\d+)([.)])(?=\s)")  # the beginning of a list
+_NUMBERED = re.compile(r"^(\d+)([.)])(?=\s)")  # would start a list
 _ENTITY = re.compile(r"&(?=#?\w+;)")
 _LATEX = str.maketrans(
     {
@@ -25,7 +32,7 @@ _LATEX = str.maketrans(
         "^": r"\textasciicircum{}",
         "`": r"\textasciigrave{}",
         "|": r"\textbar{}",
-        "[": "{[}",  # which a row's end before it would take for an argument
+        "[": "{[}",  # \\\\ before it would take it as an argument
         "]": "{]}",
         **{sign: f"\\{sign}" for sign in "&%$#_{}"},
         **{"<": "$<$", ">": "$>$", "≤": r"$\le$", "τ": r"$\tau$", "Δ": r"$\Delta$"},
@@ -35,13 +42,13 @@ _LATEX = str.maketrans(
 
 @dataclass(frozen=True)
 class Column:
-    """A heading, and how numbers under it are read; text where there is no format."""
+    """A heading and its number format; text columns have none."""
 
     title: str
     format: str | None = None  # as `format` takes it
 
     def text(self, value: Value) -> str:
-        """A value as it is to be read.
+        """Format a value.
 
         >>> Column("gain", "+.1f").text(1.25), Column("95 %", ".1f").text(Interval(0.5, 2.0))
         ('+1.2', '0.5 to 2.0')
@@ -57,7 +64,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of values, what their columns mean, and a caption that says how they came about."""
+    """Rows of values with columns and a caption."""
 
     name: str  # of its files
     caption: str
@@ -65,7 +72,7 @@ class Table:
     rows: tuple[tuple[Value, ...], ...]
 
     def texts(self) -> list[list[str]]:
-        """All rows as they are to be read."""
+        """Format all rows."""
         return [
             [column.text(value) for column, value in zip(self.columns, row, strict=True)]
             for row in self.rows
@@ -73,7 +80,7 @@ class Table:
 
 
 def cells(count: int) -> str:
-    """How many cells, in words.
+    """Format a number of cells.
 
     >>> cells(1), cells(2_000)
     ('1 cell', '2,000 cells')
@@ -82,7 +89,7 @@ def cells(count: int) -> str:
 
 
 def points(share: float | None) -> float | None:
-    """A share in percent, a difference of shares in points.
+    """Convert a share to percent, or a difference of shares to points.
 
     >>> points(0.5), points(None)
     (50.0, None)
@@ -90,22 +97,22 @@ def points(share: float | None) -> float | None:
     return None if share is None else 100 * share
 
 
-def around(interval: Interval | None) -> Interval | None:
-    """An interval of shares in percent."""
+def percent(interval: Interval | None) -> Interval | None:
+    """Convert an interval of shares to percent."""
     return interval and Interval(100 * interval.low, 100 * interval.high)
 
 
-def as_file(words: str) -> str:
-    """Words as part of the name of a file; no two that differ in a star have one name.
+def as_filename(words: str) -> str:
+    """Make words part of a file name; a star stays distinguishable.
 
-    >>> as_file("digits, batches of 6"), as_file("CIFAR-10-C*")
+    >>> as_filename("digits, batches of 6"), as_filename("CIFAR-10-C*")
     ('digits-batches-of-6', 'CIFAR-10-C-star')
     """
     return "-".join(re.findall(r"[\w.]+", words.replace("*", "-star")))
 
 
 def in_markdown(text: str) -> str:
-    """Text that GitHub's Markdown shows literally, on a line of its own or in a table.
+    """Escape text for GitHub's Markdown, on its own line or in a table.
 
     >>> in_markdown("CIFAR-10-C* | 5 < 6"), in_markdown("gaussian_noise, _this_")
     ('CIFAR-10-C\\\\* \\\\| 5 &lt; 6', 'gaussian_noise, \\\\_this\\\\_')
@@ -116,7 +123,7 @@ def in_markdown(text: str) -> str:
 
 
 def as_markdown(table: Table) -> str:
-    """A table and its caption, in GitHub's Markdown."""
+    """Format a table and its caption as GitHub's Markdown."""
     rule = ["---" if column.format is None else "--:" for column in table.columns]
     titles = [in_markdown(column.title) for column in table.columns]
     body = [[in_markdown(text) for text in row] for row in table.texts()]
@@ -125,7 +132,7 @@ def as_markdown(table: Table) -> str:
 
 
 def as_latex(table: Table) -> str:
-    """A floating table in LaTeX; wants the package booktabs.
+    """Format a table as a LaTeX float; needs the package booktabs.
 
     >>> print(as_latex(Table("t", "50 %", (Column("a"), Column("b", ".1f")), (("x_1", -2.0),))))
     \\begin{table}
@@ -159,7 +166,7 @@ def as_latex(table: Table) -> str:
 
 
 def escape(text: str) -> str:
-    """Text that LaTeX prints literally.
+    """Escape text for LaTeX.
 
     >>> escape("r_t ≤ τ")
     'r\\\\_t $\\\\le$ $\\\\tau$'
@@ -169,7 +176,7 @@ def escape(text: str) -> str:
 
 
 def _signed(text: str) -> str:
-    """A number: its minus is not a hyphen."""
+    """Format a number with a minus sign rather than a hyphen."""
     return escape(text).replace("-", "$-$") if text != NONE else "--"
 
 
@@ -178,10 +185,10 @@ def _latex_row(cells: Iterable[str]) -> str:
 
 
 def as_csv(table: Table) -> str:
-    """Values as they are, not as they are read; an interval has a column for each end."""
+    """Format a table as CSV with unrounded values; an interval has a column for each end."""
     wide = [
-        any(isinstance(row[place], Interval) for row in table.rows)
-        for place in range(len(table.columns))
+        any(isinstance(row[index], Interval) for row in table.rows)
+        for index in range(len(table.columns))
     ]
     header: list[str] = []
     for column, both in zip(table.columns, wide, strict=True):
@@ -203,9 +210,32 @@ def _plain(row: Sequence[Value], wide: Sequence[bool]) -> list[str]:
 
 
 def _raw(value: str | bool | int | float | None) -> str:
-    """The shortest text that gives all digits that mean something."""
+    """Format a value with all significant digits."""
     if value is None:
         return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:.12g}" if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True)
+class StudyFigure:
+    """A figure that is drawn when the report is written."""
+
+    name: str  # of its files
+    caption: str
+    alt: str  # alternative text
+    height: float  # inches; all figures have the same width
+    draw: Callable[[Figure, str], None]  # arguments: figure, ink colour
+
+
+@dataclass(frozen=True)
+class Section:
+    """A study in the report."""
+
+    name: str
+    title: str
+    found: tuple[str, ...]  # results, one sentence each
+    how: str  # how the results are computed
+    tables: tuple[Table, ...]
+    figures: tuple[StudyFigure, ...]

@@ -1,55 +1,60 @@
-"""Records beside their sweep: an empty list, or all that is missing or wrong.
+"""Verify records against their sweep: an empty list, or everything missing or wrong.
 
-Nothing is taken on trust. Every digest is computed again, and every figure of a batch from its
-samples; cells are held against the sweep, their sources, and one another.
+Nothing is taken on trust. Digests and batch statistics are recomputed; cells are compared with the
+sweep, their sources and one another.
 """
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from caster.errors import CasterError
-from caster_bench.records import DONE, Cell, FormatError, Pack, Records, Where, read_cell, scan
-from caster_bench.studies.checks.cells import check_cells
-from caster_bench.studies.checks.problem import Problem, lines
-from caster_bench.studies.checks.sources import (
+from caster_bench.records import DONE, Cell, FormatError, Location, Pack, Records, read_cell, scan
+from caster_bench.studies.check_cells import (
     Pair,
+    Problem,
     check_admissions,
-    compared,
+    check_cells,
     foreign_admissions,
     read_admissions,
 )
-from caster_bench.studies.checks.streams import Checked, Reading, check_stream
-from caster_bench.studies.parallel import FEW, FEW_PACKED, mapped
+from caster_bench.studies.check_rows import Checked, Reading, check_stream
 from caster_bench.sweeps import Spec, Sweep
 
-__all__ = ["Problem", "compared", "lines", "verify"]
-
-Found = dict[Spec, tuple[Cell, Where]]
+Found = dict[Spec, tuple[Cell, Location]]
 Progress = Callable[[str, int, int], None]  # stage, done, of how many
-MANY = 20  # pictures from which two shuffles of them do not agree by chance
+MANY = 20  # images from which two shuffles do not agree by chance
+FEW_CELLS = 200  # below this, worker processes cost more than they save
+FEW_PACKED_CELLS = 5000  # likewise for packed cells, which are read ten times as fast
+MAX_WORKERS = 8  # beyond this the disk is the bottleneck
+CHUNKS_PER_WORKER = 16  # so that no worker waits long for the last one
+Given = TypeVar("Given")
+Made = TypeVar("Made")
 
 
 def verify(sweep: Sweep, out: Records, root: Path | None = None) -> list[Problem]:
-    """What is missing or wrong in a run's folder or a pack; nothing, where a report may be made.
+    """List everything missing or wrong in a run's folder or a pack.
 
-    `root` is what the sweep's checkpoints are relative to, by default the current folder: those
-    that are there must be the ones the records were made from. `compared` says how many are.
+    `root` is the folder that checkpoint paths are relative to, by default the current one. Existing
+    checkpoints must be those of the records.
     """
     return examine(sweep, out, root).problems
 
 
 @dataclass(frozen=True)
 class Examined:
-    """What is wrong with records, what cells were found, and what was made of the sound ones."""
+    """Problems of records, the cells found, and what `reading` returned for the valid ones."""
 
     problems: list[Problem]
     found: Found
@@ -64,15 +69,14 @@ def examine(
     progress: Progress | None = None,
     needed: Collection[Spec] | None = None,
 ) -> Examined:
-    """As `verify`, which says what of; and what `reading` makes of every record that is done.
+    """Verify records as `verify` does, and apply `reading` to every finished record.
 
-    Cells that are not `needed`, by default all, may be missing; they are verified where they are
-    there.
+    Cells that are not `needed` (by default all are) may be missing; if present they are verified.
     """
     there = scan(out)
     if not any((there.cells, there.admissions, there.leftovers, there.foreign)):
         raise CasterError(
-            f"{out} has no records of {sweep.name}: run it first, with `caster bench run`"
+            f"{out} has no records of {sweep.name}: run it first with `caster bench run`"
         )
     problems = [Problem("foreign", str(path)) for path in there.foreign]
     problems += [Problem("left by a killed run", str(path)) for path in there.leftovers]
@@ -88,20 +92,20 @@ def examine(
     problems += check_admissions(admissions, sweep, root or Path())
     problems += check_cells({spec: cell for spec, (cell, _) in found.items()}, admissions, sweep)
     read: dict[Spec, Any] = {}
-    few = len(found) < (FEW_PACKED if isinstance(out, Pack) else FEW)
+    few = len(found) < (FEW_PACKED_CELLS if isinstance(out, Pack) else FEW_CELLS)
     check = partial(check_stream, constants=sweep.constants, reading=reading)
     problems += _check_streams(found, few, read, check, progress)
     return Examined(sorted(set(problems)), found, read)
 
 
 def foreign_streams(paths: Iterable[Path], sweep: Sweep) -> list[Problem]:
-    """Streams in a pack of data that are not in the sweep."""
+    """Report streams in a pack whose data are not in the sweep."""
     known = {spec.data for spec in sweep.cells}
     return [Problem("not of this sweep", str(path)) for path in paths if path.stem not in known]
 
 
-def _find(cells: tuple[Where, ...], sweep: Sweep, found: Found) -> Iterator[Problem]:
-    """The record of every cell of the sweep, once."""
+def _find(cells: tuple[Location, ...], sweep: Sweep, found: Found) -> Iterator[Problem]:
+    """Find the record of every cell, and report duplicates and unreadable ones."""
     for where in cells:
         try:
             cell = read_cell(where)
@@ -121,15 +125,15 @@ def _find(cells: tuple[Where, ...], sweep: Sweep, found: Found) -> Iterator[Prob
 
 
 def _pairs(sweep: Sweep, cells: set[Spec], admissions: Iterable[Path]) -> list[Pair]:
-    """Backbones on data that have an admission, or must have one for these cells."""
+    """Backbones on data that have an admission, or need one for these cells."""
     needed = {(spec.backbone, spec.data) for spec in cells}
     there = {path.stem for path in admissions}
     pairs = dict.fromkeys((spec.backbone, spec.data) for spec in sweep.cells)
     return [pair for pair in pairs if pair in needed or "--".join(pair) in there]
 
 
-def _check_identity(cell: Cell, where: Where) -> None:
-    """What the checks of rows count on: a key shows that it was not changed, and no more."""
+def _check_identity(cell: Cell, where: Location) -> None:
+    """Check what the row checks rely on: a matching key only shows that nothing was changed."""
     target = cell.identity.get("target")
     sizes = (target.get("n") if isinstance(target, dict) else None, cell.identity.get("classes"))
     if cell.status == DONE and not all(type(size) is int and size > 0 for size in sizes):
@@ -140,17 +144,17 @@ def _check_streams(
     found: Found,
     few: bool,
     read: dict[Spec, Any],
-    check: Callable[[list[tuple[Spec, Where]]], Checked],
+    check: Callable[[list[tuple[Spec, Location]]], Checked],
     progress: Progress | None,
 ) -> Iterator[Problem]:
-    """The rows of every stream, and what streams must and must not have in common."""
-    streams: dict[Spec, list[tuple[Spec, Where]]] = defaultdict(list)
+    """Check the rows of every stream, and what streams must and must not share."""
+    streams: dict[Spec, list[tuple[Spec, Location]]] = defaultdict(list)
     for spec, (cell, where) in found.items():
         if cell.status == DONE:
             streams[spec.stream].append((spec, where))
     labels: dict[str, NDArray[np.int16]] = {}
     orders: dict[Spec, dict[int, str]] = defaultdict(dict)
-    all_checked = mapped(check, list(streams.values()), few)
+    all_checked = parallel_map(check, list(streams.values()), few)
     done, cells = 0, sum(map(len, streams.values()))
     for (stream, own), checked in zip(streams.items(), all_checked, strict=True):
         yield from checked.problems
@@ -169,7 +173,7 @@ def _check_labels(
     labels: NDArray[np.int16],  # (n,)
     stream: Spec,
 ) -> Iterator[Problem]:
-    """A picture has one label, whatever stream it is met in."""
+    """Check that an image has the same label in every stream."""
     before = known.setdefault(stream.data, labels)
     if len(before) != len(labels) or np.any((before != labels) & (before >= 0) & (labels >= 0)):
         yield Problem("other labels than in other streams of the data", stream.full)
@@ -178,10 +182,27 @@ def _check_labels(
 
 
 def _check_order(known: dict[int, str], checked: Checked, stream: Spec) -> Iterator[Problem]:
-    """One seed gives one order, whatever the backbone; two seeds do not give the same."""
+    """Check that a seed gives one order for all backbones, and two seeds give different ones."""
     rows = checked.rows
     if known.setdefault(stream.seed, rows) != rows:
         yield Problem("another order than the same seed gives elsewhere", stream.full)
     by_chance = stream.order != "shuffled" or checked.batches < 2 or checked.n < MANY
     if not by_chance and any(o == rows for s, o in known.items() if s != stream.seed):
         yield Problem("the same order as another seed's", stream.full)
+
+
+def parallel_map(
+    function: Callable[[Given], Made], things: Sequence[Given], few: bool
+) -> Iterator[Made]:
+    """Map a module-level function over items, in order; in this process if they are few.
+
+    >>> list(parallel_map(abs, [-1, 2], few=True))
+    [1, 2]
+    """
+    workers = min(MAX_WORKERS, os.cpu_count() or 1)
+    if few or workers == 1:
+        yield from map(function, things)
+        return
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        chunk = max(1, len(things) // (workers * CHUNKS_PER_WORKER))
+        yield from pool.map(function, things, chunksize=chunk)

@@ -1,7 +1,16 @@
-"""Sweeps: which cells there are to run, as a TOML file names them."""
+"""Sweeps: the cells to run, as a TOML file lists them."""
 
 from caster_bench.sweeps.parse import read
-from caster_bench.sweeps.part import chosen, part_of, without
-from caster_bench.sweeps.spec import STUDIES, Backbone, Data, Spec, Sweep
+from caster_bench.sweeps.spec import STUDIES, Backbone, Data, Spec, Sweep, part_of, select, without
 
-__all__ = ["STUDIES", "Backbone", "Data", "Spec", "Sweep", "chosen", "part_of", "read", "without"]
+__all__ = [
+    "STUDIES",
+    "Backbone",
+    "Data",
+    "Spec",
+    "Sweep",
+    "part_of",
+    "read",
+    "select",
+    "without",
+]

@@ -1,14 +1,53 @@
-"""One cell of a sweep, as the sweep file names it, and nothing that depends on a file's content."""
+"""A sweep in memory: its vocabulary, its cells, and parts of it.
+
+Names of corruptions, orders and schedules repeat those of `caster_bench.data`, which this package
+must not import because reports read sweeps too; a test keeps the two in step.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from itertools import chain
 from typing import Any
 
 from caster.errors import CasterError
 
-STUDIES = (  # each has tables and figures of its own: the paper's results, and layer transport
+REPORTED = (
+    "gaussian_noise",
+    "shot_noise",
+    "impulse_noise",
+    "defocus_blur",
+    "glass_blur",
+    "motion_blur",
+    "zoom_blur",
+    "snow",
+    "frost",
+    "fog",
+    "brightness",
+    "contrast",
+    "elastic_transform",
+    "pixelate",
+    "jpeg_compression",
+)
+SPARE = ("speckle_noise", "gaussian_blur", "spatter", "saturate")  # constants are chosen on these
+GROUPS = {"all": REPORTED + SPARE, "reported": REPORTED, "spare": SPARE}
+CLEAN = "clean"
+SEVERITIES = (1, 2, 3, 4, 5)
+SCHEDULES = ("each", "continual", "gradual", "mixed")
+LAST = ("keep", "drop")
+FAMILIES = ("batch", "layer")
+ORDERS: dict[str, tuple[str, ...]] = {  # and their settings
+    "shuffled": (),
+    "file": (),
+    "by-class": (),
+    "dirichlet": ("concentration", "slots"),
+    "long-tailed": ("imbalance",),
+}
+CLASS_ORDERED = ("by-class", "dirichlet")  # orders whose batches lack classes on purpose
+THRESHOLDS = {"cifar10": 0.85, "cifar100": 0.55}  # of clean accuracy, from the paper
+STUDIES = (  # the paper's results, then layer transport
     "estimators",
     "certificate",
     "gate",
@@ -18,35 +57,51 @@ STUDIES = (  # each has tables and figures of its own: the paper's results, and 
     "cost",
     "layers",
 )
-GATE = "gate"  # the one setting that is a table of settings
-PRESET = "preset"  # the one that stands for several
+GATE = "gate"  # the one setting that is itself a table
+PRESET = "preset"  # the setting that stands for several others
+
+
+def known(name: object, names: Iterable[str], what: str) -> str:
+    """Return the name if it is one of these, else raise with the closest one.
+
+    >>> known("foggy", ["fog", "snow"], "corruption")
+    Traceback (most recent call last):
+        ...
+    caster.errors.CasterError: there is no corruption 'foggy': did you mean 'fog'?
+    """
+    names = list(names)
+    if isinstance(name, str) and name in names:
+        return name
+    near = get_close_matches(str(name), names, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(names) or 'none'}"
+    raise CasterError(f"there is no {what} {name!r}: {hint}")
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A backbone, data under conditions, a stream of them, and a method with its settings.
+    """A cell: backbone, data under conditions, stream, and method with its settings.
 
     >>> spec = Spec(backbone="resnet18", data="cifar10", method="tent", conditions=(("fog", 3),))
     >>> spec.title
     'resnet18 on cifar10, fog-3: tent'
     """
 
-    backbone: str  # in the sweep's table of backbones
-    data: str  # in the sweep's table of data
-    method: str  # as `caster methods` names it
-    settings: tuple[tuple[str, Any], ...] = ()  # of the method, sorted; `preset` among them
-    conditions: tuple[tuple[str, int], ...] = ()  # corruption and severity; none: clean
-    schedule: str = "each"  # or several conditions in one stream: continual, gradual, mixed
+    backbone: str  # key of the sweep's backbones
+    data: str  # key of the sweep's data
+    method: str  # as listed by `caster methods`
+    settings: tuple[tuple[str, Any], ...] = ()  # of the method, sorted; may include `preset`
+    conditions: tuple[tuple[str, int], ...] = ()  # corruption and severity; empty: clean
+    schedule: str = "each"  # or, for several conditions in one stream: continual, gradual, mixed
     order: str = "shuffled"
     order_settings: tuple[tuple[str, Any], ...] = ()  # concentration, slots, imbalance
     batch_size: int = 64
     last: str = "keep"
     seed: int = 0  # of the stream, the corruptions and the method
-    alone: bool = False  # on an idle device, with a forward pass of its own: for its cost
+    alone: bool = False  # on an idle device with its own forward pass, to measure cost
 
     @property
     def condition(self) -> str:
-        """As tables have it: "fog-3", "clean", or the schedule of several."""
+        """Name in tables: "fog-3", "clean", or the schedule of several conditions."""
         if not self.conditions:
             return "clean"
         if self.schedule != "each":
@@ -56,7 +111,7 @@ class Spec:
 
     @property
     def label(self) -> str:
-        """The method with the settings it was given.
+        """The method with its settings.
 
         >>> Spec("r", "d", "tent+referee", (("gate", (("agreement", 0.9),)), ("lr", 0.1))).label
         'tent+referee (agreement 0.9, lr 0.1)'
@@ -67,12 +122,12 @@ class Spec:
 
     @property
     def title(self) -> str:
-        """The cell in words."""
+        """Short name of the cell."""
         return f"{self.backbone} on {self.data}, {self.condition}: {self.label}"
 
     @property
     def full(self) -> str:
-        """The title, and what tells the cell from others of that title.
+        """Unambiguous name of the cell.
 
         >>> Spec("r18", "digits", "tent", seed=1, order="by-class", alone=True).full
         'r18 on digits, clean: tent; by-class batches of 64, seed 1, alone'
@@ -86,12 +141,12 @@ class Spec:
 
     @property
     def stream(self) -> Spec:
-        """The same for all methods that meet the same stream: one frozen pass serves them."""
+        """Key shared by all methods on one stream: one frozen pass serves them."""
         return replace(self, method="frozen", settings=())
 
     @property
     def given(self) -> dict[str, Any]:
-        """Settings of the method as `methods.create` takes them, those of its gate a dict.
+        """Settings for `methods.create`, with those of the gate as a dict.
 
         >>> Spec("r", "d", "tent+referee", (("gate", (("least", 0.9),)), ("lr", 0.1))).given
         {'gate': {'least': 0.9}, 'lr': 0.1}
@@ -99,12 +154,12 @@ class Spec:
         return {name: dict(value) if name == GATE else value for name, value in self.settings}
 
     def plain(self) -> dict[str, Any]:
-        """The fields in values that JSON has, from which `of` makes the same cell again."""
+        """The fields as JSON values; the inverse of `of`."""
         return {name: _listed(getattr(self, name)) for name in self.__dataclass_fields__}
 
     @classmethod
     def of(cls, plain: dict[str, Any]) -> Spec:
-        """The cell that `plain` describes.
+        """Build the cell that `plain` describes.
 
         >>> spec = Spec("resnet18", "cifar10", "caster", (("tau", 3.0),), (("fog", 3),))
         >>> Spec.of(spec.plain()) == spec
@@ -112,12 +167,12 @@ class Spec:
         """
         names = [field.name for field in fields(cls)]
         if not isinstance(plain, dict) or sorted(plain) != sorted(names):
-            raise CasterError(f"a cell has the fields {', '.join(names)}, and no others")
+            raise CasterError(f"a cell has exactly the fields {', '.join(names)}")
         return cls(**{name: frozen_value(value) for name, value in plain.items()})
 
 
 def frozen_value(value: Any) -> Any:
-    """A value that can be compared and hashed: tuples for lists, sorted pairs for tables."""
+    """Make a value hashable: tuples for lists, sorted pairs for tables."""
     if isinstance(value, dict):
         return tuple((name, frozen_value(value[name])) for name in sorted(value))
     return tuple(map(frozen_value, value)) if isinstance(value, list | tuple) else value
@@ -129,50 +184,102 @@ def _listed(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Backbone:
-    """A model of a sweep."""
+    """A model in a sweep."""
 
     name: str
-    family: str  # "batch" or "layer": the normalisation tables group it by
-    checkpoint: str  # of `caster bench train`, relative to a run's root; or a model: timm:NAME
-    architecture: str | None = None  # what it must be; None where the checkpoint says
-    group: str | None = None  # one backbone trained with several seeds has one group
-    sha256: str | None = None  # what the checkpoint must have
+    family: str  # normalisation: "batch" or "layer"
+    checkpoint: str  # from `caster bench train`, relative to a run's root; or timm:NAME
+    architecture: str | None = None  # required one; None: as the checkpoint says
+    group: str | None = None  # shared by one backbone trained with several seeds
+    sha256: str | None = None  # of the checkpoint, if pinned
 
     @property
     def title(self) -> str:
-        """What tables call it, seeds taken together."""
+        """Name in tables, shared by all seeds."""
         return self.group or self.name
 
     @property
     def is_file(self) -> bool:
-        """Whether its checkpoint is a file, and not a model by name."""
+        """Whether its checkpoint is a file rather than a named model."""
         return not self.checkpoint.startswith("timm:")
 
 
 @dataclass(frozen=True)
 class Data:
-    """Source and target of a sweep."""
+    """Source and target data in a sweep."""
 
     name: str
-    source: str  # as `caster data` names it: cifar10:train, or a path
+    source: str  # as in `caster data`: cifar10:train, or a path
     target: str
-    threshold: float | None = None  # clean accuracy a checkpoint must have; None: no head is used
-    source_limit: int | None = None  # images at most
+    threshold: float | None = None  # required clean accuracy; None: no head is used
+    source_limit: int | None = None  # maximum number of images
     target_limit: int | None = None
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """All cells, in the order they are run, and which studies each belongs to."""
+    """All cells in the order they are run, with their studies."""
 
     name: str
     title: str
-    constants: dict[str, Any]  # of caster, where they are not the defaults
+    constants: dict[str, Any]  # of caster, where not the defaults
     backbones: dict[str, Backbone]
     data: dict[str, Data]
     cells: dict[Spec, frozenset[str]]  # cell: studies
     sha256: str  # of the file
 
     def of(self, study: str) -> list[Spec]:
-        """Cells of one study."""
+        """Return the cells of one study."""
         return [spec for spec, studies in self.cells.items() if study in studies]
+
+
+def part_of(
+    sweep: Sweep,
+    studies: Collection[str] | None = None,  # None means all
+    backbones: Collection[str] | None = None,
+) -> Sweep:
+    """Restrict a sweep to some studies and backbones."""
+    wanted = frozenset(STUDIES if studies is None else studies)
+    cells = {
+        spec: own & wanted
+        for spec, own in sweep.cells.items()
+        if own & wanted and (backbones is None or spec.backbone in backbones)
+    }
+    return _with_cells(sweep, cells)
+
+
+def without(sweep: Sweep, left_out: Mapping[str, Collection[str]]) -> Sweep:
+    """Remove some backbones from some studies of a sweep."""
+    cells = {
+        spec: kept
+        for spec, own in sweep.cells.items()
+        if (kept := frozenset(s for s in own if spec.backbone not in left_out.get(s, ())))
+    }
+    return _with_cells(sweep, cells)
+
+
+def select(
+    sweep: Sweep,
+    only: str | None,  # a study; None means all
+    backbones: Sequence[str],  # empty means all
+) -> Sweep:
+    """Apply the options `--only` and `--backbone` to a sweep."""
+    if only is not None and only not in STUDIES:
+        raise CasterError(f"there is no study {only!r}: choose from {', '.join(STUDIES)}")
+    for name in backbones:
+        known(name, sweep.backbones, f"backbone of {sweep.name} called")
+    part = part_of(sweep, None if only is None else {only}, backbones or None)
+    if not part.cells:
+        study = "" if only is None else f" of the study {only}"
+        of = f" for {', '.join(backbones)}" if backbones else ""
+        raise CasterError(f"{sweep.name} has no cells{study}{of}")
+    return part
+
+
+def _with_cells(sweep: Sweep, cells: dict[Spec, frozenset[str]]) -> Sweep:
+    """Restrict a sweep to these cells; the same object if that is all of them."""
+    if cells == sweep.cells:
+        return sweep
+    met = {spec.backbone for spec in cells}
+    held = {name: backbone for name, backbone in sweep.backbones.items() if name in met}
+    return replace(sweep, cells=cells, backbones=held)

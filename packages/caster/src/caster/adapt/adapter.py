@@ -1,25 +1,31 @@
-"""Adapter: a frozen model and the state fitted with it, at work on batches."""
+"""Adapter: a frozen model and its state, answering batches and streams with a verdict."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import copy
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Self
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from array_api_compat import array_namespace
+from numpy.typing import NDArray
 
 from caster import state as states
-from caster.adapt.adaptation import Adaptation, Attempt
+from caster.adapt.adaptation import Adaptation
 from caster.adapt.estimator import Caster
-from caster.adapt.fitting import inputs_of, pair
-from caster.core.arrays import to_numpy
+from caster.adapt.feature_transport import Attempt
+from caster.adapt.source_moments import inputs_of
+from caster.core.arrays import as_real_array
 from caster.core.linalg import Array, on_gpu
 from caster.errors import CasterError
-from caster.io.labels import as_labels, unique_labels
-from caster.io.sealed import Key
-from caster.models.heads import Columns, head_columns, of_classes
+from caster.io import signed_tensors
+from caster.io.layer_arrays import has_full
+from caster.io.signed_tensors import Key
+from caster.models.heads import Columns
 from caster.models.protocol import (
     FrozenModel,
     Outputs,
@@ -27,10 +33,15 @@ from caster.models.protocol import (
     preprocessing_sha256,
     runs_on_gpu,
 )
-from caster.state import Layers, State
+from caster.state import State
 
 if TYPE_CHECKING:
-    from caster.models.activation_statistics import ActivationStatistics
+    from caster.adapt.layer_transport import LayerTransport
+
+Mechanism = Literal["auto", "layers", "features"]
+STREAM_FORMAT = "caster-stream 1"
+
+StreamState = Mapping[str, NDArray[Any]]
 
 
 class Adapter:
@@ -40,25 +51,37 @@ class Adapter:
     compared, and `allow_other_model` or `allow_other_preprocessing` say that you know better.
     With a `key`, bytes or the path of a key file, the state file must be signed with it.
 
+    Parameters
+    ----------
+    mechanism : "layers" aligns the layers inside the network, "features" transports the last
+        features, as the paper does. "auto" aligns layers if the state has them and the model shows
+        them, and transports features otherwise.
+    tau : largest accepted ratio, instead of the mechanism's own.
+    safeguards : False leaves the transport of features to the paper's gate alone; see `Caster`.
+    every : compare with the frozen model only once in so many windows while the verdict is stable.
+        Saves most of the second pass of "layers"; such batches have the reason "rest" and no ratio.
+
     Attributes
     ----------
     model : the frozen model.
     state : what was fitted with it.
-    clf : the fitted `Caster`.
-    head : for every class the column of the model's logits; None if the model does not know
-        these classes, and a refused batch gets Source-GDA's answer.
+    mechanism : "layers" or "features".
+    classes : the labels, in the order of all scores.
+    head : for every class its column of the model's logits; None if the model has other classes.
+    clf : the fitted `Caster`, which works on features.
 
     Examples
     --------
     >>> import numpy as np
-    >>> from caster import Adapter, wrap
+    >>> import caster
     >>> rng = np.random.default_rng(0)
     >>> labels = rng.integers(3, size=600)
     >>> images = rng.normal(size=(600, 8)) + 6 * np.eye(3, 8)[labels]
-    >>> model = wrap(lambda batch: (batch, batch[:, :3]), version="example-1")
-    >>> adapter = Adapter.fit(model, [(images, labels)])
-    >>> adapter(1.5 * images[:64] + 2.0).verdict.reason
-    'accepted'
+    >>> model = caster.wrap(lambda batch: (batch, batch[:, :3]), version="example-1")
+    >>> adapter = caster.fit(model, [(images, labels)])
+    >>> out = adapter(1.5 * images[:64] + 2.0)
+    >>> out.verdict.reason, bool(np.all(out.labels == labels[:64]))
+    ('accepted', True)
     """
 
     def __init__(
@@ -66,6 +89,10 @@ class Adapter:
         model: FrozenModel,
         state: State | str | os.PathLike[str],
         *,
+        mechanism: Mechanism = "auto",
+        tau: float | None = None,
+        safeguards: bool = True,
+        every: int = 1,
         allow_other_model: bool = False,
         allow_other_preprocessing: bool = False,
         key: Key | None = None,
@@ -73,6 +100,7 @@ class Adapter:
         if isinstance(state, State) and key is not None:
             raise CasterError("key verifies a state file, and this state is in memory already")
         held = state if isinstance(state, State) else states.load(state, key)
+        check_frozen(model)
         model.verify()  # its digest was taken when it was wrapped
         if not allow_other_model:
             held.check_model(model.sha256)
@@ -80,99 +108,88 @@ class Adapter:
             held.check_preprocessing(preprocessing_sha256(model))
         self.model = model
         self.state = held
-        self.clf = Caster.from_state(held)
+        self.classes = held.classes
         self.head = held.head
+        self.clf = configured(Caster.from_state(held), tau, safeguards)
+        self.mechanism = _resolved(mechanism, model, held)
         self._columns = Columns(held.head)
-        self._lanes: dict[Any, Any] = {}  # one a GPU
+        self._lanes: dict[Any, Any] = {}  # one per GPU
+        self._layers: LayerTransport | None = None
+        if self.mechanism == "layers":
+            self._layers = self._layer_transport(tau, every)
+        self._alone = Lock()
 
     def __repr__(self) -> str:
-        return f"Adapter({self.model!r}, {self.state!r})"
-
-    @classmethod
-    def fit(
-        cls,
-        model: FrozenModel,
-        batches: Iterable[Any],
-        *,
-        classes: Any = None,
-        use_head: bool = True,
-        layers: bool | Literal["full"] = False,
-        **settings: Any,
-    ) -> Self:
-        """Fit source statistics from batches of (images, labels), each seen by the model once.
-
-        A batch may also be a dict with "pixel_values" and "labels", as transformers has it.
-        `classes` names the model's outputs in their order, where labels are neither their column
-        numbers nor, sorted, as many as the columns. `use_head=False` says the model's outputs are
-        other classes altogether. The features stay in memory while it fits; `caster fit --model`
-        keeps them on disk. With `layers` the state also gets the moments of every site of a torch
-        module, for layer transport; `layers="full"` adds the covariances of sites with few
-        channels, for its full maps. `settings` are those of `Caster`.
-        """
-        chunks, columns = [], None
-        if layers not in (False, True, "full"):
-            raise CasterError(f"layers are True, False or 'full', not {layers!r}")
-        statistics = activation_statistics_for(model, full=layers == "full") if layers else None
-        for images, labels in map(pair, batches):
-            outputs = (statistics or model)(images)
-            logits = None if outputs.logits is None else to_numpy(outputs.logits)
-            chunks.append((to_numpy(outputs.features), as_labels(labels), logits))
-            columns = None if logits is None else int(logits.shape[1])
-        if not chunks:
-            raise CasterError("there are no batches to fit")
-        known = unique_labels(as_labels(np.concatenate([labels for _, labels, _ in chunks])))
-        head = head_columns(known, columns, classes) if use_head else None
-        given = [
-            (features, labels, *([] if head is None else [of_classes(logits, head)]))
-            for features, labels, logits in chunks
-        ]
-        clf = Caster(**settings).fit_stream(given, known)
-        if statistics is None:
-            return cls(model, bound_state(clf, model, head))
-        # A stated preprocessing says which values images have.
-        ends = statistics.input_range if model.preprocessing is None else None
-        return cls(model, bound_state(clf, model, head, statistics.moments(), ends))
+        return f"Adapter({self.model!r}, {self.state!r}, mechanism={self.mechanism!r})"
 
     def __call__(self, batch: Any) -> Adaptation:
-        """Adapt to one batch, prepared as the model takes it.
+        """Adapt to one batch by itself: what came before it has no influence.
 
-        It may come as a DataLoader yields it, `[x]`, `(x, y)` or `{"pixel_values": x}`: what is
-        beside the inputs is ignored.
+        The batch must be prepared as the model takes it. It may come as a DataLoader yields it,
+        `[x]`, `(x, y)` or `{"pixel_values": x}`: only the inputs are used.
         """
-        return self._start(batch)()
-
-    def adapt(self, outputs: Outputs) -> Adaptation:
-        """Adapt to a batch that the model has answered already."""
-        return self._start_from(outputs)()
+        if self._layers is None:
+            return self._begin(inputs_of(batch))()
+        with self._alone:  # calls from several threads take turns
+            self._layers.reset()
+            return self._aligned(self._layers, inputs_of(batch), None)
 
     def stream(self, batches: Iterable[Any]) -> Iterator[Adaptation]:
-        """Adapt to batch after batch; on a GPU one batch's verdict is read during the next.
+        """Adapt to the batches of one stream, in their order.
 
-        >>> from caster import wrap
-        >>> model = wrap(lambda batch: batch, version="example-2")
-        >>> source = np.array([[0.0], [1.0], [4.0], [5.0]]), [0, 0, 1, 1]
-        >>> adapter = Adapter.fit(model, [source])
+        On a GPU the verdict of a batch is read while the next one is computed.
+
+        >>> import caster
+        >>> model = caster.wrap(lambda batch: batch, version="example-2")
+        >>> adapter = caster.fit(model, [(np.array([[0.0], [1.0], [4.0], [5.0]]), [0, 0, 1, 1])])
         >>> batches = np.array([[0.5], [4.5]]), np.array([[3.9]])
-        >>> [out.predictions.tolist() for out in adapter.stream(batches)]
+        >>> [out.labels.tolist() for out in adapter.stream(batches)]
         [[0, 1], [1]]
         """
-        if not runs_on_gpu(self.model):  # nothing to overlap: no answer waits for the next batch
-            yield from map(self, batches)
+        if self._layers is not None or not runs_on_gpu(self.model):
+            yield from map(self.new_stream(), batches)
             return
         pending: list[Callable[[], Adaptation]] = []
         try:
             for batch in batches:
-                pending.append(self._start(batch))
+                pending.append(self._begin(inputs_of(batch)))
                 if len(pending) > 1:
                     yield pending.pop(0)()
-        except CasterError:  # of the later batch: the earlier one has its answer all the same
+        except CasterError:  # in the later batch: the earlier one is answered all the same
             yield from (finish() for finish in pending)
             raise
         yield from (finish() for finish in pending)
 
+    def new_stream(self) -> Stream:
+        """Start an independent stream: one per client, camera or data set."""
+        return Stream(self)
+
+    def resume(self, state: StreamState | str | os.PathLike[str]) -> Stream:
+        """Continue a stream from its `state()`, or from the file that it was saved to."""
+        if isinstance(state, str | os.PathLike):
+            state = _load_stream(state, states.digest(self.state))
+        stream = Stream(self)
+        stream._restore(state)
+        return stream
+
     def save(self, path: str | os.PathLike[str], *, key: Key | None = None) -> None:
-        """Write the state, bound to the model and its preprocessing, and signed with a key."""
+        """Write the state, bound to the model and its preprocessing; with a key, signed."""
         self.clf.save(path, key=key)
+
+    @property
+    def sites(self) -> int | None:
+        """How many sites are aligned, as far as known before the first batch; None: features."""
+        return None if self._layers is None else len(self._layers.aligned_sites)
+
+    @property
+    def full_maps(self) -> int:
+        """How many of them get full maps, where a batch supports them."""
+        return 0 if self._layers is None else self._layers.full_maps
+
+    @property
+    def settings(self) -> Any:
+        """The constants of the mechanism."""
+        return self.clf.settings if self._layers is None else self._layers.settings
 
     def head_logits(self, outputs: Outputs) -> Array | None:  # (B, C)
         """The model's logits of the state's classes, in their order; None without a head."""
@@ -182,34 +199,77 @@ class Adapter:
             raise CasterError(f"{self.model.name} gives no logits, and the state needs them")
         return self._columns(outputs.logits)
 
-    def _start(self, batch: Any) -> Callable[[], Adaptation]:
+    def _layer_transport(self, tau: float | None, every: int) -> LayerTransport:
+        from caster.adapt.layer_transport import LayerSettings, LayerTransport  # with torch
+
+        settings = LayerSettings(
+            maps="full" if has_full(self.state.layers) else "diagonal",
+            tau=LayerSettings.tau if tau is None else tau,
+            every=every,
+        )
+        model: Any = self.model
+        found = LayerTransport(
+            model, self.state.layers, self._columns, self.state.input_range, settings
+        )
+        if not found.sites:
+            raise CasterError(
+                f"{model.name} has none of the state's sites: adapt the last features with "
+                "{argument}",
+                argument="mechanism='features'",
+            )
+        return found
+
+    def _aligned(self, layers: LayerTransport, batch: Any, outputs: Outputs | None) -> Adaptation:
+        """Answer a batch with aligned layers, in labels."""
+        answer = layers(batch, outputs)
+        proposed = answer.scores if answer.adapted is None else answer.adapted
+        labels, proposed = (self._labels(scores) for scores in (answer.scores, proposed))
+        return Adaptation(
+            labels,
+            answer.scores,
+            proposed,
+            answer.adapted,
+            answer.frozen,
+            answer.verdict,
+            implausible=answer.implausible,
+        )
+
+    def _labels(self, scores: Array) -> Array:
+        scores = as_real_array(scores)
+        return self.clf.transport.labels(array_namespace(scores).argmax(scores, axis=1))
+
+    def adapt(self, outputs: Outputs) -> Adaptation:
+        """Adapt to features that the model gave already, by their transport."""
+        return self._begin_from(outputs)()
+
+    def _begin(self, batch: Any) -> Callable[[], Adaptation]:
         """Send a batch on its way; the function returned waits for its answer."""
-        model, batch = self.model, inputs_of(batch)
+        model = self.model
         if not runs_on_gpu(model):
-            return self._start_from(model(batch))
+            return self._begin_from(model(batch))
         if model.cuda_graph:
             work = partial(self._work_with, model)
-            return self._start_on_gpu(model.device, lambda: (model.placed(batch),), work)
-        return self._start_on_gpu(model.device, lambda: model.run(batch), self._work)
+            return self._begin_on_gpu(model.device, lambda: (model.placed(batch),), work)
+        return self._begin_on_gpu(model.device, lambda: model.run(batch), self._work)
 
-    def _start_from(self, outputs: Outputs) -> Callable[[], Adaptation]:
-        if on_gpu(outputs.features):  # of a function, which may work on whatever stream it likes
+    def _begin_from(self, outputs: Outputs) -> Callable[[], Adaptation]:
+        if on_gpu(outputs.features):  # from a function, which may use any CUDA stream
             made = (outputs.features, outputs.logits)[: 1 if outputs.logits is None else 2]
-            return self._start_on_gpu(outputs.features.device, lambda: made, self._work)
+            return self._begin_on_gpu(outputs.features.device, lambda: made, self._work)
         answer = self.clf.adapt(outputs.features, self.head_logits(outputs))
         return lambda: answer
 
-    def _start_on_gpu(
+    def _begin_on_gpu(
         self,
         device: Any,
-        first: Callable[[], tuple[Array, ...]],  # what is not recorded; gives what `work` takes
+        first: Callable[[], tuple[Array, ...]],  # not recorded; gives the inputs of `work`
         work: Callable[..., tuple[list[Array], object]],
     ) -> Callable[[], Adaptation]:
-        from caster.models.cuda import Lane
+        from caster.models.cuda import GraphRunner
 
         lane = self._lanes.get(device)
         if lane is None:
-            lane = self._lanes.setdefault(device, Lane(device))
+            lane = self._lanes.setdefault(device, GraphRunner(device))
         settings = self.clf.settings
         (batch, *arrays), fetch = lane.run(first, work, settings)
         if batch.shape[0] == 1:
@@ -222,29 +282,129 @@ class Adapter:
 
         def finish() -> Adaptation:
             found = attempt if chosen is None else chosen()
-            return self.clf.transporter.conclude(batch, found, evidence(), settings)
+            return self.clf.transport.conclude(batch, found, evidence(), settings)
 
         return finish
 
     def _work(self, features: Array, *rest: Array) -> tuple[list[Array], object]:
-        """What is recorded: from features and logits on; and what it reads."""
-        transporter, settings = self.clf.transporter, self.clf.settings
-        batch = transporter.checked(features)
+        """The recorded work, from features and logits on; and what it reads."""
+        transport, settings = self.clf.transport, self.clf.settings
+        batch = transport.checked(features)
         logits = self.head_logits(Outputs(batch, rest[0] if rest else None))
         if batch.shape[0] == 1:
             return [batch, *([] if logits is None else [logits])], ()
-        attempt = transporter.attempt(batch, logits, settings)
-        active = transporter.active(batch)
+        attempt = transport.attempt(batch, logits, settings)
+        active = transport.active(batch)
         return [batch, *attempt.arrays()], (active, active.roots(settings.lam))
 
     def _work_with(self, model: TorchLike, batch: Array) -> tuple[list[Array], object]:
-        """What is recorded of a model that is recorded itself; it reads its weights too."""
+        """The recorded work of a model that is recorded itself; it reads the weights too."""
         arrays, read_from = self._work(*model.run(batch))
         return arrays, (model.values(), read_from)
 
 
+class Stream:
+    """One stream of an `Adapter`: its statistics are those of its own batches.
+
+    `adapter.new_stream()` makes one; a stream takes one thread at a time.
+
+    >>> import caster
+    >>> model = caster.wrap(lambda batch: batch, version="example-2")
+    >>> adapter = caster.fit(model, [(np.array([[0.0], [1.0], [4.0], [5.0]]), [0, 0, 1, 1])])
+    >>> stream = adapter.new_stream()
+    >>> stream(np.array([[0.5], [4.5]])).labels, stream.samples
+    (array([0, 1]), 2)
+    >>> adapter.resume(stream.state()).samples
+    2
+    """
+
+    def __init__(self, adapter: Adapter) -> None:
+        self.adapter = adapter
+        self.samples = 0  # seen so far
+        layers = adapter._layers
+        self._layers = None if layers is None else layers.new_stream()
+
+    def __repr__(self) -> str:
+        return f"Stream({self.samples:,} samples, mechanism={self.adapter.mechanism!r})"
+
+    def __call__(self, batch: Any, outputs: Outputs | None = None) -> Adaptation:
+        """Adapt to the next batch; `outputs` are the frozen model's for it, if known already.
+
+        With `outputs`, transport of features needs no batch: pass None.
+        """
+        if self._layers is not None:
+            found = self.adapter._aligned(self._layers, inputs_of(batch), outputs)
+        elif outputs is not None:
+            found = self.adapter.adapt(outputs)
+        else:
+            found = self.adapter._begin(inputs_of(batch))()
+        self.samples += len(found.labels)
+        return found
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Everything the stream remembers, as named NumPy arrays, to `resume` it exactly."""
+        running = {} if self._layers is None else self._layers.state()
+        return {**running, "samples": np.array(self.samples, np.int64)}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the state to a file, whole or not at all, for `Adapter.resume`."""
+        header = {"format": STREAM_FORMAT, "state": states.digest(self.adapter.state)}
+        signed_tensors.write(self.state(), header, path)
+
+    def reset(self) -> None:
+        """Forget every batch."""
+        self.samples = 0
+        if self._layers is not None:
+            self._layers.reset()
+
+    def _restore(self, state: StreamState) -> None:
+        try:
+            self.samples = int(np.asarray(state["samples"]).item())
+            if self._layers is not None:
+                self._layers.resume(state)
+        except (KeyError, TypeError, ValueError):
+            raise CasterError(
+                f"this is not the state of a stream with mechanism={self.adapter.mechanism!r}"
+            ) from None
+
+
+def check_frozen(model: Any) -> None:
+    """Reject what is not a frozen model."""
+    if not hasattr(model, "verify"):
+        raise CasterError(f"{type(model).__name__} is not a frozen model: pass caster.wrap of it")
+
+
+def configured(clf: Caster, tau: float | None, safeguards: bool) -> Caster:
+    """The estimator with another threshold, and without safeguards if so asked."""
+    changed = ({} if tau is None else {"tau": tau}) | ({} if safeguards else {"safeguards": False})
+    if changed:
+        clf = copy(clf).set_params(**changed)
+    _ = clf.settings  # rejects a bad tau now
+    return clf
+
+
+def _resolved(
+    mechanism: Mechanism, model: FrozenModel, state: State
+) -> Literal["layers", "features"]:
+    """The mechanism to use, and an error if it cannot be used."""
+    if mechanism not in ("auto", "layers", "features"):
+        raise CasterError(f"mechanism is 'auto', 'layers' or 'features', not {mechanism!r}")
+    problem = None
+    if state.layers is None:
+        problem = "the state has no layers: fit again with layers"
+    elif not hasattr(model, "twin"):
+        problem = f"layer transport needs a torch module, and {model.name} is not one"
+    elif state.head is None:
+        problem = "layer transport answers in the model's own classes, and the state has others"
+    if mechanism == "auto":
+        return "layers" if problem is None else "features"
+    if mechanism == "layers" and problem is not None:
+        raise CasterError(problem)
+    return mechanism
+
+
 def _fetch_choices(attempt: Attempt, fetch: Callable[[Array], Any]) -> Callable[[], Attempt]:
-    """Begin to copy class indices to the host, where labels that are no numbers are looked up."""
+    """Begin to copy class indices to the host, where labels that are not numbers are looked up."""
     assigned, chosen = fetch(attempt.proposal.assigned), fetch(attempt.chosen)
 
     def wait() -> Attempt:
@@ -254,36 +414,13 @@ def _fetch_choices(attempt: Attempt, fetch: Callable[[Array], Any]) -> Callable[
     return wait
 
 
-def activation_statistics_for(
-    model: FrozenModel, past: Layers | None = None, full: bool = False
-) -> ActivationStatistics:
-    """What measures a model's layers while it answers; `past` is what another one found before."""
-    if not hasattr(model, "twin"):  # before torch, which may not be there
-        raise CasterError(
-            f"layers need a torch module, and {model.name} is not one: fit without {{argument}}",
-            argument="layers",
-        )
-    from caster.models.activation_statistics import activation_statistics_of
+def _load_stream(path: str | os.PathLike[str], digest: str) -> StreamState:
+    """Read a file of `Stream.save`, which must be of a stream with the same state."""
 
-    return activation_statistics_of(model, past, full)
+    def check(metadata: dict[str, str]) -> None:
+        if metadata.get("format") != STREAM_FORMAT:
+            raise CasterError(f"{path} is a safetensors file, but not a saved stream")
+        if metadata.get("state") != digest:
+            raise CasterError(f"{path} is a stream of another state: start a new one")
 
-
-def bound_state(
-    clf: Caster,
-    model: FrozenModel,
-    head: tuple[int, ...] | None,
-    layers: Layers | None = None,
-    input_range: tuple[float, float] | None = None,
-) -> State:
-    """What an estimator was fitted to, bound to the model that made its features."""
-    return State(
-        clf.moments_,
-        clf.classes_,
-        clf.settings,
-        model_sha256=model.sha256,
-        preprocessing_sha256=preprocessing_sha256(model),
-        head=head,
-        layers=layers,
-        input_range=input_range,
-        source_check=clf.source_check_,
-    )
+    return signed_tensors.read(path, "a saved stream", "Stream.save", check)[0]

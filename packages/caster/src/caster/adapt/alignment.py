@@ -1,4 +1,4 @@
-"""A frozen model whose layers are given values with the moments the source gave them."""
+"""A frozen network with aligned layers, on a twin that shares its weights."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Self, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from caster.adapt.aligned_sites import FullyMoved, Lent, Moved, Spot
+from caster.adapt.aligned_sites import AlignedSite, BatchNormSite, FullMapSite, MappedSite
 from caster.adapt.plausibility import (
     Range,
     broad_limits,
@@ -21,16 +23,15 @@ from caster.adapt.plausibility import (
     sharp_limits,
     within,
 )
-from caster.adapt.protocol import Retained, nbytes
+from caster.core.arrays import to_numpy
 from caster.core.channels import ChannelMoments, Site
 from caster.errors import CasterError
 from caster.models import cuda
 from caster.models.activation_statistics import hook_on, is_batchnorm
-from caster.models.modules import plain_name
 from caster.models.protocol import Outputs, runs_on_gpu
 from caster.models.sites import find_sites, times_called
-from caster.models.torch import TorchModel
-from caster.models.torch_channels import beside, blended, merged
+from caster.models.torch import TorchModel, plain_name
+from caster.models.torch_channels import as_tensors, blended, merged
 
 LEAVE_OUT = "leave it out with sites=, or adapt the last features only"
 
@@ -39,8 +40,8 @@ log = logging.getLogger("caster")
 T = TypeVar("T")
 
 
-class Implausible(Exception):  # noqa: N818 - no error: the others of the batch are answered
-    """Samples of a batch that no image could have given: the batch has left no trace."""
+class ImplausibleSamples(Exception):  # noqa: N818 - no error: the others of the batch are answered
+    """Samples that no image could have produced: the batch has left no trace."""
 
     def __init__(self, kept: Tensor) -> None:
         super().__init__()
@@ -48,21 +49,20 @@ class Implausible(Exception):  # noqa: N818 - no error: the others of the batch 
 
 
 class Alignment:
-    """A twin of a model, on whose way the channels of sites get the source's mean and variance.
+    """A twin of a model in which the channels of every site get the source's mean and variance.
 
-    Those of the target come from the batch and, where it has fewer samples than `memory`, for the
-    rest from what came before; shrunk towards the source's by `prior` samples. The input of a
-    BatchNorm need not be moved: the layer is lent other moments in place of its own. Batches with
-    samples that are implausible at the first site raise `Implausible`; `ends` is the range of
-    input values, by which that is told.
+    The target's moments come from the batch and, if it has fewer samples than `memory`, from the
+    batches before it; `prior` samples shrink them towards the source's. At a BatchNorm the layer's
+    statistics are replaced instead of its input. A batch with samples that are implausible at the
+    first site raises `ImplausibleSamples`; `ends` is the range of input values that decides this.
 
     Attributes
     ----------
-    past : the target's moments so far; nothing at first.
+    past : the target's moments so far, by site.
     """
 
     _shared: frozenset[Site] | None = None  # BatchNorms left alone, once a batch has shown them
-    _lane: cuda.Lane | None = None
+    _lane: cuda.GraphRunner | None = None
     _order: Sequence[Site] = ()  # in which a pass comes by the sites
     _limits: Mapping[Site, Tensor] | None = None  # of plausible samples, at the first of them
 
@@ -89,32 +89,36 @@ class Alignment:
         self._twin = model.twin()
         self._twin.head = None  # known when a batch comes
         parts = dict(self._twin.module.named_modules())
-        self._moved = [
-            FullyMoved(site, beside(found, model.device))
+        self._mapped = [
+            FullMapSite(site, as_tensors(found, model.device))
             if full and found.covariance is not None
-            else Moved(site, beside(replace(found, covariance=None), model.device))
+            else MappedSite(site, as_tensors(replace(found, covariance=None), model.device))
             for site, found in (layers or {}).items()
             if site not in batchnorms
         ]
-        self._lent = [
-            Lent(site, parts[site.module], None if found is None else beside(found, model.device))
+        self._batchnorms = [
+            BatchNormSite(
+                site, parts[site.module], None if found is None else as_tensors(found, model.device)
+            )
             for site, found in ((site, (layers or {}).get(site)) for site in batchnorms)
         ]
-        for spot in self._spots:
-            hook_on(self._twin.module, spot.site, partial(self._align, spot), LEAVE_OUT)
+        for aligned in self._sites:
+            hook_on(self._twin.module, aligned.site, partial(self._align, aligned), LEAVE_OUT)
 
     def new_stream(self) -> Self:
         """The same without a past, on a twin of its own: weights and source moments are shared."""
-        layers = {spot.site: spot.source for spot in self._spots if spot.is_measured}
-        lent = [spot.site for spot in self._lent]
+        layers = {aligned.site: aligned.source for aligned in self._sites if aligned.is_measured}
+        batchnorms = [aligned.site for aligned in self._batchnorms]
         known = layers if self._measured else None
-        other = type(self)(self.model, known, lent, self.prior, self.memory, self._full, self._ends)
+        other = type(self)(
+            self.model, known, batchnorms, self.prior, self.memory, self._full, self._ends
+        )
         other._shared, other._limits = self._shared, self._limits
         return other
 
     @property
-    def _spots(self) -> list[Spot]:
-        return [*self._moved, *self._lent]
+    def _sites(self) -> list[AlignedSite]:
+        return [*self._mapped, *self._batchnorms]
 
     def __getstate__(self) -> dict[str, Any]:
         """What it is, without what a batch shows of the network, and recordings."""
@@ -132,14 +136,14 @@ class Alignment:
             run = self._replayed if recorded and len(placed) >= self.memory else self._run
             features, logits = run(placed)
         finally:
-            for spot in self._lent:
-                spot.restore()
+            for aligned in self._batchnorms:
+                aligned.restore()
         kept = self._plausible
         if kept is not None and not bool(kept.all()):
             kept = kept if self._ends is None else kept | within(self._ends, placed)
             if not bool(kept.all()):
                 self._pending = {}
-                raise Implausible(kept)
+                raise ImplausibleSamples(kept)
         return Outputs(features, logits)
 
     @property
@@ -157,13 +161,42 @@ class Alignment:
         self.past, self._pending, self._samples = {}, {}, 0
         self._twin.head = None
 
-    def retained(self) -> Retained:
-        """The source's moments and the past's; weights are the model's own."""
-        own = [spot.source for spot in self._spots if spot.is_measured]
-        return Retained(
-            statistics=sum(nbytes(m.mean, m.variance, m.covariance) for m in own),
-            buffers=sum(nbytes(m.mean, m.variance) for m in self.past.values()),
-        )
+    def state(self) -> dict[str, NDArray[Any]]:
+        """The target's moments so far, as named arrays."""
+        return {
+            f"{site}.{name}": np.asarray(to_numpy(value))
+            for site, moments in self.past.items()
+            for name, value in (
+                ("count", np.float64(moments.count)),
+                ("mean", moments.mean),
+                ("variance", moments.variance),
+            )
+        }
+
+    def resume(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Continue from a `state`."""
+        self.reset()
+        for site in (aligned.site for aligned in self._sites):
+            if f"{site}.count" in state:
+                parts = (torch.as_tensor(state[f"{site}.{name}"]) for name in ("mean", "variance"))
+                mean, variance = (part.to(self.model.device) for part in parts)
+                self.past[site] = ChannelMoments(float(state[f"{site}.count"]), mean, variance)
+
+    @property
+    def full_maps(self) -> int:
+        """Sites with a full map."""
+        return sum(isinstance(aligned, FullMapSite) for aligned in self._mapped)
+
+    @property
+    def source_bytes(self) -> int:
+        """Size of the source's moments; BatchNorms' own are the model's."""
+        own = [aligned.source for aligned in self._sites if aligned.is_measured]
+        return sum(_nbytes(moments) for moments in own)
+
+    @property
+    def stream_bytes(self) -> int:
+        """Size of the target's moments."""
+        return sum(_nbytes(moments) for moments in self.past.values())
 
     def _run(self, placed: Tensor) -> tuple[Tensor, Tensor]:
         features, logits = self._twin.run_placed(placed)
@@ -172,7 +205,7 @@ class Alignment:
     def _replayed(self, placed: Tensor) -> tuple[Tensor, Tensor]:
         """The same, recorded once for every shape: what a batch's sites have comes out as well."""
         if self._lane is None:
-            self._lane = cuda.Lane(placed.device)
+            self._lane = cuda.GraphRunner(placed.device)
         (features, logits, self._plausible, *parts), _ = self._lane.run(
             lambda: (placed,), self._work, None
         )
@@ -191,33 +224,33 @@ class Alignment:
         known = self._plausible
         if known is None:  # no site was met
             known = torch.ones(len(placed), dtype=torch.bool, device=placed.device)
-        read = self._twin.values(), self._moved, self._lent, self._limits
+        read = self._twin.values(), self._mapped, self._batchnorms, self._limits
         return [*answer, known, *parts], read
 
-    def _align(self, spot: Spot, layer: nn.Module, values: Tensor) -> Tensor | None:
+    def _align(self, aligned: AlignedSite, layer: nn.Module, values: Tensor) -> Tensor | None:
         """What values at a site are replaced by."""
-        if spot.site in self.left_alone:
+        if aligned.site in self.left_alone:
             return None
         missing = self.memory - self._samples
-        own = spot.site.of_images(values)
+        own = aligned.site.of_images(values)
         if own is not values:
             own = own.contiguous()  # so that a GPU reads its channels side by side
-        found = spot.measure(own, self._samples, alone=missing <= 0)
+        found = aligned.measure(own, self._samples, alone=missing <= 0)
         if self._plausible is None:  # the first site
-            self._plausible = self._judge(spot.site, own, spot.source_like(found))
+            self._plausible = self._judge(aligned.site, own, aligned.source_like(found))
         if self.memory:
-            before = self.past.get(spot.site)
+            before = self.past.get(aligned.site)
             if before is not None and missing > 0:
                 found = merged(before.at_most(missing), found)
             kept = found if found.covariance is None else replace(found, covariance=None)
-            self._pending[spot.site] = kept
-        alone = found.count <= 1 and own.numel() == own.shape[spot.site.axis]
+            self._pending[aligned.site] = kept
+        alone = found.count <= 1 and own.numel() == own.shape[aligned.site.axis]
         if alone and self.prior == 0:  # a single value has no variance
             return None
-        moved = spot.apply(layer, own, blended(found, spot.source_like(found), self.prior))
+        moved = aligned.apply(layer, own, blended(found, aligned.source_like(found), self.prior))
         if moved is None or own is values:
             return moved
-        return torch.cat((values[:, : spot.site.added], moved), dim=1)
+        return torch.cat((values[:, : aligned.site.added], moved), dim=1)
 
     def _judge(self, site: Site, values: Tensor, source: ChannelMoments) -> Tensor:  # (n,)
         """Which samples are plausible by their values at the first site."""
@@ -233,13 +266,13 @@ class Alignment:
             self._twin.head = plain_name(self.model.head)
         if self._shared is None:
             # A BatchNorm that a pass calls twice has one mean for two places.
-            lent = [spot.site for spot in self._lent]
+            batchnorms = [aligned.site for aligned in self._batchnorms]
             times = (
                 self._unhooked(lambda hooks: times_called(self.model.twin(hooks), batch))
-                if lent
+                if batchnorms
                 else {}
             )
-            self._shared = frozenset(site for site in lent if times[site.module] > 1)
+            self._shared = frozenset(site for site in batchnorms if times[site.module] > 1)
             for site in sorted(self._shared, key=str):
                 log.warning("%s of %s is called twice: not aligned", site, self.model.name)
             if not self._measured:
@@ -251,7 +284,7 @@ class Alignment:
         """Limits by the range of input values; none where it is not known, or is no images'."""
         if self._ends is None:
             return {}
-        sources = {s.site: s.source for s in self._spots if s.site not in self.left_alone}
+        sources = {s.site: s.source for s in self._sites if s.site not in self.left_alone}
         try:
             images = extremes(self._ends, batch)
             return self._unhooked(
@@ -282,3 +315,8 @@ class Alignment:
                 len(others),
                 others[0],
             )
+
+
+def _nbytes(moments: ChannelMoments) -> int:
+    parts = (moments.mean, moments.variance, moments.covariance)
+    return sum(int(part.nbytes) for part in parts if part is not None)

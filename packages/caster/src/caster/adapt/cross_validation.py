@@ -12,9 +12,9 @@ from caster.config import Settings
 from caster.core.discriminant import ridged_scores
 from caster.core.linalg import identity_like
 from caster.core.moments import ClassMoments
+from caster.core.proposal import try_transport
 from caster.core.subspace import active_rank
 from caster.core.threads import threads_for
-from caster.core.trial import try_transport
 from caster.core.types import SourceMoments
 from caster.state.source_check import SourceCheck
 

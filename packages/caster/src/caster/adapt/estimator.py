@@ -14,14 +14,15 @@ from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import column_or_1d, validate_data
 
 from caster import state as states
-from caster.adapt.adaptation import Adaptation, Transporter
-from caster.adapt.fitting import Chunks, fit_moments
+from caster.adapt.adaptation import Adaptation
+from caster.adapt.feature_transport import FeatureTransport
+from caster.adapt.source_moments import Chunks, fit_moments
 from caster.config import Settings
 from caster.core.arrays import check_dense
 from caster.core.linalg import Array
 from caster.errors import CasterError, InputTypeError
 from caster.io.labels import Labels, as_labels, unique_labels
-from caster.io.sealed import Key
+from caster.io.signed_tensors import Key
 from caster.state import State
 
 NUMBERS: dict[str, Any] = {"dtype": [np.float64, np.float32], "ensure_all_finite": False}
@@ -62,7 +63,7 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     >>> clf = Caster().fit(features, labels)
     >>> shifted = 1.5 * features[:64] + 2.0
     >>> out = clf.adapt(shifted)
-    >>> out.verdict.reason, float(np.mean(out.predictions == labels[:64]))
+    >>> out.verdict.reason, float(np.mean(out.labels == labels[:64]))
     ('accepted', 1.0)
     """
 
@@ -158,7 +159,7 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         >>> clf.adapt([[0.5], [4.5]], head_logits=[[2.0, 1.0], [0.0, 3.0]]).verdict.reason
         'min_samples'
         """
-        return self.transporter.adapt(self._named(batch), head_logits, self.settings)
+        return self.transport.adapt(self._named(batch), head_logits, self.settings)
 
     def predict(
         self,
@@ -171,7 +172,7 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         >>> clf.predict([[0.5], [4.5]])
         array([0, 1])
         """
-        return self._answered(X, head_logits).predictions
+        return self._answered(X, head_logits).labels
 
     def predict_proba(
         self,
@@ -220,7 +221,7 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         >>> clf.source_scores([[0.5], [4.5]]).argmax(axis=1)
         array([0, 1])
         """
-        return self.transporter.source_scores(self._named(batch), self.settings)
+        return self.transport.source_scores(self._named(batch), self.settings)
 
     def save(
         self,
@@ -260,10 +261,10 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return cls(**vars(state.settings))._adopt(state)
 
     @property
-    def transporter(self) -> Transporter:
+    def transport(self) -> FeatureTransport:
         """What works on batches, for who wants its steps one by one."""
         self._check_fitted()
-        return self._transporter
+        return self._transport
 
     def _adopt(self, state: State) -> Self:
         self._state = state
@@ -271,7 +272,7 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.source_check_ = state.source_check
         self.n_features_in_ = int(state.moments.U.shape[0])
         supported = state.source_check is None or state.source_check.supported
-        self._transporter = Transporter(state.moments, state.classes, supported)
+        self._transport = FeatureTransport(state.moments, state.classes, supported)
         return self
 
     def _check_fitted(self) -> None:

@@ -1,22 +1,32 @@
-"""The certificate of layer transport: whether the network is as sure behind it as without."""
+"""The certificate of layer transport, and when it is measured.
+
+A network that is given what it was trained on is surer of its answers than one that is not. So the
+certificate is the error that the network itself expects with aligned layers, over the error that it
+expects without: see docs/layer-transport.md for how often that is right.
+"""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from caster.core.confidence import ConfidenceStats, expected_error_ratio, has_fallen
 from caster.core.linalg import Array
 
-ERRORS = 3.0  # standard errors of a batch's confidence that are taken for chance
+ERRORS = 3.0  # standard errors by which the confidence of a batch may fall by chance
+
+Pair = tuple[ConfidenceStats, ConfidenceStats]  # with aligned layers, and frozen
 
 
 class LayerCertificate:
-    """The doubt a network has behind the update, over the doubt it has without, on one stream.
+    """Expected error with aligned layers over that without, on the last samples of one stream.
 
-    It rests on the last `window` samples that were compared: the newest batch, and what that lacks
-    of those before it.
+    It covers the last `window` samples that were compared: the newest batch and, if that is
+    smaller, the ones before it.
     """
 
     def __init__(self, window: int) -> None:
@@ -24,32 +34,108 @@ class LayerCertificate:
         self.reset()
 
     def reset(self) -> None:
-        """Nothing seen."""
-        self._seen: tuple[ConfidenceStats, ConfidenceStats] | None = (
-            None  # after the update, and before
-        )
-        self._settled: tuple[ConfidenceStats, ConfidenceStats] | None = None
+        """Forget the stream."""
+        self._recent: Pair | None = None
+        self._settled: Pair | None = None  # the reference while comparisons are skipped
 
-    def show(self, after: Array, before: Array) -> float:  # (n, C), (n, C) -> ratio
-        """Take in a batch's scores behind the update and the frozen ones; what is said of them."""
+    def update(self, aligned: Array, frozen: Array) -> float:  # (n, C), (n, C) -> ratio
+        """Add the scores of a batch, and return the ratio over the window."""
         with torch.inference_mode():
-            new = ConfidenceStats.of(after), ConfidenceStats.of(before)
+            new = ConfidenceStats.of(aligned), ConfidenceStats.of(frozen)
         missing = self.window - new[0].count
-        if self._seen is not None and missing > 0:
-            old = self._seen
+        if self._recent is not None and missing > 0:
+            old = self._recent
             new = old[0].at_most(missing) + new[0], old[1].at_most(missing) + new[1]
         ratio = expected_error_ratio(*new)
-        self._seen = None if math.isnan(ratio) else new  # or it would never be a number again
+        self._recent = None if math.isnan(ratio) else new  # NaN would never leave the window
         return ratio
 
     def settle(self) -> None:
-        """Keep what was seen to hold later batches against, and compare those anew."""
-        self._seen, self._settled = None, self._seen
+        """Make the window the reference for batches that are answered without a comparison."""
+        self._recent, self._settled = None, self._recent
 
-    def is_less_sure(self, scores: Array, updated: bool) -> bool:  # (n, C)
-        """Whether a batch, answered without comparison, is no longer what was compared."""
+    def has_dropped(self, scores: Array, aligned: bool) -> bool:  # (n, C)
+        """Whether a batch answered without a comparison is less sure than the reference."""
         if self._settled is None:
             return True
-        then = self._settled[0 if updated else 1]
+        reference = self._settled[0 if aligned else 1]
         with torch.inference_mode():
-            return has_fallen(ConfidenceStats.of(scores), then, ERRORS)
+            return has_fallen(ConfidenceStats.of(scores), reference, ERRORS)
+
+    def state(self) -> NDArray[np.float64]:  # (2, 2, 3)
+        """Everything it remembers; NaN where there is nothing."""
+        found = np.full((2, 2, 3), np.nan)
+        for row, pair in zip(found, (self._recent, self._settled), strict=True):
+            for part, stats in zip(row, pair or (), strict=False):
+                part[:] = stats.count, stats.total, stats.squares
+        return found
+
+    def resume(self, state: NDArray[Any]) -> None:
+        """Continue from a `state`."""
+        self._recent, self._settled = map(_pair, state)
+
+
+def _pair(rows: NDArray[Any]) -> Pair | None:  # (2, 3)
+    if np.isnan(rows).any():
+        return None
+    aligned, frozen = (ConfidenceStats(*row) for row in rows.tolist())
+    return aligned, frozen
+
+
+class ComparisonSchedule:
+    """Skip the comparison with the frozen model while the verdict is stable.
+
+    Once a whole `window` of samples got one verdict, that verdict stands without comparison for as
+    many samples as it has stood so far, at most `every` - 1 windows; then a window is compared
+    again. So a long stationary stream costs little more than one pass per batch, and a change that
+    goes unnoticed is answered wrongly for no longer than the stream was answered rightly.
+
+    >>> schedule = ComparisonSchedule(every=8, window=64)
+    >>> [schedule.compared(32, True) for _ in range(2)]
+    [False, True]
+    >>> schedule.skipped(32), schedule.skips, schedule.skipped(32), schedule.skips
+    (None, True, None, False)
+    """
+
+    def __init__(self, every: int, window: int) -> None:
+        self.every = every
+        self.window = window
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the stream."""
+        self.accepted = False  # the last verdict
+        self._stable = 0  # samples that it has stood for
+        self._compared = 0  # of those, compared since the last skip
+        self._to_skip = 0  # samples
+
+    @property
+    def skips(self) -> bool:
+        """Whether the next batch may be answered as the last one was."""
+        return self._to_skip > 0
+
+    def skipped(self, samples: int) -> None:
+        """Note a batch that was answered without comparison."""
+        self._to_skip -= samples
+        self._stable += samples
+
+    def compared(self, samples: int, accepted: bool) -> bool:
+        """Note the verdict of a comparison; return whether the next ones are skipped."""
+        if accepted != self.accepted:
+            self.accepted, self._stable, self._compared = accepted, 0, 0
+        self._stable += samples
+        self._compared += samples
+        self._to_skip = 0
+        if self._compared >= self.window:
+            self._to_skip = min(self._stable, (self.every - 1) * self.window)
+            self._compared = 0
+        return self.skips
+
+    def state(self) -> NDArray[np.int64]:  # (4,)
+        """Everything it remembers."""
+        return np.array([self.accepted, self._stable, self._compared, self._to_skip], np.int64)
+
+    def resume(self, state: NDArray[Any]) -> None:
+        """Continue from a `state`."""
+        accepted, self._stable, self._compared, self._to_skip = map(int, state)
+        self.accepted = bool(accepted)

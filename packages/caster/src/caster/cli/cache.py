@@ -1,4 +1,4 @@
-"""Commands on kept features: cache, cache clear."""
+"""Commands on the feature cache: cache, cache clear."""
 
 from __future__ import annotations
 
@@ -11,70 +11,70 @@ from rich.text import Text
 from caster.cli.console import errors, new_table, output, say, size
 
 if TYPE_CHECKING:
-    from caster.io.cache import Kept
+    from caster.io.feature_cache import EntryInfo
 
 DAY = 86_400  # seconds
 Folder = Annotated[
     Path | None,
-    typer.Option("--cache", metavar="FOLDER", help="The folder, instead of ~/.cache/caster."),
+    typer.Option(
+        "--cache",
+        metavar="FOLDER",
+        help="Cache folder. [default: caster in the user's cache folder]",
+    ),
 ]
 
 
 def show(context: typer.Context, store: Folder = None) -> None:
-    """List the features that are kept: of which model and images, their size and age."""
-    from caster.io.cache import entries
-    from caster.io.feature_cache import default_store
+    """List cached features: model and images, size and age."""
+    from caster.io.feature_cache import default_store, list_entries
 
     context.obj = store
     if context.invoked_subcommand is not None:
         return
     root = store or default_store()
-    kept = entries(root)
-    if not kept:
-        say(f"No features are kept in {root}.")
+    entries = list_entries(root)
+    if not entries:
+        say(f"No features are cached in {root}.")
         return
     table = new_table("features of", "images", "size", "age", numbers=("images", "size", "age"))
-    for entry in kept:
-        images = "" if entry.note is None else f"{entry.note.seen:,}"
-        table.add_row(Text(_what(entry)), images, size(entry.bytes), _age(entry.age))
+    for entry in entries:
+        images = "" if entry.manifest is None else f"{entry.manifest.seen:,}"
+        table.add_row(Text(_title(entry)), images, size(entry.bytes), _age(entry.age))
     output.print(table)
-    say(f"{_total(kept)} in {root}.")
+    say(f"{_total(entries)} in {root}.")
 
 
 def clear(
     context: typer.Context,
     older_than: Annotated[
         float,
-        typer.Option(
-            metavar="DAYS", min=0, help="Only features that were last written so many days ago."
-        ),
+        typer.Option(metavar="DAYS", min=0, help="Only features last written this long ago."),
     ] = 0.0,
     store: Folder = None,
 ) -> None:
-    """Remove kept features; those that another caster is using stay. Nothing else is removed."""
-    from caster.io import cache
-    from caster.io.feature_cache import default_store
+    """Remove cached features, except those that another caster is using, and nothing else."""
+    from caster.io.feature_cache import default_store, remove_entries
 
     root = store or context.obj or default_store()
-    removed, in_use = cache.clear(root, older_than * DAY)
+    removed, in_use = remove_entries(root, older_than * DAY)
     for entry in in_use:
-        say(f"caster: left, as another caster is using it: {_what(entry)}", errors)
+        say(f"caster: not removed, as another caster is using it: {_title(entry)}", errors)
     say(f"Removed {_total(removed)} from {root}.")
 
 
-def _what(entry: Kept) -> str:
-    of = (entry.note and entry.note.of) or f"entry {entry.key[:12]}"
-    state = "" if entry.complete else " (damaged)" if entry.note is None else " (unfinished)"
-    return f"{of}{state}"
+def _title(entry: EntryInfo) -> str:
+    title = (entry.manifest and entry.manifest.description) or f"entry {entry.key[:12]}"
+    state = "" if entry.complete else " (damaged)" if entry.manifest is None else " (unfinished)"
+    return f"{title}{state}"
 
 
-def _total(kept: list[Kept]) -> str:
-    entries = "1 entry" if len(kept) == 1 else f"{len(kept):,} entries"
-    return f"{entries}, {size(sum(entry.bytes for entry in kept))}"
+def _total(entries: list[EntryInfo]) -> str:
+    count = "1 entry" if len(entries) == 1 else f"{len(entries):,} entries"
+    return f"{count}, {size(sum(entry.bytes for entry in entries))}"
 
 
 def _age(seconds: float) -> str:
-    """Seconds in the largest unit there is one of.
+    """Format a duration in its largest unit.
 
     >>> _age(59), _age(7_200), _age(90_000)
     ('0 min', '2 h', '1 d')

@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from caster.errors import visible
-from caster.io.progress import Progress as Report
+from caster.io import Progress as Report
 
 
 class PlainConsole(Console):

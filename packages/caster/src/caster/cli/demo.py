@@ -12,9 +12,10 @@ from rich.table import Table
 
 from caster.cli.console import output, progress_bar, say
 from caster.io.files import check_writable
+from caster.report import CLASSIFIERS, check_can_draw
 
 if TYPE_CHECKING:
-    from caster.report.demo.results import Results
+    from caster.report.digits_demo import Results
 
 
 def demo(
@@ -24,11 +25,9 @@ def demo(
 ) -> None:
     """Freeze a small digit classifier, shift its data, and watch the gate at work.
 
-    Prints a row a stream, and writes one self-contained page with the figures.
+    Prints one row per stream, and writes one self-contained page with the figures.
     """
-    from caster.report import check_can_draw
-    from caster.report.demo import write_page
-    from caster.report.demo.streams import run
+    from caster.report.digits_demo import run, write_page
 
     check_writable(page)
     check_can_draw()
@@ -42,7 +41,7 @@ def demo(
 
 
 def _table(results: Results) -> Table:
-    title = "Accuracy in percent, a row a stream"
+    title = "Accuracy in percent, one row per stream"
     table = Table(
         title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True
     )
@@ -50,11 +49,10 @@ def _table(results: Results) -> Table:
     for heading in ("batch", "frozen", "GDA", "ungated", "gated", "accepted", "ratio"):
         table.add_column(heading, justify="right", no_wrap=True, min_width=len(heading))
     for stream in results.streams:
-        accuracies = (stream.frozen, stream.source_gda, stream.ungated, stream.gated)
         table.add_row(
             stream.name if stream.order == "shuffled" else f"{stream.name}, {stream.order}",
             str(stream.batch_size),
-            *(f"{100 * accuracy:.1f}" for accuracy in accuracies),
+            *(f"{100 * stream.accuracy(classifier):.1f}" for classifier in CLASSIFIERS),
             f"{stream.acceptance:.0%}",
             f"{stream.ratio:.2f}" if math.isfinite(stream.ratio) else "none",
         )

@@ -12,8 +12,8 @@ from caster.cli.image_options import (
     SAMPLES,
     BatchSize,
     DataRoot,
-    Layers,
     MaxOption,
+    MechanismOption,
     NoSafeguards,
     OtherModel,
     OtherPreprocessing,
@@ -62,7 +62,7 @@ def evaluate(
     batch_size: BatchSize = 64,
     tau: Tau = None,
     no_safeguards: NoSafeguards = False,
-    layers: Layers = None,
+    mechanism: MechanismOption = "auto",
     seed: Annotated[int, typer.Option(min=0, help="Of the shuffling.")] = 0,
     in_order: Annotated[
         bool, typer.Option("--in-order", help="Do not shuffle: batches as the data come.")
@@ -87,9 +87,9 @@ def evaluate(
 
     Frozen head, Source-GDA, and transport without and with the gate: accuracy, harm against the
     frozen head, likelihood and calibration; a page with the figures, and the numbers as JSON.
-    Transport is that of the layers inside where the state has them.
+    Layers are aligned if the state has them; otherwise the last features are transported.
     """
-    from caster.report.evaluate_job import data_file, evaluate_file, evaluate_images
+    from caster.report.evaluate_files import data_file, evaluate_file, evaluate_images
 
     order, limits = None if in_order else seed, limits_of(larger)
     skipped: list[str] = []
@@ -104,21 +104,26 @@ def evaluate(
                 seed=order,
                 tau=tau,
                 safeguards=not no_safeguards,
-                layers=layers,
+                mechanism=mechanism,
                 limits=limits,
                 limit=limit,
                 known_classes_only=known_classes_only,
                 progress=progress,
             )
         else:
-            from caster import state as states
-            from caster.adapt.deployed import deploy
+            from caster.adapt.adapter import Adapter
+            from caster.adapt.image_batches import stated_preprocessing
             from caster.io.feature_cache import default_store
+            from caster.state import digest, load
 
-            held = states.load(state, key)
-            adapter = deploy(
+            stated_preprocessing(model)  # a clearer error than that its digest differs
+            loaded = load(state, key)
+            adapter = Adapter(
                 model,
-                held,
+                loaded,
+                mechanism=mechanism,
+                tau=tau,
+                safeguards=not no_safeguards,
                 allow_other_model=allow_other_model,
                 allow_other_preprocessing=allow_other_preprocessing,
             )
@@ -129,11 +134,8 @@ def evaluate(
                 store=store or default_store(),
                 batch_size=batch_size,
                 seed=order,
-                tau=tau,
-                safeguards=not no_safeguards,
-                layers=layers,
                 skip_unreadable=skip_unreadable,
-                digests={"state": states.digest(held)},
+                digests={"state": digest(loaded)},
                 limit=limit,
                 known_classes_only=known_classes_only,
                 progress=progress,

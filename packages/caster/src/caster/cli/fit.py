@@ -107,7 +107,7 @@ def fit(
     the model runs once; its features are kept, so that a second fit reads no image, and one that
     was interrupted goes on from there.
     """
-    from caster.report.fit_job import fit_file, fit_images
+    from caster.adapt.fitting import fit_file, fit_images
 
     settings, limits = Settings(k_max=k_max, lam=lam, beta=beta), limits_of(larger)
     skipped: list[str] = []
@@ -127,7 +127,7 @@ def fit(
                 batch_size=images_at_once or IMAGES_AT_ONCE,
                 named_classes=None if classes is None else _lines(classes),
                 use_head=not no_head,
-                layers="full" if full_maps else layers,
+                layers="full" if full_maps else "auto" if layers is None else layers,
                 skip_unreadable=skip_unreadable,
                 progress=progress,
                 key=key,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -74,7 +74,7 @@ OtherPreprocessing = Annotated[
 ]
 Tau = Annotated[
     float | None,
-    typer.Option(help="Largest accepted certificate. [default: the state's; 1 with layers]"),
+    typer.Option(help="Largest accepted ratio. [default: the state's; 1 for layers]"),
 ]
 NoSafeguards = Annotated[
     bool,
@@ -85,12 +85,12 @@ NoSafeguards = Annotated[
         "class-ordered batches that it is known to harm.",
     ),
 ]
-Layers = Annotated[
-    bool | None,
+MechanismOption = Annotated[
+    Literal["auto", "layers", "features"],
     typer.Option(
-        "--layers/--no-layers",
-        help="Adapt the layers inside, or the last features only. [default: the layers, if the "
-        "state has them]",
+        "--mechanism",
+        help="Align the layers inside the network, or transport its last features. auto: layers, "
+        "if the state has them and the model shows them.",
     ),
 ]
 
@@ -124,14 +124,14 @@ def limits_of(given: list[str] | None) -> Limits:
 
 def features_path(source: str) -> Path:
     """The feature file that a command without a model is given."""
-    from caster.io.decode import formats
+    from caster.io.image_files import formats
 
     path = Path(source)
     images = path.is_dir() or (path.exists() and path.suffix.lower() in (".txt", *formats()))
     if images or (":" in source and not path.exists()):
         raise CasterError(f"{source} holds no features: name the model for images with --model")
     if path.suffix == ".npz" and path.is_file():
-        from caster.io.npz import NpzFile
+        from caster.io.feature_files import NpzFile
 
         names = NpzFile(path).names
         if "images" in names and "features" not in names:
@@ -143,12 +143,12 @@ def opened(
     source: str | Path | Sequence[Path], root: Path | None, limits: Limits, labelled: bool = True
 ) -> Images:
     """Open images, and name the files in a folder that are not."""
-    from caster.io.image_folder import in_words
+    from caster.io.image_files import describe_skipped
     from caster.io.images import open_images
 
     images = open_images(source, root, labelled, limits)
     if images.skipped:
-        say(f"caster: {in_words(images.skipped)}", errors)
+        say(f"caster: {describe_skipped(images.skipped)}", errors)
     return images
 
 

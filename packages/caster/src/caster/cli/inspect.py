@@ -1,4 +1,4 @@
-"""Commands on state files: inspect, doctor."""
+"""Commands that read a state file: inspect, doctor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from caster.state import Layers, State
 
-LISTED = 20  # classes `inspect` lists unasked
+LISTED = 20  # classes that `inspect` lists by default
 KeyFile = Annotated[
     Path | None,
     typer.Option(
@@ -29,73 +29,73 @@ StateFile = Annotated[Path, typer.Argument(metavar="STATE", help="State file, fr
 def inspect(
     state: StateFile,
     classes: Annotated[
-        bool, typer.Option("--classes", help=f"List all classes, also beyond {LISTED}.")
+        bool, typer.Option("--classes", help=f"List all classes, not only the first {LISTED}.")
     ] = False,
     key: KeyFile = None,
 ) -> None:
-    """What a state file holds: classes, counts, sizes, margin, constants, digests, head, layers."""
+    """Show a state file: classes, counts, sizes, margin, constants, digests, head, layers."""
     from caster import state as states
 
-    held = states.load(state, key)
-    moments, counts = held.moments, held.moments.counts
+    loaded = states.load(state, key)
+    moments, counts = loaded.moments, loaded.moments.counts
     table = new_table("field", "value", title=str(state))
     table.columns[0].no_wrap = True
     for name, value in (
         ("classes", f"{moments.n_classes:,}"),
-        ("samples", f"{int(counts.sum()):,}, {counts.min():,} to {counts.max():,} a class"),
+        ("samples", f"{int(counts.sum()):,}, {counts.min():,} to {counts.max():,} per class"),
         ("features -> directions", f"{moments.U.shape[0]:,} -> {moments.rank}"),
         ("margin", f"{moments.margin:.4g}"),
         ("file", size(state.stat().st_size)),
-        *((f"  {name}", size(bytes_)) for name, bytes_ in states.array_sizes(held)),
-        ("constants", ", ".join(f"{k} {v:g}" for k, v in vars(held.settings).items())),
-        ("content digest", states.digest(held)),
-        ("signature", "not checked: --key checks it" if key is None else f"valid, by {key}"),
-        ("model digest", held.model_sha256 or "not bound to a model"),
-        ("preprocessing digest", held.preprocessing_sha256 or "not bound to a preprocessing"),
-        ("head", _head(held)),
-        ("layers", "not measured" if held.layers is None else layers_in_words(held.layers)),
-        *([("  sites", _sites(held.layers))] if held.layers else []),
-        ("written by", f"caster {held.caster_version}, state format {states.VERSION}"),
+        *((f"  {name}", size(bytes_)) for name, bytes_ in states.array_sizes(loaded)),
+        ("constants", ", ".join(f"{k} {v:g}" for k, v in vars(loaded.settings).items())),
+        ("content digest", states.digest(loaded)),
+        ("signature", "not checked: pass --key to check it" if key is None else f"valid, by {key}"),
+        ("model digest", loaded.model_sha256 or "not bound to a model"),
+        ("preprocessing digest", loaded.preprocessing_sha256 or "not bound to preprocessing"),
+        ("head", _head(loaded)),
+        ("layers", "not measured" if loaded.layers is None else layers_in_words(loaded.layers)),
+        *([("  sites", _sites(loaded.layers))] if loaded.layers else []),
+        ("written by", f"caster {loaded.caster_version}, state format {states.VERSION}"),
     ):
         table.add_row(name, Text(value))
     output.print(table)
-    output.print(_class_table(held.classes.tolist(), counts.tolist(), everything=classes))
+    output.print(_class_table(loaded.classes.tolist(), counts.tolist(), everything=classes))
 
 
-def _head(held: State) -> str:
-    """Which of the model's logits are the classes'."""
-    if held.head is None:
-        if held.model_sha256 is None:
+def _head(loaded: State) -> str:
+    """Columns of the model's logits that belong to the classes."""
+    if loaded.head is None:
+        if loaded.model_sha256 is None:
             return "not bound to a model: logits come with the features, in the order of classes"
-        return "no head: rejected batches get Source-GDA's answer"
-    if held.head == tuple(range(len(held.head))):
-        return f"logits 0 to {len(held.head) - 1}, in the order of classes"
-    more = " ..." if len(held.head) > LISTED else ""
-    return f"logits {', '.join(map(str, held.head[:LISTED]))}{more}"
+        return "no head: Source-GDA answers rejected batches"
+    if loaded.head == tuple(range(len(loaded.head))):
+        return f"logits 0 to {len(loaded.head) - 1}, in the order of classes"
+    more = " ..." if len(loaded.head) > LISTED else ""
+    return f"logits {', '.join(map(str, loaded.head[:LISTED]))}{more}"
 
 
 def layers_in_words(layers: Layers) -> str:
-    """How many sites were measured.
+    """Describe the measured sites.
 
     >>> layers_in_words({})
-    'the inputs of BatchNorms, whose statistics the model keeps itself'
+    'BatchNorm inputs, whose statistics are stored in the model'
     """
     if not layers:
-        return "the inputs of BatchNorms, whose statistics the model keeps itself"
+        return "BatchNorm inputs, whose statistics are stored in the model"
     channels = sum(len(found.mean) for found in layers.values())
     full = sum(found.covariance is not None for found in layers.values())
     more = f", {full:,} with covariances for full maps" if full else ""
-    return f"{counted(len(layers), 'site')} of {channels:,} channels in all{more}"
+    return f"{counted(len(layers), 'site')} with {channels:,} channels in total{more}"
 
 
 def _sites(layers: Layers) -> str:
-    """Every site, its channels, whether it can have a full map, and what is no part of it."""
-    told = []
+    """List every site with its channels, whether it has a full map, and excluded tokens."""
+    listed = []
     for site, found in layers.items():
         full = "" if found.covariance is None else ", full"
         added = f", without {counted(site.added, 'token')}" if site.added else ""
-        told.append(f"{site} ({len(found.mean)}{full}{added})")
-    return ", ".join(told)
+        listed.append(f"{site} ({len(found.mean)}{full}{added})")
+    return ", ".join(listed)
 
 
 def _class_table(labels: list[Any], counts: list[int], *, everything: bool) -> Table:
@@ -104,19 +104,19 @@ def _class_table(labels: list[Any], counts: list[int], *, everything: bool) -> T
     for label, count in zip(labels[:shown], counts[:shown], strict=True):
         table.add_row(Text(one_line(str(label))), f"{count:,}")
     if shown < len(labels):
-        table.caption = f"{len(labels) - shown:,} more: --classes lists them"
+        table.caption = f"{len(labels) - shown:,} more: pass --classes to list them"
     return table
 
 
 def doctor(
     state: StateFile,
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows adapted together.")] = 64,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples adapted together.")] = 64,
     key: KeyFile = None,
 ) -> None:
-    """Say in plain words whether transport can be supported at a batch size."""
+    """Report in plain words whether a batch size supports transport."""
     from caster.report.doctor import diagnose
 
-    with errors.status("drawing batches like the source") as status:
+    with errors.status("simulating batches like the source") as status:
         found = diagnose(state, batch_size, lambda n: status.update(f"trying batches of {n}"), key)
     for line in found.sentences():
         say(f"- {line}")

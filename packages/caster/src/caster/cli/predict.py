@@ -12,13 +12,12 @@ from caster.cli.image_options import (
     PANEL,
     BatchSize,
     DataRoot,
-    Layers,
     MaxOption,
+    MechanismOption,
     NoSafeguards,
     OtherModel,
     OtherPreprocessing,
     SkipUnreadable,
-    Store,
     Tau,
     features_path,
     limit_option,
@@ -33,9 +32,9 @@ from caster.errors import CasterError
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from caster.adapt.prediction import Summary
     from caster.io.images import Images
     from caster.models.protocol import FrozenModel
-    from caster.report.predict_job import Summary
 
 
 @with_model(output="table")
@@ -58,7 +57,7 @@ def predict(
     batch_size: BatchSize = 64,
     tau: Tau = None,
     no_safeguards: NoSafeguards = False,
-    layers: Layers = None,
+    mechanism: MechanismOption = "auto",
     gate: Annotated[
         bool,
         typer.Option("--gate/--no-gate", help="Whether rejected batches keep the frozen answer."),
@@ -74,7 +73,6 @@ def predict(
     ] = None,
     skip_unreadable: SkipUnreadable = False,
     data_root: DataRoot = None,
-    store: Store = None,
     allow_other_model: OtherModel = False,
     allow_other_preprocessing: OtherPreprocessing = False,
     limit: Annotated[int | None, limit_option("the first, or with --shuffle at random")] = None,
@@ -97,21 +95,20 @@ def predict(
         ),
     ] = False,
 ) -> None:
-    """Adapted predictions, batch by batch in the order of the inputs.
+    """Predict with adaptation, batch by batch in the order of the inputs.
 
-    Every row gets the prediction's probability (`confidence`), its batch, verdict, certificate
-    ratio and reason, and the method that answered: layer transport where the state was fitted with
-    --layers. A rejected batch keeps the frozen head's answer, or Source-GDA's where there are no
-    logits of these classes. On images, what the frozen model answered is kept until the table is
-    written: the same command goes on from there if it was interrupted.
+    Every row gets the prediction's probability (`confidence`), its batch, verdict, ratio and
+    reason, and the method that answered. A rejected batch gets the frozen head's answer, or
+    Source-GDA's if there are no logits for these classes. Rows for images are written as they are
+    answered, to OUT.partial; the same command continues an interrupted .csv.
     """
-    from caster.report.predict_job import predict_file, predict_images
-
     limits = limits_of(larger)
     with progress_bar() as progress:
         if model is None:
             if len(target) > 1:
                 raise CasterError("one file of features at a time, or images with --model")
+            from caster.adapt.prediction import predict_file
+
             summary = predict_file(
                 state,
                 features_path(target[0]),
@@ -120,7 +117,7 @@ def predict(
                 batch_size=batch_size,
                 tau=tau,
                 safeguards=not no_safeguards,
-                layers=layers,
+                mechanism=mechanism,
                 gate=gate,
                 limits=limits,
                 limit=limit,
@@ -129,15 +126,20 @@ def predict(
                 progress=progress,
             )
         else:
-            from caster import state as states
-            from caster.adapt.deployed import deploy
-            from caster.io.feature_cache import default_store
+            from caster.adapt.adapter import Adapter
+            from caster.adapt.image_batches import stated_preprocessing
+            from caster.adapt.prediction import predict_images
             from caster.io.prediction_table import check_table
+            from caster.state import load
 
             check_table(table, spreadsheet_safe)  # before anything is said about the images
-            adapter = deploy(
+            stated_preprocessing(model)  # a clearer error than that its digest differs
+            adapter = Adapter(
                 model,
-                states.load(state, key),
+                load(state, key),
+                mechanism=mechanism,
+                tau=tau,
+                safeguards=not no_safeguards,
                 allow_other_model=allow_other_model,
                 allow_other_preprocessing=allow_other_preprocessing,
             )
@@ -152,13 +154,9 @@ def predict(
                 images,
                 table,
                 batch_size=batch_size,
-                tau=tau,
-                safeguards=not no_safeguards,
-                layers=layers,
                 gate=gate,
                 shuffle=shuffle,
                 skip_unreadable=skip_unreadable,
-                store=store or default_store(),
                 limit=limit,
                 spreadsheet_safe=spreadsheet_safe,
                 probabilities=probabilities,
@@ -181,8 +179,10 @@ def _warn_of_order(images: Images, batch_size: int) -> None:
 def _say_outcome(summary: Summary, table: Path, gate: bool) -> None:
     say(f"Mechanism: {_mechanism(summary)}.")
     if not gate:
-        say(f"Gate off: rejected batches were answered by {summary.mechanism.noun} too.")
-    changed = "no frozen head's answer: rejected batches got Source-GDA's"
+        say("Gate off: rejected batches were adapted too.")
+    if summary.resumed:
+        say(f"Continued an interrupted run, after {counted(summary.resumed, 'row')}.")
+    changed = "no frozen head: rejected batches got Source-GDA's answer"
     if summary.changed is not None:
         verb = "differs" if summary.changed == 1 else "differ"
         changed = f"{counted(summary.changed, 'prediction')} {verb} from the frozen head's"

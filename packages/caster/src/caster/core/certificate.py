@@ -1,4 +1,4 @@
-"""The transportability certificate: centroid residuals over the class margin, in one metric."""
+"""The transportability certificate: centroid residuals over the class margin (Eqs. 7-9)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ def centroid_residuals(
     kept: Array,  # (B,), boolean: confident samples
     means: Array,  # (C, k)
 ) -> tuple[Array, Array]:  # (C, k), (C,)
-    """delta_c, the kept centroid of every pseudo-class less its source mean (Eq. 7), and counts.
+    """delta_c, the centroid of each pseudo-class less its source mean (Eq. 7), and counts.
 
-    A class no kept sample is assigned to has count 0 and residual 0.
+    Only kept samples count; a class without any has count 0 and residual 0.
 
     >>> import numpy as np
     >>> pulled, assigned = np.array([[1.0], [3.0], [9.0]]), np.array([0, 0, 1])
@@ -38,8 +38,8 @@ def margin(means: Array, metric: Array) -> Array:  # (C, k), (k, k) -> ()
 
     `metric` is the Cholesky factor of the pooled within-class covariance.
 
-    Differences are taken class by class: the faster expansion of the square would cancel
-    exactly where it matters, at classes that lie close together.
+    Differences are taken class by class: expanding the square is faster, but cancels for classes
+    that lie close together, where it matters.
 
     >>> import numpy as np
     >>> float(margin(np.array([[0.0], [4.0], [10.0]]), metric=np.array([[2.0]])))
@@ -53,11 +53,11 @@ def margin(means: Array, metric: Array) -> Array:  # (C, k), (k, k) -> ()
 
 def ratio(
     residuals: Array,  # (C, k)
-    metric: Array,  # (k, k), the factor `margin` was measured with
+    metric: Array,  # (k, k), the factor that `margin` was measured with
     margin: float,
     eps: float,
 ) -> Array:  # ()
-    """r_t, the largest residual over the margin, both in the same metric (Eq. 9).
+    """r_t, the largest residual over the margin, both in one metric (Eq. 9).
 
     >>> import numpy as np
     >>> float(ratio(np.array([[1.0], [0.0]]), np.array([[2.0]]), margin=2.0, eps=0.0))

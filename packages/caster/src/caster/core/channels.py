@@ -1,13 +1,11 @@
-"""Affine statistics transport of a layer: a channel's moments, and the map back to the source's.
+"""Affine statistics transport of a layer: moments of its channels, and the map to the source.
 
-A site of a network carries values of c channels at many positions. What is known of a channel is
-its mean and variance over samples and positions; a target's are carried to the source's by
-x -> scale x + shift, so that the next layer is given what it was trained on.
+A site of a network has values of c channels at many positions. x -> scale x + shift maps the mean
+and variance of each channel over samples and positions from the target's to the source's, so that
+the next layer sees the statistics it was trained on.
 
-On a GPU a kernel launch costs more than this arithmetic, so `caster.models.torch_channels` and
-`full_maps` fuse four of these definitions for torch; their tests hold them to this module:
-`measure` and `measure_full` to `ChannelMoments.of`, `blended` to `shrunk`, `ToSource` to
-`to_source`, `FullToSource` to `to_source_full`.
+On a GPU a kernel launch costs more than this arithmetic, so the torch models fuse four of these
+definitions; tests compare them with this module.
 """
 
 from __future__ import annotations
@@ -20,26 +18,25 @@ from array_api_compat import array_namespace
 from caster.core.linalg import Array, identity_like, symmetric_roots
 
 Side = Literal["in", "out"]
-# Which values of a site moments are of: told beside what is kept, so that what was measured
-# otherwise, as with class tokens once, is measured anew.
+# Version tag of the stored statistics: a file with another tag is measured again.
 MEASURED = "what comes of pictures"
 
 
 @dataclass(frozen=True)
 class Site:
-    """Where a network's values are transported: what a module is given, or what it returns.
+    """The input or output of a module, where a network's values are transported.
 
     >>> str(Site("blocks.3", "out", axis=-1))
     'blocks.3:out'
     """
 
-    module: str  # its name within the network
+    module: str  # name within the network
     side: Side
     axis: int  # of the channels: 1 or -1
-    added: int = 0  # tokens that come first and of no image, as a class token: left as they are
+    added: int = 0  # leading tokens that are not patches of the image, as a class token: left alone
 
     def of_images(self, values: Array) -> Array:  # (n, ...) -> (n, ...)
-        """The values that are transported: those that came of images.
+        """Select the values that are transported: those of image patches.
 
         >>> import numpy as np
         >>> Site("blocks.3", "out", axis=-1, added=1).of_images(np.zeros((8, 65, 768))).shape
@@ -53,10 +50,10 @@ class Site:
 
 @dataclass(frozen=True, eq=False)
 class ChannelMoments:
-    """Mean and variance of every channel, and how many samples they rest on.
+    """Mean and variance of every channel, and the number of samples they rest on.
 
-    Every sample counts the same, however many positions it has. `+` merges two: the moments of all
-    samples of both, with what the means differ in among the variance (Chan, Golub and LeVeque).
+    Samples have equal weight, however many positions they have. `+` merges two into the moments
+    of all samples (Chan, Golub and LeVeque).
 
     >>> import numpy as np
     >>> one, other = (ChannelMoments.of(np.array(x)[:, None], 1) for x in ([1.0, 3.0], [5.0]))
@@ -65,14 +62,14 @@ class ChannelMoments:
     (3.0, array([3.]), array([8.]))
     """
 
-    count: float  # samples; a fraction of one where the past is discounted
+    count: float  # samples; fractional if the past is discounted
     mean: Array  # (c,)
     variance: Array  # (c,), divided by n
-    covariance: Array | None = None  # (c, c), where it was asked for; its diagonal the variance
+    covariance: Array | None = None  # (c, c), if requested; its diagonal is the variance
 
     @classmethod
     def of(cls, values: Array, axis: int, full: bool = False) -> Self:  # (n, ...)
-        """The moments of a batch, over all its axes but one; the first counts the samples."""
+        """Measure a batch over all axes but one; the first axis counts the samples."""
         xp = array_namespace(values)
         others = tuple(i for i in range(values.ndim) if i != axis % values.ndim)
         mean, variance = (find(values, axis=others) for find in (xp.mean, xp.var))
@@ -97,10 +94,10 @@ class ChannelMoments:
         )
 
     def at_most(self, samples: float) -> Self:
-        """The same moments, weighed as no more than so many samples.
+        """Cap the weight of the moments at a number of samples.
 
-        `past.at_most(M - n) + batch` after every batch of n < M counts all samples until there are
-        M, and from then on forgets: a batch enters with weight n / M.
+        `past.at_most(M - n) + batch` after every batch of n < M samples weighs all samples equally
+        until there are M; from then on it forgets, and a batch enters with weight n / M.
 
         >>> import numpy as np
         >>> ChannelMoments(90.0, np.zeros(1), np.ones(1)).at_most(64).count
@@ -110,13 +107,13 @@ class ChannelMoments:
 
 
 def shrunk(target: ChannelMoments, source: ChannelMoments, prior: float) -> ChannelMoments:
-    """A target's moments, shrunk towards the source's: N/(N+n) of those, n/(N+n) of its own.
+    """Shrink a target's moments towards the source's: weights n/(N+n) and N/(N+n).
 
-    N, the `prior`, is how many samples the source's moments weigh as. The mean is the posterior
-    mean where the target's is believed to lie about the source's with 1/N of a sample's variance.
-    The variance is blended by the same weights, as BatchNorm adaptation does it (Schneider et al.
-    2020): both estimate the spread about the target's own mean, so the step between the two means
-    is no part of it, as it would be of a mixture of both distributions.
+    N, the `prior`, is the weight of the source in samples. The mean is the posterior mean if the
+    target's is distributed about the source's with 1/N of a sample's variance. The variance is
+    blended with the same weights, as in BatchNorm adaptation (Schneider et al. 2020): both estimate
+    the spread about the target's own mean, so the step between the means does not enter, as it
+    would for a mixture of both distributions.
 
     >>> import numpy as np
     >>> batch = ChannelMoments(8.0, np.array([4.0]), np.array([3.0]))
@@ -138,12 +135,11 @@ def shrunk(target: ChannelMoments, source: ChannelMoments, prior: float) -> Chan
 def to_source(
     target: ChannelMoments, source: ChannelMoments, eps: float
 ) -> tuple[Array, Array]:  # (c,), (c,)
-    """Scale and shift that carry a target's moments to the source's; eps is added to variances.
+    """Scale and shift that map a target's moments to the source's; eps is added to variances.
 
-    Between Gaussians this is the optimal transport of every channel by itself. The diagonal map of
-    Eq. 3 is its inverse: that one moves the source's classes to the target, this one the target's
-    values to the source. Behind it, a BatchNorm with the source's moments and the same eps gives
-    what it would with the target's.
+    Between Gaussians this is the optimal transport of each channel on its own. It is the inverse of
+    the diagonal map of Eq. 3, which moves the source's classes to the target. After it, BatchNorm
+    with the source's moments and the same eps gives what it would with the target's.
 
     >>> import numpy as np
     >>> source = ChannelMoments(9.0, np.array([1.0]), np.array([4.0]))
@@ -161,10 +157,10 @@ def optimal_map(
 ) -> Array:  # (c, c)
     """The symmetric A with A C_t A = C_s: A = R (R C_t R)^-1/2 R, where R R = C_s.
 
-    Between Gaussians about their means this is the optimal transport from target to source. The
-    inverse of Eq. 3's map, R C_t^-1/2, has the same effect on the covariance and turns the
-    channels besides; of all maps that have it, this one moves values the least. The two agree
-    where the covariances commute, as diagonal ones do.
+    Between centred Gaussians this is the optimal transport from target to source: of all maps
+    with this effect on the covariance it moves values the least. The inverse of Eq. 3's map,
+    R C_t^-1/2, also rotates the channels. The two agree if the covariances commute, as diagonal
+    ones do.
 
     >>> import numpy as np
     >>> optimal_map(np.diag([4.0, 1.0]), np.diag([1.0, 3.0]))
@@ -178,7 +174,7 @@ def optimal_map(
 def to_source_full(
     target: ChannelMoments, source: ChannelMoments, eps: float
 ) -> tuple[Array, Array]:  # (c, c), (c,)
-    """A and b that carry a target's mean and covariance to the source's, as `to_source` does.
+    """A and b that map a target's mean and covariance to the source's (full-map `to_source`).
 
     >>> import numpy as np
     >>> moments = (ChannelMoments(9.0, np.ones(1), np.ones(1), s * np.eye(1)) for s in (4.0, 9.0))

@@ -1,9 +1,8 @@
-"""How sure a model is of its answers, over the samples of a stream.
+"""Confidence of a model over the samples of a stream: the certificate of layer transport.
 
-The certificate of layer transport. The largest probability that a model gives a sample is the
-chance it gives its answer to be right. Said of the same samples twice, with an update of what deep
-layers are given and without, it tells which of the two is more like what they learnt: not by a
-theorem, but see docs/layer-transport.md for how often.
+The largest probability of a sample is the model's own estimate that its answer is correct. Compared
+on the same samples with and without an update of its layers, it indicates which of the two is
+closer to the training distribution: empirically, not by a theorem (docs/layer-transport.md).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from caster.core.linalg import Array
 
 @dataclass(frozen=True)
 class ConfidenceStats:
-    """Sums of confidences. `+` merges two; a past can be weighed as fewer samples.
+    """Sums of confidences. `+` merges two; the past can be discounted.
 
     >>> import numpy as np
     >>> found = ConfidenceStats.of(np.log(np.array([[0.9, 0.1], [0.5, 0.5]])))
@@ -28,16 +27,16 @@ class ConfidenceStats:
     (2.0, 0.7, 0.2)
     """
 
-    count: float  # samples; a fraction of one where the past is discounted
+    count: float  # samples; fractional if the past is discounted
     total: float
     squares: float
 
     @classmethod
     def of(cls, scores: Array) -> Self:  # (n, C)
-        """Of a batch's scores, the logarithms of probabilities but for a constant."""
+        """Sum over a batch; scores are log probabilities up to a constant."""
         xp = array_namespace(scores)
-        sure = confidence(xp.astype(scores, xp.float64))  # 1 less it may be small
-        return cls(float(scores.shape[0]), float(xp.sum(sure)), float(xp.sum(sure**2)))
+        p = confidence(xp.astype(scores, xp.float64))  # 1 - p may be small
+        return cls(float(scores.shape[0]), float(xp.sum(p)), float(xp.sum(p**2)))
 
     def __add__(self, other: Self) -> Self:
         return type(self)(
@@ -45,7 +44,7 @@ class ConfidenceStats:
         )
 
     def at_most(self, samples: float) -> Self:
-        """The same, weighed as no more than so many samples.
+        """Cap the weight of the sums at a number of samples.
 
         >>> ConfidenceStats(8.0, 4.0, 2.0).at_most(2)
         ConfidenceStats(count=2.0, total=1.0, squares=0.5)
@@ -55,19 +54,19 @@ class ConfidenceStats:
 
     @property
     def mean(self) -> float:
-        """Mean confidence: the share of answers that the model itself expects to be right."""
+        """Mean confidence: the accuracy that the model itself expects."""
         return self.total / self.count
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of the samples' confidences."""
+        """Standard deviation of the confidences."""
         return math.sqrt(max(0.0, self.squares / self.count - self.mean**2))
 
 
 def expected_error_ratio(after: ConfidenceStats, before: ConfidenceStats) -> float:
-    """The share of wrong answers that a model expects after an update, over that before it.
+    """Expected error of a model after an update over that before it: 1 - mean confidence.
 
-    Infinite where there was no doubt at all: such a model's word says nothing.
+    Infinite if the expected error was 0: such a confidence carries no information.
 
     >>> expected_error_ratio(ConfidenceStats(4.0, 3.0, 2.5), ConfidenceStats(4.0, 2.0, 1.0))
     0.5
@@ -77,11 +76,11 @@ def expected_error_ratio(after: ConfidenceStats, before: ConfidenceStats) -> flo
 
 
 def has_fallen(now: ConfidenceStats, then: ConfidenceStats, errors: float) -> bool:
-    """Whether confidence is lower than it was, by more than so many standard errors, or no number.
+    """Whether mean confidence fell by more than so many standard errors, or is NaN.
 
     >>> then = ConfidenceStats(100.0, 80.0, 68.0)
     >>> [has_fallen(ConfidenceStats(25.0, total, 0.0), then, 3.0) for total in (19.0, 14.0)]
     [False, True]
     """
-    chance = then.deviation * math.sqrt(1 / now.count + 1 / then.count)
-    return not now.mean >= then.mean - errors * chance
+    standard_error = then.deviation * math.sqrt(1 / now.count + 1 / then.count)
+    return not now.mean >= then.mean - errors * standard_error

@@ -1,4 +1,4 @@
-"""Gaussian discriminant scores, and how confident they are."""
+"""Gaussian discriminant scores (Eqs. 4 and 5) and their confidence."""
 
 from __future__ import annotations
 
@@ -11,20 +11,16 @@ from caster.core.types import AffineMap, SourceMoments
 def gaussian_scores(
     z: Array,  # (B, k)
     means: Array,  # (C, k)
-    covariances: Array,  # (C, k, k), positive definite
+    factor: Array,  # (C, k, k), Cholesky factors of the class covariances
     priors: Array,  # (C,)
 ) -> Array:  # (B, C)
-    """g_c(z): Gaussian log density, less its constant, plus log prior (Eq. 5).
+    """g_c(z), the Gaussian log density less its constant, plus the log prior (Eq. 5).
 
     >>> import numpy as np
-    >>> means, covariances = np.array([[0.0], [4.0]]), np.ones((2, 1, 1))
-    >>> gaussian_scores(np.array([[0.0], [3.0]]), means, covariances, np.ones(2)).tolist()
+    >>> means, factor = np.array([[0.0], [4.0]]), np.ones((2, 1, 1))
+    >>> gaussian_scores(np.array([[0.0], [3.0]]), means, factor, np.ones(2)).tolist()
     [[0.0, -8.0], [-4.5, -0.5]]
     """
-    return _factored_scores(z, means, cholesky(covariances), priors)
-
-
-def _factored_scores(z: Array, means: Array, factor: Array, priors: Array) -> Array:
     xp = array_namespace(z)
     whitened = whiten(z[None, :, :] - means[:, None, :], factor, overwrite=True)  # (C, B, k)
     distance = squares(whitened)  # (C, B)
@@ -37,14 +33,14 @@ def ridged_scores(
     moments: SourceMoments,  # restricted to the same k
     ridge: Array,  # (k, k)
 ) -> Array:  # (B, C)
-    """g_c with class covariances Sigma_c + ridge, a block of classes at a time.
+    """g_c with class covariances Sigma_c + ridge, one block of classes at a time.
 
-    Where the target is far larger than the source a pulled ridge all but vanishes; the moments'
-    slack then keeps a class of few samples positive definite in spite of rounding.
+    A pulled ridge almost vanishes if the target's scale is far larger than the source's; the
+    moments' slack then keeps the covariance of a small class positive definite despite rounding.
     """
     ridge = ridge + moments.slack
     blocks = [
-        _factored_scores(
+        gaussian_scores(
             z,
             moments.means[c, :],
             cholesky(moments.covariances[c, :, :] + ridge),
@@ -63,16 +59,16 @@ def transported_scores(
 ) -> Array:  # (B, C)
     """g_c of the transported classes (Eqs. 4 and 5), computed in source coordinates.
 
-    A Sigma A' + beta I at z and Sigma + beta (A'A)^-1 at A^-1 (z - b) give one and the same
-    score but for log |det A|. There one matrix is added to all class covariances, where pushing
-    them would take two products of k x k matrices for every class.
+    Covariance A Sigma A' + beta I at z and Sigma + beta (A'A)^-1 at A^-1 (z - b) give the same
+    score up to log |det A|. The second form adds one matrix to all class covariances; the first
+    needs two products of k x k matrices per class.
     """
     ridge = beta * (fitted.inverse @ fitted.inverse.T)
     return ridged_scores(pulled, moments, ridge) - _log_det(fitted)
 
 
 def _log_det(fitted: AffineMap) -> Array:  # ()
-    """log |det A|; a diagonal's needs no factors, a tenth of a GPU's time with 1,000 classes."""
+    """log |det A|; factoring a diagonal A would take a tenth of a batch's time on a GPU."""
     xp = array_namespace(fitted.A)
     if fitted.diagonal:
         return xp.sum(xp.log(xp.linalg.diagonal(fitted.A)))
@@ -80,7 +76,7 @@ def _log_det(fitted: AffineMap) -> Array:  # ()
 
 
 def _class_blocks(z: Array, n_classes: int) -> list[slice]:
-    """Runs of classes whose temporaries fit a CPU's cache, or into 20 MiB of a GPU's memory."""
+    """Split the classes into blocks whose temporaries fit a CPU's cache, or 20 MiB of a GPU."""
     batch_size, k = z.shape
     budget = 2**18 if is_numpy_array(z) else 2**22
     step = max(1, budget // (k * (k + batch_size)))

@@ -1,10 +1,10 @@
 """Symmetric roots, Cholesky factors and the Mahalanobis norm, on any array namespace.
 
-A computation that fails gives NaN, whatever the namespace: nothing here raises. JAX does the same,
-and on a GPU the host would have to wait to learn of a failure.
+A computation that fails returns NaN in every namespace; nothing here raises. JAX does the same, and
+on a GPU the host would have to wait to learn of a failure.
 
-For NumPy the batched routines loop over SciPy's LAPACK and BLAS themselves: on a thousand
-63 x 63 float32 matrices that is twice as fast as the stock batched ones (docs/performance.md).
+For NumPy the batched routines loop over SciPy's LAPACK and BLAS: on a thousand 63 x 63 float32
+matrices that is twice as fast as NumPy's own batched routines (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 import scipy.linalg
 from array_api_compat import array_namespace, device, is_numpy_array, is_torch_array
 
-LARGEST_CONDITION = 1e9  # of a matrix whose roots are to be had by products
-SMALL = 24  # order of matrices below which NumPy's own loop over them is the faster one
+LARGEST_CONDITION = 1e9  # of a matrix whose roots are computed by products
+SMALL = 24  # order of matrices below which NumPy's own loop is faster
 
 Array = Any  # an array of any array-API namespace: the standard has no static type for one yet
 
@@ -29,18 +29,18 @@ def identity_like(matrix: Array) -> Array:  # (..., k, k) -> (k, k)
 
 
 def on_gpu(array: Array) -> bool:
-    """Whether an array is torch's on a GPU: there a check of the outcome would stop the host."""
+    """Whether an array is a CUDA tensor, where checking a result would block the host."""
     return is_torch_array(array) and array.device.type == "cuda"
 
 
 def failures(xp: Any) -> tuple[type[Exception], ...]:
-    """Exceptions by which a namespace reports a failed computation: NumPy's, and torch's own."""
+    """Exceptions that a namespace raises for a failed computation: NumPy's, and its own."""
     numpy_error = scipy.linalg.LinAlgError
     return numpy_error, getattr(xp.linalg, "LinAlgError", numpy_error)
 
 
 def symmetric_roots(matrix: Array, lam: float) -> tuple[Array, Array]:  # (k, k) -> (k, k), (k, k)
-    """Symmetric root of a covariance plus lam I, and that root's inverse; NaN where it fails.
+    """Symmetric root of a covariance plus lam I, and the root's inverse; NaN on failure.
 
     >>> import numpy as np
     >>> symmetric_roots(np.diag([3.0, 15.0]), 1.0)
@@ -53,7 +53,7 @@ def symmetric_roots(matrix: Array, lam: float) -> tuple[Array, Array]:  # (k, k)
     xp = array_namespace(matrix)
     try:
         values, V = xp.linalg.eigh(matrix)
-    except failures(xp):  # it did not converge, or the matrix is not finite
+    except failures(xp):  # no convergence, or a matrix that is not finite
         return (xp.full_like(matrix, xp.nan),) * 2
     # Rounding can push an eigenvalue near zero just below it, where a root is NaN.
     scales = xp.sqrt(xp.abs(values + lam))
@@ -63,9 +63,9 @@ def symmetric_roots(matrix: Array, lam: float) -> tuple[Array, Array]:  # (k, k)
 def newton_schulz_roots(matrix: Array) -> tuple[Array, Array]:  # (k, k) -> (k, k), (k, k)
     """Both roots of a positive definite matrix by products alone, in float64.
 
-    An eigendecomposition on a GPU makes the host wait for it, products do not. Each step takes
-    the root's eigenvalues, scaled into (0, 1], from x to a x (3 - (a x)^2) / 2, nearer to 1.
-    Where the condition number is too large for the steps taken, both roots come back as NaN.
+    An eigendecomposition on a GPU blocks the host, products do not. Each step maps the root's
+    eigenvalues, scaled into (0, 1], from x to a x (3 - (a x)^2) / 2, closer to 1. If the condition
+    number is too large for the number of steps, both roots are NaN.
 
     >>> import numpy as np
     >>> root, inverse = newton_schulz_roots(np.diag([4.0, 16.0]))
@@ -77,30 +77,30 @@ def newton_schulz_roots(matrix: Array) -> tuple[Array, Array]:  # (k, k) -> (k, 
     scale = xp.linalg.matrix_norm(wide)
     identity = identity_like(wide)
     middle = 1.5 * identity
-    # Y lacks all stretches so far, and Z carries what T = 3/2 I - a^2/2 Z Y asks for: the steps
-    # are a long row of tiny launches, and this way there are two fewer in each.
-    stretches = _stretches(LARGEST_CONDITION**-0.5)
-    Y, Z = wide / scale, 0.5 * stretches[0] ** 2 * identity
-    for following in (*stretches[1:], 1.0):
+    # Y omits all scale factors so far, and Z includes those of T = 3/2 I - a^2/2 Z Y: this saves
+    # two of the small kernel launches of each step.
+    steps = _step_scales(LARGEST_CONDITION**-0.5)
+    Y, Z = wide / scale, 0.5 * steps[0] ** 2 * identity
+    for following in (*steps[1:], 1.0):
         T = middle - Z @ Y
         Y, Z = Y @ T, following**2 * (T @ Z)
     off = xp.max(xp.abs(2 * (Z @ Y) - identity))
     scale = xp.where(off < 1e-6, xp.sqrt(scale), xp.nan)
-    stretch = math.prod(stretches)
-    root, inverse = Y * (stretch * scale), Z * (2 / stretch / scale)
+    product = math.prod(steps)
+    root, inverse = Y * (product * scale), Z * (2 / product / scale)
     return xp.astype(root, matrix.dtype), xp.astype(inverse, matrix.dtype)
 
 
 @cache
-def _stretches(low: float) -> tuple[float, ...]:
+def _step_scales(low: float) -> tuple[float, ...]:
     """Factors a for eigenvalues from low to 1 (Chen and Chow 2014): half the steps of a = 1."""
-    stretches = []
+    steps = []
     while low < 1 - 1e-12:
         # Both ends land on one value; 1.7 keeps the upper one clear of 0, and of rounding.
         a = min(1.7, math.sqrt(3 / (1 + low + low**2)))
         low = a * low * (3 - (a * low) ** 2) / 2
-        stretches.append(a)
-    return tuple(stretches)
+        steps.append(a)
+    return tuple(steps)
 
 
 def cholesky(matrices: Array) -> Array:  # (..., k, k) -> (..., k, k)
@@ -111,8 +111,8 @@ def cholesky(matrices: Array) -> Array:  # (..., k, k) -> (..., k, k)
     array([[2., 0.],
            [1., 3.]])
 
-    The factor of a matrix that is not positive definite begins with NaN, and so all it solves is
-    NaN. Namespaces that raise lose the other factors of the batch with it.
+    The factor of a matrix that is not positive definite begins with NaN, so all it solves is NaN.
+    In namespaces that raise, the whole batch of factors becomes NaN.
     """
     xp = array_namespace(matrices)
     if is_torch_array(matrices):
@@ -122,12 +122,12 @@ def cholesky(matrices: Array) -> Array:  # (..., k, k) -> (..., k, k)
     if not is_numpy_array(matrices) or matrices.shape[-1] < SMALL:
         try:
             return xp.linalg.cholesky(matrices)
-        except failures(xp):  # they do not say which matrix it is
+        except failures(xp):  # the exception does not say which matrix failed
             return xp.full_like(matrices, xp.nan)
     potrf = _lapack("potrf", matrices.dtype)
     factors = xp.array(matrices, order="C")
     for matrix in _stacked(factors):
-        # LAPACK counts by columns: the upper factor it leaves in place is our lower one.
+        # LAPACK is column-major: the upper factor it leaves in place is our lower one.
         _, failed_at = potrf(matrix.T, lower=0, clean=1, overwrite_a=1)
         if failed_at:
             matrix[0, 0] = xp.nan
@@ -138,9 +138,9 @@ def whiten(
     rows: Array,  # (..., n, k)
     factor: Array,  # (..., k, k)
     *,
-    overwrite: bool = False,  # the rows' memory may be used
+    overwrite: bool = False,  # reuse the memory of the rows
 ) -> Array:  # (..., n, k)
-    """Solve L w = x for every row x, batched: rows of covariance L L' get covariance I.
+    """Solve L w = x for every row x, batched: rows with covariance L L' get covariance I.
 
     >>> import numpy as np
     >>> whiten(np.array([[2.0, 7.0]]), np.array([[2.0, 0.0], [1.0, 3.0]]))
@@ -152,7 +152,7 @@ def whiten(
     trsm = _blas("trsm", rows.dtype)
     whitened = xp.array(rows, order="C", copy=None if overwrite else True)
     for L, panel in zip(_stacked(factor), _stacked(whitened), strict=True):
-        # BLAS counts by columns too, and solves the panel in place.
+        # BLAS is column-major too, and solves the panel in place.
         trsm(1.0, L.T, panel.T, trans_a=1, overwrite_b=1)
     return whitened
 
@@ -168,7 +168,7 @@ def _blas(name: str, dtype: Any) -> Any:
 
 
 def _stacked(matrices: Array) -> Array:  # (..., n, k) -> (m, n, k)
-    """A view with a single batch axis; spelt out, because -1 has no answer for empty arrays."""
+    """View with a single batch axis; reshape(-1, ...) would fail for empty arrays."""
     return matrices.reshape(math.prod(matrices.shape[:-2]), *matrices.shape[-2:])
 
 
@@ -178,7 +178,7 @@ def _whiten_in_namespace(rows: Array, factor: Array, overwrite: bool) -> Array:
         upper = xp.matrix_transpose(factor)
         out = rows if overwrite else None
         return xp.linalg.solve_triangular(upper, rows, upper=True, left=False, out=out)
-    # The standard has no triangular solve: the general one gives the same answer for more work.
+    # The standard has no triangular solve: the general one gives the same answer more slowly.
     try:
         return xp.matrix_transpose(xp.linalg.solve(factor, xp.matrix_transpose(rows)))
     except failures(xp):  # singular to rounding

@@ -1,8 +1,8 @@
 """Class moments from streams, and the moments of a target batch.
 
 `ClassScatter` (first pass, memory C*d + d^2) and `ClassMoments` (second pass, memory C*k^2)
-are sums over samples: ``of`` makes one from a chunk, ``+`` merges two, and neither holds data.
-Merging follows Chan, Golub and LeVeque: centred sums, so a large common offset cancels nothing.
+are sums over samples: ``of`` sums a chunk, ``+`` merges two, and neither holds data. Merging
+follows Chan, Golub and LeVeque: sums are centred, so a large common offset costs no precision.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ClassScatter:
     """
 
     counts: Array  # (C,), floating, so that it multiplies
-    means: Array  # (C, d); of no meaning where a class has no sample
+    means: Array  # (C, d); meaningless for a class without samples
     within: Array  # (d, d), sum over samples of (h - mu_c)(h - mu_c)'
 
     @classmethod
@@ -39,16 +39,16 @@ class ClassScatter:
         y: Array,  # (n,), class indices
         n_classes: int,
     ) -> Self:
-        """The sums of one chunk: products in the chunk's dtype, added up in float64.
+        """Sum one chunk: products in the chunk's dtype, accumulated in float64.
 
-        Everything is measured from the first row, so that a common offset costs no digits.
+        Everything is relative to the first row, so that a common offset costs no digits.
         """
         xp = array_namespace(h, y)
         origin = h[:1, :]
-        centred = h - origin  # a copy of our own, from here on changed in place
+        centred = h - origin  # our own copy, changed in place from here on
         counts, means = class_means(centred, y, n_classes)
         centred -= xp.take(xp.astype(means, h.dtype), y, axis=0)
-        # Unit scale: the squares of 1e30 or 1e-30 leave float32's range.
+        # Unit scale: squares of 1e30 or 1e-30 leave the range of float32.
         scale = xp.maximum(xp.max(centred), -xp.min(centred))
         scale = xp.where(scale > 0, scale, xp.ones_like(scale))
         centred /= scale
@@ -74,7 +74,7 @@ class ClassScatter:
 
 @dataclass(frozen=True, eq=False)
 class ClassMoments:
-    """Counts, means and scatter of every class, of projected features."""
+    """Counts, means and scatter of every class in projected features."""
 
     counts: Array  # (C,), floating
     means: Array  # (C, k)
@@ -87,7 +87,7 @@ class ClassMoments:
         y: Array,  # (n,), class indices
         n_classes: int,
     ) -> Self:
-        """The sums of one chunk, accumulated in float64."""
+        """Sum one chunk, accumulated in float64."""
         xp = array_namespace(z, y)
         z = xp.astype(z, xp.float64)
         counts, means = class_means(z, y, n_classes)
@@ -136,7 +136,7 @@ def _merge_means(
 
 
 def batch_moments(z: Array) -> tuple[Array, Array]:  # (B, k) -> (k,), (k, k)
-    """Empirical mean and covariance of a target batch, divided by B.
+    """Mean m_t and covariance C_t of a target batch, divided by B.
 
     >>> import numpy as np
     >>> batch_moments(np.array([[0.0], [2.0]]))

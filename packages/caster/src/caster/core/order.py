@@ -1,12 +1,12 @@
-"""Whether a batch's classes come as the source's did: mixed, and in the source's proportions.
+"""Detect batches whose classes are not mixed in the source's proportions.
 
-Transport matches the moments of a batch with those of the whole source, so a batch of few classes
-is stretched over all of them. The certificate cannot see that where classes lie far apart: the
-residuals are small after the stretch. The frozen model's answers, in the order they came, can.
+Transport matches the moments of a batch with those of the whole source, so it stretches a batch of
+few classes over all of them. The certificate cannot detect that if classes lie far apart: the
+residuals are small after the stretch. The order of the frozen model's answers can.
 
-Both constants were chosen on the four spare corruptions with a ResNet-18 on CIFAR-10
-(docs/small-sources.md). A network that a severe shift makes answer one class throughout looks like
-a stream of one class, and is rejected too: the frozen answer is kept where the two look alike.
+Both thresholds were chosen on the four spare corruptions with a ResNet-18 on CIFAR-10
+(docs/small-sources.md). A network that collapses to one class under a severe shift looks like a
+stream of one class, and is rejected too: the frozen answer stays if the two cannot be told apart.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from array_api_compat import array_namespace, device
 
 from caster.core.linalg import Array
 
-MOST_NEIGHBOURS = 3.0  # standard errors of the share of equal neighbours above chance
-MOST_EXCESS = 0.15  # concentration of the answers: 0 is the source's, 1 a single class
+MOST_NEIGHBOURS = 3.0  # share of equal neighbours above chance, in standard errors
+MOST_EXCESS = 0.15  # concentration of the answers: 0 as in the source, 1 a single class
 
 
 def order_evidence(
-    assigned: Array,  # (B,), class indices in the order the samples came, B >= 2
+    assigned: Array,  # (B,), class indices in stream order, B >= 2
     priors: Array,  # (C,), of the source
 ) -> Array:  # (2,)
-    """Neighbours that agree beyond chance, in standard errors, and excess concentration.
+    """Excess of equal neighbours over chance, in standard errors, and excess concentration.
 
-    Chance is what a random order of the same answers would give, so a network biased towards one
-    class does not look ordered. The probability that two samples have the same answer is compared
+    Chance refers to a random order of the same answers, so a network biased towards one class does
+    not look ordered. Concentration compares the probability that two samples have the same answer
     with that of two source samples.
 
     >>> import numpy as np
@@ -50,7 +50,7 @@ def order_evidence(
 
 
 def is_ordered(neighbours: float, excess: float) -> bool:
-    """Whether a batch's classes come in runs, or are too few for the source's mixture.
+    """Whether the classes of a batch come in runs, or are too few for the source's mixture.
 
     >>> is_ordered(13.3, 0.0), is_ordered(0.0, 1.0), is_ordered(1.2, 0.05)
     (True, True, False)

@@ -1,4 +1,4 @@
-"""The discriminative subspace: scatter matrices, the basis U, and how many directions are used."""
+"""The discriminative subspace: scatter matrices, the basis U, and its rank (Eqs. 1 and 2)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from array_api_compat import array_namespace
 from caster.core.linalg import Array, cholesky, identity_like, squares, whiten
 from caster.core.moments import ClassScatter
 
-FLATNESS = 1e-4  # least variance of a feature within classes, relative to its whole
+FLATNESS = 1e-4  # least within-class variance of a feature, relative to its total
 
 
 def retained_rank(k_max: int, n_classes: int, width: int) -> int:
-    """Directions kept in the state, k0 = min(k_max, C - 1) (Eq. 1), and never more than exist.
+    """Directions in the state, k0 = min(k_max, C - 1) (Eq. 1), and at most d.
 
     >>> retained_rank(128, n_classes=10, width=512)
     9
@@ -23,7 +23,7 @@ def retained_rank(k_max: int, n_classes: int, width: int) -> int:
 
 
 def active_rank(k0: int, batch_size: int) -> int:
-    """Directions a batch can support, k = min(k0, B - 1) (Eq. 2).
+    """Directions that a batch supports, k = min(k0, B - 1) (Eq. 2).
 
     >>> active_rank(9, batch_size=64), active_rank(9, batch_size=4)
     (9, 3)
@@ -33,21 +33,21 @@ def active_rank(k0: int, batch_size: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class WithinScatter:
-    """S_w = D R D: the scale D of every feature, and R, their correlations shrunk towards I.
+    """S_w = D R D: scales D of the features, and R, their correlations shrunk towards I.
 
-    Shrinking correlations keeps every variance, so the units of a feature do not matter.
+    Shrinking correlations preserves every variance, so the units of a feature do not matter.
     """
 
     scale: Array  # (d,), the diagonal of D
     factor: Array  # (d, d), the Cholesky factor of R
-    shrinkage: float  # rho: R has (1 - rho) of every correlation found
+    shrinkage: float  # rho: R has 1 - rho of every empirical correlation
 
     @classmethod
     def of(cls, scatter: ClassScatter) -> Self:
-        """Divide the scatter by N, and shrink it by as much as its samples call for.
+        """Divide the scatter by N, and shrink it as far as its number of samples demands.
 
-        A feature that hardly varies within classes but tells them apart would outweigh all others;
-        its variance counts as at least `FLATNESS` of its total. One that never varies gets scale 1.
+        A feature that separates classes but hardly varies within them would outweigh all others;
+        its variance counts as at least `FLATNESS` of its total. A constant feature has scale 1.
         """
         xp = array_namespace(scatter.within)
         F = between_factor(scatter)
@@ -64,12 +64,12 @@ class WithinScatter:
         return cls(scale, cholesky((1 - rho) * off_diagonal + identity_like(found)), rho)
 
     def whiten(self, rows: Array) -> Array:  # (n, d) -> (n, d)
-        """Rows x as S_w^-1/2 x, up to a rotation: distances become Mahalanobis distances."""
+        """Map rows x to S_w^-1/2 x, up to a rotation: distances become Mahalanobis distances."""
         xp = array_namespace(rows)
         return whiten(rows / xp.astype(self.scale, rows.dtype), xp.astype(self.factor, rows.dtype))
 
     def unwhiten_directions(self, rows: Array) -> Array:  # (k, d) -> (k, d)
-        """Directions found among whitened rows, as directions to project features on."""
+        """Map directions among whitened rows to directions to project features on."""
         xp = array_namespace(rows)
         # L^-T v: reversing both axes turns L' into the lower-triangular factor `whiten` takes.
         solved = whiten(xp.flip(rows, axis=1), xp.flip(self.factor.T))
@@ -79,7 +79,7 @@ class WithinScatter:
 def oas_shrinkage(correlation: Array, n: float) -> float:  # (d, d), degrees of freedom
     """Oracle-approximating shrinkage of a correlation matrix towards I (Chen et al. 2010, Eq. 23).
 
-    It needs the matrix alone, no fourth moments, so that sums from many machines suffice. On small
+    It needs only the matrix, not fourth moments, so sums from many machines suffice. On small
     sources it was 0 to 1.4 points behind Ledoit and Wolf's (docs/small-sources.md).
 
     >>> import numpy as np
@@ -104,8 +104,8 @@ def between_factor(scatter: ClassScatter) -> Array:  # -> (C, d)
 class Basis:
     """The leading generalised eigenvectors U of (S_b, S_w), scaled so that U' S_w U = I.
 
-    U = S_w^-1 M' B, with the class means M in its rows: B says how much of every class mean is in
-    a direction, and lets a sample be taken out of both M and S_w (`held_out`).
+    U = S_w^-1 M' B, with the class means in the rows of M: B holds the weight of each class mean
+    in each direction, and allows removing a sample from both M and S_w (`held_out`).
     """
 
     U: Array  # (d, k)
@@ -113,10 +113,10 @@ class Basis:
 
     @classmethod
     def of(cls, scatter: ClassScatter, S_w: WithinScatter, k0: int) -> Self:
-        """At most k0 directions; those without between-class scatter are left out.
+        """Find at most k0 directions, without those that have no between-class scatter.
 
         They are S_w^-1/2 times the right singular vectors of F S_w^-1/2: a thin SVD of C x d
-        instead of a d x d eigenproblem. Signs are fixed: the largest entry of each is positive.
+        instead of a d x d eigenproblem. Signs make the largest entry of each direction positive.
         """
         F = between_factor(scatter)
         xp = array_namespace(F)
@@ -131,18 +131,18 @@ class Basis:
 
 
 def held_out(
-    z: Array,  # (n, k), samples of the source projected on U
-    residuals: Array,  # (n, d), the same samples less their class means, whitened by S_w
+    z: Array,  # (n, k), source samples projected on U
+    residuals: Array,  # (n, d), the same samples minus their class means, whitened by S_w
     y: Array,  # (n,), class indices
     scatter: ClassScatter,
     S_w: WithinScatter,
     basis: Basis,
 ) -> Array:  # (n, k)
-    """Project every sample on the basis that the other samples give.
+    """Project every sample on the basis fitted to the other samples.
 
-    U has seen the source: projected on it, classes lie further apart and closer together than new
-    samples of them do, without bound as d approaches N. Leaving sample i out of its class mean and
-    of S_w is a rank-one change of U = S_w^-1 M' B, so its effect on U'h_i has a closed form. With
+    U is fitted to the source: projected on it, the source's classes are tighter and further apart
+    than those of new samples, without bound as d approaches N. Removing sample i from its class
+    mean and from S_w is a rank-one change of U = S_w^-1 M' B, so U'h_i changes in closed form. With
     x the residual of sample i, n its class's count, q = x' S_w^-1 x, t = x' S_w^-1 (h_i - m) and
     g = (1 - rho) n / ((n - 1) N), Sherman and Morrison's formula gives
 

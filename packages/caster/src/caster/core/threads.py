@@ -1,4 +1,4 @@
-"""One BLAS thread for work that is a long row of small factorisations."""
+"""Limit BLAS to one thread for long sequences of small factorisations."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from threading import Lock
 
 from threadpoolctl import ThreadpoolController
 
-MANY_CLASSES = 64  # from here on, setting the number of threads pays for itself
+MANY_CLASSES = 64  # from here on, setting the number of threads pays off
 
 _setting = Lock()
 
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Hold BLAS to one thread inside the block.
+    """Limit BLAS to one thread inside the block.
 
-    On matrices of a few dozen rows a second thread gains nothing, while the idle workers of
-    NumPy's and SciPy's separate pools spin on the very cores the next matrix needs. The count
-    belongs to the whole process: of several Python threads in here at once only the first sets
-    it, so that what it restores is what was there before any of them came.
+    On matrices of a few dozen rows a second thread gains nothing, while idle workers of NumPy's
+    and SciPy's separate pools spin on the cores that the next matrix needs. The setting is
+    process-wide: of several Python threads only the first sets it, so that it restores the
+    original value.
     """
     if not _setting.acquire(blocking=False):
         yield
@@ -34,7 +34,7 @@ def one_blas_thread() -> Iterator[None]:
 
 
 def threads_for(n_classes: int) -> AbstractContextManager[None]:
-    """One BLAS thread where the classes are many enough for it to pay; else no change."""
+    """Limit BLAS to one thread if there are enough classes for that to pay off."""
     return one_blas_thread() if n_classes >= MANY_CLASSES else nullcontext()
 
 

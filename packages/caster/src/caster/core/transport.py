@@ -1,11 +1,14 @@
-"""Affine statistics transport: estimate the map, push source moments, pull target features."""
+"""Affine statistics transport: estimate the map (Eq. 3), pull target features back (Eq. 6).
+
+Class moments are never pushed (Eq. 4): `discriminant` scores pulled features instead.
+"""
 
 from __future__ import annotations
 
 from array_api_compat import array_namespace
 from array_api_extra import create_diagonal
 
-from caster.core.linalg import Array, identity_like, symmetric_roots
+from caster.core.linalg import Array, symmetric_roots
 from caster.core.moments import batch_moments
 from caster.core.types import AffineMap, SourceMoments
 
@@ -26,7 +29,7 @@ def whiten_colour_diagonal(
     source: SourceMoments,
     lam: float,
 ) -> tuple[Array, Array]:  # (k, k), (k, k)
-    """Diagonal analogue of Eq. 3: the same map and inverse from the variances alone."""
+    """Diagonal analogue of Eq. 3: the map and its inverse from the variances alone."""
     xp = array_namespace(C_t)
     target, variance = (xp.linalg.diagonal(C) + lam for C in (C_t, source.covariance))
     a = xp.sqrt(target / variance)
@@ -47,7 +50,7 @@ def estimate(
     moments: SourceMoments,  # restricted to the same k
     lam: float,
 ) -> AffineMap:
-    """The map that carries the source's global moments to the batch's (Eq. 3).
+    """Estimate the map A_t, b_t from the source's global moments to the batch's (Eq. 3).
 
     >>> import numpy as np
     >>> source = SourceMoments(U=np.eye(1), means=np.array([[-1.0], [1.0]]),
@@ -62,32 +65,8 @@ def estimate(
     return AffineMap(A, m_t - A @ moments.mean, inverse, diagonal)
 
 
-def push(
-    fitted: AffineMap,
-    means: Array,  # (C, k)
-    covariances: Array,  # (C, k, k)
-    beta: float,
-) -> tuple[Array, Array]:  # (C, k), (C, k, k)
-    """Transport class moments: A mu + b and A Sigma A' + beta I (Eq. 4).
-
-    >>> import numpy as np
-    >>> A, b, inverse = np.array([[2.0]]), np.array([4.0]), np.array([[0.5]])
-    >>> fitted = AffineMap(A, b, inverse, diagonal=True)
-    >>> push(fitted, means=np.array([[1.0]]), covariances=np.array([[[3.0]]]), beta=1.0)
-    (array([[6.]]), array([[[13.]]]))
-    """
-    xp = array_namespace(means)
-    A = fitted.A
-    if fitted.diagonal:
-        a = xp.linalg.diagonal(A)
-        pushed = covariances * (a[:, None] * a[None, :])
-    else:
-        pushed = A @ covariances @ A.T
-    return means @ A.T + fitted.b, pushed + beta * identity_like(A)
-
-
 def pull(fitted: AffineMap, z: Array) -> Array:  # (n, k) -> (n, k)
-    """Inverse transport of target features, A^-1 (z - b) (Eq. 6).
+    """Map target features back to source coordinates: A^-1 (z - b) (Eq. 6).
 
     >>> import numpy as np
     >>> A, b, inverse = np.array([[2.0]]), np.array([4.0]), np.array([[0.5]])

@@ -1,46 +1,19 @@
-"""The values that travel between the equations: source moments, an affine map, a verdict."""
+"""Values passed between the equations: source moments and an affine map."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 from array_api_compat import array_namespace
 
 from caster.core.certificate import margin
 from caster.core.linalg import Array, cholesky, identity_like, symmetric_roots
 
-Reason = Literal[
-    "accepted",
-    "ratio",
-    "min_samples",
-    "min_classes",
-    "no_confident_class",
-    "batch_too_small",
-    "numerical",
-    "implausible",
-    "source_check",
-    "class_order",
-]
-
-REASONS: dict[Reason, str] = {
-    "accepted": "transport is used",
-    "ratio": "certificate above tau",
-    "min_samples": "too few confident samples",
-    "min_classes": "confident samples in too few classes",
-    "no_confident_class": "no confident sample at all",
-    "batch_too_small": "a batch of one",
-    "numerical": "the transport cannot be computed at this precision",
-    "source_check": "transport is off for this state: it falls short of the head on the source",
-    "class_order": "classes come in runs, or are too few for the mixture of the source",
-}
-UNTRANSPORTED: frozenset[Reason] = frozenset({"batch_too_small", "numerical"})
-
 
 @dataclass(frozen=True, eq=False)
 class SourceMoments:
-    """What CASTER retains of the source. Four values are stored; the others follow from them.
+    """Moments of the source. Four arrays are stored; the others follow from them.
 
     >>> import numpy as np
     >>> moments = SourceMoments(
@@ -72,7 +45,7 @@ class SourceMoments:
         return int(self.means.shape[0])
 
     def restrict(self, k: int) -> SourceMoments:
-        """The moments in the first k directions."""
+        """Restrict the moments to the first k directions."""
         return SourceMoments(
             self.U[:, :k], self.means[:, :k], self.covariances[:, :k, :k], self.counts
         )
@@ -103,9 +76,9 @@ class SourceMoments:
         return self.within + (spread * self.priors[:, None]).T @ spread
 
     def roots(self, lam: float) -> tuple[Array, Array]:  # (k, k), (k, k)
-        """(C_s + lam I)^1/2 and its inverse; those of the last lambda are kept."""
+        """(C_s + lam I)^1/2 and its inverse, cached for the last lambda."""
         roots = self._roots.get(lam)
-        if roots is None:  # also in several threads at once: each returns its own
+        if roots is None:  # several threads may compute it at once; each returns its own
             roots = symmetric_roots(self.covariance, lam)
             self._roots.clear()
             self._roots[lam] = roots
@@ -117,7 +90,7 @@ class SourceMoments:
 
     @cached_property
     def slack(self) -> Array:  # (k, k)
-        """What rounding may take from the eigenvalues of a class covariance, times I."""
+        """Largest rounding error of an eigenvalue of a class covariance, times I."""
         xp = array_namespace(self.covariances)
         traces = xp.sum(xp.linalg.diagonal(self.covariances), axis=-1)
         eps = xp.finfo(self.covariances.dtype).eps
@@ -125,14 +98,14 @@ class SourceMoments:
 
     @cached_property
     def metric(self) -> Array:  # (k, k)
-        """Cholesky factor of `within`, in which the certificate measures."""
+        """Cholesky factor of `within`, the metric of the certificate."""
         return cholesky(self.within)
 
     @cached_property
     def euclidean(self) -> Array:  # (k, k)
-        """What takes the place of `metric` to measure along unit vectors of the feature space.
+        """A replacement for `metric` that measures lengths in feature space.
 
-        For the ablation the paper warns of: over `margin` such a length is no pure number.
+        For the ablation that the paper warns of: divided by `margin`, such a length has units.
         """
         xp = array_namespace(self.U)
         return identity_like(self.within) * xp.linalg.vector_norm(self.U, axis=0)
@@ -145,7 +118,7 @@ class SourceMoments:
 
 @dataclass(frozen=True, eq=False)
 class AffineMap:
-    """z -> A z + b from source to target coordinates; A is a diagonal matrix if `diagonal`.
+    """z -> A z + b from source to target coordinates.
 
     >>> import numpy as np
     >>> fitted = AffineMap(2.0 * np.eye(1), np.array([4.0]), 0.5 * np.eye(1), diagonal=True)
@@ -155,38 +128,8 @@ class AffineMap:
 
     A: Array  # (k, k)
     b: Array  # (k,)
-    inverse: Array  # (k, k), of A; exact to rounding, from the same roots
-    diagonal: bool
+    inverse: Array  # (k, k), of A, from the same roots: exact up to rounding
+    diagonal: bool  # whether A is a diagonal matrix
 
     def __repr__(self) -> str:
         return f"AffineMap(k={self.b.shape[0]}, diagonal={self.diagonal})"
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """Whether a batch is adapted to, and why: what every certificate says.
-
-    >>> Judgement(accepted=False, reason="ratio", ratio=1.2).accepted
-    False
-    """
-
-    accepted: bool
-    reason: Reason
-    ratio: float  # the certificate; of transport r_t; infinite where there is none
-
-    @property
-    def has_proposal(self) -> bool:
-        """Whether there is an adapted answer at all, accepted or not."""
-        return self.reason not in UNTRANSPORTED
-
-
-@dataclass(frozen=True)
-class Verdict(Judgement):
-    """Whether a batch supports its transport, and why.
-
-    >>> Verdict(accepted=False, reason="min_classes", ratio=0.4, confident=50, classes=1).accepted
-    False
-    """
-
-    confident: int  # samples kept by the confidence threshold
-    classes: int  # pseudo-classes those samples occupy

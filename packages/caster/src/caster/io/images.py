@@ -11,51 +11,58 @@ from typing import Protocol
 
 from caster.config import DEFAULT_LIMITS, Limits
 from caster.errors import CasterError
-from caster.io.decode import ImageArray, UnreadableImage, formats
 from caster.io.image_arrays import open_npz
-from caster.io.image_folder import FileImages, open_files, open_folder, open_list
+from caster.io.image_files import (
+    FileImages,
+    ImageArray,
+    UnreadableImage,
+    formats,
+    open_files,
+    open_folder,
+    open_list,
+)
 from caster.io.labels import Labels
 
-__all__ = ["Images", "UnreadableImage", "open_images"]
+__all__ = ["ImageArray", "Images", "UnreadableImage", "open_images"]
 
 
 class Images(Protocol):
-    """What images there are, and one of them when asked for."""
+    """A sequence of images, read on access."""
 
     @property
     def name(self) -> str:
-        """For people: a path, or "cifar10:test"."""
+        """Display name: a path, or "cifar10:test"."""
         ...
 
     @property
     def names(self) -> Sequence[str]:
-        """One an image: a path as the user would recognise it, or "images.npz[17]"."""
+        """One per image: a path as the user would recognise it, or "images.npz[17]"."""
         ...
 
     @property
     def labels(self) -> Labels | None:  # (N,)
-        """One an image; None where nothing says them."""
+        """One per image; None if unknown."""
         ...
 
     @property
     def classes(self) -> Labels | None:  # (C,)
-        """The labels in the order that the model's outputs are assumed to have.
+        """The labels in the assumed order of the model's outputs.
 
-        Sorted folder names; the publisher's order of a named set; for an .npz file its `classes`,
+        Sorted folder names; the publisher's order for a named set; for an .npz file its `classes`,
         or the sorted labels.
         """
         ...
 
     @property
     def by_class(self) -> bool:
-        """Whether the images come class by class: batches in this order hold few classes."""
+        """Whether the images are sorted by class: batches in this order have few classes."""
         ...
 
     @property
     def sha256(self) -> str:
-        """Digest of what is there: names, sizes and times of change of files, and labels.
+        """Digest of names, sizes and times of files, and of labels.
 
-        No image is read for it, so that a second fit on the same images reads none at all.
+        Computed without reading an image, so that a second fit on the same images reads none.
         """
         ...
 
@@ -66,16 +73,15 @@ class Images(Protocol):
 
     @property
     def limits(self) -> Limits:
-        """Bounds on what one image may take, decoded and resized."""
+        """Bounds on the size of one image, decoded and resized."""
         ...
 
     def __len__(self) -> int: ...
 
     def read(self, index: int) -> ImageArray:
-        """One image, uint8 (H, W, 3) RGB, or an UnreadableImage; several threads may call it.
+        """Return one image, or raise UnreadableImage; thread-safe.
 
-        A file of many images that turns out to be damaged is a plain CasterError: none of them
-        can be read.
+        A damaged file of many images raises a plain CasterError: none of them can be read.
         """
         ...
 
@@ -86,14 +92,14 @@ def open_images(
     labelled: bool = False,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Images:
-    """Images from a folder, an .npz file, a list of files, or a named set below a root.
+    """Open a folder, an .npz file, a list of files, or a named set below `root`.
 
-    A folder that `caster corrupt` wrote has all its corruptions, or those named after a colon, as
-    in "out:fog" and "out:fog-3".
+    A folder with one folder per class is labelled, and so is an .npz file with `labels`. A folder
+    written by `caster corrupt` gives all its corruptions, or those named after a colon, as in
+    "out:fog" and "out:fog-3".
 
-    `root` stands in for the environment variable CASTER_DATA; `labelled` refuses a source without
-    labels. A folder with one folder a class is labelled, and so is an .npz file with `labels`.
-    An image over the `limits` is an UnreadableImage; to allow more pixels than Pillow does raises
+    `root` overrides the environment variable CASTER_DATA; `labelled` rejects a source without
+    labels. An image over the `limits` is an UnreadableImage. Limits above Pillow's raise
     `PIL.Image.MAX_IMAGE_PIXELS` too.
 
     >>> import tempfile
@@ -110,7 +116,7 @@ def open_images(
         images = replace(images, limits=limits)
     if labelled and images.labels is None:
         raise CasterError(
-            f"{images.name} has no labels: give a folder with one folder a class, an .npz file "
+            f"{images.name} has no labels: give a folder with one folder per class, an .npz file "
             "with `labels`, or a split of a published set (caster data list)"
         )
     return images
@@ -145,12 +151,12 @@ def _open_file(path: Path, limits: Limits) -> Images:
         return open_list(path)
     if suffix == ".npy":
         raise CasterError(
-            f"{path} is one array of a set: give what `caster corrupt` wrote as "
+            f"{path} is one array of a set: name what `caster corrupt` wrote as "
             f"{path.parent}:{path.stem}, or save `images` and `labels` as .npz"
         )
     if suffix in formats():
         return open_files([path])
-    raise CasterError(f"{path} is of no known kind: {_kinds()}")
+    raise CasterError(f"{path} is of an unknown kind: {_kinds()}")
 
 
 def _kinds() -> str:

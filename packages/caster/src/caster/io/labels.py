@@ -1,4 +1,4 @@
-"""Class labels of any hashable kind: to indices and back, and to JSON and back."""
+"""Class labels of any hashable kind: encoded as indices, stored as JSON."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from caster.core.arrays import check_dense, to_numpy
 from caster.errors import CasterError
 
 Labels = NDArray[Any]
-LABEL_BYTES = 1 << 26  # of all labels of a state, as NumPy holds them
-STORABLE = re.compile(r"[<>|=][biufUO]\d*")  # dtypes, as `dtype.str` writes them
+LABEL_BYTES = 1 << 26  # of all labels of a state, as NumPy stores them
+STORABLE = re.compile(r"[<>|=][biufUO]\d*")  # dtypes, as written by `dtype.str`
 _TYPES = {"b": bool, "i": int, "u": int, "f": float, "U": str}  # by kind of dtype
 
 
 def as_labels(values: Any) -> Labels:  # (n,)
-    """A one-dimensional label array; values NumPy has no scalar type for become objects.
+    """Convert to a one-dimensional label array; values without a NumPy type become objects.
 
     >>> as_labels(["cat", "dog"]).dtype.kind, as_labels([("cat", 1), "dog"]).dtype.kind
     ('U', 'O')
@@ -57,14 +57,15 @@ def _check_classes(labels: Labels) -> None:
                 hash(label)
                 missing = bool(label != label)
             except (TypeError, ValueError, RuntimeError):  # lists, arrays, pandas.NA, tensors
-                words = reprlib.repr(label)
-                raise CasterError(f"labels must be hashable values, and {words} is none") from None
+                raise CasterError(
+                    f"labels must be hashable values, and {reprlib.repr(label)} is not"
+                ) from None
             if missing:
                 raise CasterError("labels are missing (NaN): drop those rows")
 
 
 def unique_labels(labels: Labels) -> Labels:  # (C,)
-    """The distinct labels: sorted where they can be, else in order of first appearance.
+    """Return the distinct labels, sorted if possible, else in order of first appearance.
 
     >>> unique_labels(as_labels(["dog", 3, "dog"]))
     array(['dog', 3], dtype=object)
@@ -72,13 +73,13 @@ def unique_labels(labels: Labels) -> Labels:  # (C,)
     if labels.dtype.kind != "O":
         return np.asarray(np.unique(labels))
     distinct: list[Any] = list(dict.fromkeys(labels.tolist()))
-    with suppress(TypeError):  # kinds without a common order keep the order they came in
+    with suppress(TypeError):  # types that cannot be compared with each other
         distinct.sort()
     return as_object_array(distinct)
 
 
 def as_object_array(values: Iterable[Any]) -> Labels:
-    """An object array of these very values, sequences among them left whole."""
+    """Convert to an object array with one element per value, even for sequences."""
     values = list(values)
     objects = np.empty(len(values), dtype=object)
     for i, value in enumerate(values):
@@ -87,7 +88,7 @@ def as_object_array(values: Iterable[Any]) -> Labels:
 
 
 def encode(labels: Labels, classes: Labels) -> NDArray[np.int64]:  # (n,), (C,) -> (n,)
-    """Index of every label in `classes`; a label that is not there is an error.
+    """Return the index of every label in `classes`; an unknown label is an error.
 
     >>> encode(as_labels(["b", "a"]), as_labels(["a", "b"]))
     array([1, 0])
@@ -99,14 +100,32 @@ def encode(labels: Labels, classes: Labels) -> NDArray[np.int64]:  # (n,), (C,) 
         raise CasterError(f"label {missing.args[0]!r} is not among the declared classes") from None
 
 
+def is_by_class(labels: Labels | None) -> bool:
+    """Whether labels are sorted by class, so that batches in this order have few classes.
+
+    They are if the label changes at most half as often as in random order: a list that goes
+    through the classes twice, such as pets:trainval, is no better than one that does so once.
+
+    >>> is_by_class(np.array(["cat", "cat", "dog"])), is_by_class(np.array(["cat", "dog", "cat"]))
+    (True, False)
+    """
+    if labels is None:
+        return False
+    counts = np.unique(labels, return_counts=True)[1].astype(np.float64)
+    changes = np.count_nonzero(labels[1:] != labels[:-1])
+    in_random_order = len(labels) - np.sum(counts**2) / len(labels)
+    few = max(len(counts) - 1, in_random_order / 2)
+    return len(counts) < len(labels) and bool(changes <= few)
+
+
 def to_json(classes: Labels) -> str:
-    """Labels as JSON; numbers, text, booleans, None and tuples of these can be stored."""
+    """Convert labels to JSON; supports numbers, text, booleans, None and tuples of these."""
     _check_bytes(classes.dtype, len(classes))
     return json.dumps({"dtype": classes.dtype.str, "labels": [_pack(v) for v in classes.tolist()]})
 
 
 def from_json(text: str) -> Labels:
-    """The labels `to_json` wrote, of the same kind; anything else is an error.
+    """Restore labels written by `to_json`, with the same types; anything else is an error.
 
     >>> from_json(to_json(as_labels([("cat", 1), "dog"])))
     array([('cat', 1), 'dog'], dtype=object)
@@ -129,7 +148,7 @@ def from_json(text: str) -> Labels:
 
 
 def _check_bytes(dtype: np.dtype[Any], count: int) -> None:
-    """Bound what NumPy takes for labels: every text takes the width of its dtype."""
+    """Bound the memory of labels: NumPy pads every text to the longest."""
     if dtype.itemsize * count > LABEL_BYTES:
         raise CasterError(
             f"{count} labels of type {dtype} take more than {LABEL_BYTES >> 20} MiB: use shorter "

@@ -1,4 +1,4 @@
-"""Predictions written row by row: CSV or Parquet, by the suffix of the file."""
+"""Tables of predictions, written row by row as CSV or Parquet."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ Columns = dict[str, list[Any]]
 
 
 class Table(Protocol):
-    """Something that takes columns of equal length, a few rows at a time."""
+    """A table that rows are appended to."""
 
     def write(self, columns: Columns) -> None:
-        """Append rows."""
+        """Append rows, as columns of equal length."""
         ...
 
 
 def check_table(path: Path, spreadsheet_safe: bool = False, *inputs: Path) -> None:
-    """Refuse an output of another kind, or one that cannot be written."""
+    """Reject an output of another kind, or one that cannot be written."""
     check_writable(path, *inputs)
     if path.suffix not in (".csv", ".parquet"):
         raise CasterError(f"{path} must end in .csv or .parquet")
     if path.suffix != ".csv" and spreadsheet_safe:
-        raise CasterError(f"--spreadsheet-safe is for .csv files, and {path} is none")
+        raise CasterError(
+            f"{{argument}} is for .csv files, and {path} is not one", argument="spreadsheet_safe"
+        )
     if path.suffix == ".parquet":
         try:
             import pyarrow.parquet  # noqa: F401
@@ -41,15 +43,15 @@ def check_table(path: Path, spreadsheet_safe: bool = False, *inputs: Path) -> No
 
 @contextmanager
 def open_table(path: Path, spreadsheet_safe: bool = False) -> Iterator[Table]:
-    """A table that takes the place of `path` when the block ends, and not before.
+    """Open a table that replaces `path` when the block ends without an error.
 
-    Text that is not UTF-8 is written by `as_utf8`. `spreadsheet_safe` puts an apostrophe before CSV
-    text that begins like a formula.
+    Text that is not UTF-8 is escaped by `as_utf8`. `spreadsheet_safe` puts an apostrophe before
+    CSV text that starts like a formula.
     """
     with replacing(path) as temporary:
         if path.suffix == ".csv":
             with temporary.open("w", newline="", encoding="utf-8") as stream:
-                yield _CsvTable(stream, spreadsheet_safe)
+                yield CsvTable(stream, spreadsheet_safe)
         else:
             table = _ParquetTable(temporary)
             try:
@@ -58,13 +60,16 @@ def open_table(path: Path, spreadsheet_safe: bool = False) -> Iterator[Table]:
                 table.close()
 
 
-class _CsvTable:
-    def __init__(self, stream: Any, spreadsheet_safe: bool) -> None:
+class CsvTable:
+    """A table in an open CSV file; `started` if that has its header already."""
+
+    def __init__(self, stream: Any, spreadsheet_safe: bool, started: bool = False) -> None:
         self.writer = csv.writer(stream)
         self.safe = spreadsheet_safe
-        self.started = False
+        self.started = started
 
     def write(self, columns: Columns) -> None:
+        """Append rows, below a header if they are the first."""
         if not self.started:
             self.writer.writerow([as_utf8(name) for name in columns])
             self.started = True
@@ -74,7 +79,8 @@ class _CsvTable:
     def _cell(self, value: Any) -> Any:
         if not isinstance(value, str):
             return value
-        text = as_utf8(value)
+        plain = value.isascii() and "\\" not in value
+        text = value if plain else as_utf8(value)
         return f"'{text}" if self.safe and text.startswith(FORMULA) else text
 
 

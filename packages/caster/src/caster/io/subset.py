@@ -1,4 +1,4 @@
-"""Some of the images or feature rows, in their own order, and which ones to take."""
+"""Subsets of images and feature files, in their own order, and the choice of rows."""
 
 from __future__ import annotations
 
@@ -14,25 +14,77 @@ from numpy.typing import NDArray
 
 from caster.config import Limits
 from caster.errors import CasterError
-from caster.io.decode import ImageArray
 from caster.io.feature_files import FeatureFile
-from caster.io.images import Images
-from caster.io.labels import Labels, encode, unique_labels
-from caster.io.traits import is_by_class
+from caster.io.images import ImageArray, Images
+from caster.io.labels import Labels, encode, is_by_class, unique_labels
 
 Rows = NDArray[np.intp]  # (n,), increasing
 
 
+def check_limit(limit: int | None) -> None:
+    """Reject a limit that leaves nothing."""
+    if limit is not None and limit < 1:
+        raise CasterError(f"the limit must be at least 1, not {limit}")
+
+
+def first(count: int, limit: int | None) -> Rows:
+    """Choose the first rows, at most `limit`."""
+    return np.arange(count if limit is None else min(limit, count))
+
+
+def at_random(count: int, limit: int | None, seed: int) -> Rows:
+    """Draw `limit` rows without replacement, or choose all.
+
+    >>> at_random(10, 3, seed=0).tolist() == at_random(10, 3, seed=0).tolist()
+    True
+    """
+    if limit is None or limit >= count:
+        return np.arange(count)
+    return np.sort(np.random.default_rng(seed).choice(count, limit, replace=False))
+
+
+def over_classes(labels: Labels, limit: int | None) -> Rows:
+    """Choose the first rows of every class, as evenly as possible, `limit` in total.
+
+    >>> over_classes(np.array(["a", "a", "a", "a", "b", "b", "b"]), 5).tolist()
+    [0, 1, 2, 4, 5]
+    """
+    if limit is None or limit >= len(labels):
+        return np.arange(len(labels))
+    classes = unique_labels(labels)
+    if limit < 2 * len(classes):
+        raise CasterError(
+            f"a limit of {limit} leaves fewer than 2 samples for some of the {len(classes):,} "
+            f"classes: set {{argument}} to at least {2 * len(classes):,}",
+            argument="limit",
+        )
+    indices = encode(labels, classes)
+    order, counts = np.argsort(indices, kind="stable"), np.bincount(indices)
+    rank = np.empty(len(labels), dtype=np.intp)  # of a row within its class
+    rank[order] = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.sort(np.argsort(rank, kind="stable")[:limit])
+
+
+def some_images(images: Images, rows: Rows) -> Images:
+    """Take these images; returns the source itself for all of them."""
+    return images if len(rows) == len(images) else ImageSubset(images, rows)
+
+
+def some_features(file: FeatureFile, rows: Rows) -> FeatureFile:
+    """Take these rows; returns the file itself for all of them."""
+    return file if len(rows) == file.rows else FeatureSubset(file, rows)
+
+
 @dataclass(frozen=True, eq=False)
-class ImageArraySubset:
-    """Some of the images of a source, itself a source of images."""
+class ImageSubset:
+    """Some of the images of a source."""
 
     whole: Images
     rows: Rows
 
     @property
     def name(self) -> str:
-        """That of the whole source."""
+        """Name of the whole source."""
         return self.whole.name
 
     @cached_property
@@ -47,7 +99,7 @@ class ImageArraySubset:
 
     @property
     def classes(self) -> Labels | None:
-        """Those of the whole source, which the model's outputs count."""
+        """Classes of the whole source, which correspond to the model's outputs."""
         return self.whole.classes
 
     @cached_property
@@ -68,7 +120,7 @@ class ImageArraySubset:
 
     @property
     def limits(self) -> Limits:
-        """Bounds on one image."""
+        """Bounds on the size of one image."""
         return self.whole.limits
 
     def __len__(self) -> int:
@@ -81,14 +133,14 @@ class ImageArraySubset:
 
 @dataclass(frozen=True, eq=False)
 class FeatureSubset:
-    """Some rows of a feature file, itself read as one."""
+    """Some of the rows of a feature file."""
 
     whole: FeatureFile
     chosen: Rows
 
     @property
     def path(self) -> Path:
-        """Where the whole file lies."""
+        """Path of the whole file."""
         return self.whole.path
 
     @property
@@ -98,15 +150,15 @@ class FeatureSubset:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The arrays there are."""
+        """Names of the arrays."""
         return self.whole.names
 
     def read(self, name: str) -> NDArray[Any]:
-        """One array, with these rows only."""
+        """Read these rows of an array."""
         return self.whole.read(name)[self.chosen]
 
     def chunks(self, names: tuple[str, ...], rows: int) -> Iterator[tuple[NDArray[Any], ...]]:
-        """These arrays side by side, `rows` at a time; reads no further than the last row."""
+        """Read these arrays side by side, `rows` at a time; stops after the last chosen row."""
         pending: tuple[NDArray[Any], ...] | None = None
         start = 0
         for chunk in self.whole.chunks(names, rows):
@@ -123,56 +175,3 @@ class FeatureSubset:
                 break
         if pending is not None and len(pending[0]):
             yield pending
-
-
-def check_limit(limit: int | None) -> None:
-    """Reject a limit that leaves nothing."""
-    if limit is not None and limit < 1:
-        raise CasterError(f"the limit must be at least 1, not {limit}")
-
-
-def first(count: int, limit: int | None) -> Rows:
-    """The first rows, at most `limit`."""
-    return np.arange(count if limit is None else min(limit, count))
-
-
-def at_random(count: int, limit: int | None, seed: int) -> Rows:
-    """`limit` rows drawn without replacement, or all.
-
-    >>> at_random(10, 3, seed=0).tolist() == at_random(10, 3, seed=0).tolist()
-    True
-    """
-    if limit is None or limit >= count:
-        return np.arange(count)
-    return np.sort(np.random.default_rng(seed).choice(count, limit, replace=False))
-
-
-def over_classes(labels: Labels, limit: int | None) -> Rows:
-    """The first rows of every class, equally many as far as they go, `limit` in all.
-
-    >>> over_classes(np.array(["a", "a", "a", "a", "b", "b", "b"]), 5).tolist()
-    [0, 1, 2, 4, 5]
-    """
-    if limit is None or limit >= len(labels):
-        return np.arange(len(labels))
-    classes = unique_labels(labels)
-    if limit < 2 * len(classes):
-        raise CasterError(
-            f"--limit {limit} leaves fewer than 2 samples for some of the {len(classes):,} "
-            f"classes: give at least {2 * len(classes):,}"
-        )
-    codes = encode(labels, classes)
-    order, counts = np.argsort(codes, kind="stable"), np.bincount(codes)
-    rank = np.empty(len(labels), dtype=np.intp)  # of a row within its class
-    rank[order] = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.sort(np.argsort(rank, kind="stable")[:limit])
-
-
-def some_images(images: Images, rows: Rows) -> Images:
-    """These images; the source itself where they are all of it."""
-    return images if len(rows) == len(images) else ImageArraySubset(images, rows)
-
-
-def some_features(file: FeatureFile, rows: Rows) -> FeatureFile:
-    """These rows; the file itself where they are all of it."""
-    return file if len(rows) == file.rows else FeatureSubset(file, rows)

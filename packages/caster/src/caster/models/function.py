@@ -1,4 +1,4 @@
-"""A Python function as a frozen model: an embedding service, say."""
+"""A Python function, such as a call to an embedding service, as a frozen model."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from caster.models.protocol import SINGLE_IMAGE, Outputs
 
 
 class FunctionModel:
-    """A function that gives features, features and logits, or `Outputs`, for a batch.
+    """A function that returns features, (features, logits) or `Outputs` for a batch.
 
-    Nobody can look inside it: `version` is what the provider calls the model, and what binds a
-    state to it.
+    Its weights cannot be read: `version`, the provider's name for the model, binds a state to it.
 
     >>> import numpy as np
     >>> model = FunctionModel(lambda batch: batch.mean(axis=(2, 3)), version="embeddings-3")
@@ -42,18 +41,18 @@ class FunctionModel:
 
     @property
     def sha256(self) -> str | None:
-        """Digest of the stated version; None if none was stated."""
+        """Digest of the version; None without one."""
         if self.version is None:
             return None
         return hashlib.sha256(f"version {self.version}".encode()).hexdigest()
 
     def verify(self) -> None:
-        """Nothing: a function's insides are its own."""
+        """Do nothing: a function cannot be checked."""
 
     def __call__(self, batch: Any) -> Outputs:
-        """What the function makes of a batch."""
+        """Call the function on a batch."""
         if self.preprocessing is not None and getattr(batch, "ndim", 4) == 3:
-            raise CasterError(f"{self.name} takes images in batches: {SINGLE_IMAGE}")
+            raise CasterError(f"{self.name} takes batches of images: {SINGLE_IMAGE}")
         returned = self.function(batch)
         if isinstance(returned, Outputs):
             returned = (returned.features, returned.logits)
@@ -69,6 +68,6 @@ class FunctionModel:
         shape = getattr(array, "shape", type(array).__name__)
         if len(shape) != 2 or shape[0] != rows:
             raise CasterError(
-                f"{self.name} must give {what} as an array ({rows}, width), not {shape}"
+                f"{self.name} must return {what} as an array ({rows}, width), not {shape}"
             )
         return as_real_array(array)

@@ -1,4 +1,4 @@
-"""From decoded images to the batch a model takes: stated in full, never guessed."""
+"""Turn decoded images into the batch a model expects: fully specified, never guessed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from caster.config import DEFAULT_LIMITS, Limits
 from caster.errors import CasterError
-from caster.io.decode import ImageArray
 from caster.io.files import read_toml
+from caster.io.image_files import ImageArray
 
 INTERPOLATIONS = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
 REQUIRED = ("range", "mean", "std", "layout")
@@ -25,7 +25,7 @@ REQUIRED = ("range", "mean", "std", "layout")
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How a decoded RGB image becomes a row of a batch, in this order.
+    """How a decoded RGB image becomes a row of a batch: resize, crop, scale, normalise.
 
     >>> half = Preprocessing(range=1.0, mean=(0.5,) * 3, std=(0.5,) * 3, layout="NCHW")
     >>> half.batch([np.full((2, 2, 3), 255, dtype=np.uint8)]).shape
@@ -37,17 +37,17 @@ class Preprocessing:
     std: tuple[float, float, float]  # divided by
     layout: str  # "NCHW" or "NHWC"
     resize: int | tuple[int, int] | None = None  # shorter side, or height and width
-    interpolation: str | None = None  # of the resizing
+    interpolation: str | None = None  # of the resize
     crop: tuple[int, int] | None = None  # centred height and width
     channels: str = "RGB"  # or "BGR"; the order of mean and std too
     dtype: str = "float32"  # or "float16", "uint8"
 
     def __post_init__(self) -> None:
-        either = _is_number(self.range) and self.range in (1, 255)
-        _check(either, f"range must be 1 or 255, not {self.range!r}")
+        known = _is_number(self.range) and self.range in (1, 255)
+        _check(known, f"range must be 1 or 255, not {self.range!r}")
         for name in ("mean", "std"):
             values = getattr(self, name)
-            numbers = _has(values, 3) and all(_is_number(value) for value in values)
+            numbers = _has_length(values, 3) and all(_is_number(value) for value in values)
             _check(numbers, f"{name} must be three numbers, not {values!r}")
         _check(all(value > 0 for value in self.std), f"std must be above 0, not {self.std!r}")
         _check(self.layout in ("NCHW", "NHWC"), f"layout must be NCHW or NHWC, not {self.layout!r}")
@@ -56,30 +56,30 @@ class Preprocessing:
             self.dtype in ("float32", "float16", "uint8"),
             f"dtype must be float32, float16 or uint8, not {self.dtype!r}",
         )
-        untouched = self.range == 255 and set(self.mean) == {0} and set(self.std) == {1}
+        unchanged = self.range == 255 and set(self.mean) == {0} and set(self.std) == {1}
         _check(
-            self.dtype != "uint8" or untouched,
-            "dtype uint8 takes pixels as they are: range 255, mean 0 and std 1",
+            self.dtype != "uint8" or unchanged,
+            "dtype uint8 leaves pixels unchanged: set range to 255, mean to 0 and std to 1",
         )
         _check(
             (self.resize is None) == (self.interpolation is None)
             and self.interpolation in (None, *INTERPOLATIONS),
-            f"a resize needs an interpolation, one of {', '.join(INTERPOLATIONS)}",
+            f"a resize needs an interpolation: one of {', '.join(INTERPOLATIONS)}",
         )
         for name in ("resize", "crop"):
             value = getattr(self, name)
             sides = (value, value) if name == "resize" and isinstance(value, int) else value
-            whole = _has(sides, 2) and all(type(side) is int and side > 0 for side in sides)
-            _check(value is None or whole, f"{name} must be whole numbers above 0, not {value!r}")
+            whole = _has_length(sides, 2) and all(type(side) is int and side > 0 for side in sides)
+            _check(value is None or whole, f"{name} must be positive integers, not {value!r}")
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Self:
-        """Read a small TOML file; `range`, `mean`, `std` and `layout` must be in it."""
+        """Read a TOML file; `range`, `mean`, `std` and `layout` are required."""
         values, _ = read_toml(path)
         unknown = sorted(set(values) - {field.name for field in fields(cls)})
         missing = [name for name in REQUIRED if name not in values]
-        _check(not unknown, f"{path} has no use for `{', '.join(unknown)}`")
-        _check(not missing, f"{path} must also say `{', '.join(missing)}`: nothing is guessed")
+        _check(not unknown, f"{path} has unknown keys: `{', '.join(unknown)}`")
+        _check(not missing, f"{path} lacks `{', '.join(missing)}`: there are no defaults for these")
         try:
             return cls(**{name: _from_toml(name, value) for name, value in values.items()})
         except (CasterError, TypeError) as error:
@@ -87,19 +87,19 @@ class Preprocessing:
 
     @classmethod
     def in_graph(cls, layout: str, dtype: str) -> Self:
-        """Images as they are, 0 to 255: the model resizes and normalises itself."""
+        """Unchanged pixels, 0 to 255: the model resizes and normalises images itself."""
         return cls(255.0, (0.0,) * 3, (1.0,) * 3, layout, dtype=dtype)
 
     @classmethod
     def from_timm(cls, config: dict[str, Any]) -> Self:
-        """What timm's `resolve_model_data_config` says of a model."""
+        """Convert the result of timm's `resolve_model_data_config`."""
         channels, height, width = config["input_size"]
         mode, share = config["crop_mode"], config["crop_pct"]
         known = mode == "squash" or (mode == "center" and height == width)
         _check(
             known and channels == 3 and share <= 1,  # above 1 it pads with black
-            f"timm's crop mode {mode!r} of {share} to {channels}x{height}x{width} is not known "
-            "here: state the preprocessing in a TOML file",
+            f"timm's crop mode {mode!r} of {share} to {channels}x{height}x{width} is not "
+            "supported: state the preprocessing in a TOML file",
         )
         scaled = tuple(math.floor(side / share) for side in (height, width))
         return cls(
@@ -114,33 +114,33 @@ class Preprocessing:
 
     @property
     def sha256(self) -> str:
-        """Digest of the values: a comment, another order or 1 for 1.0 changes nothing."""
+        """Digest of the values; comments, key order and 1 for 1.0 make no difference."""
         mean, std = (tuple(map(float, values)) for values in (self.mean, self.std))
         values = asdict(self) | {"range": float(self.range), "mean": mean, "std": std}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
-    def fitted(self, image: ImageArray, limits: Limits = DEFAULT_LIMITS) -> ImageArray:
-        """An image resized and cropped; one that would grow over the limit is a LimitError."""
+    def resize_and_crop(self, image: ImageArray, limits: Limits = DEFAULT_LIMITS) -> ImageArray:
+        """Resize and crop an image; LimitError if the result would exceed the limit."""
         if self.resize is not None:
             image = _resized(image, self.resize, str(self.interpolation), limits)
         if self.crop is not None:
-            image = _centre(image, self.crop)
+            image = _centre_crop(image, self.crop)
         return image
 
     def batch(self, images: Sequence[ImageArray] | ImageArray) -> NDArray[Any]:
-        """Fitted images of one size, as the model takes them."""
+        """Normalise resized images of one size into a batch."""
         rgb = [p.dtype == np.uint8 and p.ndim == 3 and p.shape[2] == 3 for p in images]
-        _check(len(rgb) > 0 and all(rgb), "a batch needs images: uint8 (height, width, 3)")
+        _check(len(rgb) > 0 and all(rgb), "a batch needs images, uint8 (height, width, 3)")
         sizes = {image.shape[:2] for image in images}
         if len(sizes) > 1:
             some = " and ".join(f"{w}x{h}" for h, w in sorted(sizes)[:2])
             raise CasterError(
-                f"images of a batch differ in size ({some}): state a resize in the preprocessing"
+                f"images of a batch differ in size ({some}): add a resize to the preprocessing"
             )
         height, width = sizes.pop()
         shape = (3, height, width) if self.layout == "NCHW" else (height, width, 3)
         batch = np.empty((len(images), *shape), dtype=self.dtype)
-        for row, image in zip(batch, images, strict=True):  # one by one: it fits a cache
+        for row, image in zip(batch, images, strict=True):  # one by one, for the CPU cache
             self._fill(row, image)
         return batch
 
@@ -156,15 +156,15 @@ class Preprocessing:
         elif row.dtype == np.float32:
             np.multiply(image, scale, out=row)
             row += shift
-        else:  # rounded once, at the end
+        else:  # round once, at the end
             row[...] = image * scale + shift
 
     @property
-    def ends(self) -> tuple[NDArray[Any], NDArray[Any]]:  # (3, 1, 1) or (1, 1, 3), each
-        """The lowest and the highest value that a batch can have, by channel.
+    def value_range(self) -> tuple[NDArray[Any], NDArray[Any]]:  # (3, 1, 1) or (1, 1, 3), each
+        """Lowest and highest possible value of a batch, per channel.
 
         >>> half = Preprocessing(range=1.0, mean=(0.5,) * 3, std=(0.5,) * 3, layout="NCHW")
-        >>> [float(end[0, 0, 0]) for end in half.ends]
+        >>> [float(end[0, 0, 0]) for end in half.value_range]
         [-1.0, 1.0]
         """
         black, white = self.batch([np.full((1, 1, 3), end, dtype=np.uint8) for end in (0, 255)])
@@ -172,17 +172,17 @@ class Preprocessing:
 
     @cached_property
     def _affine(self) -> tuple[NDArray[Any] | None, NDArray[Any] | None]:
-        """Factor and summand of every channel; None where pixels are taken as they are."""
+        """Scale and shift per channel; None if pixels stay unchanged."""
         shape = (3, 1, 1) if self.layout == "NCHW" else (1, 1, 3)
         std = np.asarray(self.std, dtype=np.float64)
         scale = (self.range / 255 / std).astype(np.float32).reshape(shape)
         shift = (-np.asarray(self.mean) / std).astype(np.float32).reshape(shape)
-        untouched = bool(np.all(scale == 1) and np.all(shift == 0))
-        return (None, None) if untouched else (scale, shift)
+        unchanged = bool(np.all(scale == 1) and np.all(shift == 0))
+        return (None, None) if unchanged else (scale, shift)
 
 
 def _from_toml(name: str, value: Any) -> Any:
-    """Lists as tuples; a single number means the same thing three or two times over."""
+    """Lists become tuples; a single number stands for all channels or both sides."""
     if isinstance(value, list):
         return tuple(value)
     if name in ("mean", "std"):
@@ -194,12 +194,12 @@ def _resized(
     image: ImageArray, size: int | tuple[int, int], interpolation: str, limits: Limits
 ) -> ImageArray:
     height, width = image.shape[:2]
-    if isinstance(size, int):  # the shorter side; the longer one truncates, as torchvision's does
+    if isinstance(size, int):  # the shorter side; truncate the longer one, like torchvision
         short = min(height, width)
         size = (int(size * height / short), int(size * width / short))
     if size == (height, width):
         return image
-    largest = size[1] * max(size[0], height)  # Pillow resizes the width first, and all rows of it
+    largest = size[1] * max(size[0], height)  # Pillow resizes the width of all rows first
     what = f"{width:,} x {height:,} pixels resized to {size[1]:,} x {size[0]:,} take {largest:,}"
     limits.check("pixels", largest, what)
     try:
@@ -210,22 +210,22 @@ def _resized(
     return np.asarray(Image.fromarray(image).resize((size[1], size[0]), how))
 
 
-def _centre(image: ImageArray, size: tuple[int, int]) -> ImageArray:
+def _centre_crop(image: ImageArray, size: tuple[int, int]) -> ImageArray:
     height, width = image.shape[:2]
     if height < size[0] or width < size[1]:
         raise CasterError(
-            f"an image of {width}x{height} has no crop of {size[1]}x{size[0]}: state a resize "
-            "in the preprocessing"
+            f"an image of {width}x{height} is smaller than the crop of {size[1]}x{size[0]}: add a "
+            "resize to the preprocessing"
         )
     top, left = (round((have - want) / 2) for have, want in zip((height, width), size, strict=True))
     return image[top : top + size[0], left : left + size[1]]
 
 
-def _is_number(value: Any) -> bool:  # one that float32 can hold
+def _is_number(value: Any) -> bool:  # within the range of float32
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e38
 
 
-def _has(values: Any, length: int) -> bool:
+def _has_length(values: Any, length: int) -> bool:
     return isinstance(values, tuple | list) and len(values) == length
 
 

@@ -1,4 +1,4 @@
-"""What every frozen model is to the rest of caster: images in, features and logits out."""
+"""The interface of every frozen model: a batch in, features and logits out."""
 
 from __future__ import annotations
 
@@ -13,64 +13,64 @@ SINGLE_IMAGE = "a single image needs a batch axis, x[None]"
 
 @dataclass(frozen=True, eq=False)
 class Outputs:
-    """One batch through a frozen model: the input of its classifier layer, and its answer."""
+    """Output of a frozen model for one batch: the input of its classifier layer, and logits."""
 
     features: Array  # (B, d)
-    logits: Array | None  # (B, n); None from a model without a classifier
+    logits: Array | None  # (B, n); None if the model has no classifier
 
 
 class FrozenModel(Protocol):
-    """A model that answers and never changes."""
+    """A model that is only ever run, never changed."""
 
-    name: str  # for people: a path, a timm name, a class
-    preprocessing: Preprocessing | None  # images to batches; None: the caller's own business
+    name: str  # for messages: a path, a timm name, a class
+    preprocessing: Preprocessing | None  # None: the caller prepares the batches
 
     @property
     def sha256(self) -> str | None:
-        """Digest of weights and graph; None where a model cannot be told from another one."""
+        """Digest of weights and graph; None if the model cannot be identified."""
         ...
 
     def __call__(self, batch: Any) -> Outputs:
-        """Answer a batch that is prepared as the model takes it."""
+        """Run the model on a preprocessed batch."""
         ...
 
     def verify(self) -> None:
-        """Raise unless the model still is what it was when it was wrapped."""
+        """Raise if the model has changed since it was wrapped."""
         ...
 
 
 @runtime_checkable
-class ShowsHead(Protocol):
-    """A model whose classifier can be looked at."""
+class HasLinearHead(Protocol):
+    """A model whose classifier weights can be read."""
 
     def linear_head(self) -> tuple[Array, Array] | None:  # (n, d), (n,)
-        """Weight and bias, so that logits = features @ weight.T + bias, or an error if it has none.
+        """Weight and bias with logits = features @ weight.T + bias; None until the head is found.
 
-        None while the model does not know which of its layers the classifier is.
+        Raises if the head is not linear.
         """
         ...
 
 
 class TorchLike(FrozenModel, Protocol):
-    """A torch module, whose work can be put on a stream and recorded."""
+    """A torch module whose work can run on a CUDA stream and be recorded in a CUDA graph."""
 
     cuda_graph: bool
 
     @property
     def device(self) -> Any:
-        """Where it is now."""
+        """Current device of the module."""
         ...
 
     def placed(self, batch: Any) -> Array:
-        """A batch as the module takes it, beside the module."""
+        """Convert a batch to the module's dtype, memory format and device."""
         ...
 
     def run(self, batch: Any) -> tuple[Array, Array]:
-        """Features and logits in the precision they come in."""
+        """Features and logits in the precision the module computes in."""
         ...
 
     def values(self) -> list[Array]:
-        """Every parameter and buffer."""
+        """All parameters and buffers."""
         ...
 
 
@@ -80,5 +80,14 @@ def runs_on_gpu(model: FrozenModel) -> TypeGuard[TorchLike]:
 
 
 def preprocessing_sha256(model: FrozenModel) -> str | None:
-    """Digest of a model's preprocessing; None if it has none of its own."""
+    """Digest of a model's preprocessing; None if it has none."""
     return None if model.preprocessing is None else model.preprocessing.sha256
+
+
+def error_line(error: BaseException, limit: int = 300) -> str:
+    """The message of another library's error, on one line of limited length.
+
+    >>> error_line(ValueError("two\\n  lines"))
+    'two lines'
+    """
+    return " ".join(str(error).split())[:limit]

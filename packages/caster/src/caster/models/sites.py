@@ -1,58 +1,48 @@
-"""Where in a torch module layer transport works: its sites, found by one pass, and measured.
+"""Find the sites of a torch module: where its layers can be measured and aligned.
 
-Sites are
-- what every BatchNorm with running statistics is given;
-- the residual stream of blocks without BatchNorm: what each returns, and what one is given where
-  that is not what another returned, which is the stem's, the patch embedding's or a downsampling's;
-- in a network without such blocks and BatchNorms, what other normalisation layers are given;
-- in a network without any of these, the residual stream of blocks that do not normalise, or else
-  what layers with weights are given, but for the images themselves;
-- in a network without BatchNorm, what the classifier is given.
+One pass over two random images shows how the modules are connected. Sites are
+- the input of every BatchNorm with running statistics;
+- the residual stream of blocks without BatchNorm: the output of each block, and the input of a
+  block if no other block returned it (after a stem, a patch embedding or a downsampling);
+- in a network without such blocks and BatchNorms, the inputs of other normalisation layers;
+- in a network without any of these, the residual stream of blocks without normalisation, or else
+  the inputs of layers with weights, except the images themselves;
+- in a network without BatchNorm, the input of the classifier.
 
-Tokens that a network adds of itself, a class token or registers, are no part of a site's values.
+Tokens that do not depend on the images, such as a class token or registers, are not part of a site.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from caster.core.channels import Site
 from caster.errors import CasterError
-from caster.models.calls import NORMS, Calls, calls_of, channels_axis, keeps_statistics
-from caster.models.modules import plain_name
-from caster.models.torch import TorchModel
+from caster.models.torch import TorchModel, plain_name
 
+CHANNELS_FIRST = (_ConvNd, _InstanceNorm, nn.GroupNorm)
+CHANNELS_LAST = (nn.Linear, nn.RMSNorm)
+NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 WEIGHTS = (_ConvNd, nn.Linear)
 Kinds = tuple[type[nn.Module], ...]
 
 
-def batchnorm_sites(module: nn.Module) -> list[Site]:
-    """Inputs of BatchNorms that have running statistics, by their names in a twin.
-
-    >>> [str(site) for site in batchnorm_sites(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(3)))]
-    ['1:in']
-    """
-    layers = ((n, m) for n, m in module.named_modules() if keeps_statistics(m))
-    return [Site(plain_name(name), "in", 1) for name, layer in layers]
-
-
-def times_called(twin: TorchModel, batch: Any) -> dict[str, int]:
-    """How often a pass calls each module of a twin."""
-    _, times = calls_of(twin, twin.placed(batch)[:2])
-    return {name: times[layer] for name, layer in twin.module.named_modules()}
-
-
 def find_sites(model: TorchModel, batch: Any, user_hooks: bool = True) -> list[Site]:
-    """Every site of a model, in the order of its modules; a pass shows how they are connected.
+    """Find every site of a model, in the order of its modules.
 
-    `batch` is one of those to come, which the pass's own images are to look like. A user's hooks
-    may change what a layer returns, and so belong to the pass unless `user_hooks` is False.
+    The random images take their shape and range from `batch`. The user's forward hooks may change
+    what a layer returns, so they run in this pass unless `user_hooks` is False.
 
     >>> import numpy as np
     >>> net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(4, 2))
@@ -60,61 +50,41 @@ def find_sites(model: TorchModel, batch: Any, user_hooks: bool = True) -> list[S
     ['1:in', '3:in']
     """
     twin = model.twin(user_hooks)
-    few = twin.placed(_unlike(twin.placed(batch)))
-    calls, _ = calls_of(twin, few)
+    images = twin.placed(_random_images(twin.placed(batch)))
+    calls, _ = _traced(twin, images)
     once = {name: layer for name, layer in twin.module.named_modules() if layer in calls}
     batchnorms = [site for site in batchnorm_sites(twin.module) if site.module in once]
-    sites = [*batchnorms, *_stream(_blocks(once, calls, NORMS), calls)]
-    sites = sites or _given(once, calls, NORMS)
+    sites = [*batchnorms, *_residual_stream(_blocks(once, calls, NORMS), calls)]
+    sites = sites or _inputs_of(NORMS, once, calls)
     if not batchnorms:
-        sites = sites or _stream(_blocks(once, calls, (nn.Module,)), calls)
-        last = Site(str(twin.head), "in", -1)
-        others = {name: layer for name, layer in once.items() if calls[layer].given is not few}
-        sites = sites or [s for s in _given(others, calls, WEIGHTS) if s.module != last.module]
-        sites.append(last)
-    position = {name: i for i, (name, _) in enumerate(twin.module.named_modules())}
-    ordered = sorted(sites, key=lambda site: (position[site.module], site.side))
-    return _counting_added(ordered, once, calls)
+        sites = sites or _residual_stream(_blocks(once, calls, (nn.Module,)), calls)
+        head = Site(str(twin.head), "in", -1)
+        inner = {name: layer for name, layer in once.items() if calls[layer].input is not images}
+        sites = sites or [s for s in _inputs_of(WEIGHTS, inner, calls) if s.module != head.module]
+        sites.append(head)
+    order = {name: i for i, (name, _) in enumerate(twin.module.named_modules())}
+    ordered = sorted(sites, key=lambda site: (order[site.module], site.side))
+    return _without_added_tokens(ordered, once, calls)
 
 
-def _unlike(batch: Tensor) -> Tensor:
-    """Two images of noise, as bright as a batch's: what they have in common is not of them.
+def batchnorm_sites(module: nn.Module) -> list[Site]:
+    """Inputs of BatchNorms with running statistics, by their names in a twin.
 
-    >>> _unlike(torch.tensor([[0], [255]], dtype=torch.uint8)).shape
-    torch.Size([2, 1])
+    >>> [str(site) for site in batchnorm_sites(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(3)))]
+    ['1:in']
     """
-    low, high = (float(end) for end in (batch.min(), batch.max()))
-    own = torch.Generator("cpu").manual_seed(0)  # the caller's random numbers stay as they were
-    noise = torch.rand(2, *batch.shape[1:], generator=own, device="cpu")
-    return (low + (high - low or 1.0) * noise).to(batch)
+    layers = module.named_modules()
+    return [Site(plain_name(name), "in", 1) for name, m in layers if has_running_statistics(m)]
 
 
-def _counting_added(sites: list[Site], layers: dict[str, nn.Module], calls: Calls) -> list[Site]:
-    """The same sites, each with how many tokens come first that the network added of itself.
-
-    Where it adds them they are the same for both images. Later, having looked at the others, they
-    are not, and are taken to stay in front.
-    """
-    found, added = [], 0
-    for site in sites:
-        call = calls[layers[site.module]] if site.module in layers else None
-        values = None if call is None else call.given if site.side == "in" else call.returned
-        if values is not None and values.ndim == 3 and site.axis == -1 and len(values) == 2:
-            added = max(added, _alike(values))
-            site = replace(site, added=added)
-        found.append(site)
-    return found
-
-
-def _alike(values: Tensor) -> int:  # (2, t, c)
-    """How many tokens of two images are the same, from the first on; none if all of them are."""
-    same = (values[0] == values[1]).all(dim=-1)
-    leading = int(same.long().cumprod(0).sum())
-    return leading if leading < len(same) else 0
+def times_called(twin: TorchModel, batch: Any) -> dict[str, int]:
+    """How often one pass calls each module of a twin."""
+    _, times = _traced(twin, twin.placed(batch)[:2])
+    return {name: times[layer] for name, layer in twin.module.named_modules()}
 
 
 def selected(sites: list[Site], patterns: Any, name: str) -> list[Site]:
-    """Sites whose names match one of some patterns, as of a shell; all of them without patterns.
+    """Sites whose names match one of several shell patterns; all sites if `patterns` is None.
 
     >>> sites = [Site("blocks.0", "out", -1), Site("blocks.1", "out", -1), Site("head", "in", -1)]
     >>> [str(site) for site in selected(sites, ("blocks.*",), "layer-transport")]
@@ -131,46 +101,218 @@ def selected(sites: list[Site], patterns: Any, name: str) -> list[Site]:
     return [site for site in sites if any(fnmatchcase(str(site), p) for p in patterns)]
 
 
-def _given(layers: dict[str, nn.Module], calls: Calls, kinds: Kinds) -> list[Site]:
-    """What layers of some kinds are given."""
+def has_running_statistics(layer: nn.Module) -> bool:
+    """Whether a layer normalises by stored moments: a BatchNorm, a frozen one, or similar.
+
+    >>> has_running_statistics(nn.BatchNorm1d(3)), has_running_statistics(nn.LayerNorm(3))
+    (True, False)
+    """
+    moments = [layer._buffers.get(name) for name in ("running_mean", "running_var")]
+    return hasattr(layer, "eps") and all(part is not None and part.ndim == 1 for part in moments)
+
+
+def first_tensor(values: Any, kwargs: dict[str, Any] | None = None) -> Tensor | None:
+    """The first tensor among a module's inputs or outputs: alone, in a tuple, or by name."""
+    several = values if isinstance(values, tuple | list) else (values,)
+    several = tuple(values.values()) if isinstance(values, dict) else several
+    found = (v for v in (*several, *(kwargs or {}).values()) if isinstance(v, Tensor))
+    return next(found, None)
+
+
+# --- one pass: how the modules are connected -----------------------------------------------------
+
+
+@dataclass(eq=False)
+class Call:
+    """Input and output of a module, and the modules inside it that read the same input."""
+
+    input: Tensor
+    output: Tensor | None = None
+    readers: list[nn.Module] = field(default_factory=list)
+
+    @property
+    def keeps_shape(self) -> bool:
+        """Whether the output has the shape of the input."""
+        return self.output is not None and self.output.shape == self.input.shape
+
+
+Calls = dict[nn.Module, Call]
+
+
+def _traced(twin: TorchModel, images: Tensor) -> tuple[Calls, Counter[nn.Module]]:
+    """Run a twin: the calls of modules that are called once, and how often each one is called."""
+    calls: Calls = {}
+    times: Counter[nn.Module] = Counter()
+    open_calls: list[Call] = []
+
+    def enter(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        times[module] += 1
+        tensor = first_tensor(args, kwargs)
+        call = Call(images if tensor is None else tensor)
+        for outer in open_calls:
+            if outer.input is tensor:
+                outer.readers.append(module)
+        open_calls.append(call)
+        calls[module] = call
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        open_calls.pop().output = first_tensor(output)
+
+    with ExitStack() as hooks:
+        for module in twin.module.modules():
+            before = module.register_forward_pre_hook(enter, with_kwargs=True)
+            hooks.callback(before.remove)
+            hooks.callback(module.register_forward_hook(leave).remove)
+        twin.run(images)
+    return {module: call for module, call in calls.items() if times[module] == 1}, times
+
+
+def _random_images(batch: Tensor) -> Tensor:
+    """Two images of noise in a batch's range: tokens equal for both do not depend on the input.
+
+    >>> _random_images(torch.tensor([[0], [255]], dtype=torch.uint8)).shape
+    torch.Size([2, 1])
+    """
+    low, high = (float(end) for end in (batch.min(), batch.max()))
+    generator = torch.Generator("cpu").manual_seed(0)  # leaves the caller's random state alone
+    noise = torch.rand(2, *batch.shape[1:], generator=generator, device="cpu")
+    return (low + (high - low or 1.0) * noise).to(batch)
+
+
+# --- candidates ----------------------------------------------------------------------------------
+
+
+def _inputs_of(kinds: Kinds, layers: dict[str, nn.Module], calls: Calls) -> list[Site]:
+    """The inputs of layers of these kinds."""
     chosen = {name: layer for name, layer in layers.items() if isinstance(layer, kinds)}
-    return [Site(name, "in", channels_axis(name, layer, calls)) for name, layer in chosen.items()]
+    return [Site(name, "in", _channels_axis(name, layer, calls)) for name, layer in chosen.items()]
+
+
+def _residual_stream(blocks: dict[str, nn.Module], calls: Calls) -> list[Site]:
+    """Outputs of blocks, and inputs of blocks that are not the output of another block."""
+    sites = []
+    outputs = [calls[block].output for block in blocks.values()]
+    for name, block in blocks.items():
+        call = calls[block]
+        axis = _channels_axis(name, block, calls)
+        if not any(call.input is other for other in outputs):
+            sites.append(Site(name, "in", axis))
+        if call.output is not None:
+            sites.append(Site(name, "out", axis))
+    return sites
 
 
 def _blocks(named: dict[str, nn.Module], calls: Calls, norms: Kinds) -> dict[str, nn.Module]:
-    """Residual blocks without BatchNorm, by name: the outermost that repeat.
+    """Residual blocks without BatchNorm, by name: the outermost modules that repeat.
 
-    A block has one of some normalisations and a layer with weights, and its class comes twice or
-    more, most often with as much going out as in: a stage that begins with a downsampling is none.
+    A block contains a normalisation of one of these kinds and a layer with weights. Its class
+    occurs at least twice and most of its instances keep the shape of their input, which rules out
+    stages that start with a downsampling.
     """
-    kinds: dict[type[nn.Module], list[nn.Module]] = {}
+    by_class: dict[type[nn.Module], list[nn.Module]] = {}
     for layer in calls:
         inner = [part for part in layer.modules() if part is not layer]
-        own = any(map(keeps_statistics, inner))
-        if _any(inner, norms) and _any(inner, WEIGHTS) and not own:
-            kinds.setdefault(type(layer), []).append(layer)
-    chosen = set()
-    for kind, layers in kinds.items():
-        kept = sum(calls[layer].keeps_shape for layer in layers)
-        if len(layers) > 1 and 2 * kept > len(layers) and not issubclass(kind, nn.Sequential):
-            chosen |= set(layers)
-    nested = {part for block in chosen for part in block.modules() if part is not block}
-    return {name: m for name, m in named.items() if m in chosen and m not in nested}
+        has_batchnorm = any(map(has_running_statistics, inner))
+        if _any(inner, norms) and _any(inner, WEIGHTS) and not has_batchnorm:
+            by_class.setdefault(type(layer), []).append(layer)
+    blocks = set()
+    for kind, layers in by_class.items():
+        same_shape = sum(calls[layer].keeps_shape for layer in layers)
+        if len(layers) > 1 and 2 * same_shape > len(layers) and not issubclass(kind, nn.Sequential):
+            blocks |= set(layers)
+    nested = {part for block in blocks for part in block.modules() if part is not block}
+    return {name: m for name, m in named.items() if m in blocks and m not in nested}
 
 
-def _any(layers: list[nn.Module], kinds: Kinds) -> bool:
+def _any(layers: Iterable[nn.Module], kinds: Kinds) -> bool:
     return any(isinstance(layer, kinds) for layer in layers)
 
 
-def _stream(blocks: dict[str, nn.Module], calls: Calls) -> list[Site]:
-    """The residual stream: what blocks return, and are given where no other block returned it."""
-    sites = []
-    returned = [calls[block].returned for block in blocks.values()]
-    for name, block in blocks.items():
-        call = calls[block]
-        axis = channels_axis(name, block, calls)
-        if not any(call.given is other for other in returned):
-            sites.append(Site(name, "in", axis))
-        if call.returned is not None:
-            sites.append(Site(name, "out", axis))
-    return sites
+def _without_added_tokens(
+    sites: list[Site], layers: dict[str, nn.Module], calls: Calls
+) -> list[Site]:
+    """Count the leading tokens at each site that do not depend on the images.
+
+    Where the network adds them, they are equal for both images. Later they have attended to the
+    others and differ; they are assumed to stay in front.
+    """
+    counted, added = [], 0
+    for site in sites:
+        call = calls[layers[site.module]] if site.module in layers else None
+        values = None if call is None else call.input if site.side == "in" else call.output
+        if values is not None and values.ndim == 3 and site.axis == -1 and len(values) == 2:
+            added = max(added, _equal_leading_tokens(values))
+            site = replace(site, added=added)
+        counted.append(site)
+    return counted
+
+
+def _equal_leading_tokens(values: Tensor) -> int:  # (2, t, c)
+    """How many leading tokens two images share; 0 if all tokens are equal."""
+    same = (values[0] == values[1]).all(dim=-1)
+    leading = int(same.long().cumprod(0).sum())
+    return leading if leading < len(same) else 0
+
+
+# --- the axis of the channels --------------------------------------------------------------------
+
+
+def _channels_axis(name: str, layer: nn.Module, calls: Calls) -> int:
+    """Infer the channel axis of a layer's input from the modules that read or wrote it.
+
+    If none of them is of a known kind: the only axis as wide as a weight of a reader or of a
+    normalisation inside, or axis 1 if all weights inside belong to convolutions.
+    """
+    values = calls[layer].input
+    if values.ndim == 2:
+        return -1
+    readers = [layer, *calls[layer].readers]
+    writers = [other for other, call in calls.items() if call.output is values]
+    for other in (*readers, *writers):
+        if isinstance(other, CHANNELS_FIRST) or has_running_statistics(other):
+            return 1
+        if isinstance(other, CHANNELS_LAST):
+            return -1
+        if isinstance(other, nn.LayerNorm) and other in calls:
+            axis = _normalised_axis(other, calls[other])
+            if axis is not None:
+                return axis
+    norms = [part for part in layer.modules() if isinstance(part, NORMS)]
+    for weight in (weight for part in (*norms, *readers) for weight in part.parameters(False)):
+        fits = [axis for axis in (1, -1) if values.shape[axis] == weight.numel()]
+        if len(fits) == 1:
+            return fits[0]
+    weighted = [part for part in layer.modules() if isinstance(part, WEIGHTS)]
+    if weighted and all(isinstance(part, _ConvNd) for part in weighted):
+        return 1
+    raise CasterError(
+        f"cannot tell which axis of {tuple(values.shape)} at {name!r} holds the channels from the "
+        "layers that read it: layer transport does not support this network"
+    )
+
+
+@torch.inference_mode()
+def _normalised_axis(norm: nn.LayerNorm, call: Call) -> int | None:
+    """The axis a LayerNorm normalised, which a subclass may choose; None if it is ambiguous.
+
+    >>> class Channels(nn.LayerNorm):
+    ...     def forward(self, x):
+    ...         return super().forward(x.mT).mT
+    >>> x = torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(0))
+    >>> _normalised_axis(Channels(4), Call(x, Channels(4)(x)))
+    1
+    """
+    if type(norm).forward is nn.LayerNorm.forward:
+        return -1
+    if call.output is None or not call.keeps_shape or len(norm.normalized_shape) > 1:
+        return None
+    near = []
+    for axis in (-1, 1):
+        values, output = (x.float().movedim(axis, -1) for x in (call.input, call.output))
+        if values.shape[-1] == norm.normalized_shape[0]:
+            weight, bias = (None if p is None else p.float() for p in (norm.weight, norm.bias))
+            expected = functional.layer_norm(values, values.shape[-1:], weight, bias, norm.eps)
+            error = (expected - output).abs().mean()
+            if error < 0.05 * expected.abs().mean():  # bf16 rounds by 0.004
+                near.append(axis)
+    return near[0] if len(near) == 1 else None

@@ -1,48 +1,40 @@
-"""A torch module as a frozen model: its classifier found, its input captured, nothing changed."""
+"""A torch module as a frozen model: find its classifier, capture its input, change nothing."""
 
 from __future__ import annotations
 
 import copy
 import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from operator import attrgetter
+from pathlib import Path
+from threading import Lock, get_ident
 from typing import Any, Self
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from caster.errors import CasterError
-from caster.models.modules import (
-    HOOKS,
-    answer_of,
-    as_rows,
-    digest_of,
-    drop_hooks,
-    find_head,
-    forward_hooks,
-    input_of,
-    is_captured,
-    is_from_torch,
-    linear_layers,
-    logits_of,
-    plain_name,
-    settings_of,
-    uncompiled,
-)
 from caster.models.preprocessing import Preprocessing
-from caster.models.protocol import Outputs
+from caster.models.protocol import SINGLE_IMAGE, Outputs, error_line
 
+# Held while hooks are added or removed, and while a module is copied together with its hooks.
+HOOKS = Lock()
 _TRAINING = attrgetter("training")
 
 
 class TorchModel:
-    """An `nn.Module` in eval mode, without gradients, and never written to.
+    """An `nn.Module` in eval mode, run without gradients and never written to.
 
-    The classifier is the Linear layer whose output the module returns, found on the first batch;
-    `head` names another layer. Its input, whatever the architecture, are the features. With
-    `cuda_graph` an `Adapter` on a GPU records the module together with its own work, and replays
-    both: for modules that do the same on every batch, whose launches keep the GPU waiting.
+    The classifier is the Linear layer whose output the module returns; it is found on the first
+    batch, or named by `head`. Its input is the features. With `cuda_graph`, an `Adapter` on a GPU
+    records the module together with the adaptation and replays both. That helps modules that do
+    the same work on every batch and are bound by kernel launches.
 
     >>> module = nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 3))
     >>> model = TorchModel(module)
@@ -70,15 +62,16 @@ class TorchModel:
         self.bf16 = bf16
         self.channels_last = channels_last
         self.cuda_graph = cuda_graph
-        self._parts = tuple(module.modules())  # walked once: there are hundreds
+        self._parts = tuple(module.modules())  # cached: `placed` visits hundreds on every batch
         self._weight = next(module.parameters(), None)
         if head is not None and head not in dict(module.named_modules()):
-            raise CasterError(f"{self.name} has no layer {head!r}: {linear_layers(module)}")
+            raise CasterError(f"{self.name} has no layer {head!r}: {_last_linear_layers(module)}")
         if preprocessing is not None and preprocessing.layout != "NCHW":
-            raise CasterError(f"{self.name} is a torch module, and takes the layout NCHW")
+            raise CasterError(f"{self.name} is a torch module and needs the layout NCHW")
         self._content = digest_of(self.module)
-        # With attributes that a module may change as it works, so not what `verify` looks at.
-        identity = f"head {head}\n{settings_of(self.module)}\n{self._content}"
+        # Plain attributes identify the model, but a module may change them as it runs, so
+        # `verify` compares the content alone.
+        identity = f"head {head}\n{_attributes(self.module)}\n{self._content}"
         self.sha256 = hashlib.sha256(identity.encode()).hexdigest()
 
     def __repr__(self) -> str:
@@ -86,64 +79,86 @@ class TorchModel:
         return f"TorchModel({self.name!r}, head={head}, device={str(self.device)!r})"
 
     def verify(self) -> None:
-        """Raise if a parameter, a buffer or a layer is not what it was when wrapped."""
+        """Raise if a parameter, a buffer or a layer has changed since the module was wrapped."""
         if digest_of(self.module) != self._content:
             raise CasterError(f"{self.name} was changed while it was in use: it is not frozen")
 
     def __call__(self, batch: Any) -> Outputs:
-        """Features and logits of a batch, on the module's device, in float32."""
+        """Features and logits of a batch in float32, on the module's device."""
         features, logits = self.run(batch)
         return Outputs(features.float(), logits.float())
 
     def run(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """Features and logits as the module gives them, in bf16 if it computes in that."""
+        """Features and logits in the precision the module computes in."""
         return self.run_placed(self.placed(batch))
 
     def run_placed(self, batch: Tensor) -> tuple[Tensor, Tensor]:
-        """The same of a batch that is placed."""
-        # A recording must not read copies of weights that autocast keeps, and then lets go.
+        """Run on a batch that `placed` returned."""
+        # A CUDA graph must not read cached bf16 weights, which autocast frees when it exits.
         autocast = torch.autocast(
             self.device.type, torch.bfloat16, self.bf16, cache_enabled=not self.cuda_graph
         )
         with torch.inference_mode(), autocast:
             if self.head is None:
-                self.head, given, logits = find_head(self.module, self._answer, batch, self.name)
-                return as_rows(given, self.head), logits
-            with input_of(self.module.get_submodule(self.head)) as inputs:
-                logits = logits_of(self._answer(batch), self.name)
+                self.head, features, logits = self._find_head(batch)
+                return as_rows(features, self.head), logits
+            with _captured_input(self.module.get_submodule(self.head)) as inputs:
+                logits = self._logits(batch)
             if not inputs:
                 raise CasterError(f"{self.name} answered without using its layer {self.head!r}")
             return as_rows(inputs[-1], self.head), logits
 
     def placed(self, batch: Any) -> Tensor:
-        """A batch as the module takes it, beside the module, which must be in eval mode."""
+        """Convert a batch to the module's dtype, memory format and device."""
         if any(map(_TRAINING, self._parts)):
             raise CasterError(f"{self.name} was put into training mode: call eval() on it")
         if isinstance(batch, np.ndarray) and not batch.flags.writeable:
-            batch = batch.copy()  # torch warns of memory it may not write to
+            batch = batch.copy()  # torch warns about read-only memory
         try:
-            given = torch.as_tensor(batch)
-        except (TypeError, ValueError, RuntimeError) as error:  # no array, or of an odd kind
+            tensor = torch.as_tensor(batch)
+        except (TypeError, ValueError, RuntimeError) as error:
             raise CasterError(f"a batch for {self.name} must be an array: {error}") from None
-        if given.ndim == 0 or len(given) == 0:
-            raise CasterError(f"a batch for {self.name} must hold at least one sample")
-        # Pinned memory would let this copy overlap; arrays from elsewhere are not pinned.
-        placed = given.to(self.device, self._dtype_for(given), non_blocking=True)
-        if self.channels_last and placed.ndim == 4:
-            placed = placed.contiguous(memory_format=torch.channels_last)
-        return placed
+        if tensor.ndim == 0 or len(tensor) == 0:
+            raise CasterError(f"a batch for {self.name} must have at least one sample")
+        dtype, weight = tensor.dtype, self._weight
+        if weight is not None and weight.is_floating_point() and tensor.is_floating_point():
+            dtype = weight.dtype  # NumPy defaults to float64, which float32 weights do not take
+        # The copy overlaps with other work only if the caller's memory is pinned.
+        tensor = tensor.to(self.device, dtype, non_blocking=True)
+        if self.channels_last and tensor.ndim == 4:
+            tensor = tensor.contiguous(memory_format=torch.channels_last)
+        return tensor
 
-    def _dtype_for(self, given: Tensor) -> torch.dtype:
-        """NumPy's float64 is nobody's wish, and torch refuses it to float32 weights."""
-        weight = self._weight
-        both_real = weight is not None and given.is_floating_point() and weight.is_floating_point()
-        return weight.dtype if weight is not None and both_real else given.dtype
+    def _logits(self, batch: Tensor) -> Tensor:
+        return logits_of(answer_of(self.module, batch, self.name), self.name)
 
-    def _answer(self, batch: Tensor) -> Any:
-        return answer_of(self.module, batch, self.name)
+    def _find_head(self, batch: Tensor) -> tuple[str, Tensor, Tensor]:
+        """Find the last Linear layer whose output is the logits: its name, its input, the logits.
+
+        Compares values with NaN equal to NaN, so that a first batch of NaN finds it as well.
+        """
+        calls: list[tuple[str, Tensor, Tensor]] = []
+        layers = self.module.named_modules()
+        names: dict[nn.Module, str] = {m: name for name, m in layers if isinstance(m, nn.Linear)}
+        thread = get_ident()
+
+        def record(layer: nn.Module, args: Any, kwargs: dict[str, Any], output: Tensor) -> None:
+            if get_ident() == thread and output.ndim == 2:
+                calls.append((names[layer], _first(args, kwargs), output))
+
+        with _hooked(names, lambda m: m.register_forward_hook(record, with_kwargs=True)):
+            logits = self._logits(batch)
+        for name, features, output in reversed(calls):
+            if output.shape == logits.shape and torch.allclose(output, logits, 0, 0, True):
+                return name, features, logits
+        raise CasterError(
+            f"{self.name} does not return the output of a Linear layer unchanged: name its "
+            f"classifier with {{argument}}; {_last_linear_layers(self.module)}",
+            argument="head",
+        )
 
     def linear_head(self) -> tuple[Tensor, Tensor] | None:  # (n, d), (n,)
-        """Weight and bias of the classifier, in float32; None before the first batch found it."""
+        """Weight and bias of the classifier in float32; None before the first batch."""
         if self.head is None:
             return None
         layer = self.module.get_submodule(self.head)
@@ -155,11 +170,11 @@ class TorchModel:
         return weight, bias
 
     def twin(self, user_hooks: bool = True) -> Self:
-        """The same model with a module of its own, for hooks: every weight is shared, none copied.
+        """Copy the module for our own hooks; all weights are shared, none is copied.
 
-        What torch.compile has wrapped is not compiled in it, and has its plain name. Forward hooks
-        that the user registered are part of the model, since they may change what it answers: the
-        twin calls them too, unless `user_hooks` is False, for a pass that is not over the data.
+        Parts compiled by torch.compile are not compiled in the copy and have their plain names.
+        The user's forward hooks are part of the model, because they may change its output, so the
+        copy calls them too. Pass `user_hooks=False` for a pass that is not over the user's data.
 
         >>> model = TorchModel(nn.Linear(2, 2))
         >>> other = model.twin()
@@ -168,44 +183,35 @@ class TorchModel:
         """
         if any(isinstance(part, nn.DataParallel) for part in self._parts):
             raise CasterError(
-                f"{self.name} is an nn.DataParallel, whose copies see a part of a batch each: wrap "
+                f"{self.name} is an nn.DataParallel, whose replicas see only part of a batch: wrap "
                 "the module inside it"
             )
         shared: list[Any] = [*self.module.parameters(), *self.module.buffers()]
         try:
             with HOOKS:
-                shared += _observers(self.module)
+                shared += _hook_owners(self.module)
                 module = copy.deepcopy(self.module, {id(value): value for value in shared})
         except (RuntimeError, TypeError, NotImplementedError) as error:
             line = str(error).splitlines()[0]
             raise CasterError(f"{self.name} cannot be copied: {line}") from error
-        drop_hooks(
-            module, lambda hook: is_captured(hook) or not (user_hooks or is_from_torch(hook))
-        )
+        for hooks in _forward_hooks(module):
+            for key, hook in list(hooks.items()):
+                if _is_own(hook) or not (user_hooks or is_from_torch(hook)):
+                    del hooks[key]
         twin = copy.copy(self)
-        twin.module = uncompiled(module)
+        twin.module = _uncompiled(module)
         twin._parts = tuple(twin.module.modules())
         twin.head = None if self.head is None else plain_name(self.head)
         return twin
 
     def values(self) -> list[Tensor]:
-        """Every parameter and buffer, where it is now."""
+        """All parameters and buffers, on their current device."""
         return [value.detach() for value in (*self.module.parameters(), *self.module.buffers())]
 
     @property
     def device(self) -> torch.device:
-        """Where the module is now."""
+        """Current device of the module."""
         return torch.device("cpu") if self._weight is None else self._weight.device
-
-
-def _observers(module: nn.Module) -> list[Any]:
-    """Return what a user's hooks write to: a recorder outside the module, which no copy replaces.
-
-    A method of a layer is no such thing: its copy belongs to the copy of the layer.
-    """
-    hooks = [hook for hook in forward_hooks(module) if not is_from_torch(hook)]
-    owners = [getattr(hook, "__self__", hook) for hook in hooks]
-    return [owner for owner in owners if not isinstance(owner, nn.Module | partial)]
 
 
 def _moved(module: nn.Module, device: str | None, channels_last: bool) -> nn.Module:
@@ -217,3 +223,207 @@ def _moved(module: nn.Module, device: str | None, channels_last: bool) -> nn.Mod
     if channels_last:
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return module
+
+
+# --- one pass: what goes into the head, and what comes out ---------------------------------------
+
+
+@contextmanager
+def _captured_input(layer: nn.Module) -> Iterator[list[Tensor]]:
+    """Collect the inputs of a layer while the block runs."""
+    inputs: list[Tensor] = []
+    thread = get_ident()  # another thread may run the same layer at the same time
+    in_place = not isinstance(layer, nn.Linear)  # a layer named by hand may overwrite its input
+
+    def record(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if get_ident() == thread:
+            tensor = _first(args, kwargs)
+            inputs.append(tensor.clone() if in_place else tensor)
+
+    with _hooked([layer], lambda m: m.register_forward_pre_hook(record, with_kwargs=True)):
+        yield inputs
+
+
+@contextmanager
+def _hooked(layers: Iterable[nn.Module], register: Callable[[nn.Module], Any]) -> Iterator[None]:
+    """Register a hook on each layer for the duration of the block."""
+    with HOOKS:
+        handles = [register(layer) for layer in layers]
+    try:
+        yield
+    finally:
+        with HOOKS:
+            for handle in handles:
+                handle.remove()
+
+
+def _first(args: Any, kwargs: dict[str, Any]) -> Tensor:
+    first: Tensor = next(iter((*args, *kwargs.values())))
+    return first
+
+
+def answer_of(module: nn.Module, batch: Tensor, name: str) -> Any:
+    """Run a module on a batch; its own errors become a `CasterError`."""
+    try:
+        returned = module(batch)
+        if batch.ndim == 3 and getattr(returned, "ndim", 2) == 1:
+            raise ValueError("it returns one row of logits")
+        return returned
+    except CasterError:
+        raise
+    except (RuntimeError, ValueError, IndexError, AssertionError) as error:
+        line = error_line(error)
+        line = f"{SINGLE_IMAGE} ({line})"[:300] if batch.ndim == 3 else line
+        shape, dtype = tuple(batch.shape), str(batch.dtype).removeprefix("torch.")
+        raise CasterError(f"{name} cannot take a batch of {dtype} {shape}: {line}") from error
+
+
+def logits_of(returned: Any, name: str) -> Tensor:
+    """The logits a module returned: a tensor, or an output object of transformers."""
+    logits = getattr(returned, "logits", returned)
+    if not isinstance(logits, Tensor) or logits.ndim != 2:
+        shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise CasterError(f"{name} must return logits (samples, classes), not {shape}")
+    return logits
+
+
+def as_rows(features: Tensor, head: str) -> Tensor:  # (B, d) or (B, d, 1, 1) -> (B, d)
+    """The input of a head as one row per sample."""
+    if features.ndim == 4 and features.shape[2:] == (1, 1):
+        features = features.flatten(1)
+    if features.ndim != 2:
+        raise CasterError(
+            f"the input of {head!r} is {tuple(features.shape)}, not (samples, features): "
+            "name a layer after the pooling with {argument}",
+            argument="head",
+        )
+    return features
+
+
+def _last_linear_layers(module: nn.Module) -> str:
+    """The last few Linear layers, for a message."""
+    names = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
+    return f"its last Linear layers are {', '.join(names[-3:])}" if names else "it has no Linear"
+
+
+# --- copies of a module: hooks and compiled parts ------------------------------------------------
+
+
+def _forward_hooks(module: nn.Module) -> list[dict[int, Any]]:
+    """The dictionaries of forward hooks of a module and its submodules."""
+    parts = module.modules()
+    return [hooks for part in parts for hooks in (part._forward_pre_hooks, part._forward_hooks)]
+
+
+def _hook_owners(module: nn.Module) -> list[Any]:
+    """Objects that the user's hooks write to, such as a recorder: a copy must share them.
+
+    A bound method of a layer is an exception: its copy belongs to the copied layer.
+    """
+    hooks = [hook for held in _forward_hooks(module) for hook in held.values()]
+    owners = [getattr(hook, "__self__", hook) for hook in hooks if not is_from_torch(hook)]
+    return [owner for owner in owners if not isinstance(owner, nn.Module | partial)]
+
+
+def _is_own(hook: Any) -> bool:
+    """Whether a hook was registered by this module, for a pass in another thread."""
+    return getattr(hook, "__module__", None) == __name__
+
+
+def is_from_torch(hook: Any) -> bool:
+    """Whether torch registered a hook itself to compute weights, as weight_norm and pruning do.
+
+    >>> is_from_torch(torch.nn.utils.weight_norm), is_from_torch(print)
+    (True, False)
+    """
+    function = getattr(hook, "func", hook)  # of a functools.partial
+    return str(getattr(function, "__module__", "")).split(".")[0] == "torch"
+
+
+def _uncompiled(module: nn.Module) -> nn.Module:
+    """Replace compiled parts of a copied module by the modules inside them, in place."""
+    module = getattr(module, "_orig_mod", module)
+    for parent in list(module.modules()):
+        for name, child in parent.named_children():
+            if hasattr(child, "_orig_mod"):
+                setattr(parent, name, child._orig_mod)
+    return module
+
+
+def plain_name(name: str) -> str:
+    """The name of a layer without the parts that torch.compile adds.
+
+    >>> plain_name("_orig_mod.blocks.0._orig_mod.norm")
+    'blocks.0.norm'
+    """
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
+# --- identity, and weights from a file -----------------------------------------------------------
+
+
+def digest_of(module: nn.Module) -> str:
+    """SHA-256 of the layers' reprs, all parameters, and all buffers, persistent or not."""
+    digest = hashlib.sha256()
+    for name, layer in module.named_modules():
+        digest.update(f"{name} {type(layer).__name__}({layer.extra_repr()})\n".encode())
+    for name, value in module.state_dict().items():
+        if not isinstance(value, Tensor) or value.is_quantized:
+            raise CasterError(
+                f"`{name}` is quantised, and torch does not expose its values: export the model "
+                "to ONNX"
+            )
+    for name, value in (*module.named_parameters(), *module.named_buffers()):
+        if value.is_meta:
+            raise CasterError(
+                f"`{name}` is on the meta device and has no values: load the weights first"
+            )
+        if is_lazy(value) or value.layout != torch.strided:
+            raise CasterError(f"`{name}` is sparse or not initialised: it has no digest")
+        plain = value.detach().cpu().contiguous()
+        digest.update(f"{name} {plain.dtype} {tuple(plain.shape)}\n".encode())
+        digest.update(plain.view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _attributes(module: nn.Module) -> str:
+    """Plain attributes of the layers whose `extra_repr` does not show them, one line per layer."""
+    lines = []
+    for name, layer in module.named_modules():
+        has_repr = type(layer).extra_repr is not nn.Module.extra_repr
+        if not (has_repr and type(layer).__module__.startswith("torch.")):
+            own = {k: v for k, v in vars(layer).items() if k[0] != "_" and k != "training"}
+            plain = {key: _plain_repr(own[key]) for key in sorted(own)}
+            lines.append(f"{name} {plain}")
+    return "\n".join(lines)
+
+
+def _plain_repr(value: Any) -> str | None:
+    """The repr of a plain value, the name of a function, or None."""
+    if isinstance(value, bool | int | float | str | tuple | list | torch.dtype | None):
+        return repr(value)
+    return getattr(value, "__qualname__", None)
+
+
+def read_weights(checkpoint: Path) -> dict[str, Tensor]:
+    """The tensors of a .safetensors file."""
+    if not checkpoint.is_file():
+        raise CasterError(f"the checkpoint {checkpoint} does not exist")
+    if checkpoint.suffix != ".safetensors":
+        raise CasterError(
+            f"the checkpoint {checkpoint} must be a .safetensors file: caster never unpickles; "
+            "safetensors.torch.save_file converts a state dict"
+        )
+    try:
+        return load_file(checkpoint)
+    except (SafetensorError, OSError):
+        raise CasterError(f"the checkpoint {checkpoint} is truncated or damaged") from None
+
+
+def load_weights(module: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Load a state dict; ValueError or RuntimeError if names, shapes or kinds of dtype differ."""
+    for name, value in module.state_dict().items():
+        loaded = weights.get(name, value)
+        if value.is_floating_point() and not loaded.is_floating_point():  # torch would cast it
+            raise ValueError(f"`{name}` holds {loaded.dtype}, not {value.dtype}")
+    module.load_state_dict(weights)

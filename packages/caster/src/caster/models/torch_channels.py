@@ -1,7 +1,9 @@
-"""Moments of channels and their map to the source's, in as few launches as torch has for them.
+"""Channel moments and maps to the source's moments, fused for torch.
 
-`caster.core.channels` says what is computed. Here it is computed at every site of every pass, where
-a launch costs a GPU more than the arithmetic, and torch's BatchNorm does most of it in one.
+`caster.core.channels` defines what is computed. This module computes it at every site of every
+pass, where kernel launches cost a GPU more than the arithmetic: torch's BatchNorm kernels do most
+of the diagonal case in one launch. Full maps use all covariances of a site; they are for sites with
+few channels and many positions.
 """
 
 from __future__ import annotations
@@ -12,53 +14,60 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from caster.core.channels import ChannelMoments
+from caster.core.channels import ChannelMoments, optimal_map
+from caster.core.linalg import identity_like, symmetric_roots
+
+FULL_MAP_CHANNELS = 128  # at most: every batch costs a square root of a c x c matrix
+FULL_MAP_ROWS = 50  # times c: the fewest values per channel, over samples and positions
+FULL_MAP_EPS = 1e-3  # added to eigenvalues, in units of a site's mean variance: less is noise
 
 
-def beside(found: ChannelMoments, other: Tensor | torch.device) -> ChannelMoments:
-    """Moments of any kind of array as tensors, on a device or as another tensor is.
+def as_tensors(moments: ChannelMoments, like: Tensor | torch.device) -> ChannelMoments:
+    """Moments in any kind of array as tensors, on a device or with another tensor's dtype too.
 
-    >>> beside(ChannelMoments(2.0, [1.0], [2.0]), torch.zeros(0, dtype=torch.float64)).mean
+    >>> as_tensors(ChannelMoments(2.0, [1.0], [2.0]), torch.zeros(0, dtype=torch.float64)).mean
     tensor([1.], dtype=torch.float64)
     """
-    parts = (found.mean, found.variance, found.covariance)
-    held = (None if part is None else torch.as_tensor(part).to(other) for part in parts)
-    return ChannelMoments(found.count, *held)
+    parts = (moments.mean, moments.variance, moments.covariance)
+    tensors = (None if part is None else torch.as_tensor(part).to(like) for part in parts)
+    return ChannelMoments(moments.count, *tensors)
 
 
-def by_channel(values: Tensor, axis: int) -> Tensor:  # (n, ...) -> (m, c) or (n, c, ...)
-    """The same values with their channels along the second axis; nothing is copied.
-
-    >>> by_channel(torch.zeros(2, 5, 5, 3), -1).shape
-    torch.Size([50, 3])
-    """
-    if axis % values.ndim == 1:
-        return values
-    if values.is_contiguous():
-        return values.view(-1, values.shape[-1])
-    return values.movedim(-1, 1)
-
-
-def put_back(moved: Tensor, given: Tensor, values: Tensor) -> Tensor:
-    """What became of `given`, the values by channel, as the values lie."""
-    if given.ndim < values.ndim:
-        return moved.view(values.shape)
-    return moved if given is values else moved.movedim(1, -1)
+# --- moments -------------------------------------------------------------------------------------
 
 
 def measure(values: Tensor, axis: int, samples: int) -> ChannelMoments:
-    """`ChannelMoments.of`, of values that belong to so many samples; in float32 or wider.
+    """`ChannelMoments.of` for values of this many samples, in float32 or wider.
 
     >>> found = measure(torch.tensor([[1.0], [3.0]]), 1, samples=2)
     >>> found.mean, found.variance
     (tensor([2.]), tensor([1.]))
     """
-    given = by_channel(values, axis)
-    # A GPU adds up halves in float32. A CPU does where running moments to be updated are float32.
-    rough = values.dtype in (torch.float16, torch.bfloat16) and not values.is_cuda
-    spare = values.new_zeros(2, given.shape[1], dtype=torch.float32) if rough else (None, None)
-    mean, variance = torch.batch_norm_update_stats(given, spare[0], spare[1], 0.0)
+    view = channels_second(values, axis)
+    # A GPU sums half precision in float32. A CPU does so only if it updates float32 statistics.
+    half = values.dtype in (torch.float16, torch.bfloat16) and not values.is_cuda
+    spare = values.new_zeros(2, view.shape[1], dtype=torch.float32) if half else (None, None)
+    mean, variance = torch.batch_norm_update_stats(view, spare[0], spare[1], 0.0)
     return ChannelMoments(float(samples), mean, variance)
+
+
+def measure_full(values: Tensor, axis: int, samples: int) -> ChannelMoments:
+    """`ChannelMoments.of` with the covariance, in float32 or wider.
+
+    >>> found = measure_full(torch.tensor([[[1.0, 3.0], [0.0, 4.0]]]), 1, samples=1)
+    >>> found.covariance
+    tensor([[1., 2.],
+            [2., 4.]])
+    """
+    found = measure(values, axis, samples)
+    view = channels_second(values, axis)
+    rows = view.transpose(0, 1).flatten(1).to(found.mean.dtype) - found.mean[:, None]
+    return replace(found, covariance=rows @ rows.T / rows.shape[1])
+
+
+def supports_full_map(values: Tensor, axis: int) -> bool:
+    """Whether a site can have a full map: few channels, and more than one position."""
+    return values.ndim > 2 and values.shape[axis] <= FULL_MAP_CHANNELS
 
 
 def merged(past: ChannelMoments, batch: ChannelMoments) -> ChannelMoments:
@@ -71,13 +80,13 @@ def merged(past: ChannelMoments, batch: ChannelMoments) -> ChannelMoments:
     """
     count = past.count + batch.count
     share = batch.count / count
-    mean, variance = _between(past, batch, share)
+    mean, variance = _interpolated(past, batch, share)
     step = batch.mean - past.mean
     return ChannelMoments(count, mean, variance.addcmul_(step, step, value=share * (1 - share)))
 
 
 def blended(target: ChannelMoments, source: ChannelMoments, prior: float) -> ChannelMoments:
-    """`shrunk`: a target's moments, and N samples of the source's.
+    """`shrunk`: the target's moments, shrunk towards the source's by `prior` samples.
 
     >>> source = ChannelMoments(9.0, torch.zeros(1), torch.ones(1))
     >>> blended(ChannelMoments(8.0, torch.tensor([4.0]), torch.tensor([3.0])), source, 8.0).mean
@@ -85,21 +94,24 @@ def blended(target: ChannelMoments, source: ChannelMoments, prior: float) -> Cha
     """
     count = prior + target.count
     share = target.count / count
-    moments = ChannelMoments(count, *_between(source, target, share))
+    moments = ChannelMoments(count, *_interpolated(source, target, share))
     if target.covariance is None or source.covariance is None:
         return moments
     return replace(moments, covariance=torch.lerp(source.covariance, target.covariance, share))
 
 
-def _between(one: ChannelMoments, other: ChannelMoments, share: float) -> tuple[Tensor, ...]:
+def _interpolated(one: ChannelMoments, other: ChannelMoments, share: float) -> tuple[Tensor, ...]:
     ends = [one.mean, one.variance], [other.mean, other.variance]
     return torch._foreach_lerp(*ends, share)
 
 
-class ToSource:
-    """`to_source` of one site, and the values moved by it.
+# --- maps ----------------------------------------------------------------------------------------
 
-    A BatchNorm that is lent the target's moments does it, with the source's for its weights.
+
+class ToSource:
+    """`to_source` for one site, applied to its values.
+
+    A BatchNorm kernel with the target's moments as statistics and the source's as affine weights.
 
     >>> move = ToSource(ChannelMoments(9.0, torch.tensor([1.0]), torch.tensor([4.0])), eps=0.0)
     >>> target = ChannelMoments(9.0, torch.tensor([5.0]), torch.tensor([1.0]))
@@ -114,14 +126,83 @@ class ToSource:
         self._spread = (source.variance + eps).sqrt()
 
     def __call__(self, values: Tensor, target: ChannelMoments, axis: int) -> Tensor:
-        """Values of a target with these moments, given the source's."""
-        given = by_channel(values, axis)
-        moved = functional.batch_norm(
-            given,
+        """Map values with the target's moments to the source's moments."""
+        view = channels_second(values, axis)
+        mapped = functional.batch_norm(
+            view,
             target.mean,
             target.variance,
             weight=self._spread,
             bias=self.source.mean,
             eps=self.eps,
         )
-        return put_back(moved, given, values)
+        return _in_layout_of(values, view, mapped)
+
+
+class FullToSource:
+    """`to_source_full` for one site, applied to its values.
+
+    >>> source = measure_full(torch.tensor([[[1.0, 3.0, 5.0], [0.0, 4.0, 2.0]]]), 1, samples=1)
+    >>> x = torch.tensor([[[1.0, -1.0, 2.0], [3.0, 3.0, 9.0]]])
+    >>> mapped = FullToSource(source)(x, measure_full(x, 1, samples=1), axis=1)
+    >>> found = measure_full(mapped, 1, samples=1)
+    >>> bool((found.covariance - source.covariance).abs().max() < 0.02)  # up to FULL_MAP_EPS
+    True
+    """
+
+    def __init__(self, source: ChannelMoments) -> None:
+        assert source.covariance is not None
+        self.source = source
+        self._eps = FULL_MAP_EPS * source.variance.double().mean()
+        covariance = _regularised(source.covariance, self._eps)
+        self._variance = covariance.diagonal()
+        self._root, _ = symmetric_roots(covariance, 0.0)
+
+    def __call__(self, values: Tensor, target: ChannelMoments, axis: int) -> Tensor:
+        """Map values with the target's moments to the source's moments."""
+        assert target.covariance is not None
+        C_t = _regularised(target.covariance, self._eps)
+        A = optimal_map(C_t, self._root)
+        # A GPU computes roots without synchronising, NaN if it fails: then use the diagonal map.
+        diagonal = (self._variance / C_t.diagonal()).sqrt().diag()
+        A = torch.where(A.isfinite().all(), A, diagonal).to(target.mean.dtype)
+        b = self.source.mean - A @ target.mean
+        view = channels_second(values, axis)
+        rows = view.movedim(1, -1)
+        if rows.is_contiguous():
+            mapped = torch.addmm(b, rows.view(-1, len(b)).to(A.dtype), A).view(rows.shape)
+            mapped = mapped.movedim(-1, 1)
+        else:
+            flat = view.flatten(2).to(A.dtype)
+            mapped = torch.baddbmm(b[:, None], A.expand(len(flat), -1, -1), flat).view(view.shape)
+        return _in_layout_of(values, view, mapped.to(values.dtype))
+
+
+def _regularised(covariance: Tensor, eps: Tensor) -> Tensor:
+    """A covariance in float64, with eps added to its eigenvalues."""
+    wide = covariance.double()
+    regularised: Tensor = wide + eps * identity_like(wide)
+    return regularised
+
+
+# --- layouts -------------------------------------------------------------------------------------
+
+
+def channels_second(values: Tensor, axis: int) -> Tensor:  # (n, ...) -> (m, c) or (n, c, ...)
+    """View values with their channels on the second axis; nothing is copied.
+
+    >>> channels_second(torch.zeros(2, 5, 5, 3), -1).shape
+    torch.Size([50, 3])
+    """
+    if axis % values.ndim == 1:
+        return values
+    if values.is_contiguous():
+        return values.view(-1, values.shape[-1])
+    return values.movedim(-1, 1)
+
+
+def _in_layout_of(values: Tensor, view: Tensor, mapped: Tensor) -> Tensor:
+    """Undo `channels_second`, whose `view` of `values` became `mapped`."""
+    if view.ndim < values.ndim:
+        return mapped.view(values.shape)
+    return mapped if view is values else mapped.movedim(1, -1)

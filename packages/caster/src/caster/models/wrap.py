@@ -1,21 +1,25 @@
-"""One call for every kind of frozen model."""
+"""Build a frozen model from whatever the user has: a module, a name, a file or a function."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Any, Literal, cast
+from types import ModuleType
+from typing import Any, Literal
 
 from caster.errors import CasterError
-from caster.models.factory import MARK, made_by
 from caster.models.preprocessing import Preprocessing
-from caster.models.protocol import FrozenModel
+from caster.models.protocol import FrozenModel, error_line
 
 IN_GRAPH: Literal["in-graph"] = "in-graph"
-Stated = Preprocessing | str | os.PathLike[str] | None  # a TOML file's path, or "in-graph"
-
+Options = dict[str, Any]  # the options of `wrap` that were set
+AnyPreprocessing = Preprocessing | str | os.PathLike[str] | None  # a TOML file, or "in-graph"
+FACTORY_MARK = ".py:"  # between the file and the function
+TORCH = ("head", "preprocessing", "device", "bf16", "channels_last", "cuda_graph")
 KINDS = (
     "an nn.Module, 'timm:NAME', 'hf:FOLDER', 'FILE.py:FACTORY', the path of an .onnx file, or a "
     "function"
@@ -26,7 +30,7 @@ def wrap(
     model: Any,
     *,
     head: str | None = None,
-    preprocessing: Stated = None,
+    preprocessing: AnyPreprocessing = None,
     checkpoint: str | os.PathLike[str] | None = None,
     device: str | None = None,
     bf16: bool = False,
@@ -35,84 +39,139 @@ def wrap(
     providers: Sequence[str] | None = None,
     version: str | None = None,
 ) -> FrozenModel:
-    """A frozen model from an nn.Module, "timm:NAME", the path of an .onnx file, or a function.
+    """Wrap an nn.Module, "timm:NAME", the path of an .onnx file, or a function.
 
-    Also from "hf:FOLDER", an image classifier of transformers in a local folder, and from
-    "FILE.py:FACTORY", a function in a file of yours that takes no arguments and returns one of
-    the above. **That runs the code in the file.**
+    Also "hf:FOLDER", a transformers image classifier in a local folder, and "FILE.py:FACTORY", a
+    function in your own file that takes no arguments and returns any of the above. **That runs
+    the code in the file.**
 
     Parameters
     ----------
-    head : the classifier, where it cannot be found: a layer's name, or in ONNX a node's or an
-        output's.
+    head : name of the classifier if it cannot be found: a layer, or an ONNX node or output.
     preprocessing : how images become batches: a `Preprocessing`, the path of a TOML file, or
-        "in-graph" if the model resizes and normalises itself. timm models bring their own, and
-        so do folders of transformers with a preprocessor_config.json.
-        Needed where caster reads images; batches you prepare yourself need none.
-    checkpoint : local weights of a timm model or of a factory's module, .safetensors.
-    device : where a torch model runs, "cpu" or "cuda"; a module stays where it is by default.
-    bf16, channels_last : of a torch model.
-    cuda_graph : record a torch model on a GPU and replay it: for modules that do the same on every
-        batch. Faster, and holds the memory of one batch.
-    providers : of ONNX Runtime, in order of preference.
-    version : what a function's provider calls the model; binds states to it.
+        "in-graph" if the model resizes and normalises images itself. timm models, and
+        transformers folders with a preprocessor_config.json, bring their own. Only needed if
+        caster reads the images.
+    checkpoint : local .safetensors weights for a timm model or for the module of a factory.
+    device : "cpu" or "cuda" for a torch model; by default the module stays where it is.
+    bf16, channels_last : autocast to bfloat16, and memory format, of a torch model.
+    cuda_graph : record a torch model on a GPU as a CUDA graph and replay it: for modules that do
+        the same work on every batch. Faster, and keeps the memory of one batch allocated.
+    providers : ONNX Runtime execution providers in order of preference.
+    version : the provider's name for the model behind a function; binds states to it.
 
     >>> import numpy as np
     >>> model = wrap(lambda batch: batch.reshape(len(batch), -1), version="pixels-1")
     >>> model(np.zeros((2, 4, 4))).features.shape
     (2, 16)
     """
-    stated = None if preprocessing is None else _stated(preprocessing)
-    torch_only = {
+    options: Options = {
+        "head": head,
+        "preprocessing": None if preprocessing is None else _as_preprocessing(preprocessing),
+        "checkpoint": checkpoint,
         "device": device,
         "bf16": bf16,
         "channels_last": channels_last,
         "cuda_graph": cuda_graph,
+        "providers": providers,
+        "version": version,
     }
-    name = None
-    if isinstance(model, str) and MARK in model:
-        model, name = made_by(model), model
-        if _is_wrapped(model):
-            others = {"head": head, "preprocessing": stated, "checkpoint": checkpoint}
-            _refuse_options(
-                name, torch_only | others | {"providers": providers, "version": version}
-            )
-            return cast(FrozenModel, model)
-        if _is_module(model) and checkpoint is not None:
-            _load(model, name, Path(checkpoint))
-            checkpoint = None
-    if _is_module(model) or (isinstance(model, str) and model.startswith(("timm:", "hf:"))):
-        _refuse_options(model, {"providers": providers, "version": version})
-        if _is_module(model) or model.startswith("hf:"):
-            _refuse_options(model, {"checkpoint": checkpoint})
-        return _torch_model(model, name, head, stated, checkpoint, torch_only)
+    options = {k: v for k, v in options.items() if v is not None and v is not False}
+    if isinstance(model, str) and FACTORY_MARK in model:
+        return _from_factory(model, options)
+    if isinstance(model, str) and model.startswith(("timm:", "hf:")):
+        return _from_library(model, options)
     if isinstance(model, str | os.PathLike) and str(model).endswith(".onnx"):
-        _refuse_options(model, torch_only | {"checkpoint": checkpoint, "version": version})
-        from caster.models.onnx import OnnxModel
+        return _from_onnx(model, options)
+    return _from_object(model, None, options)
 
-        chosen = {} if providers is None else {"providers": providers}
-        return OnnxModel(Path(model), head=head, preprocessing=stated, **chosen)
+
+def _from_factory(spec: str, options: Options) -> FrozenModel:
+    """Wrap what FILE.py:FACTORY returns, with a checkpoint loaded into its module."""
+    made = _call_factory(spec)
+    if _is_wrapped(made):
+        _check_options(spec, options, ())
+        wrapped: FrozenModel = made
+        return wrapped
+    if _is_module(made) and "checkpoint" in options:
+        _load_checkpoint(made, spec, Path(options.pop("checkpoint")))
+    return _from_object(made, spec, options)
+
+
+def _from_library(spec: str, options: Options) -> FrozenModel:
+    """Build timm:NAME or hf:FOLDER, with the preprocessing that the library states for it."""
+    library, _, name = spec.partition(":")
+    _check_options(spec, options, (*TORCH, "checkpoint") if library == "timm" else TORCH)
+    _import_torch_model(spec)
+    from caster.models import pretrained
+
+    checkpoint = options.pop("checkpoint", None)
+    if library == "hf":
+        module = pretrained.load_transformers(Path(name))
+        if "preprocessing" not in options:
+            options["preprocessing"] = pretrained.transformers_preprocessing(Path(name))
+    else:
+        module = pretrained.load_timm(name, None if checkpoint is None else Path(checkpoint))
+        if "preprocessing" not in options:
+            options["preprocessing"] = pretrained.timm_preprocessing(module)
+    return _from_object(module, spec, options)
+
+
+def _from_onnx(path: str | os.PathLike[str], options: Options) -> FrozenModel:
+    _check_options(path, options, ("head", "preprocessing", "providers"))
+    from caster.models.onnx import OnnxModel
+
+    return OnnxModel(Path(path), **options)
+
+
+def _from_object(model: Any, name: str | None, options: Options) -> FrozenModel:
+    """Wrap an nn.Module or a function."""
+    if _is_module(model):
+        _check_options(model, options, TORCH)
+        if options.get("preprocessing") == IN_GRAPH:
+            options["preprocessing"] = Preprocessing.in_graph("NCHW", "float32")
+        wrapped: FrozenModel = _import_torch_model(_label(model))(model, name=name, **options)
+        return wrapped
     if _is_wrapped(model):
         raise CasterError(f"{model.name} is wrapped already")
     if callable(model) and not isinstance(model, type):
-        others = {"head": head, "checkpoint": checkpoint, "providers": providers}
-        _refuse_options(model, torch_only | others)
+        _check_options(model, options, ("preprocessing", "version"))
+        if options.get("preprocessing") == IN_GRAPH:
+            raise CasterError(
+                "a function needs its whole preprocessing: it does not show its input shape"
+            )
         from caster.models.function import FunctionModel
 
-        if stated == IN_GRAPH:
-            raise CasterError("state a function's preprocessing in full: it shows no input shape")
-        return FunctionModel(model, version=version, preprocessing=stated)
-    raise CasterError(f"a model is {KINDS}, not {_called(model)}")
+        return FunctionModel(model, **options)
+    raise CasterError(f"a model is {KINDS}, not {_label(model)}")
 
 
-def _stated(preprocessing: Preprocessing | str | os.PathLike[str]) -> Any:
+def _import_torch_model(user: str) -> Any:
+    try:
+        from caster.models.torch import TorchModel
+    except ModuleNotFoundError:
+        raise CasterError(f"{user} needs torch: pip install 'caster-tta[torch]'") from None
+    return TorchModel
+
+
+def _load_checkpoint(module: Any, spec: str, checkpoint: Path) -> None:
+    from caster.models.torch import load_weights, read_weights
+
+    weights = read_weights(checkpoint)
+    try:
+        load_weights(module, weights)
+    except (RuntimeError, ValueError) as error:
+        raise CasterError(f"{checkpoint} does not fit {spec}: {error_line(error)}") from None
+
+
+def _as_preprocessing(preprocessing: Preprocessing | str | os.PathLike[str]) -> Any:
     if isinstance(preprocessing, Preprocessing) or preprocessing == IN_GRAPH:
         return preprocessing
     return Preprocessing.from_toml(Path(preprocessing))
 
 
 def _is_module(model: Any) -> bool:
-    torch = sys.modules.get("torch")  # whoever has a module has loaded torch
+    torch = sys.modules.get("torch")  # loaded already if there is a module
     return torch is not None and isinstance(model, torch.nn.Module)
 
 
@@ -120,59 +179,66 @@ def _is_wrapped(model: Any) -> bool:
     return hasattr(model, "verify") and hasattr(model, "preprocessing")
 
 
-def _load(module: Any, name: str, checkpoint: Path) -> None:
-    from caster.models.modules import load_weights, read_weights
-
-    weights = read_weights(checkpoint)
-    try:
-        load_weights(module, weights)
-    except (RuntimeError, ValueError) as error:
-        line = " ".join(str(error).split())
-        raise CasterError(f"{checkpoint} does not fit {name}: {line[:300]}") from None
+def _check_options(model: Any, options: Options, known: Sequence[str]) -> None:
+    """Reject an option that has no meaning for this kind of model."""
+    for name in options:
+        if name not in known:
+            raise CasterError(f"{{argument}} is not an option of {_label(model)}", argument=name)
 
 
-def _torch_model(
-    model: Any,
-    name: str | None,
-    head: str | None,
-    preprocessing: Any,
-    checkpoint: str | os.PathLike[str] | None,
-    options: dict[str, Any],
-) -> FrozenModel:
-    try:
-        from caster.models.torch import TorchModel
-    except ModuleNotFoundError:
-        raise CasterError(f"{model} needs torch: pip install 'caster-tta[torch]'") from None
-
-    module = model
-    if isinstance(model, str):
-        name = model
-        kind, _, given = model.partition(":")
-        if kind == "hf":
-            from caster.models import hf
-
-            module = hf.create(Path(given))
-            preprocessing = (
-                hf.preprocessing(Path(given)) if preprocessing is None else preprocessing
-            )
-        else:
-            from caster.models import timm
-
-            module = timm.create(given, None if checkpoint is None else Path(checkpoint))
-            preprocessing = timm.preprocessing(module) if preprocessing is None else preprocessing
-    if preprocessing == IN_GRAPH:
-        preprocessing = Preprocessing.in_graph("NCHW", "float32")
-    return TorchModel(module, name=name, head=head, preprocessing=preprocessing, **options)
-
-
-def _refuse_options(model: Any, options: dict[str, Any]) -> None:
-    """An option that means nothing to this kind of model is a mistake, not a default."""
-    for name, value in options.items():
-        if value is not None and value is not False:
-            message = f"{{argument}} is not an option of {_called(model)}"
-            raise CasterError(message, argument=name)
-
-
-def _called(model: Any) -> str:
-    """A model in a message: as it was typed, or its class, which takes one line."""
+def _label(model: Any) -> str:
+    """A model in a message: a path or name as typed, or its class."""
     return repr(str(model)) if isinstance(model, str | os.PathLike) else type(model).__name__
+
+
+# --- FILE.py:FACTORY -----------------------------------------------------------------------------
+
+
+def _call_factory(spec: str) -> Any:
+    """Import a file, which runs it, and call a function in it that builds a model."""
+    stem, _, name = spec.rpartition(FACTORY_MARK)
+    path = Path(f"{stem}.py")
+    if not path.is_file():
+        raise CasterError(f"{spec}: there is no file {path}")
+    with _importable(path.parent):
+        try:
+            module = _imported(path)
+        except (Exception, SystemExit) as error:
+            raise CasterError(f"{path} cannot be imported: {_failure(error)}") from error
+        factory = getattr(module, name, None)
+        if not callable(factory):
+            raise CasterError(f"{path} has no function {name!r} that builds a model")
+        try:
+            made = factory()
+        except (Exception, SystemExit) as error:
+            raise CasterError(f"{name}() of {path} failed: {_failure(error)}") from error
+    if not callable(made) or isinstance(made, type):
+        kind = type(made).__name__
+        raise CasterError(f"{name}() of {path} must return an nn.Module, not {kind}")
+    return made
+
+
+@contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    """Let the file import modules beside it while it builds the model."""
+    entry = str(folder.resolve())
+    sys.path.insert(0, entry)
+    try:
+        yield
+    finally:
+        sys.path.remove(entry)
+
+
+def _imported(path: Path) -> ModuleType:
+    name = f"_caster_model_{path.stem}"  # cannot shadow another module
+    spec = spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError("it is not a Python file")
+    module = module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look it up
+    spec.loader.exec_module(module)
+    return module
+
+
+def _failure(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error_line(error)}"[:300]

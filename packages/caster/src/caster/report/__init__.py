@@ -1,4 +1,4 @@
-"""What the pages of the demo and of an evaluation share: words, drawing and HTML."""
+"""Evaluation on labelled data, the demo, and the figures and HTML that pages share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 from caster.errors import CasterError
 
-CLASSIFIERS = {  # every page compares these, under these names and in this order
+CLASSIFIERS = {  # names and order of the classifiers on every page
     "frozen": "frozen head",
     "source_gda": "Source-GDA",
     "ungated": "transport, ungated",
@@ -15,7 +15,7 @@ CLASSIFIERS = {  # every page compares these, under these names and in this orde
 
 
 def noun(classifier: str) -> str:
-    """A classifier as a sentence has it.
+    """Name a classifier within a sentence.
 
     >>> noun("frozen"), noun("source_gda")
     ('the frozen head', 'Source-GDA')
@@ -25,6 +25,7 @@ def noun(classifier: str) -> str:
 
 
 def check_can_draw() -> None:
-    """Refuse where matplotlib is missing, before the work that would be lost on it."""
-    if find_spec("matplotlib") is None:
-        raise CasterError("the page needs matplotlib: pip install 'caster-tta[report]'")
+    """Raise if a library that pages need is missing, before any work is lost."""
+    for library in ("matplotlib", "jinja2"):
+        if find_spec(library) is None:
+            raise CasterError(f"the page needs {library}: pip install 'caster-tta[report]'")

@@ -1,4 +1,4 @@
-"""Whether transport can be supported at a batch size, found out on batches like the source."""
+"""Simulate batches like the source, and report whether a batch size supports transport."""
 
 from __future__ import annotations
 
@@ -11,56 +11,56 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caster import state as states
-from caster.core.gate import refuse
 from caster.core.linalg import cholesky
 from caster.core.order import is_ordered, order_evidence
+from caster.core.proposal import try_transport
 from caster.core.subspace import active_rank
 from caster.core.threads import threads_for
-from caster.core.trial import try_transport
-from caster.core.types import REASONS, Reason, SourceMoments, Verdict
+from caster.core.types import SourceMoments
+from caster.core.verdict import REASONS, Reason, Verdict, reject
 from caster.errors import CasterError
-from caster.io.sealed import Key
+from caster.io.signed_tensors import Key
 from caster.state import State
-from caster.state.source_check import ENOUGH as SAMPLES_A_FEATURE
+from caster.state.source_check import ENOUGH as SAMPLES_PER_FEATURE
 from caster.state.source_check import SourceCheck
 
-TRIALS = 32  # simulated batches of a size
-ENOUGH = 0.9  # share of them that must be accepted for a size to do
-LADDER: list[int] = sorted(
+TRIALS = 32  # simulated batches per size
+ENOUGH = 0.9  # share of them that must be accepted for a size to suffice
+BATCH_SIZES: list[int] = sorted(
     {2**i for i in range(1, 12)} | {3 * 2**i for i in range(10)}
 )  # 2, 3, 4, 6 ... 2048
 SEED = 0
 LAYERS = (
-    "All this is of transport of the last features (--no-layers). The state also has layers, and "
-    "layer transport has a certificate of its own: only `caster evaluate` can tell how it fares."
+    "All of this concerns last-layer transport (--no-layers). The state also has layers, and layer "
+    "transport has its own certificate: run `caster evaluate` to see how it performs."
 )
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What a state and a batch size lead one to expect."""
+    """Expected behaviour of a state at a batch size."""
 
     batch_size: int
-    samples: int  # of the source
+    samples: int  # in the source
     features: int
     n_classes: int
     k0: int
     k: int
     diagonal: bool
-    expected_classes: float  # distinct ones in an i.i.d. batch
-    reasons: Counter[Reason]  # verdicts on simulated batches of undisturbed source data
+    expected_classes: float  # distinct classes in an i.i.d. batch
+    reasons: Counter[Reason]  # verdicts on simulated batches of unshifted data
     median_ratio: float
-    one_class_acceptance: float  # share accepted of batches that hold a single class
+    one_class_acceptance: float  # share accepted of batches with a single class
     tau: float
-    smallest_batch: int | None  # None: none on the ladder
+    smallest_batch: int | None  # None: none of `BATCH_SIZES`
     state_bytes: int
     bank_bytes: int
-    layers: bool  # whether the state has any
-    source_check: SourceCheck | None  # None: the state was made of moments alone
+    layers: bool  # whether the state has layers
+    source_check: SourceCheck | None  # None: the state was built from moments alone
 
     @property
     def acceptance(self) -> float:
-        """Share of simulated batches the gate accepts."""
+        """Share of simulated batches that the gate accepts."""
         return self.reasons["accepted"] / self.reasons.total()
 
     def sentences(self) -> list[str]:
@@ -69,7 +69,7 @@ class Diagnosis:
             self._source_words(),
             *([] if self.source_check is None else self.source_check.sentences()),
             self._map_words(),
-            f"An i.i.d. batch shows about {self.expected_classes:.1f} of {self.n_classes} classes.",
+            f"An i.i.d. batch holds about {self.expected_classes:.1f} of {self.n_classes} classes.",
             self._gate_words(),
             f"Of as many batches of a single class each it accepts {self.one_class_acceptance:.0%}"
             + (
@@ -79,7 +79,7 @@ class Diagnosis:
             ),
             self._size_words(),
             f"State: {self.state_bytes:,} bytes; a k-NN bank of the same source in float32: "
-            f"{self.bank_bytes:,} bytes, {self.bank_bytes / self.state_bytes:.1f} times as much.",
+            f"{self.bank_bytes:,} bytes, {self.bank_bytes / self.state_bytes:.1f} times as large.",
         ]
         return [*words, LAYERS] if self.layers else words
 
@@ -89,19 +89,17 @@ class Diagnosis:
             f"N = {self.samples:,} source samples, d = {self.features:,} features, "
             f"C = {self.n_classes:,} classes: N/d = {share:.3g}"
         )
-        if share >= SAMPLES_A_FEATURE:
+        if share >= SAMPLES_PER_FEATURE:
             return f"{line}, enough to estimate the directions and the class covariances."
         return (
-            f"{line}, where {SAMPLES_A_FEATURE:g} or more are wanted: the directions and the class "
-            "covariances are rough. Fit with more source images, or with --layers, whose moments "
-            "need fewer."
+            f"{line}, but at least {SAMPLES_PER_FEATURE:g} are recommended: the directions and the "
+            "class covariances are rough. Fit with more source images, or with --layers, whose "
+            "moments need fewer."
         )
 
     def _map_words(self) -> str:
         if self.k == 0:
-            return (
-                "A batch of one has no covariance: no direction is active, nothing is transported."
-            )
+            return "A batch of one has no covariance: nothing is transported."
         kind = "diagonal" if self.diagonal else "full"
         sign = "<" if self.diagonal else ">="
         return (
@@ -111,16 +109,16 @@ class Diagnosis:
 
     def _gate_words(self) -> str:
         line = (
-            f"Of {self.reasons.total()} simulated batches just like the source, the gate accepts "
+            f"Of {self.reasons.total()} simulated batches like the source, the gate accepts "
             f"{self.acceptance:.0%} (median ratio {self.median_ratio:.2g}, tau {self.tau:g})"
         )
         if self.acceptance >= ENOUGH:
             return f"{line}: transport can be supported."
         reason = next(r for r, _ in self.reasons.most_common() if r != "accepted")
         outlook = (
-            "only in part, and the other batches keep the frozen model's answer"
+            "for some batches only; the others keep the frozen model's answer"
             if self.acceptance
-            else "by none, and all of them keep the frozen model's answer"
+            else "for none; all batches keep the frozen model's answer"
         )
         return (
             f"{line}: transport is supported {outlook}. Main reason `{reason}`: {REASONS[reason]}."
@@ -128,9 +126,9 @@ class Diagnosis:
 
     def _size_words(self) -> str:
         if self.smallest_batch is None:
-            return f"No batch size up to {LADDER[-1]} would do."
+            return f"No batch size up to {BATCH_SIZES[-1]} would suffice."
         return (
-            f"The smallest batch that would do ({ENOUGH:.0%} accepted) has about "
+            f"The smallest sufficient batch ({ENOUGH:.0%} accepted) has about "
             f"{self.smallest_batch} samples."
         )
 
@@ -141,10 +139,10 @@ def diagnose(
     tick: Callable[[int], None] = lambda size: None,
     key: Key | None = None,
 ) -> Diagnosis:
-    """Draw batches from the stored class Gaussians and ask the gate about them.
+    """Draw batches from the stored class Gaussians, and count the gate's verdicts.
 
-    A batch the gate rejects here is rejected although nothing has shifted: the batch is too
-    small for this many classes, and on shifted data the gate will say the same.
+    Nothing has shifted, so a batch rejected here is too small for this many classes, and the gate
+    will reject such batches on shifted data too.
     """
     if batch_size < 1:
         raise CasterError(f"the batch size must be at least 1, not {batch_size}")
@@ -177,7 +175,7 @@ def diagnose(
 
 
 class _Simulator:
-    """Verdicts on batches drawn from the source's own class Gaussians."""
+    """Verdicts on batches drawn from the class Gaussians of the source."""
 
     def __init__(self, state: State) -> None:
         self.settings = state.settings
@@ -185,19 +183,19 @@ class _Simulator:
         self.turned_off = check is not None and not check.supported and state.settings.safeguards
         self.moments: SourceMoments = state.moments
         covariances = state.moments.covariances.astype(np.float64)
-        # Of fewer samples than directions, a class has a singular covariance.
+        # A class with fewer samples than directions has a singular covariance.
         floor = 1e-6 * np.trace(covariances, axis1=1, axis2=2)[:, None, None]
         eye = np.eye(state.moments.rank)
         self.factors: NDArray[np.float64] = cholesky(covariances + floor * eye)
 
     def __call__(self, batch_size: int, *, one_class: bool = False) -> Iterator[Verdict]:
-        """Verdicts on TRIALS batches, one by one; each of a single class if so asked."""
+        """Yield verdicts on TRIALS batches; with `one_class`, each has a single class."""
         k = active_rank(self.moments.rank, batch_size)
         rng = np.random.default_rng((SEED, batch_size))
         active = self.moments.restrict(k)
         for _ in range(TRIALS):
             if k == 0:
-                yield refuse("batch_too_small")
+                yield reject("batch_too_small")
             else:
                 classes = self._classes(rng, 1 if one_class else batch_size)
                 z = self._draw(rng, np.resize(classes, batch_size), k)
@@ -205,7 +203,7 @@ class _Simulator:
                 yield self._guarded(verdict, np.resize(classes, batch_size))
 
     def _guarded(self, verdict: Verdict, classes: NDArray[np.intp]) -> Verdict:
-        """The verdict of the whole gate, where the frozen head is always right."""
+        """Apply the safeguards, assuming that the frozen head is always right."""
         if self.turned_off and verdict.has_proposal:
             return replace(verdict, accepted=False, reason="source_check")
         if self.settings.safeguards and verdict.has_proposal:
@@ -229,23 +227,23 @@ class _Simulator:
 
 
 def _smallest_batch(simulate: _Simulator, tick: Callable[[int], None]) -> int | None:
-    """The first size on the ladder that does.
+    """Find the first size that suffices.
 
-    Acceptance need not grow with the size: where the map turns from diagonal to full it can
-    fall. So every rung is tried, and none is skipped by bisection.
+    Acceptance need not grow with the size: it can fall where the map changes from diagonal to
+    full. So every size is tried, without bisection.
     """
-    for size in LADDER:
+    for size in BATCH_SIZES:
         tick(size)
-        if _does(simulate(size)):
+        if _suffices(simulate(size)):
             return size
     return None
 
 
-def _does(verdicts: Iterator[Verdict]) -> bool:
-    """Whether enough are accepted, told as soon as too many are not."""
-    refusals = 0
+def _suffices(verdicts: Iterator[Verdict]) -> bool:
+    """Whether enough are accepted; stop as soon as too many are rejected."""
+    rejected = 0
     for verdict in verdicts:
-        refusals += not verdict.accepted
-        if refusals > (1 - ENOUGH) * TRIALS:
+        rejected += not verdict.accepted
+        if rejected > (1 - ENOUGH) * TRIALS:
             return False
     return True

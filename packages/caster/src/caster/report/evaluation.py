@@ -10,9 +10,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from caster.adapt.adaptation import Adaptation
 from caster.adapt.estimator import Caster
 from caster.core.arrays import as_real_array, to_numpy
-from caster.core.types import Judgement
+from caster.core.verdict import Verdict
 from caster.errors import CasterError
 from caster.io.labels import as_labels, encode
 from caster.report import check_can_draw, metrics
@@ -21,16 +22,8 @@ from caster.report.intervals import Interval, bootstrap
 from caster.report.mechanism import TRANSPORT, Mechanism
 from caster.report.metrics import Flags, Floats
 
-# Features (B, d), labels (B,), logits (B, C) or None; and what was tried, if it is not transport.
-Chunk = tuple[Any, Any, Any] | tuple[Any, Any, Any, "Tried"]
-
-
-@dataclass(frozen=True, eq=False)
-class Tried:
-    """A batch adapted to, and what its certificate says."""
-
-    scores: Any  # (B, C), whatever the verdict; None: there is no adapted answer
-    verdict: Judgement
+# Features (B, d), labels (B,), logits (B, C) or None; and the adaptation, if it is made already.
+Chunk = tuple[Any, Any, Any] | tuple[Any, Any, Any, Adaptation]
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,8 +66,8 @@ def evaluate(
 
     Frozen head, Source-GDA, and transport without and with the gate are compared. Without
     logits Source-GDA, then the fallback, takes the frozen head's place. `name` says what was
-    evaluated, and `digests` the SHA-256 of what took part; both are only passed on. Chunks that
-    bring what was `Tried` on them are scored by that, and `mechanism` says what it was.
+    evaluated, and `digests` the SHA-256 of what took part; both are only passed on. A chunk may
+    bring its `Adaptation` along, by the mechanism named.
 
     >>> rng = np.random.default_rng(0)
     >>> labels = rng.integers(8, size=1200)
@@ -90,9 +83,9 @@ def evaluate(
     answers: list[dict[str, Answers]] = []
     batches: list[Batch] = []
     row = 0
-    for features, labels, logits, *tried in chunks:
+    for features, labels, logits, *made in chunks:
         try:
-            truth, given, verdict = _answer(clf, features, labels, logits, *tried)
+            truth, given, verdict = _answer(clf, features, labels, logits, *made)
             if answers and given.keys() != answers[0].keys():
                 raise CasterError("logits must come with every batch or with none")
         except CasterError as error:
@@ -129,25 +122,19 @@ def _turned_off(clf: Caster) -> str | None:
 
 
 def _answer(
-    clf: Caster, features: Any, labels: Any, logits: Any, tried: Tried | None = None
-) -> tuple[NDArray[np.int64], dict[str, Answers], Judgement]:
+    clf: Caster, features: Any, labels: Any, logits: Any, made: Adaptation | None = None
+) -> tuple[NDArray[np.int64], dict[str, Answers], Verdict]:
     """True classes of a batch, every classifier's answers to it, and the verdict on it."""
     truth = encode(as_labels(labels), clf.classes_)
     if len(truth) != len(features):
         raise CasterError(f"{len(features)} samples have {len(truth)} labels")
-    tried = tried or _transported(clf, features, logits)
-    given = {} if logits is None else {"frozen": Answers.of(logits, truth)}
-    given["source_gda"] = Answers.of(clf.source_scores(features), truth)
-    fallback = given[next(iter(given))]
-    given["ungated"] = fallback if tried.scores is None else Answers.of(tried.scores, truth)
-    given["gated"] = given["ungated"] if tried.verdict.accepted else fallback
-    return truth, given, tried.verdict
-
-
-def _transported(clf: Caster, features: Any, logits: Any) -> Tried:
-    out = clf.adapt(features, head_logits=logits)
-    # Without a map the scores are the priors', but the proposal is the fallback.
-    return Tried(out.transported if out.verdict.has_proposal else None, out.verdict)
+    out = made or clf.adapt(features, head_logits=logits)
+    answers = {} if logits is None else {"frozen": Answers.of(logits, truth)}
+    answers["source_gda"] = Answers.of(clf.source_scores(features), truth)
+    fallback = answers[next(iter(answers))]
+    answers["ungated"] = fallback if out.adapted is None else Answers.of(out.adapted, truth)
+    answers["gated"] = answers["ungated"] if out.verdict.accepted else fallback
+    return truth, answers, out.verdict
 
 
 def _score(answers: Answers, baseline: Answers, interval: Interval | None) -> Score:

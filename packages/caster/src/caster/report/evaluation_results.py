@@ -1,4 +1,4 @@
-"""What an evaluation found: a `Score` a classifier, a `Batch` a batch, and both in words."""
+"""Results of an evaluation: a score per classifier, the batches, and both in words and JSON."""
 
 from __future__ import annotations
 
@@ -10,50 +10,70 @@ from numbers import Integral, Real
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from caster._version import __version__
 from caster.config import Settings
-from caster.core.types import Judgement, Reason
-from caster.report import words
+from caster.core.verdict import Reason, Verdict
+from caster.report import noun
 from caster.report.intervals import Interval
 from caster.report.mechanism import TRANSPORT, Mechanism
-from caster.report.metrics import Bin
+from caster.report.metrics import Bin, expected_classes
+
+# Share of the classes expected in a random batch below which a stream is called ordered. With two
+# classes an ordered batch has 1 of 2; a random one seldom has less than 1 of 1.5.
+FEW = 0.6
+SMALL = 0.01  # accuracy: a gain whose whole interval is closer to 0 makes no difference
+
+
+def in_points(difference: float) -> str:
+    """Format a difference of shares in points.
+
+    >>> in_points(0.0721), in_points(-0.0004)
+    ('+7.2', '+0.0')
+    """
+    return f"{round(100 * difference, 1) + 0.0:+.1f}"  # + 0.0 turns -0.0 into 0.0
 
 
 @dataclass(frozen=True)
 class Score:
-    """One classifier over all samples; harm and help are against the baseline."""
+    """One classifier over all samples; harm and help are relative to the baseline."""
 
     accuracy: float
-    interval: Interval | None  # of the accuracy; None where there is only one batch
+    interval: Interval | None  # of the accuracy; None for a single batch
     harm: float
     help: float
-    nll: float  # infinite where a true class had probability 0
+    nll: float  # infinite if a true class had probability 0
     calibration_error: float
     reliability: tuple[Bin, ...]
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One batch: how many of its samples each classifier got right, and the verdict on it.
+    """Correct answers of each classifier on one batch, and the verdict on it.
 
-    >>> verdict = Judgement(True, "accepted", ratio=0.5)
+    >>> verdict = Verdict(True, "accepted", ratio=0.5)
     >>> Batch(4, classes=2, right={"frozen": 2, "gated": 3}, verdict=verdict).accuracy("gated")
     0.75
     """
 
     size: int
-    classes: int  # distinct true ones
+    classes: int  # distinct true classes
     right: Mapping[str, int]
-    verdict: Judgement  # of transport a whole `Verdict`
+    verdict: Verdict
 
     def accuracy(self, classifier: str) -> float:
-        """Share of the batch a classifier got right."""
+        """Accuracy of a classifier on the batch."""
         return self.right[classifier] / self.size
+
+    def gain(self, baseline: str) -> float:
+        """Accuracy of adapting, whatever the verdict, less that of the baseline."""
+        return self.accuracy("ungated") - self.accuracy(baseline)
 
 
 @dataclass(frozen=True)
 class ClassScore:
-    """The samples of one class, and how many the baseline and the gated mechanism got right."""
+    """Correct answers of the baseline and of the gated mechanism on one class."""
 
     label: Any
     size: int
@@ -63,7 +83,7 @@ class ClassScore:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Everything `evaluate` found."""
+    """Everything that `evaluate` measures."""
 
     name: str  # what was evaluated
     settings: Settings
@@ -71,14 +91,14 @@ class Evaluation:
     scores: Mapping[str, Score]  # by classifier, in the order of `caster.report.CLASSIFIERS`
     gain_interval: Interval | None
     batches: tuple[Batch, ...]
-    classes: tuple[ClassScore, ...]  # those that came
-    mechanism: Mechanism = TRANSPORT  # what "ungated" and "gated" adapt by
-    source_check: str | None = None  # a sentence, where the source turns transport off by default
-    left_out: Mapping[Any, int] = field(default_factory=dict)  # samples by class the state lacks
+    classes: tuple[ClassScore, ...]  # those that occur
+    mechanism: Mechanism = TRANSPORT  # of the classifiers "ungated" and "gated"
+    source_check: str | None = None  # a sentence if the source turns transport off by default
+    left_out: Mapping[Any, int] = field(default_factory=dict)  # samples of unknown classes
 
     @property
     def baseline(self) -> str:
-        """The classifier a refused batch falls back to, and others are compared with."""
+        """The classifier that answers rejected batches, and that others are compared with."""
         return "frozen" if "frozen" in self.scores else "source_gda"
 
     @property
@@ -103,37 +123,91 @@ class Evaluation:
 
     @property
     def tau(self) -> float:
-        """The largest certificate that would be accepted."""
+        """Largest accepted certificate."""
         own = self.mechanism.settings
         return self.settings.tau if own is None else float(own["tau"])
 
     @property
     def reasons(self) -> dict[Reason, int]:
-        """Number of batches by the reason of their verdict, most frequent first."""
+        """Number of batches per reason, most frequent first."""
         return dict(Counter(batch.verdict.reason for batch in self.batches).most_common())
 
     @property
     def ratio(self) -> float:
-        """Median certificate; infinite where most batches have none."""
+        """Median certificate; infinite if most batches have none."""
         return median(batch.verdict.ratio for batch in self.batches)
 
     @property
     def conclusion(self) -> str:
-        """Whether to use it on such data, in one sentence with the gain and its interval."""
-        return words.conclusion(self)
+        """Whether to use it on such data, by how much, and how certain that is.
+
+        Decided on the rounded figures that it prints.
+        """
+        adapted, baseline = self.mechanism.noun, noun(self.baseline)
+        if not self.reasons.get("accepted", 0):
+            return (
+                "It makes no difference here: the gate rejects every batch, and every answer is "
+                f"that of {baseline}."
+            )
+        interval, size = self.gain_interval, f"{abs(100 * self.gain):.1f} points"
+        verb = "loses" if in_points(self.gain).startswith("-") else "gains"
+        over = "to" if verb == "loses" else "over"
+        if interval is None:
+            return (
+                f"One batch cannot tell whether to use it: there, {adapted} {verb} {size} {over} "
+                f"{baseline}, without an interval. Evaluate more batches."
+            )
+        low, high = in_points(interval.low), in_points(interval.high)
+        change = f"{adapted} {verb} {size} {over} {baseline} (95 % interval {low} to {high})"
+        if float(low) > 0:
+            return f"Use it here: {change}."
+        if float(high) < 0:
+            return f"Do not use it here: {change}."
+        if max(-interval.low, interval.high) <= SMALL:
+            return f"It makes no difference here: {change}."
+        return f"It is not clear whether to use it here: {change}. Evaluate more labelled samples."
 
     @property
     def summary(self) -> str:
-        """The outcome in plain words."""
-        return words.summary(self)
+        """Accuracies without and with the gate, and what the gate changed."""
+        baseline, gated = noun(self.baseline), self.scores["gated"]
+        n, accepted = len(self.batches), self.reasons.get("accepted", 0)
+        batches = f"{n:,} batches of {self.batch_size:,}" if n > 1 else "one batch"
+        words = (
+            f"On {self.size:,} samples in {batches}, {baseline} reaches "
+            f"{self.scores[self.baseline].accuracy:.1%} accuracy, {self.mechanism.noun} without "
+            f"the gate {self.scores['ungated'].accuracy:.1%} and with it {gated.accuracy:.1%}"
+        )
+        if accepted:
+            words += (
+                f". The gate accepted {accepted:,} of {n:,}; of all samples, {gated.help:.1%} "
+                f"turned from wrong to right and {gated.harm:.1%} from right to wrong."
+            )
+        else:
+            words += f": the gate rejected every batch, and all answers are those of {baseline}."
+        if self.baseline != "frozen":
+            words += " No logits were given: Source-GDA takes the frozen head's place."
+        return words
 
     @property
     def warning(self) -> str | None:
-        """A sentence if the stream looks ordered by class, which ruins batch statistics."""
-        return words.warning(self)
+        """Warn if the median batch holds far fewer classes than a random one."""
+        counts = np.array([c.size for c in self.classes])
+        sizes = {batch.size for batch in self.batches}
+        expected = {size: expected_classes(counts, size) for size in sizes}
+        if median(batch.classes / expected[batch.size] for batch in self.batches) >= FEW:
+            return None
+        return (
+            "The stream looks ordered by class: the median batch holds "
+            f"{median(batch.classes for batch in self.batches):g} of {len(counts):,} classes, "
+            f"where a random one holds about "
+            f"{median(expected[batch.size] for batch in self.batches):.1f}. The moments of such a "
+            "batch reflect its classes, not a shift of the data: mix the classes, and do not "
+            "trust what the gate accepted."
+        )
 
     def to_json(self) -> dict[str, Any]:
-        """Everything as JSON has it; null stands for what is infinite or unknown."""
+        """Everything as JSON; null stands for what is infinite or unknown."""
         interval = self.gain_interval
         found = {
             "caster": __version__,
@@ -178,7 +252,7 @@ class Evaluation:
 
 
 def _plain(value: Any) -> Any:
-    """Nothing but what JSON has; a label of another kind becomes text."""
+    """Convert to JSON types; other labels become text."""
     if isinstance(value, Mapping):
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, tuple | list):

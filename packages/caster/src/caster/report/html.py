@@ -1,102 +1,100 @@
-"""HTML every page is made of: a shell that loads nothing else, figures, and tables."""
+"""Self-contained HTML pages: Jinja templates, embedded figures and tables."""
 
 from __future__ import annotations
 
 import io
 import math
 from base64 import b64encode
-from collections.abc import Callable
-from html import escape
-from importlib.resources import files
-from string import Template
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from typing import Any
 
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from caster import config
 from caster.config import Settings
-from caster.core.types import REASONS
 from caster.io.files import AnyPath, replacing
 
-INK = "#1b1f25"  # a colour nothing else has: replaced by the one that suits the reader's page
+HERE = "caster.report"
+INK = "#1b1f25"  # a colour that nothing else has: replaced by the reader's text colour
 STYLE = (
     "<style>:root{color:#1b1f24}@media (prefers-color-scheme:dark){:root{color:#e8eaed}}</style>"
 )
+CONSTANT_COLUMNS = (("name", False), ("value", False), ("chosen by", True), ("meaning", True))
 
 
-def fill(package: str, name: str, /, **values: object) -> str:
-    """A template that lies in a package, with every placeholder filled."""
-    text = files(package).joinpath(name).read_text(encoding="utf-8")
-    return Template(text.rstrip("\n")).substitute(values)
+@cache
+def _environment(package: str) -> Environment:
+    """Templates of a package; those here, as `shell.html`, serve every package."""
+    loaders = [PackageLoader(each) for each in dict.fromkeys((package, HERE))]
+    return Environment(
+        loader=ChoiceLoader(loaders),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
 
 
-def page(title: str, body: str) -> str:
-    """A whole page around a body."""
-    return fill("caster.report", "shell.html", title=escape(title), body=body) + "\n"
+def fill(package: str, name: str, /, **values: object) -> Markup:
+    """Render a template in the `templates` folder of a package; text is escaped."""
+    return Markup(_environment(package).get_template(name).render(values))
 
 
 def write(text: str, path: AnyPath) -> None:
-    """Write a page, whole or not at all."""
+    """Write a page atomically."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
-def figure(draw: Callable[[Figure, str], None], alt: str, height: float) -> str:
-    """A drawing, in SVG that follows the reader's light or dark page, and words for it."""
+def figure(draw: Callable[[Figure, str], None], alt: str, height: float) -> Markup:
+    """Draw a figure as SVG that follows the reader's colour scheme."""
     return embedded(drawn(draw, height), alt)
 
 
 def drawn(draw: Callable[[Figure, str], None], height: float) -> Figure:
-    """A drawing as wide as the page, on nothing."""
+    """Draw a transparent figure as wide as the page."""
     figure = Figure(figsize=(8.6, height), layout="constrained")
     figure.patch.set_alpha(0)
     draw(figure, INK)
     for text in figure.findobj(Text):  # numbers on logarithmic axes are typeset later
-        if "$" in text.get_text():  # of a label, which is no formula
+        if "$" in text.get_text():  # in a label, not a formula
             text.set_parse_math(False)
     return figure
 
 
-def embedded(figure: Figure, alt: str) -> str:
-    """A figure of `drawn` as an element of a page."""
+def embedded(figure: Figure, alt: str) -> Markup:
+    """Embed a figure of `drawn` as an element of a page."""
     buffer = io.StringIO()
     with rc_context({"svg.hashsalt": "caster"}):  # the same results give the same bytes
         figure.savefig(buffer, format="svg", metadata={"Date": None}, dpi=200)
     svg = buffer.getvalue().replace(INK, "currentColor").replace("<defs>", f"{STYLE}<defs>", 1)
     source = "data:image/svg+xml;base64," + b64encode(svg.encode()).decode()
-    return f'<div class="wide" tabindex="0"><img alt="{escape(alt)}" src="{source}"></div>'
+    element = Markup('<div class="wide" tabindex="0"><img alt="{}" src="{}"></div>')
+    return element.format(alt, source)
 
 
-def words(text: str) -> str:
-    """A cell of text.
+def table(
+    caption: str,
+    columns: Sequence[tuple[str, bool]],  # title, and whether its cells are words, not numbers
+    rows: Iterable[Sequence[object]],  # the first cell is the row's heading
+) -> Markup:
+    """Build a table that scrolls if it is wider than the page.
 
-    >>> words("a < b")
-    '<td class="words">a &lt; b</td>'
+    >>> "<td>97.3</td>" in table("", [("classifier", False), ("accuracy", False)], [("a", 97.3)])
+    True
     """
-    return f'<td class="words">{escape(text)}</td>'
-
-
-def number(text: object) -> str:
-    """A cell of a number, as it is to be read.
-
-    >>> number(64)
-    '<td>64</td>'
-    """
-    return f"<td>{escape(str(text))}</td>"
-
-
-def row(heading: str, *cells: str) -> str:
-    """A row of a table.
-
-    >>> row("frozen head", number("97.3"))
-    '<tr><th scope="row">frozen head</th><td>97.3</td></tr>'
-    """
-    return f'<tr><th scope="row">{escape(heading)}</th>{"".join(cells)}</tr>'
+    macros: Any = _environment(HERE).get_template("table.html").module
+    return Markup(macros.table(columns, rows, caption))
 
 
 def certificate(ratio: float) -> str:
-    """A certificate as it is to be read; none is infinite.
+    """Format a certificate; an infinite one is missing.
 
     >>> certificate(0.491), certificate(math.inf)
     ('0.49', 'none')
@@ -104,16 +102,16 @@ def certificate(ratio: float) -> str:
     return f"{ratio:.2f}" if math.isfinite(ratio) else "none"
 
 
-def terms(settings: Settings) -> str:
-    """What the words of every page mean, as entries of a `dl`."""
-    reasons = (f"<li><code>{reason}</code>: {escape(why)}</li>" for reason, why in REASONS.items())
-    return fill("caster.report", "terms.html", tau=f"{settings.tau:g}", reasons="\n".join(reasons))
+def constants(settings: Settings, caption: str) -> Markup:
+    """Tabulate every constant of the method, and who chose it."""
+    rows = [(name, getattr(settings, name), by, why) for name, _, by, why in config.describe()]
+    return constant_table(rows, caption)
 
 
-def constants(settings: Settings, caption: str) -> str:
-    """Every constant of the method, and who chose it, as a table."""
-    rows = (
-        row(name, number(f"{getattr(settings, name):g}"), words(origin), words(why))
-        for name, _, origin, why in config.describe()
-    )
-    return fill("caster.report", "constants.html", caption=escape(caption), rows="\n".join(rows))
+def constant_table(rows: Iterable[tuple[str, float | str, str, str]], caption: str) -> Markup:
+    """Tabulate name, value, origin and meaning of constants, under a heading."""
+    texts = [
+        (name, value if isinstance(value, str) else f"{value:g}", by, why)
+        for name, value, by, why in rows
+    ]
+    return Markup("<h2>Constants</h2>\n") + table(caption, CONSTANT_COLUMNS, texts)

@@ -1,4 +1,8 @@
-"""How far a mean would move if others had come: percentile bootstrap over batches or cells."""
+"""Confidence intervals of means: percentile bootstrap over batches or cells.
+
+Not `scipy.stats.bootstrap`: reports of stored records must keep their draws to the bit, and ours
+weighs batches by size, drops undefined draws, and sums counts instead of copying resamples.
+"""
 
 from __future__ import annotations
 
@@ -12,25 +16,25 @@ from numpy.typing import NDArray
 RESAMPLES = 2_000
 LEVEL = 0.95
 SEED = 0
-AT_ONCE = 2**18  # draws
+AT_ONCE = 2**18  # draws in memory at once
 
 
 @dataclass(frozen=True)
 class Interval:
-    """From `low` to `high`, at the level of `LEVEL`."""
+    """Interval from `low` to `high` at level `LEVEL`."""
 
     low: float
     high: float
 
 
 def bootstrap(
-    counts: NDArray[Any],  # (batches, m), a column a classifier
+    counts: NDArray[Any],  # (batches, m), one column per classifier
     sizes: NDArray[Any],  # (batches,)
 ) -> list[Interval | None]:
-    """An interval for the share of every column; None where there is only one batch.
+    """Interval of the share of every column; None for a single batch.
 
-    Whole batches are drawn, not samples: those of a batch share one map and one verdict, and
-    are right or wrong together.
+    Whole batches are drawn, not samples: the samples of a batch share one map and one verdict, so
+    their errors are correlated.
 
     >>> bootstrap(np.array([[10, 5], [10, 7]]), np.array([10, 10]))
     [Interval(low=1.0, high=1.0), Interval(low=0.5, high=0.7)]
@@ -40,19 +44,19 @@ def bootstrap(
         return [None] * counts.shape[1]
     rng = np.random.default_rng(SEED)
     shares = np.empty((RESAMPLES, counts.shape[1]))
-    step = max(1, AT_ONCE // n)  # all at once would not fit for many batches
+    step = max(1, AT_ONCE // n)
     for start in range(0, RESAMPLES, step):
         rows = np.arange(len(shares[start : start + step]))[:, None]
-        places = rows * n + rng.integers(n, size=(len(rows), n))
-        drawn = np.bincount(places.ravel(), minlength=len(rows) * n).reshape(-1, n)
-        # not a matrix product: its last bits are another on every processor
+        cells = rows * n + rng.integers(n, size=(len(rows), n))
+        drawn = np.bincount(cells.ravel(), minlength=len(rows) * n).reshape(-1, n)
+        # not a matrix product, whose last bits depend on the processor
         sums = (drawn[:, :, None] * counts).sum(axis=1)
         shares[start : start + step] = sums / (drawn * sizes).sum(axis=1)[:, None]
     return [between(column) for column in shares.T]
 
 
 def between(drawn: NDArray[np.float64]) -> Interval:
-    """Where the middle of what was drawn lies."""
+    """Percentile interval of a bootstrap distribution."""
     tail = (1.0 - LEVEL) / 2
     low, high = np.quantile(drawn, [tail, 1.0 - tail])
     return Interval(float(low), float(high))
@@ -61,7 +65,7 @@ def between(drawn: NDArray[np.float64]) -> Interval:
 def of_means(
     values: NDArray[np.float64],  # (cells, m)
 ) -> list[Interval | None]:
-    """An interval for the mean of every column, from whole cells drawn anew.
+    """Interval of the mean of every column, resampling whole cells.
 
     >>> of_means(np.array([[0.5, 1.0], [0.5, 3.0]]))
     [Interval(low=0.5, high=0.5), Interval(low=1.0, high=3.0)]
@@ -75,10 +79,9 @@ def of_statistic(
         [NDArray[np.float64]], NDArray[np.float64]
     ],  # (draws, cells, m) -> (draws,)
 ) -> Interval | None:
-    """An interval for what a function makes of all cells, from whole cells drawn anew.
+    """Interval of a statistic of all cells, resampling whole cells.
 
-    Draws of which it makes NaN are left out. None where there is only one cell, or nothing is made
-    of any draw.
+    Draws for which it is NaN are dropped. None for a single cell, or if no draw is left.
 
     >>> of_statistic(np.array([[1.0], [2.0], [9.0]]), lambda drawn: np.median(drawn, axis=(1, 2)))
     Interval(low=1.0, high=9.0)
@@ -87,9 +90,9 @@ def of_statistic(
     if n == 1:
         return None
     rng = np.random.default_rng(SEED)
-    step = max(1, AT_ONCE // n)  # all at once would not fit for many cells
+    step = max(1, AT_ONCE // n)
     counts = [min(step, RESAMPLES - start) for start in range(0, RESAMPLES, step)]
     found = [statistic(rows[rng.integers(n, size=(count, n))]) for count in counts]
     drawn = np.concatenate(found)
-    told = drawn[~np.isnan(drawn)]
-    return between(told) if len(told) else None
+    defined = drawn[~np.isnan(drawn)]
+    return between(defined) if len(defined) else None

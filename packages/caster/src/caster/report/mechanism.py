@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from caster.core.types import REASONS, Reason
+from caster.core.verdict import REASONS, Reason
 from caster.report import CLASSIFIERS
 from caster.report.figures import TRANSPORT_TERMS, Terms
 

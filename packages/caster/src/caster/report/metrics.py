@@ -1,7 +1,7 @@
-"""What a classifier is measured by: functions of one number a sample, and nothing else.
+"""Metrics of a classifier, as functions of one number per sample.
 
-Over N samples, `right` says which were answered with the true class, `confidence` is the
-probability of the answer, and `log_likelihood` the log-probability of the true class.
+`right` marks the samples answered with the true class, `confidence` is the probability of the
+answer, and `log_likelihood` the log probability of the true class.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BINS = 15  # of confidence, as in Guo et al. (2017) and most papers since
 
 
 def log_softmax(scores: NDArray[Any]) -> Floats:  # (B, C) -> (B, C)
-    """Log-probabilities in float64; a score of minus infinity is a probability of 0.
+    """Log probabilities in float64; a score of minus infinity has probability 0.
 
     >>> log_softmax(np.array([[1000.0, 1000.0], [0.0, -np.inf]])).round(3)
     array([[-0.693, -0.693],
@@ -36,7 +36,7 @@ def log_softmax(scores: NDArray[Any]) -> Floats:  # (B, C) -> (B, C)
 
 
 def accuracy(right: Flags) -> float:  # (N,)
-    """Share of samples answered right.
+    """Share of samples classified correctly.
 
     >>> accuracy(np.array([True, True, False, True]))
     0.75
@@ -45,7 +45,7 @@ def accuracy(right: Flags) -> float:  # (N,)
 
 
 def harm(frozen_right: Flags, right: Flags) -> float:  # (N,), (N,)
-    """Share of all samples that the frozen classifier has right and this one wrong.
+    """Share of all samples that the frozen classifier gets right and this one wrong.
 
     >>> harm(np.array([True, True, False, False]), np.array([True, False, True, True]))
     0.25
@@ -54,7 +54,7 @@ def harm(frozen_right: Flags, right: Flags) -> float:  # (N,), (N,)
 
 
 def help(frozen_right: Flags, right: Flags) -> float:  # (N,), (N,)
-    """Share of all samples that the frozen classifier has wrong and this one right.
+    """Share of all samples that the frozen classifier gets wrong and this one right.
 
     >>> help(np.array([True, True, False, False]), np.array([True, False, True, True]))
     0.5
@@ -63,7 +63,7 @@ def help(frozen_right: Flags, right: Flags) -> float:  # (N,), (N,)
 
 
 def nll(log_likelihood: Floats) -> float:  # (N,)
-    """Mean negative log-likelihood, in nats; infinite where a true class had probability 0.
+    """Mean negative log-likelihood in nats; infinite if a true class has probability 0.
 
     >>> round(nll(np.log([0.5, 0.25])), 3)
     1.04
@@ -73,7 +73,7 @@ def nll(log_likelihood: Floats) -> float:  # (N,)
 
 @dataclass(frozen=True)
 class Bin:
-    """Samples of about the same confidence: its mean, their accuracy, and how many they are."""
+    """Mean confidence, accuracy and number of the samples of a bin."""
 
     confidence: float
     accuracy: float
@@ -81,18 +81,18 @@ class Bin:
 
 
 def reliability(confidence: Floats, right: Flags) -> tuple[Bin, ...]:  # (N,), (N,)
-    """Accuracy by confidence in `BINS` intervals of equal width, without the empty ones.
+    """Accuracy by confidence in `BINS` intervals of equal width, without empty ones.
 
-    An interval includes its upper end and not its lower, so that a confidence of 1 has a place.
+    An interval includes its upper end but not its lower, so that a confidence of 1 has a bin.
 
     >>> reliability(np.array([0.82, 0.84, 1.0]), np.array([True, False, True]))
     (Bin(confidence=0.83, accuracy=0.5, count=2), Bin(confidence=1.0, accuracy=1.0, count=1))
     """
     edges = np.arange(BINS + 1) / BINS
-    # Rounding may lift a probability beyond 1.
-    place = np.clip(np.searchsorted(edges, confidence, side="left") - 1, 0, BINS - 1)
-    counts = np.bincount(place, minlength=BINS)
-    sums = (np.bincount(place, values, BINS) for values in (confidence, right))
+    # Rounding may push a probability above 1.
+    index = np.clip(np.searchsorted(edges, confidence, side="left") - 1, 0, BINS - 1)
+    counts = np.bincount(index, minlength=BINS)
+    sums = (np.bincount(index, values, BINS) for values in (confidence, right))
     return tuple(
         Bin(float(total / n), float(correct / n), int(n))
         for total, correct, n in zip(*sums, counts, strict=True)
@@ -103,7 +103,7 @@ def reliability(confidence: Floats, right: Flags) -> tuple[Bin, ...]:  # (N,), (
 def calibration_error(confidence: Floats, right: Flags) -> float:  # (N,), (N,)
     """Expected calibration error (ECE), in the bins of `reliability`.
 
-    The gap between mean confidence and accuracy of every bin, averaged by its share of samples.
+    The gap between mean confidence and accuracy of each bin, weighted by its share of samples.
 
     >>> round(calibration_error(np.array([0.82, 0.84, 1.0]), np.array([True, False, True])), 2)
     0.22
@@ -113,7 +113,7 @@ def calibration_error(confidence: Floats, right: Flags) -> float:  # (N,), (N,)
 
 
 def expected_classes(counts: NDArray[np.int64], size: int) -> float:  # (C,)
-    """Distinct classes among `size` independent draws from a label distribution, on average.
+    """Expected number of distinct classes in `size` independent draws of labels.
 
     >>> expected_classes(np.array([50, 50]), 2)
     1.5

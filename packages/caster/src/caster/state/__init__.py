@@ -1,7 +1,6 @@
-"""What CASTER retains of a source, and the one file it is kept in."""
+"""Source statistics, and the one file that stores them."""
 
 from caster.io.layer_arrays import Layers, has_full
-from caster.io.triangles import packed, unpacked
 from caster.state.file import ARRAYS, VERSION, State, array_sizes, digest, load, save
 
 __all__ = [
@@ -13,7 +12,5 @@ __all__ = [
     "digest",
     "has_full",
     "load",
-    "packed",
     "save",
-    "unpacked",
 ]

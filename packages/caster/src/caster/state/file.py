@@ -1,17 +1,20 @@
-"""One safetensors file for everything CASTER retains of a source, checked on the way in.
+"""Source statistics in one safetensors file, validated when loaded and saved.
 
 The file holds what cannot be recomputed: U, class means, packed upper triangles of the class
-covariances and class counts. Priors, global and pooled moments and the margin follow from these.
-With layers, also the moments of every site of the network, one site after the other, and packed
-upper triangles of the covariances of those that have them.
+covariances, and class counts. Priors, global and pooled moments and the margin follow from these.
+With layers it also holds the moments of every site of the network, concatenated, and packed upper
+triangles of those covariances that were measured.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -20,33 +23,41 @@ from caster._version import __version__
 from caster.config import STATE_DTYPE, Settings
 from caster.core.types import SourceMoments
 from caster.errors import CasterError, StateError
-from caster.io import labels, sealed
-from caster.io.layer_arrays import Layers, layer_sizes, listed, pack, read_rows, take
-from caster.io.sealed import Arrays, Key
-from caster.io.triangles import check_semidefinite, packed, unpacked
-from caster.state.schema import check
+from caster.io import labels, signed_tensors
+from caster.io.layer_arrays import (
+    Layers,
+    check_semidefinite,
+    layer_sizes,
+    pack_layers,
+    packed,
+    read_site_table,
+    site_table,
+    unpack_layers,
+    unpacked,
+)
+from caster.io.signed_tensors import Arrays, Key
 from caster.state.source_check import SourceCheck
 
 FORMAT, VERSION = "caster-state", "1"
 ARRAYS = ("U", "means", "covariances", "counts")
-COLUMNS = range(2**31)  # that a model's logits may have
-ROUNDING = 4 * float(np.finfo(STATE_DTYPE).eps)  # of a trace, as in `SourceMoments.slack`
+COLUMNS = range(2**31)  # valid columns of a model's logits
+ROUNDING = 4 * float(np.finfo(STATE_DTYPE).eps)  # relative to a trace, as in `SourceMoments.slack`
 
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """Source moments with the labels, constants and digests they belong to."""
+    """Source moments with their class labels, constants and digests."""
 
     moments: SourceMoments  # NumPy float32
     classes: labels.Labels  # (C,)
     settings: Settings
     model_sha256: str | None = None
     preprocessing_sha256: str | None = None
-    head: tuple[int, ...] | None = None  # for every class its column among the model's logits
+    head: tuple[int, ...] | None = None  # column of the model's logits per class
     caster_version: str = __version__
-    layers: Layers | None = None  # of every site; None: not asked for
-    input_range: tuple[float, float] | None = None  # of the source's input; None: not measured
-    source_check: SourceCheck | None = None  # None: made of moments alone
+    layers: Layers | None = None  # moments per site; None: not requested
+    input_range: tuple[float, float] | None = None  # of the source images; None: not measured
+    source_check: SourceCheck | None = None  # None: built from moments alone
 
     def __repr__(self) -> str:
         bound = "no model" if self.model_sha256 is None else f"model {self.model_sha256[:12]}…"
@@ -59,18 +70,18 @@ class State:
         model_sha256: str | None = None,
         preprocessing_sha256: str | None = None,
     ) -> None:
-        """Refuse a model or preprocessing other than the one the moments were made with."""
+        """Raise if a digest given here differs from the one the state was fitted with."""
         if model_sha256 is not None:
             self.check_model(model_sha256)
         if preprocessing_sha256 is not None:
             self.check_preprocessing(preprocessing_sha256)
 
     def check_model(self, sha256: str | None) -> None:
-        """Refuse another model; None is one that cannot be told from another."""
+        """Raise for another model; None: a model without a digest."""
         _check_same("model", self.model_sha256, sha256)
 
     def check_preprocessing(self, sha256: str | None) -> None:
-        """Refuse another preprocessing; None is one that was not stated."""
+        """Raise for another preprocessing; None: not stated."""
         _check_same("preprocessing", self.preprocessing_sha256, sha256)
 
 
@@ -85,21 +96,21 @@ def _check_same(what: str, fitted: str | None, given: str | None) -> None:
 
 
 def save(state: State, path: str | os.PathLike[str], key: Key | None = None) -> None:
-    """Write a state file, signed where there is a key; a state that could not be loaded is refused.
+    """Write a state file atomically, signed if there is a key.
 
-    An existing file is replaced whole or not at all.
+    Raise if the state could not be loaded again.
     """
     arrays, metadata = _content(state)
     try:
-        _state_of(arrays, metadata)
+        _parse(arrays, metadata)
     except CasterError as error:
         raise StateError(f"cannot write {path}: {error}") from None
-    sealed.write(arrays, metadata, path, key)
+    signed_tensors.write(arrays, metadata, path, key)
 
 
 def digest(state: State) -> str:
-    """SHA-256 of everything in a state: two files with the same one hold the same."""
-    return sealed.content_digest(*_content(state))
+    """SHA-256 of the content: equal for two files if and only if they hold the same."""
+    return signed_tensors.content_digest(*_content(state))
 
 
 def _content(state: State) -> tuple[Arrays, dict[str, str]]:
@@ -118,44 +129,89 @@ def _content(state: State) -> tuple[Arrays, dict[str, str]]:
     }
     arrays = _pack(state.moments)
     if state.layers is not None:
-        metadata["layers"] = listed(state.layers)
-        arrays |= pack(state.layers)
+        metadata["layers"] = site_table(state.layers)
+        arrays |= pack_layers(state.layers)
     if state.input_range is not None:
         metadata["input_range"] = json.dumps(state.input_range)
     return arrays, metadata
 
 
+@dataclass(frozen=True)
+class ArraySchema:
+    """Type, shape and least value of a stored array."""
+
+    dtype: str
+    shape: tuple[str, ...]  # named sizes; the array is expected if all of them are known
+    minimum: float = -math.inf
+
+
+SCHEMA = {
+    "U": ArraySchema("float32", ("features", "directions")),
+    "means": ArraySchema("float32", ("classes", "directions")),
+    "covariances": ArraySchema("float32", ("classes", "triangle")),
+    "counts": ArraySchema("int64", ("classes",), minimum=1),
+    "layer_means": ArraySchema("float32", ("channels",)),
+    "layer_variances": ArraySchema("float32", ("channels",), minimum=0),
+    "layer_covariances": ArraySchema("float32", ("layer triangles",)),
+}
+
+
+def check_arrays(arrays: Arrays, sizes: Mapping[str, int]) -> None:
+    """Raise unless these are exactly the arrays that `SCHEMA` expects for such sizes, and finite.
+
+    >>> check_arrays({"counts": np.array([3, 0])}, {"classes": 2})
+    Traceback (most recent call last):
+        ...
+    caster.errors.CasterError: its counts hold 0, less than 1
+    """
+    expected = {name: each for name, each in SCHEMA.items() if sizes.keys() >= set(each.shape)}
+    if arrays.keys() != expected.keys():
+        stored, wanted = (", ".join(sorted(names)) for names in (arrays, expected))
+        raise CasterError(f"it holds {shorten(stored, 200)} instead of {wanted}")
+    for name, schema in expected.items():
+        array, shape = arrays[name], tuple(sizes[size] for size in schema.shape)
+        if array.dtype != schema.dtype or array.shape != shape:
+            raise CasterError(
+                f"its arrays do not fit together: {name} is {array.dtype} {array.shape}, not "
+                f"{schema.dtype} {shape}"
+            )
+        if not np.isfinite(array).all():
+            raise CasterError(f"its {name} hold NaN or infinity")
+        if array.size and array.min() < schema.minimum:
+            raise CasterError(f"its {name} hold {array.min():g}, less than {schema.minimum:g}")
+
+
 def load(path: str | os.PathLike[str], key: Key | None = None) -> State:
-    """Read a state file, or refuse it in one line; with a key, it must be signed with that."""
+    """Read and validate a state file; with a key, it must be signed with it."""
     arrays, metadata = _read(Path(path), key)
     try:
-        return _state_of(arrays, metadata)
+        return _parse(arrays, metadata)
     except CasterError as error:
         raise StateError(f"{path} is not a usable state file ({error}): fit again") from None
 
 
-def _state_of(arrays: Arrays, metadata: dict[str, str]) -> State:
-    """The state of a file's content, if it is one that a fit can have made."""
+def _parse(arrays: Arrays, metadata: dict[str, str]) -> State:
+    """Build the state from a file's content; raise unless a fit could have produced it."""
     try:
         classes = labels.from_json(metadata["classes"])
-        rows = read_rows(metadata["layers"]) if "layers" in metadata else None
-        check(arrays, _sizes(arrays, metadata, len(classes)) | layer_sizes(rows))
+        rows = read_site_table(metadata["layers"]) if "layers" in metadata else None
+        check_arrays(arrays, _sizes(arrays, metadata, len(classes)) | layer_sizes(rows))
         state = State(
             moments=_unpack(arrays),
             classes=classes,
             settings=Settings(**json.loads(metadata["settings"])),
             model_sha256=metadata["model_sha256"] or None,
             preprocessing_sha256=metadata["preprocessing_sha256"] or None,
-            head=_head(json.loads(metadata["head"]), len(classes)),
+            head=_parse_head(json.loads(metadata["head"]), len(classes)),
             caster_version=metadata["caster"],
-            layers=None if rows is None else take(arrays, rows),
-            input_range=_range(json.loads(metadata.get("input_range", "null"))),
-            source_check=_source_check(json.loads(metadata["source_check"])),
+            layers=None if rows is None else unpack_layers(arrays, rows),
+            input_range=_parse_range(json.loads(metadata.get("input_range", "null"))),
+            source_check=_parse_source_check(json.loads(metadata["source_check"])),
         )
     except KeyError as error:
         raise CasterError(f"it lacks {error}") from None
     except RecursionError:
-        raise CasterError("its metadata are nested too deeply") from None
+        raise CasterError("its metadata is nested too deeply") from None
     except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
         raise CasterError(str(error)) from None
     if sum(state.moments.counts.tolist()) != int(metadata["samples"]):
@@ -165,7 +221,7 @@ def _state_of(arrays: Arrays, metadata: dict[str, str]) -> State:
 
 
 def _sizes(arrays: Arrays, metadata: dict[str, str], n_classes: int) -> dict[str, int]:
-    """The sizes of the arrays but for those of layers."""
+    """Sizes of all arrays except those of layers."""
     d, k = int(metadata["features"]), arrays["means"].shape[-1]
     if n_classes < 2 or not 1 <= k <= min(d, n_classes - 1):
         raise CasterError(
@@ -174,23 +230,23 @@ def _sizes(arrays: Arrays, metadata: dict[str, str], n_classes: int) -> dict[str
     return {"features": d, "classes": n_classes, "directions": k, "triangle": k * (k + 1) // 2}
 
 
-def _head(columns: Any, n_classes: int) -> tuple[int, ...] | None:
+def _parse_head(columns: Any, n_classes: int) -> tuple[int, ...] | None:
     if columns is None:
         return None
     whole = isinstance(columns, list) and all(type(c) is int and c in COLUMNS for c in columns)
     if not whole or not len(columns) == len(set(columns)) == n_classes:
-        raise CasterError("its head does not have one logit for every class")
+        raise CasterError("its head does not have one logit per class")
     return tuple(columns)
 
 
-def _source_check(found: Any) -> SourceCheck | None:
+def _parse_source_check(found: Any) -> SourceCheck | None:
     return None if found is None else SourceCheck(**found)
 
 
 def _check_moments(moments: SourceMoments) -> None:
-    """Raise unless these can be moments of labelled features, and the metric exists."""
+    """Raise unless these can be moments of labelled features with a nonsingular metric."""
     if not moments.U.any(axis=0).all():
-        raise CasterError("its U has a direction without length")
+        raise CasterError("its U has a direction of length 0")
     check_semidefinite(moments.covariances, ROUNDING, "covariances")
     with np.errstate(over="ignore", invalid="ignore"):
         derived = (moments.within, moments.covariance)
@@ -200,11 +256,11 @@ def _check_moments(moments: SourceMoments) -> None:
         raise CasterError("its pooled covariance is singular")
 
 
-def _range(ends: list[float] | None) -> tuple[float, float] | None:
+def _parse_range(ends: list[float] | None) -> tuple[float, float] | None:
     if ends is None:
         return None
     if len(ends) != 2 or not -np.inf < ends[0] <= ends[1] < np.inf:
-        raise CasterError("its input range is no range")
+        raise CasterError("its input range is invalid")
     return float(ends[0]), float(ends[1])
 
 
@@ -223,7 +279,9 @@ def _read(path: Path, key: Key | None) -> tuple[Arrays, dict[str, str]]:
                 f"that wrote it ({metadata.get('caster')}) or fit again"
             )
 
-    return sealed.read(path, "a caster state file", "caster fit", check_format, StateError, key)
+    return signed_tensors.read(
+        path, "a caster state file", "caster fit", check_format, StateError, key
+    )
 
 
 def _pack(moments: SourceMoments) -> Arrays:

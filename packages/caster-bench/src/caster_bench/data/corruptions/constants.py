@@ -1,35 +1,105 @@
-"""The published strength of every corruption, severities 1 to 5.
+"""Names, families and published constants of the nineteen corruptions, severities 1 to 5.
 
-Read from the reference generators of Hendrycks and Dietterich, "Benchmarking Neural Network
-Robustness to Common Corruptions and Perturbations" (ICLR 2019):
+The constants are those of the reference generators of Hendrycks and Dietterich, "Benchmarking
+Neural Network Robustness to Common Corruptions and Perturbations" (ICLR 2019):
 https://github.com/hendrycks/robustness, in `ImageNet-C/create_c`: `make_cifar_c.py` for images of
 32 pixels, `make_tinyimagenet_c.py` (commit 7a64e6a) for 64, and `make_imagenet_c.py` (commit
-e0377d4) for 224. They are in pixels, or shares of the range from 0 to 1, and are not scaled to
-images of other sizes.
+e0377d4) for 224. They are in pixels, or fractions of the range from 0 to 1, and are not scaled to
+other image sizes.
 """
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from caster.errors import CasterError
+
+Values = NDArray[np.float32]  # (n, H, W, 3), from 0 to 1
+Rngs = Sequence[np.random.Generator]  # one per image
 Table = dict[str, tuple[Any, Any, Any, Any, Any]]
+
+FAMILIES = {  # a module each
+    "noise": ("gaussian_noise", "shot_noise", "impulse_noise"),
+    "blur": ("defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
+    "weather": ("snow", "frost", "fog", "brightness"),
+    "digital": ("contrast", "elastic_transform", "pixelate", "jpeg_compression"),
+}
+EXTRA = {  # published for validation, and the modules that hold them
+    "speckle_noise": "noise",
+    "gaussian_blur": "blur",
+    "spatter": "weather",
+    "saturate": "digital",
+}
+REPORTED = tuple(name for names in FAMILIES.values() for name in names)
+SPARE = tuple(EXTRA)
+CORRUPTIONS = (*REPORTED, *SPARE)
+SEVERITIES = (1, 2, 3, 4, 5)
+CIFAR_SIDE, TINY_SIDE = 32, 64  # largest sides that CIFAR-C's and Tiny-ImageNet-C's constants serve
+
+
+def check_corruption(name: str) -> str:
+    """Return the name of a corruption, or suggest a similar one.
+
+    >>> check_corruption("fogg")
+    Traceback (most recent call last):
+    caster.errors.CasterError: there is no corruption 'fogg': did you mean 'fog'?
+    """
+    if name in CORRUPTIONS:
+        return name
+    near = get_close_matches(str(name), CORRUPTIONS, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(CORRUPTIONS)}"
+    raise CasterError(f"there is no corruption {name!r}: {hint}")
+
+
+def constants_for(corruption: str, severity: int, height: int, width: int) -> Any:
+    """Return the published constants of a corruption for an image size.
+
+    >>> constants_for("shot_noise", 5, 32, 32), constants_for("shot_noise", 5, 224, 224)
+    (50, 3)
+    """
+    if as_integer("severity", severity) not in SEVERITIES:
+        raise CasterError(f"there is no severity {severity}: choose 1, 2, 3, 4 or 5")
+    side = max(height, width)
+    table = CIFAR if side <= CIFAR_SIDE else TINY if side <= TINY_SIDE else IMAGENET
+    return table[check_corruption(corruption)][severity - 1]
+
+
+def as_integer(name: str, value: Any) -> int:
+    """Return an integer, or reject a value that is not one; a bool is not.
+
+    >>> as_integer("seed", 1.7)
+    Traceback (most recent call last):
+    caster.errors.CasterError: seed is 1.7: it must be an integer
+    """
+    try:
+        if isinstance(value, bool | np.bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise CasterError(f"{name} is {value!r}: it must be an integer") from None
 
 
 def _elastic(side: int, *shares: tuple[float, float, float]) -> tuple[Any, Any, Any, Any, Any]:
-    """Shares of a side as pixels."""
+    """Scale fractions of a side to pixels."""
     one, two, three, four, five = (tuple(side * share for share in row) for row in shares)
     return one, two, three, four, five
 
 
-# What an entry says, where it is more than one number:
-#   defocus_blur       radius of the disk, sigma of the blur against its jagged edge
+# Entries of more than one number:
+#   defocus_blur       disk radius, sigma of the blur that softens its edge
 #   glass_blur         sigma, longest shift, rounds of shifting
 #   motion_blur        radius, sigma
 #   zoom_blur          end and step of the factors, from 1 on, as `numpy.arange` counts them
-#   snow               mean, sigma, zoom, threshold, radius and sigma of the blur, share of image
+#   snow               mean, sigma, zoom, threshold, blur radius, blur sigma, weight of the image
 #   frost              weight of the image, weight of the texture
-#   fog                weight, decay of the wibble
-#   spatter            mean, sigma, sigma of the blur, threshold, intensity, 0 water or 1 mud
+#   fog                weight, roughness decay
+#   spatter            mean, sigma, blur sigma, threshold, intensity, 0 for water or 1 for mud
 #   saturate           factor, offset
 #   elastic_transform  length and sigma of the displacement, shift of the three corners
 CIFAR: Table = {
@@ -141,7 +211,7 @@ IMAGENET: Table = {
     "brightness": (0.1, 0.2, 0.3, 0.4, 0.5),
     "contrast": (0.4, 0.3, 0.2, 0.1, 0.05),
     "saturate": ((0.3, 0), (0.1, 0), (2, 0), (5, 0.1), (20, 0.2)),
-    "elastic_transform": _elastic(  # 244 for 224: a slip of the reference, so in what it made
+    "elastic_transform": _elastic(  # 244, not 224: a slip of the reference that its images have
         244,
         (2, 0.7, 0.1),
         (2, 0.08, 0.2),

@@ -1,22 +1,18 @@
-"""Noise: every value of an image is disturbed by itself."""
+"""Noise: every value is disturbed independently."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from caster_bench.data.corruptions.make import Values
-
-Rngs = Sequence[np.random.Generator]
+from caster_bench.data.corruptions.constants import Rngs, Values
 
 
 def gaussian_noise(
     images: Values,  # (n, H, W, 3)
-    constants: float,  # the standard deviation
+    constants: float,  # standard deviation
     rngs: Rngs,
 ) -> Values:
-    """Noise of the same strength everywhere, as in the dark: x + N(0, s²).
+    """Add noise of the same strength everywhere, as in low light: x + N(0, s²).
 
     >>> grey = np.full((1, 64, 64, 3), 0.5, dtype=np.float32)
     >>> round(float(gaussian_noise(grey, 0.1, [np.random.default_rng(0)]).std()), 2)
@@ -27,19 +23,19 @@ def gaussian_noise(
 
 def speckle_noise(
     images: Values,  # (n, H, W, 3)
-    constants: float,  # the standard deviation, relative to the value
+    constants: float,  # standard deviation, relative to the value
     rngs: Rngs,
 ) -> Values:
-    """Noise that grows with the light: x + x N(0, s²)."""
+    """Add noise in proportion to the value: x + x N(0, s²)."""
     return images + images * (np.float32(constants) * _normal(images, rngs))
 
 
 def shot_noise(
     images: Values,  # (n, H, W, 3)
-    constants: float,  # photons that make full white
+    constants: float,  # photons at full white
     rngs: Rngs,
 ) -> Values:
-    """Light counted photon by photon: Poisson(rate x) / rate."""
+    """Count photons: Poisson(rate x) / rate."""
     expected = images * np.float64(constants)
     photons = np.empty_like(images)
     for mean, out, rng in zip(expected, photons, rngs, strict=True):
@@ -49,22 +45,21 @@ def shot_noise(
 
 def impulse_noise(
     images: Values,  # (n, H, W, 3)
-    constants: float,  # the share of values that are lost
+    constants: float,  # fraction of values replaced
     rngs: Rngs,
 ) -> Values:
-    """Salt and pepper: values, not pixels, are lost to 0 or 1, as often to the one as the other.
+    """Salt and pepper: replace values (not pixels) by 0 or 1 with equal probability.
 
-    One number decides both whether and which, where scikit-image draws two: the odds are the same.
+    One number decides both whether and by which; scikit-image draws two, to the same odds.
     """
-    lot = np.empty_like(images)
-    for out, rng in zip(lot, rngs, strict=True):
+    draw = np.empty_like(images)
+    for out, rng in zip(draw, rngs, strict=True):
         rng.random(out=out, dtype=np.float32)
-    salted = np.where(lot < constants / 2, np.float32(1), images)
-    return np.where((lot >= constants / 2) & (lot < constants), np.float32(0), salted)
+    salted = np.where(draw < constants / 2, np.float32(1), images)
+    return np.where((draw >= constants / 2) & (draw < constants), np.float32(0), salted)
 
 
 def _normal(images: Values, rngs: Rngs) -> Values:
-    """A standard normal number for every value."""
     noise = np.empty_like(images)
     for out, rng in zip(noise, rngs, strict=True):
         rng.standard_normal(out=out, dtype=np.float32)

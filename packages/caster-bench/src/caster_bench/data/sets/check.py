@@ -1,4 +1,4 @@
-"""Whether a set is there, and all of it."""
+"""Check that a set is present and complete."""
 
 from __future__ import annotations
 
@@ -10,125 +10,130 @@ from pathlib import Path
 import numpy as np
 
 from caster.errors import CasterError
+from caster.io import Progress, silent
 from caster.io.image_arrays import ArrayImages
-from caster.io.image_folder import FileImages
-from caster_bench.data.download import Report, checked_digest
+from caster.io.image_files import FileImages
 from caster_bench.data.sets import find, root_folder
-from caster_bench.data.sets.layout import DataSet, Layout, MissingFiles, Part, missing
-
-Gaps = Sequence[tuple[Path, Sequence[str]]]  # folders, and what is not in them
+from caster_bench.data.sets.dataset import (
+    DataSet,
+    Layout,
+    Missing,
+    MissingFiles,
+    SplitFiles,
+    missing_files,
+)
+from caster_bench.data.sets.download import digest_of
 
 
 @dataclass(frozen=True)
-class Found:
-    """A split, as far as it is there."""
+class SplitStatus:
+    """What was found of a split."""
 
     split: str
     folder: Path
     expected: int  # images
-    images: int | None = None  # None where it cannot be opened
-    gaps: Gaps = ()
-    wrong: Sequence[str] = ()  # sentences
-    begun: bool = True  # whether anything of it is there
+    images: int | None = None  # None if it cannot be opened
+    missing: Missing = ()
+    problems: Sequence[str] = ()  # sentences
+    present: bool = True  # whether any of it is there
 
     @property
     def complete(self) -> bool:
-        """Whether all of it is there."""
-        return self.images == self.expected and not self.wrong
+        """Whether all images are there."""
+        return self.images == self.expected and not self.problems
 
 
 @dataclass(frozen=True)
-class Checked:
-    """A set, as far as it is there."""
+class SetStatus:
+    """What was found of a set."""
 
     name: str
     root: Path
-    splits: Sequence[Found]
-    published: Mapping[Path, bool]  # files with a known digest: whether they have it
+    splits: Sequence[SplitStatus]
+    digests_match: Mapping[Path, bool]  # for files with a published digest
 
     @property
     def complete(self) -> bool:
-        """Whether all of it is there, and as it was published."""
+        """Whether all of it is there, as published."""
         return all(split.complete for split in self.splits) and not self.changed()
 
     @property
-    def begun(self) -> bool:
-        """Whether anything of it is there."""
-        return any(split.begun for split in self.splits)
+    def present(self) -> bool:
+        """Whether any of it is there."""
+        return any(split.present for split in self.splits)
 
-    def gaps(self) -> dict[Path, list[str]]:
-        """What is not in which folder, each piece once: splits share files."""
+    def missing(self) -> dict[Path, list[str]]:
+        """List missing files by folder, each once: splits share files."""
         merged: dict[Path, dict[str, None]] = {}
         for split in self.splits:
-            for folder, files in split.gaps:
+            for folder, files in split.missing:
                 merged.setdefault(folder, {}).update(dict.fromkeys(files))
         return {folder: list(files) for folder, files in merged.items()}
 
-    def wrong(self) -> list[str]:
-        """What else is amiss, in sentences."""
-        return list(dict.fromkeys(line for split in self.splits for line in split.wrong))
+    def problems(self) -> list[str]:
+        """List other problems, in sentences."""
+        return list(dict.fromkeys(line for split in self.splits for line in split.problems))
 
     def changed(self) -> list[Path]:
-        """Files that have not the published digest."""
-        return [path for path, same in self.published.items() if not same]
+        """List files whose digest is not the published one."""
+        return [path for path, match in self.digests_match.items() if not match]
 
 
-def check(name: str, root: Path | None = None, report: Report = lambda *_: None) -> Checked:
-    """Open the splits a name means, count their images, and compare digests where some are known.
-
-    No image is decoded.
-    """
+def check(name: str, root: Path | None = None, progress: Progress = silent) -> SetStatus:
+    """Open the splits, count their images, and compare published digests; decode nothing."""
     title, data, splits = find(name)
     below = root_folder(name, root)
-    found, published = [], {}
+    found, digests_match = [], {}
     for done, split in enumerate(splits):
-        report(f"looking at {title}", done, len(splits))
+        progress(f"looking at {title}", done, len(splits))
         layout = _in_use(data, f"{title}:{split}", below)
-        part = layout.part(f"{title}:{split}", below)
-        found.append(_look(data, layout, part))
-        for file in part.files:
-            path = part.folder / file
-            if file in layout.md5 and path not in published and path.is_file():
-                published[path] = checked_digest(path, "md5", report) == f"md5:{layout.md5[file]}"
-    return Checked(name, below, tuple(found), published)
+        files = layout.files(f"{title}:{split}", below)
+        found.append(_status(data, layout, files))
+        for file in files.files:
+            path = files.folder / file
+            if file in layout.md5 and path not in digests_match and path.is_file():
+                match = digest_of(path, "md5", progress) == f"md5:{layout.md5[file]}"
+                digests_match[path] = match
+    return SetStatus(name, below, tuple(found), digests_match)
 
 
 def _in_use(data: DataSet, name: str, root: Path) -> Layout:
-    """The layout that would be opened, or else the one that is most likely meant."""
+    """Choose the layout that would be opened, or else the most complete one."""
 
     def lacks(layout: Layout) -> tuple[int, bool]:
-        part = layout.part(name, root)
-        return len(missing(part.folder, part.files)), not os.path.isdir(part.folder)
+        files = layout.files(name, root)
+        return len(missing_files(files.folder, files.files)), not os.path.isdir(files.folder)
 
     return min(data.layouts, key=lacks)
 
 
-def _look(data: DataSet, layout: Layout, part: Part) -> Found:
-    expected = data.of(part.split).images
-    if gap := missing(part.folder, part.files):
-        gaps = [(part.folder, gap)]
-        begun = len(gap) < len(part.files)
-        return Found(part.split, part.folder, expected, gaps=gaps, begun=begun)
+def _status(data: DataSet, layout: Layout, files: SplitFiles) -> SplitStatus:
+    split, folder, expected = files.split, files.folder, data.group(files.split).images
+    if missing := missing_files(folder, files.files):
+        present = len(missing) < len(files.files)
+        return SplitStatus(split, folder, expected, missing=[(folder, missing)], present=present)
     try:
-        images = layout.open(part)
+        images = layout.open(files)
     except MissingFiles as error:
-        return Found(part.split, part.folder, expected, gaps=error.gaps)
+        return SplitStatus(split, folder, expected, missing=error.missing)
     except CasterError as error:
-        return Found(part.split, part.folder, expected, wrong=(str(error),))
-    wrong = tuple(_miscounted(data, part, images))
-    return Found(part.split, part.folder, expected, len(images), wrong=wrong)
+        return SplitStatus(split, folder, expected, problems=(str(error),))
+    problems = tuple(_wrong_counts(data, files, images))
+    return SplitStatus(split, folder, expected, len(images), problems=problems)
 
 
-def _miscounted(data: DataSet, part: Part, images: ArrayImages | FileImages) -> Iterator[str]:
-    splits = data.of(part.split)
-    if len(images) != splits.images:
-        yield f"{part.name} has {len(images):,} images and {splits.images:,} are published"
-    classes = data.present or data.classes
+def _wrong_counts(
+    data: DataSet, files: SplitFiles, images: ArrayImages | FileImages
+) -> Iterator[str]:
+    group = data.group(files.split)
+    if len(images) != group.images:
+        yield f"{files.name} has {len(images):,} images instead of {group.images:,}"
+    classes = data.classes_present or data.classes
     labels, counts = np.unique(np.asarray(images.labels), return_counts=True)
     if len(labels) != classes:
-        yield f"{part.name} has images of {len(labels):,} classes and {classes:,} are published"
-    if splits.balanced:
-        each = splits.images // classes
+        yield f"{files.name} has {len(labels):,} classes instead of {classes:,}"
+    if group.balanced:
+        each = group.images // classes
         for label, count in zip(labels.tolist(), counts.tolist(), strict=True):
             if count != each:
-                yield f"{part.name} has {count:,} images of {label} and {each:,} are published"
+                yield f"{files.name} has {count:,} images of {label} instead of {each:,}"

@@ -1,10 +1,14 @@
-"""In which order, in which batches and under which corruption images reach a method."""
+"""Streams: the order, batches and corruptions in which images reach a method."""
 
-from caster_bench.data.streams.conditions import SCHEDULES, Condition, all_conditions
-from caster_bench.data.streams.diversity import Diversity
-from caster_bench.data.streams.orders import ORDERS
-from caster_bench.data.streams.settings import LAST, StreamSettings
-from caster_bench.data.streams.stream import Batch, Stream, make_stream
+from caster_bench.data.streams.stream import Batch, Diversity, Stream, generator, make_stream
+from caster_bench.data.streams.stream_settings import (
+    LAST,
+    ORDERS,
+    SCHEDULES,
+    Condition,
+    StreamSettings,
+    all_conditions,
+)
 
 __all__ = [
     "LAST",
@@ -16,5 +20,6 @@ __all__ = [
     "Stream",
     "StreamSettings",
     "all_conditions",
+    "generator",
     "make_stream",
 ]

@@ -1,4 +1,4 @@
-"""A Ray cluster, or Ray on this machine: the same tasks, in Ray's processes.
+"""Ray executor: the same tasks in the processes of a cluster, or of Ray on this machine.
 
 Every node must see the run's folder, the checkpoints and the data at the same paths.
 """
@@ -11,16 +11,41 @@ from dataclasses import replace
 from typing import Any
 
 from caster.errors import CasterError
-from caster_bench.engine.executors import DIED, Finished, Task, failed, perform
-from caster_bench.engine.executors.devices import on_cluster
-from caster_bench.engine.run_context import RunContext
+from caster_bench.engine.executors import (
+    DIED,
+    WORKERS_PER_GPU,
+    Finished,
+    Task,
+    failed,
+    perform,
+)
+from caster_bench.engine.run_context import CPU, CUDA, RunContext
 
-HERE = "local"  # Ray's word for a cluster of its own, whatever else runs on this machine
+AUTO = "auto"  # GPUs if the cluster has any, known only once it is reached
+HERE = "local"  # Ray's name for a new cluster on this machine
 SECONDS_TO_REACH = 5.0
 
 
+def cluster_device(device: str, gpus: float) -> str:
+    """Return the device of every process of a cluster; Ray shows each process only its own GPU.
+
+    >>> cluster_device("auto", gpus=2), cluster_device("cpu", gpus=2)
+    ('cuda:0', 'cpu')
+    """
+    if device not in (AUTO, CPU, CUDA):
+        raise CasterError(
+            f"Ray itself chooses a GPU: set {{argument}} to cuda or cpu, not {device}",
+            argument="device",
+        )
+    if device == CUDA and not gpus:
+        raise CasterError(
+            "the Ray cluster has no GPU: add one, or set {argument} to cpu", argument="device"
+        )
+    return CPU if device == CPU or not gpus else f"{CUDA}:0"
+
+
 class Worker:
-    """A process of the cluster that keeps its model, on its GPU, from one task to the next."""
+    """A process of the cluster that keeps its model between tasks."""
 
     def __init__(self, context: RunContext) -> None:
         self.context = context
@@ -30,59 +55,57 @@ class Worker:
         return perform(self.context, task)
 
 
-class OnRay:
+class RayExecutor:
     """Workers and helpers of a cluster.
 
-    Each takes a core, a worker also a share of a GPU where models run on one. If a worker dies,
-    its task has failed and another takes its place.
+    Each takes a core; a worker also takes a share of a GPU if models run on one. If a worker dies,
+    its task has failed and the next task starts a new worker.
     """
 
-    def __init__(
-        self, context: RunContext, address: str | None, workers: int | None, each_gpu: int
-    ) -> None:
+    def __init__(self, context: RunContext, address: str | None, workers: int | None) -> None:
         try:
             import ray
         except ModuleNotFoundError:
             raise CasterError("--executor ray needs Ray: pip install 'caster-tta[ray]'") from None
         self._ray = ray
-        self._begin(address, workers)
+        self._connect(address, workers)
         try:
             known: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
             nodes = [node["Resources"] for node in known if node["Alive"]]
             gpus = sum(node.get("GPU", 0) for node in nodes)
-            context = replace(context, device=on_cluster(context.device, gpus))
-            self._share_out(nodes, workers, each_gpu if context.on_gpu else None)
+            context = replace(context, device=cluster_device(context.device, gpus))
+            self._allocate(nodes, workers, context.on_gpu)
         except BaseException:
             self.close()
             raise
-        self._place = ray.put(context)
-        self._worker = ray.remote(num_cpus=1, num_gpus=self._share)(Worker)
-        self._help = ray.remote(num_cpus=1, max_retries=0)(perform)
+        self._context = ray.put(context)
+        self._worker = ray.remote(num_cpus=1, num_gpus=self._gpu_share)(Worker)
+        self._helper = ray.remote(num_cpus=1, max_retries=0)(perform)
         self._idle: list[Any] = []  # workers
-        self._at: dict[Any, tuple[Task, Any]] = {}  # by what is waited for: who is at what
+        self._running: dict[Any, tuple[Task, Any]] = {}  # Ray's handle: task, worker
 
     def submit(self, task: Task) -> None:
-        """Begin a task, in a worker that waits or in a new one."""
-        if task.kind == "images":  # which need nothing that could be kept
-            self._at[self._help.remote(self._place, task)] = (task, None)
+        """Start a task in an idle worker, or in a new one."""
+        if task.kind == "images":  # nothing to keep between tasks
+            self._running[self._helper.remote(self._context, task)] = (task, None)
             return
-        worker: Any = self._idle.pop() if self._idle else self._worker.remote(self._place)
-        self._at[worker.perform.remote(task)] = (task, worker)
+        worker: Any = self._idle.pop() if self._idle else self._worker.remote(self._context)
+        self._running[worker.perform.remote(task)] = (task, worker)
 
     def wait(self, seconds: float) -> list[Finished]:
-        """What has ended, after a while at most."""
-        if not self._at:
+        """Return the tasks that have ended, after at most this long."""
+        if not self._running:
             return []
-        ready, _ = self._ray.wait(list(self._at), num_returns=1, timeout=seconds)
-        return [self._ended(handle) for handle in ready]
+        ready, _ = self._ray.wait(list(self._running), num_returns=1, timeout=seconds)
+        return [self._finished(handle) for handle in ready]
 
     def close(self) -> None:
-        """End everything, also what is under way."""
-        self._ray.shutdown()  # processes of a driver that has gone are ended by the cluster
+        """Stop all processes, busy or not."""
+        self._ray.shutdown()  # the cluster ends the processes of a driver that has gone
 
-    def _begin(self, address: str | None, workers: int | None) -> None:
+    def _connect(self, address: str | None, workers: int | None) -> None:
         if address is not None:
-            _reach(address)
+            _check_address(address)
         try:
             self._ray.init(
                 address=address or HERE,
@@ -95,27 +118,25 @@ class OnRay:
             line = str(error).splitlines()[0]
             raise CasterError(f"no Ray cluster at {address or 'this machine'}: {line}") from None
 
-    def _share_out(
-        self, nodes: list[dict[str, float]], workers: int | None, each_gpu: int | None
-    ) -> None:
-        """How many workers there is room for, node by node, and helpers on the other cores."""
+    def _allocate(self, nodes: list[dict[str, float]], workers: int | None, on_gpu: bool) -> None:
+        """Count the workers that fit on each node, and the helpers on the remaining cores."""
         cores = [int(node.get("CPU", 0)) for node in nodes]
-        rooms, self._share = cores, 0.0
-        if each_gpu is not None:
+        fitting, self._gpu_share = cores, 0.0
+        if on_gpu:
             gpus = [int(node.get("GPU", 0)) for node in nodes]
-            rooms = [min(own, each_gpu * n) for own, n in zip(cores, gpus, strict=True)]
-            self._share = int(1e4 / each_gpu) / 1e4  # Ray rounds there, and six must fit
-        room = sum(rooms)
-        if room == 0:
+            fitting = [min(c, WORKERS_PER_GPU * g) for c, g in zip(cores, gpus, strict=True)]
+            self._gpu_share = int(1e4 / WORKERS_PER_GPU) / 1e4  # Ray keeps 4 digits; six must fit
+        most = sum(fitting)
+        if most == 0:
             raise CasterError("the Ray cluster has no core for a worker")
-        self.workers = min(room, workers or room)
+        self.workers = min(most, workers or most)
         self.helpers = sum(cores) - self.workers
 
-    def _ended(self, handle: Any) -> Finished:
-        task, worker = self._at.pop(handle)
+    def _finished(self, handle: Any) -> Finished:
+        task, worker = self._running.pop(handle)
         try:
             finished = Finished(task, self._ray.get(handle))
-        except self._ray.exceptions.RayTaskError as error:  # what the task itself raised
+        except self._ray.exceptions.RayTaskError as error:  # raised by the task itself
             finished = failed(task, error.cause)
         except self._ray.exceptions.RayError:
             return Finished(task, error=DIED)
@@ -124,11 +145,13 @@ class OnRay:
         return finished
 
 
-def _reach(address: str) -> None:
-    """Refuse an address that nobody answers at: Ray would try for minutes."""
+def _check_address(address: str) -> None:
+    """Raise if nothing listens at an address: Ray would retry for minutes."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if not (host and port.isdigit()):
-        raise CasterError(f"--address is HOST:PORT of a Ray cluster, not {address!r}")
+        raise CasterError(
+            f"{{argument}} is HOST:PORT of a Ray cluster, not {address!r}", argument="address"
+        )
     try:
         socket.create_connection((host.strip("[]"), int(port)), SECONDS_TO_REACH).close()
     except (OSError, OverflowError) as error:

@@ -1,1 +1,1 @@
-"""Source checkpoints for the benchmark: trained from nothing, on the data they are adapted from."""
+"""Train the benchmark's source checkpoints from scratch."""

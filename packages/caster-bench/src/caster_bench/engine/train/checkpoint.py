@@ -1,4 +1,4 @@
-"""A trained network in one safetensors file, with what it was made from, sealed by a digest."""
+"""A trained network in one safetensors file, with its provenance and a digest."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from caster.errors import CasterError
-from caster.io import labels, sealed
+from caster.io import labels, signed_tensors
 from caster.io.files import AnyPath
-from caster.io.sealed import Arrays
+from caster.io.signed_tensors import Arrays
 from caster.models.preprocessing import Preprocessing
 from caster_bench.engine.networks import build
 from caster_bench.engine.train.recipe import Recipe
@@ -20,30 +20,30 @@ if TYPE_CHECKING:
     from caster.models.torch import TorchModel
 
 FORMAT, VERSION = "caster-checkpoint", "1"
-DESCRIBED = ("name", "sha256", "n")  # of data
-PUBLISHED = "published weights"  # in the place of a recipe
+DATA_KEYS = ("name", "sha256", "n")
+PUBLISHED = "published weights"  # instead of a recipe
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Metadata:
-    """What a checkpoint says of itself."""
+    """Provenance of a checkpoint."""
 
     architecture: str
     classes: labels.Labels  # (C,), in the order of the logits
-    size: int  # of images, pixels a side
-    mean: tuple[float, ...]  # of pixels between 0 and 1, taken away
+    size: int  # of images, pixels per side
+    mean: tuple[float, ...]  # subtracted from pixels between 0 and 1
     std: tuple[float, ...]  # divided by
-    recipe: Recipe | None  # None of published weights
-    data: dict[str, Any]  # name, sha256 and n of what it learnt from
-    test: dict[str, Any]  # the same of what it is measured on
+    recipe: Recipe | None  # None: published weights
+    data: dict[str, Any]  # name, sha256 and n of the training images
+    test: dict[str, Any]  # the same of the test images
     seed: int
-    accuracy: float  # on the latter, in float32
+    accuracy: float  # on the test images, in float32
     software: dict[str, str]
-    sha256: str = ""  # digest of weights and all of the above, once it is written
+    sha256: str = ""  # digest of weights and all of the above, once written
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """How images become batches; those of another size than it learnt are fitted to it."""
+        """How images become batches; images of other sizes are resized and cropped."""
         m, s = self.mean, self.std
         return Preprocessing(
             1.0,
@@ -57,7 +57,7 @@ class Metadata:
 
     @property
     def origin(self) -> dict[str, str]:
-        """All that decides what is learnt: two runs of one origin make the same checkpoint."""
+        """Everything that determines the weights: runs of one origin make the same checkpoint."""
         return {
             "architecture": self.architecture,
             "classes": labels.to_json(self.classes),
@@ -68,22 +68,22 @@ class Metadata:
 
 
 def save(net: nn.Module, metadata: Metadata, path: AnyPath) -> None:
-    """Write a checkpoint; an existing one is replaced whole or not at all."""
+    """Write a checkpoint atomically."""
     arrays = {k: v.detach().cpu().contiguous().numpy() for k, v in net.state_dict().items()}
-    sealed.write(arrays, _to_text(metadata), path)
+    signed_tensors.write(arrays, _to_text(metadata), path)
 
 
 def load(path: AnyPath) -> tuple[nn.Module, Metadata]:
-    """The network, in eval mode, and its metadata; or one line that says why not."""
+    """Load a network, in eval mode, and its metadata."""
     import torch
 
-    from caster.models.modules import load_weights
+    from caster.models.torch import load_weights
 
     arrays, metadata = _read(path)
     net = build(metadata.architecture, len(metadata.classes), metadata.size)
     try:
         load_weights(net, {name: torch.from_numpy(array) for name, array in arrays.items()})
-    except (RuntimeError, TypeError, ValueError):  # of another timm, whose names or shapes differ
+    except (RuntimeError, TypeError, ValueError):  # another timm, with other names or shapes
         raise CasterError(
             f"the weights in {path} do not fit {metadata.architecture} as timm builds it here: "
             f"it was made with {metadata.software}"
@@ -92,17 +92,16 @@ def load(path: AnyPath) -> tuple[nn.Module, Metadata]:
 
 
 def model_of(path: AnyPath, device: str | None = None, **options: Any) -> TorchModel:
-    """A checkpoint as a frozen model, with its preprocessing; options are those of `wrap`."""
+    """Load a checkpoint as a frozen model with its preprocessing; options are `wrap`'s."""
     from caster.models.torch import TorchModel
 
     net, metadata = load(path)
-    name = metadata.architecture
-    how = metadata.preprocessing
+    name, how = metadata.architecture, metadata.preprocessing
     return TorchModel(net, name=name, preprocessing=how, device=device, **options)
 
 
 def inspect(path: AnyPath) -> Metadata:
-    """What a checkpoint says of itself, its digest checked."""
+    """Read the metadata of a checkpoint, after checking its digest."""
     return _read(path)[1]
 
 
@@ -111,7 +110,7 @@ def _read(path: AnyPath) -> tuple[Arrays, Metadata]:
         if (text.get("format"), text.get("version")) != (FORMAT, VERSION):
             raise CasterError(f"{path} is not a checkpoint of `caster bench train`")
 
-    arrays, text = sealed.read(path, "a checkpoint", "caster bench train", check)
+    arrays, text = signed_tensors.read(path, "a checkpoint", "caster bench train", check)
     try:
         return arrays, _from_text(text)
     except (LookupError, OverflowError, RecursionError, TypeError, ValueError) as error:
@@ -140,8 +139,8 @@ def _from_text(text: dict[str, str]) -> Metadata:
         mean=_three(text["mean"]),
         std=_three(text["std"]),
         recipe=None if text["recipe"] == PUBLISHED else Recipe.from_json(text["recipe"]),
-        data=_described(text["data"], *DESCRIBED),
-        test=_described(text["test"], *DESCRIBED),
+        data=_described(text["data"], *DATA_KEYS),
+        test=_described(text["test"], *DATA_KEYS),
         seed=int(text["seed"]),
         accuracy=float(text["accuracy"]),
         software=_described(text["software"]),
@@ -151,7 +150,7 @@ def _from_text(text: dict[str, str]) -> Metadata:
 
 def _three(text: str) -> tuple[float, ...]:
     red, green, blue = json.loads(text)
-    return red, green, blue  # as they are: they are part of the preprocessing's digest
+    return red, green, blue  # unconverted: they enter the preprocessing's digest
 
 
 def _described(text: str, *keys: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How each network is trained: all of it in one value, which the checkpoint keeps."""
+"""How each network is trained, in one value that its checkpoint stores."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from typing import Self
 from caster.errors import CasterError
 from caster_bench.engine.networks import find
 
-WHOLE = 0.25  # share of the epochs, at the end, that leave no patch out
-NEW = {"drop_patches": 0.0}  # fields that checkpoints made before do not name
+WHOLE = 0.25  # share of the epochs, at the end, that drop no patches
+NEW = {"drop_patches": 0.0}  # fields that older checkpoints lack
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A recipe for training from nothing.
+    """A recipe for training from scratch.
 
     >>> Recipe.of("resnet18").optimizer
     'sgd'
     """
 
-    optimizer: str  # "sgd", with Nesterov momentum, "adamw", or "muon": AdamW but for blocks
-    lr: float  # at its peak; it rises in a line, and falls as a cosine to nothing
-    weight_decay: float  # of matrices and kernels; none of norms, biases, tokens and positions
+    optimizer: str  # "sgd", with Nesterov momentum; "adamw"; "muon" for blocks, AdamW for the rest
+    lr: float  # at its peak, after a linear warm-up and before a cosine to 0
+    weight_decay: float  # of matrices and kernels; not of norms, biases, tokens and positions
     epochs: int
     warmup: int  # epochs
     batch_size: int
     label_smoothing: float = 0.1
-    flip: bool = True  # half of the images, left to right
-    operations: int = 2  # of RandAugment, one after the other
-    magnitude: float = 9.0  # of them, out of 10
-    mixup: float = 0.0  # parameter of the Beta distribution; 0: none
+    flip: bool = True  # half of the images, horizontally
+    operations: int = 2  # of RandAugment
+    magnitude: float = 9.0  # of RandAugment, out of 10
+    mixup: float = 0.0  # alpha of the Beta distribution; 0: none
     cutmix: float = 0.0
-    mixed: float = 1.0  # share of batches that are mixed at all
-    erase: float = 0.0  # share of images that lose a box
+    mixed: float = 1.0  # share of batches with mixup or CutMix
+    erase: float = 0.0  # share of images with an erased box
     drop_path: float = 0.0  # rate of stochastic depth in the last block
-    clip: float | None = None  # norm of the gradient at most
-    ema: float = 0.999  # of the average of weights that is kept, a step
-    mimetic: bool = False  # how a ViT's attention begins: see networks.transformers
-    drop_patches: float = 0.0  # share of a ViT's patches left out, until the last quarter
+    clip: float | None = None  # maximum norm of the gradient
+    ema: float = 0.999  # decay of the averaged weights per step
+    mimetic: bool = False  # initialise a ViT's attention as in `networks.mimetic`
+    drop_patches: float = 0.0  # share of a ViT's patches dropped until the last quarter
 
     def __post_init__(self) -> None:
         if self.optimizer not in ("sgd", "adamw", "muon"):
@@ -52,17 +52,17 @@ class Recipe:
 
     @classmethod
     def of(cls, architecture: str, epochs: int | None = None) -> Self:
-        """The recipe of a network, for this many epochs instead of its own."""
+        """Return the recipe of a network, optionally with another number of epochs."""
         if find(architecture).name not in RECIPES:
             raise CasterError(
-                f"{architecture} is not trained here: its checkpoint is made of published weights"
+                f"{architecture} is not trained here: its checkpoint has published weights"
             )
         recipe = RECIPES[architecture]
         assert isinstance(recipe, cls)
         return recipe if epochs is None else replace(recipe, epochs=epochs)
 
     def drops(self, epoch: int) -> bool:
-        """Whether an epoch leaves patches out: the last ones see what tests see.
+        """Whether an epoch drops patches; the last ones see whole images, as tests do.
 
         >>> recipe = Recipe.of("vit_base", epochs=8)
         >>> [recipe.drops(epoch) for epoch in range(5, 9)]
@@ -72,10 +72,7 @@ class Recipe:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The recipe that `to_json` wrote; nothing unknown, and nothing missing but what is new.
-
-        A field that recipes did not have at first may be absent, and has then its default.
-        """
+        """Read what `to_json` wrote; only fields in `NEW` may be absent."""
         values = json.loads(text)
         names = {field.name for field in fields(cls)}
         if not isinstance(values, dict) or not names - NEW.keys() <= set(values) <= names:
@@ -83,15 +80,13 @@ class Recipe:
         return cls(**values)
 
     def to_json(self) -> str:
-        """All of it, in one line; new fields at their defaults are left out.
+        """Return one line of JSON, without new fields at their defaults.
 
-        So a recipe from before they were there is written as it was then, and is still the same.
+        So recipes of older checkpoints still compare equal.
         """
         values = asdict(self)
-        left_out = [name for name, default in NEW.items() if values[name] == default]
-        for name in left_out:
-            del values[name]
-        return json.dumps(values, sort_keys=True)
+        default = {name for name, value in NEW.items() if values[name] == value}
+        return json.dumps({k: v for k, v in values.items() if k not in default}, sort_keys=True)
 
 
 _RESNET = Recipe(
@@ -107,9 +102,9 @@ _RESNET = Recipe(
     cutmix=1.0,
     mixed=0.5,
 )
-# What a short run lacks is steps, so batches are small and Muon makes the most of each. With AdamW
-# a ConvNeXt-T had 85.7 % of CIFAR-10 right after 36 epochs, and a Swin-T, with all batches mixed
-# and a quarter of the images erased, 68 % after 70: see docs/performance.md.
+# A short run has few steps, so batches are small and Muon makes the most of each. With AdamW a
+# ConvNeXt-T reached 85.7 % on CIFAR-10 after 36 epochs, and a Swin-T, with all batches mixed and a
+# quarter of the images erased, 68 % after 70: see docs/performance.md.
 _SWIN = Recipe(
     optimizer="muon",
     lr=1e-3,
@@ -126,18 +121,15 @@ _SWIN = Recipe(
     clip=1.0,
 )
 _CONVNEXT = replace(_SWIN, epochs=40)
-# Half of the patches make three quarters of the steps cheap.
+# Dropping half of the patches makes three quarters of the epochs cheaper.
 _VIT = replace(_SWIN, epochs=28, ema=0.998, mimetic=True, drop_patches=0.5)
-# After Touvron et al. 2021, without the teacher: the same network, changed, mixed and erased
-# harder, though half of the batches stay unmixed: so few epochs learn little from more.
+# After Touvron et al. 2021, without the teacher: ViT-B with stronger augmentation. Half of the
+# batches stay unmixed, because a short run gains little from more.
 _DEIT = replace(_VIT, operations=2, magnitude=9.0, mixup=0.8, erase=0.25)
 
 
 def _mini(recipe: Recipe, lr: float) -> Recipe:
-    """For a few hundred digits, in seconds: small networks learn little from hard images.
-
-    A digit that is turned left to right is none.
-    """
+    """Adapt a recipe to a few hundred digits and seconds: weak augmentation, and no flips."""
     return replace(
         recipe,
         lr=lr,

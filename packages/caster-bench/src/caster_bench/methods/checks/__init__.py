@@ -1,14 +1,14 @@
-"""Checks that every method of test-time adaptation must pass, ours and yours.
+"""Checks that every test-time adaptation method must pass, ours and yours.
 
-Give them a function that makes your method, and a few batches without labels. `check_method` runs
-them all; `ALL` has them by name, for one test each.
+They take a function that makes your method, and a few batches without labels. `check_method` runs
+all of them; `ALL` has them by name, for one test each.
 
 >>> import numpy as np
->>> from caster import checks, wrap
->>> from caster_bench.methods import Frozen, OnFeatures, Prediction, Source
+>>> from caster import wrap
+>>> from caster_bench.methods import Frozen, OnFeatures, Prediction, Source, checks
 
 >>> class Centred(OnFeatures):
-...     '''The model's logits, less their mean over the batch.'''
+...     '''The model's logits minus their batch mean.'''
 ...     def __init__(self, model, source, *, name="centred"):
 ...         super().__init__(model)
 ...         self.name, self.frozen = name, Frozen(model, source)
@@ -22,14 +22,14 @@ them all; `ALL` has them by name, for one test each.
 ...     return Centred(model, Source())
 >>> checks.check_method(make, batches)
 
-The same as tests, in a file of yours that pytest finds:
+As tests, in a file that pytest collects:
 
 >>> import pytest
 >>> @pytest.mark.parametrize("check", checks.ALL.values(), ids=checks.ALL)
 ... def test_centred(check):
 ...     check(make, batches)
 
-A method that is wrong fails with one line that says where:
+A faulty method fails with one line that says where:
 
 >>> class Drifting(Centred):
 ...     def answer(self, outputs):
@@ -47,14 +47,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from caster_bench.methods.checks.answers import answers_stay, forward_before_update, sound_answers
-from caster_bench.methods.checks.caller import any_grad_mode, batches_left_alone, labels_unseen
-from caster_bench.methods.checks.fingerprint import fingerprint
-from caster_bench.methods.checks.gate import refused_gate
-from caster_bench.methods.checks.memory import bounded_memory, retained_is_true
-from caster_bench.methods.checks.reference import frozen_unchanged, refused_is_frozen
-from caster_bench.methods.checks.repetition import reset_exact, seeded_runs_repeat
-from caster_bench.methods.checks.size import reachable_bytes
+from caster_bench.methods.checks import contract
+from caster_bench.methods.checks.fingerprint import fingerprint, reachable_bytes
 from caster_bench.methods.checks.suite import Check, CheckFailed, Make
 
 __all__ = ["ALL", "Check", "CheckFailed", "Make", "check_method", "fingerprint", "reachable_bytes"]
@@ -62,29 +56,29 @@ __all__ = ["ALL", "Check", "CheckFailed", "Make", "check_method", "fingerprint",
 ALL: dict[str, Check] = {
     check.__name__: check
     for check in (
-        frozen_unchanged,  # first, before the others have done to the model what it looks for
-        sound_answers,
-        refused_is_frozen,
-        reset_exact,
-        seeded_runs_repeat,
-        forward_before_update,
-        answers_stay,
-        labels_unseen,
-        batches_left_alone,
-        any_grad_mode,
-        refused_gate,
-        bounded_memory,
-        retained_is_true,
+        contract.frozen_unchanged,  # first, before others change the model
+        contract.sound_answers,
+        contract.rejected_is_frozen,
+        contract.reset_exact,
+        contract.seeded_runs_repeat,
+        contract.forward_before_update,
+        contract.answers_stay,
+        contract.labels_unseen,
+        contract.batches_left_alone,
+        contract.any_grad_mode,
+        contract.rejected_by_gate,
+        contract.bounded_memory,
+        contract.retained_is_true,
     )
 }
 
 
 def check_method(make: Make, batches: Sequence[Any]) -> None:
-    """Run every check on a method; the first that fails raises `CheckFailed`.
+    """Run every check on a method; the first failure raises `CheckFailed`.
 
-    `make` gives a new method each time, on a model that is there already. `batches` are four or
-    more with 64 images together, prepared as the model takes them.
+    `make` returns a new method each time, on an existing model. `batches` are four or more, with
+    at least 64 images in total, preprocessed for the model.
     """
-    held = list(batches)  # a generator would last for one check
+    batches = list(batches)  # a generator would last for one check only
     for check in ALL.values():
-        check(make, held)
+        check(make, batches)

@@ -1,1 +1,1 @@
-"""The paper's claims beside what verified records say of them, judged by rules set beforehand."""
+"""Test the paper's claims on verified records, by rules fixed beforehand."""

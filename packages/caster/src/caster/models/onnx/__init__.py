@@ -1,4 +1,4 @@
-"""ONNX files as frozen models: the graph read, its head found, its features made an output."""
+"""ONNX files as frozen models: read the graph, find the classifier, expose its input."""
 
 from caster.models.onnx.model import OnnxModel
 

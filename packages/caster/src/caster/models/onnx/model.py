@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,28 +14,37 @@ from numpy.typing import NDArray
 
 from caster.errors import CasterError
 from caster.io.files import AnyPath
-from caster.models.onnx.check import check_model
-from caster.models.onnx.file import WeightGuard, follow_links, read_model
-from caster.models.onnx.graph import expose, widen
-from caster.models.onnx.head import find_head
-from caster.models.onnx.input import declared_input, sizes
-from caster.models.onnx.linear import affine_path, constants_of, fold, keep_constants
+from caster.models.onnx.graph import (
+    affine_path,
+    cast_outputs,
+    constants_of,
+    find_head,
+    fold,
+    keep_constants,
+    listed,
+    runtime_inputs,
+    set_outputs,
+)
+from caster.models.onnx.model_file import WeightGuard, check_model, follow_links, read_model
 from caster.models.preprocessing import Preprocessing
-from caster.models.protocol import Outputs
+from caster.models.protocol import SINGLE_IMAGE, Outputs
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 FLOATS = ("tensor(float)", "tensor(float16)", "tensor(double)", "tensor(bfloat16)")
+DTYPES = {"FLOAT": "float32", "FLOAT16": "float16", "DOUBLE": "float64", "UINT8": "uint8"}
+AXES = {"NCHW": (1, 2, 3), "NHWC": (3, 1, 2)}  # of channels, height and width
+STATE_IT = "state the preprocessing in a TOML file with {argument}"
 
 
 class OnnxModel:
-    """An ONNX classifier that hands out what its last linear layer takes, beside the logits.
+    """An ONNX classifier that returns the input of its last linear layer along with the logits.
 
-    The logits are what that layer yields with its bias, before a softmax. Where a graph has
-    several outputs or ends in another layer, `head` names the output with the logits, or the
-    node to take for the head: its input is the features (see `find_head`).
+    The logits are the output of that layer with its bias, before a softmax. If a graph has several
+    outputs or ends in another layer, `head` names the output with the logits, or the node to use
+    as the head: its input is the features (see `find_head`).
 
     >>> import onnx, tempfile
     >>> model = onnx.parser.parse_model('''
@@ -50,7 +60,7 @@ class OnnxModel:
 
     name: str
     preprocessing: Preprocessing | None
-    input_shape: tuple[int | None, ...] | None  # as the graph declares it, None for an open size
+    input_shape: tuple[int | None, ...] | None  # as the graph declares it; None for any size
 
     def __init__(
         self,
@@ -69,25 +79,25 @@ class OnnxModel:
             self._input = declared_input(model)
             self._head = find_head(model, head)
             if preprocessing == "in-graph":
-                preprocessing = self._input.images()
+                preprocessing = self._input.in_graph_preprocessing()
             elif preprocessing is not None:
                 self._input.check(preprocessing)
         except CasterError as error:
-            raise CasterError(f"{path}: {_one_line(error)}") from None
+            raise CasterError(f"{path}: {error.template}", argument=error.argument) from None
         self.preprocessing = preprocessing
         self.input_shape = self._input.shape
-        self._seal = WeightGuard(self._path, model, sha256, head)
+        self._guard = WeightGuard(self._path, model, sha256, head)
 
     def __repr__(self) -> str:
-        return f"OnnxModel({self.name!r}, input={sizes(self.input_shape or ())})"
+        return f"OnnxModel({self.name!r}, input={_in_words(self.input_shape or ())})"
 
     @property
     def sha256(self) -> str:
-        """Digest of the file, of those its weights are in, and of a head named by hand."""
-        return self._seal.sha256
+        """Digest of the file, of its external weights, and of a head named by the user."""
+        return self._guard.sha256
 
     def __call__(self, batch: Any) -> Outputs:
-        """Features and logits in NumPy; a graph of fixed batch size gets pieces of that size."""
+        """Features and logits in NumPy; a graph with a fixed batch size runs in pieces."""
         rows = self._input.prepared(batch)
         size = self._input.batch_size or len(rows)
         pieces = [self._run(rows[at : at + size], size) for at in range(0, len(rows), size)]
@@ -97,12 +107,12 @@ class OnnxModel:
         return Outputs(features, logits)
 
     def verify(self) -> None:
-        """Raise unless every file holds what it held when the model was wrapped."""
-        self._seal.verify()
+        """Raise if any file has changed since the model was wrapped."""
+        self._guard.verify()
 
     def linear_head(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:  # (n, d), (n,)
         """Weight and bias of the classifier, as the graph computes them from its constants."""
-        model = self._seal.read()
+        model = self._guard.read()
         weights = follow_links(model, self._path)
         try:
             path = affine_path(model, self._head)
@@ -120,12 +130,12 @@ class OnnxModel:
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         count = len(piece)
         if count < size:
-            # by copies of a row, not zeros: dynamic quantisation takes its scale from all rows
+            # pad with copies of a row, not zeros: dynamic quantisation scales by all rows
             piece = np.concatenate([piece, np.repeat(piece[-1:], size - count, axis=0)])
         session = self._session
         try:
             features, logits = session.run(None, {self._input.name: piece})
-        except Exception as error:  # onnxruntime's errors have no other base in common
+        except Exception as error:  # onnxruntime's errors have no other common base
             raise CasterError(f"{self.name} failed on a batch: {_one_line(error)}") from None
         return (
             self._as_rows("features", features, size)[:count],
@@ -133,12 +143,12 @@ class OnnxModel:
         )
 
     def _as_rows(self, what: str, array: NDArray[Any], count: int) -> NDArray[np.float32]:
-        """(B, d) in float32, without the axes of 1 that pooling leaves."""
+        """(B, d) in float32, without the axes of length 1 that pooling leaves."""
         inner = array.shape[1:]
         if not inner or len(array) != count or math.prod(inner) != max(inner):
             raise CasterError(
                 f"{self.name}: the {what} `{getattr(self._head, what)}` of {count} rows are "
-                f"{sizes(array.shape)}, not one row of numbers each: name another layer with "
+                f"{_in_words(array.shape)}, not one row of numbers each: name another layer with "
                 "{argument}",
                 argument="head",
             )
@@ -146,20 +156,20 @@ class OnnxModel:
 
     @cached_property
     def _session(self) -> Any:
-        model = self._seal.read()
+        model = self._guard.read()
         weights = follow_links(model, self._path)
-        expose(model, (self._head.features, self._head.logits))
+        set_outputs(model, (self._head.features, self._head.logits))
         session = self._start(model, weights)
         types = [output.type for output in session.get_outputs()]
         for what, kind in zip(("features", "logits"), types, strict=True):
             if kind not in FLOATS:
                 raise CasterError(
-                    f"{self.name}: the {what} `{getattr(self._head, what)}` are {kind}, no floats: "
-                    "name another layer with {argument}",
+                    f"{self.name}: the {what} `{getattr(self._head, what)}` are {kind}, not "
+                    "floats: name another layer with {argument}",
                     argument="head",
                 )
         if "tensor(bfloat16)" in types:  # which NumPy lacks
-            widen(model)
+            cast_outputs(model)
             session = self._start(model, weights)
         return session
 
@@ -167,21 +177,21 @@ class OnnxModel:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4  # errors are raised; once is enough
+        options.log_severity_level = 4  # errors are raised, so do not log them too
         options.add_session_config_entry(WEIGHTS_FOLDER, str(weights))
         try:
             session = onnxruntime.InferenceSession(
                 model.SerializeToString(),
                 options,
                 providers=self._providers,
-                enable_fallback=0,  # to other providers, behind the user's back
+                enable_fallback=0,  # never switch providers silently
             )
-        except Exception as error:  # onnxruntime's errors have no other base in common
+        except Exception as error:  # onnxruntime's errors have no other common base
             raise CasterError(f"cannot run {self.name}: {_one_line(error)}") from None
         finally:
-            self.verify()  # after the runtime read the weights: they were those of the digest
+            self.verify()  # after the runtime read the weights: they match the digest
         dropped = [name for name in self._providers if name not in session.get_providers()]
-        if dropped:  # onnxruntime itself would go on without it
+        if dropped:  # onnxruntime itself would run without it
             raise CasterError(f"{dropped[0]} does not work on this machine")
         return session
 
@@ -203,3 +213,102 @@ def _check_installed(path: str, providers: list[str]) -> None:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
+
+
+# --- input ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Input:
+    """The one input of a graph."""
+
+    name: str
+    shape: tuple[int | None, ...] | None  # None for an open size, or for no shape at all
+    dtype: str  # NumPy's name
+
+    @property
+    def batch_size(self) -> int | None:
+        """How many rows the graph takes at a time; None for any number."""
+        return self.shape[0] if self.shape else None
+
+    def prepared(self, batch: Any) -> NDArray[Any]:
+        """A batch as a contiguous array of the graph's dtype; not copied if it is one already."""
+        try:
+            rows = np.asarray(batch)
+        except (TypeError, ValueError, RuntimeError) as error:  # ragged, on a GPU, with gradients
+            raise CasterError(f"the batch is not an array: {_one_line(error)}") from None
+        declared = (None,) * max(rows.ndim, 1) if self.shape is None else self.shape
+        if len(declared) != rows.ndim or not _fits(rows.shape[1:], declared[1:]):
+            hint = f": {SINGLE_IMAGE}" if (rows.ndim, len(declared)) == (3, 4) else ""
+            raise CasterError(
+                f"the model takes {_in_words(declared)}, not {_in_words(rows.shape)}{hint}"
+            )
+        if len(rows) == 0:
+            raise CasterError("the batch has no rows")
+        converts = self.dtype != "uint8" and (rows.dtype.kind == "f" or rows.dtype == np.uint8)
+        if rows.dtype != self.dtype and not converts:
+            raise CasterError(f"the model takes {self.dtype}, not {rows.dtype}")
+        return np.ascontiguousarray(rows, dtype=self.dtype)
+
+    def in_graph_preprocessing(self) -> Preprocessing:
+        """Unchanged pixels, for a graph that resizes and normalises images itself."""
+        shape = self.shape or ()
+        layouts = [name for name, axes in AXES.items() if len(shape) == 4 and shape[axes[0]] == 3]
+        if len(layouts) != 1:
+            raise CasterError(
+                f"the input {_in_words(shape)} could be NCHW or NHWC images: {STATE_IT}",
+                argument="preprocessing",
+            )
+        if self.dtype == "float64":
+            raise CasterError(
+                f"the model takes float64, which float32 images are converted to: {STATE_IT}",
+                argument="preprocessing",
+            )
+        return Preprocessing.in_graph(layouts[0], self.dtype)
+
+    def check(self, preprocessing: Preprocessing) -> None:
+        """Reject a preprocessing whose batches do not fit the graph."""
+        made = preprocessing.dtype
+        dtype = "float32" if self.dtype == "float64" else self.dtype  # converted by `prepared`
+        if made != dtype:
+            raise CasterError(f"the model takes {dtype}, the preprocessing makes {made}")
+        resize = preprocessing.resize
+        size = preprocessing.crop or (resize if isinstance(resize, tuple) else (None, None))
+        shape: list[int | None] = [None] * 4
+        for axis, length in zip(AXES[preprocessing.layout], (3, *size), strict=True):
+            shape[axis] = length
+        if self.shape is not None and not _fits(shape, self.shape):
+            raise CasterError(
+                f"the model takes {_in_words(self.shape)}, the preprocessing makes "
+                f"{_in_words(shape)} ({preprocessing.layout})"
+            )
+
+
+def declared_input(model: ModelProto) -> Input:
+    """The input that a graph declares."""
+    from onnx import TensorProto
+
+    values = runtime_inputs(model.graph)
+    if len(values) != 1:
+        names = listed(value.name for value in values) or "none"
+        raise CasterError(f"a model must have one input, the images; its inputs are {names}")
+    name, tensor = values[0].name, values[0].type.tensor_type
+    kinds = {number: kind for kind, number in TensorProto.DataType.items()}
+    kind = kinds.get(tensor.elem_type, "of an unknown type")
+    if kind not in DTYPES:
+        raise CasterError(f"the input `{name}` is {kind.lower()}; caster feeds floats and uint8")
+    # an open size is a name, missing or -1
+    shape = tuple(size.dim_value if size.dim_value > 0 else None for size in tensor.shape.dim)
+    return Input(name, shape if tensor.HasField("shape") else None, DTYPES[kind])
+
+
+def _in_words(shape: Sequence[int | None]) -> str:
+    """A shape in a message: (any, 3, 224, 224)."""
+    return f"({', '.join('any' if size is None else str(size) for size in shape)})"
+
+
+def _fits(have: Sequence[int | None], want: Sequence[int | None]) -> bool:
+    """Whether two shapes are equal where both are known."""
+    return len(have) == len(want) and all(
+        a is None or b is None or a == b for a, b in zip(have, want, strict=True)
+    )

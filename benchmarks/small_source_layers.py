@@ -1,0 +1,115 @@
+"""Layer transport fitted to few images per class: points won and lost, shuffled and sorted.
+
+    python benchmarks/small_source_layers.py MODEL SOURCE.npz TARGET.npz --preprocessing P.toml
+
+MODEL is anything that `caster --model` takes; the .npz files hold `images` (uint8) and `labels`.
+SOURCE should be images that the network was not trained on; 5 to 200 images per class are drawn
+from it. TARGET is met clean and under the four spare corruptions, in batches of 64, shuffled and
+sorted by class. Columns: accuracy of the frozen model, and the points that the default changes
+(`caster.fit`, `Adapter(mechanism="auto")`), gated and always. The last lines are the worst and the
+mean of all.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import caster
+from caster.core.arrays import to_numpy
+from caster.models.protocol import FrozenModel
+from caster_bench.data.corruptions import corrupt
+from measure import machine
+
+SIZES = (5, 20, 50, 200)
+CONDITIONS = [None] + [
+    (name, severity)
+    for name in ("speckle_noise", "gaussian_blur", "spatter", "saturate")
+    for severity in (3, 5)
+]
+BATCH = 64
+
+
+def read(path: str, limit: int | None = None) -> tuple[NDArray[Any], NDArray[Any]]:
+    with np.load(path) as file:
+        images, labels = file["images"], file["labels"]
+    rows = np.random.default_rng(0).permutation(len(labels))[:limit]
+    return images[rows], labels[rows]
+
+
+def drawn(labels: NDArray[Any], each: int) -> NDArray[Any]:
+    order = np.random.default_rng(each).permutation(len(labels))
+    rows = [order[labels[order] == c][:each] for c in np.unique(labels)]
+    return np.random.default_rng(each).permutation(np.concatenate(rows))
+
+
+def batches(model: FrozenModel, images: NDArray[Any], rows: NDArray[Any]) -> list[NDArray[Any]]:
+    assert model.preprocessing is not None
+    parts = np.array_split(rows, max(1, len(rows) // BATCH))
+    return [model.preprocessing.batch(list(images[part])) for part in parts]
+
+
+def gains(
+    adapter: caster.Adapter, images: NDArray[Any], labels: NDArray[Any], ordered: bool
+) -> tuple[float, float, float, float]:
+    """Frozen accuracy in percent, points won gated and always, and the share accepted."""
+    rows = np.arange(len(labels))
+    rows = rows[np.argsort(labels, kind="stable")] if ordered else rows
+    right, accepted, seen = np.zeros(3), 0, 0
+    found = list(adapter.stream(batches(adapter.model, images, rows)))
+    for out in found:
+        truth = labels[rows[seen : seen + len(out.labels)]]
+        frozen = adapter.classes[to_numpy(out.frozen).argmax(axis=1)]
+        answers = (frozen, to_numpy(out.labels), to_numpy(out.proposed))
+        right += [np.sum(answer == truth) for answer in answers]
+        accepted += out.verdict.accepted
+        seen += len(truth)
+    frozen, gated, always = 100 * right / seen
+    return frozen, gated - frozen, always - frozen, accepted / len(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model")
+    parser.add_argument("source")
+    parser.add_argument("target")
+    parser.add_argument("--preprocessing")
+    parser.add_argument("--checkpoint")
+    parser.add_argument("--limit", type=int, default=2048, help="images of the target")
+    given = parser.parse_args()
+    print(machine())
+    options = {"preprocessing": given.preprocessing, "checkpoint": given.checkpoint}
+    model = caster.wrap(given.model, **{k: v for k, v in options.items() if v})
+    source, labels = read(given.source)
+    target, truth = read(given.target, given.limit)
+    shifted = {
+        "clean" if c is None else f"{c[0]} {c[1]}": target
+        if c is None
+        else np.stack(list(corrupt(target, *c, seed=0)))
+        for c in CONDITIONS
+    }
+    widths = (10, 20, 10, 9, 9, 9, 9)
+    heading = ("per class", "target", "stream", "frozen", "default", "always", "accepted")
+    print("".join(f"{name:>{width}}" for name, width in zip(heading, widths, strict=True)))
+    found = []
+    for each in SIZES:
+        rows = drawn(labels, each)
+        parts = np.array_split(rows, max(1, len(rows) // BATCH))
+        loaded = batches(model, source, rows)
+        adapter = caster.fit(model, zip(loaded, (labels[part] for part in parts), strict=True))
+        for name, images in shifted.items():
+            for stream in ("shuffled", "sorted"):
+                frozen, gated, always, share = gains(adapter, images, truth, stream == "sorted")
+                found.append((gated, always))
+                cells = (each, name, stream, f"{frozen:.1f}", f"{gated:+.1f}", f"{always:+.1f}")
+                cells += (f"{share:.0%}",)
+                print("".join(f"{c:>{w}}" for c, w in zip(cells, widths, strict=True)), flush=True)
+    for name, values in (("worst", np.min(found, axis=0)), ("mean", np.mean(found, axis=0))):
+        print(f"{name:>49}" + "".join(f"{points:>+9.1f}" for points in values))
+
+
+if __name__ == "__main__":
+    main()

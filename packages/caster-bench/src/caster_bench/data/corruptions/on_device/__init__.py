@@ -1,1 +1,0 @@
-"""The corruptions that pay on a GPU, in torch: imported only when `corrupt` is told a device."""

@@ -1,0 +1,187 @@
+"""EATA and ETA: entropy minimisation on reliable, non-redundant samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity
+from torch.nn.functional import cross_entropy as label_cross_entropy
+
+from caster.models.protocol import FrozenModel
+from caster.models.torch import TorchModel
+from caster_bench.methods.gradient_method import GradientMethod, OptimizerName, entropy
+from caster_bench.methods.network import Network, gradients, to_device
+from caster_bench.methods.protocol import Retained, check_count, check_number, nbytes
+from caster_bench.methods.source import Source
+
+REVISION = 1
+MEAN_DECAY = 0.9  # of the running mean of probabilities, per batch
+FISHER_BATCH = 64
+
+
+class EATA(GradientMethod):
+    """Reduce the weighted entropy of selected samples, anchored to the source weights.
+
+    Niu et al. 2022. A sample is selected if its entropy is below `margin_e0` ln C and, once there
+    is a running mean of the selected samples' probabilities, if the cosine of its own to that mean
+    is below `redundancy`. Lower entropy gives more weight. `fisher_strength` penalises changes of
+    parameters in proportion to their Fisher information on the first `fisher_samples` source
+    images (or all, if there are fewer), which should not be sorted by class. Their labels are not
+    used. Strength 0 is ETA and needs no source images. A batch without a selected sample changes
+    nothing.
+
+    Defaults are those of CIFAR-10; presets are "cifar100", "imagenet" and "imagenet-vit".
+
+    >>> from caster import wrap
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    >>> eta = EATA(wrap(net, head="0"), Source(), fisher_strength=0)
+    >>> eta.selected(torch.tensor([[0.0, 9.0], [0.0, 0.1]]))
+    tensor([0])
+    """
+
+    def __init__(
+        self,
+        model: FrozenModel,
+        source: Source,
+        *,
+        name: str = "eata",
+        norms: Sequence[str] = ("batch",),
+        optimizer: OptimizerName = "adam",
+        lr: float = 1e-3,
+        margin_e0: float = 0.4,
+        redundancy: float = 0.4,
+        fisher_strength: float = 1.0,
+        fisher_samples: int = 2000,
+    ) -> None:
+        check_number(
+            name, margin_e0=margin_e0, redundancy=redundancy, fisher_strength=fisher_strength
+        )
+        check_count(name, fisher_samples=fisher_samples)
+        self.margin_e0 = margin_e0
+        self.redundancy = redundancy
+        self.fisher_strength = fisher_strength
+        super().__init__(model, source, name=name, norms=norms, optimizer=optimizer, lr=lr)
+        # Fixed by the source, so no reset changes them. Both are flattened: a hundred small
+        # tensors would cost more than the rest of a step.
+        self._fisher: Tensor | None = None
+        self._origin: Tensor | None = None
+        if fisher_strength > 0 and not self.inert:
+            labelled = source.labelled(name)
+            images = first_images(self.model, labelled, fisher_samples, FISHER_BATCH)
+            with gradients():
+                found = fisher_information(self.network, self.parameters, images)
+                self._fisher, self._origin = _flat(found.values()), _flat(self.origin.values())
+
+    @property
+    def fisher(self) -> dict[str, Tensor]:
+        """Fisher information by parameter; empty without a penalty."""
+        if self._fisher is None:
+            return {}
+        values = self.parameters.values()
+        parts = torch.split(self._fisher, [value.numel() for value in values])
+        shaped = [part.view(value.shape) for part, value in zip(parts, values, strict=True)]
+        return dict(zip(self.parameters, shaped, strict=True))
+
+    def reset(self) -> None:
+        """Start over with a new copy of the network and no running mean."""
+        super().reset()
+        self._mean: Tensor | None = None  # (C,), of the probabilities of selected samples
+
+    def step(self, batch: Tensor, logits: Tensor) -> None:
+        """Reduce the entropy of the selected samples, if there are any."""
+        selected = self.selected(logits.detach())
+        if len(selected):
+            self._update_mean(logits.detach()[selected].softmax(dim=1))
+            self.descend(self.weighted_entropy(logits[selected]) + self.penalty())
+
+    def selected(self, logits: Tensor) -> Tensor:  # (B, C) -> row numbers
+        """Rows of samples that are reliable and unlike those seen before."""
+        good = entropy(logits) < self._margin(logits)
+        if self._mean is not None:
+            cosine = cosine_similarity(self._mean[None], logits.softmax(dim=1), dim=1)
+            good &= cosine.abs() < self.redundancy
+        return good.nonzero()[:, 0]
+
+    def weighted_entropy(self, logits: Tensor) -> Tensor:  # (B, C) -> ()
+        """Mean entropy with weights exp(margin - entropy)."""
+        entropies = entropy(logits)
+        weights = (self._margin(logits) - entropies.detach()).exp()
+        return (weights * entropies).mean()
+
+    def penalty(self) -> Tensor:
+        """Squared distance from the source parameters, weighted by Fisher information."""
+        if self._fisher is None or self._origin is None:
+            return torch.zeros((), device=self.model.device)
+        moved = _flat(self.parameters.values()) - self._origin
+        return self.fisher_strength * (self._fisher * moved.square()).sum()
+
+    def retained(self) -> Retained:
+        """Bytes of the network, the optimizer, the Fisher information and the running mean."""
+        own = nbytes(self._fisher, self._origin)
+        return super().retained() + Retained(buffers=nbytes(self._mean), statistics=own)
+
+    def _margin(self, logits: Tensor) -> float:
+        return self.margin_e0 * math.log(logits.shape[1])
+
+    def _update_mean(self, probabilities: Tensor) -> None:  # (n, C), n >= 1
+        mean = probabilities.mean(dim=0)
+        if self._mean is not None:
+            mean = MEAN_DECAY * self._mean + (1 - MEAN_DECAY) * mean
+        self._mean = mean
+
+
+def fisher_information(
+    network: Network,
+    parameters: Mapping[str, nn.Parameter],
+    batches: Iterable[Tensor],  # source images on the model's device
+) -> dict[str, Tensor]:  # shaped as the parameters
+    """Squared gradients of the loss on the network's own predictions, averaged over batches.
+
+    As in the authors' code, the gradient of the batch's mean loss is squared, not that of every
+    sample as in the definition of Fisher information.
+    """
+    values = list(parameters.values())
+    squares = [torch.zeros_like(value) for value in values]
+    count = 0
+    for batch in batches:
+        logits = network(batch)
+        loss = label_cross_entropy(logits, logits.argmax(dim=1))
+        grads = torch.autograd.grad(loss, values, allow_unused=True, materialize_grads=True)
+        squares = [total + grad.square() for total, grad in zip(squares, grads, strict=True)]
+        count += 1
+    return {name: total / count for name, total in zip(parameters, squares, strict=True)}
+
+
+def first_images(
+    model: TorchModel, batches: Iterable[tuple[Any, Any]], n: int, size: int
+) -> Iterator[Tensor]:
+    """The first n images of labelled batches on the model's device, `size` at a time.
+
+    >>> import numpy as np
+    >>> model = TorchModel(nn.Linear(1, 2))
+    >>> [len(cut) for cut in first_images(model, [(np.zeros((5, 1)), None)] * 3, n=11, size=4)]
+    [4, 4, 3]
+    """
+    pending: Tensor | None = None
+    for images, _ in batches:
+        taken = images[:n]
+        n -= len(taken)
+        for start in range(0, len(taken) or 1, size):  # an empty batch once, to be rejected
+            piece = to_device(model, taken[start : start + size])
+            pending = piece if pending is None else torch.cat([pending, piece])
+            if len(pending) >= size:
+                yield pending[:size]
+                pending = pending[size:]
+        if n == 0:
+            break
+    if pending is not None and len(pending):
+        yield pending
+
+
+def _flat(tensors: Iterable[Tensor]) -> Tensor:
+    """Flatten and concatenate tensors."""
+    return torch.cat([tensor.flatten() for tensor in tensors])

@@ -1,1 +1,0 @@
-"""Methods that learn by gradients; each on its own copy of the network."""

@@ -1,0 +1,185 @@
+"""What gradient-based methods share: a network copy, the parameters to learn, and a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import log_softmax
+from torch.optim import SGD, Adam, Optimizer
+
+from caster.errors import CasterError
+from caster.models.protocol import FrozenModel
+from caster_bench.methods.network import (
+    Network,
+    affine_parameters,
+    check_finite,
+    gradients,
+    norm_layers,
+    require_torch,
+    to_device,
+    use_batch_statistics,
+    validate_norms,
+)
+from caster_bench.methods.protocol import (
+    Frozen,
+    Prediction,
+    Retained,
+    check_number,
+    inert_prediction,
+    nbytes,
+    warn_inert,
+)
+from caster_bench.methods.source import Source, class_columns
+
+OptimizerName = Literal["adam", "sgd"]
+NORM_NAMES = {"batch": "BatchNorm", "layer": "LayerNorm", "group": "GroupNorm"}
+
+
+def entropy(logits: Tensor) -> Tensor:  # (B, C) -> (B,)
+    """Entropy of softmax(logits) per sample, in nats.
+
+    >>> entropy(torch.tensor([[0.0, 0.0], [0.0, 0.0]]))
+    tensor([0.6931, 0.6931])
+    """
+    return cross_entropy(logits, logits)
+
+
+def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:  # (B, C), (B, C) -> (B,)
+    """Cross-entropy of softmax(logits) with respect to softmax(target), per sample."""
+    return -(target.softmax(dim=1) * log_softmax(logits, dim=1)).sum(dim=1)
+
+
+class GradientMethod:
+    """Answer with a copy of the network, then take an optimizer step on it.
+
+    Subclasses define the step. By default the scales and shifts of normalisation layers of the
+    kinds in `norms` are learnt; if BatchNorm is among them, it uses batch statistics.
+
+    Attributes
+    ----------
+    parameters : learnt parameters by name.
+    inert : whether there are none, so that the method answers as the frozen model.
+    """
+
+    def __init__(
+        self,
+        model: FrozenModel,
+        source: Source,
+        *,
+        name: str,
+        norms: Sequence[str],
+        optimizer: OptimizerName,
+        lr: float,
+    ) -> None:
+        check_number(name, lr=lr)
+        if optimizer not in ("adam", "sgd"):
+            raise CasterError(f"optimizer of {name} must be adam or sgd, not {optimizer!r}")
+        self.name = name
+        self.model = require_torch(model, name)
+        self.frozen = Frozen(model, source)
+        self.norms = validate_norms(norms, name)
+        self.lr = lr
+        self._optimizer_name = optimizer
+        self._columns = class_columns(source, name)
+        self.reset()
+        if self.inert:
+            kinds = " or ".join(NORM_NAMES[norm] for norm in self.norms)
+            warn_inert(name, model, f"{kinds} to learn")
+
+    @property
+    def inert(self) -> bool:
+        """Whether the model has nothing to learn."""
+        return not self.parameters
+
+    @cached_property
+    def origin(self) -> dict[str, Tensor]:
+        """Source values of the learnt parameters: the frozen model's own, not copies."""
+        return {k: value.detach() for k, value in self.eligible(self.model.module).items()}
+
+    def reset(self) -> None:
+        """Start over with a new copy of the network and a new optimizer."""
+        self.parameters: dict[str, nn.Parameter] = {}
+        if not self.origin:  # nothing to learn, so no copy
+            return
+        self.model.verify()  # otherwise the copy could be of a changed model
+        with gradients():  # a copy made in inference mode could never learn
+            self.network = Network(self.model, self._columns)
+            self.parameters = self.eligible(self.network.module)
+            for name, parameter in self.parameters.items():
+                if parameter.dtype not in (torch.float32, torch.float64):
+                    raise CasterError(
+                        f"{self.name} cannot learn {name} in {parameter.dtype}, too coarse for its "
+                        "steps: pass a float32 module, with bf16=True for speed"
+                    )
+                parameter.requires_grad_(True)
+            if "batch" in self.norms:
+                use_batch_statistics(self.network.module)
+        self.optimizer = make_optimizer(
+            self._optimizer_name, list(self.parameters.values()), self.lr
+        )
+
+    def eligible(self, module: nn.Module) -> dict[str, nn.Parameter]:
+        """Select the parameters of a module to learn, by name."""
+        return affine_parameters(norm_layers(module, self.norms))
+
+    def predict(self, images: Any) -> Prediction:
+        """Answer with the current weights, then take a step."""
+        if self.inert:
+            return inert_prediction(self.frozen, images)
+        with gradients():
+            batch = to_device(self.model, images)
+            logits = self.network(batch)
+            check_finite(logits, self.name)
+            if not logits.requires_grad:
+                raise CasterError(
+                    f"no gradient reaches the parameters that {self.name} learns: "
+                    f"{self.model.name} computes without gradients"
+                )
+            self.step(batch, logits)
+        return Prediction(logits.detach())
+
+    def forward(self, images: Any) -> Any:  # (B, C)
+        """Logits that `predict` would give now, without its step."""
+        if self.inert:
+            return inert_prediction(self.frozen, images).logits
+        # Record gradients and drop them: other kernels may round differently.
+        with gradients():
+            return self.network(to_device(self.model, images)).detach()
+
+    def step(
+        self,
+        batch: Tensor,
+        logits: Tensor,  # (B, C), of this batch, with their graph
+    ) -> None:
+        """Learn from a batch."""
+        raise NotImplementedError
+
+    def descend(self, loss: Tensor) -> None:
+        """Take one optimizer step on a loss."""
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        self.optimizer.zero_grad()  # do not keep gradients between batches
+
+    def retained(self) -> Retained:
+        """Bytes of the network copy and the optimizer state."""
+        if self.inert:
+            return Retained()
+        return self.network.retained() + Retained(optimizer=optimizer_bytes(self.optimizer))
+
+
+def make_optimizer(kind: OptimizerName, parameters: list[nn.Parameter], lr: float) -> Optimizer:
+    """Adam, or SGD with momentum 0.9, configured as in the papers."""
+    if kind == "adam":
+        return Adam(parameters, lr, betas=(0.9, 0.999), weight_decay=0.0)
+    return SGD(parameters, lr, momentum=0.9)
+
+
+def optimizer_bytes(optimizer: Optimizer) -> int:
+    """Bytes of the tensors in an optimizer's state."""
+    values = (value for state in optimizer.state.values() for value in state.values())
+    return nbytes(*(value for value in values if isinstance(value, torch.Tensor)))

@@ -1,0 +1,196 @@
+"""The library's layer transport as methods of the benchmark."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, Literal, Self
+
+from caster.adapt.layer_transport import LayerAnswer, LayerSettings
+from caster.adapt.layer_transport import LayerTransport as Transport
+from caster.core.channels import ChannelMoments, Site
+from caster.core.linalg import Array
+from caster.core.verdict import RESTING, UNGATED
+from caster.errors import CasterError
+from caster.models.protocol import FrozenModel, Outputs
+from caster.models.torch import TorchModel
+from caster_bench.methods.network import require_torch
+from caster_bench.methods.protocol import (
+    Frozen,
+    Prediction,
+    Retained,
+    inert_prediction,
+    warn_inert,
+)
+from caster_bench.methods.source import Source, class_columns, moment_bytes, unguarded_adapter
+
+REVISION = 1
+Maps = Literal["diagonal", "full"]
+
+
+class LayerTransportUngated:
+    """Layer transport of every batch, without its certificate.
+
+    `prior`, `memory`, `depth`, `sites` and `maps` are those of `LayerSettings`. Without a state,
+    layers are measured on the source's batches; without those, BatchNorms know their own moments.
+    """
+
+    def __init__(
+        self,
+        model: FrozenModel,
+        source: Source,
+        *,
+        name: str = "layer-transport-ungated",
+        prior: float = 16.0,
+        memory: int = 64,
+        depth: float = 0.5,
+        sites: Sequence[str] | None = None,
+        maps: Maps = "diagonal",
+    ) -> None:
+        chosen = None if sites is None else tuple(sites)
+        self._start(model, source, name, LayerSettings(prior, memory, depth, chosen, maps))
+
+    def _start(
+        self, model: FrozenModel, source: Source, name: str, settings: LayerSettings
+    ) -> None:
+        self.name = name
+        self.model = require_torch(model, name)
+        self.frozen = Frozen(model, source)
+        layers, ends = _layers(self.model, source, name, settings.maps == "full")
+        columns = class_columns(source, name)
+        self.transport = Transport(self.model, layers, columns, ends, settings)
+        if self.inert:
+            unknown = "" if layers is not None else ": the state has no layers"
+            warn_inert(name, model, f"site to align{unknown}")
+
+    @property
+    def inert(self) -> bool:
+        """Whether the model has nothing to align."""
+        return not self.transport.sites
+
+    def new_stream(self) -> Self:
+        """Another stream over the same model and source."""
+        stream = copy.copy(self)
+        stream.transport = self.transport.new_stream()
+        return stream
+
+    def predict(self, images: Any) -> Prediction:
+        """Answer a batch of images."""
+        if self.inert:
+            return inert_prediction(self.frozen, images)
+        return self._predicted(self._answer(images))
+
+    def _answer(self, images: Any) -> LayerAnswer:
+        return self.transport.align(images)
+
+    def _predicted(self, answer: LayerAnswer) -> Prediction:
+        if answer.adapted is None:
+            return _as_judged(answer)
+        return Prediction(answer.adapted, implausible=answer.implausible)
+
+    def reset(self) -> None:
+        """Forget every batch."""
+        self.transport.reset()
+
+    def retained(self) -> Retained:
+        """Moments of the source and of the target so far; no weights."""
+        transport = self.transport
+        return Retained(statistics=transport.source_bytes, buffers=transport.stream_bytes)
+
+
+class LayerTransport(LayerTransportUngated):
+    """Layer transport where its certificate accepts, and the frozen model's answer elsewhere.
+
+    `tau`, `window` and `every` are those of `LayerSettings`. With `gated=False` every batch is
+    compared and answered by the update. With `last="transport"` the aligned features are answered
+    by transport of the last layer, where that one's own certificate accepts them.
+    """
+
+    def __init__(
+        self,
+        model: FrozenModel,
+        source: Source,
+        *,
+        name: str = "layer-transport",
+        prior: float = 16.0,
+        memory: int = 64,
+        depth: float = 0.5,
+        sites: Sequence[str] | None = None,
+        maps: Maps = "diagonal",
+        tau: float = 1.0,
+        window: int = 256,
+        every: int = 32,
+        gated: bool = True,
+        last: Literal["head", "transport"] = "head",
+    ) -> None:
+        if last not in ("head", "transport"):
+            raise CasterError(f"last of {name} is 'head' or 'transport', not {last!r}")
+        chosen = None if sites is None else tuple(sites)
+        every = every if gated else 1
+        settings = LayerSettings(prior, memory, depth, chosen, maps, tau, window, every)
+        self._start(model, source, name, settings)
+        self.gated = gated
+        self._last = unguarded_adapter(model, source, name) if last == "transport" else None
+
+    def both(self, images: Any, before: Outputs) -> tuple[Array, Prediction]:
+        """Scores with aligned layers whatever the verdict, and the prediction."""
+        answer = self.transport(images, before)
+        adapted = answer.scores if answer.adapted is None else answer.adapted
+        return adapted, self._predicted(answer)
+
+    def _answer(self, images: Any) -> LayerAnswer:
+        return self.transport(images)
+
+    def _predicted(self, answer: LayerAnswer) -> Prediction:
+        if answer.adapted is None or (self.gated and not answer.verdict.accepted):
+            return _as_judged(answer)
+        reason = answer.verdict.reason if self.gated else UNGATED
+        ratio, implausible = _measured(answer), answer.implausible
+        return Prediction(self._refined(answer), True, reason, ratio, implausible=implausible)
+
+    def _refined(self, answer: LayerAnswer) -> Array:
+        """Aligned features answered by the head, or by transport of the last layer."""
+        scores = answer.adapted
+        if self._last is None or answer.features is None or len(answer.features) == 1:
+            return scores
+        found = self._last.clf.adapt(answer.features, scores)
+        return found.adapted if found.verdict.accepted else scores
+
+    def retained(self) -> Retained:
+        """Moments of the source and of the target so far; no weights."""
+        own = super().retained()
+        if self._last is None:
+            return own
+        return own + Retained(statistics=moment_bytes(self._last))
+
+
+def _measured(answer: LayerAnswer) -> float | None:
+    """The ratio, if a comparison was made."""
+    return None if answer.verdict.reason == RESTING else answer.verdict.ratio
+
+
+def _as_judged(answer: LayerAnswer) -> Prediction:
+    verdict = answer.verdict
+    return Prediction(
+        answer.scores,
+        verdict.accepted,
+        verdict.reason,
+        _measured(answer),
+        implausible=answer.implausible,
+    )
+
+
+def _layers(
+    model: TorchModel, source: Source, name: str, full: bool
+) -> tuple[dict[Site, ChannelMoments] | None, Any]:
+    """The source's moments at every site, and the range of its images."""
+    if source.state is not None and source.state.layers is not None:
+        return dict(source.state.layers), source.state.input_range
+    if source.batches is None:
+        return None, None
+    from caster.models.activation_statistics import ActivationStatistics
+
+    statistics = ActivationStatistics(model, full=full)
+    for images, _ in source.labelled(name):
+        statistics(images)
+    return statistics.moments(), statistics.input_range

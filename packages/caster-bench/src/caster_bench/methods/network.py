@@ -1,0 +1,152 @@
+"""A method's own copy of a torch module, and the normalisation layers in it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from caster.errors import CasterError
+from caster.models.heads import Columns
+from caster.models.protocol import FrozenModel
+from caster.models.torch import TorchModel, answer_of, logits_of
+from caster_bench.methods.protocol import Retained, nbytes
+
+Norm = Literal["batch", "layer", "group"]
+KINDS: dict[Norm, tuple[type[nn.Module], ...]] = {
+    "batch": (_BatchNorm,),
+    "layer": (nn.LayerNorm,),
+    "group": (nn.GroupNorm,),
+}
+
+
+class Network:
+    """A copy of a frozen model's module in eval mode, free to be changed.
+
+    No parameter requires a gradient until a method asks for it.
+    """
+
+    def __init__(self, model: TorchModel, columns: Columns) -> None:
+        self.model = model
+        self.columns = columns
+        try:
+            self.module = copy.deepcopy(model.module).eval().requires_grad_(False)
+        except (RuntimeError, TypeError, NotImplementedError) as error:
+            line = str(error).splitlines()[0]
+            raise CasterError(f"{model.name} cannot be copied: {line}") from error
+
+    def __call__(self, batch: Tensor) -> Tensor:  # (B, C), in float32
+        """Logits of the state's classes for a batch on the model's device."""
+        with torch.autocast(batch.device.type, torch.bfloat16, self.model.bf16):
+            answer = answer_of(self.module, batch, self.model.name)
+            logits = logits_of(answer, self.model.name)
+        chosen: Tensor = self.columns(logits.float())
+        return chosen
+
+    def retained(self) -> Retained:
+        """Bytes of the parameters and buffers."""
+        return Retained(
+            parameters=nbytes(*self.module.parameters()), buffers=nbytes(*self.module.buffers())
+        )
+
+
+@contextmanager
+def gradients(enabled: bool = True) -> Iterator[None]:
+    """Enable or disable gradients, whatever mode the caller works in."""
+    with torch.inference_mode(False), torch.set_grad_enabled(enabled):
+        yield
+
+
+def require_torch(model: FrozenModel, name: str) -> TorchModel:
+    """Return the model if it is a torch module, or explain that method `name` needs one."""
+    if not isinstance(model, TorchModel):
+        raise CasterError(f"{name} needs a torch module, which {model.name} is not")
+    return model
+
+
+def to_device(model: TorchModel, images: Any) -> Tensor:
+    """Move a batch to the model's device, fit for a backward pass."""
+    batch = model.placed(images)
+    return batch.clone() if batch.is_inference() else batch
+
+
+def check_finite(logits: Tensor, name: str) -> None:
+    """Reject a batch with non-finite logits before anything is learnt from it."""
+    if not bool(logits.detach().isfinite().all()):
+        raise CasterError(f"{name} got logits that are not finite: drop or repair such images")
+
+
+def validate_norms(norms: Sequence[str], name: str) -> tuple[Norm, ...]:
+    """Check the kinds of normalisation layers that a user names."""
+    known = get_args(Norm)
+    if isinstance(norms, str) or not norms or any(kind not in known for kind in norms):
+        raise CasterError(f"norms of {name} must be some of {', '.join(known)}, not {norms!r}")
+    return tuple(kind for kind in known if kind in norms)
+
+
+def norm_layers(module: nn.Module, norms: Sequence[Norm]) -> dict[str, nn.Module]:
+    """Normalisation layers of these kinds, by name, in the module's order."""
+    wanted = tuple(kind for norm in norms for kind in KINDS[norm])
+    return {name: layer for name, layer in module.named_modules() if isinstance(layer, wanted)}
+
+
+def affine_parameters(layers: dict[str, nn.Module]) -> dict[str, nn.Parameter]:
+    """Scales and shifts of normalisation layers, by name; shared ones once."""
+    found: dict[str, nn.Parameter] = {}
+    for name, layer in layers.items():
+        for part, value in layer.named_parameters(recurse=False):
+            known = any(value is other for other in found.values())
+            if part in ("weight", "bias") and not known:
+                found[f"{name}.{part}"] = value
+    return found
+
+
+def use_batch_statistics(module: nn.Module) -> None:
+    """Make every BatchNorm normalise by batch statistics and track no running statistics.
+
+    A layer that gets a single value per channel cannot: it uses the source statistics.
+    """
+    for layer in norm_layers(module, ("batch",)).values():
+        assert isinstance(layer, _BatchNorm)
+        if store_source_statistics(layer):
+            layer.running_mean = layer.running_var = layer.num_batches_tracked = None
+            layer.track_running_stats = False
+            layer.register_forward_pre_hook(_use_source_for_single_values, with_kwargs=True)
+            layer.register_forward_hook(_drop_statistics)
+
+
+def store_source_statistics(layer: _BatchNorm) -> bool:
+    """Copy running statistics to buffers that no pass writes to; False if there are none."""
+    if layer.running_mean is None or layer.running_var is None:
+        return False
+    layer.register_buffer("source_mean", layer.running_mean.clone())
+    layer.register_buffer("source_var", layer.running_var.clone())
+    return True
+
+
+def source_statistics(layer: nn.Module) -> tuple[Tensor, Tensor]:
+    """The stored mean and variance."""
+    return layer.get_buffer("source_mean"), layer.get_buffer("source_var")
+
+
+def first_input(inputs: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
+    """The input of a layer, passed by position or by name."""
+    first: Tensor = next(iter((*inputs, *named.values())))
+    return first
+
+
+def _use_source_for_single_values(
+    layer: _BatchNorm, inputs: tuple[Any, ...], named: dict[str, Any]
+) -> None:
+    values = first_input(inputs, named)
+    if values.numel() == values.shape[1]:
+        layer.running_mean, layer.running_var = source_statistics(layer)
+
+
+def _drop_statistics(layer: _BatchNorm, inputs: Any, output: Any) -> None:
+    layer.running_mean = layer.running_var = None

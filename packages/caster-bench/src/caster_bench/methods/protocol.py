@@ -1,0 +1,204 @@
+"""The protocol every test-time adaptation method follows, and the frozen model as a method."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass, fields, replace
+from numbers import Integral
+from typing import Any, Protocol
+
+from caster.adapt.estimator import Caster
+from caster.core.linalg import Array
+from caster.core.verdict import FROZEN, INERT, UNGATED, Verdict
+from caster.errors import CasterError
+from caster.models.heads import Columns
+from caster.models.protocol import FrozenModel, Outputs
+from caster_bench.methods.source import Source
+
+log = logging.getLogger("caster")
+
+REVISION = 1  # of `Frozen`: a method's module has one, which changes when its answers do
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """A method's answer to one batch.
+
+    If it is not `accepted`, the logits are the frozen model's own, bit for bit.
+
+    >>> import numpy as np
+    >>> Prediction(np.array([[0.1, 2.0]])).reason
+    'ungated'
+    """
+
+    logits: Array  # (B, C)
+    accepted: bool = True  # False if the frozen model answered
+    reason: str = UNGATED  # one of `caster.core.verdict.KNOWN`
+    ratio: float | None = None  # measured by the gate; None without a gate
+    verdict: Verdict | None = None  # on the transport, if one was tried
+    implausible: int = 0  # samples excluded from the statistics and answered by the frozen model
+
+
+@dataclass(frozen=True)
+class Retained:
+    """Bytes a method keeps between batches, not counting the frozen model.
+
+    >>> Retained(parameters=400, optimizer=800).total
+    1200
+    """
+
+    parameters: int = 0  # of network copies, and prompts
+    buffers: int = 0  # of network copies, and running statistics
+    features: int = 0  # banks of features or images
+    statistics: int = 0  # of the source: moments, Fisher information
+    optimizer: int = 0
+
+    @property
+    def total(self) -> int:
+        """Sum over all kinds."""
+        return sum(getattr(self, part.name) for part in fields(self))
+
+    def __add__(self, other: Retained) -> Retained:
+        """Add kind by kind."""
+        names = [part.name for part in fields(self)]
+        return Retained(**{name: getattr(self, name) + getattr(other, name) for name in names})
+
+
+class Method(Protocol):
+    """A method at work on one stream."""
+
+    name: str
+    frozen: Frozen  # the immutable reference, which answers rejected batches
+
+    def predict(self, images: Any) -> Prediction:
+        """Answer a preprocessed batch; may update the method."""
+        ...
+
+    def reset(self) -> None:
+        """Restore the method to exactly its state after construction."""
+        ...
+
+    def retained(self) -> Retained:
+        """Count the bytes kept between batches."""
+        ...
+
+
+class OnFeatures:
+    """Base class of methods that need only the frozen model's outputs.
+
+    Several of them can share one forward pass: `answer` takes its outputs.
+
+    >>> import numpy as np
+    >>> from caster import wrap
+    >>> class Sharper(OnFeatures):
+    ...     def answer(self, outputs):
+    ...         return Prediction(2 * outputs.logits)
+    >>> model = wrap(lambda batch: (batch, batch), version="example-1")
+    >>> Sharper(model).predict(np.array([[1.0, 3.0]])).logits
+    array([[2., 6.]])
+    """
+
+    def __init__(self, model: FrozenModel) -> None:
+        self.model = model
+
+    def predict(self, images: Any) -> Prediction:
+        """Answer a batch of images."""
+        return self.answer(self.model(images))
+
+    def answer(self, outputs: Outputs) -> Prediction:
+        """Answer a batch from its features and logits."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Do nothing: by default a method keeps nothing between batches."""
+
+    def retained(self) -> Retained:
+        """Nothing by default."""
+        return Retained()
+
+
+class Frozen(OnFeatures):
+    """The frozen head's answer, or Source-GDA's if the head does not have the state's classes.
+
+    >>> import numpy as np
+    >>> from caster import wrap
+    >>> model = wrap(lambda batch: (batch, 2 * batch), version="example-1")
+    >>> Frozen(model, Source()).predict(np.array([[1.0, 3.0]])).logits
+    array([[2., 6.]])
+    """
+
+    def __init__(self, model: FrozenModel, source: Source, *, name: str = "frozen") -> None:
+        super().__init__(model)
+        self.name = name
+        state = source.state
+        self._columns = Columns(None if state is None else state.head)
+        self._gda = Caster.from_state(state) if state is not None and state.head is None else None
+
+    @property
+    def frozen(self) -> Frozen:
+        """The method itself."""
+        return self
+
+    def answer(self, outputs: Outputs) -> Prediction:
+        """Return the model's own logits."""
+        return Prediction(self.logits(outputs), accepted=False, reason=FROZEN)
+
+    def logits(self, outputs: Outputs) -> Array:  # (B, C)
+        """Logits of the state's classes, or of all the model's classes without a state."""
+        if self._gda is not None:
+            return self._gda.source_scores(outputs.features)
+        if outputs.logits is None:
+            raise CasterError(
+                f"{self.model.name} has no classifier: pass a fitted state as {{argument}}",
+                argument="source",
+            )
+        return self._columns(outputs.logits)
+
+
+def warn_inert(name: str, model: FrozenModel, missing: str) -> None:
+    """Log that a model has nothing the method could adapt."""
+    log.warning("%s is inert: %s has no %s; it answers as frozen", name, model.name, missing)
+
+
+def inert_prediction(frozen: Frozen, images: Any) -> Prediction:
+    """Answer as the frozen model, for a method that has nothing to adapt."""
+    return replace(frozen.predict(images), reason=INERT)
+
+
+def nbytes(*arrays: Any) -> int:
+    """Total bytes of arrays or tensors; None counts as 0.
+
+    >>> import numpy as np
+    >>> nbytes(np.zeros(3), None)
+    24
+    """
+    return sum(int(array.nbytes) for array in arrays if array is not None)
+
+
+def check_number(
+    name: str, low: float = 0.0, high: float = math.inf, *, above: bool = False, **settings: float
+) -> None:
+    """Reject settings of method `name` that are not finite numbers from `low` to `high`.
+
+    With `above`, they must be larger than `low`.
+
+    >>> check_number("tent", lr=1e-3)
+    """
+    for setting, value in settings.items():
+        if not (low < value if above else low <= value) or not value <= high or value == math.inf:
+            bounds = f"above {low:g}" if above else f"from {low:g}"
+            upper = "" if high == math.inf else f" to {high:g}"
+            raise CasterError(
+                f"{setting} of {name} must be a number {bounds}{upper}, not {value!r}"
+            )
+
+
+def check_count(name: str, least: int = 1, **settings: int) -> None:
+    """Reject settings of method `name` that are not integers of at least `least`.
+
+    >>> check_count("knn", k=20)
+    """
+    for setting, value in settings.items():
+        if not isinstance(value, Integral) or value < least:
+            raise CasterError(f"{setting} of {name} must be {least} or more, not {value!r}")

@@ -1,0 +1,252 @@
+"""Check admissions and `cell.json` of every cell against the sweep and one another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from caster.config import Settings, recorded
+from caster.errors import CasterError
+from caster.io.files import file_digest
+from caster_bench.records import DONE, Admission, Cell, Records, admission_path, read_admission
+from caster_bench.studies.check_gates import CONSTANTS
+from caster_bench.studies.naming import CERTIFICATE, OWN, inner_and_gate
+from caster_bench.sweeps import Spec, Sweep
+from caster_bench.sweeps.spec import CLASS_ORDERED, GATE, PRESET, frozen_value
+
+SHOWN = 5  # per kind; the rest are counted
+Pair = tuple[str, str]  # backbone and data
+Admissions = dict[Pair, Admission]
+SOFTWARE = ("python", "numpy", "torch", "caster")  # versions that must be stated
+HARDWARE = ("device",)
+Cells = dict[Spec, Cell]
+
+
+@dataclass(frozen=True, order=True)
+class Problem:
+    """What is wrong, and where.
+
+    >>> print(Problem("missing", "resnet18 on cifar10, fog-3: tent"))
+    missing: resnet18 on cifar10, fog-3: tent
+    """
+
+    kind: str  # the same text for the same fault
+    where: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.where}"
+
+
+def lines(problems: Iterable[Problem], shown: int = SHOWN) -> list[str]:
+    """Format problems by kind, with counts and the first few locations.
+
+    >>> lines([Problem("missing", "a"), Problem("missing", "b"), Problem("foreign", "c")], shown=1)
+    ['foreign (1)', '  c', 'missing (2)', '  a', '  and 1 more']
+    """
+    kinds: dict[str, list[str]] = {}
+    for problem in sorted(problems):
+        kinds.setdefault(problem.kind, []).append(problem.where)
+    text = []
+    for kind, where in kinds.items():
+        text += [f"{kind} ({len(where)})", *(f"  {each}" for each in where[:shown])]
+        if len(where) > shown:
+            text.append(f"  and {len(where) - shown} more")
+    return text
+
+
+def read_admissions(out: Records, pairs: Iterable[Pair]) -> tuple[Admissions, list[Problem]]:
+    """Read admissions, and report those that cannot be read."""
+    admissions: Admissions = {}
+    problems = []
+    for pair in pairs:
+        try:
+            admissions[pair] = read_admission(admission_path(out, "--".join(pair)))
+        except CasterError as error:
+            problems.append(Problem("admission missing or changed", str(error)))
+    return admissions, problems
+
+
+def foreign_admissions(paths: Iterable[Path], sweep: Sweep) -> list[Problem]:
+    """Report admissions that do not belong to the sweep."""
+    known = {f"{spec.backbone}--{spec.data}" for spec in sweep.cells}
+    return [Problem("not of this sweep", str(path)) for path in paths if path.stem not in known]
+
+
+def check_admissions(admissions: Admissions, sweep: Sweep, root: Path) -> Iterator[Problem]:
+    """Check admissions against the sweep, the checkpoint files and one another."""
+    for admission in admissions.values():
+        for kind in _admission_faults(admission, sweep):
+            yield Problem(kind, f"{admission.backbone} on {admission.data}")
+    for name, backbone in sweep.backbones.items():
+        digests = {a.checkpoint for (own, _), a in admissions.items() if own == name}
+        path = root / backbone.checkpoint
+        if backbone.is_file and path.is_file():
+            digests.add(file_digest(path))
+        if len(digests - {None}) > 1:
+            yield Problem("the checkpoint is not the one that was admitted", name)
+
+
+def compared(sweep: Sweep, root: Path | None = None) -> str:
+    """Say how many checkpoint files exist and were compared with the records."""
+    files = [backbone.checkpoint for backbone in sweep.backbones.values() if backbone.is_file]
+    there = sum(((root or Path()) / file).is_file() for file in files)
+    return f"{there} of {len(files)} checkpoint files compared"
+
+
+def _admission_faults(admission: Admission, sweep: Sweep) -> Iterator[str]:
+    pinned = sweep.backbones[admission.backbone].sha256
+    threshold = sweep.data[admission.data].threshold
+    if pinned is not None and admission.checkpoint not in (None, pinned):
+        yield "the checkpoint is not the one the sweep names"
+    if admission.threshold != threshold:
+        yield "admitted with a threshold other than the sweep's"
+    if not admission.admitted and not admission.reason:
+        yield "refused without a reason"
+    if not admission.admitted:
+        return
+    if admission.checkpoint is None or admission.moments is None:
+        yield "admitted without checkpoint or moments"
+    if threshold is not None and (admission.accuracy is None or admission.accuracy < threshold):
+        yield "admitted below the threshold"
+
+
+def check_cells(cells: Cells, admissions: Admissions, sweep: Sweep) -> Iterator[Problem]:
+    """Check every cell on its own, and cells of one backbone or data set against each other."""
+    constants = recorded(sweep.constants)
+    for spec, cell in cells.items():
+        for kind in _cell_faults(spec, cell, constants):
+            yield Problem(kind, spec.full)
+        admission = admissions.get((spec.backbone, spec.data))
+        if admission is not None:  # its absence is reported separately
+            for kind in _disagreements(cell, admission):
+                yield Problem(kind, spec.full)
+    yield from _differences(cells, frozenset(sweep.of("cost")))
+
+
+def _cell_faults(spec: Spec, cell: Cell, constants: Settings) -> Iterator[str]:
+    if _settings(cell.identity.get("constants")) != constants:
+        yield "constants differ from the sweep's"
+    settings = cell.identity.get("settings")
+    if not isinstance(settings, dict):
+        yield "method settings not stated"
+    elif not _as_given(spec, settings):
+        yield "method settings differ from the sweep's"
+    for name in SOFTWARE:
+        if not cell.software.get(name):
+            yield f"software not stated: {name}"
+    for name in HARDWARE:
+        if not cell.hardware.get(name):
+            yield f"hardware not stated: {name}"
+    if cell.status != DONE:
+        return
+    before, after = cell.frozen.get("before"), cell.frozen.get("after")
+    if not before or before != after:
+        yield "the frozen model changed while the cell ran"
+    if cell.method.get("settings") != cell.identity.get("settings"):
+        yield "method settings differ from the cell's identity"
+    if type(cell.method.get("inert")) is not bool:
+        yield "not stated whether the method is inert"
+    ordered = cell.stream.get("class_ordered")
+    if type(ordered) is not bool:
+        yield "not stated whether the stream is class-ordered"
+    elif ordered and spec.order not in CLASS_ORDERED:
+        yield "class-ordered stream without a class-ordered spec"
+
+
+def _as_given(spec: Spec, settings: dict[str, Any]) -> bool:
+    """Whether resolved settings match the sweep's, and no other constant of caster is set.
+
+    >>> spec = Spec("r18", "digits", "caster", (("tau", 3.0),))
+    >>> tried = {"tau": 3.0, "lam": None}, {"tau": 0.8, "lam": None}, {"tau": 3.0, "lam": 1.0}
+    >>> [_as_given(spec, settings) for settings in tried]
+    [True, False, False]
+    """
+    inner, gate = inner_and_gate(spec.method)
+    gate_settings = settings.get(GATE)
+    parts = [(spec.given, settings, inner.startswith(OWN))]
+    if gate:
+        given = spec.given.get(GATE, {})
+        parts.append(
+            (given, gate_settings if isinstance(gate_settings, dict) else {}, gate == CERTIFICATE)
+        )
+    for given, resolved, own in parts:
+        wanted = {name: value for name, value in given.items() if name not in (GATE, PRESET)}
+        if any(frozen_value(resolved.get(name)) != value for name, value in wanted.items()):
+            return False
+        if own and any(resolved.get(name) is not None for name in CONSTANTS - wanted.keys()):
+            return False
+    return True
+
+
+def _settings(given: Any) -> Settings | None:
+    try:
+        return recorded(given)
+    except (AttributeError, TypeError, CasterError):
+        return None
+
+
+def _disagreements(cell: Cell, admission: Admission) -> Iterator[str]:
+    """Disagreements between a cell and the admission of its source."""
+    for name, kind in (
+        ("checkpoint", "checkpoint differs from the admitted one"),
+        ("moments", "moments differ from the source's"),
+        ("source", "source data differ from the admitted ones"),
+        ("target", "target data differ from the admitted ones"),
+        ("classes", "classes differ from the admitted ones"),
+    ):
+        if cell.identity.get(name) != getattr(admission, name):
+            yield kind
+    if (cell.status == DONE) != admission.admitted:
+        yield "refused though admitted" if admission.admitted else "done though refused"
+    if cell.status != DONE and (not cell.reason or cell.reason != admission.reason):
+        yield "refused without the source's reason"
+    stated = {name: getattr(admission, name) for name in ("accuracy", "n", "threshold")}
+    if {name: cell.admission.get(name) for name in stated} != stated:
+        yield "admission differs from the source's"
+
+
+def _differences(cells: Cells, timed: frozenset[Spec]) -> Iterator[Problem]:
+    """Report cells that differ from the first with the same backbone, data, method or timing."""
+    first: dict[tuple[Any, ...], Any] = {}
+    for spec, cell in cells.items():
+        hardware = cell.hardware if cell.status == DONE else None
+        pairs: dict[tuple[Any, ...], Any] = {
+            ("the version of caster",): cell.software.get("caster"),
+            ("the choice of settings", spec.method, spec.settings): _resolved(cell),
+            ("the hardware of the cost study",): hardware if spec in timed else None,
+            ("the checkpoint", spec.backbone): cell.identity.get("checkpoint"),
+            ("the source data", spec.data): cell.identity.get("source"),
+            ("the target data", spec.data): cell.identity.get("target"),
+            ("the number of classes", spec.data): cell.identity.get("classes"),
+            ("the frozen model", spec.backbone, spec.data): cell.frozen.get("before"),
+        }
+        pairs |= _defaults(spec, cell)
+        for key, value in pairs.items():
+            # a cell refused for lack of a checkpoint leaves the rest empty
+            if value is not None and first.setdefault(key, value) != value:
+                yield Problem(f"{key[0]} differs between cells", spec.full)
+
+
+def _defaults(spec: Spec, cell: Cell) -> dict[tuple[Any, ...], Any]:
+    """Settings that the sweep leaves at their defaults, which must be the same in all cells."""
+    inner, gate = inner_and_gate(spec.method)
+    settings = _resolved(cell) or {}
+    own = settings.get(GATE)
+    parts = [(inner, spec.given, settings)] if PRESET not in spec.given else []
+    parts += [(gate, spec.given.get(GATE, {}), own)] if isinstance(own, dict) else []
+    return {
+        ("the default of a setting", owner, name): value
+        for owner, given, resolved in parts
+        for name, value in resolved.items()
+        if name not in given and name != GATE
+    }
+
+
+def _resolved(cell: Cell) -> dict[str, Any] | None:
+    """All settings of a cell's method except the seed, which belongs to the stream."""
+    settings = cell.identity.get("settings")
+    if not isinstance(settings, dict):  # reported separately
+        return None
+    return {name: value for name, value in settings.items() if name != "seed"}

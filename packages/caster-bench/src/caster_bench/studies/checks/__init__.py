@@ -1,1 +1,0 @@
-"""What must hold of records before a figure is made of them."""

@@ -1,0 +1,151 @@
+"""Batches that hold few of many classes (Sec. 4.6)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from caster.report.figures import BLUE, VERMILLION, dress
+from caster_bench.studies.naming import GATED, data_labels, names
+from caster_bench.studies.paper import number, paper_name, printed
+from caster_bench.studies.results import Mean, Results, mean
+from caster_bench.studies.score import Score
+from caster_bench.studies.tables import (
+    INTERVAL,
+    Column,
+    Section,
+    StudyFigure,
+    Table,
+    Value,
+    percent,
+    points,
+)
+from caster_bench.sweeps.spec import Spec
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TITLE = "Low coverage"
+HOW = (
+    "Gain over the frozen head on the same samples, averaged over cells, for batches that hold few "
+    "of many classes. Accept: share of batches the method answered itself. Harm: share of samples "
+    "that the frozen head gets right and the method wrong. Intervals are bootstrapped over cells."
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method on a backbone and data set."""
+
+    setting: str
+    paper: str | None  # the paper's name for the data
+    method: str
+    gain: Mean
+    harm: float
+    accept: float
+    gated: bool  # whether it is gated transport, with any settings
+    whole: bool  # whether it has all cells that any method has
+
+
+def measure(results: Results) -> tuple[Row, ...]:
+    """Measure the study; empty if the sweep has no such cells."""
+    scores = results.of("coverage")
+    data_of = _settings(results, scores)
+    method_of = names(score.spec for score in scores)
+    groups, streams = defaultdict(list), defaultdict(set)
+    for score in scores:
+        paper = paper_name(score.spec, results.sweep)
+        groups[data_of[score.spec], paper, method_of[score.spec]].append(score)
+        streams[data_of[score.spec]].add(score.spec.stream)
+    return tuple(
+        Row(
+            *key,
+            gain=mean([score.gain for score in group]),
+            harm=fmean(score.harm for score in group),
+            accept=fmean(score.accept for score in group),
+            gated=group[0].spec.method == GATED,
+            whole=len(group) == len(streams[key[0]]),
+        )
+        for key, group in groups.items()
+        if key[-1] != "frozen"  # no gain over itself
+    )
+
+
+def _settings(results: Results, scores: list[Score]) -> dict[Spec, str]:
+    """Label rows by backbone and data."""
+    data_of = data_labels((score.spec for score in scores), results.sweep)
+    return {spec: f"{results.title(spec)}, {at}" for spec, at in data_of.items()}
+
+
+def section(results: Results) -> Section | None:
+    """Build the section of this study."""
+    rows = measure(results)
+    if not rows:
+        return None
+    sentences = tuple(
+        f"On {row.setting}, {row.method} accepts {100 * row.accept:.1f} % of batches and gains "
+        f"{100 * row.gain.value:+.2f} points."
+        for row in rows
+        if row.gated
+    )
+    drawn = tuple(row for row in rows if row.whole)
+    plot = StudyFigure(
+        "coverage",
+        "Mean gain over the frozen head, with bootstrapped 95 % intervals. Methods with all cells "
+        "of the data.",
+        f"Gain by method. {' '.join(sentences)}",
+        1.0 + 0.32 * len(drawn),
+        lambda figure, ink: draw(figure, drawn, ink),
+    )
+    plots = (plot,) if drawn else ()
+    return Section("coverage", TITLE, sentences, HOW, (_table(rows),), plots)
+
+
+def _table(rows: tuple[Row, ...]) -> Table:
+    columns = (
+        *(Column("data"), Column("method"), Column("cells", "d"), Column("gain", "+.2f")),
+        *(Column(INTERVAL, "+.2f"), Column("paper", "+.1f"), Column("accept, %", ".1f")),
+        *(Column("paper's accept, %", ".1f"), Column("harm, %", ".2f")),
+    )
+    values: list[tuple[Value, ...]] = [
+        (
+            *(row.setting, row.method, row.gain.cells, points(row.gain.value)),
+            *(percent(row.gain.interval), number("coverage", str(row.paper), row.method)),
+            points(row.accept),
+            number("coverage", "accept", str(row.paper)) if row.gated else None,
+            points(row.harm),
+        )
+        for row in rows
+    ]
+    source = printed("coverage", "where")
+    caption = f"Gain over the frozen head in points. Paper: {source}, ImageNet-C."
+    few = [f"{row.method} on {row.setting}" for row in rows if not row.whole]
+    caption += f" Not compared because of fewer cells: {', '.join(few)}." if few else ""
+    return Table("coverage", caption, columns, tuple(values))
+
+
+def draw(figure: Figure, rows: tuple[Row, ...], ink: str) -> None:
+    """Draw one bar per method and setting."""
+    axes = figure.subplots()
+    several = len({row.setting for row in rows}) > 1
+    gains = [100 * row.gain.value for row in rows]
+    ends = [percent(row.gain.interval) for row in rows]
+    axes.barh(
+        range(len(rows)),
+        gains,
+        color=[BLUE if gain >= 0 else VERMILLION for gain in gains],
+        xerr=[
+            [g - e.low if e else 0.0 for g, e in zip(gains, ends, strict=True)],
+            [e.high - g if e else 0.0 for g, e in zip(gains, ends, strict=True)],
+        ],
+        ecolor=ink,
+    )
+    labels = [f"{row.setting}: {row.method}" if several else row.method for row in rows]
+    axes.set_yticks(range(len(rows)), labels)
+    axes.margins(y=0.01)
+    axes.invert_yaxis()
+    axes.axvline(0, color=ink, lw=0.8)
+    axes.set_xlabel("gain over the frozen head, points", color=ink)
+    dress(axes, ink, "x")

@@ -1,1 +1,0 @@
-"""One module a study: scores in, a frozen result, and the section it makes of it."""

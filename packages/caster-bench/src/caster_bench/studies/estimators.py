@@ -1,0 +1,205 @@
+"""Source-GDA against k-NN on the same frozen features (Sec. 4.2, Fig. 2)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from caster.report.figures import BLUE, VERMILLION, dress
+from caster.report.intervals import Interval, of_statistic
+from caster_bench.studies.naming import data_labels
+from caster_bench.studies.paper import number, printed
+from caster_bench.studies.results import Mean, Results, by_stream, mean
+from caster_bench.studies.tables import (
+    INTERVAL,
+    Column,
+    Section,
+    StudyFigure,
+    Table,
+    percent,
+    points,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+OURS, RIVAL = "source-gda", "knn"
+MIB = 2**20
+TITLE = "Frozen-feature estimators"
+HOW = (
+    "Both classify the same frozen features. A setting is a backbone on a data set, averaged over "
+    "seeds and conditions. Retained: what a method stores in addition to the backbone, which is "
+    "the bank of source features for k-NN and the class moments for Source-GDA. The ratio is "
+    "k-NN's state divided by Source-GDA's."
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Both estimators on one backbone and data set; accuracies as shares, states in bytes."""
+
+    backbone: str
+    data: str
+    rival: str
+    accuracy: float
+    rival_accuracy: float
+    retained: float
+    rival_retained: float
+
+    @property
+    def margin(self) -> float:
+        """Accuracy margin of Source-GDA."""
+        return self.accuracy - self.rival_accuracy
+
+    @property
+    def ratio(self) -> float:
+        """Ratio of retained states; above one, Source-GDA's is smaller."""
+        return self.rival_retained / self.retained
+
+
+@dataclass(frozen=True)
+class Estimators:
+    """All settings and their summary."""
+
+    settings: tuple[Setting, ...]
+    wins: int
+    won: Mean  # share of settings
+    ratio: float  # median
+    ratio_interval: Interval | None
+    margin: Mean
+
+
+def measure(results: Results) -> Estimators | None:
+    """Measure the study; None if no setting has both estimators."""
+    scores = results.of("estimators")
+    where = data_labels((score.spec for score in scores), results.sweep)
+    groups = defaultdict(list)
+    for met in by_stream(scores).values():
+        for rival, theirs in met.items():
+            if theirs.spec.method == RIVAL and OURS in met:
+                key = results.title(theirs.spec), where[theirs.spec], rival
+                groups[key].append((met[OURS], theirs))
+    settings = tuple(
+        Setting(
+            *key,
+            accuracy=fmean(ours.accuracy for ours, _ in pairs),
+            rival_accuracy=fmean(theirs.accuracy for _, theirs in pairs),
+            retained=fmean(ours.retained for ours, _ in pairs),
+            rival_retained=fmean(theirs.retained for _, theirs in pairs),
+        )
+        for key, pairs in groups.items()
+    )
+    if not settings:
+        return None
+    wins = [setting.margin > 0 for setting in settings]
+    ratios = np.array([[setting.ratio] for setting in settings])
+    return Estimators(
+        settings,
+        wins=sum(wins),
+        won=mean(wins),
+        ratio=float(np.median(ratios)),
+        ratio_interval=of_statistic(ratios, lambda drawn: np.median(drawn, axis=(1, 2))),
+        margin=mean([setting.margin for setting in settings]),
+    )
+
+
+def section(results: Results) -> Section | None:
+    """Build the section of this study."""
+    found = measure(results)
+    if found is None:
+        return None
+    inverted = [f"{s.backbone} on {s.data}" for s in found.settings if s.ratio < 1]
+    smaller = f"; k-NN's is smaller on {', '.join(inverted)}" if inverted else ""
+    sentences = (
+        f"Source-GDA is more accurate than k-NN in {found.wins} of {len(found.settings)} settings; "
+        f"the median k-NN state is {found.ratio:.3g} times as large{smaller}.",
+    )
+    picture = StudyFigure(
+        "estimators",
+        "Left: one point per backbone and data set; above the diagonal, Source-GDA is more "
+        "accurate. Right: state of k-NN as a multiple of Source-GDA's, log scale; left of one, "
+        "k-NN's is smaller.",
+        f"Scatter of accuracies and bars of retained state. {sentences[0]}",
+        max(3.8, 0.9 + 0.22 * len(found.settings)),
+        lambda figure, ink: draw(figure, found, ink),
+    )
+    return Section("estimators", TITLE, sentences, HOW, _tables(found), (picture,))
+
+
+def _tables(found: Estimators) -> tuple[Table, ...]:
+    columns = (
+        *(Column("backbone"), Column("data"), Column("Source-GDA", ".2f"), Column("rival")),
+        *(Column("k-NN", ".2f"), Column("margin", "+.2f"), Column("Source-GDA, MiB", ".3f")),
+        *(Column("k-NN, MiB", ".3f"), Column("ratio", ".3g")),
+    )
+    rows = tuple(
+        (
+            *(s.backbone, s.data, points(s.accuracy), s.rival, points(s.rival_accuracy)),
+            *(points(s.margin), s.retained / MIB, s.rival_retained / MIB, s.ratio),
+        )
+        for s in found.settings
+    )
+    settings = Table(
+        "estimators",
+        "Top-1 accuracy in percent and retained state, on identical frozen features.",
+        columns,
+        rows,
+    )
+    largest = max(setting.rival_retained for setting in found.settings) / MIB
+    summary = Table(
+        "estimators-summary",
+        f"Compared with the paper ({printed('estimators', 'where')}: four ImageNet backbones, "
+        "seven data sets). Intervals are bootstrapped over settings.",
+        (Column("figure"), Column("ours", ".2f"), Column(INTERVAL, "+.2f"), Column("paper", ".4g")),
+        (
+            ("settings", len(found.settings), None, number("estimators", "settings")),
+            ("settings won", found.wins, None, number("estimators", "wins")),
+            (
+                *("settings won, %", points(found.won.value), percent(found.won.interval)),
+                number("estimators", "won"),
+            ),
+            (
+                "mean margin, points",
+                points(found.margin.value),
+                percent(found.margin.interval),
+                None,
+            ),
+            (
+                *("median ratio of retained state", found.ratio, found.ratio_interval),
+                number("estimators", "ratio"),
+            ),
+            ("largest k-NN bank, MiB", largest, None, number("estimators", "largest_bank")),
+        ),
+    )
+    return summary, settings
+
+
+def draw(figure: Figure, found: Estimators, ink: str) -> None:
+    """Draw accuracies against each other, and ratios of retained state."""
+    left, right = figure.subplots(1, 2)
+    x = [100 * s.rival_accuracy for s in found.settings]
+    y = [100 * s.accuracy for s in found.settings]
+    low, high = min(x + y) - 2, max(x + y) + 2
+    left.plot([low, high], [low, high], color=ink, lw=0.8, ls=":")
+    left.scatter(x, y, s=30, c=BLUE, alpha=0.7, linewidths=0)
+    left.set(xlim=(low, high), ylim=(low, high), aspect="equal")
+    left.set_xlabel("k-NN, top-1 %", color=ink)
+    left.set_ylabel("Source-GDA, top-1 %", color=ink)
+    ranked = sorted(found.settings, key=lambda s: s.ratio)
+    right.barh(
+        [f"{s.backbone}, {s.data}" for s in ranked],
+        [s.ratio - 1 for s in ranked],
+        left=1,
+        color=[BLUE if s.ratio >= 1 else VERMILLION for s in ranked],
+    )
+    right.set_xscale("log")
+    right.axvline(1, color=ink, lw=0.8)
+    right.set_xlabel("state of k-NN\nover Source-GDA's, log scale", color=ink)
+    right.margins(y=0.01)
+    left.set_anchor("N")  # there may be many bars
+    dress(left, ink)
+    dress(right, ink, "x")

@@ -1,0 +1,332 @@
+"""Layer transport compared with other methods, on every kind of stream, and with other settings."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from caster_bench.studies import certificate, corruption, gate_policies
+from caster_bench.studies.corruption import Convention, Entry, averaged, conventions
+from caster_bench.studies.layers_streams import (
+    OnStreams,
+    _loss,
+    _mean,
+    gate_tables,
+    kind_of,
+    measure_gating,
+    measure_streams,
+    setting_of,
+    stream_tables,
+)
+from caster_bench.studies.naming import LAYERS, LAYERS_ALWAYS, data_labels, label, names
+from caster_bench.studies.results import Mean, Results, Streams, by_stream, matched, mean
+from caster_bench.studies.score import Score, is_ungated
+from caster_bench.studies.tables import (
+    INTERVAL,
+    Column,
+    Section,
+    StudyFigure,
+    Table,
+    Value,
+    cells,
+    percent,
+    points,
+)
+from caster_bench.sweeps.spec import Spec
+
+TITLE = "Layer transport"
+HOW = (
+    "Accuracy: corrupted streams that another method ran on too; seeds are averaged first, then "
+    "conditions, and methods are compared only on the same cells. Streams: layer transport with "
+    "its default settings against the same update always applied, taken from the cell without a "
+    "gate if there is one, else from the ungated method. Accepted: share of batches. Streams of "
+    "only spare corruptions, on which constants are chosen, have separate rows and count nowhere "
+    "else. Kept: sum of the gated gains divided by the sum of the ungated gains, on shuffled "
+    "corrupted streams of one condition. Certificate: median ratio of the batches of a cell "
+    "without a gate; the gain is that of the same cell. Thresholds are applied batch by batch to "
+    "those cells, in which every batch is compared with the frozen model, so no ratio depends on "
+    "earlier verdicts; gated cells that also compare every batch are checked to agree, prediction "
+    "by prediction. The registered method compares fewer batches while its verdict is stable; its "
+    "own figures are those of the streams. Intervals are bootstrapped over cells."
+)
+OWN = (LAYERS, LAYERS_ALWAYS)
+
+
+def section(results: Results) -> Section | None:
+    """Build the section of this study."""
+    parts = list(_parts(results))
+    if not parts:
+        return None
+    return Section(
+        "layers",
+        TITLE,
+        tuple(sentence for sentences, _, _ in parts for sentence in sentences),
+        HOW,
+        tuple(table for _, made, _ in parts for table in made),
+        tuple(plot for _, _, drawn in parts for plot in drawn),
+    )
+
+
+Part = tuple[tuple[str, ...], tuple[Table, ...], tuple[StudyFigure, ...]]
+
+
+def _parts(results: Results) -> Iterator[Part]:
+    """Sentences, tables and figures of every part the sweep has cells for."""
+    compared = measure_accuracy(results)
+    if compared is not None:
+        yield _of_accuracy(compared)
+    met = measure_streams(results)
+    if met is not None:
+        yield _of_streams(met)
+    gated = measure_gating(results)
+    if gated is not None:
+        found = gated.certificate
+        plots = certificate.figures(found, "layers-", "")
+        yield certificate.sentences_of(found), gate_tables(gated), plots
+    other = measure_ablation(results)
+    if other:
+        yield (), (_ablation_table(other),), ()
+
+
+def _of_accuracy(found: Accuracy) -> Part:
+    sentences = tuple(
+        f"{lead.setting}, {lead.convention}: layer transport is {100 * lead.gated.value:+.2f} "
+        f"points from the best gradient-based method, {lead.best}."
+        for lead in found.leads
+        if lead.gated is not None
+    )
+    drawn = found.conventions[0].comparable()
+    plot = StudyFigure(
+        "layers-accuracy",
+        "Mean over corrupted cells, by backbone and data set.",
+        "Accuracy by method. " + " ".join(sentences),
+        1.2 + 0.3 * len({method for _, method, _ in drawn.entries}),
+        lambda figure, ink: corruption.draw(figure, drawn, ink),
+    )
+    return sentences, _accuracy_tables(found), (plot,) if drawn.entries else ()
+
+
+def _of_streams(found: OnStreams) -> Part:
+    sentences = tuple(
+        f"{whole.setting}, {cells(whole.streams)}: the certificate "
+        + ("" if whole.kept is None else f"keeps {100 * whole.kept:.0f} % of the gain on shuffled ")
+        + ("" if whole.kept is None else "streams, and ")
+        + f"loses at most {max(0.0, -100 * whole.worst):.2f} points on any."
+        for whole in found.wholes
+    )
+    rows = [*found.kinds.rows, *found.kinds.pooled]
+    plot = StudyFigure(
+        "layers-streams",
+        "Mean accuracy by kind of stream over all backbones and data sets, with bootstrapped 95 % "
+        "intervals.",
+        "Accuracy of the frozen model, layer transport and gated layer transport by kind of "
+        f"stream. {' '.join(sentences)}",
+        0.85 + 0.35 * len(rows),
+        lambda figure, ink: gate_policies.draw(figure, found.kinds, ink),
+    )
+    return sentences, stream_tables(found), (plot,)
+
+
+def _accuracy_tables(found: Accuracy) -> tuple[Table, ...]:
+    """Every method on every backbone and data set, and the lead over gradient-based methods."""
+    columns = [Column("backbone"), Column("method")]
+    for convention in found.conventions:
+        columns += [Column(convention.name, ".2f"), Column(f"{convention.name}, {INTERVAL}", ".2f")]
+        columns += [Column(f"{convention.name}, cells", "d")]
+    first = found.conventions[0].entries
+    inert = [
+        f"{method} on {setting}" for (setting, method, _), entry in first.items() if entry.inert
+    ]
+    rows = [
+        (
+            *(setting, method),
+            *(
+                value
+                for convention in found.conventions
+                for value in _entry(convention.entries.get((setting, method, family)))
+            ),
+        )
+        for setting, method, family in sorted(first, key=lambda key: key[0])
+    ]
+    means = "; ".join(
+        f"{convention.name}: {averaged(convention)}" for convention in found.conventions
+    )
+    leads: list[tuple[Value, ...]] = [
+        (
+            *(lead.setting, lead.convention, lead.best or "none", points(lead.score)),
+            *(*_mean(lead.gated), *_mean(lead.always)),
+            None if lead.gated is None else lead.gated.cells,
+        )
+        for lead in found.leads
+    ]
+    return (
+        Table(
+            "layers-accuracy",
+            f"Top-1 accuracy in percent. {means}."
+            + (f" Inert, so identical to the frozen model: {', '.join(inert)}." if inert else ""),
+            tuple(columns),
+            tuple(rows),
+        ),
+        Table(
+            "layers-lead",
+            "Accuracy of layer transport minus that of the best gradient-based method, in points, "
+            "over streams that all methods have.",
+            (
+                *(Column("backbone"), Column("mean"), Column("best that learns")),
+                *(Column("its top-1", ".2f"), Column("gated less it", "+.2f")),
+                *(Column(f"gated, {INTERVAL}", "+.2f"), Column("ungated less it", "+.2f")),
+                *(Column(f"ungated, {INTERVAL}", "+.2f"), Column("cells", "d")),
+            ),
+            tuple(leads),
+        ),
+    )
+
+
+def _entry(entry: Entry | None) -> tuple[Value, ...]:
+    if entry is None:
+        return (None, None, None)
+    return points(entry.mean.value), percent(entry.mean.interval), entry.mean.cells
+
+
+def _ablation_table(found: Sequence[AblationRow]) -> Table:
+    """Other settings compared with the registered ones."""
+    rows: list[tuple[Value, ...]] = [
+        (
+            *(row.method, row.setting, row.kind, row.accuracy.cells, points(row.accuracy.value)),
+            *(points(row.registered), *_mean(row.over), points(row.accept)),
+            points(_loss(row.worst)),
+        )
+        for row in found
+    ]
+    return Table(
+        "layers-ablation",
+        "Other settings compared with the registered ones on the same streams: top-1 accuracy in "
+        "percent, and the difference in points.",
+        (
+            *(Column("method"), Column("backbone"), Column("stream"), Column("streams", "d")),
+            *(Column("top-1", ".2f"), Column("registered", ".2f"), Column("added", "+.2f")),
+            *(Column(f"added, {INTERVAL}", "+.2f"), Column("accepted, %", ".1f")),
+            Column("worst loss", ".2f"),
+        ),
+        tuple(rows),
+    )
+
+
+@dataclass(frozen=True)
+class Lead:
+    """Lead over the best gradient-based method, on streams that all methods have."""
+
+    convention: str
+    setting: str
+    best: str | None  # None: none was run
+    score: float | None  # its accuracy
+    gated: Mean | None  # layer transport minus `score`; None if not run
+    always: Mean | None
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Entries by backbone and data set, and the lead in each."""
+
+    conventions: tuple[Convention, ...]
+    leads: tuple[Lead, ...]
+
+
+def measure_accuracy(results: Results) -> Accuracy | None:
+    """Compare methods on corrupted streams that another method ran on too; None without any."""
+    scores = [score for score in results.of("layers") if _is_compared(score.spec)]
+    shared = {s.spec.stream for s in scores if s.spec.method not in (*OWN, "frozen")}
+    scores = [score for score in scores if score.spec.stream in shared]
+    if not scores:
+        return None
+    data_of = data_labels((score.spec for score in scores), results.sweep)
+    method_of = names(score.spec for score in scores)
+    labels = {
+        spec: (f"{results.title(spec)} on {setting}", method_of[spec])
+        for spec, setting in data_of.items()
+    }
+    found = conventions(scores, labels, results)
+    return Accuracy(found, tuple(_leads(found, scores, labels)))
+
+
+def _is_compared(spec: Spec) -> bool:
+    """Whether a cell is corrupted and, if layer transport, has its default settings."""
+    return bool(spec.conditions) and not (spec.method in OWN and spec.settings)
+
+
+def _leads(
+    found: Sequence[Convention], scores: Sequence[Score], labels: dict[Spec, tuple[str, str]]
+) -> list[Lead]:
+    groups: dict[str, list[Score]] = defaultdict(list)
+    for score in scores:
+        groups[labels[score.spec][0]].append(score)
+    leads = []
+    for convention in found:
+        entries = convention.comparable().entries
+        for setting in convention.settings():
+            whole = [method for own, method, _ in entries if own == setting]
+            conditions = {
+                c
+                for (own, _, _), entry in entries.items()
+                if own == setting
+                for group in entry.conditions.values()
+                for c in group
+            }
+            group = [s for s in groups[setting] if s.spec.conditions in conditions]
+            leads.append(_lead(convention.name, setting, matched(by_stream(group), whole), whole))
+    return leads
+
+
+def _lead(convention: str, setting: str, streams: Streams, methods: Sequence[str]) -> Lead:
+    """Compute the lead over streams that all of these methods have."""
+    group = list(streams.values())
+    learning = [m for m in methods if any(met[m].gradients for met in group)]
+    means = {method: fmean(met[method].accuracy for met in group) for method in learning}
+    if not means:
+        return Lead(convention, setting, None, None, None, None)
+    best = max(means, key=lambda method: means[method])
+    over = {
+        method: mean([met[method].accuracy - met[best].accuracy for met in group])
+        for method in OWN
+        if method in methods
+    }
+    return Lead(convention, setting, best, means[best], over.get(LAYERS), over.get(LAYERS_ALWAYS))
+
+
+@dataclass(frozen=True)
+class AblationRow:
+    """One choice of settings on one kind of stream."""
+
+    method: str  # with its settings
+    setting: str
+    kind: str  # of stream
+    accuracy: Mean
+    registered: float  # accuracy with the registered settings
+    over: Mean  # difference to that
+    accept: float
+    worst: float  # smallest gain over the frozen model on any stream
+
+
+def measure_ablation(results: Results) -> tuple[AblationRow, ...]:
+    """Compare other settings with the registered ones; empty if no stream has both."""
+    scores = {s.spec: s for s in results.of("layers") if s.spec.method in OWN and not s.spec.alone}
+    plain = {(s.method, s.stream): scores[s] for s in scores if not s.settings}
+    groups = defaultdict(list)
+    for spec, score in scores.items():
+        registered = plain.get((spec.method, spec.stream))
+        if spec.settings and not is_ungated(score) and registered is not None:
+            kind = f"{kind_of(spec)}, batches of {spec.batch_size}"
+            groups[label(spec), setting_of(results, spec), kind].append((score, registered))
+    return tuple(
+        AblationRow(
+            *key,
+            accuracy=mean([score.accuracy for score, _ in group]),
+            registered=fmean(registered.accuracy for _, registered in group),
+            over=mean([score.accuracy - registered.accuracy for score, registered in group]),
+            accept=fmean(score.accept for score, _ in group),
+            worst=min(score.gain for score, _ in group),
+        )
+        for key, group in groups.items()
+    )

@@ -1,0 +1,319 @@
+"""Layer transport never, always and gated by its certificate, and its threshold."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from caster_bench.studies.certificate import Certificate, of_cells, setting_table, summary_table
+from caster_bench.studies.gate_policies import Gate, Policies, policies
+from caster_bench.studies.naming import LAYERS, LAYERS_ALWAYS, order_of, titles
+from caster_bench.studies.results import Mean, Results, mean
+from caster_bench.studies.score import Score, gated_gain, is_ungated, with_gate_ratios
+from caster_bench.studies.tables import INTERVAL, Column, Table, Value, percent, points
+from caster_bench.sweeps.spec import SPARE, Spec
+
+Pair = tuple[Score, Score]  # of one stream: ungated, gated
+ALL = "all"
+TAUS = (0.9, 0.95, 0.98, 0.99, 1.0, 1.01, 1.02, 1.05, 1.1, 1.2, 1.5)
+KEEP = 0.9  # share of the gain on shuffled streams that a threshold should keep
+LOSE = 0.01  # largest accuracy loss that a threshold should allow
+
+
+@dataclass(frozen=True)
+class StreamRow:
+    """Streams of one backbone, data set, order and batch size."""
+
+    policies: Policies
+    size: int
+    kept: float | None
+    worst: float  # smallest accuracy gain on any stream
+
+
+@dataclass(frozen=True)
+class Whole:
+    """All streams of a backbone on a data set, or of all."""
+
+    setting: str
+    streams: int
+    always: Mean  # gains
+    gated: Mean
+    kept: float | None  # share of the gain on shuffled streams
+    worst: float
+    where: str  # that stream
+    worst_always: float
+
+
+@dataclass(frozen=True)
+class OnStreams:
+    """Results by backbone and kind of stream, and overall."""
+
+    rows: tuple[StreamRow, ...]
+    wholes: tuple[Whole, ...]
+    kinds: Gate  # over backbones, for the figure
+
+
+def measure_streams(results: Results) -> OnStreams | None:
+    """Compare gated and ungated layer transport; None if no stream has both."""
+    pairs = gated_pairs(results)
+    if not pairs:
+        return None
+    rows, kinds, settings = defaultdict(list), defaultdict(list), defaultdict(list)
+    for spec, pair in pairs.items():
+        rows[setting_of(results, spec), kind_of(spec), spec.batch_size].append(pair)
+        kinds[kind_of(spec), spec.batch_size].append(pair)
+        if not is_spare(spec):
+            settings[setting_of(results, spec)].append(pair)
+    wholes = [_whole(setting, group) for setting, group in settings.items()]
+    every = [pair for group in settings.values() for pair in group]
+    return OnStreams(
+        rows=tuple(
+            StreamRow(
+                policies(LAYERS, setting, kind, None, group), size, kept(group), worst(group)[0]
+            )
+            for (setting, kind, size), group in sorted(rows.items(), key=lambda item: item[0])
+        ),
+        wholes=(*wholes, *((_whole(ALL, every),) if len(wholes) > 1 else ())),
+        kinds=Gate(
+            rows=tuple(
+                policies(LAYERS, kind, f"batches of {size}", None, group)
+                for (kind, size), group in sorted(kinds.items())
+            ),
+            pooled=(policies(LAYERS, ALL, "pooled", None, every),) if every else (),
+        ),
+    )
+
+
+def gated_pairs(results: Results) -> dict[Spec, Pair]:
+    """Pair layer transport with its default settings and the same update always applied.
+
+    The latter is the cell without a gate if there is one, since it records ratios, else the ungated
+    method.
+    """
+    group = [score for score in results.of("layers") if not score.spec.alone]
+    plain = {(s.spec.method, s.spec.stream): s for s in group if not s.spec.settings}
+    min_tau = {s.spec.stream: s for s in group if is_ungated(s) and _only_gated(s)}
+    found = {}
+    for (method, stream), gated in plain.items():
+        always = min_tau.get(stream, plain.get((LAYERS_ALWAYS, stream)))
+        if method == LAYERS and always is not None:
+            found[gated.spec] = always, gated
+    return found
+
+
+def _only_gated(score: Score) -> bool:
+    """Whether only the gate is set."""
+    return {name for name, _ in score.spec.settings} <= {"gated", "every"}
+
+
+def kind_of(spec: Spec) -> str:
+    """Describe the order of a stream, and whether it is clean or spare."""
+    if not spec.conditions:
+        return f"clean, {order_of(spec)}"
+    return f"spare, {order_of(spec)}" if is_spare(spec) else order_of(spec)
+
+
+def is_spare(spec: Spec) -> bool:
+    """Whether all corruptions are spare ones, on which constants are chosen.
+
+    >>> is_spare(Spec("r", "d", "frozen", conditions=(("spatter", 5),)))
+    True
+    """
+    return bool(spec.conditions) and all(name in SPARE for name, _ in spec.conditions)
+
+
+def setting_of(results: Results, spec: Spec) -> str:
+    """Label a backbone on a data set."""
+    return f"{results.title(spec)} on {titles(results.sweep)[spec.data]}"
+
+
+def is_shuffled(spec: Spec) -> bool:
+    """Whether a corrupted stream is shuffled and has one condition."""
+    return spec.order == "shuffled" and spec.schedule == "each" and bool(spec.conditions)
+
+
+def kept(pairs: Iterable[Pair]) -> float | None:
+    """Gated gain as a share of the ungated gain on shuffled streams; None without a gain."""
+    group = [pair for pair in pairs if is_shuffled(pair[1].spec)]
+    whole = sum(always.gain for always, _ in group)
+    return sum(gated.gain for _, gated in group) / whole if whole > 0 else None
+
+
+def worst(pairs: Sequence[Pair]) -> tuple[float, str]:
+    """Smallest gain on any stream, and that stream."""
+    _, gated = min(pairs, key=lambda pair: pair[1].gain)
+    return gated.gain, f"{gated.spec.condition}, {order_of(gated.spec)} {gated.spec.batch_size}"
+
+
+def _whole(setting: str, pairs: Sequence[Pair]) -> Whole:
+    least, where = worst(pairs)
+    return Whole(
+        setting,
+        len(pairs),
+        always=mean([always.gain for always, _ in pairs]),
+        gated=mean([gated.gain for _, gated in pairs]),
+        kept=kept(pairs),
+        worst=least,
+        where=where,
+        worst_always=min(always.gain for always, _ in pairs),
+    )
+
+
+def _mean(mean: Mean | None) -> tuple[Value, Value]:
+    return (None, None) if mean is None else (points(mean.value), percent(mean.interval))
+
+
+def stream_tables(found: OnStreams) -> tuple[Table, ...]:
+    """Accuracy by kind of stream, and overall shares kept and losses."""
+    rows: list[tuple[Value, ...]] = [
+        (
+            *(row.policies.backbone, row.policies.setting, row.size),
+            *(row.policies.gated.cells, points(row.policies.never.value)),
+            *(points(row.policies.always.value), points(row.policies.gated.value)),
+            *(percent(row.policies.gated.interval), points(row.policies.accept)),
+            *(points(_loss(row.worst)), points(row.kept)),
+        )
+        for row in found.rows
+    ]
+    wholes: list[tuple[Value, ...]] = [
+        (
+            *(whole.setting, whole.streams, *_mean(whole.always), *_mean(whole.gated)),
+            *(points(whole.kept), points(_loss(whole.worst_always))),
+            *(points(_loss(whole.worst)), whole.where if whole.worst < 0 else None),
+        )
+        for whole in found.wholes
+    ]
+    return (
+        Table(
+            "layers-streams",
+            "Top-1 accuracy in percent of the frozen model, of layer transport ungated and gated "
+            "by its certificate. Worst loss: largest loss of any stream to the frozen model, in "
+            "points. Kept: share of the ungated gain.",
+            (
+                *(Column("backbone"), Column("stream"), Column("B", "d"), Column("streams", "d")),
+                *(Column("frozen", ".2f"), Column("ungated", ".2f"), Column("gated", ".2f")),
+                *(Column(f"gated, {INTERVAL}", ".2f"), Column("accepted, %", ".1f")),
+                *(Column("worst loss", ".2f"), Column("kept, %", ".0f")),
+            ),
+            tuple(rows),
+        ),
+        Table(
+            "layers-kept",
+            "Gains over the frozen model in points on all streams, the share of the gain on "
+            "shuffled corrupted streams that the certificate keeps, and the largest loss of any "
+            "stream.",
+            (
+                *(Column("backbone"), Column("streams", "d"), Column("ungated", "+.2f")),
+                *(Column(f"ungated, {INTERVAL}", "+.2f"), Column("gated", "+.2f")),
+                *(Column(f"gated, {INTERVAL}", "+.2f"), Column("kept, %", ".0f")),
+                *(Column("worst loss, ungated", ".2f"), Column("worst loss, gated", ".2f")),
+                Column("where"),
+            ),
+            tuple(wholes),
+        ),
+    )
+
+
+def _loss(gain: float) -> float:
+    """Loss of accuracy; zero for a gain."""
+    return max(0.0, -gain)
+
+
+def gate_tables(found: Gating) -> tuple[Table, ...]:
+    """What the certificate separates, by kind of stream, and every threshold."""
+    rows: list[tuple[Value, ...]] = [
+        (
+            *(at.setting, at.tau, points(at.accuracy), points(at.gain), points(at.accept)),
+            *(points(at.kept), points(_loss(at.worst)), at.good, at.registered),
+        )
+        for at in found.thresholds
+    ]
+    return (
+        summary_table(found.certificate, "layers-certificate"),
+        setting_table(found.certificate, "layers-certificate-streams", "stream"),
+        Table(
+            "layers-thresholds",
+            "The gate by threshold: accuracy in percent and mean gain in points over all streams, "
+            "share kept of the ungated gain on shuffled corrupted streams, and largest loss of any "
+            f"stream. Good: at least {100 * KEEP:g} % kept and at most {100 * LOSE:g} point lost.",
+            (
+                *(Column("backbone"), Column("τ", "g"), Column("gated", ".2f")),
+                *(Column("gain", "+.2f"), Column("accepted, %", ".1f"), Column("kept, %", ".0f")),
+                *(Column("worst loss", ".2f"), Column("good"), Column("registered")),
+            ),
+            tuple(rows),
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class AtThreshold:
+    """A gate at some threshold, over the streams of a backbone on a data set."""
+
+    setting: str
+    tau: float
+    accuracy: float
+    gain: float
+    kept: float | None  # share of the gain on shuffled streams
+    worst: float  # smallest gain on any stream
+    accept: float  # share of batches
+    registered: bool  # whether it is the method's default
+
+    @property
+    def good(self) -> bool:
+        """Whether it keeps enough gain and loses little."""
+        return (self.kept is None or self.kept >= KEEP) and self.worst >= -LOSE - 1e-12
+
+
+@dataclass(frozen=True, eq=False)
+class Gating:
+    """Certificates by kind of stream, and thresholds by backbone and data set."""
+
+    certificate: Certificate
+    thresholds: tuple[AtThreshold, ...]
+
+
+def measure_gating(results: Results) -> Gating | None:
+    """Evaluate the certificate; None if no stream has the method with and without its gate."""
+    pairs = [
+        (always, gated)
+        for spec, (always, gated) in gated_pairs(results).items()
+        if is_ungated(always) and not is_spare(spec)
+    ]
+    if not pairs:
+        return None
+    tau = pairs[0][1].tau  # the same for all: verified records agree on settings
+    group = [with_gate_ratios(always) for always, _ in pairs]
+    settings = defaultdict(list)
+    for score in group:
+        settings[setting_of(results, score.spec)].append(score)
+    pooled = dict(settings) if len(settings) == 1 else {**settings, ALL: group}
+    return Gating(
+        of_cells(LAYERS, group, {score.spec: kind_of(score.spec) for score in group}, tau),
+        tuple(
+            at_threshold(setting, some, each, each == tau)
+            for setting, some in pooled.items()
+            for each in sorted({*TAUS, tau})
+        ),
+    )
+
+
+def at_threshold(
+    setting: str, scores: Sequence[Score], tau: float, registered: bool = False
+) -> AtThreshold:
+    """Apply a gate at `tau` to ungated cells."""
+    gains = [gated_gain(score, tau) for score in scores]
+    shuffled = [at for at, score in enumerate(scores) if is_shuffled(score.spec)]
+    whole = sum(scores[at].gain for at in shuffled)
+    return AtThreshold(
+        setting,
+        tau,
+        accuracy=fmean(s.accuracy - s.gain + g for s, g in zip(scores, gains, strict=True)),
+        gain=fmean(gains),
+        kept=sum(gains[at] for at in shuffled) / whole if whole > 0 else None,
+        worst=min(gains),
+        accept=fmean(float((score.batches.min_tau <= tau).mean()) for score in scores),
+        registered=registered,
+    )

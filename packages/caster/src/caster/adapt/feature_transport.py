@@ -1,0 +1,226 @@
+"""The paper's transport of last-layer features, on batches of any array namespace and device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+from array_api_compat import array_namespace, device, is_numpy_array
+from numpy.typing import NDArray
+
+from caster.adapt.adaptation import Adaptation
+from caster.config import Settings
+from caster.core.arrays import DeviceCopies, as_real_array, like, to_numpy
+from caster.core.discriminant import ridged_scores
+from caster.core.linalg import Array, identity_like, on_gpu
+from caster.core.order import is_ordered, order_evidence
+from caster.core.proposal import Proposal, propose
+from caster.core.subspace import active_rank
+from caster.core.threads import threads_for
+from caster.core.transport import is_diagonal
+from caster.core.types import AffineMap, SourceMoments
+from caster.core.verdict import Reason, decide, reject
+from caster.errors import CasterError
+from caster.io.labels import Labels
+
+PLACED = 8  # copies of the moments: one per device, dtype and rank in use
+
+
+@dataclass(frozen=True, eq=False)
+class Attempt:
+    """A transported batch before its verdict: on a GPU nothing in it has reached the host yet."""
+
+    proposal: Proposal  # its evidence ends with `order_evidence` and whether the logits are finite
+    fallback: Array  # (B, C), the frozen head's logits, or Source-GDA's scores
+    chosen: Array  # (B,), class indices by those
+
+    def arrays(self) -> list[Array]:
+        """Every array in it, in a fixed order."""
+        made, found = self.proposal, self.proposal.map
+        proposed = [made.evidence, made.scores, made.assigned, found.A, found.b, found.inverse]
+        return [*proposed, self.fallback, self.chosen]
+
+    @classmethod
+    def of(cls, arrays: Sequence[Array]) -> Self:
+        """Rebuild an attempt from its arrays."""
+        evidence, scores, assigned, A, b, inverse, fallback, chosen = arrays
+        found = AffineMap(A, b, inverse, is_diagonal(scores.shape[0], A.shape[0]))
+        return cls(Proposal(scores, assigned, found, evidence), fallback, chosen)
+
+
+class FeatureTransport:
+    """Stored source moments at work on batches of features."""
+
+    def __init__(self, moments: SourceMoments, classes: Labels, supported: bool) -> None:
+        self.moments = moments
+        self.classes = classes
+        self.supported = supported  # by the check on the source
+        self._plain = classes.dtype == np.int64 and np.array_equal(classes, range(len(classes)))
+        # torch cannot index by every unsigned type
+        self._classes = DeviceCopies(
+            classes.astype(np.int64) if classes.dtype.kind == "u" else classes
+        )
+        self._placed: dict[Any, SourceMoments] = {}
+
+    @property
+    def width(self) -> int:
+        """Number of features d."""
+        return int(self.moments.U.shape[0])
+
+    def adapt(self, batch: Any, head_logits: Any, settings: Settings) -> Adaptation:
+        """Transport the source to a batch, and answer it."""
+        batch = self.checked(batch)
+        with threads_for(len(self.classes)), np.errstate(all="ignore"):
+            if batch.shape[0] == 1:
+                fallback, sound_head = self._fallback(batch, head_logits, settings)
+                _check_finite(batch, bool(sound_head))
+                return self._untransported(fallback, "batch_too_small")
+            attempt = self.attempt(batch, head_logits, settings)
+            return self.conclude(batch, attempt, to_numpy(attempt.proposal.evidence), settings)
+
+    def checked(self, batch: Any) -> Array:  # (B, d)
+        """The batch as real numbers of the right shape."""
+        batch = as_real_array(batch)
+        if batch.ndim != 2 or batch.shape[0] == 0 or batch.shape[1] != self.width:
+            raise CasterError(f"a batch must be (samples, {self.width}), not {tuple(batch.shape)}")
+        return batch
+
+    def attempt(self, batch: Array, head_logits: Any, settings: Settings) -> Attempt:
+        """Transport a batch of two rows or more, and measure what the verdict rests on.
+
+        Nothing in here waits for a GPU or raises because of a value: NaN in the batch and failed
+        factorizations make the ratio NaN, and `conclude` finds out why.
+        """
+        active = self.active(batch)
+        z = batch @ active.U
+        fallback, sound_head = self._fallback(batch, head_logits, settings)
+        proposal = propose(z, active, settings)
+        xp = array_namespace(z)
+        chosen = xp.argmax(fallback, axis=1)
+        order = order_evidence(chosen, active.priors)
+        flag = xp.astype(sound_head, proposal.evidence.dtype)
+        evidence = xp.concat([proposal.evidence, order, xp.reshape(flag, (1,))])
+        return Attempt(replace(proposal, evidence=evidence), fallback, chosen)
+
+    def conclude(
+        self,
+        batch: Array,  # (B, d)
+        attempt: Attempt,
+        evidence: NDArray[Any],  # the attempt's, on the host
+        settings: Settings,
+    ) -> Adaptation:
+        """Judge an attempt, and answer its batch in labels."""
+        *measured, neighbours, excess, sound_head = evidence.tolist()
+        verdict = decide(measured, len(self.classes), settings)
+        if verdict.reason == "numerical" or not sound_head:
+            _check_finite(batch, bool(sound_head))
+            return self._untransported(attempt.fallback, "numerical")
+        if settings.safeguards and not self.supported:
+            verdict = replace(verdict, accepted=False, reason="source_check")
+        elif settings.safeguards and is_ordered(neighbours, excess):
+            verdict = replace(verdict, accepted=False, reason="class_order")
+        proposal = attempt.proposal
+        proposed, adapted = self.labels(proposal.assigned), proposal.scores
+        if verdict.accepted:
+            labels, scores = proposed, adapted
+        else:
+            labels, scores = self.labels(attempt.chosen), attempt.fallback
+        return Adaptation(
+            labels, scores, proposed, adapted, attempt.fallback, verdict, proposal.map
+        )
+
+    def source_scores(self, batch: Any, settings: Settings) -> Array:  # (B, d) -> (B, C)
+        """Source-GDA in all retained directions; log priors for rows it cannot be computed for."""
+        batch = self.checked(batch)
+        _check_finite(batch)
+        with threads_for(len(self.classes)), np.errstate(all="ignore"):
+            return self._source_scores(batch, settings)
+
+    def projected(self, batch: Any) -> tuple[Array, SourceMoments]:
+        """Features in the directions a batch can support, and the moments in those."""
+        batch = self.checked(batch)
+        _check_finite(batch)
+        active = self.active(batch)
+        with np.errstate(all="ignore"):
+            return batch @ active.U, active
+
+    def active(self, batch: Array) -> SourceMoments:
+        """The moments on the batch's device, in the directions it can support."""
+        return self.placed(batch, active_rank(self.moments.rank, batch.shape[0]))
+
+    def placed(self, batch: Array, k: int) -> SourceMoments:
+        """The moments in k directions, in the batch's namespace, dtype and device.
+
+        >>> moments = SourceMoments(np.eye(3)[:, :2], np.eye(2), np.stack([np.eye(2)] * 2),
+        ...                         np.array([5, 5]))
+        >>> transport = FeatureTransport(moments, np.array([0, 1]), True)
+        >>> transport.placed(np.ones((4, 3), dtype=np.float32), k=1).means.dtype
+        dtype('float32')
+        """
+        key = (array_namespace(batch), device(batch), batch.dtype, k)
+        moments = self._placed.get(key)
+        if moments is None:
+            # Restricted first: directions that a batch cannot use take no memory on its device.
+            active = self.moments if k == self.moments.rank else self.moments.restrict(k)
+            moments = SourceMoments(
+                like(active.U, batch, batch.dtype),
+                like(active.means, batch, batch.dtype),
+                like(active.covariances, batch, batch.dtype),
+                like(active.counts, batch),
+            )
+            for oldest in list(self._placed)[: 1 - PLACED]:  # a copy: other threads add too
+                self._placed.pop(oldest, None)
+            self._placed[key] = moments
+        return moments
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle without the copies on devices."""
+        return {**vars(self), "_placed": {}}
+
+    def labels(self, indices: Array) -> Array:  # (B,) -> (B,)
+        """Class indices as labels; those that are not numbers come back in NumPy."""
+        if is_numpy_array(indices):
+            return self.classes[indices]
+        if self._plain and on_gpu(indices):
+            return indices  # they are the labels already, and a look-up is one more kernel
+        if self.classes.dtype.kind not in "iufb":
+            return self.classes[to_numpy(indices)]
+        return array_namespace(indices).take(self._classes(indices), indices, axis=0)
+
+    def _fallback(
+        self, batch: Array, head_logits: Any, settings: Settings
+    ) -> tuple[Array, Array]:  # (B, C), ()
+        """Scores that answer a rejected batch, and whether no logit of the head is NaN."""
+        xp = array_namespace(batch)
+        if head_logits is None:
+            sound = xp.ones((), dtype=xp.bool, device=device(batch))
+            return self._source_scores(batch, settings), sound
+        logits = like(as_real_array(head_logits), batch)
+        expected = (batch.shape[0], len(self.classes))
+        if tuple(logits.shape) != expected:
+            raise CasterError(f"head_logits must be {expected}, not {tuple(logits.shape)}")
+        return logits, xp.logical_not(xp.any(xp.isnan(logits)))
+
+    def _source_scores(self, batch: Array, settings: Settings) -> Array:  # (B, d) -> (B, C)
+        source = self.placed(batch, self.moments.rank)
+        ridge = settings.beta * identity_like(source.within)
+        scores = ridged_scores(batch @ source.U, source, ridge)
+        xp = array_namespace(scores)
+        computed = xp.isfinite(xp.max(scores, axis=1, keepdims=True))  # NaN if any class's is
+        return xp.where(computed, scores, xp.log(source.priors))
+
+    def _untransported(self, fallback: Array, reason: Reason) -> Adaptation:
+        """Answer a batch that has no map by the fallback."""
+        labels = self.labels(array_namespace(fallback).argmax(fallback, axis=1))
+        return Adaptation(labels, fallback, labels, None, fallback, reject(reason))
+
+
+def _check_finite(batch: Array, sound_head: bool = True) -> None:
+    """Reject features that hold NaN or infinity, and logits that hold NaN."""
+    xp = array_namespace(batch)
+    if not bool(xp.all(xp.isfinite(batch))):
+        raise CasterError("the batch holds NaN or infinity: drop or repair such rows")
+    if not sound_head:
+        raise CasterError("head_logits hold NaN: the frozen model's answer is undefined")

@@ -1,0 +1,193 @@
+"""Images to prepared batches, decoded by several threads, and through a frozen model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caster.config import IMAGES_AT_ONCE
+from caster.core.arrays import to_numpy
+from caster.errors import CasterError, LimitError
+from caster.io.image_files import ImageArray, UnreadableImage
+from caster.io.images import Images
+from caster.models.preprocessing import Preprocessing
+from caster.models.protocol import FrozenModel, Outputs
+
+THREADS = min(8, os.cpu_count() or 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Images of one size, prepared for the model."""
+
+    positions: list[int]  # in the batch
+    prepared: NDArray[Any]
+
+    def pieces(self) -> Iterator[Group]:
+        """The group, cut so that a model can take its images at once."""
+        for start in range(0, len(self.positions), IMAGES_AT_ONCE):
+            some = slice(start, start + IMAGES_AT_ONCE)
+            yield Group(self.positions[some], self.prepared[some])
+
+
+@dataclass(frozen=True, eq=False)
+class ImageBatch:
+    """Images prepared for the model, and which ones they are."""
+
+    rows: list[int]  # of the images that could be read
+    groups: list[Group]  # one, unless the preprocessing leaves images of several sizes
+    unreadable: dict[int, str]  # row to what is wrong with it
+
+
+def stated_preprocessing(model: FrozenModel) -> Preprocessing:
+    """The model's preprocessing, without which it cannot be given images."""
+    if model.preprocessing is None:
+        raise CasterError(
+            f"{model.name} does not say how images become batches: give {{argument}} FILE.toml, or "
+            "in-graph if the model resizes and normalises itself",
+            argument="preprocessing",
+        )
+    return model.preprocessing
+
+
+def read_batches(
+    images: Images,
+    preprocessing: Preprocessing,
+    rows: Sequence[int],
+    batch_size: int,
+    *,
+    skip_unreadable: bool,
+) -> Generator[ImageBatch]:
+    """Read these rows in this order, one batch ahead of the caller.
+
+    An unreadable image is an error unless it is to be skipped. Close the generator if you stop
+    early: that ends its threads.
+    """
+
+    def resized(row: int) -> ImageArray:
+        return resize(images.read(row), preprocessing, images, row)
+
+    readers = ThreadPoolExecutor(THREADS, thread_name_prefix="caster-read")
+
+    def batch(rows: Sequence[int], decoded: list[Future[ImageArray]]) -> ImageBatch:
+        readable, unreadable = _collected(rows, decoded, skip_unreadable)
+        # Not ahead of time: a model on the CPU loses more to a thread beside it than this takes.
+        groups = _by_size(list(readable.values()), preprocessing)
+        return ImageBatch(list(readable), groups, unreadable)
+
+    try:
+        pending: tuple[Sequence[int], list[Future[ImageArray]]] | None = None
+        for start in range(0, len(rows), batch_size):
+            chosen = rows[start : start + batch_size]
+            begun = chosen, [readers.submit(resized, row) for row in chosen]
+            if pending is not None:
+                yield batch(*pending)
+            pending = begun
+        if pending is not None:
+            yield batch(*pending)
+    finally:
+        readers.shutdown(wait=True, cancel_futures=True)
+
+
+def resize(image: ImageArray, preprocessing: Preprocessing, images: Images, row: int) -> ImageArray:
+    """Resize and crop one image; one that would grow over the limit counts as unreadable."""
+    name = images.names[row]
+    try:
+        return preprocessing.resize_and_crop(image, images.limits)
+    except LimitError as error:
+        raise UnreadableImage(f"cannot read {name}: {error}") from None
+    except (ValueError, MemoryError) as error:
+        raise CasterError(f"{name}: {str(error) or 'not enough memory to resize it'}") from None
+
+
+def unreadable_error(why: str) -> CasterError:
+    """The error for an image that may not be skipped."""
+    return CasterError(
+        f"{why}: repair or remove it, or leave it out with {{argument}}",
+        argument="skip_unreadable",
+    )
+
+
+def run(
+    model: FrozenModel,
+    batch: ImageBatch,
+    names: Sequence[str],
+    through: Callable[[Any], Outputs] | None = None,  # measures the model while it runs
+) -> Outputs:
+    """Features and logits in NumPy, in the order of the batch's rows."""
+    parts = [
+        _answer(through or model, model.name, piece, names[batch.rows[piece.positions[0]]])
+        for group in batch.groups
+        for piece in group.pieces()
+    ]
+    order = np.argsort([position for group in batch.groups for position in group.positions])
+    features = _joined([outputs.features for outputs in parts], order)
+    broken = ~np.isfinite(features).all(axis=tuple(range(1, features.ndim)))
+    if broken.any():
+        name = names[batch.rows[int(broken.argmax())]]
+        raise CasterError(f"{model.name} gives NaN or infinity for {name}")
+    if any(outputs.logits is None for outputs in parts):
+        return Outputs(features, None)
+    return Outputs(features, _joined([outputs.logits for outputs in parts], order))
+
+
+@contextmanager
+def naming_images(first: str, count: int) -> Iterator[None]:
+    """Turn a model's error into one line that names the images it was given."""
+    those = first if count == 1 else f"{first} and {count - 1} more"
+    try:
+        yield
+    except (CasterError, RuntimeError) as error:  # torch's, about a shape or memory
+        message, argument = str(error), None
+        if isinstance(error, CasterError):
+            message, argument = error.template, error.argument
+        line = " ".join(message.split())[:300]
+        raise CasterError(f"{line} (on {those})", argument=argument) from None
+
+
+def _collected(
+    rows: Sequence[int], decoded: list[Future[ImageArray]], skip_unreadable: bool
+) -> tuple[dict[int, ImageArray], dict[int, str]]:
+    """The images that could be read, by row, and what is wrong with the others."""
+    readable: dict[int, ImageArray] = {}
+    unreadable: dict[int, str] = {}
+    for row, future in zip(rows, decoded, strict=True):
+        try:
+            readable[row] = future.result()
+        except UnreadableImage as error:
+            if not skip_unreadable:
+                raise unreadable_error(str(error)) from None
+            unreadable[row] = str(error)
+    return readable, unreadable
+
+
+def _by_size(images: list[ImageArray], preprocessing: Preprocessing) -> list[Group]:
+    """A model that resizes by itself takes images of any size, but of one size at a time."""
+    positions: dict[tuple[int, ...], list[int]] = {}
+    for position, image in enumerate(images):
+        positions.setdefault(image.shape, []).append(position)
+    return [
+        Group(those, preprocessing.batch([images[position] for position in those]))
+        for those in positions.values()
+    ]
+
+
+def _answer(through: Callable[[Any], Outputs], name: str, group: Group, first: str) -> Outputs:
+    count = len(group.positions)
+    with naming_images(first, count):
+        outputs = through(group.prepared)
+    for array in (outputs.features, outputs.logits):
+        if array is not None and len(array) != count:
+            raise CasterError(f"{name} gives {len(array)} rows for {count} images")
+    return outputs
+
+
+def _joined(parts: list[Any], order: NDArray[np.intp]) -> NDArray[Any]:
+    return np.concatenate([to_numpy(part) for part in parts])[order]

@@ -1,0 +1,241 @@
+"""Features of images through a frozen model, cached so that `fit` and `evaluate` run it once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caster.adapt.image_batches import (
+    read_batches,
+    resize,
+    run,
+    stated_preprocessing,
+    unreadable_error,
+)
+from caster.config import IMAGES_AT_ONCE
+from caster.errors import CasterError
+from caster.io import Progress, silent
+from caster.io.feature_cache import Entry, Manifest, entry_key, find_entry, write_entry
+from caster.io.image_files import UnreadableImage
+from caster.io.images import Images
+from caster.io.labels import Labels
+from caster.io.layer_arrays import Layers, has_full
+from caster.models.protocol import FrozenModel, Outputs
+
+if TYPE_CHECKING:
+    from caster.models.activation_statistics import ActivationStatistics
+
+STAGE = "through the model"
+
+Check = Callable[[Outputs], object]  # raises if the first batch is not usable
+
+
+@dataclass(frozen=True, eq=False)
+class ImageFeatures:
+    """Cached features of images, read like a feature file."""
+
+    path: Path
+    images: Images
+    entry: Entry
+
+    @property
+    def rows(self) -> int:
+        """Number of images that could be read."""
+        return self.entry.manifest.kept
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The arrays there are."""
+        logits = ("logits",) if "logits" in self.entry.arrays else ()
+        labels = () if self.images.labels is None else ("labels",)
+        return ("features", *logits, *labels)
+
+    @property
+    def unreadable(self) -> list[str]:
+        """What is wrong with each image that was skipped."""
+        return list(self.entry.manifest.unreadable.values())
+
+    @property
+    def image_rows(self) -> NDArray[Any]:
+        """For every row, the index of its image."""
+        return self.entry.arrays["rows"]
+
+    @property
+    def outputs(self) -> Outputs:
+        """All outputs of the model."""
+        return Outputs(self.entry.arrays["features"], self.entry.arrays.get("logits"))
+
+    @property
+    def layers(self) -> Layers | None:
+        """Sums over the model's layers; None if they were not measured."""
+        return self.entry.manifest.layers
+
+    def read(self, name: str) -> NDArray[Any]:
+        """One whole array."""
+        if name != "labels":
+            return self.entry.arrays[name]
+        if self.images.labels is None:
+            raise CasterError(f"{self.images.name} has no labels")
+        labels: Labels = self.images.labels[self.image_rows]
+        return labels
+
+    def chunks(self, names: tuple[str, ...], rows: int) -> Iterator[tuple[NDArray[Any], ...]]:
+        """These arrays side by side, so many rows at a time."""
+        arrays = [self.read(name) for name in names]
+        for start in range(0, self.rows, rows):
+            yield tuple(array[start : start + rows] for array in arrays)
+
+
+def extract(
+    model: FrozenModel,
+    images: Images,
+    store: Path,
+    *,
+    batch_size: int = IMAGES_AT_ONCE,
+    skip_unreadable: bool = False,
+    check: Check | None = None,
+    layers: bool | Literal["full"] = False,
+    progress: Progress = silent,
+) -> ImageFeatures:
+    """Features and logits of all images, from the cache or computed and cached.
+
+    `check` may reject the outputs of the first batch. With `layers` the model's layers are measured
+    in the same pass, "full" with covariances; cached features without them are computed again.
+    """
+    key, total = _key(model, images), len(images)
+    entry = find_entry(store, key, total)
+    if entry is None or _outdated(entry.manifest, model, images, layers):
+        _fill(model, images, store, batch_size, skip_unreadable, check, layers, progress)
+        entry = find_entry(store, key, total)
+    if entry is None:
+        raise CasterError(f"the features cached in {store} were removed or damaged: run again")
+    _check_skipped(entry.manifest.unreadable, skip_unreadable)
+    if entry.manifest.kept == 0:
+        raise CasterError(f"none of the images of {images.name} can be read")
+    return ImageFeatures(Path(images.name), images, entry)
+
+
+def activation_statistics_for(
+    model: FrozenModel, past: Layers | None = None, full: bool = False
+) -> ActivationStatistics:
+    """What measures a model's layers while it runs; `past` continues an earlier measurement."""
+    if not hasattr(model, "twin"):  # before importing torch, which may be missing
+        raise CasterError(
+            f"layers need a torch module, and {model.name} is not one: fit without {{argument}}",
+            argument="layers",
+        )
+    from caster.models.activation_statistics import ActivationStatistics
+
+    return ActivationStatistics(model, past, full)
+
+
+def _key(model: FrozenModel, images: Images) -> str:
+    preprocessing = stated_preprocessing(model)
+    if model.sha256 is None:
+        raise CasterError(f"{model.name} states no version: its features cannot be cached")
+    # The same weights, but other features.
+    precision = " bf16" if getattr(model, "bf16", False) else ""
+    return entry_key(model.sha256 + precision, preprocessing.sha256, images.sha256)
+
+
+def _fill(
+    model: FrozenModel,
+    images: Images,
+    store: Path,
+    batch_size: int,
+    skip_unreadable: bool,
+    check: Check | None,
+    layers: bool | Literal["full"],
+    progress: Progress,
+) -> None:
+    """Run the model on the images that the cache lacks, from where an earlier run stopped."""
+
+    def outdated(manifest: Manifest) -> bool:
+        return _outdated(manifest, model, images, layers)
+
+    key, label = _key(model, images), f"{model.name} on {images.name}"
+    with write_entry(store, key, len(images), outdated, label) as partial:
+        if outdated(partial.manifest):
+            partial.clear()
+        _check_skipped(partial.manifest.unreadable, skip_unreadable)
+        progress(STAGE, partial.manifest.seen, len(images))
+        statistics = (
+            activation_statistics_for(model, partial.manifest.layers, layers == "full")
+            if layers
+            else None
+        )
+        batches = read_batches(
+            images,
+            stated_preprocessing(model),
+            range(partial.manifest.seen, len(images)),
+            batch_size,
+            skip_unreadable=skip_unreadable,
+        )
+        with closing(batches):  # or an error would leave its threads running
+            for batch in batches:
+                columns: dict[str, NDArray[Any]] = {"rows": np.asarray(batch.rows, dtype=np.int64)}
+                if batch.rows:
+                    outputs = run(model, batch, images.names, through=statistics)
+                    if check is not None:
+                        check(outputs)
+                        check = None
+                    if layers == "full":
+                        _check_full(model, statistics)
+                    logits = {} if outputs.logits is None else {"logits": outputs.logits}
+                    columns |= {"features": outputs.features, **logits}
+                sums = None if statistics is None else statistics.sums
+                partial.append(columns, batch.unreadable, sums)
+                progress(STAGE, partial.manifest.seen, len(images))
+        try:
+            model.verify()
+        except CasterError:
+            partial.clear()  # nobody knows which weights made these features
+            raise
+
+
+def _check_full(model: FrozenModel, statistics: ActivationStatistics | None) -> None:
+    if statistics is None or not has_full(statistics.sums):
+        from caster.models.torch_channels import FULL_MAP_CHANNELS
+
+        raise CasterError(
+            f"{model.name} has no site for full maps, one with several positions and at most "
+            f"{FULL_MAP_CHANNELS} channels that is not a BatchNorm's: leave out {{argument}}",
+            argument="full_maps",
+        )
+
+
+def _outdated(
+    manifest: Manifest, model: FrozenModel, images: Images, layers: bool | Literal["full"]
+) -> bool:
+    """Whether cached features must be computed again: layers are missing, or images came back."""
+    measured = not layers or manifest.layers is not None
+    if layers == "full":
+        measured = has_full(manifest.layers)
+    return (manifest.kept > 0 and not measured) or _repaired(model, images, manifest.unreadable)
+
+
+def _repaired(model: FrozenModel, images: Images, unreadable: Mapping[str, str]) -> bool:
+    """Whether an image noted as unreadable can be read now.
+
+    A permission given, a decoder installed or a limit raised changes no file, and so not the
+    digest of the images.
+    """
+    for row in map(int, unreadable):
+        try:
+            resize(images.read(row), stated_preprocessing(model), images, row)
+        except UnreadableImage:
+            continue
+        return True
+    return False
+
+
+def _check_skipped(unreadable: Mapping[str, str], skip_unreadable: bool) -> None:
+    """Reject images that an earlier run was asked to skip and this one was not."""
+    if unreadable and not skip_unreadable:
+        raise unreadable_error(next(iter(unreadable.values())))

@@ -1,0 +1,452 @@
+"""Predictions on files: read, run the model, adapt, write a row; batch by batch, resumable."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caster import state as states
+from caster.adapt.adaptation import Adaptation
+from caster.adapt.adapter import Adapter, Mechanism, Stream, configured
+from caster.adapt.estimator import Caster
+from caster.adapt.image_batches import (
+    ImageBatch,
+    naming_images,
+    read_batches,
+    run,
+    stated_preprocessing,
+)
+from caster.config import DEFAULT_LIMITS, Limits
+from caster.core.arrays import as_real_array, to_numpy
+from caster.core.verdict import Reason
+from caster.errors import CasterError
+from caster.io import Progress, signed_tensors, silent
+from caster.io.feature_files import open_features
+from caster.io.files import move_into_place
+from caster.io.images import Images
+from caster.io.labels import Labels
+from caster.io.prediction_table import Columns, CsvTable, Table, check_table, open_table
+from caster.io.signed_tensors import Key
+from caster.io.subset import at_random, check_limit, first, some_features, some_images
+from caster.models.heads import class_logits
+from caster.models.protocol import Outputs
+from caster.state import State
+from caster.state.source_check import SourceCheck
+
+DIGITS = 6  # of probabilities in a table
+MANY_CHANGED = 0.3  # of the answers in adapted batches: more need a look at labelled data
+SNAPSHOT_EVERY = 5.0  # seconds: what a crash may cost
+FORMAT = "caster-predict 1"
+STAGE = "adapting"
+
+
+@dataclass
+class Summary:
+    """What a prediction run did."""
+
+    mechanism: str = "features"
+    rows: int = 0
+    batches: int = 0
+    reasons: Counter[Reason] = field(default_factory=Counter)  # batches by verdict
+    ratios: list[float] = field(default_factory=list)  # one per compared batch
+    changed: int | None = None  # predictions that differ from the frozen head's, if it has one
+    adapted: int = 0  # rows that the adapted classifier answered
+    unreadable: list[str] = field(default_factory=list)  # images skipped, and why
+    resumed: int = 0  # rows that an interrupted run had written
+    source_check: SourceCheck | None = None
+    sites: int | None = None  # that layer transport aligned
+    full_maps: int = 0  # how many of them by full maps
+
+    @property
+    def median_ratio(self) -> float:
+        """Median certificate; infinite if most batches have none."""
+        return float(np.median(self.ratios)) if self.ratios else np.inf
+
+    @property
+    def changed_share(self) -> float | None:
+        """Share of the adapted rows whose answer is not the frozen head's; None if unknown."""
+        return self.changed / self.adapted if self.changed is not None and self.adapted else None
+
+    @property
+    def changed_too_many(self) -> bool:
+        """Whether more answers changed than two good classifiers would differ in.
+
+        Two that err as often as the head does on the source differ in at most twice that share;
+        `MANY_CHANGED` is allowed in any case.
+        """
+        check = self.source_check
+        error = 0.0 if check is None or check.head is None else 1.0 - check.head
+        return (self.changed_share or 0.0) > max(MANY_CHANGED, 2 * error)
+
+
+def predict_file(
+    state: Path,
+    target: Path,
+    output: Path,
+    *,
+    batch_size: int,
+    tau: float | None = None,
+    safeguards: bool = True,
+    gate: bool = True,
+    mechanism: Mechanism = "auto",
+    key: Key | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+    spreadsheet_safe: bool = False,
+    probabilities: bool = False,
+    limit: int | None = None,
+    progress: Progress = silent,
+) -> Summary:
+    """Adapt a feature file batch by batch, in its own order, and write one row per sample.
+
+    Without the gate the transported classifier answers every batch; one of a single row has no
+    transport and gets the fallback. `probabilities` adds a column per class, `limit` takes that
+    many rows from the start.
+    """
+    check_limit(limit)
+    check_batch_size(batch_size)
+    check_table(output, spreadsheet_safe, state, target)
+    loaded = states.load(state, key)
+    clf = feature_classifier(loaded, mechanism, tau, safeguards)
+    file = open_features(target, "features", limits=limits)
+    file = some_features(file, first(file.rows, limit))
+    names = ("features", "logits") if "logits" in file.names else ("features",)
+    summary = Summary(source_check=loaded.source_check)
+    writer = _Writer(clf.classes_, len(names) > 1, gate, probabilities, summary)
+    with open_table(output, spreadsheet_safe) as table:
+        for features, *logits in file.chunks(names, batch_size):
+            start = summary.rows
+            try:
+                head_logits = class_logits(logits[0], loaded.head) if logits else None
+                out = clf.adapt(features, head_logits)
+            except CasterError as error:
+                where = f"rows {start} to {start + len(features) - 1} of {target}"
+                raise CasterError(f"{where}: {error}") from None
+            table.write(writer.columns(out, range(start, start + len(features))))
+            progress(STAGE, summary.rows, file.rows)
+    return summary
+
+
+def predict_images(
+    adapter: Adapter,
+    images: Images,
+    output: Path,
+    *,
+    batch_size: int,
+    gate: bool = True,
+    shuffle: int | None = None,
+    skip_unreadable: bool = False,
+    spreadsheet_safe: bool = False,
+    probabilities: bool = False,
+    limit: int | None = None,
+    progress: Progress = silent,
+) -> Summary:
+    """Adapt to images batch by batch, and write one row per image as each batch is answered.
+
+    Images come in their own order, or shuffled by a seed: images sorted by class make batches of
+    few classes. Rows go to OUTPUT.partial, which becomes OUTPUT at the end; an interrupted run that
+    writes .csv continues there, with the stream as it was. `probabilities` adds a column per class;
+    `limit` takes that many images from the start, or at random if they are shuffled.
+    """
+    check_limit(limit)
+    check_batch_size(batch_size)
+    model = adapter.model
+    check_table(output, spreadsheet_safe, Path(model.name), Path(images.name))
+    count = len(images)
+    chosen = first(count, limit) if shuffle is None else at_random(count, limit, shuffle)
+    images = some_images(images, chosen)
+    rows = np.arange(len(images))
+    order = rows if shuffle is None else np.random.default_rng(shuffle).permutation(rows)
+    options = (batch_size, gate, skip_unreadable, spreadsheet_safe, probabilities)
+    with _resumable(adapter, images, output, order, options) as job:
+        summary, has_head = job.summary, adapter.state.head is not None
+        writer = _Writer(adapter.classes, has_head, gate, probabilities, summary)
+        reading = read_batches(
+            images,
+            stated_preprocessing(model),
+            order[job.seen :].tolist(),
+            batch_size,
+            skip_unreadable=skip_unreadable,
+        )
+        with closing(reading):  # or an error would leave its threads running
+            progress(STAGE, job.seen, len(images))
+            for batch in reading:
+                summary.unreadable += batch.unreadable.values()
+                if batch.rows:
+                    out = answer_images(job.stream, batch, images.names)
+                    names = [images.names[row] for row in batch.rows]
+                    job.table.write(writer.columns(out, chosen[batch.rows].tolist(), names))
+                job.advance(len(batch.rows) + len(batch.unreadable))
+                progress(STAGE, job.seen, len(images))
+        model.verify()
+        if summary.rows == 0:
+            raise CasterError(f"none of the images of {images.name} can be read")
+        summary.sites, summary.full_maps = adapter.sites, adapter.full_maps
+    return summary
+
+
+def answer_images(
+    stream: Stream, batch: ImageBatch, names: Sequence[str], outputs: Outputs | None = None
+) -> Adaptation:
+    """Run the model on a batch of images, unless its `outputs` are known, and adapt to them."""
+    adapter = stream.adapter
+    if adapter.mechanism == "features":  # images of several sizes can share a batch
+        outputs = outputs or run(adapter.model, batch, names)
+        check_outputs(adapter, outputs)
+        return stream(None, outputs)
+    if len(batch.groups) > 1:
+        one, other = (names[batch.rows[group.positions[0]]] for group in batch.groups[:2])
+        raise CasterError(
+            f"images of several sizes cannot be aligned together (as {one} and {other}): state a "
+            "resize in the preprocessing, or adapt the last features with {argument} features",
+            argument="mechanism",
+        )
+    with naming_images(names[batch.rows[0]], len(batch.rows)):
+        return stream(batch.groups[0].prepared, outputs)
+
+
+def check_outputs(adapter: Adapter, outputs: Outputs) -> None:
+    """Reject a model whose features or logits the state was not made for."""
+    width, found = adapter.clf.n_features_in_, outputs.features.shape[1]
+    if found != width:
+        raise CasterError(
+            f"the state was fitted to {width:,} features, and {adapter.model.name} gives {found:,}"
+        )
+    adapter.head_logits(outputs)
+
+
+def feature_classifier(
+    state: State, mechanism: Mechanism, tau: float | None, safeguards: bool
+) -> Caster:
+    """The estimator for features that are computed already."""
+    if mechanism == "layers":
+        raise CasterError(
+            "features have passed all layers: give images and {argument}", argument="model"
+        )
+    return configured(Caster.from_state(state), tau, safeguards)
+
+
+def check_batch_size(batch_size: int) -> None:
+    """Reject a batch without a sample."""
+    if batch_size < 1:
+        raise CasterError(f"the batch size must be at least 1, not {batch_size}")
+
+
+class _Writer:
+    """Columns of a table from adaptations; counts what they say in the summary."""
+
+    def __init__(
+        self,
+        classes: Labels,  # (C,)
+        has_head: bool,
+        gate: bool,
+        every_class: bool,  # whether each class gets a column of probabilities
+        summary: Summary,
+    ) -> None:
+        self.classes, self.has_head, self.gate = classes, has_head, gate
+        self.every_class, self.summary = every_class, summary
+        if has_head and summary.changed is None:
+            summary.changed = 0
+
+    def columns(
+        self, out: Adaptation, rows: Sequence[int], names: list[str] | None = None
+    ) -> Columns:
+        """The rows of a batch, in the order of docs/command-line.md."""
+        used = out.adapted is not None and (out.verdict.accepted or not self.gate)
+        scores = _numbers(out.adapted if used else out.scores)
+        method = self._count(out, used, scores)
+        count, chosen = len(scores), scores.argmax(axis=1)
+        probabilities = _softmax(scores).round(DIGITS)
+        each = zip(_column_names(self.classes), probabilities.T.tolist(), strict=True)
+        batch = self.summary.batches - 1
+        return {
+            "row": list(rows),
+            **({} if names is None else {"image": names}),
+            "batch": [batch] * count,
+            "prediction": _values(self.classes[chosen]),
+            "confidence": probabilities[np.arange(count), chosen].tolist(),
+            **({"frozen": self._frozen_labels(out, count)} if self.has_head else {}),
+            "verdict": ["accepted" if out.verdict.accepted else "rejected"] * count,
+            "ratio": [out.verdict.ratio] * count,
+            "reason": [out.verdict.reason] * count,
+            "method": [method] * count,
+            **(dict(each) if self.every_class else {}),
+        }
+
+    def _count(self, out: Adaptation, used: bool, scores: NDArray[Any]) -> str:
+        """Count a batch in the summary; return the method that answered it."""
+        summary = self.summary
+        summary.rows += len(scores)
+        summary.batches += 1
+        summary.reasons[out.verdict.reason] += 1
+        if not np.isnan(out.verdict.ratio):
+            summary.ratios.append(out.verdict.ratio)
+        if self.has_head and out.frozen is not None:
+            differs = scores.argmax(axis=1) != _numbers(out.frozen).argmax(axis=1)
+            summary.changed = (summary.changed or 0) + int(differs.sum())
+        if used:
+            summary.adapted += len(scores)
+            return "layer-transport" if summary.mechanism == "layers" else "caster"
+        return "frozen" if self.has_head else "source-gda"
+
+    def _frozen_labels(self, out: Adaptation, count: int) -> list[Any]:
+        if out.frozen is None:
+            return [None] * count
+        return _values(self.classes[_numbers(out.frozen).argmax(axis=1)])
+
+
+class _Job:
+    """A run under way: its stream, its table, and how far it came."""
+
+    def __init__(self, stream: Stream, table: Table, summary: Summary, seen: int) -> None:
+        self.stream, self.table, self.summary, self.seen = stream, table, summary, seen
+        self.flush: Callable[[], None] = lambda: None
+        self.snapshot: Callable[[], None] = lambda: None
+        self._taken_at = time.monotonic()
+
+    def advance(self, images: int) -> None:
+        """Count images, hand their rows to the system, and take a snapshot now and then."""
+        self.seen += images
+        self.flush()
+        if time.monotonic() - self._taken_at > SNAPSHOT_EVERY:
+            self.snapshot()
+            self._taken_at = time.monotonic()
+
+
+@contextmanager
+def _resumable(
+    adapter: Adapter,
+    images: Images,
+    output: Path,
+    order: NDArray[np.intp],
+    options: tuple[Any, ...],
+) -> Iterator[_Job]:
+    """A job whose rows go to OUTPUT.partial, continued if an equal job was interrupted."""
+    summary = Summary(adapter.mechanism, source_check=adapter.state.source_check)
+    safe = bool(options[3])
+    if output.suffix != ".csv":  # Parquet cannot be appended to
+        with open_table(output, safe) as table:
+            try:
+                yield _Job(adapter.new_stream(), table, summary, 0)
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt(
+                    "nothing was written: only .csv output can be continued"
+                ) from None
+        return
+    partial, snapshot = (Path(f"{output}.partial{end}") for end in ("", ".stream"))
+    identity = _identity(adapter, images, order, options)
+    found = _interrupted(adapter, snapshot, partial, identity, summary)
+    stream, seen, size = found or (adapter.new_stream(), 0, 0)
+    with partial.open("ab") as raw:
+        raw.truncate(size)
+    with partial.open("a", newline="", encoding="utf-8") as text:
+        job = _Job(stream, CsvTable(text, safe, started=size > 0), summary, seen)
+
+        def take_snapshot() -> None:
+            text.flush()
+            header = {
+                "format": FORMAT,
+                "identity": identity,
+                "seen": str(job.seen),
+                "bytes": str(os.fstat(text.fileno()).st_size),
+                "summary": json.dumps(_plain(summary)),
+            }
+            signed_tensors.write(job.stream.state(), header, snapshot)
+
+        job.flush, job.snapshot = text.flush, take_snapshot
+        try:
+            yield job
+        except CasterError:  # bad input: what repairs it makes it another run
+            _discard(partial, snapshot)
+            raise
+        except BaseException as error:
+            if job.seen == 0:
+                _discard(partial, snapshot)
+                raise
+            with suppress(CasterError, OSError):
+                take_snapshot()
+            if isinstance(error, KeyboardInterrupt):
+                done = f"{job.seen:,} of {len(order):,} images are answered in {partial}"
+                raise KeyboardInterrupt(f"{done}: the same command continues there") from None
+            raise
+    move_into_place(partial, output)
+    snapshot.unlink(missing_ok=True)
+
+
+def _discard(*paths: Path) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
+def _identity(
+    adapter: Adapter, images: Images, order: NDArray[np.intp], options: tuple[Any, ...]
+) -> str:
+    """Digest of everything that decides the rows of a table."""
+    parts = [adapter.model.sha256, states.digest(adapter.state), images.sha256, adapter.mechanism]
+    text = repr((parts, adapter.settings, options))
+    return hashlib.sha256(text.encode() + order.astype("<i8").tobytes()).hexdigest()
+
+
+def _interrupted(
+    adapter: Adapter, snapshot: Path, partial: Path, identity: str, summary: Summary
+) -> tuple[Stream, int, int] | None:
+    """The stream of an interrupted run, images seen and bytes written; None if there is none."""
+
+    def check(metadata: Mapping[str, str]) -> None:
+        if metadata.get("format") != FORMAT or metadata.get("identity") != identity:
+            raise CasterError("of another run")
+
+    if adapter.model.sha256 is None or not (snapshot.is_file() and partial.is_file()):
+        return None
+    try:
+        arrays, metadata = signed_tensors.read(snapshot, "a snapshot", "caster predict", check)
+        size = int(metadata["bytes"])
+        if partial.stat().st_size < size:
+            return None
+        stream = adapter.resume(arrays)
+        for name, value in json.loads(metadata["summary"]).items():
+            setattr(summary, name, Counter(value) if name == "reasons" else value)
+        summary.resumed = summary.rows
+        return stream, int(metadata["seen"]), size
+    except (CasterError, KeyError, ValueError):
+        return None  # of another run, or damaged: start again
+
+
+def _plain(summary: Summary) -> dict[str, Any]:
+    derived = ("mechanism", "source_check", "sites", "full_maps", "resumed")
+    return {name: value for name, value in vars(summary).items() if name not in derived}
+
+
+def _values(labels: Labels) -> list[Any]:
+    """Labels for a column; labels of mixed types become text."""
+    values = labels.tolist()
+    return [str(value) for value in values] if labels.dtype.kind == "O" else values
+
+
+def _column_names(classes: Labels) -> list[str]:
+    """`p:` and the label; labels that print alike, such as 1 and "1", as Python writes them."""
+    labels = classes.tolist()
+    names = [f"p:{label}" for label in labels]
+    return names if len(set(names)) == len(names) else [f"p:{label!r}" for label in labels]
+
+
+def _numbers(values: Any) -> NDArray[Any]:
+    return to_numpy(as_real_array(values))
+
+
+def _softmax(scores: NDArray[Any]) -> NDArray[np.float64]:  # (B, C) -> (B, C)
+    """Probabilities; NaN for a row whose largest score is infinite."""
+    scores = scores.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        likelihoods = np.exp(scores - scores.max(axis=1, keepdims=True))
+        return np.asarray(likelihoods / likelihoods.sum(axis=1, keepdims=True))

@@ -1,0 +1,264 @@
+"""Source moments from a stream of labelled chunks, in two passes that never hold the data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import reduce
+from operator import add
+from typing import Any
+
+import numpy as np
+from array_api_compat import array_namespace, is_array_api_obj, is_jax_array
+from numpy.typing import NDArray
+
+from caster.adapt.cross_validation import check_source
+from caster.config import CHUNK_ELEMENTS, STATE_DTYPE, Settings
+from caster.core.arrays import as_real_array, like, to_numpy
+from caster.core.linalg import Array, failures
+from caster.core.moments import ClassMoments, ClassScatter
+from caster.core.subspace import Basis, WithinScatter, held_out, retained_rank
+from caster.core.types import SourceMoments
+from caster.errors import CasterError
+from caster.io.labels import Labels, as_labels, encode
+from caster.state.source_check import SourceCheck
+
+Chunks = Iterable[tuple[Any, ...]]  # (features, labels) or (features, labels, logits)
+INPUTS = "pixel_values", "images", "image", "inputs", "x"  # names in a batch that is a dict
+LABELS = "labels", "label", "y", "target", "targets"
+MOST_KEPT = 2**24  # numbers of the projected samples that are kept to check the fit
+OUT_OF_RANGE = "the features are too large or too small for float32: rescale them"
+
+
+@np.errstate(all="ignore")  # what leaves the range of numbers is found, and reported in one line
+def fit_moments(
+    chunks: Chunks, classes: Labels, settings: Settings
+) -> tuple[SourceMoments, SourceCheck]:
+    """Fit in two passes over chunks of (features, labels) or (features, labels, logits).
+
+    The first gives the subspace; the second the moments in it, of samples that the subspace has
+    not seen, and whether transport holds up on them.
+    """
+    if isinstance(chunks, Iterator):
+        raise CasterError(
+            "the chunks can be read only once, and fitting reads them twice: "
+            "pass a list, or an object whose __iter__ starts anew"
+        )
+    C = len(classes)
+    if C < 2:
+        raise CasterError(f"at least 2 classes are needed, the labels name {C} class")
+    scatter = reduce(add, (ClassScatter.of(h, y, C) for h, y, _ in _pieces(chunks, classes)))
+    _check_counts(to_numpy(scatter.counts), classes)
+    S_w, basis = _basis(scatter, settings)
+    kept = _Kept(C, int(basis.U.shape[1]))
+    moments = reduce(
+        add,
+        (
+            ClassMoments.of(kept.add(_held_out(h, y, scatter, S_w, basis), y, head), y, C)
+            for h, y, head in _pieces(chunks, classes)
+        ),
+    )
+    if not np.array_equal(to_numpy(moments.counts), to_numpy(scatter.counts)):
+        raise CasterError("the second pass over the chunks gave other samples than the first")
+    found = SourceMoments(
+        U=np.ascontiguousarray(to_numpy(basis.U), dtype=STATE_DTYPE),
+        means=to_numpy(moments.means).astype(STATE_DTYPE),
+        covariances=_storable(to_numpy(moments.covariances)),
+        counts=to_numpy(moments.counts).astype(np.int64),
+    )
+    metric = replace(found).metric  # of a copy, which takes the cached values with it
+    if not all(np.isfinite(array).all() for array in (found.means, found.covariances)):
+        raise CasterError(OUT_OF_RANGE)
+    if not np.isfinite(metric).all():
+        raise CasterError(
+            "the samples vary in fewer directions than tell the classes apart: add samples"
+        )
+    return found, kept.check(scatter.total / scatter.width, settings)
+
+
+def _held_out(
+    h: Array, y: Array, scatter: ClassScatter, S_w: WithinScatter, basis: Basis
+) -> Array:  # (n, k)
+    """Features as a target's are projected, corrected for the basis having seen them."""
+    xp = array_namespace(h)
+    z = xp.astype(h @ xp.astype(basis.U, h.dtype), xp.float64)
+    residuals = S_w.whiten(h - xp.astype(xp.take(scatter.means, y, axis=0), h.dtype))
+    return held_out(z, residuals, y, scatter, S_w, basis)
+
+
+class _Kept:
+    """The first samples of every class, as many as memory allows, for `check_source`."""
+
+    def __init__(self, n_classes: int, k: int) -> None:
+        self._quota = max(2, MOST_KEPT // (n_classes * k))
+        self._counts = np.zeros(n_classes, dtype=np.int64)
+        self._parts: list[tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]] = []
+
+    def add(self, z: Array, y: Array, head: NDArray[Any] | None) -> Array:
+        """Keep what the quota of every class leaves room for, and pass the samples on."""
+        classes = to_numpy(y)
+        counts = np.bincount(classes, minlength=len(self._counts))
+        order = np.argsort(classes, kind="stable")
+        rank = np.empty(len(classes), dtype=np.int64)
+        rank[order] = np.arange(len(classes)) - np.repeat(np.cumsum(counts) - counts, counts)
+        rows = np.flatnonzero(rank + self._counts[classes] < self._quota)
+        self._counts += counts
+        kept = to_numpy(z)[rows].astype(STATE_DTYPE)
+        self._parts.append((kept, classes[rows], None if head is None else head[rows]))
+        return z
+
+    def check(self, per_feature: float, settings: Settings) -> SourceCheck:
+        """Cross-validate on what was kept."""
+        z, y, head = zip(*self._parts, strict=True)
+        answers = None if any(part is None for part in head) else np.concatenate(head)
+        samples = np.concatenate(z).astype(np.float64), np.concatenate(y)
+        return check_source(*samples, answers, len(self._counts), per_feature, settings)
+
+
+def _storable(covariances: NDArray[Any]) -> NDArray[Any]:  # (C, k, k)
+    """Covariances that rounding leaves symmetric, for the packed half to be the whole, and PSD.
+
+    A class of fewer samples than directions has a singular covariance, which rounding alone would
+    make indefinite; twice the rounding error on the diagonal keeps it from that.
+    """
+    symmetric = (covariances + covariances.transpose(0, 2, 1)) / 2
+    traces = np.trace(symmetric, axis1=1, axis2=2)[:, None, None]
+    slack = 2 * np.finfo(STATE_DTYPE).eps * traces * np.eye(covariances.shape[1])
+    rounded: NDArray[Any] = (symmetric + slack).astype(STATE_DTYPE)
+    return rounded
+
+
+def _basis(scatter: ClassScatter, settings: Settings) -> tuple[WithinScatter, Basis]:
+    """S_w and U. U is rounded before the second pass: source and target share its error."""
+    variance = float(to_numpy(scatter.within).diagonal().sum())
+    if not math.isfinite(variance):
+        raise CasterError("the features are too large to square: rescale them")
+    if variance == 0:
+        raise CasterError("the features do not vary within any class: there is nothing to model")
+    k0 = retained_rank(settings.k_max, int(scatter.counts.shape[0]), scatter.width)
+    try:
+        S_w = WithinScatter.of(scatter)
+        basis = Basis.of(scatter, S_w, k0)
+    except failures(array_namespace(scatter.within)):
+        raise CasterError("the scatter of the features cannot be factored: rescale them") from None
+    if basis.U.shape[1] == 0:
+        raise CasterError("all class means coincide: these features do not tell the classes apart")
+    U = np.ascontiguousarray(to_numpy(basis.U), dtype=STATE_DTYPE)  # as a file gives it back
+    smallest = np.finfo(STATE_DTYPE).tiny
+    if not (np.isfinite(U).all() and (np.abs(U).max(axis=0) > smallest).all()):
+        raise CasterError(OUT_OF_RANGE)
+    return S_w, replace(basis, U=like(U, basis.U, basis.U.dtype))
+
+
+def _pieces(chunks: Chunks, classes: Labels) -> Iterator[tuple[Array, Array, NDArray[Any] | None]]:
+    """Chunks as (features, class indices, head's answers), checked and cut into small pieces."""
+    width, seen = None, 0
+    try:
+        read = iter(chunks)
+    except TypeError:
+        raise CasterError(f"chunks must be a list of pairs, not {type(chunks).__name__}") from None
+    for chunk in read:
+        features, labels, *logits = chunk if _is_triple(chunk) else pair(chunk)
+        # JAX has no float64 unless told so at its start, and sums need it.
+        features = to_numpy(features) if is_jax_array(features) else features
+        h, y = as_real_array(features), encode(as_labels(labels), classes)
+        if h.ndim != 2 or (width is not None and h.shape[1] != width) or h.shape[1] == 0:
+            shape = tuple(h.shape)
+            raise CasterError(f"features must be (samples, {width or 'features'}), not {shape}")
+        if h.shape[0] != len(y):
+            raise CasterError(f"{h.shape[0]} rows of features have {len(y)} labels")
+        head = _answers(logits[0], len(y), len(classes)) if logits else None
+        width = h.shape[1]
+        rows = max(1, CHUNK_ELEMENTS // max(width, len(classes)))
+        for start in range(0, len(y), rows):
+            stop = min(start + rows, len(y))
+            _check_finite(h[start:stop, :], seen + start)
+            answers = None if head is None else head[start:stop]
+            yield h[start:stop, :], like(y[start:stop], h), answers
+        seen += len(y)
+    if seen == 0:
+        raise CasterError("there are no samples to fit")
+
+
+def _is_triple(chunk: Any) -> bool:
+    return isinstance(chunk, tuple | list) and len(chunk) == 3
+
+
+def _answers(logits: Any, rows: int, n_classes: int) -> NDArray[Any]:  # (n,)
+    """The class indices that a frozen head answers."""
+    found = to_numpy(as_real_array(logits))
+    if found.shape != (rows, n_classes):
+        raise CasterError(f"head_logits must be {(rows, n_classes)}, not {found.shape}")
+    if np.isnan(found).any():
+        raise CasterError("head_logits hold NaN: the frozen model's answer is undefined")
+    answers: NDArray[Any] = found.argmax(axis=1)
+    return answers
+
+
+def pair(batch: Any) -> tuple[Any, Any]:
+    """Inputs and labels of a labelled batch: a pair, or a dict that names them.
+
+    >>> pair({"pixel_values": [[0.5]], "labels": [1]})
+    ([[0.5]], [1])
+    """
+    if isinstance(batch, Mapping):
+        return _named(batch, INPUTS), _named(batch, LABELS)
+    try:
+        if is_array_api_obj(batch):  # one of two rows would unpack
+            raise TypeError
+        inputs, labels = batch
+    except (TypeError, ValueError):
+        raise CasterError(
+            "every chunk or batch must be a pair: features or images, and labels"
+        ) from None
+    return inputs, labels
+
+
+def inputs_of(batch: Any) -> Any:
+    """A batch without what a DataLoader puts beside its inputs: labels, say.
+
+    An array is a batch itself, and so is a list of arrays with equally many axes: its rows.
+
+    >>> inputs_of([np.zeros((2, 3)), np.array([0, 1])]).shape
+    (2, 3)
+    """
+    if isinstance(batch, Mapping):
+        return _named(batch, INPUTS)
+    if isinstance(batch, tuple | list) and batch:
+        axes, *others = (getattr(part, "ndim", 0) for part in batch)
+        if axes > 1 and all(other < axes for other in others):
+            return batch[0]
+    return batch
+
+
+def _named(batch: Mapping[Any, Any], names: tuple[str, ...]) -> Any:
+    for name in names:
+        if name in batch:
+            return batch[name]
+    has = ", ".join(map(str, batch)) or "nothing"
+    raise CasterError(f"a batch that is a dict must have one of {', '.join(names)}: it has {has}")
+
+
+def _check_finite(piece: Array, first_row: int) -> None:
+    xp = array_namespace(piece)
+    if bool(xp.isfinite(xp.sum(piece))):  # one pass without a temporary; a sum may overflow
+        return
+    bad = np.argwhere(~np.isfinite(to_numpy(piece)))
+    if len(bad):
+        row, column = bad[0]
+        raise CasterError(
+            f"features hold NaN or infinity, first in row {first_row + row}, column {column}: "
+            "drop or repair such rows"
+        )
+
+
+def _check_counts(counts: NDArray[Any], classes: Labels) -> None:
+    scarce = np.flatnonzero(counts < 2)
+    if len(scarce):
+        label, count = classes.tolist()[scarce[0]], int(counts[scarce[0]])
+        raise CasterError(
+            f"class {label!r} has {count} sample{'' if count == 1 else 's'}, a covariance needs 2"
+            + (f" ({len(scarce)} such classes)" if len(scarce) > 1 else "")
+            + ": add samples or drop the class"
+        )

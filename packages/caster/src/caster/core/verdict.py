@@ -1,0 +1,114 @@
+"""The decision on a batch and its reason: coverage first, then the ratio against its threshold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from caster.config import Settings
+
+Reason = Literal[
+    "accepted",
+    "ratio",
+    "min_samples",
+    "min_classes",
+    "no_confident_class",
+    "batch_too_small",
+    "numerical",
+    "implausible",
+    "source_check",
+    "class_order",
+    "rest",
+]
+
+REASONS: dict[Reason, str] = {  # of the certificate and the safeguards of last-layer transport
+    "accepted": "transport is used",
+    "ratio": "certificate above tau",
+    "min_samples": "too few confident samples",
+    "min_classes": "confident samples in too few classes",
+    "no_confident_class": "no confident sample at all",
+    "batch_too_small": "a batch of one",
+    "numerical": "the transport cannot be computed at this precision",
+    "source_check": "transport is off for this state: it falls short of the head on the source",
+    "class_order": "classes come in runs, or are too few for the mixture of the source",
+}
+UNTRANSPORTED: frozenset[Reason] = frozenset({"batch_too_small", "numerical"})
+DECIDED: frozenset[Reason] = frozenset(  # the reasons of `decide`, less a numerical failure
+    {"accepted", "ratio", "min_samples", "min_classes", "no_confident_class"}
+)
+
+# Reasons of methods other than last-layer transport.
+UNGATED = "ungated"  # no gate decides whether to adapt
+INERT = "inert"  # the method finds nothing to adapt in this model
+FROZEN = "frozen"  # the method is the frozen model
+RESTING = "rest"  # the last verdict stands, without a comparison
+IMPLAUSIBLE = "implausible"  # no sample of the batch looks like an image
+DISAGREEMENT = "disagreement"  # head and Source-GDA disagree on too many samples
+
+KNOWN: frozenset[str] = frozenset(
+    {*REASONS, UNGATED, INERT, FROZEN, RESTING, IMPLAUSIBLE, DISAGREEMENT}
+)
+ACCEPTING: frozenset[str] = frozenset({"accepted", UNGATED})  # RESTING occurs with both verdicts
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a mechanism may adapt to a batch, and why.
+
+    >>> Verdict(accepted=False, reason="ratio", ratio=1.2).has_proposal
+    True
+    """
+
+    accepted: bool
+    reason: Reason
+    ratio: float  # the certificate, r_t for last-layer transport; infinite if not measured
+    confident: int = 0  # samples above the confidence threshold
+    classes: int = 0  # pseudo-classes those samples occupy
+
+    @property
+    def has_proposal(self) -> bool:
+        """Whether there is an adapted answer at all, accepted or not."""
+        return self.reason not in UNTRANSPORTED
+
+
+def decide(
+    evidence: Sequence[float],  # (3,): r_t, confident samples, classes they occupy
+    n_classes: int,
+    settings: Settings,
+) -> Verdict:
+    """Accept a transport if its coverage suffices and r_t <= tau.
+
+    `min_classes` is capped by the number of classes. A ratio that is not finite means that the
+    transport could not be computed.
+
+    >>> decide((0.3, 40, 8), 10, Settings(tau=0.8)).reason
+    'accepted'
+    >>> decide((1.7, 40, 8), 10, Settings(tau=0.8)).reason
+    'ratio'
+    """
+    ratio, confident, classes = evidence
+    reason: Reason
+    if math.isnan(ratio) or (confident and math.isinf(ratio)):
+        return reject("numerical")
+    if confident == 0:
+        return reject("no_confident_class")
+    if confident < settings.min_samples:
+        reason = "min_samples"
+    elif classes < min(settings.min_classes, n_classes):
+        reason = "min_classes"
+    elif ratio > settings.tau:
+        reason = "ratio"
+    else:
+        reason = "accepted"
+    return Verdict(reason == "accepted", reason, ratio, int(confident), int(classes))
+
+
+def reject(reason: Reason) -> Verdict:
+    """Reject a batch whose certificate cannot be measured.
+
+    >>> reject("batch_too_small").ratio
+    inf
+    """
+    return Verdict(accepted=False, reason=reason, ratio=math.inf)

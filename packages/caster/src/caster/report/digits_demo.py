@@ -1,0 +1,374 @@
+"""The demo: a small frozen network meets shifted digits, in a few seconds and without a GPU."""
+
+from __future__ import annotations
+
+import os
+import warnings
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from statistics import mean, median
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import ndimage
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from sklearn.neural_network import MLPClassifier
+
+from caster.adapt.estimator import Caster
+from caster.config import Settings
+from caster.core.threads import one_blas_thread
+from caster.core.verdict import REASONS, Reason
+from caster.report import check_can_draw
+from caster.report.evaluation_results import Batch
+
+Floats = NDArray[np.float64]
+Order = Literal["shuffled", "sorted by class"]
+Progress = Callable[[int, int, str], None]  # steps done, steps in total, next step
+
+SEED = 0
+WHITE = 16.0  # pixels of the digits run from 0, background, to 16, ink
+N_TARGET = 896  # fourteen whole batches of 64: no stream ends in a small remainder
+BATCH_SIZE = 64
+TOO_SMALL = 4  # of ten classes: the batch's moments reflect its classes, not a shift
+SEVERITIES = (1, 2, 3, 4, 5)
+
+
+# --- data and network -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Digits:
+    """Labelled source images, and target images whose labels are used for scoring only."""
+
+    source: Floats  # (n, 8, 8)
+    source_labels: NDArray[Any]  # (n,)
+    target: Floats  # (N_TARGET, 8, 8)
+    target_labels: NDArray[Any]  # (N_TARGET,)
+
+
+def split_digits() -> Digits:
+    """Split scikit-learn's digits, which need no download, into two stratified halves.
+
+    >>> split_digits().target.shape
+    (896, 8, 8)
+    """
+    bunch = load_digits()
+    source, target, source_labels, target_labels = train_test_split(
+        bunch.images, bunch.target, test_size=N_TARGET, random_state=SEED, stratify=bunch.target
+    )
+    return Digits(source, source_labels, target, target_labels)
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """A frozen perceptron: features are its last hidden layer, logits its head."""
+
+    weights: tuple[Floats, ...]
+    biases: tuple[Floats, ...]
+
+    def __call__(self, images: Floats) -> tuple[Floats, Floats]:  # (n, 8, 8) -> (n, d), (n, 10)
+        """Features and logits."""
+        h = images.reshape(len(images), -1) / WHITE
+        for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
+            h = np.maximum(h @ weight + bias, 0.0)
+        return h, h @ self.weights[-1] + self.biases[-1]
+
+
+def train(images: Floats, labels: NDArray[Any]) -> Network:  # (n, 8, 8), (n,)
+    """Train a 64-64-32-10 perceptron in about a second."""
+    model = MLPClassifier(
+        (64, 32), alpha=1e-2, learning_rate_init=3e-3, max_iter=500, random_state=SEED
+    )
+    # On a busy machine a second BLAS thread makes this far slower. On Ctrl-C scikit-learn warns
+    # and returns the half-trained network, which must not be demonstrated.
+    with one_blas_thread(), warnings.catch_warnings():
+        warnings.filterwarnings("error", "Training interrupted", UserWarning)
+        try:
+            model.fit(images.reshape(len(images), -1) / WHITE, labels)
+        except UserWarning:
+            raise KeyboardInterrupt from None
+    return Network(tuple(model.coefs_), tuple(model.intercepts_))
+
+
+# --- shifts -----------------------------------------------------------------------------------
+
+
+def generator(*key: str | int) -> np.random.Generator:
+    """Seed a random generator by a key, the same in every run."""
+    return np.random.default_rng([SEED, *(zlib.crc32(str(part).encode()) for part in key)])
+
+
+def shifted(images: Floats, shift: str, severity: int) -> Floats:  # (n, 8, 8) -> (n, 8, 8)
+    """Apply one of `SHIFTS` at a severity of 1 to 5.
+
+    >>> float(shifted(np.zeros((1, 8, 8)), "haze", 1).max())
+    1.6
+    """
+    apply, levels = SHIFTS[shift]
+    level = levels[SEVERITIES.index(severity)]
+    return np.clip(apply(images, level, generator(shift, severity)), 0.0, WHITE)
+
+
+def _noise(images: Floats, level: float, rng: np.random.Generator) -> Floats:
+    return images + rng.normal(0.0, level, images.shape)
+
+
+def _blur(images: Floats, level: float, rng: np.random.Generator) -> Floats:
+    blurred: Floats = ndimage.gaussian_filter(images, (0.0, level, level))
+    return blurred
+
+
+def _haze(images: Floats, level: float, rng: np.random.Generator) -> Floats:
+    return (1.0 - level) * images + level * WHITE / 2
+
+
+def _brightness(images: Floats, level: float, rng: np.random.Generator) -> Floats:
+    return images + level
+
+
+def _rotation(images: Floats, level: float, rng: np.random.Generator) -> Floats:
+    rotated: Floats = ndimage.rotate(images, level, axes=(2, 1), reshape=False, order=1)
+    return rotated
+
+
+def _missing_rows(images: Floats, level: float, rng: np.random.Generator) -> Floats:
+    cropped = images.copy()
+    cropped[:, -int(level) :, :] = 0.0
+    return cropped
+
+
+Apply = Callable[[Floats, float, np.random.Generator], Floats]
+
+SHIFTS: dict[str, tuple[Apply, tuple[float, ...]]] = {
+    "noise": (_noise, (1.5, 3.0, 4.5, 6.0, 8.0)),  # standard deviation
+    "blur": (_blur, (0.4, 0.6, 0.8, 1.0, 1.3)),  # pixels
+    "haze": (_haze, (0.2, 0.4, 0.55, 0.7, 0.8)),  # share of grey
+    "brightness": (_brightness, (2.0, 4.0, 6.0, 8.0, 10.0)),  # added
+    "rotation": (_rotation, (8.0, 16.0, 24.0, 32.0, 45.0)),  # degrees
+    "missing rows": (_missing_rows, (1.0, 2.0, 3.0, 4.0, 5.0)),  # of eight, from below
+}
+
+
+# --- streams ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Shift, batch size and order of a stream.
+
+    >>> Plan("haze", 5, 64, "shuffled").words
+    'haze at severity 5'
+    >>> Plan("clean", 0, 64, "sorted by class").words
+    'clean digits sorted by class'
+    """
+
+    shift: str  # a key of `SHIFTS`, or "clean"
+    severity: int  # 1 to 5; 0 if clean
+    batch_size: int
+    order: Order
+
+    @property
+    def name(self) -> str:
+        """Shift and severity, in short."""
+        return f"{self.shift} {self.severity}" if self.severity else self.shift
+
+    @property
+    def words(self) -> str:
+        """Shift, severity and order within a sentence."""
+        shift = f"{self.shift} at severity {self.severity}" if self.severity else "clean digits"
+        return shift if self.order == "shuffled" else f"{shift} {self.order}"
+
+
+@dataclass(frozen=True)
+class Stream(Plan):
+    """All target digits once, as planned, and the verdicts and scores on them."""
+
+    batches: tuple[Batch, ...]
+
+    def accuracy(self, classifier: str) -> float:
+        """Accuracy of one of `caster.report.CLASSIFIERS`."""
+        right = sum(batch.right[classifier] for batch in self.batches)
+        return right / sum(batch.size for batch in self.batches)
+
+    @property
+    def acceptance(self) -> float:
+        """Share of batches accepted."""
+        return self.reasons.get("accepted", 0) / len(self.batches)
+
+    @property
+    def ratio(self) -> float:
+        """Median certificate r_t; infinite if most batches have no confident sample."""
+        return median(batch.verdict.ratio for batch in self.batches)
+
+    @property
+    def reasons(self) -> dict[Reason, int]:
+        """Number of batches per reason, most frequent first."""
+        return dict(Counter(batch.verdict.reason for batch in self.batches).most_common())
+
+
+PLANS: tuple[Plan, ...] = (
+    Plan("clean", 0, BATCH_SIZE, "shuffled"),
+    *(Plan(shift, severity, BATCH_SIZE, "shuffled") for shift in SHIFTS for severity in SEVERITIES),
+    Plan("clean", 0, BATCH_SIZE, "sorted by class"),
+    Plan("clean", 0, TOO_SMALL, "shuffled"),
+)
+
+
+def run(progress: Progress | None = None) -> Results:
+    """Train, fit once, and stream every plan; `progress` is called before each step.
+
+    Nothing is tuned to the target: the estimator is `Caster()` with its defaults, and target
+    labels are used for scoring only.
+    """
+    report = progress or (lambda done, total, text: None)
+    total = len(PLANS) + 1
+    report(0, total, "training a network")
+    data = split_digits()
+    network = train(data.source, data.source_labels)
+    clf = Caster().fit(network(data.source)[0], data.source_labels)
+    streams = []
+    for done, plan in enumerate(PLANS, start=1):
+        report(done, total, plan.words)
+        streams.append(run_stream(plan, data, network, clf))
+    report(total, total, "done")
+    return Results(SEED, clf.settings, tuple(streams))
+
+
+def run_stream(plan: Plan, data: Digits, network: Network, clf: Caster) -> Stream:
+    """Stream every target digit once, as planned."""
+    images = shifted(data.target, plan.shift, plan.severity) if plan.severity else data.target
+    features, logits = network(images)
+    batches = tuple(
+        _score(clf, features[rows], logits[rows], data.target_labels[rows])
+        for rows in batch_rows(plan, data.target_labels)
+    )
+    return Stream(**vars(plan), batches=batches)
+
+
+def batch_rows(plan: Plan, labels: NDArray[Any]) -> Iterator[NDArray[np.intp]]:
+    """Row numbers of every batch of a plan."""
+    if plan.order == "sorted by class":
+        rows = np.argsort(labels, kind="stable")
+    else:
+        rows = generator(plan.shift, plan.severity, plan.batch_size).permutation(len(labels))
+    for start in range(0, len(rows), plan.batch_size):
+        yield rows[start : start + plan.batch_size]
+
+
+def _score(
+    clf: Caster,
+    features: NDArray[Any],  # (B, d)
+    logits: NDArray[Any],  # (B, C)
+    labels: NDArray[Any],  # (B,)
+) -> Batch:
+    out = clf.adapt(features, head_logits=logits)
+    answers = {
+        "frozen": clf.classes_[logits.argmax(axis=1)],
+        "source_gda": clf.classes_[clf.source_scores(features).argmax(axis=1)],
+        "ungated": out.proposed,
+        "gated": out.labels,
+    }
+    right = {name: int(np.count_nonzero(answer == labels)) for name, answer in answers.items()}
+    return Batch(len(labels), len(np.unique(labels)), right, out.verdict)
+
+
+# --- results ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Story:
+    """One stream that shows a strength or weakness of the gate; `stream` None if there is none."""
+
+    title: str
+    stream: Stream | None
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Results:
+    """All streams of the demo, in the order they ran."""
+
+    seed: int
+    settings: Settings
+    streams: tuple[Stream, ...]
+
+    @property
+    def clean(self) -> Stream:
+        """The clean stream, for comparison."""
+        return self.streams[0]
+
+    @property
+    def saves(self) -> Story:
+        """Where the gate gains most over transport without it."""
+        return self._story("The gate saves", "gated", "ungated", _rejections)
+
+    @property
+    def costs(self) -> Story:
+        """Where the gate loses most against transport without it."""
+        return self._story("The gate costs", "ungated", "gated", _rejections)
+
+    @property
+    def misses(self) -> Story:
+        """Where the gated answer loses most against the frozen head."""
+        return self._story("The gate misses", "frozen", "gated", _acceptances)
+
+    @property
+    def stories(self) -> tuple[Story, Story, Story]:
+        """The best case and both kinds of bad case."""
+        return self.saves, self.costs, self.misses
+
+    @property
+    def summary(self) -> str:
+        """Mean accuracies over the shuffled streams of full batches."""
+        size = self.clean.batch_size
+        plain = [s for s in self.streams if s.order == "shuffled" and s.batch_size == size]
+        frozen, ungated, gated = (
+            mean(stream.accuracy(name) for stream in plain)
+            for name in ("frozen", "ungated", "gated")
+        )
+        return (
+            f"Over the {len(plain)} shuffled streams in batches of {size}, the frozen head reaches "
+            f"{frozen:.1%} accuracy on average, transport without the gate {ungated:.1%} and with "
+            f"it {gated:.1%}."
+        )
+
+    def _story(
+        self, title: str, better: str, worse: str, explain: Callable[[Stream], str]
+    ) -> Story:
+        """Tell of the stream with the largest difference between two classifiers."""
+        stream = max(self.streams, key=lambda s: s.accuracy(better) - s.accuracy(worse))
+        difference = stream.accuracy(better) - stream.accuracy(worse)
+        if difference <= 0:
+            return Story(title, None, f"{title} on no stream of this run.")
+        frozen, ungated, gated = (stream.accuracy(c) for c in ("frozen", "ungated", "gated"))
+        sentence = (
+            f"{title} {100 * difference:.1f} points on {stream.words}, in batches of "
+            f"{stream.batch_size}: the frozen head reaches {frozen:.1%} accuracy, transport "
+            f"without the gate {ungated:.1%} and with it {gated:.1%}, since it {explain(stream)}."
+        )
+        return Story(title, stream, sentence)
+
+
+def _rejections(stream: Stream) -> str:
+    rejected = {reason: n for reason, n in stream.reasons.items() if reason != "accepted"}
+    n, total = sum(rejected.values()), len(stream.batches)
+    if n == 0:
+        return f"rejected none of {total} batches"
+    why = ", ".join(f"{REASONS[reason]}: {count}" for reason, count in rejected.items())
+    return f"rejected {'all' if n == total else f'{n} of'} {total} batches ({why})"
+
+
+def _acceptances(stream: Stream) -> str:
+    return f"accepted {stream.reasons.get('accepted', 0)} of {len(stream.batches)} batches"
+
+
+def write_page(results: Results, path: str | os.PathLike[str]) -> None:
+    """Write one self-contained HTML page: stories, figures, and a table of every stream."""
+    check_can_draw()
+    from caster.report.demo_page import write  # only now: `run` works without matplotlib
+
+    write(results, path)

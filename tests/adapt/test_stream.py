@@ -1,0 +1,185 @@
+"""The front door: one Adapter for both mechanisms, its streams, saved and resumed."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+import caster
+from caster import Adapter, CasterError
+from caster.core.arrays import to_numpy
+from caster_bench.methods.registry import create
+from tests.support.problem import make_images, model, source
+
+SIZES = (8, 32, 64, 100)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return caster.fit(model("batch"), source("batch").batches)
+
+
+@pytest.fixture(scope="module")
+def batches():
+    images, _ = make_images(sum(SIZES), seed=11, shift=0.6)
+    return np.split(images, np.cumsum(SIZES)[:-1])
+
+
+def same(one, other):
+    assert one.verdict == other.verdict
+    assert one.implausible == other.implausible
+    for name in ("labels", "scores", "proposed", "adapted", "frozen"):
+        ours, theirs = getattr(one, name), getattr(other, name)
+        assert (ours is None) == (theirs is None), name
+        if ours is not None:
+            np.testing.assert_array_equal(to_numpy(ours), to_numpy(theirs), err_msg=name)
+
+
+def test_a_torch_module_is_adapted_by_its_layers(fitted):
+    assert fitted.mechanism == "layers"
+    assert Adapter(fitted.model, fitted.state, mechanism="features").mechanism == "features"
+
+
+def test_it_answers_as_the_benchmark_s_method_does(fitted, batches):
+    method = create("layer-transport", fitted.model, fitted.state, every=1)
+    for out, batch in zip(fitted.stream(batches), batches, strict=True):
+        expected = method.predict(batch)
+        assert torch.equal(out.scores, expected.logits)
+        assert (out.verdict.accepted, out.verdict.ratio) == (expected.accepted, expected.ratio)
+        np.testing.assert_array_equal(out.labels, expected.logits.argmax(1))
+
+
+def test_a_rejected_batch_gets_the_frozen_answer_bit_for_bit(fitted, batches):
+    strict = Adapter(fitted.model, fitted.state, tau=1e-6)
+    for batch, out in zip(batches, strict.stream(batches), strict=True):
+        assert not out.verdict.accepted
+        assert torch.equal(out.scores, fitted.model(batch).logits)
+        assert not torch.equal(out.adapted, out.scores)
+
+
+@pytest.mark.parametrize("mechanism", ["layers", "features"])
+def test_a_call_is_a_stream_of_one_batch(fitted, batches, mechanism):
+    adapter = Adapter(fitted.model, fitted.state, mechanism=mechanism)
+    for batch in batches:
+        same(adapter(batch), adapter.new_stream()(batch))
+
+
+@pytest.mark.parametrize("mechanism", ["layers", "features"])
+def test_streams_do_not_meet(fitted, batches, mechanism):
+    adapter = Adapter(fitted.model, fitted.state, mechanism=mechanism)
+    alone = list(adapter.stream(batches))
+    one, other = adapter.new_stream(), adapter.new_stream()
+    for batch, expected in zip(batches, alone, strict=True):
+        other(batch * 3.0)
+        same(one(batch), expected)
+
+
+@pytest.mark.parametrize("to_file", [False, True])
+@pytest.mark.parametrize("mechanism", ["layers", "features"])
+@pytest.mark.parametrize("every", [1, 4])
+def test_a_stream_resumes_exactly(fitted, batches, mechanism, to_file, every, tmp_path):
+    adapter = Adapter(fitted.model, fitted.state, mechanism=mechanism, every=every)
+    stream = adapter.new_stream()
+    for batch in batches[:3]:
+        stream(batch)
+    saved = stream.state()
+    if to_file:
+        stream.save(tmp_path / "stream.caster")
+        saved = tmp_path / "stream.caster"
+    resumed = Adapter(fitted.model, fitted.state, mechanism=mechanism, every=every).resume(saved)
+    assert resumed.samples == stream.samples == sum(SIZES[:3])
+    for batch in (batches[3], batches[0], batches[1]):
+        same(resumed(batch), stream(batch))
+
+
+def test_a_state_does_not_follow_its_stream(fitted, batches):
+    stream = fitted.new_stream()
+    stream(batches[0])
+    saved = stream.state()
+    before = {name: value.copy() for name, value in saved.items()}
+    stream(batches[1])
+    for name, value in before.items():
+        np.testing.assert_array_equal(saved[name], value, err_msg=name)
+
+
+def test_a_reset_stream_is_a_new_one(fitted, batches):
+    stream = fitted.new_stream()
+    first = stream(batches[0])
+    stream(batches[1])
+    stream.reset()
+    assert stream.samples == 0
+    same(stream(batches[0]), first)
+
+
+def test_streams_of_something_else_are_rejected(fitted, batches, tmp_path):
+    stream = fitted.new_stream()
+    stream(batches[0])
+    stream.save(tmp_path / "stream.caster")
+    other = caster.fit(model("layer"), source("layer").batches)
+    with pytest.raises(CasterError, match="another state"):
+        other.resume(tmp_path / "stream.caster")
+    with pytest.raises(CasterError, match="not the state of a stream"):
+        fitted.resume({"samples": np.array(3)})
+    fitted.save(tmp_path / "state.caster")
+    with pytest.raises(CasterError, match="not a saved stream"):
+        fitted.resume(tmp_path / "state.caster")
+
+
+def test_comparisons_can_be_skipped_while_the_verdict_is_stable(fitted, batches):
+    adapter = Adapter(fitted.model, fitted.state, every=8, tau=1e6)
+    found = list(adapter.stream([*batches, *batches, *batches]))
+    skipped = [out for out in found if out.verdict.reason == "rest"]
+    assert skipped
+    for out in skipped:
+        assert out.frozen is None
+        assert np.isnan(out.verdict.ratio)
+        assert torch.equal(out.scores, out.adapted)
+
+
+def test_calls_from_several_threads_are_answered_as_alone(fitted, batches):
+    expected = [fitted(batch) for batch in batches]
+    found = [None] * len(batches)
+
+    def call(i):
+        found[i] = fitted(batches[i])
+
+    threads = [threading.Thread(target=call, args=(i,)) for i in range(len(batches))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for one, other in zip(found, expected, strict=True):
+        same(one, other)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mechanism": "magic"}, "mechanism is 'auto', 'layers' or 'features', not 'magic'"),
+        ({"tau": -1.0}, "tau must be"),
+        ({"every": 0}, "every must be 1 or more"),
+    ],
+)
+def test_bad_arguments(fitted, changes, message):
+    with pytest.raises(CasterError, match=message):
+        Adapter(fitted.model, fitted.state, **changes)
+
+
+def test_layers_that_cannot_be_had():
+    images, labels = next(iter(source("batch").batches))
+    function = caster.wrap(lambda batch: (batch.mean((2, 3)), batch.mean((2, 3))), version="1")
+    with pytest.raises(CasterError, match="layers need a torch module"):
+        caster.fit(function, [(images, labels)], layers=True)
+    with pytest.raises(CasterError, match="own classes"):
+        caster.fit(model("batch"), source("batch").batches, layers=True, use_head=False)
+    features = caster.fit(model("batch"), source("batch").batches, layers=False)
+    assert features.mechanism == "features"
+    with pytest.raises(CasterError, match="the state has no layers"):
+        Adapter(features.model, features.state, mechanism="layers")
+    with pytest.raises(CasterError, match=r"caster\.wrap"):
+        Adapter(features.model.module, features.state)
+    with pytest.raises(CasterError, match=r"caster\.wrap"):
+        caster.fit(features.model.module, [])

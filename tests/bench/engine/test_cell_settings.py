@@ -1,0 +1,128 @@
+"""A cell's identity holds the settings its method uses; wrong settings fail before a run."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from dataclasses import replace
+
+import pytest
+
+from caster.errors import CasterError
+from caster_bench.engine.cell_settings import settings_of
+from caster_bench.engine.plan import make_plan
+from caster_bench.engine.record import identity_of
+from caster_bench.engine.run_context import RunContext
+from caster_bench.methods import registry as catalogue
+from caster_bench.methods.registry import entries
+from caster_bench.methods.tent import Tent
+from caster_bench.records import key_of
+from caster_bench.records.schema import Admission
+from caster_bench.sweeps import Spec, read
+from caster_bench.sweeps.spec import SPARE
+from tests.support.inline import SMALL, sweep_of
+from tests.support.miniature import SWEEP
+
+ADMISSION = Admission("r", "d", "ab", "cd", 0.9, 10, 0.8, True, None)
+
+
+def defaults(maker):
+    parameters = inspect.signature(maker).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "name"}
+
+
+def test_all_defaults_are_in_the_identity():
+    known = identity_of(Spec("r", "d", "tent", (("lr", 0.5),)), ADMISSION)["settings"]
+    assert known == json.loads(json.dumps(defaults(Tent) | {"lr": 0.5}))
+
+
+def test_a_preset_and_a_gate_are_resolved():
+    (preset,) = catalogue._IMAGENET
+    spec = Spec("r", "d", "tent+referee", (("lr", 0.5), ("preset", preset)))
+    wanted = defaults(Tent) | catalogue._IMAGENET[preset] | {"lr": 0.5}
+    assert settings_of(spec) == json.loads(json.dumps(wanted)) | {"gate": {"agreement": 0.97}}
+    own = Spec("r", "d", "tent+referee", (("gate", (("agreement", 0.5),)),))
+    assert settings_of(own)["gate"] == {"agreement": 0.5}
+
+
+def test_a_method_that_draws_has_the_seed_of_its_stream():
+    drawing = [entry.name for entry in entries() if "seed" in entry.options()]
+    assert drawing
+    for name in drawing:
+        assert settings_of(Spec("r", "d", name, seed=7))["seed"] == 7
+        assert settings_of(Spec("r", "d", name, (("seed", 3),), seed=7))["seed"] == 3
+
+
+def test_every_method_has_a_key_and_another_default_another(monkeypatch):
+    for entry in entries():
+        key_of(identity_of(Spec("r", "d", entry.name), ADMISSION))
+    spec = Spec("r", "d", "tent")
+    before = key_of(identity_of(spec, ADMISSION))
+    monkeypatch.setattr("caster_bench.engine.cell_settings._options", lambda method: {"lr": 0.123})
+    assert key_of(identity_of(spec, ADMISSION)) != before
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            '"tent"',
+            '{method = "tent", rl = 3}',
+            "no setting of tent called 'rl': choose from .*, lr$",
+        ),
+        ('"tent"', '{method = "tent", optimiser = "sgd"}', "did you mean 'optimizer'"),
+        ('"tent"', '{method = "tnet"}', "no method 'tnet': did you mean 'tent'"),
+        ('"tent"', '{method = "tent", preset = "imagent"}', "did you mean 'imagenet'"),
+        ('"tent"', '{method = "tent", gate = {tau = 1.0}}', "tent has no gate to set"),
+        (
+            '"tent"',
+            '{method = "tent+referee", gate = {agreemnt = 0.8}}',
+            "setting of the referee called 'agreemnt': did you mean 'agreement'",
+        ),
+        ("batch_sizes", 'orders = ["long-tailed"]\nbatch_sizes', "needs an imbalance"),
+        (
+            "batch_sizes",
+            'orders = [{order = "dirichlet", concentration = -1}]\nbatch_sizes',
+            "concentration must be a number above 0",
+        ),
+    ],
+)
+def test_wrong_settings_fail_before_anything_runs(tmp_path, old, new, message):
+    sweep = sweep_of(tmp_path, SMALL.replace(old, new, 1))
+    with pytest.raises(CasterError, match=message):
+        make_plan(sweep, RunContext.of(sweep, tmp_path / "out"))
+
+
+SWEEPS = sorted(path for path in SWEEP.parent.glob("*.toml") if path.stem != "claims")
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+def test_sweeps_of_the_project_can_be_planned(path, tmp_path):
+    sweep = read(path)
+    assert sweep.name == path.stem
+    plan = make_plan(sweep, RunContext.of(sweep, tmp_path))
+    assert len(plan.missing) == len(sweep.cells)
+    assert len(plan.undecided) == len(dict.fromkeys((s.backbone, s.data) for s in sweep.cells))
+
+
+def test_layer_transport_is_gated_by_the_report_where_its_certificate_is_studied():
+    """Every cell without a gate has the registered method and the frozen model on its stream."""
+    sweep = read(SWEEP.with_name("layers.toml"))
+    opens = [s for s in sweep.cells if "gated" in s.given]
+    assert {s.batch_size for s in opens} == {1, 8, 16, 64, 200}
+    assert {s.schedule for s in opens} == {"each", "continual", "mixed", "gradual"}
+    assert {s.order for s in opens} == {"shuffled", "by-class", "dirichlet", "long-tailed"}
+    for spec in opens:
+        assert dict(spec.settings) == {"gated": False, "every": 1}
+        assert replace(spec, settings=()) in sweep.cells
+        assert spec.stream in sweep.cells
+        assert not {name for name, _ in spec.conditions} & set(SPARE)
+    gated = [s for s in sweep.cells if s.settings == (("every", 1),) and not s.alone]
+    streams = {s.stream for s in opens}
+    compared = {s.batch_size for s in gated if s.stream in streams}
+    assert compared == {8, 16}  # compared with the cell without a gate, image by image
+    spare = [s for s in sweep.of("layers") if {name for name, _ in s.conditions} & set(SPARE)]
+    assert {s.method for s in spare if s.settings and s.method != "eata"} == {
+        "layer-transport",
+        "layer-transport-ungated",
+    }

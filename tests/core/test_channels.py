@@ -1,0 +1,184 @@
+"""Moments of channels, and the map that carries a target's to the source's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from caster.core.channels import (
+    ChannelMoments,
+    Site,
+    optimal_map,
+    shrunk,
+    to_source,
+    to_source_full,
+)
+from tests.conftest import close
+
+
+def values(n, c=3, seed=0, positions=4):
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(n, c, positions)) * [[[1.0], [5.0], [0.1]][:c]] + 7
+
+
+@pytest.mark.parametrize("axis", [1, -2])
+def test_moments_are_the_mean_and_variance_of_each_channel(kind, axis):
+    x = values(6)
+    found = ChannelMoments.of(kind.array(x), axis)
+    assert kind.holds(found.mean)
+    assert kind.holds(found.variance)
+    assert found.count == 6
+    for c in range(3):
+        channel = x[:, c].ravel()
+        assert float(found.mean[c]) == pytest.approx(sum(channel) / 24, rel=kind.tolerance)
+        spread = sum((v - channel.mean()) ** 2 for v in channel) / 24
+        assert float(found.variance[c]) == pytest.approx(spread, rel=10 * kind.tolerance)
+
+
+def test_channels_last_are_the_same_channels():
+    x = values(5)
+    first, last = ChannelMoments.of(x, 1), ChannelMoments.of(x.transpose(0, 2, 1), -1)
+    close(last.mean, first.mean, 1e-12)
+    close(last.variance, first.variance, 1e-12)
+
+
+@given(st.lists(st.integers(1, 9), min_size=2, max_size=5), st.integers(0, 99))
+def test_merging_gives_the_moments_of_all_samples(sizes, seed):
+    x = values(sum(sizes), seed=seed)
+    parts = np.split(x, np.cumsum(sizes)[:-1])
+    merged = ChannelMoments.of(parts[0], 1)
+    for part in parts[1:]:
+        merged = merged + ChannelMoments.of(part, 1)
+    assert merged.count == sum(sizes)
+    close(merged.mean, x.mean(axis=(0, 2)), 1e-12)
+    close(merged.variance, x.var(axis=(0, 2)), 1e-12)
+
+
+def test_a_discounted_past_has_at_most_the_given_weight():
+    past, batch = ChannelMoments.of(values(50, seed=1), 1), ChannelMoments.of(values(8), 1)
+    both = past.at_most(24) + batch
+    assert both.count == 32
+    close(both.mean, 0.75 * past.mean + 0.25 * batch.mean, 1e-12)
+    assert past.at_most(99).count == 50
+
+
+def test_shrunk_blends_by_samples():
+    source, batch = ChannelMoments.of(values(500, seed=1), 1), ChannelMoments.of(values(8), 1)
+    found = shrunk(batch, source, prior=24)
+    close(found.mean, 0.75 * source.mean + 0.25 * batch.mean, 1e-12)
+    close(found.variance, 0.75 * source.variance + 0.25 * batch.variance, 1e-12)
+    close(shrunk(batch, source, prior=0).mean, batch.mean, 0)
+
+
+@given(st.integers(0, 99))
+def test_the_map_sends_target_moments_to_source_moments(seed):
+    x = values(9, seed=seed)
+    source = ChannelMoments(99.0, np.array([1.0, -2.0, 3.0]), np.array([4.0, 0.5, 9.0]))
+    scale, shift = to_source(ChannelMoments.of(x, 1), source, eps=0.0)
+    moved = ChannelMoments.of(x * scale[:, None] + shift[:, None], 1)
+    close(moved.mean, source.mean, 1e-9)
+    close(moved.variance, source.variance, 1e-9)
+
+
+def test_the_map_of_the_source_onto_itself_is_the_identity():
+    source = ChannelMoments.of(values(9), 1)
+    scale, shift = to_source(source, source, eps=1e-5)
+    np.testing.assert_array_equal(scale, 1.0)
+    np.testing.assert_array_equal(shift, 0.0)
+
+
+def test_a_dead_channel_stays_finite():
+    dead = ChannelMoments(9.0, np.array([0.0]), np.array([0.0]))
+    scale, shift = to_source(dead, dead, eps=1e-5)
+    assert (scale.item(), shift.item()) == (1.0, 0.0)
+
+
+def test_sites_are_equal_only_if_all_fields_are():
+    sites = {Site("a", "in", 1), Site("a", "in", -1), Site("a", "out", 1), Site("a", "in", 1)}
+    assert len(sites) == 3
+
+
+def mixed(n, seed=0, c=3):
+    """Values whose channels depend on one another."""
+    rng = np.random.default_rng(seed)
+    return np.einsum("dc,ncp->ndp", rng.normal(size=(c, c)), rng.normal(size=(n, c, 5))) + 3
+
+
+def covariance(x):
+    rows = np.moveaxis(x, 1, -1).reshape(-1, x.shape[1])
+    return np.cov(rows, rowvar=False, bias=True)
+
+
+@pytest.mark.parametrize("axis", [1, -2])
+def test_covariances_are_measured_on_request(kind, axis):
+    x = mixed(6)
+    assert ChannelMoments.of(kind.array(x), axis).covariance is None
+    found = ChannelMoments.of(kind.array(x), axis, full=True)
+    assert kind.holds(found.covariance)
+    close(found.covariance, covariance(x), 10 * kind.tolerance)
+    close(np.diag(np.asarray(found.covariance)), np.asarray(found.variance), 10 * kind.tolerance)
+
+
+@given(st.lists(st.integers(1, 9), min_size=2, max_size=4), st.integers(0, 99))
+def test_covariances_merge_too(sizes, seed):
+    x = mixed(sum(sizes), seed)
+    parts = [ChannelMoments.of(p, 1, full=True) for p in np.split(x, np.cumsum(sizes)[:-1])]
+    merged = parts[0]
+    for part in parts[1:]:
+        merged = merged + part
+    close(merged.covariance, covariance(x), 1e-10)
+    assert (merged + ChannelMoments.of(x, 1)).covariance is None
+    assert merged.at_most(1).covariance is merged.covariance
+
+
+def test_covariances_are_shrunk_too():
+    source, batch = (ChannelMoments.of(mixed(n, n), 1, full=True) for n in (50, 8))
+    found = shrunk(batch, source, prior=24)
+    close(found.covariance, 0.75 * source.covariance + 0.25 * batch.covariance, 1e-12)
+    assert shrunk(ChannelMoments.of(mixed(8), 1), source, prior=24).covariance is None
+
+
+@given(st.integers(0, 99))
+def test_the_full_map_sends_target_mean_and_covariance_to_the_source(seed):
+    target, goal = mixed(40, seed), mixed(40, seed + 1000)
+    moments = [ChannelMoments.of(x, 1, full=True) for x in (target, goal)]
+    A, b = to_source_full(*moments, eps=0.0)
+    moved = np.einsum("dc,ncp->ndp", A, target) + b[:, None]
+    close(covariance(moved), covariance(goal), 1e-6)
+    close(moved.mean(axis=(0, 2)), goal.mean(axis=(0, 2)), 1e-6)
+    close(A, A.T, 1e-6)
+    assert np.linalg.eigvalsh((A + A.T) / 2).min() > 0  # the one such map, so optimal
+
+
+def test_the_full_map_of_the_source_onto_itself_is_the_identity():
+    source = ChannelMoments.of(mixed(40), 1, full=True)
+    A, b = to_source_full(source, source, eps=0.01)
+    close(A, np.eye(3), 1e-10)
+    close(b, np.zeros(3), 1e-9)
+
+
+def test_the_full_map_of_uncorrelated_channels_is_diagonal():
+    variances = np.array([4.0, 1.0, 9.0]), np.array([1.0, 2.0, 0.25])
+    means = np.array([1.0, 0.0, 2.0]), np.array([0.0, 3.0, 1.0])
+    moments = [ChannelMoments(9.0, m, v, np.diag(v)) for m, v in zip(means, variances, strict=True)]
+    A, b = to_source_full(*moments, eps=0.01)
+    scale, shift = to_source(*moments, eps=0.01)
+    close(A, np.diag(scale), 1e-12)
+    close(b, shift, 1e-12)
+
+
+def test_the_optimal_map_moves_less_than_the_papers():
+    """Both match the covariance; they differ in the mean squared displacement."""
+    C_t, C_s = covariance(mixed(40)), covariance(mixed(40, 1))
+
+    def root(C):
+        values, V = np.linalg.eigh(C)
+        return (V * np.sqrt(values)) @ V.T
+
+    theirs = root(C_s) @ np.linalg.inv(root(C_t))
+    ours = optimal_map(C_t, root(C_s))
+    close(theirs @ C_t @ theirs.T, ours @ C_t @ ours.T, 1e-9)
+    moved = [np.trace((A - np.eye(3)) @ C_t @ (A - np.eye(3)).T) for A in (ours, theirs)]
+    assert moved[0] < moved[1]

@@ -1,0 +1,202 @@
+"""The fused channel moments and maps compute what `caster.core.channels` defines."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from caster.core import linalg
+from caster.core.channels import ChannelMoments, shrunk, to_source, to_source_full
+from caster.models.torch_channels import (
+    FULL_MAP_EPS,
+    FullToSource,
+    ToSource,
+    blended,
+    channels_second,
+    measure,
+    measure_full,
+    merged,
+    supports_full_map,
+)
+
+LAYOUTS = {  # memory layouts: how to get there from (n, 3, 4, 5), and the channel axis
+    "channels first": (lambda x: x, 1),
+    "channels last": (lambda x: x.contiguous(memory_format=torch.channels_last), 1),
+    "a window": (lambda x: torch.nn.functional.pad(x, (1, 1))[..., 1:-1], 1),
+    "last axis": (lambda x: x.permute(0, 2, 3, 1).contiguous(), -1),
+    "last axis, of a view": (lambda x: x.permute(0, 2, 3, 1), -1),
+    "tokens": (lambda x: x.flatten(2).mT.contiguous(), -1),
+    "tokens, of a view": (lambda x: x.flatten(2).mT, -1),
+    "rows": (lambda x: x[:, :, 0, 0], -1),
+}
+SPATIAL = [name for name in LAYOUTS if name != "rows"]
+
+
+def make_images(n, seed=0, dtype=torch.float64):
+    x = torch.randn(n, 3, 4, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return (x * torch.tensor([1.0, 5.0, 0.1])[:, None, None] + 7).to(dtype)
+
+
+def assert_same_moments(one, other, rtol=1e-11):
+    assert one.count == other.count
+    torch.testing.assert_close(
+        torch.as_tensor(one.mean), torch.as_tensor(other.mean), rtol=rtol, atol=0
+    )
+    torch.testing.assert_close(
+        torch.as_tensor(one.variance), torch.as_tensor(other.variance), rtol=rtol, atol=rtol
+    )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("n", [1, 2, 33])
+def test_measure_agrees_with_core(layout, n):
+    change, axis = LAYOUTS[layout]
+    x = change(make_images(n))
+    assert_same_moments(measure(x, axis, n), ChannelMoments.of(x, axis))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_measuring_copies_nothing(layout):
+    change, axis = LAYOUTS[layout]
+    x = change(make_images(2))
+    assert channels_second(x, axis).data_ptr() == x.data_ptr()
+    assert channels_second(x, axis).shape[1] == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_half_precision_is_summed_in_float32(layout, dtype):
+    """Summing two thousand values about 7 in half precision would be off by percents."""
+    change, axis = LAYOUTS[layout]
+    x = change(make_images(100, dtype=dtype))
+    found = measure(x, axis, 100)
+    assert found.mean.dtype == found.variance.dtype == torch.float32
+    expected = ChannelMoments.of(x.double(), axis)
+    torch.testing.assert_close(found.mean.double(), expected.mean, rtol=1e-6, atol=0)
+    torch.testing.assert_close(found.variance.double(), expected.variance, rtol=1e-4, atol=0)
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 9))
+def test_merged_agrees_with_core(one, other, seed):
+    past, batch = (measure(make_images(n, seed + n), 1, n) for n in (one, other))
+    assert_same_moments(merged(past, batch), past + batch)
+
+
+@given(st.integers(1, 40), st.floats(0, 500))
+def test_blended_agrees_with_core(n, prior):
+    target, source = measure(make_images(n), 1, n), measure(make_images(50, 1), 1, 50)
+    assert_same_moments(blended(target, source, prior), shrunk(target, source, prior))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_diagonal_map_agrees_with_core(layout):
+    change, axis = LAYOUTS[layout]
+    x = change(make_images(9))
+    source = ChannelMoments(
+        99.0, *torch.tensor([[1.0, -2.0, 3.0], [4.0, 0.5, 9.0]], dtype=torch.float64)
+    )
+    target = measure(x, axis, 9)
+    scale, shift = to_source(target, source, eps=0.01)
+    expected = x.movedim(axis, -1) * scale + shift
+    moved = ToSource(source, 0.01)(x, target, axis)
+    torch.testing.assert_close(moved.movedim(axis, -1), expected, rtol=1e-11, atol=1e-11)
+
+
+def test_the_diagonal_map_keeps_half_precision():
+    x = make_images(9, dtype=torch.bfloat16)
+    source = ChannelMoments(9.0, torch.zeros(3), torch.ones(3))
+    moved = ToSource(source, 1e-5)(x, measure(x, 1, 9), 1)
+    assert moved.dtype == torch.bfloat16
+    found = ChannelMoments.of(moved.double(), 1)
+    np.testing.assert_allclose(found.mean, 0, atol=0.01)
+    np.testing.assert_allclose(found.variance, 1, atol=0.02)
+
+
+# --- full maps -------------------------------------------------------------------------------
+
+
+def mixed(n, seed, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    mixing = torch.randn(3, 3, generator=generator, dtype=torch.float64)
+    x = torch.randn(n, 3, 4, 5, generator=generator, dtype=torch.float64)
+    return (torch.einsum("dc,nchw->ndhw", mixing, x) + 7).to(dtype)
+
+
+@pytest.mark.parametrize("layout", SPATIAL)
+def test_measure_full_agrees_with_core(layout):
+    change, axis = LAYOUTS[layout]
+    x = change(mixed(9, 0))
+    expected = ChannelMoments.of(x, axis, full=True)
+    found = measure_full(x, axis, 9)
+    torch.testing.assert_close(found.covariance, expected.covariance, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("layout", SPATIAL)
+def test_full_map_agrees_with_core(layout):
+    change, axis = LAYOUTS[layout]
+    x = change(mixed(9, 0))
+    source, target = measure_full(mixed(30, 1), 1, 30), measure_full(x, axis, 9)
+    A, b = to_source_full(target, source, FULL_MAP_EPS * float(source.variance.mean()))
+    moved = FullToSource(source)(x, target, axis)
+    assert moved.shape == x.shape
+    expected = x.movedim(axis, -1) @ A.T + b
+    torch.testing.assert_close(moved.movedim(axis, -1), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_full_maps_keep_channels_last():
+    x = mixed(9, 0).contiguous(memory_format=torch.channels_last)
+    moments = measure_full(x, 1, 9)
+    moved = FullToSource(moments)(x, moments, 1)
+    assert moved.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(moved, x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_full_maps_in_lower_precision(dtype):
+    x, source = mixed(9, 0, dtype), measure_full(mixed(30, 1, torch.float32), 1, 30)
+    moved = FullToSource(source)(x, measure_full(x, 1, 9), 1)
+    assert moved.dtype == dtype
+    wide = measure_full(x.double(), 1, 9)
+    expected = FullToSource(measure_full(mixed(30, 1, torch.float32).double(), 1, 30))
+    error = (moved.double() - expected(x.double(), wide, 1)).abs().max() / moved.abs().max()
+    assert error < (1e-4 if dtype == torch.float32 else 0.01)
+
+
+def test_blended_includes_the_covariance():
+    target, source = measure_full(mixed(9, 0), 1, 8), measure_full(mixed(30, 1), 1, 30)
+    found = blended(target, source, 24.0).covariance
+    torch.testing.assert_close(found, 0.25 * target.covariance + 0.75 * source.covariance)
+    torch.testing.assert_close(found, shrunk(target, source, 24.0).covariance)
+
+
+def test_failed_roots_fall_back_to_the_diagonal_map(monkeypatch):
+    monkeypatch.setattr(linalg, "on_gpu", lambda array: True)
+    monkeypatch.setattr(linalg, "LARGEST_CONDITION", 1.1)  # hardly any matrix passes
+    source = measure_full(mixed(30, 1), 1, 30)
+    with monkeypatch.context() as patch:
+        patch.setattr(linalg, "on_gpu", lambda array: False)
+        move = FullToSource(source)
+    x = mixed(9, 0)
+    target = measure_full(x, 1, 9)
+    eps = FULL_MAP_EPS * source.variance.mean()
+    scale = ((source.variance + eps) / (target.variance + eps)).sqrt()[:, None, None]
+    expected = (x - target.mean[:, None, None]) * scale + source.mean[:, None, None]
+    torch.testing.assert_close(move(x, target, 1), expected)
+
+
+def test_gpu_roots_give_the_same_map_as_an_eigendecomposition(monkeypatch):
+    source, x = measure_full(mixed(30, 1), 1, 30), mixed(9, 0)
+    target = measure_full(x, 1, 9)
+    expected = FullToSource(source)(x, target, 1)
+    monkeypatch.setattr(linalg, "on_gpu", lambda array: True)
+    torch.testing.assert_close(FullToSource(source)(x, target, 1), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_which_sites_support_a_full_map():
+    assert supports_full_map(torch.zeros(2, 128, 4, 4), 1)
+    assert not supports_full_map(torch.zeros(2, 129, 4, 4), 1)
+    assert supports_full_map(torch.zeros(2, 9, 128), -1)
+    assert not supports_full_map(torch.zeros(2, 16), -1)  # a classifier's input

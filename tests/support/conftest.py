@@ -1,0 +1,1 @@
+collect_ignore = ["startup"]  # for other processes: imported here, it would define operators twice
