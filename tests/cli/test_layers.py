@@ -275,7 +275,7 @@ def test_layers_that_cannot_be_fitted(refusal, made):
     assert said.endswith("fit without --layers")
     np.savez(made / "f.npz", features=np.zeros((4, 3)), labels=[0, 0, 1, 1])
     said = refusal("fit @f.npz --layers -o out.caster")
-    assert said == "--layers is for images: name the model they go to with --model"
+    assert said == "--layers is for images: give a model with --model"
     said = refusal("fit LN @source --layers --no-head -o out.caster")
     assert "model's own classes" in said
 
@@ -718,7 +718,7 @@ def test_a_network_without_a_site_for_full_maps(typed, refusal, monkeypatch, mad
     assert calls == [16]  # what was kept still is
     np.savez(made / "f.npz", features=np.zeros((4, 3)), labels=[0, 0, 1, 1])
     said = refusal("fit @f.npz --full-maps -o out.caster")
-    assert said == "--full-maps is for images: name the model they go to with --model"
+    assert said == "--full-maps is for images: give a model with --model"
 
 
 @pytest.mark.parametrize("command", ["predict", "evaluate"])

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from sklearn.base import clone
 
 from caster import Adapter, Caster, CasterError, wrap
-from caster.adapt import feature_transport
 from caster.adapt import adapter as adapters
+from caster.adapt import feature_transport
 from caster.adapt.fitting import bound_state
 from caster.core import linalg
 from caster.models.torch import TorchModel

@@ -43,7 +43,7 @@ def fit_moments(
     if isinstance(chunks, Iterator):
         raise CasterError(
             "the chunks can be read only once, and fitting reads them twice: "
-            "pass a list, or an object whose __iter__ starts anew"
+            "pass a list, or an object that can be iterated over again"
         )
     C = len(classes)
     if C < 2:

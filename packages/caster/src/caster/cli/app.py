@@ -1,4 +1,4 @@
-"""The application: its commands, and how errors and Ctrl-C end it."""
+"""The application: its commands, and how they end on errors and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ app = typer.Typer(
 )
 
 
-def _ending_well(command: Callable[..., None]) -> Callable[..., None]:
-    """Bad input, a machine at its limits and Ctrl-C end in one line and a non-zero status."""
+def _safely(command: Callable[..., None]) -> Callable[..., None]:
+    """End in one line and a non-zero status on bad input, a failing machine and Ctrl-C."""
 
     @wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -37,7 +37,7 @@ def _ending_well(command: Callable[..., None]) -> Callable[..., None]:
             command(*args, **kwargs)
         except CasterError as error:
             _end(error.phrased(option_of(error.argument)), error)
-        except BrokenPipeError:  # whoever read the output has gone: click ends that quietly
+        except BrokenPipeError:  # the reader of the output has gone: click ends quietly
             raise
         except (MemoryError, RecursionError, OSError) as error:
             _end(machine_message(error), error)
@@ -62,17 +62,17 @@ for _command in (
     inspect.doctor,
     demo.demo,
 ):
-    app.command()(_ending_well(_command))
+    app.command()(_safely(_command))
 
 
-_kept = typer.Typer(help="Kept features: list them, clear them.", invoke_without_command=True)
-_kept.callback()(_ending_well(cache.show))
-_kept.command("clear")(_ending_well(cache.clear))
-app.add_typer(_kept, name="cache")
+_cache = typer.Typer(help="List cached features, or clear them.", invoke_without_command=True)
+_cache.callback()(_safely(cache.show))
+_cache.command("clear")(_safely(cache.clear))
+app.add_typer(_cache, name="cache")
 
 
 for _plugin in entry_points(group="caster.commands"):  # caster-bench adds its own
-    _plugin.load()(app, _ending_well)
+    _plugin.load()(app, _safely)
 
 
 logging.getLogger("caster").addHandler(Warnings())
@@ -95,9 +95,9 @@ def _options(
 
 def main() -> None:
     """Run the command line."""
-    for stream in (sys.stdout, sys.stderr):  # a file name that is not UTF-8 is printed all the same
+    for stream in (sys.stdout, sys.stderr):  # file names may not be UTF-8
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    # Pillow warns of images that caster rejects by its own limit, in a line of its own.
+    # caster has its own limit on the size of images.
     warnings.filterwarnings("ignore", "Image size .* exceeds limit")
     app()

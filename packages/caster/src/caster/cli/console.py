@@ -1,4 +1,4 @@
-"""Where the commands print: results to standard output, progress and errors to standard error."""
+"""Print results to standard output, progress and errors to standard error."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from caster.io import Progress as Report
 
 
 class PlainConsole(Console):
-    """A console that prints text as it is: labels and paths are data, whatever they look like.
+    """A console that prints text literally: labels and paths are data.
 
-    `[red]` and `:x:` are no markup here, and control characters are shown instead of obeyed. This
-    is the one way to the terminal for tables, progress bars and lines alike.
+    `[red]` and `:x:` are not markup, and control characters are shown instead of obeyed. Everything
+    that a command prints goes through it.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -39,7 +39,7 @@ class PlainConsole(Console):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """Render what is printed, its own control codes aside, in visible characters."""
+        """Render text in visible characters; control codes of rich pass."""
         for segment in super().render(renderable, options):
             text, style, control = segment
             yield segment if control else Segment(visible(text), style)
@@ -50,15 +50,14 @@ errors = PlainConsole(stderr=True)
 
 
 def say(text: str, console: Console = output) -> None:
-    """Print a line as it is, however long."""
+    """Print a line without wrapping it."""
     console.print(text, highlight=False, soft_wrap=True)
 
 
 def new_table(*headings: str, numbers: Iterable[str] = (), title: str | None = None) -> Table:
-    """A table as every command prints it: columns named in `numbers` are on the right, unbroken.
+    """A table in the style of all commands; columns in `numbers` are right-aligned and never fold.
 
-    Other cells are folded where the terminal is narrow, and no heading is dropped. Cells of text
-    that is data, such as labels and paths, are `Text`.
+    Other cells fold on a narrow terminal. Pass labels and paths as `Text`.
     """
     table = Table(
         title=None if title is None else Text(title),
@@ -83,18 +82,18 @@ def new_table(*headings: str, numbers: Iterable[str] = (), title: str | None = N
 
 
 class Warnings(logging.Handler):
-    """What the library logs, as the lines that the commands themselves print."""
+    """Print what the library logs like the lines of a command."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print it to standard error, above a progress bar if there is one."""
+        """Print to standard error, above a progress bar if there is one."""
         say(f"caster: {record.getMessage()}", errors)
 
 
 @contextmanager
 def progress_bar(*counts: ProgressColumn) -> Iterator[Report]:
-    """A bar for every stage of a job, on a terminal; nothing where output is piped.
+    """A progress bar per stage of a job, on a terminal only.
 
-    Counts pieces unless told otherwise; a total of 0 is one that is not known.
+    `counts` replaces the count of pieces; a total of 0 is unknown.
     """
     bar = Progress(
         TextColumn("{task.description}", markup=False),
@@ -111,14 +110,14 @@ def progress_bar(*counts: ProgressColumn) -> Iterator[Report]:
         def report(stage: str, done: int, total: int) -> None:
             if stage in tasks:
                 bar.update(tasks[stage], completed=done, total=total or None)
-            else:  # what is done already, by an earlier run, says nothing about the time to go
+            else:  # work of an earlier run says nothing about the time left
                 tasks[stage] = bar.add_task(stage, total=total or None, completed=done)
 
         yield report
 
 
 def counted(count: int, what: str) -> str:
-    """How many of something, in words.
+    """A count with its noun.
 
     >>> counted(1, "image"), counted(2_000, "batch")
     ('1 image', '2,000 batches')
@@ -128,7 +127,7 @@ def counted(count: int, what: str) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes in a unit one reads at a glance.
+    """A number of bytes for people.
 
     >>> size(999), size(34_600_000)
     ('999 B', '34.6 MB')
@@ -140,7 +139,7 @@ def size(count: float) -> str:
     raise AssertionError("unreachable")
 
 
-OPTIONS = {"providers": "--provider"}  # named otherwise than the argument
+OPTIONS = {"providers": "--provider"}  # options not named like their argument
 
 
 def option_of(argument: str | None) -> str:

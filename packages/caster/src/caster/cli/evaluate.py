@@ -55,7 +55,7 @@ def evaluate(
             "-o",
             metavar="PAGE",
             show_default=False,
-            help="HTML page; .json goes beside. [default: caster-evaluation.html]",
+            help="HTML page; the numbers go to .json. [default: caster-evaluation.html]",
         ),
     ] = Path("caster-evaluation.html"),
     key: KeyFile = None,
@@ -63,9 +63,9 @@ def evaluate(
     tau: Tau = None,
     no_safeguards: NoSafeguards = False,
     mechanism: MechanismOption = "auto",
-    seed: Annotated[int, typer.Option(min=0, help="Of the shuffling.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the shuffle.")] = 0,
     in_order: Annotated[
-        bool, typer.Option("--in-order", help="Do not shuffle: batches as the data come.")
+        bool, typer.Option("--in-order", help="Keep the order of the data.")
     ] = False,
     skip_unreadable: SkipUnreadable = False,
     data_root: DataRoot = None,
@@ -78,16 +78,16 @@ def evaluate(
         bool,
         typer.Option(
             "--known-classes-only",
-            help="Leave out samples of classes that the state lacks, and say how many.",
+            help="Skip samples of classes that the state lacks, and count them.",
             rich_help_panel=SAMPLES,
         ),
     ] = False,
 ) -> None:
-    """Whether adapting would have paid: the score of four classifiers on labelled data.
+    """Measure on labelled data whether adaptation pays.
 
-    Frozen head, Source-GDA, and transport without and with the gate: accuracy, harm against the
-    frozen head, likelihood and calibration; a page with the figures, and the numbers as JSON.
-    Layers are aligned if the state has them; otherwise the last features are transported.
+    Compares the frozen head, Source-GDA, and adaptation without and with the gate: accuracy, harm
+    against the frozen head, likelihood and calibration. Writes a page with figures, and the numbers
+    as JSON.
     """
     from caster.report.evaluate_files import data_file, evaluate_file, evaluate_images
 

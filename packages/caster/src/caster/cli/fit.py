@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from caster.models.protocol import FrozenModel
     from caster.state.source_check import SourceCheck
 
-DOUBTFUL = 0.5  # accuracy on its own source below which a head is asked about
+DOUBTFUL = 0.5  # accuracy of the head on the source below which its classes look mixed up
 
 
 @with_model(output="state")
@@ -40,13 +40,13 @@ def fit(
         typer.Argument(
             metavar="DATA",
             help="Features: .npz or .parquet with `features` and `labels`. With --model images: "
-            "a folder with one folder a class, an .npz with `images` and `labels`, or a named set "
+            "a folder per class, an .npz with `images` and `labels`, or a named set "
             "such as cifar10:train.",
         ),
     ],
     state: Annotated[Path, typer.Option("--output", "-o", metavar="STATE", help="File to write.")],
     model: FrozenModel | None,
-    k_max: Annotated[int, typer.Option(help="Most directions to retain.")] = Settings.k_max,
+    k_max: Annotated[int, typer.Option(help="Largest number of directions.")] = Settings.k_max,
     lam: Annotated[float, typer.Option(help="Shrinkage of the map (λ).")] = Settings.lam,
     beta: Annotated[float, typer.Option(help="Ridge of class covariances (β).")] = Settings.beta,
     key: Annotated[
@@ -56,8 +56,8 @@ def fit(
         Path | None,
         typer.Option(
             metavar="TXT",
-            help="Names of the model's outputs in order, one a line, where they are not just the "
-            "data's classes.",
+            help="Text file with the names of the model's outputs, one per line in their order, if "
+            "they are not exactly the data's classes.",
             rich_help_panel=PANEL,
         ),
     ] = None,
@@ -65,7 +65,7 @@ def fit(
         bool,
         typer.Option(
             "--no-head",
-            help="The model's outputs are other classes than the data's: use its features only.",
+            help="Use features only: the model's outputs are not the data's classes.",
             rich_help_panel=PANEL,
         ),
     ] = False,
@@ -73,8 +73,8 @@ def fit(
         bool | None,
         typer.Option(
             "--layers/--no-layers",
-            help="Also measure every layer of a torch model: predict and evaluate then answer by "
-            "layer transport. [default: where the model has layers to align]",
+            help="Measure the layers of a torch model: predict and evaluate can then align them. "
+            "[default: measure them if the model shows them]",
             rich_help_panel=PANEL,
         ),
     ] = None,
@@ -82,7 +82,7 @@ def fit(
         bool,
         typer.Option(
             "--full-maps",
-            help="With --layers: full maps at sites with few channels, by their covariances.",
+            help="Also measure covariances, for full maps at sites with few channels.",
             rich_help_panel=PANEL,
         ),
     ] = False,
@@ -91,7 +91,7 @@ def fit(
         typer.Option(
             "--batch-size",
             min=1,
-            help=f"Images that go through the model together. [default: {IMAGES_AT_ONCE}]",
+            help=f"Images per forward pass. [default: {IMAGES_AT_ONCE}]",
             rich_help_panel=PANEL,
         ),
     ] = None,
@@ -101,11 +101,10 @@ def fit(
     limit: Annotated[int | None, limit_option("evenly over the classes")] = None,
     larger: MaxOption = None,
 ) -> None:
-    """Fit source class statistics once, and keep them in one small file.
+    """Fit source statistics, and write them to one small file.
 
-    From features the file is read twice, in chunks: it may be larger than memory. From images
-    the model runs once; its features are kept, so that a second fit reads no image, and one that
-    was interrupted goes on from there.
+    A feature file is read twice, in chunks, and may be larger than memory. On images the model runs
+    once and its features are cached: a second fit reads no image, and an interrupted one resumes.
     """
     from caster.adapt.fitting import fit_file, fit_images
 
@@ -147,22 +146,22 @@ def fit(
     if fewest < moments.rank:
         say(
             f"caster: the smallest class has {counted(fewest, 'sample')} for "
-            f"{counted(moments.rank, 'direction')}, which makes a poor Gaussian: more samples, or "
-            "a smaller --k-max",
+            f"{counted(moments.rank, 'direction')}, too few for its covariance: add samples, or "
+            "lower --k-max",
             errors,
         )
 
 
 def _say_check(check: SourceCheck | None) -> None:
-    """Say how transport does on the source itself, and ask about a head that is seldom right."""
+    """Print the source check, and a question if the head is seldom right."""
     if check is None:
         return
     for sentence in check.sentences():
         say(sentence)
     if check.head is not None and check.head < DOUBTFUL:
         say(
-            "caster: the head is seldom right: are the model's classes in this order (--classes), "
-            "and is this its preprocessing?",
+            "caster: the head is seldom right: check the order of the model's classes (--classes) "
+            "and its preprocessing",
             errors,
         )
 

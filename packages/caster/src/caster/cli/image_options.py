@@ -1,4 +1,4 @@
-"""What the commands on images share: their options, and one line for what was skipped."""
+"""Options and messages that the commands on images share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SkipUnreadable = Annotated[
     bool,
     typer.Option(
         "--skip-unreadable",
-        help="Leave out images that cannot be decoded, instead of stopping at the first.",
+        help="Skip images that cannot be decoded, instead of stopping at the first.",
         rich_help_panel=PANEL,
     ),
 ]
@@ -33,7 +33,7 @@ DataRoot = Annotated[
     Path | None,
     typer.Option(
         metavar="FOLDER",
-        help="Where named sets lie, instead of $CASTER_DATA.",
+        help="Folder of the published sets, instead of $CASTER_DATA.",
         rich_help_panel=PANEL,
     ),
 ]
@@ -42,7 +42,7 @@ Store = Annotated[
     typer.Option(
         "--cache",
         metavar="FOLDER",
-        help="Where features are kept, instead of ~/.cache/caster.",
+        help="Folder for cached features, instead of the user's cache folder.",
         rich_help_panel=PANEL,
     ),
 ]
@@ -52,10 +52,10 @@ MaxOption = Annotated[
     typer.Option(
         "--max",
         metavar="NAME=NUMBER",
-        help=f"Allow larger input; repeat it for several of {', '.join(LIMITS)}.",
+        help=f"Raise a limit on the input; repeatable. Limits: {', '.join(LIMITS)}.",
     ),
 ]
-BatchSize = Annotated[int, typer.Option(min=1, help="Samples adapted to together.")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Samples per batch.")]
 OtherModel = Annotated[
     bool,
     typer.Option(
@@ -68,7 +68,7 @@ OtherPreprocessing = Annotated[
     bool,
     typer.Option(
         "--allow-other-preprocessing",
-        help="Use one that was fitted with other preprocessing.",
+        help="Use a state that was fitted with other preprocessing.",
         rich_help_panel=MODEL_PANEL,
     ),
 ]
@@ -81,8 +81,8 @@ NoSafeguards = Annotated[
     typer.Option(
         "--no-safeguards",
         rich_help_panel=SAMPLES,
-        help="Let the certificate alone decide on last-layer transport, also for sources and "
-        "class-ordered batches that it is known to harm.",
+        help="Leave the transport of features to its certificate alone, as in the paper: it then "
+        "also adapts with small sources and on class-ordered batches, where it does harm.",
     ),
 ]
 MechanismOption = Annotated[
@@ -96,18 +96,18 @@ MechanismOption = Annotated[
 
 
 def limit_option(which: str) -> Any:
-    """The option --limit of a command, which takes these samples."""
+    """The option --limit; `which` says how the samples are chosen."""
     return typer.Option(
         "--limit",
         metavar="N",
         min=1,
-        help=f"Use N samples only: {which}.",
+        help=f"Use only N samples: {which}.",
         rich_help_panel=SAMPLES,
     )
 
 
 def limits_of(given: list[str] | None) -> Limits:
-    """The limits that a command works under.
+    """Parse the options --max.
 
     >>> limits_of(["pixels=200000000"]).pixels
     200000000
@@ -123,26 +123,26 @@ def limits_of(given: list[str] | None) -> Limits:
 
 
 def features_path(source: str) -> Path:
-    """The feature file that a command without a model is given."""
+    """The feature file of a command without --model."""
     from caster.io.image_files import formats
 
     path = Path(source)
     images = path.is_dir() or (path.exists() and path.suffix.lower() in (".txt", *formats()))
     if images or (":" in source and not path.exists()):
-        raise CasterError(f"{source} holds no features: name the model for images with --model")
+        raise CasterError(f"{source} is not a feature file: give a model for images with --model")
     if path.suffix == ".npz" and path.is_file():
         from caster.io.feature_files import NpzFile
 
         names = NpzFile(path).names
         if "images" in names and "features" not in names:
-            raise CasterError(f"{source} holds images: name the model they go to with --model")
+            raise CasterError(f"{source} holds images: give a model for them with --model")
     return path
 
 
 def opened(
     source: str | Path | Sequence[Path], root: Path | None, limits: Limits, labelled: bool = True
 ) -> Images:
-    """Open images, and name the files in a folder that are not."""
+    """Open images, and print which files of a folder are not images."""
     from caster.io.image_files import describe_skipped
     from caster.io.images import open_images
 
@@ -153,7 +153,7 @@ def opened(
 
 
 def say_skipped(unreadable: list[str]) -> None:
-    """Name the images that were left out."""
+    """Print the images that were skipped."""
     if not unreadable:
         return
     say(f"caster: skipped {counted(len(unreadable), 'unreadable image')}:", errors)

@@ -1,4 +1,4 @@
-"""The options that name a model, shared by every command that takes one."""
+"""The options that name a model, shared by the commands that take one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PANEL = "The model"
 MODELS = "MODEL.onnx, timm:NAME, hf:FOLDER or FILE.py:FACTORY"
-GO_ON = "no output was written; the same command goes on from where it was"
+GO_ON = "no output was written; run the same command to continue"
 
 
 def _option(kind: Any, *names: str, help: str, **extra: Any) -> Any:
@@ -31,23 +31,29 @@ OPTIONS: dict[str, Any] = {
     "preprocessing": _option(
         str | None,
         metavar="TOML",
-        help="File that says how images become batches, or `in-graph`; timm and hf models know.",
+        help="TOML file with the preprocessing, or `in-graph`; timm and hf models bring their own.",
     ),
     "checkpoint": _option(
         Path | None, metavar="FILE", help="Weights of timm:NAME or FILE.py:FACTORY (.safetensors)."
     ),
     "head": _option(
-        str | None, metavar="NAME", help="The classifier, where it cannot be found by itself."
+        str | None,
+        metavar="NAME",
+        help="Name of the classifier layer, if it is not found automatically.",
     ),
     "provider": _option(
-        list[str] | None, metavar="NAME", help="Of ONNX Runtime; repeat in order of preference."
+        list[str] | None,
+        metavar="NAME",
+        help="ONNX Runtime execution provider; repeat in order of preference.",
     ),
     "device": _option(str | None, metavar="NAME", help="torch device: cpu, cuda, cuda:1 ..."),
-    "bf16": _option(bool, "--bf16", help="Run a torch model in bfloat16 where it is safe."),
-    "channels_last": _option(bool, "--channels-last", help="Memory layout of a torch model."),
+    "bf16": _option(bool, "--bf16", help="Run a torch model in bfloat16 autocast."),
+    "channels_last": _option(
+        bool, "--channels-last", help="Run a torch model in channels-last memory format."
+    ),
 }
 DEFAULTS = {"bf16": False, "channels_last": False}
-FOR_IMAGES = {  # what else means nothing without a model, and how it is typed
+FOR_IMAGES = {  # arguments that need a model, and their options
     "skip_unreadable": "--skip-unreadable",
     "data_root": "--data-root",
     "store": "--cache",
@@ -119,7 +125,7 @@ def _wrapped(options: dict[str, Any], others: dict[str, Any]) -> FrozenModel | N
         given = [name for name, value in others.items() if value is not None and value is not False]
         stray += [typed for name, typed in FOR_IMAGES.items() if name in given]
         if stray:
-            raise CasterError(f"{stray[0]} is for images: name the model they go to with --model")
+            raise CasterError(f"{stray[0]} is for images: give a model with --model")
         return None
     named = model.endswith(".onnx") or model.startswith(("timm:", "hf:")) or ".py:" in model
     if not named:

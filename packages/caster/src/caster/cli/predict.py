@@ -44,9 +44,9 @@ def predict(
         list[str],
         typer.Argument(
             metavar="INPUTS...",
-            help="Features: one .npz or .parquet with `features` and, to fall back on, the head's "
+            help="Features: one .npz or .parquet with `features` and, as the frozen answer, "
             "`logits`. With --model images: a folder, image files, a .txt list of them, an .npz "
-            "with `images`, or a named set.",
+            "with `images`, or a published set.",
         ),
     ],
     table: Annotated[
@@ -60,14 +60,17 @@ def predict(
     mechanism: MechanismOption = "auto",
     gate: Annotated[
         bool,
-        typer.Option("--gate/--no-gate", help="Whether rejected batches keep the frozen answer."),
+        typer.Option(
+            "--gate/--no-gate",
+            help="Answer rejected batches with the frozen model, or adapt to them anyway.",
+        ),
     ] = True,
     shuffle: Annotated[
         int | None,
         typer.Option(
             metavar="SEED",
             min=0,
-            help="Mix the images, so that batches hold all classes.",
+            help="Shuffle the images with this seed, so that batches hold all classes.",
             rich_help_panel=PANEL,
         ),
     ] = None,
@@ -82,7 +85,7 @@ def predict(
         typer.Option(
             "--spreadsheet-safe",
             help="Put ' before .csv text that a spreadsheet would run as a formula (=, +, -, @). "
-            "Without it, text is written as it is.",
+            "By default text is written unchanged.",
             rich_help_panel="The table",
         ),
     ] = False,
@@ -90,7 +93,7 @@ def predict(
         bool,
         typer.Option(
             "--probabilities",
-            help="Add a column for every class, p:LABEL, with its probability.",
+            help="Add a probability column per class, p:LABEL.",
             rich_help_panel="The table",
         ),
     ] = False,
@@ -170,8 +173,8 @@ def predict(
 def _warn_of_order(images: Images, batch_size: int) -> None:
     if images.by_class and len(images) > batch_size:
         say(
-            f"caster: {images.name} comes class by class, and batches of few classes cannot be "
-            "adapted to: --shuffle 0 mixes them",
+            f"caster: {images.name} is sorted by class, and batches of few classes cannot be "
+            "adapted to: shuffle with --shuffle 0",
             errors,
         )
 
