@@ -106,7 +106,7 @@ class Alignment:
             hook_on(self._twin.module, aligned.site, partial(self._align, aligned), LEAVE_OUT)
 
     def new_stream(self) -> Self:
-        """The same without a past, on a twin of its own: weights and source moments are shared."""
+        """A copy without a past, on its own twin; weights and source moments are shared."""
         layers = {aligned.site: aligned.source for aligned in self._sites if aligned.is_measured}
         batchnorms = [aligned.site for aligned in self._batchnorms]
         known = layers if self._measured else None
@@ -121,12 +121,12 @@ class Alignment:
         return [*self._mapped, *self._batchnorms]
 
     def __getstate__(self) -> dict[str, Any]:
-        """What it is, without what a batch shows of the network, and recordings."""
+        """Copy and pickle without recordings and what the first batch showed."""
         shown = ("_shared", "_lane", "_order", "_limits", "_plausible")
         return {name: part for name, part in vars(self).items() if name not in shown}
 
     def __call__(self, batch: Any) -> Outputs:
-        """Features and logits behind aligned layers; `accept` makes the batch part of the past."""
+        """Features and logits with aligned layers; `accept` then adds the batch to the past."""
         placed = self.model.placed(batch)
         self._look(placed)
         self._samples, self._pending, self._plausible = len(placed), {}, None
@@ -148,16 +148,16 @@ class Alignment:
 
     @property
     def left_alone(self) -> frozenset[Site]:
-        """BatchNorms that are not aligned, once a batch has shown that a pass calls them twice."""
+        """BatchNorms that are not aligned because a pass calls them twice; known after a batch."""
         return self._shared or frozenset()
 
     def accept(self) -> None:
-        """Make the last batch, whose answer was found sound, part of the past."""
+        """Add the last batch to the past."""
         self.past |= self._pending
         self._pending = {}
 
     def reset(self) -> None:
-        """Forget what came before."""
+        """Forget the past."""
         self.past, self._pending, self._samples = {}, {}, 0
         self._twin.head = None
 
@@ -203,7 +203,7 @@ class Alignment:
         return features.float(), logits.float()
 
     def _replayed(self, placed: Tensor) -> tuple[Tensor, Tensor]:
-        """The same, recorded once for every shape: what a batch's sites have comes out as well."""
+        """Run as a CUDA graph, recorded once per shape, with the moments of the sites as outputs."""
         if self._lane is None:
             self._lane = cuda.GraphRunner(placed.device)
         (features, logits, self._plausible, *parts), _ = self._lane.run(
@@ -217,7 +217,7 @@ class Alignment:
         return features, logits
 
     def _work(self, placed: Tensor) -> tuple[list[Tensor], object]:
-        """What is recorded, and what it reads."""
+        """The recorded work, and the tensors it reads."""
         answer = self._run(placed)
         self._order = list(self._pending)
         parts = [part for m in self._pending.values() for part in (m.mean, m.variance)]
@@ -228,7 +228,7 @@ class Alignment:
         return [*answer, known, *parts], read
 
     def _align(self, aligned: AlignedSite, layer: nn.Module, values: Tensor) -> Tensor | None:
-        """What values at a site are replaced by."""
+        """Return the aligned values of a site; None to leave them."""
         if aligned.site in self.left_alone:
             return None
         missing = self.memory - self._samples
@@ -253,7 +253,7 @@ class Alignment:
         return torch.cat((values[:, : aligned.site.added], moved), dim=1)
 
     def _judge(self, site: Site, values: Tensor, source: ChannelMoments) -> Tensor:  # (n,)
-        """Which samples are plausible by their values at the first site."""
+        """Which samples are plausible, by their values at the first site."""
         limits = (self._limits or {}).get(site)
         if limits is None:
             limits = broad_limits(source)
@@ -261,7 +261,7 @@ class Alignment:
         return plausible(found, limits, self._samples)
 
     def _look(self, batch: Tensor) -> None:
-        """On a first batch: what the classifier is, and what of the network is not aligned."""
+        """On the first batch, find the classifier and the sites that cannot be aligned."""
         if self._twin.head is None and self.model.head is not None:
             self._twin.head = plain_name(self.model.head)
         if self._shared is None:
@@ -281,7 +281,7 @@ class Alignment:
             self._limits = self._sharp_limits(batch)
 
     def _sharp_limits(self, batch: Tensor) -> dict[Site, Tensor]:
-        """Limits by the range of input values; none where it is not known, or is no images'."""
+        """Limits by the range of input values; empty if it is unknown or not that of images."""
         if self._ends is None:
             return {}
         sources = {s.site: s.source for s in self._sites if s.site not in self.left_alone}
@@ -294,14 +294,14 @@ class Alignment:
             return {}
 
     def _unhooked(self, look: Callable[[bool], T]) -> T:
-        """What a look at a twin shows, with the user's hooks only if it fails without them."""
+        """Inspect a twin without the user's hooks or, if that fails, with them."""
         try:
             return look(False)
         except (CasterError, AttributeError, LookupError, TypeError):
             return look(True)
 
     def _warn_unmeasured(self, batch: Tensor) -> None:
-        """Say which sites the state's want of layers leaves as they are."""
+        """Warn of sites that are not aligned because the state has no layers."""
         try:
             found = self._unhooked(lambda hooks: find_sites(self.model, batch, hooks))
         except CasterError as error:  # BatchNorms can be aligned all the same

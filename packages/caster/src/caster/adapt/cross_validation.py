@@ -66,7 +66,7 @@ def check_source(
 
 
 def _folds(y: Indices, order: Indices, n_classes: int) -> tuple[int, Indices]:
-    """How many folds, and the fold of every sample: a class's samples take turns."""
+    """The number of folds, and the fold of every sample, balanced within each class."""
     counts = np.bincount(y, minlength=n_classes)
     folds = max(2, min(FOLDS, int(counts.min())))
     by_class = order[np.argsort(y[order], kind="stable")]
@@ -83,7 +83,7 @@ def _moments(z: Floats, y: Indices, n_classes: int) -> SourceMoments:
 
 
 def _answers(z: Floats, source: SourceMoments, settings: Settings) -> tuple[Indices, bool]:
-    """Class indices by Source-GDA, without a map and by transport (3, B); the verdict on it."""
+    """Predictions of Source-GDA, without a map and with transport (3, B), and its verdict."""
     k = active_rank(source.rank, len(z))
     active = source.restrict(k)
     with threads_for(source.n_classes), np.errstate(all="ignore"):
@@ -99,7 +99,7 @@ def _answers(z: Floats, source: SourceMoments, settings: Settings) -> tuple[Indi
 
 
 def _loss(frozen: NDArray[np.bool_], other: NDArray[np.bool_]) -> float:
-    """Accuracy lost to the frozen head, plus a standard error of that.
+    """Accuracy lost to the frozen head, plus one standard error.
 
     One more disagreement is counted than were seen, so that a few samples on which both agree
     prove nothing.

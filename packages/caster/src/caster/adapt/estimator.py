@@ -91,7 +91,7 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @property
     def settings(self) -> Settings:
-        """The parameters, checked."""
+        """The validated parameters."""
         values = tuple([getattr(self, name) for name in CONSTANTS])
         try:
             return _checked(*values)
@@ -123,7 +123,7 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         chunks: Chunks,
         classes: Any,
     ) -> Self:
-        """Fit from chunks of (features, labels[, logits]) that are read twice and never held.
+        """Fit from chunks of (features, labels[, logits]) that are read twice and not held in memory.
 
         >>> import numpy as np
         >>> rng = np.random.default_rng(0)
@@ -147,7 +147,7 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         batch: Any,  # (B, d)
         head_logits: Any = None,  # (B, C), columns in the order of classes_
     ) -> Adaptation:
-        """Transport the source to one target batch, and say whether that is supported.
+        """Transport the source to one target batch, with a verdict.
 
         NumPy, torch, CuPy or JAX in, the same kind and device out; labels that are not numbers
         come back as a NumPy array. Without `head_logits` a rejected batch falls back to
@@ -179,7 +179,7 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         X: Any,  # (B, d), one batch
         head_logits: Any = None,  # (B, C)
     ) -> Array:  # (B, C)
-        """Probabilities of one batch: softmax of the scores that `predict` decides by.
+        """Probabilities of one batch: softmax of the scores behind `predict`.
 
         Those are the transported scores of an accepted batch, and otherwise `head_logits` or,
         without them, Source-GDA's scores.
@@ -196,7 +196,7 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         X: Any,  # (B, d), one batch
         head_logits: Any = None,  # (B, C)
     ) -> Array:  # (B, C); with two classes (B,), the second's score less the first's
-        """Scores that `predict` decides by, in scikit-learn's shape.
+        """Scores behind `predict`, in scikit-learn's shape.
 
         >>> clf = Caster().fit([[0.0], [1.0], [4.0], [5.0]], [0, 0, 1, 1])
         >>> clf.decision_function([[0.5], [4.5]], head_logits=[[2.0, 1.0], [0.0, 3.0]])
@@ -206,7 +206,7 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return scores if scores.shape[1] > 2 else scores[:, 1] - scores[:, 0]
 
     def _answered(self, X: Any, head_logits: Any) -> Adaptation:
-        """`adapt`, with scikit-learn's checks of what is not a torch, CuPy or JAX array."""
+        """`adapt`, with scikit-learn's validation of NumPy input."""
         self._check_fitted()
         if not is_array_api_obj(X) or is_numpy_array(X):
             X = self._validated(X, reset=False)
@@ -231,7 +231,7 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         preprocessing_sha256: str | None = None,
         key: Key | None = None,
     ) -> None:
-        """Write a state file, bound to the digests of what made the features.
+        """Write a state file, bound to the digests of model and preprocessing.
 
         A loaded estimator keeps the digests it came with unless others are given. With a `key`,
         bytes or the path of a key file, the file is signed: see docs/state-file.md.
@@ -257,12 +257,12 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @classmethod
     def from_state(cls, state: State) -> Self:
-        """The fitted estimator a state was saved from."""
+        """Restore a fitted estimator."""
         return cls(**vars(state.settings))._adopt(state)
 
     @property
     def transport(self) -> FeatureTransport:
-        """What works on batches, for who wants its steps one by one."""
+        """The transport of features, step by step."""
         self._check_fitted()
         return self._transport
 
@@ -280,13 +280,13 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise NotFittedError("this Caster is not fitted yet: call fit, or use caster.load")
 
     def _named(self, batch: Any) -> Any:
-        """A data frame's columns must be those of the fit; anything else has no names."""
+        """Check the column names of a data frame."""
         if hasattr(batch, "columns"):
             return self._validated(batch, reset=False)
         return batch
 
     def _validated(self, X: Any, reset: bool = True) -> Any:
-        """What scikit-learn makes of X, with its message where it rejects X."""
+        """Validate X as scikit-learn does, with its messages."""
         check_dense(X)
         dtypes: Any = getattr(X, "dtypes", getattr(X, "dtype", None))  # of a frame, of an array
         for dtype in np.atleast_1d(dtypes):
@@ -307,7 +307,7 @@ def _checked(*values: Any) -> Settings:
 
 
 def _raveled(y: Any) -> Any:
-    """A column of labels as scikit-learn takes it: raveled, with its warning."""
+    """Ravel a column of labels, with scikit-learn's warning."""
     check_dense(y)
     try:
         return column_or_1d(y, warn=True) if getattr(y, "ndim", 1) == 2 and y.shape[1] == 1 else y
@@ -316,7 +316,7 @@ def _raveled(y: Any) -> Any:
 
 
 def _one_line(message: str) -> str:
-    """A message of scikit-learn's without the array it shows below the first line."""
+    """A message of scikit-learn without the array below its first line."""
     if "feature names" in message:  # its check of estimators wants all lines
         return message
     first, *rest = message.strip().split("\n")
@@ -338,7 +338,7 @@ def load(
     preprocessing_sha256: str | None = None,
     key: Key | None = None,
 ) -> Caster:
-    """A fitted `Caster` from its state file; digests are checked against it where given.
+    """Load a fitted `Caster` from its state file, and check the digests that are given.
 
     With a `key`, bytes or the path of a key file, the file must be signed with it.
     """

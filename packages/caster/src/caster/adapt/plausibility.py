@@ -1,8 +1,8 @@
-"""Which samples of a batch an image could have given, judged at the first site of a pass.
+"""Detect samples that no image could have produced, at the first site of a pass.
 
-An attacker who shares a stream moves the others' statistics as far as its values reach. Images have
-a range. A sample that is out of it, and has more energy in a channel of the first site than the
-most extreme images have there, is no image, however shifted.
+An attacker who shares a stream can move its statistics as far as input values go, but images have a
+bounded range. A sample outside it, with more energy in a channel of the first site than the most
+extreme images have there, is not an image, however shifted.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def energies(values: Tensor, axis: int, samples: int, mean: Tensor) -> Tensor | 
 
 
 def plausible(found: Tensor | None, limits: Tensor, samples: int) -> Tensor:  # (n, c), (c,) -> (n,)
-    """Whether every channel of a sample stays within its limit; NaN does not.
+    """Whether all channels of a sample are within their limits; NaN is not.
 
     >>> plausible(torch.tensor([[1.0, 2.0], [1.0, torch.nan]]), torch.tensor([2.0, 2.0]), 2)
     tensor([ True, False])
@@ -63,7 +63,7 @@ def plausible(found: Tensor | None, limits: Tensor, samples: int) -> Tensor:  # 
 
 
 def broad_limits(source: ChannelMoments) -> Tensor:  # (c,)
-    """Limits where nothing but the source's moments is known."""
+    """Limits if only the source's moments are known."""
     variance: Tensor = source.variance.float()
     return variance.clamp(min=variance.mean()).mul(UNKNOWN_RANGE)
 
@@ -73,7 +73,7 @@ def sharp_limits(
     sources: dict[Site, ChannelMoments],
     images: Tensor,  # extreme ones
 ) -> dict[Site, Tensor]:  # (c,)
-    """Limits at the first of some sites that a pass meets, by what extreme images show there."""
+    """Limits at the first site of a pass, measured on extreme images."""
     found: dict[Site, Tensor] = {}
 
     def stop(site: Site, layer: nn.Module, values: Tensor) -> None:
@@ -91,11 +91,11 @@ def sharp_limits(
 
 
 class _Met(Exception):  # noqa: N818 - no error: the rest of a pass is not needed
-    """The first site has shown its values."""
+    """Stop a pass at its first site."""
 
 
 def within(ends: Range, batch: Tensor) -> Tensor:  # (n, ...) -> (n,)
-    """Whether all values of a sample are in the range: it is an image then, whatever its energy.
+    """Whether all values of a sample are in the range of images.
 
     >>> within((0.0, 1.0), torch.tensor([[0.0, 1.0], [0.5, 2.0]]))
     tensor([ True, False])
@@ -107,7 +107,7 @@ def within(ends: Range, batch: Tensor) -> Tensor:  # (n, ...) -> (n,)
 
 
 def extremes(ends: Range, batch: Tensor) -> Tensor:
-    """Images like a batch's, as extreme as a range allows: even ones, random blocks and pixels.
+    """Extreme images in the shape of a batch: constant ones, random blocks, random pixels.
 
     >>> found = extremes((0.0, 1.0), torch.zeros(2, 3, 8, 8))
     >>> found.shape, found.min(), found.max()

@@ -1,4 +1,4 @@
-"""Source moments from a stream of labelled chunks, in two passes that never hold the data."""
+"""Source moments from labelled chunks, in two passes, without holding the data."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def fit_moments(
 def _held_out(
     h: Array, y: Array, scatter: ClassScatter, S_w: WithinScatter, basis: Basis
 ) -> Array:  # (n, k)
-    """Features as a target's are projected, corrected for the basis having seen them."""
+    """Project features, each on the basis of the others (leave-one-out)."""
     xp = array_namespace(h)
     z = xp.astype(h @ xp.astype(basis.U, h.dtype), xp.float64)
     residuals = S_w.whiten(h - xp.astype(xp.take(scatter.means, y, axis=0), h.dtype))
@@ -88,7 +88,7 @@ def _held_out(
 
 
 class _Kept:
-    """The first samples of every class, as many as memory allows, for `check_source`."""
+    """The first samples of every class, within a memory quota, for `check_source`."""
 
     def __init__(self, n_classes: int, k: int) -> None:
         self._quota = max(2, MOST_KEPT // (n_classes * k))
@@ -96,7 +96,7 @@ class _Kept:
         self._parts: list[tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]] = []
 
     def add(self, z: Array, y: Array, head: NDArray[Any] | None) -> Array:
-        """Keep what the quota of every class leaves room for, and pass the samples on."""
+        """Store samples within the quota of their class, and return all of them."""
         classes = to_numpy(y)
         counts = np.bincount(classes, minlength=len(self._counts))
         order = np.argsort(classes, kind="stable")
@@ -109,7 +109,7 @@ class _Kept:
         return z
 
     def check(self, per_feature: float, settings: Settings) -> SourceCheck:
-        """Cross-validate on what was kept."""
+        """Cross-validate on the stored samples."""
         z, y, head = zip(*self._parts, strict=True)
         answers = None if any(part is None for part in head) else np.concatenate(head)
         samples = np.concatenate(z).astype(np.float64), np.concatenate(y)
@@ -117,7 +117,7 @@ class _Kept:
 
 
 def _storable(covariances: NDArray[Any]) -> NDArray[Any]:  # (C, k, k)
-    """Covariances that rounding leaves symmetric, for the packed half to be the whole, and PSD.
+    """Round covariances to the stored dtype, exactly symmetric and positive semidefinite.
 
     A class of fewer samples than directions has a singular covariance, which rounding alone would
     make indefinite; twice the rounding error on the diagonal keeps it from that.
@@ -130,7 +130,7 @@ def _storable(covariances: NDArray[Any]) -> NDArray[Any]:  # (C, k, k)
 
 
 def _basis(scatter: ClassScatter, settings: Settings) -> tuple[WithinScatter, Basis]:
-    """S_w and U. U is rounded before the second pass: source and target share its error."""
+    """S_w and U; U is rounded before the second pass, so source and target share its error."""
     variance = float(to_numpy(scatter.within).diagonal().sum())
     if not math.isfinite(variance):
         raise CasterError("the features are too large to square: rescale them")
@@ -152,7 +152,7 @@ def _basis(scatter: ClassScatter, settings: Settings) -> tuple[WithinScatter, Ba
 
 
 def _pieces(chunks: Chunks, classes: Labels) -> Iterator[tuple[Array, Array, NDArray[Any] | None]]:
-    """Chunks as (features, class indices, head's answers), checked and cut into small pieces."""
+    """Yield (features, class indices, head's predictions), checked and in small pieces."""
     width, seen = None, 0
     try:
         read = iter(chunks)
@@ -186,7 +186,7 @@ def _is_triple(chunk: Any) -> bool:
 
 
 def _answers(logits: Any, rows: int, n_classes: int) -> NDArray[Any]:  # (n,)
-    """The class indices that a frozen head answers."""
+    """Class indices predicted by the frozen head."""
     found = to_numpy(as_real_array(logits))
     if found.shape != (rows, n_classes):
         raise CasterError(f"head_logits must be {(rows, n_classes)}, not {found.shape}")
@@ -216,7 +216,7 @@ def pair(batch: Any) -> tuple[Any, Any]:
 
 
 def inputs_of(batch: Any) -> Any:
-    """A batch without what a DataLoader puts beside its inputs: labels, say.
+    """The inputs of a batch, without labels or whatever else a DataLoader yields.
 
     An array is a batch itself, and so is a list of arrays with equally many axes: its rows.
 

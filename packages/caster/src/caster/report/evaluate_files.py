@@ -1,4 +1,4 @@
-"""Labelled target features or images in, the score of four classifiers out."""
+"""Evaluate labelled feature files and images, and write the page."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def evaluate_images(
     known_classes_only: bool = False,
     progress: Progress = silent,
 ) -> tuple[Evaluation, list[str]]:
-    """Score labelled images; also returns what was wrong with every image skipped.
+    """Score labelled images; also returns why images were skipped.
 
     `digests` are those of everything besides the model, its preprocessing and the images. `limit`
     draws that many at random by the seed (0 for data in order); `known_classes_only` leaves out
@@ -173,7 +173,7 @@ def _feature_chunks(
     progress: Progress,
     headless: bool = False,
 ) -> Iterator[Chunk]:
-    """Batches of features, with the head's logits of the classes where there are any."""
+    """Batches of features, with the head's logits if there are any."""
     features = file.read("features")
     logits = file.read("logits") if "logits" in file.names and not headless else None
     order = _order(file.rows, seed)
@@ -193,7 +193,7 @@ def _image_chunks(
     unreadable: list[str],
     progress: Progress,
 ) -> Iterator[Chunk]:
-    """Batches of images with aligned layers: each is read once, and named where it cannot be."""
+    """Batches of images with aligned layers; each image is read once."""
     assert images.labels is not None
     stream, order = adapter.new_stream(), _order(len(images), seed)
     reading = read_batches(
@@ -226,7 +226,7 @@ def _chosen(
     limit: int | None,
     seed: int | None,
 ) -> tuple[Rows, dict[Any, int]]:
-    """Rows to evaluate, and samples left out by class; checked before any work is lost."""
+    """Rows to evaluate, and counts of the samples left out, by class."""
     classes = clf.classes_.tolist()
     known, present = set(classes), unique_labels(labels).tolist()
     unknown = [label for label in present if label not in known]
@@ -262,7 +262,7 @@ def _unknown(label: Any, present: list[Any], classes: list[Any], name: str) -> s
 
 
 def data_file(page: Path) -> Path:
-    """Where the numbers of a page go: beside it, as JSON."""
+    """The JSON file of a page."""
     return page.with_suffix(".json")
 
 
@@ -275,7 +275,7 @@ def _check_outputs(page: Path, *inputs: Path) -> None:
 
 
 def _write(found: Evaluation, page: Path) -> None:
-    """Both files or, where drawing fails or is interrupted, neither."""
+    """Write both files, or neither if drawing fails."""
     with replacing(data_file(page)) as temporary:
         temporary.write_text(json.dumps(found.to_json(), indent=1), encoding="utf-8")
         write_page(found, page)

@@ -1,4 +1,4 @@
-"""One pass over a labelled stream, and the score of four classifiers on it."""
+"""Score four classifiers in one pass over a labelled stream."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Chunk = tuple[Any, Any, Any] | tuple[Any, Any, Any, Adaptation]
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """One classifier on some samples: a number each, never one for every class."""
+    """One classifier on some samples, in one number per sample and metric."""
 
     right: Flags  # (n,)
     log_likelihood: Floats  # (n,), of the true class
@@ -36,7 +36,7 @@ class Answers:
 
     @classmethod
     def of(cls, scores: Any, truth: NDArray[np.int64]) -> Self:  # (B, C), (B,)
-        """The answers to a batch."""
+        """Evaluate the scores of a batch."""
         scores = to_numpy(as_real_array(scores))
         log_probabilities = metrics.log_softmax(scores)
         rows, answer = np.arange(len(truth)), scores.argmax(axis=1)
@@ -48,7 +48,7 @@ class Answers:
 
     @classmethod
     def joined(cls, parts: Iterable[Self]) -> Self:
-        """The answers to many batches."""
+        """Join batches."""
         parts = list(parts)
         names = ("right", "log_likelihood", "confidence")
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
@@ -62,7 +62,7 @@ def evaluate(
     digests: Mapping[str, str] | None = None,
     mechanism: Mechanism = TRANSPORT,
 ) -> Evaluation:
-    """Adapt to every chunk as one batch, in order, and keep the score against its labels.
+    """Adapt to every chunk as one batch, in order, and score the answers.
 
     Frozen head, Source-GDA, and transport without and with the gate are compared. Without
     logits Source-GDA, then the fallback, takes the frozen head's place. `name` says what was
@@ -114,7 +114,7 @@ def evaluate(
 
 
 def _turned_off(clf: Caster) -> str | None:
-    """Why the source turns transport off, where it does."""
+    """Why the source check turns transport off, if it does."""
     check = clf.source_check_
     if check is None or check.supported or not clf.settings.safeguards:
         return None
@@ -150,7 +150,7 @@ def _score(answers: Answers, baseline: Answers, interval: Interval | None) -> Sc
 
 
 def _intervals(batches: list[Batch], classifiers: list[str]) -> dict[str, Interval | None]:
-    """Intervals of every accuracy, and of the gain of what is gated over the baseline."""
+    """Intervals of all accuracies, and of the gain of gated adaptation over the baseline."""
     counts = np.array([[batch.right[c] for c in classifiers] for batch in batches])
     gained = counts[:, -1] - counts[:, 0]  # the gated one is last, the baseline first
     sizes = np.array([batch.size for batch in batches])
@@ -161,7 +161,7 @@ def _intervals(batches: list[Batch], classifiers: list[str]) -> dict[str, Interv
 def _by_class(
     clf: Caster, truth: NDArray[np.int64], baseline: Answers, gated: Answers
 ) -> Iterator[ClassScore]:
-    """The classes that came, in the order of `clf.classes_`."""
+    """Scores of the classes present, in the order of `clf.classes_`."""
     columns = (truth, truth[baseline.right], truth[gated.right])
     counts = (np.bincount(column, minlength=len(clf.classes_)).tolist() for column in columns)
     for label, n, *right in zip(clf.classes_.tolist(), *counts, strict=True):

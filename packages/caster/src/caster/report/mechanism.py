@@ -1,4 +1,4 @@
-"""What adapts in an evaluation: transport of the last features, or of layers before them."""
+"""How reports name the two mechanisms, their reasons and their constants."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ LAYER_REASONS: dict[Reason, str] = {
     "implausible": "no sample of the batch could be an image",
 }
 LAYER_CONSTANTS = {
-    "prior": "samples that the source's moments weigh as",
-    "memory": "samples that the target's rest on, earlier ones included where a batch has fewer",
-    "depth": "share of the network's sites that are aligned, from the first on",
-    "maps": "of a channel by itself, or full ones where a site has few channels",
+    "prior": "weight of the source's moments, in samples",
+    "memory": "samples behind the target's moments, earlier ones if a batch has fewer",
+    "depth": "share of the sites that are aligned, from the first on",
+    "maps": "per channel, or full where a site has few channels",
     "tau": "largest accepted ratio",
-    "window": "samples that the certificate rests on, earlier ones included",
+    "window": "samples behind the certificate",
 }
 
 
 @dataclass(frozen=True)
 class Mechanism:
-    """What adapts, and the words for it.
+    """A mechanism in the words of a report.
 
     >>> TRANSPORT.label("gated"), layer_transport({}).label("gated")
     ('transport, gated', 'layer transport, gated')
@@ -42,11 +42,11 @@ class Mechanism:
 
     @property
     def noun(self) -> str:
-        """What a sentence calls it."""
+        """Its name in a sentence."""
         return self.terms.noun
 
     def label(self, classifier: str) -> str:
-        """A classifier of `CLASSIFIERS`, where what adapts is this."""
+        """The label of one of `CLASSIFIERS` under this mechanism."""
         return CLASSIFIERS[classifier].replace(TRANSPORT.noun, self.noun)
 
 
@@ -54,6 +54,6 @@ TRANSPORT = Mechanism("caster", TRANSPORT_TERMS, REASONS)
 
 
 def layer_transport(settings: Mapping[str, Any]) -> Mechanism:
-    """Transport of layers, with its settings."""
+    """Layer transport with its settings."""
     chosen = {name: value for name, value in settings.items() if name in LAYER_CONSTANTS}
     return Mechanism("layer-transport", LAYER_TERMS, LAYER_REASONS, chosen)
