@@ -203,7 +203,7 @@ class Alignment:
         return features.float(), logits.float()
 
     def _replayed(self, placed: Tensor) -> tuple[Tensor, Tensor]:
-        """Run as a CUDA graph, recorded once per shape, with the moments of the sites as outputs."""
+        """Run as a CUDA graph, recorded once per shape; the sites' moments are outputs."""
         if self._lane is None:
             self._lane = cuda.GraphRunner(placed.device)
         (features, logits, self._plausible, *parts), _ = self._lane.run(

@@ -123,7 +123,7 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         chunks: Chunks,
         classes: Any,
     ) -> Self:
-        """Fit from chunks of (features, labels[, logits]) that are read twice and not held in memory.
+        """Fit from chunks of (features, labels[, logits]) that are read twice, not held.
 
         >>> import numpy as np
         >>> rng = np.random.default_rng(0)
