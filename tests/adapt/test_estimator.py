@@ -246,7 +246,11 @@ def test_a_stream_that_changes_between_passes_is_refused(source):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("xp", [torch, array_api_strict, jax.numpy], ids=lambda xp: xp.__name__)
+@pytest.mark.parametrize(
+    "xp",
+    [torch, array_api_strict, pytest.param(jax.numpy, marks=pytest.mark.slow)],
+    ids=lambda xp: xp.__name__,
+)
 def test_the_same_kind_comes_back(source, fitted, xp, dtype):
     batch = shifted(source).astype(dtype)
     expected = fitted.adapt(batch)
