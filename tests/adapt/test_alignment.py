@@ -204,15 +204,15 @@ def test_sites_that_a_state_says_nothing_of_are_spoken_of(caplog):
     batches = [make_images(50, seed=4)]
     plain = caster.fit(frozen, batches, layers=False).state
     full = caster.fit(frozen, batches, layers=True).state
+    caplog.clear()
     with caplog.at_level(logging.WARNING, "caster"):
         ungated(frozen, full).predict(stream(1)[0])
         assert not caplog.records
         method = ungated(frozen, plain)
         for batch in stream(2):
             method.predict(batch)
-    assert [r.getMessage() for r in caplog.records] == [
-        "Mixed: 3 sites as blocks.0:in are not aligned, for the state has no layers: fit with them"
-    ]
+    (record,) = caplog.records
+    assert "Mixed: 3 sites as blocks.0:in are not aligned" in record.getMessage()
     assert len(ungated(frozen, full).transport.sites) == 1 + 3
 
 

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from pkgutil import resolve_name
 
 import numpy as np
 import pytest
@@ -16,8 +17,8 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import caster
+from caster import CasterError, wrap
 from caster import state as states
-from caster import wrap
 from caster.cli.app import app
 from caster_bench.methods.registry import create, find
 from tests.support.colours import CAST, NAMES, TOML, patches, write_folder, write_model
@@ -275,7 +276,7 @@ def test_layers_that_cannot_be_fitted(refusal, made):
     assert said.endswith("fit without --layers")
     np.savez(made / "f.npz", features=np.zeros((4, 3)), labels=[0, 0, 1, 1])
     said = refusal("fit @f.npz --layers -o out.caster")
-    assert said == "--layers is for images: give a model with --model"
+    assert said == "--layers requires --model"
     said = refusal("fit LN @source --layers --no-head -o out.caster")
     assert "model's own classes" in said
 
@@ -417,7 +418,7 @@ def test_images_of_several_sizes_share_no_map(refusal, tmp_path, command):
     said = refusal(f"{command} @LN.caster sizes")
     found = re.match(
         r"images of several sizes cannot be aligned together \(as \w+/(\d+).png and "
-        r"\w+/(\d+).png\): state a resize in the preprocessing, .* --mechanism features",
+        r"\w+/(\d+).png\): state a resize in the preprocessing, or set --mechanism to features",
         said,
     )
     assert [int(number) < 20 for number in found.groups()].count(True) == 1
@@ -538,6 +539,7 @@ def test_interrupted_predictions_continue_as_if_nothing_had_been(typed, monkeypa
     line = f"predict LN @LN.caster @target --shuffle 0 --batch-size 24 --mechanism {mechanism} -o"
     assert typed(f"{line} whole.csv").exit_code == 0
     with monkeypatch.context() as patched:
+        patched.setattr("caster.adapt.prediction.SNAPSHOT_EVERY", 0.0)
         answered(patched, interrupted=3)
         result = typed(f"{line} out.csv")
     assert (result.exit_code, result.stdout) == (130, "")
@@ -571,16 +573,86 @@ def test_a_killed_run_continues_from_its_last_snapshot(typed, monkeypatch):
     assert Path("out.csv").read_bytes() == Path("whole.csv").read_bytes()
 
 
-def test_another_run_starts_again(typed, monkeypatch):
+def test_another_run_starts_again_and_says_so(typed, monkeypatch):
     line = "predict LN @LN.caster @target --shuffle 0 --batch-size 32 -o out.csv"
     with monkeypatch.context() as patched:
+        patched.setattr("caster.adapt.prediction.SNAPSHOT_EVERY", 0.0)
         answered(patched, interrupted=3)
         assert typed(line).exit_code == 130
     with monkeypatch.context() as patched:
         calls = answered(patched)
-        assert typed(f"{line} --tau 0.5").exit_code == 0
+        result = typed(f"{line} --tau 0.5")
+        assert result.exit_code == 0
+        assert "out.csv.partial is of another run, or damaged: starting again" in result.stderr
     assert sum(calls) == len(TARGET)
     assert [path.name for path in Path().glob("out*")] == ["out.csv"]
+
+
+STEPS = {  # of one batch, and where an interrupt may come
+    "answer": ("caster.adapt.prediction", "answer_images"),
+    "columns": ("caster.adapt.prediction", "_softmax"),
+    "rows": ("caster.io.prediction_table.CsvTable", "write"),
+    "snapshot": ("caster.io.signed_tensors", "write"),
+}
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("step", STEPS)
+def test_an_interrupt_at_any_step_of_a_batch_costs_no_row(typed, monkeypatch, step, after):
+    line = "predict LN @LN.caster @target --shuffle 0 --batch-size 24 -o"
+    assert typed(f"{line} whole.csv").exit_code == 0
+    module, name = STEPS[step]
+    owner, calls = resolve_name(module), []
+    original = getattr(owner, name)
+
+    def interrupting(*arguments, **options):
+        calls.append(1)
+        if len(calls) == 3 and not after:
+            raise KeyboardInterrupt
+        found = original(*arguments, **options)
+        if len(calls) == 3 and after:
+            raise KeyboardInterrupt
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr("caster.adapt.prediction.SNAPSHOT_EVERY", 0.0)
+        patched.setattr(owner, name, interrupting)
+        assert typed(f"{line} out.csv").exit_code == 130
+    assert typed(f"{line} out.csv").exit_code == 0
+    assert Path("out.csv").read_bytes() == Path("whole.csv").read_bytes()
+
+
+def test_a_full_disk_for_the_snapshot_loses_no_row(typed, monkeypatch):
+    def full(*arguments):
+        raise CasterError("cannot write the snapshot: No space left on device")
+
+    line = "predict LN @LN.caster @target --shuffle 0 --batch-size 32 -o"
+    assert typed(f"{line} whole.csv").exit_code == 0
+    monkeypatch.setattr("caster.adapt.prediction.SNAPSHOT_EVERY", 0.0)
+    monkeypatch.setattr("caster.io.signed_tensors.write", full)
+    result = typed(f"{line} out.csv")
+    assert result.exit_code == 0, result.output
+    assert "no snapshot was written" in result.stderr
+    assert Path("out.csv").read_bytes() == Path("whole.csv").read_bytes()
+
+
+def test_a_linked_output_stays_a_link(typed):
+    Path("real.csv").write_text("old")
+    Path("out.csv").symlink_to("real.csv")
+    assert typed("predict LN @LN.caster @target --shuffle 0 -o out.csv").exit_code == 0
+    assert Path("out.csv").is_symlink()
+    assert len(rows_of("real.csv")) == len(TARGET)
+
+
+def test_two_runs_do_not_share_a_partial_file(typed, monkeypatch):
+    from caster.io.files import locked
+
+    line = "predict LN @LN.caster @target --shuffle 0 -o out.csv"
+    with locked(Path("out.csv.partial.lock"), "held"):
+        result = typed(line)
+    assert result.exit_code == 1
+    assert "another run writes" in result.stderr
+    assert typed(line).exit_code == 0
 
 
 def test_the_first_row_is_written_when_the_first_batch_is_answered(typed, monkeypatch):
@@ -718,7 +790,7 @@ def test_a_network_without_a_site_for_full_maps(typed, refusal, monkeypatch, mad
     assert calls == [16]  # what was kept still is
     np.savez(made / "f.npz", features=np.zeros((4, 3)), labels=[0, 0, 1, 1])
     said = refusal("fit @f.npz --full-maps -o out.caster")
-    assert said == "--full-maps is for images: give a model with --model"
+    assert said == "--full-maps requires --model"
 
 
 @pytest.mark.parametrize("command", ["predict", "evaluate"])

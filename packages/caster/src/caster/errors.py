@@ -9,9 +9,9 @@ FIELD = "{argument}"
 # line, and lone surrogates, which cannot be encoded.
 _UNSAFE = [range(0x20), range(0x7F, 0xA0), (0x61C, 0x200E, 0x200F), range(0x2028, 0x202F)]
 _UNSAFE += [range(0x2066, 0x206A)]
-_IMAGES = {code: 0x2400 + code for code in range(0x20)} | {0x7F: 0x2421}
+_CONTROL_PICTURES = {code: 0x2400 + code for code in range(0x20)} | {0x7F: 0x2421}
 _VISIBLE: dict[int, int | str] = {
-    code: _IMAGES.get(code, 0xFFFD) for codes in _UNSAFE for code in codes
+    code: _CONTROL_PICTURES.get(code, 0xFFFD) for codes in _UNSAFE for code in codes
 } | {code: f"\\u{code:04x}" for code in range(0xD800, 0xE000)}
 _LINES_KEPT = {code: sign for code, sign in _VISIBLE.items() if code != ord("\n")}
 

@@ -118,7 +118,7 @@ def section(results: Results) -> Section | None:
         f"Source-GDA is more accurate than k-NN in {found.wins} of {len(found.settings)} settings; "
         f"the median k-NN state is {found.ratio:.3g} times as large{smaller}.",
     )
-    picture = StudyFigure(
+    figure = StudyFigure(
         "estimators",
         "Left: one point per backbone and data set; above the diagonal, Source-GDA is more "
         "accurate. Right: state of k-NN as a multiple of Source-GDA's, log scale; left of one, "
@@ -127,7 +127,7 @@ def section(results: Results) -> Section | None:
         max(3.8, 0.9 + 0.22 * len(found.settings)),
         lambda figure, ink: draw(figure, found, ink),
     )
-    return Section("estimators", TITLE, sentences, HOW, _tables(found), (picture,))
+    return Section("estimators", TITLE, sentences, HOW, _tables(found), (figure,))
 
 
 def _tables(found: Estimators) -> tuple[Table, ...]:

@@ -122,8 +122,8 @@ def fill(
             for ending in tables:
                 path = folder / TABLES / f"{table.name}.{ending}"
                 path.write_text(TABLE_FORMATS[ending](table), encoding="utf-8")
-        for picture in section.figures:
-            drawn[picture.name] = save_figure(picture, folder / FIGURES, figures)
+        for each in section.figures:
+            drawn[each.name] = save_figure(each, folder / FIGURES, figures)
     (folder / TEXT).write_text(as_text(results, made), encoding="utf-8")
     return drawn
 
@@ -219,13 +219,13 @@ def refusals(results: Results) -> list[str]:
     return [f"{line} ({cells(count)})" for line, count in counts.items()]
 
 
-def linked(picture: StudyFigure, folder: str) -> str:
+def linked(each: StudyFigure, folder: str) -> str:
     """Link a figure in Markdown, with its caption.
 
     SVG rather than PNG, whose compression depends on the processor.
     """
-    alt, caption = in_markdown(picture.alt), in_markdown(picture.caption)
-    return f"![{alt}]({folder}/{picture.name}.svg)\n\n{caption}"
+    alt, caption = in_markdown(each.alt), in_markdown(each.caption)
+    return f"![{alt}]({folder}/{each.name}.svg)\n\n{caption}"
 
 
 def as_text(results: Results, sections: Sequence[Section]) -> str:
@@ -243,19 +243,17 @@ def as_text(results: Results, sections: Sequence[Section]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def save_figure(
-    picture: StudyFigure, folder: Path, formats: tuple[str, ...] = FIGURE_FORMATS
-) -> str:
+def save_figure(each: StudyFigure, folder: Path, formats: tuple[str, ...] = FIGURE_FORMATS) -> str:
     """Draw a figure, write it in these formats on white, and return it as an HTML element."""
     with rc_context():
         rcdefaults()  # ignore the user's matplotlibrc
         rcParams["svg.hashsalt"] = "caster"
-        figure = html.drawn(picture.draw, picture.height)
+        figure = html.drawn(each.draw, each.height)
         figure.draw_without_rendering()
         figure.set_layout_engine("none")  # fix the layout for all formats
-        element = html.embedded(figure, picture.alt)
+        element = html.embedded(figure, each.alt)
         figure.patch.set_alpha(1)
         for kind in formats:
-            path = folder / f"{picture.name}.{kind}"
+            path = folder / f"{each.name}.{kind}"
             figure.savefig(path, format=kind, metadata=_UNDATED[kind], dpi=200)
     return element

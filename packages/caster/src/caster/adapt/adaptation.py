@@ -14,8 +14,8 @@ from caster.core.verdict import Verdict
 class Adaptation:
     """One adapted batch: labels, probabilities, and the verdict on them.
 
-    Arrays are of the kind and on the device of the input. Columns of scores are in the order of
-    the classes.
+    Arrays are of the kind and on the device of the model's outputs; labels that are not numbers are
+    NumPy arrays. Columns of scores are in the order of the classes.
 
     >>> from caster import Caster
     >>> clf = Caster().fit([[0.0], [1.0], [4.0], [5.0]], ["low", "low", "high", "high"])

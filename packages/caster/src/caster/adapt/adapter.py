@@ -48,17 +48,18 @@ class Adapter:
     """A frozen model that answers with a verdict.
 
     The state must have been fitted with this very model and preprocessing: their digests are
-    compared, and `allow_other_model` or `allow_other_preprocessing` say that you know better.
+    compared, and `allow_other_model` or `allow_other_preprocessing` skip that check.
     With a `key`, bytes or the path of a key file, the state file must be signed with it.
 
     Parameters
     ----------
     mechanism : "layers" aligns the layers inside the network, "features" transports the last
-        features, as the paper does. "auto" aligns layers if the state has them and the model shows
-        them, and transports features otherwise.
+        features, as the paper does. "auto" aligns layers if the state has them and the model
+        exposes them, and transports features otherwise.
     tau : largest accepted ratio, instead of the mechanism's own.
     safeguards : False leaves the transport of features to the paper's gate alone; see `Caster`.
-    every : compare with the frozen model only once in so many windows while the verdict is stable.
+    every : compare with the frozen model in one of every so many windows while the verdict is
+        stable.
         Saves most of the second pass of "layers"; such batches have the reason "rest" and no ratio.
 
     Attributes
@@ -110,27 +111,32 @@ class Adapter:
         self.state = held
         self.classes = held.classes
         self.head = held.head
-        self.clf = configured(Caster.from_state(held), tau, safeguards)
+        if not isinstance(every, int) or every < 1:
+            raise CasterError(f"every must be 1 or more, not {every!r}")
         self.mechanism = _resolved(mechanism, model, held)
+        own = tau if self.mechanism == "features" else None
+        self.clf = configured(Caster.from_state(held), own, safeguards)
         self._columns = Columns(held.head)
-        self._lanes: dict[Any, Any] = {}  # one per GPU
+        self._runners: dict[Any, Any] = {}  # one per GPU
         self._layers: LayerTransport | None = None
         if self.mechanism == "layers":
             self._layers = self._layer_transport(tau, every)
-        self._alone = Lock()
+        self._lock = Lock()
+        digest = bytes.fromhex(states.digest(held))  # streams are resumed with the same state only
+        self._source_digest = np.frombuffer(digest, np.uint8)
 
     def __repr__(self) -> str:
         return f"Adapter({self.model!r}, {self.state!r}, mechanism={self.mechanism!r})"
 
     def __call__(self, batch: Any) -> Adaptation:
-        """Adapt to one batch by itself: what came before it has no influence.
+        """Adapt to one batch, independently of earlier ones.
 
         The batch must be prepared as the model takes it. It may come as a DataLoader yields it,
         `[x]`, `(x, y)` or `{"pixel_values": x}`: only the inputs are used.
         """
         if self._layers is None:
             return self._begin(inputs_of(batch))()
-        with self._alone:  # calls from several threads take turns
+        with self._lock:  # calls from several threads take turns
             self._layers.reset()
             return self._aligned(self._layers, inputs_of(batch), None)
 
@@ -149,16 +155,19 @@ class Adapter:
         if self._layers is not None or not runs_on_gpu(self.model):
             yield from map(self.new_stream(), batches)
             return
-        pending: list[Callable[[], Adaptation]] = []
-        try:
-            for batch in batches:
-                pending.append(self._begin(inputs_of(batch)))
-                if len(pending) > 1:
-                    yield pending.pop(0)()
-        except CasterError:  # in the later batch: the earlier one is answered all the same
-            yield from (finish() for finish in pending)
-            raise
-        yield from (finish() for finish in pending)
+        finish: Callable[[], Adaptation] | None = None
+        for batch in batches:
+            try:
+                following = self._begin(inputs_of(batch))
+            except CasterError:
+                if finish is not None:  # the batch before still gets its answer
+                    yield finish()
+                raise
+            if finish is not None:
+                yield finish()
+            finish = following
+        if finish is not None:
+            yield finish()
 
     def new_stream(self) -> Stream:
         """Start an independent stream: one per client, camera or data set."""
@@ -167,19 +176,14 @@ class Adapter:
     def resume(self, state: StreamState | str | os.PathLike[str]) -> Stream:
         """Continue a stream from its `state()`, or from the file that it was saved to."""
         if isinstance(state, str | os.PathLike):
-            state = _load_stream(state, states.digest(self.state))
+            state = _load_stream(state)
         stream = Stream(self)
         stream._restore(state)
         return stream
 
     def save(self, path: str | os.PathLike[str], *, key: Key | None = None) -> None:
         """Write the state, bound to the model and its preprocessing; with a key, signed."""
-        self.clf.save(path, key=key)
-
-    @property
-    def sites(self) -> int | None:
-        """How many sites are aligned, as far as known before the first batch; None: features."""
-        return None if self._layers is None else len(self._layers.aligned_sites)
+        states.save(self.state, path, key)
 
     @property
     def full_maps(self) -> int:
@@ -213,9 +217,8 @@ class Adapter:
         )
         if not found.sites:
             raise CasterError(
-                f"{model.name} has none of the state's sites: adapt the last features with "
-                "{argument}",
-                argument="mechanism='features'",
+                f"{model.name} has none of the state's sites: set {{argument}} to features",
+                argument="mechanism",
             )
         return found
 
@@ -243,7 +246,7 @@ class Adapter:
         return self._begin_from(outputs)()
 
     def _begin(self, batch: Any) -> Callable[[], Adaptation]:
-        """Send a batch on its way; the function returned waits for its answer."""
+        """Launch a batch; the returned function waits for its answer."""
         model = self.model
         if not runs_on_gpu(model):
             return self._begin_from(model(batch))
@@ -267,11 +270,11 @@ class Adapter:
     ) -> Callable[[], Adaptation]:
         from caster.models.cuda import GraphRunner
 
-        lane = self._lanes.get(device)
-        if lane is None:
-            lane = self._lanes.setdefault(device, GraphRunner(device))
+        runner = self._runners.get(device)
+        if runner is None:
+            runner = self._runners.setdefault(device, GraphRunner(device))
         settings = self.clf.settings
-        (batch, *arrays), fetch = lane.run(first, work, settings)
+        (batch, *arrays), fetch = runner.run(first, work, settings)
         if batch.shape[0] == 1:
             answer = self.clf.adapt(batch, *arrays)
             return lambda: answer
@@ -344,12 +347,20 @@ class Stream:
     def state(self) -> dict[str, NDArray[Any]]:
         """Everything the stream remembers, as named NumPy arrays, to `resume` it exactly."""
         running = {} if self._layers is None else self._layers.state()
-        return {**running, "samples": np.array(self.samples, np.int64)}
+        return {
+            **running,
+            "samples": np.array(self.samples, np.int64),
+            "source": self.adapter._source_digest,
+        }
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state to a file, whole or not at all, for `Adapter.resume`."""
-        header = {"format": STREAM_FORMAT, "state": states.digest(self.adapter.state)}
-        signed_tensors.write(self.state(), header, path)
+        signed_tensors.write(self.state(), {"format": STREAM_FORMAT}, path)
+
+    @property
+    def sites(self) -> int | None:
+        """Number of aligned sites, final after the first batch; None: features are transported."""
+        return None if self._layers is None else len(self._layers.aligned_sites)
 
     def reset(self) -> None:
         """Forget every batch."""
@@ -358,14 +369,18 @@ class Stream:
             self._layers.reset()
 
     def _restore(self, state: StreamState) -> None:
+        mechanism = self.adapter.mechanism
+        problem = CasterError(f"this is not the state of a stream with mechanism={mechanism!r}")
+        if "source" not in state or (self._layers is None) == ("certificate" in state):
+            raise problem
+        if not np.array_equal(state["source"], self.adapter._source_digest):
+            raise CasterError("this is a stream of another state: start a new one")
         try:
             self.samples = int(np.asarray(state["samples"]).item())
             if self._layers is not None:
                 self._layers.resume(state)
         except (KeyError, TypeError, ValueError):
-            raise CasterError(
-                f"this is not the state of a stream with mechanism={self.adapter.mechanism!r}"
-            ) from None
+            raise problem from None
 
 
 def check_frozen(model: Any) -> None:
@@ -390,10 +405,10 @@ def _resolved(
     if mechanism not in ("auto", "layers", "features"):
         raise CasterError(f"mechanism is 'auto', 'layers' or 'features', not {mechanism!r}")
     problem = None
-    if state.layers is None:
-        problem = "the state has no layers: fit again with layers"
-    elif not hasattr(model, "twin"):
+    if not hasattr(model, "twin"):
         problem = f"layer transport needs a torch module, and {model.name} is not one"
+    elif state.layers is None:
+        problem = "the state has no layers: fit again with layers"
     elif state.head is None:
         problem = "layer transport answers in the model's own classes, and the state has others"
     if mechanism == "auto":
@@ -414,13 +429,11 @@ def _fetch_choices(attempt: Attempt, fetch: Callable[[Array], Any]) -> Callable[
     return wait
 
 
-def _load_stream(path: str | os.PathLike[str], digest: str) -> StreamState:
-    """Read a file of `Stream.save`, which must be of a stream with the same state."""
+def _load_stream(path: str | os.PathLike[str]) -> StreamState:
+    """Read a file of `Stream.save`."""
 
     def check(metadata: dict[str, str]) -> None:
         if metadata.get("format") != STREAM_FORMAT:
             raise CasterError(f"{path} is a safetensors file, but not a saved stream")
-        if metadata.get("state") != digest:
-            raise CasterError(f"{path} is a stream of another state: start a new one")
 
     return signed_tensors.read(path, "a saved stream", "Stream.save", check)[0]

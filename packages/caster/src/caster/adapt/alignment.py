@@ -63,8 +63,8 @@ class Alignment:
 
     _shared: frozenset[Site] | None = None  # BatchNorms left alone, once a batch has shown them
     _lane: cuda.GraphRunner | None = None
-    _order: Sequence[Site] = ()  # in which a pass comes by the sites
-    _limits: Mapping[Site, Tensor] | None = None  # of plausible samples, at the first of them
+    _order: Sequence[Site] = ()  # sites in execution order
+    _shape: tuple[int, ...] = ()  # of an input
 
     def __init__(
         self,
@@ -81,11 +81,12 @@ class Alignment:
         self.memory = memory
         self.past: dict[Site, ChannelMoments] = {}
         self._pending: dict[Site, ChannelMoments] = {}  # of a batch that is not yet accepted
-        self._samples = 0  # of the batch at hand
+        self._samples = 0  # in the current batch
         self._plausible: Tensor | None = None  # (n,), of its samples
         self._ends = ends
         self._full = full
         self._measured = layers is not None
+        self._limits: dict[tuple[int, ...], Mapping[Site, Tensor]] = {}  # plausible, by input shape
         self._twin = model.twin()
         self._twin.head = None  # known when a batch comes
         parts = dict(self._twin.module.named_modules())
@@ -122,17 +123,18 @@ class Alignment:
 
     def __getstate__(self) -> dict[str, Any]:
         """Copy and pickle without recordings and what the first batch showed."""
-        shown = ("_shared", "_lane", "_order", "_limits", "_plausible")
-        return {name: part for name, part in vars(self).items() if name not in shown}
+        shown = ("_shared", "_lane", "_order", "_limits", "_shape", "_plausible")
+        kept = {name: part for name, part in vars(self).items() if name not in shown}
+        return {**kept, "_limits": {}}
 
     def __call__(self, batch: Any) -> Outputs:
         """Features and logits with aligned layers; `accept` then adds the batch to the past."""
         placed = self.model.placed(batch)
-        self._look(placed)
+        self._inspect_network(placed)
         self._samples, self._pending, self._plausible = len(placed), {}, None
         recorded = self.model.cuda_graph and runs_on_gpu(self.model)
         try:
-            # A batch that rests on itself depends on nothing else, as a recording must.
+            # A batch of at least `memory` samples depends on nothing else, as a recording must.
             run = self._replayed if recorded and len(placed) >= self.memory else self._run
             features, logits = run(placed)
         finally:
@@ -176,11 +178,17 @@ class Alignment:
     def resume(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Continue from a `state`."""
         self.reset()
-        for site in (aligned.site for aligned in self._sites):
-            if f"{site}.count" in state:
-                parts = (torch.as_tensor(state[f"{site}.{name}"]) for name in ("mean", "variance"))
-                mean, variance = (part.to(self.model.device) for part in parts)
-                self.past[site] = ChannelMoments(float(state[f"{site}.count"]), mean, variance)
+        sources = {str(aligned.site): aligned for aligned in self._sites}
+        saved = {name.removesuffix(".count") for name in state if name.endswith(".count")}
+        if not saved <= sources.keys():
+            raise ValueError("moments of other sites")
+        for aligned in (sources[name] for name in saved):
+            site, shape = aligned.site, aligned.source.mean.shape
+            parts = [torch.as_tensor(state[f"{site}.{name}"]) for name in ("mean", "variance")]
+            if not all(part.shape == shape and bool(part.isfinite().all()) for part in parts):
+                raise ValueError(site)
+            mean, variance = (part.to(self.model.device) for part in parts)
+            self.past[site] = ChannelMoments(float(state[f"{site}.count"]), mean, variance)
 
     @property
     def full_maps(self) -> int:
@@ -254,18 +262,18 @@ class Alignment:
 
     def _judge(self, site: Site, values: Tensor, source: ChannelMoments) -> Tensor:  # (n,)
         """Which samples are plausible, by their values at the first site."""
-        limits = (self._limits or {}).get(site)
+        limits = self._limits.get(self._shape, {}).get(site)
         if limits is None:
             limits = broad_limits(source)
         found = energies(values, site.axis, self._samples, source.mean)
         return plausible(found, limits, self._samples)
 
-    def _look(self, batch: Tensor) -> None:
+    def _inspect_network(self, batch: Tensor) -> None:
         """On the first batch, find the classifier and the sites that cannot be aligned."""
         if self._twin.head is None and self.model.head is not None:
             self._twin.head = plain_name(self.model.head)
         if self._shared is None:
-            # A BatchNorm that a pass calls twice has one mean for two places.
+            # A BatchNorm that a pass calls twice has one set of statistics for two positions.
             batchnorms = [aligned.site for aligned in self._batchnorms]
             times = (
                 self._unhooked(lambda hooks: times_called(self.model.twin(hooks), batch))
@@ -277,8 +285,9 @@ class Alignment:
                 log.warning("%s of %s is called twice: not aligned", site, self.model.name)
             if not self._measured:
                 self._warn_unmeasured(batch)
-        if self._limits is None:
-            self._limits = self._sharp_limits(batch)
+        self._shape = tuple(batch.shape[1:])
+        if self._shape not in self._limits:
+            self._limits[self._shape] = self._sharp_limits(batch)
 
     def _sharp_limits(self, batch: Tensor) -> dict[Site, Tensor]:
         """Limits by the range of input values; empty if it is unknown or not that of images."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -30,9 +31,14 @@ from caster.io.subset import check_limit, over_classes, some_features, some_imag
 from caster.models.heads import class_logits, head_columns
 from caster.models.protocol import FrozenModel, Outputs, preprocessing_sha256
 from caster.state import State
+from caster.state.source_check import SourceCheck
 
 if TYPE_CHECKING:
-    from caster.models.activation_statistics import ActivationStatistics
+    pass
+
+DOUBTFUL = 0.5  # accuracy of the head on the source below which its classes look mixed up
+
+log = logging.getLogger("caster")
 
 LayerChoice = bool | Literal["auto", "full"]
 
@@ -62,7 +68,8 @@ def fit(
     disk.
     """
     check_frozen(model)
-    statistics = _statistics(model, layers, use_head)
+    measured = _measures_layers(model, layers, use_head)
+    statistics = activation_statistics_for(model, full=layers == "full") if measured else None
     chunks, columns = [], None
     for images, labels in map(pair, batches):
         outputs = (statistics or model)(images)
@@ -78,6 +85,7 @@ def fit(
         for features, labels, logits in chunks
     ]
     clf = Caster(**settings).fit_stream(labelled, known)
+    warn_of_poor_head(clf.source_check_)
     if statistics is None or head is None:
         return Adapter(model, bound_state(clf, model, head))
     # A stated preprocessing knows the range of its values.
@@ -108,8 +116,19 @@ def fit_file(
     file = some_features(file, over_classes(labels, limit))
     passes = _Passes(file, _has_logits(file, len(classes)), None, progress)
     clf = Caster(**vars(settings)).fit_stream(passes, classes)
+    warn_of_poor_head(clf.source_check_)
     clf.save(output, key=signer)
     return clf
+
+
+def warn_of_poor_head(check: SourceCheck | None) -> None:
+    """Warn if the head is seldom right on the source: its classes are probably mixed up."""
+    if check is not None and check.head is not None and check.head < DOUBTFUL:
+        log.warning(
+            "the model's head is right on only %.1f %% of the source: check the order of its "
+            "classes and its preprocessing, or fit without the head if its classes are others",
+            100 * check.head,
+        )
 
 
 class FittedImages(NamedTuple):
@@ -142,7 +161,7 @@ def fit_images(
     spread evenly over the classes.
     """
     check_limit(limit)
-    measured = _statistics(model, layers, use_head) is not None
+    measured = _measures_layers(model, layers, use_head)
     _check_output(output, model, images)
     signer = None if key is None else key_bytes(key)
     if limit is not None and images.labels is not None:
@@ -167,25 +186,25 @@ def fit_images(
     columns = head(features.outputs)
     passes = _Passes(features, columns is not None, columns, progress)
     clf = Caster(**vars(settings)).fit_stream(passes, classes)
+    warn_of_poor_head(clf.source_check_)
     found = _moments(features, layers == "full") if measured else None
     states.save(bound_state(clf, model, columns, found), output, signer)
     return FittedImages(clf, features.unreadable, found)
 
 
-def _statistics(
-    model: FrozenModel, layers: LayerChoice, use_head: bool
-) -> ActivationStatistics | None:
-    """What measures the model's layers while it runs; None if they are not to be measured."""
+def _measures_layers(model: FrozenModel, layers: LayerChoice, use_head: bool) -> bool:
+    """Whether the model's layers are measured, and an error if they cannot be."""
     if layers not in (False, True, "auto", "full"):
         raise CasterError(f"layers are True, False, 'auto' or 'full', not {layers!r}")
     if layers is False or (layers == "auto" and not (use_head and hasattr(model, "twin"))):
-        return None
+        return False
     if not use_head:
         raise CasterError(
             "layer transport answers in the model's own classes: fit without layers, or with the "
             "model's head"
         )
-    return activation_statistics_for(model, full=layers == "full")
+    activation_statistics_for(model)  # rejects what is not a torch module
+    return True
 
 
 def bound_state(

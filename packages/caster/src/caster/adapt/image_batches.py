@@ -78,7 +78,7 @@ def read_batches(
 
     def batch(rows: Sequence[int], decoded: list[Future[ImageArray]]) -> ImageBatch:
         readable, unreadable = _collected(rows, decoded, skip_unreadable)
-        # Not ahead of time: a model on the CPU loses more to a thread beside it than this takes.
+        # Not ahead of time: a concurrent thread would slow a CPU model by more than this takes.
         groups = _by_size(list(readable.values()), preprocessing)
         return ImageBatch(list(readable), groups, unreadable)
 

@@ -195,7 +195,7 @@ def _fill(
         try:
             model.verify()
         except CasterError:
-            partial.clear()  # nobody knows which weights made these features
+            partial.clear()  # it is unknown which weights produced these features
             raise
 
 

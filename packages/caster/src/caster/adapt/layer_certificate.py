@@ -105,7 +105,7 @@ class ComparisonSchedule:
     def reset(self) -> None:
         """Forget the stream."""
         self.accepted = False  # the last verdict
-        self._stable = 0  # samples that it has stood for
+        self._stable = 0  # samples since it last changed
         self._compared = 0  # of those, compared since the last skip
         self._to_skip = 0  # samples
 

@@ -41,14 +41,14 @@ class LayerSettings:
     caster.errors.CasterError: depth is a share of the sites above 0, not 2.0
     """
 
-    prior: float = 16.0  # samples that the source's moments count as
+    prior: float = 16.0  # weight of the source's moments, in samples
     memory: int = 64  # samples behind the target's moments, earlier ones if a batch has fewer
     depth: float = 0.5  # share of the sites that are aligned, from the first on
     sites: tuple[str, ...] | None = None  # patterns of site names instead
     maps: Literal["diagonal", "full"] = "diagonal"  # full where a site has few channels
     tau: float = 1.0  # largest accepted ratio
     window: int = 256  # samples behind the certificate
-    every: int = 1  # windows of which one is compared while the verdict is stable
+    every: int = 1  # compare one window in this many while the verdict is stable
 
     def __post_init__(self) -> None:
         if not 0 <= self.prior < math.inf:
@@ -117,7 +117,7 @@ class LayerTransport:
                 f"network with sites of at most {FULL_MAP_CHANNELS} channels besides BatchNorms"
             )
         batchnorms = batchnorm_sites(model.module)
-        self.sites = self._chosen(list(found or {}), batchnorms)
+        self.sites = self._select_sites(list(found or {}), batchnorms)
         kept = found and {site: found[site] for site in found if site in self.sites}
         own = [site for site in batchnorms if site in self.sites]
         ends = input_range if model.preprocessing is None else model.preprocessing.value_range
@@ -127,7 +127,7 @@ class LayerTransport:
         self._schedule = ComparisonSchedule(settings.every, settings.window)
         self._guard = _SingleThread()
 
-    def _chosen(self, measured: list[Site], batchnorms: Sequence[Site]) -> list[Site]:
+    def _select_sites(self, measured: list[Site], batchnorms: Sequence[Site]) -> list[Site]:
         """The sites to align: the first ones in the order of the network, or those named."""
         found = measured if set(measured) & set(batchnorms) else [*batchnorms, *measured]
         if self.settings.sites is not None:
@@ -147,12 +147,12 @@ class LayerTransport:
     def __call__(self, batch: Any, frozen: Outputs | None = None) -> LayerAnswer:
         """Answer a batch behind the certificate; `frozen` is the model's output, if known."""
         with self._guard:
-            return self._plausibly(self.model.placed(batch), frozen, self._gated)
+            return self._answer_plausible(self.model.placed(batch), frozen, self._gated)
 
     def align(self, batch: Any) -> LayerAnswer:
         """Answer a batch with aligned layers, without a certificate."""
         with self._guard:
-            return self._plausibly(self.model.placed(batch), None, self._ungated)
+            return self._answer_plausible(self.model.placed(batch), None, self._always)
 
     def new_stream(self) -> Self:
         """Another stream over the same model and source, as if no batch had been seen.
@@ -205,26 +205,31 @@ class LayerTransport:
         if self._schedule.skips:
             if self._schedule.accepted:
                 after = self._aligned(batch)
-                answer = self._ungated(batch, None, after)
+                answer = self._ungated(after)
             else:
                 before = before or self.model(batch)
                 logits = self.columns(before.logits)
                 answer = LayerAnswer(logits, Verdict(False, "rest", UNCHECKED), None, logits)
             if not self._certificate.has_dropped(answer.scores, self._schedule.accepted):
+                self._alignment.accept()
                 self._schedule.skipped(len(batch))
                 return answer
-        before = before or self.model(batch)  # first: if it fails, the batch has left no trace
-        answer = self._compared(after or self._aligned(batch), before)
+        before = before or self.model(batch)
+        after = after or self._aligned(batch)
+        self._alignment.accept()  # both passes succeeded: until here the batch left no trace
+        answer = self._compared(after, before)
         if self._schedule.compared(len(batch), answer.verdict.accepted):
             self._certificate.settle()
             if not answer.verdict.accepted:
                 self._alignment.reset()  # the next comparison is of another part of the stream
         return answer
 
-    def _ungated(
-        self, batch: Tensor, before: Outputs | None, after: Outputs | None = None
-    ) -> LayerAnswer:
-        after = after or self._aligned(batch)
+    def _always(self, batch: Tensor, before: Outputs | None) -> LayerAnswer:
+        answer = self._ungated(self._aligned(batch))
+        self._alignment.accept()
+        return answer
+
+    def _ungated(self, after: Outputs) -> LayerAnswer:
         verdict = Verdict(True, "rest", UNCHECKED)
         return LayerAnswer(after.logits, verdict, after.logits, None, after.features)
 
@@ -243,10 +248,9 @@ class LayerTransport:
         logits: Tensor = self.columns(outputs.logits)
         if not bool(logits.isfinite().all()):
             raise _NotFiniteError
-        self._alignment.accept()
         return Outputs(outputs.features, logits)
 
-    def _plausibly(
+    def _answer_plausible(
         self,
         batch: Tensor,
         before: Outputs | None,
@@ -271,7 +275,7 @@ class LayerTransport:
             verdict = Verdict(False, "implausible", math.inf)
             return LayerAnswer(rest, verdict, None, rest, implausible=len(rest))
         known = None if before is None else _rows(before, rows)
-        answer = self._plausibly(batch[kept], known, work)
+        answer = self._answer_plausible(batch[kept], known, work)
         filled = {
             name: None if part is None else _filled(kept, part, rest)
             for name in ("scores", "adapted", "frozen")
@@ -315,8 +319,13 @@ def _check_sites(model: TorchModel, layers: Mapping[Site, ChannelMoments]) -> No
 
 
 def _check_finite(logits: Array) -> None:
-    if not bool(torch.as_tensor(logits).isfinite().all()):
-        raise CasterError("the model's logits are not finite: drop or repair such images")
+    broken = ~torch.as_tensor(logits).isfinite().all(dim=1)
+    if bool(broken.any()):
+        row = int(broken.int().argmax())
+        raise CasterError(
+            f"the model's logits are not finite, first for sample {row} of {len(broken)}: drop or "
+            "repair such images"
+        )
 
 
 def _rows(outputs: Outputs, rows: NDArray[np.bool_]) -> Outputs:
@@ -333,6 +342,7 @@ def _zeroed(logits: Array) -> Tensor:
 def _filled(kept: Tensor, own: Array, others: Array) -> Tensor:  # (n,), (k, C), (n - k, C)
     """The scores of a batch, from those of the samples that were kept and of the others."""
     scores = torch.as_tensor(own)
+    kept = kept.to(scores.device)
     whole = scores.new_empty(len(kept), scores.shape[1])
     whole[kept], whole[~kept] = scores, torch.as_tensor(others).to(scores)
     return whole

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,19 +34,21 @@ from caster.core.verdict import Reason
 from caster.errors import CasterError
 from caster.io import Progress, signed_tensors, silent
 from caster.io.feature_files import open_features
-from caster.io.files import move_into_place
+from caster.io.files import check_writable, locked, move_into_place
 from caster.io.images import Images
 from caster.io.labels import Labels
 from caster.io.prediction_table import Columns, CsvTable, Table, check_table, open_table
 from caster.io.signed_tensors import Key
 from caster.io.subset import at_random, check_limit, first, some_features, some_images
 from caster.models.heads import class_logits
-from caster.models.protocol import Outputs
+from caster.models.protocol import Outputs, preprocessing_sha256
 from caster.state import State
 from caster.state.source_check import SourceCheck
 
+log = logging.getLogger("caster")
+
 DIGITS = 6  # of probabilities in a table
-MANY_CHANGED = 0.3  # of the answers in adapted batches: more need a look at labelled data
+MANY_CHANGED = 0.3  # of the answers in adapted batches: above this, check on labelled data
 SNAPSHOT_EVERY = 5.0  # seconds: what a crash may cost
 FORMAT = "caster-predict 1"
 STAGE = "adapting"
@@ -61,7 +64,7 @@ class Summary:
     reasons: Counter[Reason] = field(default_factory=Counter)  # batches by verdict
     ratios: list[float] = field(default_factory=list)  # one per compared batch
     changed: int | None = None  # predictions that differ from the frozen head's, if it has one
-    adapted: int = 0  # rows that the adapted classifier answered
+    adapted: int = 0  # rows that the adapted classifier answered, of batches that were compared
     unreadable: list[str] = field(default_factory=list)  # images skipped, and why
     resumed: int = 0  # rows that an interrupted run had written
     source_check: SourceCheck | None = None
@@ -167,7 +170,7 @@ def predict_images(
     images = some_images(images, chosen)
     rows = np.arange(len(images))
     order = rows if shuffle is None else np.random.default_rng(shuffle).permutation(rows)
-    options = (batch_size, gate, skip_unreadable, spreadsheet_safe, probabilities)
+    options = _Options(batch_size, gate, skip_unreadable, spreadsheet_safe, probabilities)
     with _resumable(adapter, images, output, order, options) as job:
         summary, has_head = job.summary, adapter.state.head is not None
         writer = _Writer(adapter.classes, has_head, gate, probabilities, summary)
@@ -181,17 +184,17 @@ def predict_images(
         with closing(reading):  # or an error would leave its threads running
             progress(STAGE, job.seen, len(images))
             for batch in reading:
-                summary.unreadable += batch.unreadable.values()
-                if batch.rows:
-                    out = answer_images(job.stream, batch, images.names)
-                    names = [images.names[row] for row in batch.rows]
-                    job.table.write(writer.columns(out, chosen[batch.rows].tolist(), names))
-                job.advance(len(batch.rows) + len(batch.unreadable))
+                with job.batch(len(batch.rows) + len(batch.unreadable)):
+                    summary.unreadable += batch.unreadable.values()
+                    if batch.rows:
+                        out = answer_images(job.stream, batch, images.names)
+                        names = [images.names[row] for row in batch.rows]
+                        job.table.write(writer.columns(out, chosen[batch.rows].tolist(), names))
                 progress(STAGE, job.seen, len(images))
         model.verify()
         if summary.rows == 0:
             raise CasterError(f"none of the images of {images.name} can be read")
-        summary.sites, summary.full_maps = adapter.sites, adapter.full_maps
+        summary.sites, summary.full_maps = job.stream.sites, adapter.full_maps
     return summary
 
 
@@ -208,7 +211,7 @@ def answer_images(
         one, other = (names[batch.rows[group.positions[0]]] for group in batch.groups[:2])
         raise CasterError(
             f"images of several sizes cannot be aligned together (as {one} and {other}): state a "
-            "resize in the preprocessing, or adapt the last features with {argument} features",
+            "resize in the preprocessing, or set {argument} to features",
             argument="mechanism",
         )
     with naming_images(names[batch.rows[0]], len(batch.rows)):
@@ -295,7 +298,7 @@ class _Writer:
             differs = scores.argmax(axis=1) != _numbers(out.frozen).argmax(axis=1)
             summary.changed = (summary.changed or 0) + int(differs.sum())
         if used:
-            summary.adapted += len(scores)
+            summary.adapted += 0 if out.frozen is None else len(scores)
             return "layer-transport" if summary.mechanism == "layers" else "caster"
         return "frozen" if self.has_head else "source-gda"
 
@@ -305,22 +308,47 @@ class _Writer:
         return _values(self.classes[_numbers(out.frozen).argmax(axis=1)])
 
 
+@dataclass(frozen=True)
+class _Options:
+    """What a user chose that decides the rows of a table."""
+
+    batch_size: int
+    gate: bool
+    skip_unreadable: bool
+    spreadsheet_safe: bool
+    probabilities: bool
+
+
 class _Job:
     """A run under way: its stream, its table, and how far it came."""
 
     def __init__(self, stream: Stream, table: Table, summary: Summary, seen: int) -> None:
         self.stream, self.table, self.summary, self.seen = stream, table, summary, seen
+        self.saved = seen  # images in the last snapshot
         self.flush: Callable[[], None] = lambda: None
         self.snapshot: Callable[[], None] = lambda: None
-        self._taken_at = time.monotonic()
+        self.between_batches = True  # stream, table and summary agree: a snapshot can be taken
+        self._saved_at = time.monotonic()
 
-    def advance(self, images: int) -> None:
-        """Count images, hand their rows to the system, and take a snapshot now and then."""
-        self.seen += images
+    @contextmanager
+    def batch(self, images: int) -> Iterator[None]:
+        """Answer one batch; its rows then go to the system, and now and then into a snapshot."""
+        self.between_batches = False
+        yield
         self.flush()
-        if time.monotonic() - self._taken_at > SNAPSHOT_EVERY:
+        self.seen += images
+        self.between_batches = True
+        if time.monotonic() - self._saved_at > SNAPSHOT_EVERY:
+            self.save()
+
+    def save(self) -> None:
+        """Take a snapshot; one that cannot be written costs only the chance to resume there."""
+        try:
             self.snapshot()
-            self._taken_at = time.monotonic()
+            self.saved = self.seen
+        except (CasterError, OSError) as error:
+            log.warning("no snapshot was written: %s", error)
+        self._saved_at = time.monotonic()
 
 
 @contextmanager
@@ -329,11 +357,11 @@ def _resumable(
     images: Images,
     output: Path,
     order: NDArray[np.intp],
-    options: tuple[Any, ...],
+    options: _Options,
 ) -> Iterator[_Job]:
     """A job whose rows go to OUTPUT.partial, continued if an equal job was interrupted."""
     summary = Summary(adapter.mechanism, source_check=adapter.state.source_check)
-    safe = bool(options[3])
+    safe = options.spreadsheet_safe
     if output.suffix != ".csv":  # Parquet cannot be appended to
         with open_table(output, safe) as table:
             try:
@@ -343,56 +371,60 @@ def _resumable(
                     "nothing was written: only .csv output can be continued"
                 ) from None
         return
+    shown, output = f"{output}.partial", output.resolve()  # a link stays a link
     partial, snapshot = (Path(f"{output}.partial{end}") for end in ("", ".stream"))
-    identity = _identity(adapter, images, order, options)
-    found = _interrupted(adapter, snapshot, partial, identity, summary)
-    stream, seen, size = found or (adapter.new_stream(), 0, 0)
-    with partial.open("ab") as raw:
-        raw.truncate(size)
-    with partial.open("a", newline="", encoding="utf-8") as text:
-        job = _Job(stream, CsvTable(text, safe, started=size > 0), summary, seen)
+    check_writable(partial)
+    busy = f"another run writes {shown}: wait for it, or give another output"
+    with locked(Path(f"{partial}.lock"), busy):
+        identity = _identity(adapter, images, order, options)
+        found = _interrupted(adapter, snapshot, partial, identity, summary)
+        if found is None and partial.exists():
+            log.warning("%s is of another run, or damaged: starting again", shown)
+        stream, seen, size = found or (adapter.new_stream(), 0, 0)
+        if found is None:
+            snapshot.unlink(missing_ok=True)  # before the rows that it counts
+        with partial.open("ab") as raw:
+            raw.truncate(size)
+        with partial.open("a", newline="", encoding="utf-8") as text:
+            job = _Job(stream, CsvTable(text, safe, started=size > 0), summary, seen)
 
-        def take_snapshot() -> None:
-            text.flush()
-            header = {
-                "format": FORMAT,
-                "identity": identity,
-                "seen": str(job.seen),
-                "bytes": str(os.fstat(text.fileno()).st_size),
-                "summary": json.dumps(_plain(summary)),
-            }
-            signed_tensors.write(job.stream.state(), header, snapshot)
+            def take_snapshot() -> None:
+                header = {
+                    "format": FORMAT,
+                    "identity": identity,
+                    "seen": str(job.seen),
+                    "bytes": str(os.fstat(text.fileno()).st_size),
+                    "summary": json.dumps(_plain(summary)),
+                }
+                signed_tensors.write(job.stream.state(), header, snapshot)
 
-        job.flush, job.snapshot = text.flush, take_snapshot
-        try:
-            yield job
-        except CasterError:  # bad input: what repairs it makes it another run
-            _discard(partial, snapshot)
-            raise
-        except BaseException as error:
-            if job.seen == 0:
-                _discard(partial, snapshot)
+            job.flush, job.snapshot = text.flush, take_snapshot
+            try:
+                yield job
+            except BaseException as error:
+                if job.between_batches and job.seen > job.saved:
+                    job.save()
+                if job.saved == 0:
+                    partial.unlink(missing_ok=True)
+                elif isinstance(error, KeyboardInterrupt):
+                    done = f"{job.saved:,} of {len(order):,} images are answered in {shown}"
+                    raise KeyboardInterrupt(f"{done}: the same command continues there") from None
                 raise
-            with suppress(CasterError, OSError):
-                take_snapshot()
-            if isinstance(error, KeyboardInterrupt):
-                done = f"{job.seen:,} of {len(order):,} images are answered in {partial}"
-                raise KeyboardInterrupt(f"{done}: the same command continues there") from None
-            raise
-    move_into_place(partial, output)
-    snapshot.unlink(missing_ok=True)
+        move_into_place(partial, output)
+        snapshot.unlink(missing_ok=True)
 
 
-def _discard(*paths: Path) -> None:
-    for path in paths:
-        path.unlink(missing_ok=True)
-
-
-def _identity(
-    adapter: Adapter, images: Images, order: NDArray[np.intp], options: tuple[Any, ...]
-) -> str:
+def _identity(adapter: Adapter, images: Images, order: NDArray[np.intp], options: _Options) -> str:
     """Digest of everything that decides the rows of a table."""
-    parts = [adapter.model.sha256, states.digest(adapter.state), images.sha256, adapter.mechanism]
+    model: Any = adapter.model
+    parts = [
+        model.sha256,
+        preprocessing_sha256(model),
+        [str(getattr(model, name, None)) for name in ("bf16", "channels_last", "device")],
+        states.digest(adapter.state),
+        images.sha256,
+        adapter.mechanism,
+    ]
     text = repr((parts, adapter.settings, options))
     return hashlib.sha256(text.encode() + order.astype("<i8").tobytes()).hexdigest()
 

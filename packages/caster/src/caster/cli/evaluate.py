@@ -83,7 +83,7 @@ def evaluate(
         ),
     ] = False,
 ) -> None:
-    """Measure on labelled data whether adaptation pays.
+    """Measure on labelled data whether adaptation helps.
 
     Compares the frozen head, Source-GDA, and adaptation without and with the gate: accuracy, harm
     against the frozen head, likelihood and calibration. Writes a page with figures, and the numbers
@@ -159,7 +159,7 @@ def evaluate(
 def _table(found: Evaluation) -> Table:
     title = (
         f"{counted(found.size, 'sample')} in {counted(len(found.batches), 'batch')}; "
-        "percent, but for NLL"
+        "percent, except NLL"
     )
     numbers = ("accuracy", "95 %", "harm", "help", "NLL", "ECE")
     table = new_table("classifier", *numbers, numbers=numbers, title=title)

@@ -28,9 +28,6 @@ from caster.io.files import read_regular
 
 if TYPE_CHECKING:
     from caster.models.protocol import FrozenModel
-    from caster.state.source_check import SourceCheck
-
-DOUBTFUL = 0.5  # accuracy of the head on the source below which its classes look mixed up
 
 
 @with_model(output="state")
@@ -74,7 +71,7 @@ def fit(
         typer.Option(
             "--layers/--no-layers",
             help="Measure the layers of a torch model: predict and evaluate can then align them. "
-            "[default: measure them if the model shows them]",
+            "[default: measure them if the model exposes them]",
             rich_help_panel=PANEL,
         ),
     ] = None,
@@ -108,6 +105,8 @@ def fit(
     """
     from caster.adapt.fitting import fit_file, fit_images
 
+    if full_maps and layers is False:
+        raise CasterError("give --full-maps or --no-layers, not both")
     settings, limits = Settings(k_max=k_max, lam=lam, beta=beta), limits_of(larger)
     skipped: list[str] = []
     measured = None
@@ -139,7 +138,8 @@ def fit(
         f"{moments.U.shape[0]:,} features -> {counted(moments.rank, 'direction')}, "
         f"margin {moments.margin:.3g}: {state} ({size(state.stat().st_size)})"
     )
-    _say_check(clf.source_check_)
+    for sentence in () if clf.source_check_ is None else clf.source_check_.sentences():
+        say(sentence)
     if measured is not None:
         say(f"Layers: {layers_in_words(measured)}.")
     fewest = int(moments.counts.min())
@@ -148,20 +148,6 @@ def fit(
             f"caster: the smallest class has {counted(fewest, 'sample')} for "
             f"{counted(moments.rank, 'direction')}, too few for its covariance: add samples, or "
             "lower --k-max",
-            errors,
-        )
-
-
-def _say_check(check: SourceCheck | None) -> None:
-    """Print the source check, and a question if the head is seldom right."""
-    if check is None:
-        return
-    for sentence in check.sentences():
-        say(sentence)
-    if check.head is not None and check.head < DOUBTFUL:
-        say(
-            "caster: the head is seldom right: check the order of the model's classes (--classes) "
-            "and its preprocessing",
             errors,
         )
 

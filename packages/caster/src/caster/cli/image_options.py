@@ -81,8 +81,8 @@ NoSafeguards = Annotated[
     typer.Option(
         "--no-safeguards",
         rich_help_panel=SAMPLES,
-        help="Leave the transport of features to its certificate alone, as in the paper: it then "
-        "also adapts with small sources and on class-ordered batches, where it does harm.",
+        help="Disable the safeguards of feature transport, as in the paper: it then also adapts "
+        "with small sources and on batches sorted by class, where it does harm.",
     ),
 ]
 MechanismOption = Annotated[
@@ -90,7 +90,7 @@ MechanismOption = Annotated[
     typer.Option(
         "--mechanism",
         help="Align the layers inside the network, or transport its last features. auto: layers, "
-        "if the state has them and the model shows them.",
+        "if the state has them and the model exposes them.",
     ),
 ]
 

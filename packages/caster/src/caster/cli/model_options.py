@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PANEL = "The model"
 MODELS = "MODEL.onnx, timm:NAME, hf:FOLDER or FILE.py:FACTORY"
-GO_ON = "no output was written; run the same command to continue"
+RESUME_HINT = "no output was written; run the same command to continue"
 
 
 def _option(kind: Any, *names: str, help: str, **extra: Any) -> Any:
@@ -96,7 +96,7 @@ def with_model(output: str, beside: str | None = None) -> Callable[[Command], Co
             try:
                 command(model=model, **given)
             except KeyboardInterrupt as stopped:
-                kept = [] if model is None else [GO_ON]
+                kept = [] if model is None else [RESUME_HINT]
                 raise KeyboardInterrupt(*(stopped.args or kept)) from None
 
         kept = [p.replace(kind=p.KEYWORD_ONLY) for p in own.parameters.values()]
@@ -120,12 +120,12 @@ def _files(values: Any) -> Iterator[str | Path]:
 def _wrapped(options: dict[str, Any], others: dict[str, Any]) -> FrozenModel | None:
     model, providers = options.pop("model"), options.pop("provider")
     if model is None:
-        stray = [f"--{name.replace('_', '-')}" for name, value in options.items() if value]
-        stray += ["--provider"] if providers else []
+        unsupported = [f"--{name.replace('_', '-')}" for name, value in options.items() if value]
+        unsupported += ["--provider"] if providers else []
         given = [name for name, value in others.items() if value is not None and value is not False]
-        stray += [typed for name, typed in FOR_IMAGES.items() if name in given]
-        if stray:
-            raise CasterError(f"{stray[0]} is for images: give a model with --model")
+        unsupported += [typed for name, typed in FOR_IMAGES.items() if name in given]
+        if unsupported:
+            raise CasterError(f"{unsupported[0]} requires --model")
         return None
     named = model.endswith(".onnx") or model.startswith(("timm:", "hf:")) or ".py:" in model
     if not named:

@@ -173,8 +173,8 @@ def predict(
 def _warn_of_order(images: Images, batch_size: int) -> None:
     if images.by_class and len(images) > batch_size:
         say(
-            f"caster: {images.name} is sorted by class, and batches of few classes cannot be "
-            "adapted to: shuffle with --shuffle 0",
+            f"caster: {images.name} is sorted by class, and batches of few classes mislead "
+            "adaptation: shuffle with --shuffle 0",
             errors,
         )
 
@@ -214,6 +214,6 @@ def _summary_table(summary: Summary) -> Table:
     numbers = ("batches", "share")
     table = new_table("verdict", *numbers, numbers=numbers, title=title)
     for reason, count in summary.reasons.most_common():
-        name = reason if reason == "accepted" else f"rejected: {reason}"
+        name = reason if reason in ("accepted", "rest") else f"rejected: {reason}"
         table.add_row(name, f"{count:,}", f"{count / summary.batches:.1%}")
     return table

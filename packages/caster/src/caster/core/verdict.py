@@ -63,9 +63,14 @@ class Verdict:
 
     accepted: bool
     reason: Reason
-    ratio: float  # the certificate, r_t for last-layer transport; infinite if not measured
+    ratio: float  # the certificate; infinite if it cannot be computed, NaN if it was not
     confident: int = 0  # samples above the confidence threshold
     classes: int = 0  # pseudo-classes those samples occupy
+
+    def __repr__(self) -> str:
+        measured = f", confident={self.confident}, classes={self.classes}" if self.confident else ""
+        head = f"accepted={self.accepted}, reason={self.reason!r}, ratio={self.ratio:.4g}"
+        return f"Verdict({head}{measured})"
 
     @property
     def has_proposal(self) -> bool:

@@ -31,8 +31,9 @@ BATCH_SIZES: list[int] = sorted(
 )  # 2, 3, 4, 6 ... 2048
 SEED = 0
 LAYERS = (
-    "All of this concerns last-layer transport (--no-layers). The state also has layers, and layer "
-    "transport has its own certificate: run `caster evaluate` to see how it performs."
+    "All of this concerns transport of features (--mechanism features). The state also has "
+    "layers, and layer transport has its own certificate: run `caster evaluate` to see how it "
+    "performs."
 )
 
 

@@ -10,12 +10,13 @@ from caster.core.verdict import REASONS, Reason
 from caster.report import CLASSIFIERS
 from caster.report.figures import TRANSPORT_TERMS, Terms
 
-LAYER_TERMS = Terms("layer transport", None, "the frozen model has no doubt")
+LAYER_TERMS = Terms("layer transport", None, "the frozen model is fully confident")
 LAYER_REASONS: dict[Reason, str] = {
     "accepted": "layer transport is used",
     "ratio": "certificate above tau",
     "numerical": "aligned logits are not finite",
     "implausible": "no sample of the batch could be an image",
+    "rest": "not compared: the last verdict stands",
 }
 LAYER_CONSTANTS = {
     "prior": "weight of the source's moments, in samples",

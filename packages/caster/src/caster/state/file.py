@@ -87,6 +87,12 @@ class State:
 
 def _check_same(what: str, fitted: str | None, given: str | None) -> None:
     if given != fitted:
+        if fitted is None:
+            raise StateError(
+                f"the state records no {what}: fit with a model that states it, or allow it with "
+                "{argument}",
+                argument=f"allow_other_{what}",
+            )
         digests = [sha256 and f"{sha256[:12]}…" for sha256 in (fitted, given)]
         raise StateError(
             f"the state was fitted with another {what} (digest {digests[0] or 'none'}, not "

@@ -156,10 +156,10 @@ class Writer:
 
     def _figures(self, part: Part, evidence: Evidence) -> Iterable[str]:
         folder = self._link(evidence, FIGURES)
-        pictures = {each.name: each for section in evidence.sections for each in section.figures}
+        figures = {each.name: each for section in evidence.sections for each in section.figures}
         for name in part.figures:
-            if name in pictures:
-                yield linked(pictures[name], folder)
+            if name in figures:
+                yield linked(figures[name], folder)
             elif evidence.is_whole:
                 raise CasterError(f"{part.title}: {evidence.file} has no figure {name!r}")
 

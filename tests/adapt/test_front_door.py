@@ -121,11 +121,46 @@ def test_streams_of_something_else_are_rejected(fitted, batches, tmp_path):
     other = caster.fit(model("layer"), source("layer").batches)
     with pytest.raises(CasterError, match="another state"):
         other.resume(tmp_path / "stream.caster")
+    with pytest.raises(CasterError, match="another state"):
+        other.resume(stream.state())
     with pytest.raises(CasterError, match="not the state of a stream"):
         fitted.resume({"samples": np.array(3)})
+    features = Adapter(fitted.model, fitted.state, mechanism="features")
+    with pytest.raises(CasterError, match="mechanism='features'"):
+        features.resume(stream.state())
+    with pytest.raises(CasterError, match="mechanism='layers'"):
+        fitted.resume(features.new_stream().state())
     fitted.save(tmp_path / "state.caster")
     with pytest.raises(CasterError, match="not a saved stream"):
         fitted.resume(tmp_path / "state.caster")
+
+
+@pytest.mark.parametrize("change", ["narrow", "not finite", "another site"])
+def test_a_damaged_state_is_rejected_at_once(fitted, batches, change):
+    stream = fitted.new_stream()
+    stream(batches[0])
+    state = stream.state()
+    name = next(name for name in state if name.endswith(".mean"))
+    if change == "narrow":
+        state[name] = state[name][:-1]
+    elif change == "not finite":
+        state[name] = np.full_like(state[name], np.nan)
+    else:
+        state["elsewhere:in.count"] = np.array(1.0)
+    with pytest.raises(CasterError, match="not the state of a stream"):
+        fitted.resume(state)
+
+
+def test_what_an_adapter_was_told_is_not_saved(fitted, tmp_path):
+    changed = Adapter(fitted.model, fitted.state, tau=1.7, safeguards=False)
+    changed.save(tmp_path / "s.caster")
+    assert caster.load(tmp_path / "s.caster").settings == fitted.state.settings
+
+
+def test_a_head_that_is_seldom_right_is_warned_of(caplog):
+    batches = [(images, (labels + 1) % 4) for images, labels in source("batch").batches]
+    caster.fit(model("batch"), batches)
+    assert "check the order of its classes" in caplog.text
 
 
 def test_comparisons_can_be_skipped_while_the_verdict_is_stable(fitted, batches):
