@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from caster.cli.image_options import DataRoot
+from caster.cli.options import DataRoot
 from caster.errors import CasterError
 from caster_bench.cli.bench_options import Backbones, Only, Root, Runs, SweepFile
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from caster.cli.console import progress_bar, say
-from caster.cli.image_options import DataRoot
+from caster.cli.options import DataRoot
 
 if TYPE_CHECKING:
     from caster_bench.engine.train.training_run import Outcome

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from caster.cli.console import counted, progress_bar, say, size
-from caster.cli.image_options import DataRoot, MaxOption, limits_of, opened
+from caster.cli.options import DataRoot, MaxOption, limits_of, opened
 from caster.errors import CasterError
 
 RESUME = "run it again to resume"

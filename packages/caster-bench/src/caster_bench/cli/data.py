@@ -9,7 +9,7 @@ import typer
 from rich.progress import DownloadColumn
 
 from caster.cli.console import output, progress_bar, say
-from caster.cli.image_options import DataRoot
+from caster.cli.options import DataRoot
 
 if TYPE_CHECKING:
     from caster_bench.data.sets.check import SetStatus

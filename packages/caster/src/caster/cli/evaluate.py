@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from caster.cli.console import counted, errors, new_table, output, progress_bar, say
-from caster.cli.image_options import (
+from caster.cli.inspect import KeyFile, StateFile
+from caster.cli.options import (
     SAMPLES,
     BatchSize,
     DataRoot,
@@ -23,11 +24,11 @@ from caster.cli.image_options import (
     features_path,
     limit_option,
     limits_of,
+    load_adapter,
     opened,
     say_skipped,
+    with_model,
 )
-from caster.cli.inspect import KeyFile, StateFile
-from caster.cli.model_options import with_model
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -111,19 +112,16 @@ def evaluate(
                 progress=progress,
             )
         else:
-            from caster.adapt.adapter import Adapter
-            from caster.adapt.image_batches import stated_preprocessing
             from caster.io.feature_cache import default_store
-            from caster.state import digest, load
+            from caster.state import digest
 
-            stated_preprocessing(model)  # a clearer error than that its digest differs
-            loaded = load(state, key)
-            adapter = Adapter(
+            adapter = load_adapter(
                 model,
-                loaded,
+                state,
+                key,
                 mechanism=mechanism,
                 tau=tau,
-                safeguards=not no_safeguards,
+                no_safeguards=no_safeguards,
                 allow_other_model=allow_other_model,
                 allow_other_preprocessing=allow_other_preprocessing,
             )
@@ -135,7 +133,7 @@ def evaluate(
                 batch_size=batch_size,
                 seed=order,
                 skip_unreadable=skip_unreadable,
-                digests={"state": digest(loaded)},
+                digests={"state": digest(adapter.state)},
                 limit=limit,
                 known_classes_only=known_classes_only,
                 progress=progress,

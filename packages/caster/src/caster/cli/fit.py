@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from caster.cli.console import counted, errors, progress_bar, say, size
-from caster.cli.image_options import (
+from caster.cli.inspect import layers_in_words
+from caster.cli.options import (
     PANEL,
     DataRoot,
     MaxOption,
@@ -19,9 +20,8 @@ from caster.cli.image_options import (
     limits_of,
     opened,
     say_skipped,
+    with_model,
 )
-from caster.cli.inspect import layers_in_words
-from caster.cli.model_options import with_model
 from caster.config import IMAGES_AT_ONCE, Settings
 from caster.errors import CasterError
 from caster.io.files import read_regular

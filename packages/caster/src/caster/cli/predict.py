@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from caster.cli.console import counted, errors, new_table, output, progress_bar, say
-from caster.cli.image_options import (
+from caster.cli.inspect import KeyFile, StateFile
+from caster.cli.options import (
     PANEL,
     BatchSize,
     DataRoot,
@@ -22,11 +23,11 @@ from caster.cli.image_options import (
     features_path,
     limit_option,
     limits_of,
+    load_adapter,
     opened,
     say_skipped,
+    with_model,
 )
-from caster.cli.inspect import KeyFile, StateFile
-from caster.cli.model_options import with_model
 from caster.errors import CasterError
 
 if TYPE_CHECKING:
@@ -129,20 +130,17 @@ def predict(
                 progress=progress,
             )
         else:
-            from caster.adapt.adapter import Adapter
-            from caster.adapt.image_batches import stated_preprocessing
             from caster.adapt.prediction import predict_images
             from caster.io.prediction_table import check_table
-            from caster.state import load
 
             check_table(table, spreadsheet_safe)  # before anything is said about the images
-            stated_preprocessing(model)  # a clearer error than that its digest differs
-            adapter = Adapter(
+            adapter = load_adapter(
                 model,
-                load(state, key),
+                state,
+                key,
                 mechanism=mechanism,
                 tau=tau,
-                safeguards=not no_safeguards,
+                no_safeguards=no_safeguards,
                 allow_other_model=allow_other_model,
                 allow_other_preprocessing=allow_other_preprocessing,
             )

@@ -9,7 +9,7 @@ from torch import nn
 
 import caster
 from caster import wrap
-from caster.adapt.aligned_sites import BatchNormSite
+from caster.adapt.alignment import BatchNormSite
 from caster.core.channels import ChannelMoments, Site
 from caster_bench.methods.registry import create
 from caster_bench.methods.source import Source

@@ -1,0 +1,312 @@
+"""Options that several commands share, and what they all do with them."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from caster.cli.console import counted, errors, say
+from caster.config import Limits
+from caster.errors import CasterError
+from caster.io.files import check_writable
+
+if TYPE_CHECKING:
+    from caster.adapt.adapter import Adapter, Mechanism
+    from caster.io.images import Images
+    from caster.models.protocol import FrozenModel
+
+MODEL_PANEL = "The model"
+MODELS = "MODEL.onnx, timm:NAME, hf:FOLDER or FILE.py:FACTORY"
+RESUME_HINT = "no output was written; run the same command to continue"
+PANEL = "Images"
+SAMPLES = "Samples"
+NAMED = 5  # skipped images named one by one
+
+SkipUnreadable = Annotated[
+    bool,
+    typer.Option(
+        "--skip-unreadable",
+        help="Skip images that cannot be decoded, instead of stopping at the first.",
+        rich_help_panel=PANEL,
+    ),
+]
+DataRoot = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Folder of the published sets, instead of $CASTER_DATA.",
+        rich_help_panel=PANEL,
+    ),
+]
+Store = Annotated[
+    Path | None,
+    typer.Option(
+        "--cache",
+        metavar="FOLDER",
+        help="Folder for cached features, instead of the user's cache folder.",
+        rich_help_panel=PANEL,
+    ),
+]
+LIMITS = tuple(field.name for field in fields(Limits))
+MaxOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--max",
+        metavar="NAME=NUMBER",
+        help=f"Raise a limit on the input; repeatable. Limits: {', '.join(LIMITS)}.",
+    ),
+]
+BatchSize = Annotated[int, typer.Option(min=1, help="Samples per batch.")]
+OtherModel = Annotated[
+    bool,
+    typer.Option(
+        "--allow-other-model",
+        help="Use a state that was fitted with another model.",
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
+OtherPreprocessing = Annotated[
+    bool,
+    typer.Option(
+        "--allow-other-preprocessing",
+        help="Use a state that was fitted with other preprocessing.",
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
+Tau = Annotated[
+    float | None,
+    typer.Option(help="Largest accepted ratio. [default: the state's; 1 for layers]"),
+]
+NoSafeguards = Annotated[
+    bool,
+    typer.Option(
+        "--no-safeguards",
+        rich_help_panel=SAMPLES,
+        help="Disable the safeguards of feature transport, as in the paper: it then also adapts "
+        "with small sources and on batches sorted by class, where it does harm.",
+    ),
+]
+MechanismOption = Annotated[
+    Literal["auto", "layers", "features"],
+    typer.Option(
+        "--mechanism",
+        help="Align the layers inside the network, or transport its last features. auto: layers, "
+        "if the state has them and the model exposes them.",
+    ),
+]
+
+
+def limit_option(which: str) -> Any:
+    """The option --limit; `which` says how the samples are chosen."""
+    return typer.Option(
+        "--limit",
+        metavar="N",
+        min=1,
+        help=f"Use only N samples: {which}.",
+        rich_help_panel=SAMPLES,
+    )
+
+
+def limits_of(given: list[str] | None) -> Limits:
+    """Parse the options --max.
+
+    >>> limits_of(["pixels=200000000"]).pixels
+    200000000
+    """
+    changed = {}
+    for text in given or ():
+        name, _, number = text.partition("=")
+        if name not in LIMITS or not number.isascii() or not number.isdigit():
+            names = ", ".join(LIMITS)
+            raise CasterError(f"--max {text}: say NAME=NUMBER, with NAME one of {names}")
+        changed[name] = int(number)
+    return Limits(**changed)
+
+
+def features_path(source: str) -> Path:
+    """The feature file of a command without --model."""
+    from caster.io.image_files import formats
+
+    path = Path(source)
+    images = path.is_dir() or (path.exists() and path.suffix.lower() in (".txt", *formats()))
+    if images or (":" in source and not path.exists()):
+        raise CasterError(f"{source} is not a feature file: give a model for images with --model")
+    if path.suffix == ".npz" and path.is_file():
+        from caster.io.feature_files import NpzFile
+
+        names = NpzFile(path).names
+        if "images" in names and "features" not in names:
+            raise CasterError(f"{source} holds images: give a model for them with --model")
+    return path
+
+
+def opened(
+    source: str | Path | Sequence[Path], root: Path | None, limits: Limits, labelled: bool = True
+) -> Images:
+    """Open images, and print which files of a folder are not images."""
+    from caster.io.image_files import describe_skipped
+    from caster.io.images import open_images
+
+    images = open_images(source, root, labelled, limits)
+    if images.skipped:
+        say(f"caster: {describe_skipped(images.skipped)}", errors)
+    return images
+
+
+def say_skipped(unreadable: list[str]) -> None:
+    """Print the images that were skipped."""
+    if not unreadable:
+        return
+    say(f"caster: skipped {counted(len(unreadable), 'unreadable image')}:", errors)
+    for line in unreadable[:NAMED]:
+        say(f"  {line}", errors)
+    if len(unreadable) > NAMED:
+        say(f"  and {len(unreadable) - NAMED:,} more", errors)
+
+
+def load_adapter(
+    model: FrozenModel,
+    state: Path,
+    key: Path | None,
+    *,
+    mechanism: Mechanism,
+    tau: float | None,
+    no_safeguards: bool,
+    allow_other_model: bool,
+    allow_other_preprocessing: bool,
+) -> Adapter:
+    """The model with its state, as `predict` and `evaluate` use them on images."""
+    from caster.adapt.adapter import Adapter
+    from caster.adapt.image_batches import stated_preprocessing
+    from caster.state import load
+
+    stated_preprocessing(model)  # a clearer error than that its digest differs
+    return Adapter(
+        model,
+        load(state, key),
+        mechanism=mechanism,
+        tau=tau,
+        safeguards=not no_safeguards,
+        allow_other_model=allow_other_model,
+        allow_other_preprocessing=allow_other_preprocessing,
+    )
+
+
+def _option(kind: Any, *names: str, help: str, **extra: Any) -> Any:
+    return Annotated[kind, typer.Option(*names, help=help, rich_help_panel=MODEL_PANEL, **extra)]
+
+
+MODEL_OPTIONS: dict[str, Any] = {
+    "model": _option(str | None, metavar="M", help=f"{MODELS}, for images."),
+    "preprocessing": _option(
+        str | None,
+        metavar="TOML",
+        help="TOML file with the preprocessing, or `in-graph`; timm and hf models bring their own.",
+    ),
+    "checkpoint": _option(
+        Path | None, metavar="FILE", help="Weights of timm:NAME or FILE.py:FACTORY (.safetensors)."
+    ),
+    "head": _option(
+        str | None,
+        metavar="NAME",
+        help="Name of the classifier layer, if it is not found automatically.",
+    ),
+    "provider": _option(
+        list[str] | None,
+        metavar="NAME",
+        help="ONNX Runtime execution provider; repeat in order of preference.",
+    ),
+    "device": _option(str | None, metavar="NAME", help="torch device: cpu, cuda, cuda:1 ..."),
+    "bf16": _option(bool, "--bf16", help="Run a torch model in bfloat16 autocast."),
+    "channels_last": _option(
+        bool, "--channels-last", help="Run a torch model in channels-last memory format."
+    ),
+}
+DEFAULTS = {"bf16": False, "channels_last": False}
+FOR_IMAGES = {  # arguments that need a model, and their options
+    "skip_unreadable": "--skip-unreadable",
+    "data_root": "--data-root",
+    "store": "--cache",
+    "shuffle": "--shuffle",
+    "classes": "--classes",
+    "no_head": "--no-head",
+    "layers": "--layers",
+    "full_maps": "--full-maps",
+    "images_at_once": "--batch-size",
+    "allow_other_model": "--allow-other-model",
+    "allow_other_preprocessing": "--allow-other-preprocessing",
+}
+
+Command = Callable[..., None]
+
+
+def with_model(output: str, beside: str | None = None) -> Callable[[Command], Command]:
+    """Give a command the model's options; it gets the model itself, or None, as `model`.
+
+    `output` is its parameter for the file it writes, and `beside` the suffix of a second one:
+    neither may be a file that it reads.
+    """
+
+    def decorate(command: Command) -> Command:
+        # The model's type is for mypy: importing it would slow down every --help.
+        own = inspect.signature(command, eval_str=True, locals={"FrozenModel": object})
+        shared = [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=DEFAULTS.get(name)
+            )
+            for name, kind in MODEL_OPTIONS.items()
+        ]
+
+        @wraps(command)
+        def run(**given: Any) -> None:
+            inputs = list(_files(value for name, value in given.items() if name != output))
+            for path in [given[output], *([given[output].with_suffix(beside)] if beside else [])]:
+                check_writable(path, *inputs)
+            model = _wrapped({name: given.pop(name) for name in MODEL_OPTIONS}, given)
+            try:
+                command(model=model, **given)
+            except KeyboardInterrupt as stopped:
+                kept = [] if model is None else [RESUME_HINT]
+                raise KeyboardInterrupt(*(stopped.args or kept)) from None
+
+        kept = [p.replace(kind=p.KEYWORD_ONLY) for p in own.parameters.values()]
+        parameters = [*(p for p in kept if p.name != "model"), *shared]
+        run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in parameters}
+        return run
+
+    return decorate
+
+
+def _files(values: Any) -> Iterator[str | Path]:
+    """Which of these are names of files."""
+    for value in values:
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, str | Path):
+                path = str(one).rpartition(".py:")[0] + ".py" if ".py:" in str(one) else one
+                yield from [path] if os.path.isfile(path) else []
+
+
+def _wrapped(options: dict[str, Any], others: dict[str, Any]) -> FrozenModel | None:
+    model, providers = options.pop("model"), options.pop("provider")
+    if model is None:
+        unsupported = [f"--{name.replace('_', '-')}" for name, value in options.items() if value]
+        unsupported += ["--provider"] if providers else []
+        given = [name for name, value in others.items() if value is not None and value is not False]
+        unsupported += [typed for name, typed in FOR_IMAGES.items() if name in given]
+        if unsupported:
+            raise CasterError(f"{unsupported[0]} requires --model")
+        return None
+    named = model.endswith(".onnx") or model.startswith(("timm:", "hf:")) or ".py:" in model
+    if not named:
+        raise CasterError(f"{model} is not a model: give {MODELS}")
+    from caster.models.wrap import wrap
+
+    return wrap(model, providers=providers or None, **options)
