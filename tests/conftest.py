@@ -23,11 +23,21 @@ from tests.support.miniature import checkpoints, miniature  # noqa: F401 fixture
 
 
 def pytest_addoption(parser) -> None:
-    parser.addoption("--whole", action="store_true", help="run every case of sampled grids")
+    parser.addoption(
+        "--whole", action="store_true", help="run every test and every case of sampled grids"
+    )
 
 
 def pytest_configure(config) -> None:
     sampling.whole = config.getoption("--whole", default=False)
+
+
+def pytest_collection_modifyitems(config, items) -> None:
+    """Leave tests marked `whole` to `make test-all`."""
+    if not sampling.whole:
+        left_out = [item for item in items if item.get_closest_marker("whole")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("whole")]
 
 
 if "+cpu" in torch.__version__:  # a CUDA-built torchvision needs these two operators

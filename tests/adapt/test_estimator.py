@@ -248,7 +248,7 @@ def test_a_stream_that_changes_between_passes_is_refused(source):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(
     "xp",
-    [torch, array_api_strict, pytest.param(jax.numpy, marks=pytest.mark.slow)],
+    [torch, array_api_strict, pytest.param(jax.numpy, marks=pytest.mark.whole)],
     ids=lambda xp: xp.__name__,
 )
 def test_the_same_kind_comes_back(source, fitted, xp, dtype):

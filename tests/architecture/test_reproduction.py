@@ -130,6 +130,7 @@ def shortened(sweep: Sweep) -> Sweep:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(CLAIMS.sweeps))
+@pytest.mark.whole
 def test_every_figure_named_in_claims_is_in_the_reports(name, tmp_path):
     """On made-up records of a shortened sweep, whose tables have the same rows."""
     sweep = shortened(read(ROOT / CLAIMS.sweeps[name]))

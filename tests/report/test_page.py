@@ -293,7 +293,7 @@ WORDS = {  # of each mechanism: noun, why there is no certificate, how else batc
         "no confident sample or no map",
         "rejected otherwise",
     ),
-    "layers": ("layer transport", "the frozen model has no doubt"),
+    "layers": ("layer transport", "the frozen model is fully confident"),
 }
 
 

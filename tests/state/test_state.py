@@ -210,7 +210,7 @@ def test_digests_of_model_and_preprocessing_are_kept_and_checked(tmp_path, clf):
     with pytest.raises(StateError, match="another preprocessing"):
         caster.load(path, preprocessing_sha256="c" * 64)
     clf.save(path)
-    with pytest.raises(StateError, match="digest none"):
+    with pytest.raises(StateError, match="records no"):
         caster.load(path, model_sha256="a" * 64)
 
 

@@ -51,6 +51,7 @@ def wait_for(condition, seconds=180.0):  # Ray takes a minute to start where cor
 
 
 @pytest.mark.slow
+@pytest.mark.whole
 def test_on_ray_a_failing_cell_and_a_killed_worker_stop_no_other(tmp_path, checkpoints):
     text = SMALL.replace('"clean", "contrast"', '"clean", "contrast", "fog"')
     sweep_of(tmp_path, text.replace('"tent"', '"tent", {method = "knn", k = 5000}'))

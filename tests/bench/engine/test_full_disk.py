@@ -13,7 +13,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from caster.cli.app import _ending_well, app
+from caster.cli.app import _safely, app
 from caster.errors import CasterError
 from caster_bench.engine import executors
 from caster_bench.engine.executors import Task, failed, perform
@@ -89,7 +89,7 @@ def test_a_machine_at_its_limits_is_one_line(capsys, error, words):
         raise error
 
     with pytest.raises(typer.Exit) as ended:
-        _ending_well(command)()
+        _safely(command)()
     assert ended.value.exit_code == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("caster: ")
@@ -101,7 +101,7 @@ def test_a_reader_that_has_gone_is_left_to_click():
         raise BrokenPipeError
 
     with pytest.raises(BrokenPipeError):
-        _ending_well(command)()
+        _safely(command)()
 
 
 @pytest.mark.parametrize("wrapped", [False, True])

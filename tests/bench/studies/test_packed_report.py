@@ -30,6 +30,7 @@ def packed(run, tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.whole
 def test_the_report_of_a_pack_made_elsewhere_is_the_runs(run, results, packed, tmp_path):
     _, out = run
     reporting.write_report(results, tmp_path / "here")
