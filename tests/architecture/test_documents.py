@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from typer.main import get_command
+from typer.testing import CliRunner
 
 import caster
 from caster import Caster, config
@@ -22,6 +24,7 @@ from caster.core import certificate, discriminant, moments, proposal, subspace, 
 from caster_bench import methods
 from caster_bench.methods import checks
 from tests.support import problem
+from tests.support.colours import CAST, TOML, patches, write_folder, write_model
 from tests.support.fakes import FakeImages, answers, model
 
 ROOT = Path(__file__).parents[2]
@@ -50,6 +53,24 @@ def test_the_readme_adapts_a_model(tmp_path, monkeypatch, capsys):
     assert np.asarray(out.probabilities).shape == (32, 4)
     assert (np.asarray(out.labels) == last).mean() >= 0.5
     assert len([line for line in code.splitlines() if line.strip()]) <= 10
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/models.md"])
+def test_the_commands_of_a_page_run_as_they_are(tmp_path, monkeypatch, page):
+    """On a small ONNX model and folders of the names that the page uses."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_model(tmp_path / "model.onnx")
+    Path("model.toml").write_text(TOML)
+    for name, cast in (("train", 0.0), ("labelled", CAST), ("new", CAST)):
+        write_folder(tmp_path / "photos" / name, *patches(12, seed=len(name), cast=cast))
+    text = (ROOT / page).read_text()
+    lines = re.findall(r"^caster (.*model\.onnx.*)$", text, re.MULTILINE)
+    assert [line.split()[0] for line in lines] == ["fit", "evaluate", "predict"]
+    for line in lines:
+        result = CliRunner().invoke(app, shlex.split(line, comments=True))
+        assert result.exit_code == 0, result.output
+    assert len(Path("out.csv").read_text().splitlines()) == 1 + 8 * 12
 
 
 def test_the_readme_adapts_features():
