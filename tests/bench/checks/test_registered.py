@@ -7,6 +7,7 @@ import pytest
 from caster_bench import methods
 from caster_bench.methods import checks, registry
 from tests.support import problem
+from tests.support.sampling import sampled
 
 ENTRIES = methods.entries()
 # Settings for speed on small problems, or to fill a memory early.
@@ -49,7 +50,7 @@ def cases():
     ]
 
 
-@pytest.mark.parametrize(("name", "kind", "settings", "check"), cases())
+@pytest.mark.parametrize(("name", "kind", "settings", "check"), sampled(cases(), 130))
 def test_registered(name, kind, settings, check, monkeypatch):
     monkeypatch.setattr(registry, "entries", lambda: ENTRIES)  # do not search for every method
     model, source = problem.model(kind), problem.source(kind)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import sys
 from functools import cache
-from itertools import pairwise, permutations
+from itertools import pairwise, permutations, product
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from caster_bench.data.corruptions import CORRUPTIONS, corrupt
+from tests.support.sampling import sampled
 
 sys.path.append(str(Path(__file__).parents[4] / "benchmarks" / "parity"))
 import measures
@@ -32,7 +33,7 @@ MORE = {  # for what varies most across seeds
     (224, "motion_blur"): 16,
     (224, "elastic_transform"): 8,
 }
-SIDES = [32, pytest.param(224, marks=pytest.mark.slow)]
+CASES = sampled(product([32, 224], CORRUPTIONS), 16)
 PACKAGES = {32: ("imagenet_c",), 224: ("imagenet_c", "imagecorruptions")}
 PSNR = measures.STATISTICS.index("psnr")
 # Severities after which the PSNR rises, because of the published constants.
@@ -87,8 +88,7 @@ def reference(side: int) -> dict[measures.Key, measures.Entry]:
     return measures.read(HERE / f"reference-{side}.csv")
 
 
-@pytest.mark.parametrize("name", CORRUPTIONS)
-@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize(("side", "name"), CASES)
 def test_statistics_agree(side, name):
     for package in PACKAGES[side]:
         if package == "imagecorruptions" and name == "elastic_transform":
@@ -105,8 +105,7 @@ def test_statistics_agree(side, name):
             assert np.all(apart <= bounds), (package, severity, wrong)
 
 
-@pytest.mark.parametrize("name", CORRUPTIONS)
-@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize(("side", "name"), CASES)
 def test_the_bounds_tell_severities_apart(side, name):
     """Statistics that every severity passes prove nothing."""
     for mine, their in permutations(range(1, 6), 2):
@@ -115,8 +114,7 @@ def test_the_bounds_tell_severities_apart(side, name):
         assert not passes or (mine, their) in BLIND.get((side, name), ()), (mine, their)
 
 
-@pytest.mark.parametrize("name", CORRUPTIONS)
-@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize(("side", "name"), CASES)
 def test_worse_with_severity(side, name):
     theirs = [reference(side)["imagenet_c", name, severity] for severity in range(1, 6)]
     for entries in (ours(side, name), theirs):
