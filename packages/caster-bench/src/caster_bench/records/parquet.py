@@ -253,7 +253,7 @@ def write_lists(
     split: Collection[str],  # lists of numbers with similar high bytes
     metadata: Mapping[bytes, bytes],
 ) -> None:
-    """Write a file of strings and lists, with a digest of itself."""
+    """Write a file of strings and lists that carries its own digest."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -314,7 +314,7 @@ class Results:
     @property
     def misses(self) -> Story:
         """Where the gated answer loses most against the frozen head."""
-        return self._story("The gate misses", "frozen", "gated", _acceptances)
+        return self._story("The gate fails to prevent a loss of", "frozen", "gated", _acceptances)
 
     @property
     def stories(self) -> tuple[Story, Story, Story]:
@@ -348,7 +348,7 @@ class Results:
         sentence = (
             f"{title} {100 * difference:.1f} points on {stream.words}, in batches of "
             f"{stream.batch_size}: the frozen head reaches {frozen:.1%} accuracy, transport "
-            f"without the gate {ungated:.1%} and with it {gated:.1%}, since it {explain(stream)}."
+            f"without the gate {ungated:.1%} and with it {gated:.1%}, because it {explain(stream)}."
         )
         return Story(title, stream, sentence)
 
