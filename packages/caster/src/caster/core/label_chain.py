@@ -1,0 +1,177 @@
+"""Labels that come in runs: a sticky Markov chain over the labels of a stream.
+
+A stream is *correlated* if neighbours tend to share their class: frames of a video, a sorted folder,
+one patient after the other. The model is the simplest one with that property,
+
+    y_t = y_{t-1} with probability rho, otherwise a new draw from the class prior g,
+
+and a sample's probabilities p_t say how likely each label is. They come from a network under shift,
+so some share e of them is noise: the label's likelihood is ((1 - e) p_t + e pi_s) / pi_s, where pi_s
+is the source's mixture, the prior inside p_t. Neither rho nor e is known. All pairs of a small grid
+run side by side, weighted by how well each predicts the next sample; rho = 0 is one of them, and a
+stream is shuffled while it leads. With rho = 0 the posterior is p_t itself.
+
+A shifted network prefers some classes, and a constant preference must not pass for runs. So the
+evidence for rho > 0 is measured against labels drawn independently from the frequencies seen so
+far. It can only be fooled by predictions that collapse to nearly one class.
+
+Everything runs in NumPy: n x C probabilities are few, and the recursion goes from sample to sample.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+# Chosen on the four spare corruptions with ResNet-18 on CIFAR-10.
+STICKINESS = (0.3, 0.6, 0.85, 0.95, 0.99)
+NOISE = (0.02, 0.1, 0.3)
+RHO = np.array([0.0, *np.repeat(STICKINESS, len(NOISE))])
+EPSILON = np.array([0.0, *NOISE * len(STICKINESS)])
+SHUFFLED = 0.9  # prior probability of rho = 0
+LOG_PRIOR = np.log(np.array([SHUFFLED, *[(1 - SHUFFLED) / (len(RHO) - 1)] * (len(RHO) - 1)]))
+WINDOW = 256  # samples over which evidence fades, so that a stream may change its order
+BOUND = 60.0  # of the log evidence: past it a change would go unnoticed for long
+HISTORY = 4096  # samples behind the frequencies
+AGREED = 64  # samples' worth of the source's mixture in them at first...
+DISTRUST = 0.2  # ...and its share later: a stream of one class is never taken for a preference
+NEGLIGIBLE = 1e-4  # weight below which a pair is left out of the posterior
+
+
+@dataclass(frozen=True, eq=False)
+class LabelChain:
+    """What a stream's past says about the labels of its next samples.
+
+    >>> chain = LabelChain.start(np.full(4, 0.25))
+    >>> run = np.full((16, 4), 0.1) + 0.6 * np.eye(4)[np.repeat([0, 3], 8)]
+    >>> chain = chain.observe(run)
+    >>> chain.is_correlated
+    True
+    >>> unsure = np.array([[0.35, 0.3, 0.2, 0.15]])
+    >>> chain.advance(run).posterior(unsure).round(1)
+    array([[0.1, 0.1, 0. , 0.8]])
+    """
+
+    prior: Floats  # (C,) pi_s
+    last: Floats  # (G, C) probabilities of the last label
+    evidence: Floats  # (G,) log likelihood ratio of each pair against rho = 0
+    totals: Floats  # (C,) sums of probabilities
+    count: float  # samples in them
+
+    @classmethod
+    def start(cls, prior: NDArray[Any]) -> Self:  # (C,)
+        """The chain of a stream without samples."""
+        pi = np.asarray(prior, np.float64)
+        nothing = np.zeros(len(RHO))
+        return cls(pi, np.tile(pi, (len(RHO), 1)), nothing, np.zeros(len(pi)), 0.0)
+
+    @cached_property
+    def weights(self) -> Floats:  # (G,)
+        """Posterior probabilities of the pairs (rho, e)."""
+        log = self.evidence + LOG_PRIOR
+        raw = np.exp(log - log.max())
+        return np.asarray(raw / raw.sum())
+
+    @property
+    def is_correlated(self) -> bool:
+        """Whether rho > 0 is the better explanation of the stream."""
+        return bool(self.weights[0] < 0.5)
+
+    @property
+    def frequencies(self) -> Floats:  # (C,)
+        """Class frequencies so far, shrunk towards the source's mixture."""
+        trust = 1 - max(DISTRUST, AGREED / (AGREED + self.count))
+        return trust * self.totals / max(self.count, 1.0) + (1 - trust) * self.prior
+
+    def observe(self, p: NDArray[Any]) -> Self:  # (n, C)
+        """Update the evidence by the probabilities of the next samples."""
+        p = np.asarray(p, np.float64)
+        kept = min(1.0, max(0.0, HISTORY - len(p)) / max(self.count, 1.0))
+        totals, count = kept * self.totals + p.sum(axis=0), kept * self.count + len(p)
+        seen = replace(self, totals=totals, count=count)
+        likelihoods = _likelihoods(p, self.prior, EPSILON)
+        _, predicted = _filter(likelihoods, self.last, RHO, seen.frequencies)
+        gains = np.log(predicted / (likelihoods @ seen.frequencies))  # (G, n)
+        fading = (1 - 1 / WINDOW) ** np.arange(len(p), -1, -1)
+        evidence = fading[0] * self.evidence + gains @ fading[1:]
+        return replace(seen, evidence=np.clip(evidence, -BOUND, BOUND))
+
+    def posterior(
+        self,
+        p: NDArray[Any],  # (n, C)
+        g: Floats | None = None,  # (C,), where new labels are drawn from; None: the source
+    ) -> Floats:  # (n, C)
+        """Probabilities of the samples' labels, given all samples of the batch and the past."""
+        used, weights = self._used()
+        each, _ = self._smoothed(p, g, used)
+        return np.asarray(np.tensordot(weights, each, 1))
+
+    def mixture(self, p: NDArray[Any]) -> Floats:  # (n, C) -> (C,)
+        """The class mixture of a batch if the stream is correlated."""
+        used, weights = self._used()
+        each, _ = self._smoothed(p, None, used)
+        sticky = weights[1:] / weights[1:].sum()
+        return np.asarray(np.tensordot(sticky, each[1:].mean(axis=1), 1))
+
+    def advance(self, p: NDArray[Any], g: Floats | None = None) -> Self:  # (n, C)
+        """Move past the samples: their labels are the past of the next ones."""
+        used, _ = self._used()
+        _, filtered = self._smoothed(p, g, used)
+        last = np.tile(self.prior, (len(RHO), 1))
+        last[used] = filtered[:, -1]
+        return replace(self, last=last)
+
+    def _used(self) -> tuple[NDArray[np.bool_], Floats]:
+        used = self.weights > NEGLIGIBLE
+        used[0] = True
+        if not used[1:].any():
+            used[1 + self.weights[1:].argmax()] = True
+        weights = self.weights[used]
+        return used, weights / weights.sum()
+
+    def _smoothed(
+        self, p: NDArray[Any], g: Floats | None, used: NDArray[np.bool_]
+    ) -> tuple[Floats, Floats]:  # (G', n, C), (G', n, C)
+        g = self.prior if g is None else g
+        likelihoods = _likelihoods(np.asarray(p, np.float64), self.prior, EPSILON[used])
+        filtered, _ = _filter(likelihoods, self.last[used], RHO[used], g)
+        found = filtered * _future(likelihoods, RHO[used], g)
+        return found / found.sum(axis=2, keepdims=True), filtered
+
+
+def _likelihoods(p: Floats, prior: Floats, epsilon: Floats) -> Floats:  # (n, C) -> (G, n, C)
+    """((1 - e) p + e pi_s) / pi_s, up to a factor per sample."""
+    e = epsilon[:, None, None]
+    return np.asarray(((1 - e) * p + e * prior) / prior)
+
+
+def _filter(
+    likelihoods: Floats,  # (G, n, C)
+    last: Floats,  # (G, C)
+    rho: Floats,  # (G,)
+    g: Floats,  # (C,)
+) -> tuple[Floats, Floats]:  # (G, n, C), (G, n)
+    """P(y_t | samples up to t), and the likelihood of each sample given those before it."""
+    filtered, predicted = np.empty_like(likelihoods), np.empty(likelihoods.shape[:2])
+    stay, fresh = rho[:, None], np.multiply.outer(1 - rho, g)
+    for t in range(likelihoods.shape[1]):
+        joint = (stay * last + fresh) * likelihoods[:, t]
+        predicted[:, t] = joint.sum(axis=1)
+        last = filtered[:, t] = joint / predicted[:, t, None]
+    return filtered, predicted
+
+
+def _future(likelihoods: Floats, rho: Floats, g: Floats) -> Floats:  # (G, n, C) -> (G, n, C)
+    """P(samples after t | y_t), up to a factor per sample."""
+    future = np.ones_like(likelihoods)
+    for t in range(likelihoods.shape[1] - 1, 0, -1):
+        seen = likelihoods[:, t] * future[:, t]
+        before = rho[:, None] * seen + ((1 - rho) * (seen @ g))[:, None]
+        future[:, t - 1] = before / before.sum(axis=1, keepdims=True)
+    return future
