@@ -10,7 +10,7 @@ definitions; tests compare them with this module.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Self
 
 from array_api_compat import array_namespace
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Side = Literal["in", "out"]
 # Version tag of the stored statistics: a file with another tag is measured again.
-MEASURED = "what comes of pictures"
+MEASURED = "image patches, all and per class, with covariances"
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,8 @@ class ChannelMoments:
     mean: Array  # (c,)
     variance: Array  # (c,), divided by n
     covariance: Array | None = None  # (c, c), if requested; its diagonal is the variance
-    classes: ClassMoments | None = None  # of the same samples, at the sites of a source
+    # Of the same samples, at the sites of a source.
+    classes: ClassMoments | None = field(default=None, kw_only=True)
 
     @classmethod
     def of(cls, values: Array, axis: int, full: bool = False) -> Self:  # (n, ...)
@@ -95,7 +96,9 @@ class ChannelMoments:
             else (1 - share) * self.covariance
             + share * other.covariance
             + share * (1 - share) * (step[:, None] * step[None, :]),
-            None if self.classes is None or other.classes is None else self.classes + other.classes,
+            classes=None
+            if self.classes is None or other.classes is None
+            else self.classes + other.classes,
         )
 
     def at_most(self, samples: float) -> Self:
