@@ -126,8 +126,11 @@ class LabelIndex:
         return unique_labels(as_labels(np.concatenate(self._parts)))
 
     def of(self, classes: Labels) -> NDArray[np.int64]:  # (C,)
-        """Return the numbers of these classes."""
-        return np.array([self._numbers[label] for label in classes.tolist()])
+        """Return the numbers of these classes; one that has not come is an error."""
+        try:
+            return np.array([self._numbers[label] for label in classes.tolist()])
+        except KeyError as missing:
+            raise CasterError(f"no sample has the label {missing.args[0]!r}") from None
 
 
 def is_by_class(labels: Labels | None) -> bool:
