@@ -20,6 +20,7 @@ import caster
 from caster import CasterError, wrap
 from caster import state as states
 from caster.cli.app import app
+from caster.core.channels import MEASURED
 from caster_bench.methods.registry import create, find
 from tests.support.colours import CAST, NAMES, TOML, patches, write_folder, write_model
 
@@ -168,12 +169,12 @@ def test_fit_says_what_it_measured(typed):
     result = typed("fit LN @source --layers -o s.caster")
     assert (result.exit_code, result.stderr.count("\n")) == (0, result.stderr.count("caster: "))
     channels = sum(len(found.mean) for found in states.load("s.caster").layers.values())
-    assert f"Layers: 14 sites with {channels:,} channels in total.\n" in result.stdout
+    assert f"Layers: 14 sites with {channels:,} channels in total, " in result.stdout
     result = typed("fit BN @source --layers -o s.caster")
     layers = states.load("s.caster").layers
     assert len(layers) == 15  # of BatchNorms
     channels = sum(len(found.mean) for found in layers.values())
-    assert f"Layers: 15 sites with {channels:,} channels in total.\n" in result.stdout
+    assert f"Layers: 15 sites with {channels:,} channels in total, " in result.stdout
     assert "Layers: 14 sites" in typed("fit LN @source -o s.caster").stdout
     assert "Layers" not in typed("fit LN @source --no-layers -o s.caster").stdout
     assert states.load("s.caster").layers is None
@@ -237,12 +238,12 @@ def test_a_fit_that_goes_on_otherwise_has_what_it_was_asked_for(
 
 
 def damaged(layers):
-    layers["sites"][3][2][0] += 1.0  # a mean
+    layers["sites"][3][2] = layers["sites"][3][3]  # a mean
 
 
 def measured_otherwise(layers):
     """As before class tokens were left out."""
-    assert layers["of"] == "what comes of pictures"
+    assert layers["of"] == MEASURED
     layers |= {"of": "all sites", "sites": [["norm", "in", 1, 2.0, [0.0], [1.0]]]}
 
 
@@ -683,37 +684,50 @@ def test_ctrl_c_in_an_evaluation_promises_nothing(typed, monkeypatch):
     assert result.stderr == "caster: interrupted, no output was written\n"
 
 
-# full maps
+# covariances and classes
 
 
-def covariances_by_hand(made, pixels):
-    """Of every site of the ConvNeXt: values (rows, c), and whether there is one position only."""
+def values_by_hand(made, pixels):
+    """Values at every site of the ConvNeXt: (n, ..., c)."""
     net = model_of(made, "convnext").module
     seen = {}
     for site in states.load(made / "LN.caster").layers:
 
         def keep(module, inputs, output, site=site):
             values = (inputs[0] if site.side == "in" else output).double().movedim(site.axis, -1)
-            seen[site] = values.ndim, values.flatten(0, -2).numpy()
+            seen[site] = values.numpy()
 
         net.get_submodule(site.module).register_forward_hook(keep)
     with torch.no_grad():
         net(prepared(pixels))
-    return {
-        site: np.cov(rows, rowvar=False, bias=True) if ndim > 2 else None
-        for site, (ndim, rows) in seen.items()
-    }
+    return seen
 
 
 def test_fit_measures_covariances(made):
     layers = states.load(made / "LN.caster").layers
-    expected = covariances_by_hand(made, SOURCE)
-    assert list(layers) == list(expected)
-    assert 1 < sum(covariance is not None for covariance in expected.values()) < 14
+    values = values_by_hand(made, SOURCE)
+    assert list(layers) == list(values)
     for site, found in layers.items():
-        assert (found.covariance is None) == (expected[site] is None)
+        assert (found.covariance is None) == (values[site].ndim == 2)
         if found.covariance is not None:
-            np.testing.assert_allclose(found.covariance, expected[site], rtol=1e-3, atol=1e-4)
+            rows = values[site].reshape(-1, len(found.mean))
+            expected = np.cov(rows, rowvar=False, bias=True)
+            np.testing.assert_allclose(found.covariance, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_fit_measures_every_class(made):
+    state = states.load(made / "LN.caster")
+    values = values_by_hand(made, SOURCE)
+    for site, found in state.layers.items():
+        unit = np.sqrt(found.variance)
+        for c, label in enumerate(state.classes):
+            own = values[site][np.array(NAMES)[TRUTH] == label]
+            assert found.classes.counts[c] == len(own)
+            rows = own.reshape(-1, len(unit))
+            step = (found.classes.means[c] - rows.mean(axis=0)) / unit
+            np.testing.assert_allclose(step, 0, atol=2e-3)
+            ratio = (found.classes.variances[c] - rows.var(axis=0)) / found.variance
+            np.testing.assert_allclose(ratio, 0, atol=4e-3)
 
 
 def test_fit_and_inspect_say_which_sites_have_them(typed, made):
