@@ -90,7 +90,7 @@ def test_streams_in_threads_answer_as_one_after_the_other(name, kind):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", ["batch", "vit"])
 def test_a_new_stream_is_as_constructed_and_shares_weights_and_source(name, kind):
-    known = caster.fit(model(kind), source(kind).batches, layers="full" if kind == "vit" else True)
+    known = caster.fit(model(kind), source(kind).batches)
     options = {"maps": "full"} if kind == "vit" else {}
     method = create(name, model(kind), known.state, **options)
     before = fingerprint(method)

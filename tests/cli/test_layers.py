@@ -20,6 +20,7 @@ import caster
 from caster import CasterError, wrap
 from caster import state as states
 from caster.cli.app import app
+from caster.core.channels import MEASURED
 from caster_bench.methods.registry import create, find
 from tests.support.colours import CAST, NAMES, TOML, patches, write_folder, write_model
 
@@ -168,12 +169,12 @@ def test_fit_says_what_it_measured(typed):
     result = typed("fit LN @source --layers -o s.caster")
     assert (result.exit_code, result.stderr.count("\n")) == (0, result.stderr.count("caster: "))
     channels = sum(len(found.mean) for found in states.load("s.caster").layers.values())
-    assert f"Layers: 14 sites with {channels:,} channels in total.\n" in result.stdout
+    assert f"Layers: 14 sites with {channels:,} channels in total, " in result.stdout
     result = typed("fit BN @source --layers -o s.caster")
     layers = states.load("s.caster").layers
     assert len(layers) == 15  # of BatchNorms
     channels = sum(len(found.mean) for found in layers.values())
-    assert f"Layers: 15 sites with {channels:,} channels in total.\n" in result.stdout
+    assert f"Layers: 15 sites with {channels:,} channels in total, " in result.stdout
     assert "Layers: 14 sites" in typed("fit LN @source -o s.caster").stdout
     assert "Layers" not in typed("fit LN @source --no-layers -o s.caster").stdout
     assert states.load("s.caster").layers is None
@@ -237,12 +238,12 @@ def test_a_fit_that_goes_on_otherwise_has_what_it_was_asked_for(
 
 
 def damaged(layers):
-    layers["sites"][3][2][0] += 1.0  # a mean
+    layers["sites"][3][2] = layers["sites"][3][3]  # a mean
 
 
 def measured_otherwise(layers):
     """As before class tokens were left out."""
-    assert layers["of"] == "what comes of pictures"
+    assert layers["of"] == MEASURED
     layers |= {"of": "all sites", "sites": [["norm", "in", 1, 2.0, [0.0], [1.0]]]}
 
 
@@ -683,64 +684,64 @@ def test_ctrl_c_in_an_evaluation_promises_nothing(typed, monkeypatch):
     assert result.stderr == "caster: interrupted, no output was written\n"
 
 
-# full maps
+# covariances and classes
 
 
-def covariances_by_hand(made, pixels):
-    """Of every site of the ConvNeXt: values (rows, c), and whether there is one position only."""
+def values_by_hand(made, pixels):
+    """Values at every site of the ConvNeXt: (n, ..., c)."""
     net = model_of(made, "convnext").module
     seen = {}
     for site in states.load(made / "LN.caster").layers:
 
         def keep(module, inputs, output, site=site):
             values = (inputs[0] if site.side == "in" else output).double().movedim(site.axis, -1)
-            seen[site] = values.ndim, values.flatten(0, -2).numpy()
+            seen[site] = values.numpy()
 
         net.get_submodule(site.module).register_forward_hook(keep)
     with torch.no_grad():
         net(prepared(pixels))
-    return {
-        site: np.cov(rows, rowvar=False, bias=True) if ndim > 2 else None
-        for site, (ndim, rows) in seen.items()
-    }
+    return seen
 
 
-@pytest.fixture
-def full(typed, made):
-    if not (made / "full.caster").exists():
-        result = typed("fit LN @source --layers --full-maps --cache @full -o @full.caster")
-        assert result.exit_code == 0, result.output
-    return made / "full.caster"
-
-
-def test_fit_measures_covariances_when_asked(typed, made, full):
-    layers = states.load(full).layers
-    expected = covariances_by_hand(made, SOURCE)
-    assert list(layers) == list(expected)
-    assert 1 < sum(covariance is not None for covariance in expected.values()) < 14
+def test_fit_measures_covariances(made):
+    layers = states.load(made / "LN.caster").layers
+    values = values_by_hand(made, SOURCE)
+    assert list(layers) == list(values)
     for site, found in layers.items():
-        assert (found.covariance is None) == (expected[site] is None)
+        assert (found.covariance is None) == (values[site].ndim == 2)
         if found.covariance is not None:
-            np.testing.assert_allclose(found.covariance, expected[site], rtol=1e-3, atol=1e-4)
+            rows = values[site].reshape(-1, len(found.mean))
+            expected = np.cov(rows, rowvar=False, bias=True)
+            np.testing.assert_allclose(found.covariance, expected, rtol=1e-3, atol=1e-4)
 
 
-def test_fit_and_inspect_say_which_sites_have_them(typed, made, full):
-    layers = states.load(full).layers
+def test_fit_measures_every_class(made):
+    state = states.load(made / "LN.caster")
+    values = values_by_hand(made, SOURCE)
+    for site, found in state.layers.items():
+        unit = np.sqrt(found.variance)
+        for c, label in enumerate(state.classes):
+            own = values[site][np.array(NAMES)[TRUTH] == label]
+            assert found.classes.counts[c] == len(own)
+            rows = own.reshape(-1, len(unit))
+            step = (found.classes.means[c] - rows.mean(axis=0)) / unit
+            np.testing.assert_allclose(step, 0, atol=2e-3)
+            ratio = (found.classes.variances[c] - rows.var(axis=0)) / found.variance
+            np.testing.assert_allclose(ratio, 0, atol=4e-3)
+
+
+def test_fit_and_inspect_say_which_sites_have_them(typed, made):
+    layers = states.load(made / "LN.caster").layers
     count = sum(found.covariance is not None for found in layers.values())
-    result = typed("fit LN @source --full-maps --cache @full -o s.caster")  # which asks for layers
-    assert f" channels in total, {count} with covariances for full maps.\n" in result.stdout
-    assert states.digest(states.load("s.caster")) == states.digest(states.load(full))
-    shown = re.sub(r"[│\s]+", "", typed("inspect @full.caster").stdout)
-    marked = (", full" if found.covariance is not None else "" for found in layers.values())
-    listed = (
-        f"{site} ({len(layers[site].mean)}{mark})"
-        for site, mark in zip(layers, marked, strict=True)
-    )
-    assert "".join(", ".join(listed).split()) in shown
+    result = typed("fit LN @source --cache c -o s.caster")
+    words = f"in total, {count} with covariances, {len(layers)} with moments per class"
+    assert f" channels {words}.\n" in result.stdout
+    shown = re.sub(r"[│\s]+", "", typed("inspect s.caster").stdout)
+    assert "".join(words.split()) in shown
 
 
-def test_an_interrupted_fit_goes_on_with_its_covariances(typed, monkeypatch, full):
-    line = "fit LN @source --layers --full-maps --batch-size 30"
+def test_an_interrupted_fit_goes_on_with_covariances_and_classes(typed, monkeypatch):
+    line = "fit LN @source --layers --batch-size 30"
     assert typed(f"{line} --cache whole -o whole.caster").exit_code == 0
     with monkeypatch.context() as patched:
         ran(patched, interrupted=3)
@@ -749,82 +750,3 @@ def test_an_interrupted_fit_goes_on_with_its_covariances(typed, monkeypatch, ful
     assert typed(f"{line} --cache c -o s.caster").exit_code == 0
     assert calls == [30, 6]
     assert states.digest(states.load("s.caster")) == states.digest(states.load("whole.caster"))
-
-
-@pytest.mark.parametrize("partly", [False, True])
-def test_covariances_are_measured_on_features_kept_without_them(typed, monkeypatch, partly):
-    line = "fit LN @source --cache c --batch-size 30 -o s.caster --layers"
-    with monkeypatch.context() as patched:
-        ran(patched, interrupted=3 if partly else None)
-        assert typed(line).exit_code == (130 if partly else 0)
-    calls = ran(monkeypatch)
-    assert typed(f"{line} --full-maps").exit_code == 0
-    assert sum(calls) == len(SOURCE)
-    assert states.has_full(states.load("s.caster").layers)
-    assert typed(line).exit_code == 0  # what is kept has more than is asked for, the state has not
-    assert sum(calls) == len(SOURCE)
-    assert not states.has_full(states.load("s.caster").layers)
-
-
-def test_a_fit_that_goes_on_without_covariances_has_none_of_some_images(typed, monkeypatch):
-    line = "fit LN @source --cache c --batch-size 30 -o s.caster --layers"
-    with monkeypatch.context() as patched:
-        ran(patched, interrupted=3)
-        assert typed(f"{line} --full-maps").exit_code == 130
-    calls = ran(monkeypatch)
-    assert typed(line).exit_code == 0
-    assert sum(calls) == 36
-    assert typed(f"{line} --full-maps").exit_code == 0
-    assert sum(calls) == 36 + len(SOURCE)
-    assert {found.count for found in states.load("s.caster").layers.values()} == {96.0}
-
-
-def test_a_network_without_a_site_for_full_maps(typed, refusal, monkeypatch, made):
-    assert typed("fit BN @source --layers --cache c -o kept.caster").exit_code == 0
-    calls = ran(monkeypatch)
-    said = refusal("fit BN @source --layers --full-maps --cache c --batch-size 16 -o out.caster")
-    assert said.startswith("timm:test_resnet has no site for full maps")
-    assert said.endswith("leave out --full-maps")
-    assert calls == [16]
-    assert typed("fit BN @source --layers --cache c -o kept.caster").exit_code == 0
-    assert calls == [16]  # what was kept still is
-    np.savez(made / "f.npz", features=np.zeros((4, 3)), labels=[0, 0, 1, 1])
-    said = refusal("fit @f.npz --full-maps -o out.caster")
-    assert said == "--full-maps requires --model"
-
-
-@pytest.mark.parametrize("command", ["predict", "evaluate"])
-def test_full_maps_are_used_where_the_state_has_them(typed, made, full, command):
-    order = np.random.default_rng(0).permutation(len(TARGET))
-    model, state = model_of(made, "convnext"), states.load(full)
-    without = {site: replace(m, covariance=None) for site, m in state.layers.items()}
-
-    def met(state, maps):
-        """Answers and ratios of both batches."""
-        method = create("layer-transport", model, state, maps=maps, gated=False)
-        given = [method.predict(prepared(SHIFTED)[rows]) for rows in (order[:64], order[64:])]
-        logits = np.concatenate([np.asarray(answer.logits) for answer in given])
-        return np.array(NAMES)[logits.argmax(1)], [answer.ratio for answer in given]
-
-    (chosen, ratios), (others, apart) = (
-        met(state, "full"),
-        met(replace(state, layers=without), "diagonal"),
-    )
-    assert np.any(chosen != others)  # so the answers below tell the maps apart, as do the ratios
-    assert abs(apart[0] / ratios[0] - 1) > 0.01
-    if command == "predict":
-        result = typed("predict LN @full.caster @target --shuffle 0 --no-gate -o out.csv")
-        assert [row["prediction"] for row in rows_of()] == chosen.tolist()
-        aligned = [*state.layers.values()][:7]
-        count = sum(found.covariance is not None for found in aligned)
-        assert 1 < count < sum(found.covariance is not None for found in state.layers.values())
-        assert f"Mechanism: layer transport, at 7 sites, {count} with full maps.\n" in result.stdout
-        seen = [float(rows_of()[i]["ratio"]) for i in (0, -1)]
-    else:
-        assert typed("evaluate LN @full.caster @target -o page.html").exit_code == 0
-        found = json.loads(Path("page.json").read_text())
-        truth = np.array(NAMES)[TARGET[order]]
-        assert found["scores"]["ungated"]["accuracy"] == np.mean(chosen == truth)
-        assert found["settings"]["maps"] == "full"
-        seen = [batch["verdict"]["ratio"] for batch in found["batches"]]
-    assert seen == pytest.approx(ratios, rel=1e-3, abs=1e-6)

@@ -341,17 +341,17 @@ def test_measuring_leaves_no_hooks_on_the_module():
 def test_a_failed_pass_is_not_measured():
     model = problem.model("vit")
     one, other = problem.stream(2)
-    statistics = ActivationStatistics(model)
-    statistics(one)
+    statistics, classes = ActivationStatistics(model), np.zeros(32, dtype=np.int64)
+    statistics(one, classes)
     last = statistics._twin.module.blocks[3]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(last, "forward", lambda x: x @ torch.zeros(3, 3))
         with pytest.raises(CasterError, match="cannot take a batch"):
-            statistics(other)
-    statistics(other)
+            statistics(other, classes)
+    statistics(other, classes)
     expected = problem.site_moments(model, [one, other])
     for site, found in statistics.moments().items():
-        assert found.count == 64
+        assert found.count == found.classes.counts == 64
         np.testing.assert_array_equal(found.mean, expected[site].mean)
 
 

@@ -16,6 +16,7 @@ from caster import CasterError, wrap
 from caster import state as states
 from caster.core.channels import Site
 from caster.errors import StateError
+from caster.io.layer_arrays import round_classes
 from caster.io.signed_tensors import content_digest
 from tests.support import problem
 
@@ -40,10 +41,146 @@ def test_layers_come_back_exactly(tmp_path):
     assert states.digest(loaded) == states.digest(adapter.state)
     sizes = dict(states.array_sizes(loaded))
     assert sizes["layer_means"] == sizes["layer_variances"] == 6 * 16 * 4
+    halves = 4 * 6 * 16 * 2
+    assert sizes["layer_class_means"] == sizes["layer_class_deviations"] == halves
+
+
+@pytest.mark.parametrize("kind", ["batch", "vit"])
+def test_class_moments_come_back_exactly(tmp_path, kind):
+    state = fitted(kind).state
+    path = tmp_path / "s.caster"
+    for _ in range(2):  # what was loaded is saved as it was
+        states.save(state, path)
+        loaded = states.load(path)
+        for site, found in state.layers.items():
+            assert found.classes.counts.tolist() == state.moments.counts.tolist()
+            for name in ("counts", "means", "variances"):
+                one, other = (getattr(m.classes, name) for m in (found, loaded.layers[site]))
+                np.testing.assert_array_equal(one, other)
+        assert states.digest(loaded) == states.digest(state)
+        state = loaded
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e3, 1e6])
+def test_large_means_round_to_the_same_float16_again(tmp_path, offset):
+    """Where a class differs from the whole by less than float32 can tell."""
+    state = fitted().state
+    moved = {}
+    for site, found in state.layers.items():
+        pooled = replace(found, mean=(found.mean + offset).astype(np.float32))
+        classes = replace(found.classes, means=found.classes.means + offset)
+        moved[site] = replace(pooled, classes=round_classes(classes, pooled))
+    before = replace(state, layers=moved)
+    states.save(before, tmp_path / "s.caster")
+    loaded = states.load(tmp_path / "s.caster")
+    assert states.digest(loaded) == states.digest(before)
+    for site, found in moved.items():
+        np.testing.assert_array_equal(loaded.layers[site].classes.means, found.classes.means)
+
+
+def test_sites_may_lack_classes(tmp_path):
+    state = fitted().state
+    (first, found), *others = state.layers.items()
+    partly = replace(state, layers={first: replace(found, classes=None), **dict(others)})
+    none = {site: replace(m, classes=None) for site, m in state.layers.items()}
+    for before, expected in (
+        (partly, [False] + 5 * [True]),
+        (replace(state, layers=none), [False] * 6),
+    ):
+        states.save(before, tmp_path / "s.caster")
+        loaded = states.load(tmp_path / "s.caster")
+        assert [m.classes is not None for m in loaded.layers.values()] == expected
+        assert states.digest(loaded) == states.digest(before)
+    assert "layer_class_means" not in dict(states.array_sizes(loaded))
+
+
+def changed_classes(state, **parts):
+    """The state with other class moments at its first site."""
+    (site, found), *others = state.layers.items()
+    classes = replace(found.classes, **{k: f(getattr(found.classes, k)) for k, f in parts.items()})
+    return replace(state, layers={site: replace(found, classes=classes), **dict(others)})
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"counts": lambda n: n + 1}, "blocks.0:in have other counts"),
+        ({"means": lambda m: m + 1}, "do not add up"),
+        ({"variances": lambda v: 1.1 * v}, "do not add up"),
+        ({"means": lambda m: m * np.nan}, "hold NaN"),
+    ],
+)
+def test_classes_that_could_not_be_loaded_are_not_saved(tmp_path, parts, message):
+    with pytest.raises(StateError, match=message):
+        states.save(changed_classes(fitted().state, **parts), tmp_path / "s.caster")
+    assert not (tmp_path / "s.caster").exists()
+
+
+def class_change(name, change):
+    def edit(arrays, metadata):
+        arrays[name] = change(arrays[name])
+
+    return edit
+
+
+def one_class(value, name="layer_class_means"):
+    def edit(arrays, metadata):
+        arrays[name][1, 3] = value
+
+    return edit
+
+
+def no_classes(arrays, metadata):
+    del arrays["layer_class_deviations"]
+
+
+def unmarked_classes(arrays, metadata):
+    metadata["layers"] = metadata["layers"].replace(', "classes"', "")
+
+
+def other_order(arrays, metadata):
+    metadata["layers"] = metadata["layers"].replace('"full", "classes"', '"classes", "full"')
+
+
+def classes_of_fewer(arrays, metadata):
+    metadata["layers"] = metadata["layers"].replace("200.0", "199.0")
+
+
+def moved_counts(arrays, metadata):
+    arrays["counts"][0] += 40
+    arrays["counts"][1] -= 40
+
+
+CLASS_DAMAGES = {
+    "float32": (class_change("layer_class_means", np.float32), "layer_class_means is float32"),
+    "fewer classes": (class_change("layer_class_means", lambda a: a[:-1]), "layer_class_means is"),
+    "fewer channels": (
+        class_change("layer_class_deviations", lambda a: a[:, 1:].copy()),
+        "layer_class_deviations is",
+    ),
+    "not finite": (one_class(np.inf), "layer_class_means hold NaN or infinity"),
+    "negative": (one_class(-1, "layer_class_deviations"), "layer_class_deviations hold -1"),
+    "another mean": (one_class(4.0), "do not add up"),
+    "another deviation": (one_class(3.0, "layer_class_deviations"), "do not add up"),
+    "other counts": (moved_counts, "do not add up"),
+    "missing": (no_classes, "layer_class_deviations"),
+    "unmarked": (unmarked_classes, "it holds U"),
+    "marks in another order": (other_order, "not at valid sites"),
+    "fewer samples": (classes_of_fewer, "have other counts"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), CLASS_DAMAGES.values(), ids=CLASS_DAMAGES)
+def test_damaged_classes_are_rejected(tmp_path, change, message):
+    path = tmp_path / "s.caster"
+    fitted().save(path)
+    rewritten(path, change)
+    with pytest.raises(StateError, match=message):
+        states.load(path)
 
 
 def test_covariances_come_back_exactly(tmp_path):
-    adapter = fitted(layers="full")
+    adapter = fitted()
     adapter.save(tmp_path / "s.caster")
     loaded = states.load(tmp_path / "s.caster")
     full = {str(s): m.covariance for s, m in loaded.layers.items() if m.covariance is not None}
@@ -88,7 +225,7 @@ def unmarked(arrays, metadata):
 )
 def test_damaged_covariances_are_rejected(tmp_path, change, message):
     path = tmp_path / "s.caster"
-    fitted(layers="full").save(path)
+    fitted().save(path)
     rewritten(path, change)
     with pytest.raises(StateError, match=message):
         states.load(path)
@@ -122,7 +259,7 @@ def test_a_state_that_predates_excluded_tokens_is_unchanged(tmp_path):
     with safe_open(tmp_path / "s.caster", framework="np") as file:
         assert file.metadata()["version"] == "1"
         rows = json.loads(file.metadata()["layers"])
-    assert rows[0] == ["blocks.0", "in", -1, 16, 200.0]
+    assert rows[0] == ["blocks.0", "in", -1, 16, 200.0, "full", "classes"]
     loaded = states.load(tmp_path / "s.caster")
     assert list(loaded.layers) == list(moved)
     assert states.digest(loaded) == states.digest(before)

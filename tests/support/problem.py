@@ -98,9 +98,9 @@ def accuracy(method, shift: float = 0.5, n: int = 640, size: int = 32, seed: int
     return float((found == labels).mean())
 
 
-def site_moments(frozen, batches, full=False):
-    """Moments at a model's sites over batches of source images."""
-    statistics = ActivationStatistics(frozen, full=full)
+def site_moments(frozen, batches):
+    """Moments at a model's sites over batches of source images, all of one class."""
+    statistics = ActivationStatistics(frozen)
     for batch in batches:
-        statistics(batch)
+        statistics(batch, np.zeros(len(batch), dtype=np.int64))
     return statistics.moments()

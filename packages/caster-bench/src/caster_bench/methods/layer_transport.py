@@ -12,6 +12,7 @@ from caster.core.channels import ChannelMoments, Site
 from caster.core.linalg import Array
 from caster.core.verdict import RESTING, UNGATED
 from caster.errors import CasterError
+from caster.io.labels import LabelIndex, as_labels
 from caster.models.protocol import FrozenModel, Outputs
 from caster.models.torch import TorchModel
 from caster_bench.methods.network import require_torch
@@ -56,7 +57,7 @@ class LayerTransportUngated:
         self.name = name
         self.model = require_torch(model, name)
         self.frozen = Frozen(model, source)
-        layers, ends = _layers(self.model, source, name, settings.maps == "full")
+        layers, ends = _layers(self.model, source, name)
         columns = class_columns(source, name)
         self.transport = Transport(self.model, layers, columns, ends, settings)
         if self.inert:
@@ -181,7 +182,7 @@ def _as_judged(answer: LayerAnswer) -> Prediction:
 
 
 def _layers(
-    model: TorchModel, source: Source, name: str, full: bool
+    model: TorchModel, source: Source, name: str
 ) -> tuple[dict[Site, ChannelMoments] | None, Any]:
     """The source's moments at every site, and the range of its images."""
     if source.state is not None and source.state.layers is not None:
@@ -190,7 +191,8 @@ def _layers(
         return None, None
     from caster.models.activation_statistics import ActivationStatistics
 
-    statistics = ActivationStatistics(model, full=full)
-    for images, _ in source.labelled(name):
-        statistics(images)
-    return statistics.moments(), statistics.input_range
+    statistics, index = ActivationStatistics(model), LabelIndex()
+    for images, labels in source.labelled(name):
+        statistics(images, index(as_labels(labels)))
+    classes = index.classes if source.state is None else source.state.classes
+    return statistics.moments(index.of(classes)), statistics.input_range

@@ -23,7 +23,6 @@ from caster.core.arrays import as_real_array
 from caster.core.linalg import Array, on_gpu
 from caster.errors import CasterError
 from caster.io import signed_tensors
-from caster.io.layer_arrays import has_full
 from caster.io.signed_tensors import Key
 from caster.models.heads import Columns
 from caster.models.protocol import (
@@ -207,7 +206,7 @@ class Adapter:
         from caster.adapt.layer_transport import LayerSettings, LayerTransport  # with torch
 
         settings = LayerSettings(
-            maps="full" if has_full(self.state.layers) else "diagonal",
+            maps="diagonal",
             tau=LayerSettings.tau if tau is None else tau,
             every=every,
         )

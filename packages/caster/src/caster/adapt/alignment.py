@@ -109,8 +109,10 @@ class Alignment:
             if site not in batchnorms
         ]
         self._batchnorms = [
-            BatchNormSite(
-                site, parts[site.module], None if found is None else as_tensors(found, model.device)
+            BatchNormSite(  # whose running statistics hold a diagonal map only
+                site,
+                parts[site.module],
+                found and as_tensors(replace(found, covariance=None), model.device),
             )
             for site, found in ((site, (layers or {}).get(site)) for site in batchnorms)
         ]

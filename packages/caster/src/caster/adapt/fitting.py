@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -24,7 +23,7 @@ from caster.io.feature_files import FeatureFile, open_features
 from caster.io.files import check_writable
 from caster.io.image_files import formats
 from caster.io.images import Images
-from caster.io.labels import Labels, as_labels, encode, unique_labels
+from caster.io.labels import LabelIndex, Labels, as_labels, encode, unique_labels
 from caster.io.layer_arrays import Layers
 from caster.io.signed_tensors import Key, key_bytes
 from caster.io.subset import check_limit, over_classes, some_features, some_images
@@ -40,7 +39,7 @@ DOUBTFUL = 0.5  # accuracy of the head on the source below which its classes loo
 
 log = logging.getLogger("caster")
 
-LayerChoice = bool | Literal["auto", "full"]
+LayerChoice = bool | Literal["auto"]
 
 
 def fit(
@@ -60,8 +59,8 @@ def fit(
     classes : names of the model's outputs in their order, if the labels are neither column numbers
         nor, sorted, exactly the columns.
     use_head : False if the model's outputs are other classes altogether: only features are used.
-    layers : whether to measure the layers of a torch module, for layer transport. "full" adds the
-        covariances of sites with few channels, for full maps; "auto" measures where it can.
+    layers : whether to measure the layers of a torch module, for layer transport: "auto" measures
+        where it can.
     settings : those of `Caster`.
 
     The features of all batches stay in memory during the fit; `caster fit --model` keeps them on
@@ -69,16 +68,19 @@ def fit(
     """
     check_frozen(model)
     measured = _measures_layers(model, layers, use_head)
-    statistics = activation_statistics_for(model, full=layers == "full") if measured else None
+    statistics = activation_statistics_for(model) if measured else None
     chunks, columns = [], None
-    for images, labels in map(pair, batches):
-        outputs = (statistics or model)(images)
+    index = LabelIndex()
+    for images, given in map(pair, batches):
+        labels = as_labels(given)
+        targets = index(labels)
+        outputs = model(images) if statistics is None else statistics(images, targets)
         logits = None if outputs.logits is None else to_numpy(outputs.logits)
-        chunks.append((to_numpy(outputs.features), as_labels(labels), logits))
+        chunks.append((to_numpy(outputs.features), labels, logits))
         columns = None if logits is None else int(logits.shape[1])
     if not chunks:
         raise CasterError("there are no batches to fit")
-    known = unique_labels(as_labels(np.concatenate([labels for _, labels, _ in chunks])))
+    known = index.classes
     head = head_columns(known, columns, classes) if use_head else None
     labelled = [
         (features, labels, *([] if head is None else [class_logits(logits, head)]))
@@ -90,7 +92,8 @@ def fit(
         return Adapter(model, bound_state(clf, model, head))
     # A stated preprocessing knows the range of its values.
     ends = statistics.input_range if model.preprocessing is None else None
-    return Adapter(model, bound_state(clf, model, head, statistics.moments(), ends))
+    moments = statistics.moments(index.of(known))
+    return Adapter(model, bound_state(clf, model, head, moments, ends))
 
 
 def fit_file(
@@ -166,7 +169,7 @@ def fit_images(
     signer = None if key is None else key_bytes(key)
     if limit is not None and images.labels is not None:
         images = some_images(images, over_classes(images.labels, limit))
-    classes = _check_classes(images)
+    classes, targets = _check_classes(images)
 
     def head(outputs: Outputs) -> tuple[int, ...] | None:
         if not use_head or outputs.logits is None:
@@ -180,22 +183,22 @@ def fit_images(
         batch_size=batch_size,
         skip_unreadable=skip_unreadable,
         check=head,
-        layers="full" if layers == "full" else measured,
+        targets=targets if measured else None,
         progress=progress,
     )
     columns = head(features.outputs)
     passes = _Passes(features, columns is not None, columns, progress)
     clf = Caster(**vars(settings)).fit_stream(passes, classes)
     warn_of_poor_head(clf.source_check_)
-    found = _moments(features, layers == "full") if measured else None
+    found = _moments(features) if measured else None
     states.save(bound_state(clf, model, columns, found), output, signer)
     return FittedImages(clf, features.unreadable, found)
 
 
 def _measures_layers(model: FrozenModel, layers: LayerChoice, use_head: bool) -> bool:
     """Whether the model's layers are measured, and an error if they cannot be."""
-    if layers not in (False, True, "auto", "full"):
-        raise CasterError(f"layers are True, False, 'auto' or 'full', not {layers!r}")
+    if layers not in (False, True, "auto"):
+        raise CasterError(f"layers are True, False or 'auto', not {layers!r}")
     if layers is False or (layers == "auto" and not (use_head and hasattr(model, "twin"))):
         return False
     if not use_head:
@@ -236,15 +239,12 @@ def _has_logits(file: FeatureFile, n_classes: int) -> bool:
     return tuple(first.shape[1:]) == (n_classes,)
 
 
-def _moments(features: ImageFeatures, full: bool) -> Layers:
+def _moments(features: ImageFeatures) -> Layers:
     from caster.models.activation_statistics import rounded
 
     if features.layers is None:
         raise CasterError("the layers were not measured on all images: fit again")
-    found = rounded(features.layers)
-    if full:
-        return found
-    return {site: replace(moments, covariance=None) for site, moments in found.items()}
+    return rounded(features.layers)
 
 
 def _check_output(output: Path, model: FrozenModel, images: Images) -> None:
@@ -253,12 +253,13 @@ def _check_output(output: Path, model: FrozenModel, images: Images) -> None:
         raise CasterError(f"{output} has the name of an image: give the state another one")
 
 
-def _check_classes(images: Images) -> Labels:
-    """The classes, rejected before any work if they cannot be fitted."""
+def _check_classes(images: Images) -> tuple[Labels, NDArray[np.int64]]:  # (C,), (N,)
+    """The classes and every image's, rejected before any work if they cannot be fitted."""
     if images.labels is None:
         raise CasterError(f"{images.name} has no labels")
     classes = unique_labels(images.labels) if images.classes is None else images.classes
-    counts = np.bincount(encode(images.labels, classes), minlength=len(classes))
+    targets = encode(images.labels, classes)
+    counts = np.bincount(targets, minlength=len(classes))
     what = f"{images.name} has {len(classes):,} classes"
     images.limits.check("classes", len(classes), what)
     if len(classes) < 2:
@@ -269,7 +270,7 @@ def _check_classes(images: Images) -> Labels:
             f"the class {label!r} of {images.name} has {counts.min() or 'no'} image, and a "
             "covariance needs 2: add images, or drop the class"
         )
-    return classes
+    return classes, targets
 
 
 class _Passes:

@@ -22,6 +22,9 @@ from caster.models.protocol import FrozenModel, Outputs
 
 THREADS = min(8, os.cpu_count() or 1)
 
+# Measures the model while it runs, on images of these rows.
+Through = Callable[[NDArray[Any], list[int]], Outputs]
+
 
 @dataclass(frozen=True, eq=False)
 class Group:
@@ -119,14 +122,13 @@ def run(
     model: FrozenModel,
     batch: ImageBatch,
     names: Sequence[str],
-    through: Callable[[Any], Outputs] | None = None,  # measures the model while it runs
+    through: Through | None = None,
 ) -> Outputs:
     """Features and logits in NumPy, in the order of the batch's rows."""
-    parts = [
-        _answer(through or model, model.name, piece, names[batch.rows[piece.positions[0]]])
-        for group in batch.groups
-        for piece in group.pieces()
-    ]
+    parts = []
+    for piece in (piece for group in batch.groups for piece in group.pieces()):
+        rows = [batch.rows[position] for position in piece.positions]
+        parts.append(_answer(model, piece.prepared, rows, names[rows[0]], through))
     order = np.argsort([position for group in batch.groups for position in group.positions])
     features = _joined([outputs.features for outputs in parts], order)
     broken = ~np.isfinite(features).all(axis=tuple(range(1, features.ndim)))
@@ -179,13 +181,18 @@ def _by_size(images: list[ImageArray], preprocessing: Preprocessing) -> list[Gro
     ]
 
 
-def _answer(through: Callable[[Any], Outputs], name: str, group: Group, first: str) -> Outputs:
-    count = len(group.positions)
-    with naming_images(first, count):
-        outputs = through(group.prepared)
+def _answer(
+    model: FrozenModel,
+    prepared: NDArray[Any],
+    rows: list[int],
+    first: str,
+    through: Through | None,
+) -> Outputs:
+    with naming_images(first, len(rows)):
+        outputs = model(prepared) if through is None else through(prepared, rows)
     for array in (outputs.features, outputs.logits):
-        if array is not None and len(array) != count:
-            raise CasterError(f"{name} gives {len(array)} rows for {count} images")
+        if array is not None and len(array) != len(rows):
+            raise CasterError(f"{model.name} gives {len(array)} rows for {len(rows)} images")
     return outputs
 
 

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from caster.adapt.image_batches import (
+    Through,
     read_batches,
     resize,
     run,
@@ -25,7 +26,7 @@ from caster.io.feature_cache import Entry, Manifest, entry_key, find_entry, writ
 from caster.io.image_files import UnreadableImage
 from caster.io.images import Images
 from caster.io.labels import Labels
-from caster.io.layer_arrays import Layers, has_full
+from caster.io.layer_arrays import Layers
 from caster.models.protocol import FrozenModel, Outputs
 
 if TYPE_CHECKING:
@@ -100,18 +101,19 @@ def extract(
     batch_size: int = IMAGES_AT_ONCE,
     skip_unreadable: bool = False,
     check: Check | None = None,
-    layers: bool | Literal["full"] = False,
+    targets: NDArray[np.int64] | None = None,
     progress: Progress = silent,
 ) -> ImageFeatures:
     """Features and logits of all images, from the cache or computed and cached.
 
-    `check` may reject the outputs of the first batch. With `layers` the model's layers are measured
-    in the same pass, "full" with covariances; cached features without them are computed again.
+    `check` may reject the outputs of the first batch. With `targets`, the class index of every
+    image, the model's layers are measured in the same pass; cached features without them are
+    computed again.
     """
     key, total = _key(model, images), len(images)
     entry = find_entry(store, key, total)
-    if entry is None or _outdated(entry.manifest, model, images, layers):
-        _fill(model, images, store, batch_size, skip_unreadable, check, layers, progress)
+    if entry is None or _outdated(entry.manifest, model, images, targets is not None):
+        _fill(model, images, store, batch_size, skip_unreadable, check, targets, progress)
         entry = find_entry(store, key, total)
     if entry is None:
         raise CasterError(f"the features cached in {store} were removed or damaged: run again")
@@ -122,7 +124,7 @@ def extract(
 
 
 def activation_statistics_for(
-    model: FrozenModel, past: Layers | None = None, full: bool = False
+    model: FrozenModel, past: Layers | None = None
 ) -> ActivationStatistics:
     """What measures a model's layers while it runs; `past` continues an earlier measurement."""
     if not hasattr(model, "twin"):  # before importing torch, which may be missing
@@ -132,7 +134,7 @@ def activation_statistics_for(
         )
     from caster.models.activation_statistics import ActivationStatistics
 
-    return ActivationStatistics(model, past, full)
+    return ActivationStatistics(model, past)
 
 
 def _key(model: FrozenModel, images: Images) -> str:
@@ -151,13 +153,13 @@ def _fill(
     batch_size: int,
     skip_unreadable: bool,
     check: Check | None,
-    layers: bool | Literal["full"],
+    targets: NDArray[np.int64] | None,
     progress: Progress,
 ) -> None:
     """Run the model on the images that the cache lacks, from where an earlier run stopped."""
 
     def outdated(manifest: Manifest) -> bool:
-        return _outdated(manifest, model, images, layers)
+        return _outdated(manifest, model, images, targets is not None)
 
     key, label = _key(model, images), f"{model.name} on {images.name}"
     with write_entry(store, key, len(images), outdated, label) as partial:
@@ -165,11 +167,10 @@ def _fill(
             partial.clear()
         _check_skipped(partial.manifest.unreadable, skip_unreadable)
         progress(STAGE, partial.manifest.seen, len(images))
-        statistics = (
-            activation_statistics_for(model, partial.manifest.layers, layers == "full")
-            if layers
-            else None
-        )
+        statistics, measure = None, None
+        if targets is not None:
+            statistics = activation_statistics_for(model, partial.manifest.layers)
+            measure = _measuring(statistics, targets)
         batches = read_batches(
             images,
             stated_preprocessing(model),
@@ -181,12 +182,10 @@ def _fill(
             for batch in batches:
                 columns: dict[str, NDArray[Any]] = {"rows": np.asarray(batch.rows, dtype=np.int64)}
                 if batch.rows:
-                    outputs = run(model, batch, images.names, through=statistics)
+                    outputs = run(model, batch, images.names, measure)
                     if check is not None:
                         check(outputs)
                         check = None
-                    if layers == "full":
-                        _check_full(model, statistics)
                     logits = {} if outputs.logits is None else {"logits": outputs.logits}
                     columns |= {"features": outputs.features, **logits}
                 sums = None if statistics is None else statistics.sums
@@ -199,24 +198,13 @@ def _fill(
             raise
 
 
-def _check_full(model: FrozenModel, statistics: ActivationStatistics | None) -> None:
-    if statistics is None or not has_full(statistics.sums):
-        from caster.models.torch_channels import FULL_MAP_CHANNELS
-
-        raise CasterError(
-            f"{model.name} has no site for full maps, one with several positions and at most "
-            f"{FULL_MAP_CHANNELS} channels that is not a BatchNorm's: leave out {{argument}}",
-            argument="full_maps",
-        )
+def _measuring(statistics: ActivationStatistics, targets: NDArray[np.int64]) -> Through:
+    return lambda prepared, rows: statistics(prepared, targets[rows])
 
 
-def _outdated(
-    manifest: Manifest, model: FrozenModel, images: Images, layers: bool | Literal["full"]
-) -> bool:
+def _outdated(manifest: Manifest, model: FrozenModel, images: Images, layers: bool) -> bool:
     """Whether cached features must be computed again: layers are missing, or images came back."""
     measured = not layers or manifest.layers is not None
-    if layers == "full":
-        measured = has_full(manifest.layers)
     return (manifest.kept > 0 and not measured) or _repaired(model, images, manifest.unreadable)
 
 

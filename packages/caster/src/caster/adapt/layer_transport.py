@@ -111,12 +111,13 @@ class LayerTransport:
         found = None if layers is None else dict(layers)
         _check_sites(model, found or {})
         full = self.settings.maps == "full"
-        if full and all(moments.covariance is None for moments in (found or {}).values()):
-            raise CasterError(
-                "the state has no covariances for full maps: fit with layers='full', and a "
-                f"network with sites of at most {FULL_MAP_CHANNELS} channels besides BatchNorms"
-            )
         batchnorms = batchnorm_sites(model.module)
+        mapped = [moments for site, moments in (found or {}).items() if site not in batchnorms]
+        if full and all(moments.covariance is None for moments in mapped):
+            raise CasterError(
+                "the state has no covariances for full maps, which need sites of at most "
+                f"{FULL_MAP_CHANNELS} channels besides BatchNorms"
+            )
         self.sites = self._select_sites(list(found or {}), batchnorms)
         kept = found and {site: found[site] for site in found if site in self.sites}
         own = [site for site in batchnorms if site in self.sites]

@@ -75,14 +75,6 @@ def fit(
             rich_help_panel=PANEL,
         ),
     ] = None,
-    full_maps: Annotated[
-        bool,
-        typer.Option(
-            "--full-maps",
-            help="Also measure covariances, for full maps at sites with few channels.",
-            rich_help_panel=PANEL,
-        ),
-    ] = False,
     images_at_once: Annotated[
         int | None,
         typer.Option(
@@ -105,8 +97,6 @@ def fit(
     """
     from caster.adapt.fitting import fit_file, fit_images
 
-    if full_maps and layers is False:
-        raise CasterError("give --full-maps or --no-layers, not both")
     settings, limits = Settings(k_max=k_max, lam=lam, beta=beta), limits_of(larger)
     skipped: list[str] = []
     measured = None
@@ -125,7 +115,7 @@ def fit(
                 batch_size=images_at_once or IMAGES_AT_ONCE,
                 named_classes=None if classes is None else _lines(classes),
                 use_head=not no_head,
-                layers="full" if full_maps else "auto" if layers is None else layers,
+                layers="auto" if layers is None else layers,
                 skip_unreadable=skip_unreadable,
                 progress=progress,
                 key=key,

@@ -84,17 +84,19 @@ def layers_in_words(layers: Layers) -> str:
         return "BatchNorm inputs, whose statistics are stored in the model"
     channels = sum(len(found.mean) for found in layers.values())
     full = sum(found.covariance is not None for found in layers.values())
-    more = f", {full:,} with covariances for full maps" if full else ""
-    return f"{counted(len(layers), 'site')} with {channels:,} channels in total{more}"
+    classes = sum(found.classes is not None for found in layers.values())
+    return (
+        f"{counted(len(layers), 'site')} with {channels:,} channels in total, {full:,} with "
+        f"covariances, {classes:,} with moments per class"
+    )
 
 
 def _sites(layers: Layers) -> str:
-    """List every site with its channels, whether it has a full map, and excluded tokens."""
+    """List every site with its channels and excluded tokens."""
     listed = []
     for site, found in layers.items():
-        full = "" if found.covariance is None else ", full"
         added = f", without {counted(site.added, 'token')}" if site.added else ""
-        listed.append(f"{site} ({len(found.mean)}{full}{added})")
+        listed.append(f"{site} ({len(found.mean)}{added})")
     return ", ".join(listed)
 
 

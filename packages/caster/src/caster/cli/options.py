@@ -238,7 +238,6 @@ FOR_IMAGES = {  # arguments that need a model, and their options
     "classes": "--classes",
     "no_head": "--no-head",
     "layers": "--layers",
-    "full_maps": "--full-maps",
     "images_at_once": "--batch-size",
     "allow_other_model": "--allow-other-model",
     "allow_other_preprocessing": "--allow-other-preprocessing",

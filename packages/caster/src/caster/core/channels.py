@@ -10,16 +10,19 @@ definitions; tests compare them with this module.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal, Self
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal, Self
 
 from array_api_compat import array_namespace
 
 from caster.core.linalg import Array, identity_like, symmetric_roots
 
+if TYPE_CHECKING:
+    from caster.core.class_moments import ClassMoments
+
 Side = Literal["in", "out"]
 # Version tag of the stored statistics: a file with another tag is measured again.
-MEASURED = "what comes of pictures"
+MEASURED = "image patches, all and per class, with covariances"
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,8 @@ class ChannelMoments:
     mean: Array  # (c,)
     variance: Array  # (c,), divided by n
     covariance: Array | None = None  # (c, c), if requested; its diagonal is the variance
+    # Of the same samples, at the sites of a source.
+    classes: ClassMoments | None = field(default=None, kw_only=True)
 
     @classmethod
     def of(cls, values: Array, axis: int, full: bool = False) -> Self:  # (n, ...)
@@ -91,10 +96,13 @@ class ChannelMoments:
             else (1 - share) * self.covariance
             + share * other.covariance
             + share * (1 - share) * (step[:, None] * step[None, :]),
+            classes=None
+            if self.classes is None or other.classes is None
+            else self.classes + other.classes,
         )
 
     def at_most(self, samples: float) -> Self:
-        """Cap the weight of the moments at a number of samples.
+        """Cap the weight of the moments at a number of samples; classes are dropped.
 
         `past.at_most(M - n) + batch` after every batch of n < M samples weighs all samples equally
         until there are M; from then on it forgets, and a batch enters with weight n / M.
@@ -103,7 +111,7 @@ class ChannelMoments:
         >>> ChannelMoments(90.0, np.zeros(1), np.ones(1)).at_most(64).count
         64.0
         """
-        return replace(self, count=min(self.count, float(samples)))
+        return replace(self, count=min(self.count, float(samples)), classes=None)
 
 
 def shrunk(target: ChannelMoments, source: ChannelMoments, prior: float) -> ChannelMoments:

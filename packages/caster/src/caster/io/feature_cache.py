@@ -15,6 +15,7 @@ import re
 import shutil
 import time
 import zlib
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import astuple, dataclass, field, fields, replace
@@ -27,6 +28,8 @@ from numpy.typing import NDArray
 
 from caster.core.arrays import to_numpy
 from caster.core.channels import MEASURED, ChannelMoments, Site
+from caster.core.class_moments import ClassMoments
+from caster.core.linalg import Array
 from caster.errors import CasterError
 from caster.io.appendable_array import AppendableArray, DamagedError, read_checked
 from caster.io.files import LockedError, locked, move_into_place, replacing
@@ -150,22 +153,42 @@ def _layers_from_json(content: dict[str, Any] | None) -> Layers | None:
 
 
 def _moments_from_json(
-    count: float, mean: list[float], variance: list[float], triangle: list[float] | None = None
+    count: float, mean: str, variance: str, triangle: str | None, classes: list[str] | None
 ) -> ChannelMoments:
-    covariance = None if triangle is None else unpacked(np.array(triangle), len(mean))
-    return ChannelMoments(count, np.array(mean), np.array(variance), covariance)
+    moments = ChannelMoments(count, _from_base64(mean), _from_base64(variance))
+    if triangle is not None:
+        covariance = unpacked(_from_base64(triangle), len(moments.mean))
+        moments = replace(moments, covariance=covariance)
+    if classes is not None:
+        counts, *rows = map(_from_base64, classes)
+        by_class = ClassMoments(counts, *(row.reshape(len(counts), -1) for row in rows))
+        moments = replace(moments, classes=by_class)
+    return moments
 
 
-def _moments_to_json(moments: ChannelMoments) -> list[list[float]]:
-    """Return mean, variance and, if there is a covariance, its upper triangle."""
-    parts = [to_numpy(part) for part in (moments.mean, moments.variance)]
-    if moments.covariance is not None:
-        parts.append(packed(to_numpy(moments.covariance)))
-    return [part.tolist() for part in parts]
+def _moments_to_json(moments: ChannelMoments) -> list[Any]:
+    """Return mean, variance, the covariance's upper triangle and the classes, None if missing."""
+    covariance, classes = moments.covariance, moments.classes
+    return [
+        _to_base64(moments.mean),
+        _to_base64(moments.variance),
+        None if covariance is None else _to_base64(packed(to_numpy(covariance))),
+        None
+        if classes is None
+        else [_to_base64(part) for part in (classes.counts, classes.means, classes.variances)],
+    ]
+
+
+def _to_base64(array: Array) -> str:
+    return b64encode(to_numpy(array).astype("<f8").tobytes()).decode()
+
+
+def _from_base64(text: str) -> NDArray[np.float64]:
+    return np.frombuffer(b64decode(text, validate=True), dtype="<f8").astype(np.float64)
 
 
 def _checksum(sites: list[list[Any]]) -> int:
-    """Checksum the JSON text: floats survive a round trip, so equal text means equal moments."""
+    """Checksum the JSON text, in which arrays are the bytes of float64."""
     return zlib.crc32(json.dumps(sites).encode())
 
 

@@ -100,6 +100,39 @@ def encode(labels: Labels, classes: Labels) -> NDArray[np.int64]:  # (n,), (C,) 
         raise CasterError(f"label {missing.args[0]!r} is not among the declared classes") from None
 
 
+class LabelIndex:
+    """Number labels in the order in which they come, before all of them are known.
+
+    >>> index = LabelIndex()
+    >>> index(as_labels(["dog", "cat", "dog"])), index(as_labels(["ape", "cat"]))
+    (array([0, 1, 0]), array([2, 1]))
+    >>> index.of(index.classes)  # of the sorted labels
+    array([2, 1, 0])
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[Labels] = []
+        self._numbers: dict[Any, int] = {}
+
+    def __call__(self, labels: Labels) -> NDArray[np.int64]:  # (n,)
+        """Return the number of every label, and number those that are new."""
+        self._parts.append(labels)
+        numbers = (self._numbers.setdefault(v, len(self._numbers)) for v in labels.tolist())
+        return np.fromiter(numbers, dtype=np.int64, count=len(labels))
+
+    @property
+    def classes(self) -> Labels:  # (C,)
+        """The distinct labels so far, as of `unique_labels`."""
+        return unique_labels(as_labels(np.concatenate(self._parts)))
+
+    def of(self, classes: Labels) -> NDArray[np.int64]:  # (C,)
+        """Return the numbers of these classes; one that has not come is an error."""
+        try:
+            return np.array([self._numbers[label] for label in classes.tolist()])
+        except KeyError as missing:
+            raise CasterError(f"no sample has the label {missing.args[0]!r}") from None
+
+
 def is_by_class(labels: Labels | None) -> bool:
     """Whether labels are sorted by class, so that batches in this order have few classes.
 

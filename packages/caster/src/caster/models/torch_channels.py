@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from caster.core.channels import ChannelMoments, optimal_map
+from caster.core.class_moments import ClassMoments
 from caster.core.linalg import identity_like, symmetric_roots
 
 FULL_MAP_CHANNELS = 128  # at most: every batch costs a square root of a c x c matrix
@@ -25,12 +26,24 @@ FULL_MAP_EPS = 1e-3  # added to eigenvalues, in units of a site's mean variance:
 def as_tensors(moments: ChannelMoments, like: Tensor | torch.device) -> ChannelMoments:
     """Moments in any kind of array as tensors, on a device or with another tensor's dtype too.
 
+    Those of classes are left out: `class_tensors` are for who needs them.
+
     >>> as_tensors(ChannelMoments(2.0, [1.0], [2.0]), torch.zeros(0, dtype=torch.float64)).mean
     tensor([1.], dtype=torch.float64)
     """
     parts = (moments.mean, moments.variance, moments.covariance)
     tensors = (None if part is None else torch.as_tensor(part).to(like) for part in parts)
     return ChannelMoments(moments.count, *tensors)
+
+
+def class_tensors(classes: ClassMoments, like: Tensor | torch.device) -> ClassMoments:
+    """Moments of classes in any kind of array as tensors, like `as_tensors`.
+
+    >>> class_tensors(ClassMoments([2.0], [[1.0]], [[3.0]]), torch.device("cpu")).means
+    tensor([[1.]])
+    """
+    parts = (classes.counts, classes.means, classes.variances)
+    return ClassMoments(*(torch.as_tensor(part).to(like) for part in parts))
 
 
 # --- moments -------------------------------------------------------------------------------------
@@ -63,6 +76,34 @@ def measure_full(values: Tensor, axis: int, samples: int) -> ChannelMoments:
     view = channels_second(values, axis)
     rows = view.transpose(0, 1).flatten(1).to(found.mean.dtype) - found.mean[:, None]
     return replace(found, covariance=rows @ rows.T / rows.shape[1])
+
+
+def sample_moments(
+    values: Tensor,  # (n, ...)
+    axis: int,
+    samples: int,
+    origin: Tensor,  # (c,), about the mean of all samples, in float32 or wider
+) -> tuple[Tensor, Tensor] | None:  # (n, c), (n, c)
+    """Mean and variance of the channels of every sample, for `ClassMoments.of_samples`.
+
+    Two means of steps from the `origin`, in float64 from there on: torch's own variance of many
+    short rows is several times slower on a CPU. None if the first axis does not hold the samples,
+    each as often as the others: several times where an image has windows.
+
+    >>> sample_moments(torch.tensor([[[1.0, 3.0]], [[5.0, 5.0]]]), 1, 2, torch.tensor([3.5]))
+    (tensor([[2.],
+            [5.]], dtype=torch.float64), tensor([[1.],
+            [0.]], dtype=torch.float64))
+    """
+    if values.shape[0] % samples:
+        return None
+    parts = values.reshape(samples, -1, *values.shape[1:])
+    channels = axis % values.ndim + 1
+    others = [i for i in range(1, parts.ndim) if i != channels]
+    steps = parts - origin.view([-1 if i == channels else 1 for i in range(parts.ndim)])
+    first = steps.mean(others).double()
+    second = steps.square_().mean(others).double()
+    return origin.double() + first, (second - first**2).clamp(min=0)
 
 
 def supports_full_map(values: Tensor, axis: int) -> bool:

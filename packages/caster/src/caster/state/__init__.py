@@ -1,6 +1,6 @@
 """Source statistics, and the one file that stores them."""
 
-from caster.io.layer_arrays import Layers, has_full
+from caster.io.layer_arrays import Layers
 from caster.state.file import ARRAYS, VERSION, State, array_sizes, digest, load, save
 
 __all__ = [
@@ -10,7 +10,6 @@ __all__ = [
     "State",
     "array_sizes",
     "digest",
-    "has_full",
     "load",
     "save",
 ]

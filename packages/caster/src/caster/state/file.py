@@ -2,8 +2,8 @@
 
 The file holds what cannot be recomputed: U, class means, packed upper triangles of the class
 covariances, and class counts. Priors, global and pooled moments and the margin follow from these.
-With layers it also holds the moments of every site of the network, concatenated, and packed upper
-triangles of those covariances that were measured.
+With layers it also holds the moments of every site of the network, concatenated, packed upper
+triangles of those covariances that were measured, and moments of the classes in float16.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ def save(state: State, path: str | os.PathLike[str], key: Key | None = None) -> 
 
     Raise if the state could not be loaded again.
     """
-    arrays, metadata = _content(state)
     try:
+        arrays, metadata = _content(state)
         _parse(arrays, metadata)
     except CasterError as error:
         raise StateError(f"cannot write {path}: {error}") from None
@@ -136,7 +136,7 @@ def _content(state: State) -> tuple[Arrays, dict[str, str]]:
     arrays = _pack(state.moments)
     if state.layers is not None:
         metadata["layers"] = site_table(state.layers)
-        arrays |= pack_layers(state.layers)
+        arrays |= pack_layers(state.layers, state.moments.counts)
     if state.input_range is not None:
         metadata["input_range"] = json.dumps(state.input_range)
     return arrays, metadata
@@ -159,6 +159,8 @@ SCHEMA = {
     "layer_means": ArraySchema("float32", ("channels",)),
     "layer_variances": ArraySchema("float32", ("channels",), minimum=0),
     "layer_covariances": ArraySchema("float32", ("layer triangles",)),
+    "layer_class_means": ArraySchema("float16", ("classes", "class channels")),
+    "layer_class_deviations": ArraySchema("float16", ("classes", "class channels"), minimum=0),
 }
 
 
