@@ -77,7 +77,7 @@ def log_restarts(
     array([0.625])
     """
     W = np.asarray(W, np.float64)[..., None]
-    return np.logaddexp(log_M, math.log(share(t))) + np.log1p(-lambdas * W)
+    return np.asarray(np.logaddexp(log_M, math.log(share(t))) + np.log1p(-lambdas * W))
 
 
 def _log_mean(logs: NDArray[np.float64]) -> NDArray[np.float64]:  # (..., L) -> (...)
