@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -290,6 +293,20 @@ def test_labels_may_be_text():
     counted = stream.feedback(list(out.ids), names[truth].tolist())
     assert counted == sum(map(abs, judge(out, truth)))
     assert counted > 0
+
+
+def test_the_document_s_lines_run(fitted, shifted, capsys):
+    text = (Path(__file__).parents[2] / "docs/feedback.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    truth = np.concatenate(shifted[1])
+    names = {
+        "adapter": make(fitted, "layers"),
+        "batches": shifted[0],
+        "inspect": lambda ids: truth[ids],
+    }
+    exec(code, names)
+    assert "BettingTest(alpha=0.05, position='accepted'" in capsys.readouterr().out
+    assert names["out"].verdict.reason == "feedback"
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1.0])

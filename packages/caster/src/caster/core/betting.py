@@ -3,17 +3,18 @@
 On a sample where the two answers differ, W = 1 if only the adapted one is right, -1 if only the
 frozen one is, and 0 if both are wrong. The test bets on W; its wealth is the evidence.
 
-Guaranteed, for dependent labels and any number of looks: the chance of ever accepting in a phase
-without benefit (E[W | past] <= 0 at each of its labels) is at most alpha, and so is the chance of
-ever revoking in a phase without harm (E[W | past] >= 0). A phase is the labels from one decision to
-the next. In each, Ville's inequality bounds the chance by that phase's share of alpha, and the
-shares add up to alpha. The past is everything known before the label, the sample included. So a
-coin may choose which samples get a label, and so may anything else that is known before the label,
-but then the test is about the samples so chosen. Labels may come late, and in any order that does
-not depend on what they say.
+Guaranteed, without independence and for any number of looks: the chance of ever accepting in a
+phase without benefit (E[W | past] <= 0 at each of its labels) is at most alpha, and so is the
+chance of ever revoking in a phase without harm (E[W | past] >= 0). A phase is the labels from one
+decision to the next. In each, Ville's inequality bounds the chance by that phase's share of alpha,
+and the shares add up to alpha. The past is everything known before the label, the sample included.
+So a coin may choose which samples get a label, and so may anything else that is known before the
+label, but then the test is about the samples so chosen. Labels may come late, and in any order that
+does not depend on what they say.
 
-Not guaranteed: anything if labels are chosen by whether an answer was right, as complaints are;
-that a benefit lasts once it was shown; that harm is noticed within some number of labels.
+Not guaranteed: anything if labels are chosen by whether an answer was right, as complaints are, or
+if near-copies of one sample are labelled, whose W the past tells; that a benefit lasts once it was
+shown; that harm is noticed within some number of labels.
 """
 
 from __future__ import annotations
