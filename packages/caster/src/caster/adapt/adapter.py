@@ -407,7 +407,7 @@ class Stream:
         return None if self._layers is None else len(self._layers.aligned_sites)
 
     def reset(self) -> None:
-        """Forget every batch."""
+        """Forget every batch and every label."""
         self.samples = 0
         self._feedback = Feedback(self.betting.alpha)
         if self._layers is not None:

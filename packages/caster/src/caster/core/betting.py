@@ -20,7 +20,7 @@ shown; that harm is noticed within some number of labels.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -109,7 +109,7 @@ class BettingTest:
     phase: int = 1
     wins: int = 0  # labels with W = 1 in this phase
     losses: int = 0  # labels with W = -1 in this phase
-    restarts: tuple[float, ...] = ()  # (L,), log M_t; empty unless accepted
+    restarts: tuple[float, ...] = field(default=(), repr=False)  # (L,), log M_t, if accepted
 
     def __post_init__(self) -> None:
         if not 0 < self.alpha < 1:
