@@ -218,6 +218,7 @@ def test_a_damaged_state_is_rejected(fitted, name, value):
         ([3, 4], [0, np.nan], "labels are missing"),
         ([3.0], [0], "ids are a sequence of integers"),
         ([[3]], [0], "ids are a sequence of integers"),
+        ([[3], [3, 4]], [0, 0], "cannot be read as an array"),
         (3, 0, "ids are a sequence of integers"),
         ([True], [0], "ids are a sequence of integers"),
     ],

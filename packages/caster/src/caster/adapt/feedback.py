@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caster.adapt.adaptation import Adaptation, classes_of
+from caster.core.arrays import to_numpy
 from caster.core.betting import LAMBDAS, BettingTest, Position
 from caster.errors import CasterError
 from caster.io.labels import as_labels, encode
@@ -77,7 +78,7 @@ class Feedback:
 
 def _checked(ids: Any, samples: int) -> list[int]:
     """Ids as a list, all of samples that the stream answered and still remembers."""
-    array = np.asarray(ids)
+    array = to_numpy(ids)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise CasterError("ids are a sequence of integers, as in out.ids")
     found: list[int] = array.tolist()
