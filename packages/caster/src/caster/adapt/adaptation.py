@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from array_api_compat import array_namespace
+from numpy.typing import NDArray
+
+from caster.core.arrays import to_numpy
 from caster.core.discriminant import probabilities
 from caster.core.linalg import Array
 from caster.core.types import AffineMap
@@ -34,11 +39,25 @@ class Adaptation:
     verdict: Verdict
     map: AffineMap | None = None  # of transported features
     implausible: int = 0  # samples that no image could have produced, answered as frozen
+    ids: NDArray[np.int64] | None = None  # (B,), in their `Stream`, for its feedback
 
     @property
     def probabilities(self) -> Array:  # (B, C)
         """Softmax of the scores."""
         return probabilities(self.scores)
+
+    @property
+    def disputed(self) -> NDArray[np.bool_]:  # (B,)
+        """Samples whose adapted and frozen answers differ: those that a label can decide.
+
+        >>> from caster import Caster
+        >>> clf = Caster(tau=1e-9).fit([[0.0], [1.0], [4.0], [5.0]], [0, 0, 1, 1])
+        >>> clf.adapt([[0.5], [4.5], [8.5]]).disputed
+        array([False,  True, False])
+        """
+        if self.adapted is None or self.frozen is None:
+            return np.zeros(len(self.labels), np.bool_)
+        return np.asarray(classes_of(self.adapted) != classes_of(self.frozen))
 
     def __repr__(self) -> str:
         B, C = self.scores.shape
@@ -46,3 +65,8 @@ class Adaptation:
         verdict = reason if self.verdict.accepted else f"rejected: {reason}"
         samples = f"{B} sample{'' if B == 1 else 's'}"
         return f"Adaptation({samples}, {C} classes, {verdict}, ratio={self.verdict.ratio:.3g})"
+
+
+def classes_of(scores: Array) -> NDArray[np.intp]:  # (B, C) -> (B,)
+    """The index of the largest score of every sample, on the host."""
+    return to_numpy(array_namespace(scores).argmax(scores, axis=1))

@@ -18,8 +18,10 @@ from caster import state as states
 from caster.adapt.adaptation import Adaptation
 from caster.adapt.estimator import Caster
 from caster.adapt.feature_transport import Attempt
+from caster.adapt.feedback import Feedback
 from caster.adapt.source_moments import inputs_of
 from caster.core.arrays import as_real_array
+from caster.core.betting import ALPHA, BettingTest
 from caster.core.linalg import Array, on_gpu
 from caster.errors import CasterError
 from caster.io import signed_tensors
@@ -168,9 +170,12 @@ class Adapter:
         if finish is not None:
             yield finish()
 
-    def new_stream(self) -> Stream:
-        """Start an independent stream: one per client, camera or data set."""
-        return Stream(self)
+    def new_stream(self, *, alpha: float = ALPHA) -> Stream:
+        """Start an independent stream: one per client, camera or data set.
+
+        `alpha` is the error rate of decisions by labels; see `Stream.feedback`.
+        """
+        return Stream(self, alpha)
 
     def resume(self, state: StreamState | str | os.PathLike[str]) -> Stream:
         """Continue a stream from its `state()`, or from the file that it was saved to."""
@@ -320,9 +325,10 @@ class Stream:
     2
     """
 
-    def __init__(self, adapter: Adapter) -> None:
+    def __init__(self, adapter: Adapter, alpha: float = ALPHA) -> None:
         self.adapter = adapter
         self.samples = 0  # seen so far
+        self._feedback = Feedback(alpha)
         layers = adapter._layers
         self._layers = None if layers is None else layers.new_stream()
 
@@ -340,14 +346,52 @@ class Stream:
             found = self.adapter.adapt(outputs)
         else:
             found = self.adapter._begin(inputs_of(batch))()
-        self.samples += len(found.labels)
-        return found
+        self._feedback.remember(found, self.samples)
+        ids = np.arange(self.samples, self.samples + len(found.labels))
+        self.samples += len(ids)
+        return replace(self._judged(found), ids=ids)
+
+    def feedback(self, ids: Any, labels: Any) -> int:
+        """Learn from true labels, as they come, whether adapted answers are the better ones.
+
+        `ids` are positions in the stream, as in `out.ids`, among the last 65,536 samples. Labels
+        count where adapted and frozen answers differ and one of them is right: `out.disputed`
+        marks the samples worth a label. Once they show a benefit, adapted answers are used whatever
+        the certificate says; once they show harm, frozen ones; the verdict's reason is then
+        "feedback", and every batch is compared. Over all of a stream, either decision is wrong with
+        probability at most `alpha`: docs/feedback.md says of which labels that is true.
+
+        Returns how many labels counted. A second label of a sample is ignored, and so are those of
+        batches with the reason "rest". An unknown id or label is an error, and no label counts.
+
+        >>> import caster
+        >>> x, y = np.array([[0.0], [1.0], [4.0], [5.0]]), [0, 0, 1, 1]
+        >>> model = caster.wrap(lambda batch: batch, version="example-2")
+        >>> stream = caster.fit(model, [(x, y)]).new_stream()
+        >>> out = stream(np.array([[8.0], [9.0], [12.0], [13.0]]))  # shifted by 8
+        >>> out.labels, out.ids[out.disputed]
+        (array([1, 1, 1, 1]), array([0, 1]))
+        >>> stream.feedback([0, 1], [0, 0]), stream.betting.wins
+        (2, 2)
+        """
+        before = self.betting.position
+        classes = self.adapter.classes
+        informative = self._feedback.learn(ids, labels, classes, self.samples)
+        if before == "open" != self.betting.position:
+            self._schedule_comparisons()
+        return informative
+
+    @property
+    def betting(self) -> BettingTest:
+        """Where the test on labels stands: its position, and the labels won and lost in it."""
+        return self._feedback.test
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Everything the stream remembers, as named NumPy arrays, to `resume` it exactly."""
         running = {} if self._layers is None else self._layers.state()
         return {
             **running,
+            **self._feedback.state(),
             "samples": np.array(self.samples, np.int64),
             "source": self.adapter._source_digest,
         }
@@ -362,10 +406,32 @@ class Stream:
         return None if self._layers is None else len(self._layers.aligned_sites)
 
     def reset(self) -> None:
-        """Forget every batch."""
+        """Forget every batch and every label."""
         self.samples = 0
+        self._feedback = Feedback(self.betting.alpha)
         if self._layers is not None:
             self._layers.reset()
+            self._schedule_comparisons()
+
+    def _judged(self, found: Adaptation) -> Adaptation:
+        """The answer that labels have decided on, where a batch has both."""
+        position = self.betting.position
+        if position == "open" or found.adapted is None or found.frozen is None:
+            return found
+        accepted = position == "accepted"
+        scores = found.adapted if accepted else found.frozen
+        labels = found.proposed if accepted else self.adapter._labels(scores)
+        verdict = replace(found.verdict, accepted=accepted, reason="feedback")
+        return replace(found, labels=labels, scores=scores, verdict=verdict)
+
+    def _schedule_comparisons(self) -> None:
+        """Compare every batch once labels have decided: otherwise none could revoke."""
+        if self._layers is not None:
+            from caster.adapt.layer_certificate import ComparisonSchedule  # with torch
+
+            settings = self._layers.settings
+            every = settings.every if self.betting.position == "open" else 1
+            self._layers._schedule = ComparisonSchedule(every, settings.window)
 
     def _restore(self, state: StreamState) -> None:
         mechanism = self.adapter.mechanism
@@ -376,6 +442,8 @@ class Stream:
             raise CasterError("this is a stream of another state: start a new one")
         try:
             self.samples = int(np.asarray(state["samples"]).item())
+            self._feedback.resume(state)
+            self._schedule_comparisons()
             if self._layers is not None:
                 self._layers.resume(state)
         except (KeyError, TypeError, ValueError):

@@ -21,6 +21,7 @@ Reason = Literal[
     "source_check",
     "class_order",
     "rest",
+    "feedback",
 ]
 
 REASONS: dict[Reason, str] = {  # of the certificate and the safeguards of last-layer transport
@@ -47,6 +48,7 @@ RESTING = "rest"  # the last verdict stands, without a comparison
 IMPLAUSIBLE = "implausible"  # no sample of the batch looks like an image
 DISAGREEMENT = "disagreement"  # head and Source-GDA disagree on too many samples
 
+# "feedback" is not among them: it needs labels of the stream, which reach no method.
 KNOWN: frozenset[str] = frozenset(
     {*REASONS, UNGATED, INERT, FROZEN, RESTING, IMPLAUSIBLE, DISAGREEMENT}
 )

@@ -1,0 +1,90 @@
+"""What labels say about one stream: its recent disagreements, and the betting test on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caster.adapt.adaptation import Adaptation, classes_of
+from caster.core.arrays import to_numpy
+from caster.core.betting import LAMBDAS, BettingTest, Position
+from caster.errors import CasterError
+from caster.io.labels import as_labels, encode
+
+MEMORY = 65_536  # samples back to which a label may refer
+POSITIONS: tuple[Position, ...] = get_args(Position)
+
+
+class Feedback:
+    """Disagreements of adapted and frozen answers that wait for a label, and the test so far."""
+
+    def __init__(self, alpha: float) -> None:
+        self.test = BettingTest(alpha)
+        self._disputed: dict[int, tuple[int, int]] = {}  # by id: the adapted and the frozen class
+
+    def remember(self, out: Adaptation, first: int) -> None:
+        """Note the samples of a batch, the first of which has this id, that a label can judge."""
+        if out.adapted is not None and out.frozen is not None:
+            answers = np.stack([classes_of(out.adapted), classes_of(out.frozen)], axis=1)
+            for i in np.flatnonzero(answers[:, 0] != answers[:, 1]).tolist():
+                self._disputed[first + i] = int(answers[i, 0]), int(answers[i, 1])
+        horizon = first + len(out.labels) - MEMORY
+        while self._disputed and (oldest := next(iter(self._disputed))) < horizon:
+            del self._disputed[oldest]
+
+    def learn(self, ids: Any, labels: Any, classes: NDArray[Any], samples: int) -> int:
+        """Update the test by labels; return how many had a say. On an error, none counts."""
+        ids = _checked(ids, samples)
+        truth = encode(as_labels(labels), classes).tolist()
+        if len(truth) != len(ids):
+            raise CasterError(f"{len(ids)} ids need as many labels, not {len(truth)}")
+        informative = 0
+        for i, label in zip(ids, truth, strict=True):
+            adapted, frozen = self._disputed.pop(i, (label, label))
+            W = (adapted == label) - (frozen == label)
+            informative += abs(W)
+            self.test = self.test.after(W)
+        return informative
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Everything it remembers, as named arrays."""
+        test = self.test
+        numbers = POSITIONS.index(test.position), test.phase, test.wins, test.losses
+        disputed = [(i, *answers) for i, answers in self._disputed.items()]
+        return {
+            "feedback": np.array(numbers, np.int64),
+            "feedback.alpha": np.array(test.alpha),
+            "feedback.restarts": np.array(test.restarts, np.float64),
+            "feedback.disputed": np.array(disputed, np.int64).reshape(-1, 3),
+        }
+
+    def resume(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Continue from a `state`; one that cannot be raises a ValueError."""
+        position, phase, wins, losses = map(int, state["feedback"])
+        restarts = tuple(map(float, state["feedback.restarts"]))
+        held = LAMBDAS.size if position == POSITIONS.index("accepted") else 0
+        if not (0 <= position < len(POSITIONS) and phase >= 1 and min(wins, losses) >= 0):
+            raise ValueError("impossible counts")
+        if len(restarts) != held or np.isnan(restarts).any():
+            raise ValueError("impossible bets")
+        alpha = float(state["feedback.alpha"])
+        self.test = BettingTest(alpha, POSITIONS[position], phase, wins, losses, restarts)
+        rows = np.asarray(state["feedback.disputed"]).tolist()
+        self._disputed = {i: (adapted, frozen) for i, adapted, frozen in rows}
+
+
+def _checked(ids: Any, samples: int) -> list[int]:
+    """Ids as a list, all of samples that the stream answered and still remembers."""
+    array = to_numpy(ids)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise CasterError("ids are a sequence of integers, as in out.ids")
+    found: list[int] = array.tolist()
+    for i in found:
+        if not 0 <= i < samples:
+            raise CasterError(f"no sample has id {i}: the stream has answered {samples:,}")
+        if i < samples - MEMORY:
+            raise CasterError(f"sample {i} is forgotten: only the last {MEMORY:,} are remembered")
+    return found
