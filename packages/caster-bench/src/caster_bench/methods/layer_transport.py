@@ -6,7 +6,7 @@ import copy
 from collections.abc import Sequence
 from typing import Any, Literal, Self
 
-from caster.adapt.layer_transport import LayerAnswer, LayerSettings
+from caster.adapt.layer_transport import PLAIN, LayerAnswer, LayerSettings
 from caster.adapt.layer_transport import LayerTransport as Transport
 from caster.core.channels import ChannelMoments, Site
 from caster.core.linalg import Array
@@ -25,15 +25,17 @@ from caster_bench.methods.protocol import (
 )
 from caster_bench.methods.source import Source, class_columns, moment_bytes, unguarded_adapter
 
-REVISION = 1
+REVISION = 2
 Maps = Literal["diagonal", "full"]
 
 
 class LayerTransportUngated:
     """Layer transport of every batch, without its certificate.
 
-    `prior`, `memory`, `depth`, `sites` and `maps` are those of `LayerSettings`. Without a state,
-    layers are measured on the source's batches; without those, BatchNorms know their own moments.
+    `prior`, `memory`, `depth`, `sites`, `maps` and `mixture` are those of `LayerSettings`. Without
+    a state, layers are measured on the source's batches; without those, BatchNorms know their own
+    moments. The defaults align shallow layers with the source's own mixture of classes, and those
+    of "mixture-transport" all layers with the mixture of the batch, as the library does.
     """
 
     def __init__(
@@ -42,14 +44,16 @@ class LayerTransportUngated:
         source: Source,
         *,
         name: str = "layer-transport-ungated",
-        prior: float = LayerSettings.prior,
-        memory: int = LayerSettings.memory,
-        depth: float = LayerSettings.depth,
+        prior: float = PLAIN.prior,
+        memory: int = PLAIN.memory,
+        depth: float = PLAIN.depth,
         sites: Sequence[str] | None = None,
-        maps: Maps = "diagonal",
+        maps: Maps = PLAIN.maps,
+        mixture: bool = PLAIN.mixture,
     ) -> None:
         chosen = None if sites is None else tuple(sites)
-        self._start(model, source, name, LayerSettings(prior, memory, depth, chosen, maps))
+        settings = LayerSettings(prior, memory, depth, chosen, maps, mixture)
+        self._start(model, source, name, settings)
 
     def _start(
         self, model: FrozenModel, source: Source, name: str, settings: LayerSettings
@@ -113,11 +117,12 @@ class LayerTransport(LayerTransportUngated):
         source: Source,
         *,
         name: str = "layer-transport",
-        prior: float = LayerSettings.prior,
-        memory: int = LayerSettings.memory,
-        depth: float = LayerSettings.depth,
+        prior: float = PLAIN.prior,
+        memory: int = PLAIN.memory,
+        depth: float = PLAIN.depth,
         sites: Sequence[str] | None = None,
-        maps: Maps = "diagonal",
+        maps: Maps = PLAIN.maps,
+        mixture: bool = PLAIN.mixture,
         tau: float = LayerSettings.tau,
         window: int = LayerSettings.window,
         every: int = 32,
@@ -128,7 +133,7 @@ class LayerTransport(LayerTransportUngated):
             raise CasterError(f"last of {name} is 'head' or 'transport', not {last!r}")
         chosen = None if sites is None else tuple(sites)
         every = every if gated else 1
-        settings = LayerSettings(prior, memory, depth, chosen, maps, tau, window, every)
+        settings = LayerSettings(prior, memory, depth, chosen, maps, mixture, tau, window, every)
         self._start(model, source, name, settings)
         self.gated = gated
         self._last = unguarded_adapter(model, source, name) if last == "transport" else None

@@ -74,6 +74,7 @@ class Entry:
 
 _HERE = "caster_bench.methods"
 _IMAGENET = {"imagenet": {"optimizer": "sgd", "lr": 2.5e-4}}
+_MIXTURE = {"memory": 2048, "depth": 1.0, "maps": "full", "mixture": True}
 _IMAGENET_VIT = {"imagenet-vit": {"optimizer": "sgd", "lr": 1e-3, "norms": ("layer",)}}
 _COTTA_IMAGENET = {"optimizer": "sgd", "threshold": 0.1, "restore": 0.001, "symmetric": True}
 _EATA_IMAGENET = {"redundancy": 0.05, "fisher_strength": 2000.0}
@@ -156,6 +157,20 @@ METHODS = (
         "The same layer transport whatever the certificate says.",
         f"{_HERE}.layer_transport:LayerTransportUngated",
         ("torch module",),
+    ),
+    Entry(
+        "mixture-transport",
+        "Statistics of all layers aligned with those of the batch's classes, if certified.",
+        f"{_HERE}.layer_transport:LayerTransport",
+        ("torch module", "state"),
+        settings=_MIXTURE,
+    ),
+    Entry(
+        "mixture-transport-ungated",
+        "The same mixture transport whatever the certificate says.",
+        f"{_HERE}.layer_transport:LayerTransportUngated",
+        ("torch module", "state"),
+        settings=_MIXTURE,
     ),
     Entry(
         "tent",

@@ -38,6 +38,9 @@ class Adaptation:
     frozen: Array | None  # (B, C), the frozen head's logits, or Source-GDA's; None: not computed
     verdict: Verdict
     map: AffineMap | None = None  # of transported features
+    mixture: NDArray[np.float64] | None = (
+        None  # (C,), of a batch whose classes are not the source's
+    )
     implausible: int = 0  # samples that no image could have produced, answered as frozen
     ids: NDArray[np.int64] | None = None  # (B,), in their `Stream`, for its feedback
 

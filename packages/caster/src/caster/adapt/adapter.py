@@ -208,13 +208,11 @@ class Adapter:
         return self._columns(outputs.logits)
 
     def _layer_transport(self, tau: float | None, every: int) -> LayerTransport:
-        from caster.adapt.layer_transport import LayerSettings, LayerTransport  # with torch
+        from caster.adapt.layer_transport import PLAIN, LayerSettings, LayerTransport  # with torch
 
-        settings = LayerSettings(
-            maps="diagonal",
-            tau=LayerSettings.tau if tau is None else tau,
-            every=every,
-        )
+        classes = any(found.classes for found in (self.state.layers or {}).values())
+        settings = LayerSettings() if classes else PLAIN
+        settings = replace(settings, tau=settings.tau if tau is None else tau, every=every)
         model: Any = self.model
         found = LayerTransport(
             model, self.state.layers, self._columns, self.state.input_range, settings
@@ -238,6 +236,7 @@ class Adapter:
             answer.adapted,
             answer.frozen,
             answer.verdict,
+            mixture=answer.mixture,
             implausible=answer.implausible,
         )
 
@@ -427,11 +426,8 @@ class Stream:
     def _schedule_comparisons(self) -> None:
         """Compare every batch once labels have decided: otherwise none could revoke."""
         if self._layers is not None:
-            from caster.adapt.layer_certificate import ComparisonSchedule  # with torch
-
-            settings = self._layers.settings
-            every = settings.every if self.betting.position == "open" else 1
-            self._layers._schedule = ComparisonSchedule(every, settings.window)
+            every = self._layers.settings.every if self.betting.position == "open" else 1
+            self._layers.compare_every(every)
 
     def _restore(self, state: StreamState) -> None:
         mechanism = self.adapter.mechanism

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -23,7 +24,7 @@ from caster.adapt.plausibility import (
     within,
 )
 from caster.core.arrays import to_numpy
-from caster.core.channels import ChannelMoments, Site
+from caster.core.channels import ChannelMoments, Site, divergence
 from caster.errors import CasterError
 from caster.models import cuda
 from caster.models.activation_statistics import hook_on, is_batchnorm
@@ -33,12 +34,13 @@ from caster.models.torch import TorchModel, plain_name
 from caster.models.torch_channels import (
     FULL_MAP_ROWS,
     FullToSource,
-    ToSource,
     as_tensors,
     blended,
+    class_tensors,
     measure,
     measure_full,
     merged,
+    moved,
 )
 
 LEAVE_OUT = "leave it out with sites=, or adapt the last features only"
@@ -48,7 +50,36 @@ log = logging.getLogger("caster")
 T = TypeVar("T")
 EPS = 1e-5  # of a site's mean variance, added to every variance: a dead channel stays dead
 STATISTICS = ("running_mean", "running_var")
-DERIVED = ("_placed", "_map", "_full", "_constants_of")
+DERIVED = ("_placed", "_full", "_constants_of")
+FEW = 8.0  # samples by which the moments of a class are shrunk towards those of all
+RECENT = 64  # samples that are compared with the past to notice another shift
+SHALLOW = 0.25  # share of the sites where they are compared: the classes show least there
+
+
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """How one pass is aligned; by default at every site, as if the batch were the source's."""
+
+    depth: int | None = None  # number of sites, from the first on
+    mixture: NDArray[np.float64] | None = None  # (C,), of the samples behind the target's moments
+    past_only: bool = False  # moments from before this batch
+    fresh: bool = False  # moments of this batch alone, as if there were no past
+
+
+WHOLE = Pass()
+
+
+def on_device(
+    layers: Mapping[Site, ChannelMoments], device: torch.device
+) -> dict[Site, ChannelMoments]:
+    """The moments of a state as tensors, classes of few samples shrunk towards all samples."""
+    return {
+        site: replace(
+            as_tensors(found, device),
+            classes=found.classes and class_tensors(found.classes.shrunk(FEW), device),
+        )
+        for site, found in layers.items()
+    }
 
 
 class ImplausibleSamples(Exception):  # noqa: N818 - no error: the others of the batch are answered
@@ -63,24 +94,26 @@ class Alignment:
     """A twin of a model in which the channels of every site get the source's mean and variance.
 
     The target's moments come from the batch and, if it has fewer samples than `memory`, from the
-    batches before it; `prior` samples shrink them towards the source's. At a BatchNorm the layer's
-    statistics are replaced instead of its input. A batch with samples that are implausible at the
-    first site raises `ImplausibleSamples`; `ends` is the range of input values that decides this.
+    batches before it; `prior` samples shrink them towards the source's. The source's are those of
+    the mixture of classes that the `Pass` names. At a BatchNorm the layer's statistics are replaced
+    instead of its input. A batch with samples that are implausible at the first site raises
+    `ImplausibleSamples`; `ends` is the range of input values that decides this.
 
     Attributes
     ----------
     past : the target's moments so far, by site.
+    recent : those of the last samples, at shallow sites.
     """
 
     _shared: frozenset[Site] | None = None  # BatchNorms left alone, once a batch has shown them
     _lane: cuda.GraphRunner | None = None
-    _order: Sequence[Site] = ()  # sites in execution order
+    _order: Sequence[Sequence[tuple[Site, int]]] = ()  # recorded moments: sites, and their arrays
     _shape: tuple[int, ...] = ()  # of an input
 
     def __init__(
         self,
         model: TorchModel,
-        layers: dict[Site, ChannelMoments] | None,  # NumPy's; None: not measured
+        layers: dict[Site, ChannelMoments] | None,  # by `on_device`; None: not measured
         batchnorms: list[Site],  # of which moments that were not measured are the layers' own
         prior: float,
         memory: int,
@@ -91,41 +124,46 @@ class Alignment:
         self.prior = prior
         self.memory = memory
         self.past: dict[Site, ChannelMoments] = {}
+        self.recent: dict[Site, ChannelMoments] = {}
+        self._pass = WHOLE
         self._pending: dict[Site, ChannelMoments] = {}  # of a batch that is not yet accepted
+        self._newest: dict[Site, ChannelMoments] = {}  # `recent` with that batch
         self._samples = 0  # in the current batch
         self._plausible: Tensor | None = None  # (n,), of its samples
         self._ends = ends
         self._full = full
+        self._layers, self._own = layers, batchnorms
         self._measured = layers is not None
         self._limits: dict[tuple[int, ...], Mapping[Site, Tensor]] = {}  # plausible, by input shape
         self._twin = model.twin()
         self._twin.head = None  # known when a batch comes
         parts = dict(self._twin.module.named_modules())
-        self._mapped = [
-            FullMapSite(site, as_tensors(found, model.device))
-            if full and found.covariance is not None
-            else MappedSite(site, as_tensors(replace(found, covariance=None), model.device))
-            for site, found in (layers or {}).items()
-            if site not in batchnorms
-        ]
-        self._batchnorms = [
-            BatchNormSite(  # whose running statistics hold a diagonal map only
-                site,
-                parts[site.module],
-                found and as_tensors(replace(found, covariance=None), model.device),
-            )
-            for site, found in ((site, (layers or {}).get(site)) for site in batchnorms)
-        ]
+        self._mapped: list[MappedSite] = []
+        self._batchnorms: list[BatchNormSite] = []
+        for site in dict.fromkeys([*(layers or {}), *batchnorms]):
+            found = (layers or {}).get(site)
+            if full and found is not None and found.covariance is not None:
+                self._mapped.append(FullMapSite(site, found))
+            elif site in batchnorms:
+                layer = parts[site.module]
+                self._batchnorms.append(BatchNormSite(site, layer, found))
+            elif found is not None:
+                self._mapped.append(MappedSite(site, found))
+        order = [*dict.fromkeys([*(layers or {}), *batchnorms])]
+        self._position = {site: i for i, site in enumerate(order)}
         for aligned in self._sites:
             hook_on(self._twin.module, aligned.site, partial(self._align, aligned), LEAVE_OUT)
 
     def new_stream(self) -> Self:
         """A copy without a past, on its own twin; weights and source moments are shared."""
-        layers = {aligned.site: aligned.source for aligned in self._sites if aligned.is_measured}
-        batchnorms = [aligned.site for aligned in self._batchnorms]
-        known = layers if self._measured else None
         other = type(self)(
-            self.model, known, batchnorms, self.prior, self.memory, self._full, self._ends
+            self.model,
+            self._layers,
+            self._own,
+            self.prior,
+            self.memory,
+            self._full,
+            self._ends,
         )
         other._shared, other._limits = self._shared, self._limits
         return other
@@ -140,15 +178,23 @@ class Alignment:
         kept = {name: part for name, part in vars(self).items() if name not in shown}
         return {**kept, "_limits": {}}
 
-    def __call__(self, batch: Any) -> Outputs:
+    @property
+    def samples(self) -> float:
+        """Samples behind the past, fractional if older ones are discounted."""
+        return next((moments.count for moments in self.past.values()), 0.0)
+
+    def __call__(self, batch: Any, how: Pass = WHOLE) -> Outputs:
         """Features and logits with aligned layers; `accept` then adds the batch to the past."""
         placed = self.model.placed(batch)
         self._inspect_network(placed)
-        self._samples, self._pending, self._plausible = len(placed), {}, None
+        self._samples, self._plausible, self._pass = len(placed), None, how
+        self._pending, self._newest = {}, {}
         recorded = self.model.cuda_graph and runs_on_gpu(self.model)
         try:
             # A batch of at least `memory` samples depends on nothing else, as a recording must.
-            run = self._replayed if recorded and len(placed) >= self.memory else self._run
+            alone = len(placed) >= max(self.memory, RECENT) and how.mixture is None
+            alone = alone and not how.past_only
+            run = self._replayed if recorded and alone else self._run
             features, logits = run(placed)
         finally:
             for aligned in self._batchnorms:
@@ -157,7 +203,7 @@ class Alignment:
         if kept is not None and not bool(kept.all()):
             kept = kept if self._ends is None else kept | within(self._ends, placed)
             if not bool(kept.all()):
-                self._pending = {}
+                self._pending, self._newest = {}, {}
                 raise ImplausibleSamples(kept)
         return Outputs(features, logits)
 
@@ -166,42 +212,72 @@ class Alignment:
         """BatchNorms that are not aligned because a pass calls them twice; known after a batch."""
         return self._shared or frozenset()
 
+    def change(self) -> float:
+        """How far the last samples, with the batch, are from the past: mean divergence.
+
+        0 while the past holds nothing else.
+        """
+        pairs = [
+            (found, self.past[site]) for site, found in self._newest.items() if site in self.past
+        ]
+        found = [
+            divergence(recent, past).mean() for recent, past in pairs if recent.count < past.count
+        ]
+        return float(torch.stack(found).mean()) if found else 0.0
+
     def accept(self) -> None:
         """Add the last batch to the past."""
+        if self._pass.fresh:
+            self.past, self.recent = {}, {}
         self.past |= self._pending
-        self._pending = {}
+        self.recent |= self._newest
+        self._pending, self._newest = {}, {}
 
     def reset(self) -> None:
         """Forget the past."""
-        self.past, self._pending, self._samples = {}, {}, 0
+        self.past, self.recent = {}, {}
+        self._pending, self._newest, self._samples = {}, {}, 0
         self._twin.head = None
 
     def state(self) -> dict[str, NDArray[Any]]:
         """The target's moments so far, as named arrays."""
         return {
-            f"{site}.{name}": np.asarray(to_numpy(value))
-            for site, moments in self.past.items()
-            for name, value in (
-                ("count", np.float64(moments.count)),
-                ("mean", moments.mean),
-                ("variance", moments.variance),
-            )
+            f"{which}.{site}.{name}": np.asarray(to_numpy(value))
+            for which, kept in (("past", self.past), ("recent", self.recent))
+            for site, moments in kept.items()
+            for name, value in (("count", np.float64(moments.count)), *_parts(moments).items())
         }
 
     def resume(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Continue from a `state`."""
         self.reset()
         sources = {str(aligned.site): aligned for aligned in self._sites}
-        saved = {name.removesuffix(".count") for name in state if name.endswith(".count")}
-        if not saved <= sources.keys():
-            raise ValueError("moments of other sites")
-        for aligned in (sources[name] for name in saved):
-            site, shape = aligned.site, aligned.source.mean.shape
-            parts = [torch.as_tensor(state[f"{site}.{name}"]) for name in ("mean", "variance")]
-            if not all(part.shape == shape and bool(part.isfinite().all()) for part in parts):
+        for name in [name.removesuffix(".count") for name in state if name.endswith(".count")]:
+            which, _, site = name.partition(".")
+            if which not in ("past", "recent"):
+                continue  # another part of the stream's state
+            if site not in sources:
+                raise ValueError("moments of other sites")
+            source = sources[site].source
+            parts = {
+                part: torch.as_tensor(state[f"{name}.{part}"])
+                for part in _parts(source)
+                if f"{name}.{part}" in state
+            }
+            shapes = {part: value.shape for part, value in _parts(source).items()}
+            if not {"mean", "variance"} <= parts.keys() or not all(
+                value.shape == shapes[part] and bool(value.isfinite().all())
+                for part, value in parts.items()
+            ):
                 raise ValueError(site)
-            mean, variance = (part.to(self.model.device) for part in parts)
-            self.past[site] = ChannelMoments(float(state[f"{site}.count"]), mean, variance)
+            placed = {part: value.to(self.model.device) for part, value in parts.items()}
+            moments = ChannelMoments(
+                float(state[f"{name}.count"]),
+                placed["mean"],
+                placed["variance"],
+                placed.get("covariance"),
+            )
+            (self.past if which == "past" else self.recent)[sources[site].site] = moments
 
     @property
     def full_maps(self) -> int:
@@ -217,7 +293,9 @@ class Alignment:
     @property
     def stream_bytes(self) -> int:
         """Size of the target's moments."""
-        return sum(_nbytes(moments) for moments in self.past.values())
+        return sum(
+            _nbytes(moments) for kept in (self.past, self.recent) for moments in kept.values()
+        )
 
     def _run(self, placed: Tensor) -> tuple[Tensor, Tensor]:
         features, logits = self._twin.run_placed(placed)
@@ -228,20 +306,24 @@ class Alignment:
         if self._lane is None:
             self._lane = cuda.GraphRunner(placed.device)
         (features, logits, self._plausible, *parts), _ = self._lane.run(
-            lambda: (placed,), self._work, None
+            lambda: (placed,), self._work, self._pass.depth
         )
-        pairs = zip(parts[::2], parts[1::2], strict=True)
-        self._pending = {
-            site: ChannelMoments(float(len(placed)), *pair)
-            for site, pair in zip(self._order, pairs, strict=True)
-        }
+        found = iter(parts)
+        self._pending, self._newest = (
+            {
+                site: ChannelMoments(float(len(placed)), *islice(found, width))
+                for site, width in kept
+            }
+            for kept in self._order
+        )
         return features, logits
 
     def _work(self, placed: Tensor) -> tuple[list[Tensor], object]:
         """The recorded work, and the tensors it reads."""
         answer = self._run(placed)
-        self._order = list(self._pending)
-        parts = [part for m in self._pending.values() for part in (m.mean, m.variance)]
+        both = self._pending, self._newest
+        self._order = [[(site, len(_parts(m))) for site, m in kept.items()] for kept in both]
+        parts = [part for kept in both for m in kept.values() for part in _parts(m).values()]
         known = self._plausible
         if known is None:  # no site was met
             known = torch.ones(len(placed), dtype=torch.bool, device=placed.device)
@@ -250,28 +332,45 @@ class Alignment:
 
     def _align(self, aligned: AlignedSite, layer: nn.Module, values: Tensor) -> Tensor | None:
         """Return the aligned values of a site; None to leave them."""
-        if aligned.site in self.left_alone:
+        site, how = aligned.site, self._pass
+        position = self._position[site]
+        if site in self.left_alone or (how.depth is not None and position >= how.depth):
             return None
-        missing = self.memory - self._samples
-        own = aligned.site.of_images(values)
+        own = site.of_images(values)
         if own is not values:
             own = own.contiguous()  # so that a GPU reads its channels side by side
-        found = aligned.measure(own, self._samples, alone=missing <= 0)
+        batch = aligned.measure(own, self._samples)
         if self._plausible is None:  # the first site
-            self._plausible = self._judge(aligned.site, own, aligned.source_like(found))
-        if self.memory:
-            before = self.past.get(aligned.site)
-            if before is not None and missing > 0:
-                found = merged(before.at_most(missing), found)
-            kept = found if found.covariance is None else replace(found, covariance=None)
-            self._pending[aligned.site] = kept
-        alone = found.count <= 1 and own.numel() == own.shape[aligned.site.axis]
+            self._plausible = self._judge(site, own, aligned.source_like(batch))
+        target = self._remember(site, position, batch)
+        if how.past_only:
+            target = self.past.get(site, target)
+        alone = target.count <= 1 and own.numel() == own.shape[site.axis]
         if alone and self.prior == 0:  # a single value has no variance
             return None
-        moved = aligned.apply(layer, own, blended(found, aligned.source_like(found), self.prior))
-        if moved is None or own is values:
-            return moved
-        return torch.cat((values[:, : aligned.site.added], moved), dim=1)
+        reference = aligned.reference(how.mixture, target)
+        result = aligned.apply(layer, own, blended(target, reference, self.prior), reference)
+        if result is None or own is values:
+            return result
+        return torch.cat((values[:, : site.added], result), dim=1)
+
+    def _remember(self, site: Site, position: int, batch: ChannelMoments) -> ChannelMoments:
+        """Add a batch to the moments of its site, until it is accepted or another pass is made."""
+        if not self.memory:
+            return batch
+        self._pending[site] = found = self._added(self.past.get(site), batch, self.memory)
+        if position < SHALLOW * len(self._position):
+            slim = replace(batch, covariance=None)
+            self._newest[site] = self._added(self.recent.get(site), slim, RECENT)
+        return found
+
+    def _added(
+        self, past: ChannelMoments | None, batch: ChannelMoments, memory: int
+    ) -> ChannelMoments:
+        missing = memory - self._samples
+        if past is None or missing <= 0 or self._pass.fresh:
+            return batch
+        return merged(past.at_most(missing), batch)
 
     def _judge(self, site: Site, values: Tensor, source: ChannelMoments) -> Tensor:  # (n,)
         """Which samples are plausible, by their values at the first site."""
@@ -369,11 +468,23 @@ class AlignedSite:
         self._placed = source
         return source
 
-    def measure(self, values: Tensor, samples: int, alone: bool) -> ChannelMoments:
-        """Measure the values; `alone` if the target's moments rest on this batch only."""
+    def reference(
+        self, mixture: NDArray[np.float64] | None, found: ChannelMoments
+    ) -> ChannelMoments:
+        """The source's moments under a mixture of its classes, where they are known."""
+        classes = self.source.classes
+        if mixture is None or classes is None:
+            return self.source_like(found)
+        pi = torch.as_tensor(mixture).to(classes.means)
+        return as_tensors(classes.mixture(pi), found.mean)
+
+    def measure(self, values: Tensor, samples: int) -> ChannelMoments:
+        """Measure the values."""
         return measure(values, self.site.axis, samples)
 
-    def apply(self, layer: nn.Module, values: Tensor, target: ChannelMoments) -> Tensor | None:
+    def apply(
+        self, layer: nn.Module, values: Tensor, target: ChannelMoments, reference: ChannelMoments
+    ) -> Tensor | None:
         """Return the aligned values; None if the layer itself aligns them."""
         raise NotImplementedError
 
@@ -381,40 +492,41 @@ class AlignedSite:
 class MappedSite(AlignedSite):
     """A site whose values are mapped channel by channel."""
 
-    _map: ToSource | None = None
-
     def __init__(self, site: Site, source: ChannelMoments) -> None:
         super().__init__(site, source)
-        tiny = torch.finfo(source.variance.dtype).tiny  # where every channel is dead
-        self._eps = max(EPS * float(source.variance.mean()), tiny)
+        tiny = torch.finfo(self.source.variance.dtype).tiny  # where every channel is dead
+        self._eps = max(EPS * float(self.source.variance.mean()), tiny)
 
-    def apply(self, layer: nn.Module, values: Tensor, target: ChannelMoments) -> Tensor:
-        """Map the values to the source's moments."""
-        source = self.source_like(target)
-        if self._map is None or self._map.source is not source:
-            self._map = ToSource(source, self._eps)
-        return self._map(values, target, self.site.axis)
+    def apply(
+        self, layer: nn.Module, values: Tensor, target: ChannelMoments, reference: ChannelMoments
+    ) -> Tensor:
+        """Map the values to the reference."""
+        return moved(values, target, reference, self._eps, self.site.axis)
 
 
 class FullMapSite(MappedSite):
-    """A site whose values get a full map, where a batch has enough of them."""
+    """A site whose values get a full map, where the target's moments rest on enough of them.
+
+    The covariance of a mixture is not known, so a mixture other than the source's is diagonal.
+    """
 
     _full: FullToSource | None = None
 
-    def measure(self, values: Tensor, samples: int, alone: bool) -> ChannelMoments:
-        """Measure the values, with their covariance if there are enough of them."""
-        channels = values.shape[self.site.axis]
-        if alone and values.numel() >= FULL_MAP_ROWS * channels**2:
-            return measure_full(values, self.site.axis, samples)
-        return super().measure(values, samples, alone)
+    def measure(self, values: Tensor, samples: int) -> ChannelMoments:
+        """Measure the values, with their covariance."""
+        return measure_full(values, self.site.axis, samples)
 
-    def apply(self, layer: nn.Module, values: Tensor, target: ChannelMoments) -> Tensor:
-        """Map the values to the source's moments."""
-        if target.covariance is None:
-            return super().apply(layer, values, target)
-        source = self.source_like(target)
-        if self._full is None or self._full.source is not source:
-            self._full = FullToSource(source)
+    def apply(
+        self, layer: nn.Module, values: Tensor, target: ChannelMoments, reference: ChannelMoments
+    ) -> Tensor:
+        """Map the values to the reference."""
+        channels = values.shape[self.site.axis]
+        per_sample = values.numel() / channels / len(values)
+        enough = target.count * per_sample >= FULL_MAP_ROWS * channels
+        if not enough or target.covariance is None or reference.covariance is None:
+            return super().apply(layer, values, target, reference)
+        if self._full is None or self._full.source is not reference:
+            self._full = FullToSource(reference)
         return self._full(values, target, self.site.axis)
 
 
@@ -433,7 +545,7 @@ class BatchNormSite(AlignedSite):
     >>> layer = nn.BatchNorm1d(1, affine=False, eps=0.0).eval()
     >>> site = BatchNormSite(Site("", "in", 1), layer)
     >>> target = ChannelMoments(9.0, torch.tensor([2.0]), torch.tensor([4.0]))
-    >>> site.apply(layer, torch.tensor([[8.0]]), target)
+    >>> site.apply(layer, torch.tensor([[8.0]]), target, site.source)
     >>> layer(torch.tensor([[8.0]]))
     tensor([[3.]])
     >>> site.restore()
@@ -447,13 +559,16 @@ class BatchNormSite(AlignedSite):
         self._layer = layer
         self._own = {name: layer.get_buffer(name) for name in STATISTICS}
         self.is_measured = source is not None
-        super().__init__(site, source or ChannelMoments(1.0, *self._own.values()))
+        known = source or ChannelMoments(1.0, *self._own.values())
+        super().__init__(site, replace(known, covariance=None))
 
-    def apply(self, layer: nn.Module, values: Tensor, target: ChannelMoments) -> None:
+    def apply(
+        self, layer: nn.Module, values: Tensor, target: ChannelMoments, reference: ChannelMoments
+    ) -> None:
         """Replace the layer's statistics, in their own precision."""
         replaced = target.mean, target.variance
         if self.is_measured:
-            step, share, rest, eps = self._constants(self.source_like(target))
+            step, share, rest, eps = self._constants(reference)
             spread = (target.variance + eps).sqrt_()
             replaced = (
                 torch.addcmul(target.mean, step, spread, value=-1),
@@ -477,6 +592,11 @@ class BatchNormSite(AlignedSite):
         self._layer._buffers.update(self._own)
 
 
+def _parts(moments: ChannelMoments) -> dict[str, Tensor]:
+    """The arrays of moments, by their names."""
+    names = ("mean", "variance", "covariance")
+    return {name: part for name in names if (part := getattr(moments, name)) is not None}
+
+
 def _nbytes(moments: ChannelMoments) -> int:
-    parts = (moments.mean, moments.variance, moments.covariance)
-    return sum(int(part.nbytes) for part in parts if part is not None)
+    return sum(int(part.nbytes) for part in _parts(moments).values())

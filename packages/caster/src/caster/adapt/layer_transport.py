@@ -1,4 +1,9 @@
-"""Layer transport: activation statistics aligned with the source's, behind a certificate."""
+"""Layer transport: activation statistics aligned with the source's, behind a certificate.
+
+Deep layers carry the classes of a batch, so the source's statistics to align with are those of the
+batch's own mixture of classes. A first pass, with shallow layers aligned, shows the mixture; a
+second one aligns all layers with it. A shuffled stream with a past needs one pass only.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +19,27 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from caster.adapt.alignment import Alignment, ImplausibleSamples
+from caster.adapt.alignment import WHOLE, Alignment, ImplausibleSamples, Pass, on_device
 from caster.adapt.layer_certificate import ComparisonSchedule, LayerCertificate
 from caster.adapt.plausibility import Range
 from caster.core.arrays import to_numpy
 from caster.core.channels import ChannelMoments, Site
+from caster.core.discriminant import probabilities
 from caster.core.linalg import Array
+from caster.core.stream_labels import StreamLabels, as_reference, merged_mixture
 from caster.core.verdict import Verdict
 from caster.errors import CasterError
 from caster.models.heads import Columns
 from caster.models.protocol import Outputs
 from caster.models.sites import batchnorm_sites, selected
 from caster.models.torch import TorchModel, plain_name
-from caster.models.torch_channels import FULL_MAP_CHANNELS
 
 UNCHECKED = math.nan  # the ratio where no comparison was made
+# Chosen on the four spare corruptions with ResNet-18 on CIFAR-10.
+SHALLOW = 0.5  # share of the sites that are aligned in a first pass
+SETTLED = 256  # samples of a shuffled stream from which on its past is all that a pass needs
+CHANGED = 0.05  # nats by which recent samples differ from the past if the shift is another one
+RARE = 1e-30  # smallest probability whose logarithm is a score
 
 
 @dataclass(frozen=True)
@@ -42,10 +53,11 @@ class LayerSettings:
     """
 
     prior: float = 16.0  # weight of the source's moments, in samples
-    memory: int = 64  # samples behind the target's moments, earlier ones if a batch has fewer
-    depth: float = 0.5  # share of the sites that are aligned, from the first on
+    memory: int = 2048  # samples behind the target's moments, earlier ones if a batch has fewer
+    depth: float = 1.0  # share of the sites that are aligned, from the first on
     sites: tuple[str, ...] | None = None  # patterns of site names instead
-    maps: Literal["diagonal", "full"] = "diagonal"  # full where a site has few channels
+    maps: Literal["diagonal", "full"] = "full"  # full where a site has few channels
+    mixture: bool = True  # align with the batch's mixture of classes, else with the source's
     tau: float = 1.0  # largest accepted ratio
     window: int = 256  # samples behind the certificate
     every: int = 1  # compare one window in this many while the verdict is stable
@@ -67,6 +79,10 @@ class LayerSettings:
                 raise CasterError(f"{name} must be 1 or more, not {count!r}")
 
 
+# One pass per batch and no classes: for states without moments of classes.
+PLAIN = LayerSettings(memory=64, depth=0.5, maps="diagonal", mixture=False)
+
+
 @dataclass(frozen=True, eq=False)
 class LayerAnswer:
     """One batch: scores with aligned layers, scores of the frozen model, and the verdict."""
@@ -76,24 +92,38 @@ class LayerAnswer:
     adapted: Array | None  # (n, C), with aligned layers; None if there is no such answer
     frozen: Array | None  # (n, C); None if the comparison was skipped
     features: Array | None = None  # (n, d), behind aligned layers
+    mixture: NDArray[np.float64] | None = None  # (C,), of the batch, if not the source's
     implausible: int = 0  # samples that no image could have produced, answered as frozen
+
+
+@dataclass(frozen=True, eq=False)
+class _Proposal:
+    """A batch with aligned layers, and what the stream knows after it."""
+
+    features: Array  # (n, d)
+    scores: Tensor  # (n, C)
+    labels: StreamLabels | None = None
+    mixture: NDArray[np.float64] | None = None  # (C,), behind the target's moments
+    own: NDArray[np.float64] | None = None  # (C,), of this batch, if not the source's
 
 
 class LayerTransport:
     """One stream through a network whose layers are aligned with the source's moments.
 
-    Every site's channels get the source's mean and variance, in closed form; weights are shared
-    with the frozen model and nothing is learnt. The answer is used while the certificate is at
-    most `tau`, and the frozen model's otherwise.
+    Every site's channels get the mean and variance that the source has under the batch's mixture of
+    classes, in closed form; weights are shared with the frozen model and nothing is learnt. Scores
+    take the stream's classes into account: neighbours, where they share their class, or another
+    class prior. The answer is used while the certificate is at most `tau`, and the frozen model's
+    otherwise.
 
-    A shift of the images shows in shallow layers and the mixture of classes in deep ones, which is
-    why only the first half of the sites is aligned. Samples that no image could have produced are
-    answered by the frozen model and enter no statistics: see docs/threat-model.md.
+    Samples that no image could have produced are answered by the frozen model and enter no
+    statistics: see docs/threat-model.md. Without `mixture`, one pass aligns a batch as if it held
+    the source's mixture.
 
     >>> from torch import nn
     >>> from caster import wrap
     >>> net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 2))
-    >>> [str(site) for site in LayerTransport(wrap(net), None, Columns(None)).sites]
+    >>> [str(site) for site in LayerTransport(wrap(net), None, Columns(None), settings=PLAIN).sites]
     ['1:in']
     """
 
@@ -110,20 +140,19 @@ class LayerTransport:
         self.columns = columns
         found = None if layers is None else dict(layers)
         _check_sites(model, found or {})
-        full = self.settings.maps == "full"
         batchnorms = batchnorm_sites(model.module)
-        mapped = [moments for site, moments in (found or {}).items() if site not in batchnorms]
-        if full and all(moments.covariance is None for moments in mapped):
-            raise CasterError(
-                "the state has no covariances for full maps, which need sites of at most "
-                f"{FULL_MAP_CHANNELS} channels besides BatchNorms"
-            )
         self.sites = self._select_sites(list(found or {}), batchnorms)
         kept = found and {site: found[site] for site in found if site in self.sites}
+        kept = kept and on_device(kept, model.device)
         own = [site for site in batchnorms if site in self.sites]
         ends = input_range if model.preprocessing is None else model.preprocessing.value_range
         settings = self.settings
+        full = settings.maps == "full"
         self._alignment = Alignment(model, kept, own, settings.prior, settings.memory, full, ends)
+        self._start = _labels(found or {}) if settings.mixture else None
+        self._labels = self._start
+        self._mixture = None if self._start is None else self._start.chain.prior
+        self._shallow = math.ceil(SHALLOW * len(self.sites))
         self._certificate = LayerCertificate(settings.window)
         self._schedule = ComparisonSchedule(settings.every, settings.window)
         self._guard = _SingleThread()
@@ -165,7 +194,12 @@ class LayerTransport:
         stream._certificate = LayerCertificate(self.settings.window)
         stream._schedule = ComparisonSchedule(self.settings.every, self.settings.window)
         stream._guard = _SingleThread()
+        stream._forget_labels()
         return stream
+
+    def _forget_labels(self) -> None:
+        self._labels = self._start
+        self._mixture = None if self._start is None else self._start.chain.prior
 
     def reset(self) -> None:
         """Forget the stream."""
@@ -173,13 +207,22 @@ class LayerTransport:
             self._alignment.reset()
             self._certificate.reset()
             self._schedule.reset()
+            self._forget_labels()
+
+    def compare_every(self, windows: int) -> None:
+        """Compare with the frozen model in one of so many windows, from the next batch on."""
+        self._schedule = ComparisonSchedule(windows, self.settings.window)
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Everything the stream remembers, as named arrays."""
         with self._guard:
+            known = {}
+            if self._labels is not None:
+                known = {**self._labels.state(), "mixture": np.asarray(self._mixture)}
             return {
                 **self._alignment.state(),
-                "certificate": self._certificate.state(),
+                **self._certificate.state(),
+                **known,
                 "schedule": self._schedule.state(),
             }
 
@@ -187,8 +230,11 @@ class LayerTransport:
         """Continue exactly where a stream was when its `state` was taken."""
         with self._guard:
             self._alignment.resume(state)
-            self._certificate.resume(state["certificate"])
+            self._certificate.resume(state)
             self._schedule.resume(state["schedule"])
+            if self._start is not None:
+                self._labels = self._start.resumed(state)
+                self._mixture = np.asarray(state["mixture"], np.float64)
 
     @property
     def source_bytes(self) -> int:
@@ -197,27 +243,29 @@ class LayerTransport:
 
     @property
     def stream_bytes(self) -> int:
-        """Size of the target's moments."""
-        return self._alignment.stream_bytes
+        """Size of what the stream remembers of its target."""
+        labels = {} if self._labels is None else self._labels.state()
+        return self._alignment.stream_bytes + sum(array.nbytes for array in labels.values())
 
     def _gated(self, batch: Tensor, before: Outputs | None) -> LayerAnswer:
         """Answer by the stable verdict if the batch is as sure as before, else compare."""
         after = None
         if self._schedule.skips:
             if self._schedule.accepted:
-                after = self._aligned(batch)
+                after = self._adapted(batch)
                 answer = self._ungated(after)
             else:
                 before = before or self.model(batch)
                 logits = self.columns(before.logits)
                 answer = LayerAnswer(logits, Verdict(False, "rest", UNCHECKED), None, logits)
             if not self._certificate.has_dropped(answer.scores, self._schedule.accepted):
-                self._alignment.accept()
+                if after is not None:
+                    self._accept(after)
                 self._schedule.skipped(len(batch))
                 return answer
         before = before or self.model(batch)
-        after = after or self._aligned(batch)
-        self._alignment.accept()  # both passes succeeded: until here the batch left no trace
+        after = after or self._adapted(batch)
+        self._accept(after)  # both passes succeeded: until here the batch left no trace
         answer = self._compared(after, before)
         if self._schedule.compared(len(batch), answer.verdict.accepted):
             self._certificate.settle()
@@ -226,30 +274,66 @@ class LayerTransport:
         return answer
 
     def _always(self, batch: Tensor, before: Outputs | None) -> LayerAnswer:
-        answer = self._ungated(self._aligned(batch))
+        after = self._adapted(batch)
+        self._accept(after)
+        return self._ungated(after)
+
+    def _accept(self, after: _Proposal) -> None:
+        """Add a batch to what the stream remembers."""
         self._alignment.accept()
-        return answer
+        self._labels, self._mixture = after.labels, after.mixture
 
-    def _ungated(self, after: Outputs) -> LayerAnswer:
+    def _ungated(self, after: _Proposal) -> LayerAnswer:
         verdict = Verdict(True, "rest", UNCHECKED)
-        return LayerAnswer(after.logits, verdict, after.logits, None, after.features)
+        return LayerAnswer(after.scores, verdict, after.scores, None, after.features, after.own)
 
-    def _compared(self, after: Outputs, before: Outputs) -> LayerAnswer:
+    def _compared(self, after: _Proposal, before: Outputs) -> LayerAnswer:
         frozen = self.columns(before.logits)
-        assert after.logits is not None
-        ratio = self._certificate.update(after.logits, frozen)
+        ratio = self._certificate.update(after.scores, frozen)
+        if after.labels is not None:
+            norms = self._certificate.update_norms(after.scores, frozen)
+            ratio = norms if after.labels.is_source else ratio
         accepted = ratio <= self.settings.tau
         verdict = Verdict(accepted, "accepted" if accepted else "ratio", ratio)
-        scores = after.logits if accepted else frozen
-        return LayerAnswer(scores, verdict, after.logits, frozen, after.features)
+        scores = after.scores if accepted else frozen
+        return LayerAnswer(scores, verdict, after.scores, frozen, after.features, after.own)
 
-    def _aligned(self, batch: Tensor) -> Outputs:
+    def _adapted(self, batch: Tensor) -> _Proposal:
+        """Answer a batch with aligned layers: once shallow and once whole, or from the past."""
+        labels, mixture = self._labels, self._mixture
+        if labels is None or mixture is None:
+            return _Proposal(*self._aligned(batch, WHOLE))
+        source, alignment = labels.chain.prior, self._alignment
+        kept = min(alignment.samples, max(0.0, self.settings.memory - len(batch)))
+        settled = kept >= max(SETTLED, 2 * len(batch)) and not labels.chain.is_correlated
+        how = Pass(mixture=as_reference(mixture, source), past_only=True)
+        first = self._aligned(batch, how if settled else Pass(self._shallow))
+        fresh = alignment.change() > CHANGED
+        if fresh:
+            kept, settled = 0.0, False
+            first = self._aligned(batch, Pass(self._shallow, fresh=True))
+        p = _probabilities(first[1])
+        labels = labels.observe(p)
+        own = labels.mixture(p)
+        mixture = merged_mixture(mixture, kept, own, len(p))
+        last = first
+        if not settled or labels.chain.is_correlated:
+            last = self._aligned(batch, Pass(mixture=as_reference(mixture, source), fresh=fresh))
+            p = _probabilities(last[1])
+        answers, labels = labels.answers(p), labels.advance(p)
+        features, scores = last
+        if answers is not None:
+            scores = torch.as_tensor(np.log(answers.clip(min=RARE))).to(scores)
+        known = None if labels.is_source else own
+        return _Proposal(features, scores, labels, mixture, known)
+
+    def _aligned(self, batch: Tensor, how: Pass) -> tuple[Array, Tensor]:
         """Features, and logits of the classes, with aligned layers."""
-        outputs = self._alignment(batch)
+        outputs = self._alignment(batch, how)
         logits: Tensor = self.columns(outputs.logits)
         if not bool(logits.isfinite().all()):
             raise _NotFiniteError
-        return Outputs(outputs.features, logits)
+        return outputs.features, logits
 
     def _answer_plausible(
         self,
@@ -309,6 +393,22 @@ class _SingleThread:
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles start unlocked."""
         return type(self), ()
+
+
+def _labels(layers: Mapping[Site, ChannelMoments]) -> StreamLabels:
+    """The labels of a stream that has seen nothing, by the source's class counts."""
+    for found in layers.values():
+        if found.classes is not None:
+            return StreamLabels.start(found.classes.counts / found.classes.total)
+    raise CasterError(
+        "the state has no moments of classes, which aligning with a batch's mixture needs: fit "
+        "again, or set {argument} to False",
+        argument="mixture",
+    )
+
+
+def _probabilities(logits: Tensor) -> NDArray[np.float64]:  # (n, C)
+    return np.asarray(probabilities(to_numpy(logits).astype(np.float64)))
 
 
 def _check_sites(model: TorchModel, layers: Mapping[Site, ChannelMoments]) -> None:

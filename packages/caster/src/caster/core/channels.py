@@ -114,6 +114,24 @@ class ChannelMoments:
         return replace(self, count=min(self.count, float(samples)), classes=None)
 
 
+def divergence(recent: ChannelMoments, past: ChannelMoments) -> Array:  # (c,)
+    """Kullback-Leibler divergence of each channel's Gaussian from the past's, in nats.
+
+    A channel that has not varied so far says nothing, and gives 0.
+
+    >>> import numpy as np
+    >>> past = ChannelMoments(9.0, np.zeros(2), np.array([1.0, 0.0]))
+    >>> divergence(ChannelMoments(9.0, np.array([2.0, 5.0]), np.ones(2)), past)
+    array([2., 0.])
+    """
+    xp = array_namespace(past.mean)
+    varies = (past.variance > 0) & (recent.variance > 0)
+    one = xp.ones_like(past.variance)
+    v_s, v = xp.where(varies, past.variance, one), xp.where(varies, recent.variance, one)
+    found = 0.5 * (v / v_s + (recent.mean - past.mean) ** 2 / v_s - 1 - xp.log(v / v_s))
+    return xp.where(varies, found, xp.zeros_like(found))
+
+
 def shrunk(target: ChannelMoments, source: ChannelMoments, prior: float) -> ChannelMoments:
     """Shrink a target's moments towards the source's: weights n/(N+n) and N/(N+n).
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
+import numpy as np
 from array_api_compat import array_namespace
+from numpy.typing import NDArray
 
 from caster.core.discriminant import confidence
 from caster.core.linalg import Array
@@ -73,6 +75,20 @@ def expected_error_ratio(after: ConfidenceStats, before: ConfidenceStats) -> flo
     """
     new, old = 1.0 - after.mean, 1.0 - before.mean
     return math.inf if old <= 0 else new / old
+
+
+def nuclear_norm(p: NDArray[Any]) -> float:  # (n, C)
+    """Sum of the singular values of a matrix of probabilities.
+
+    At most sqrt(n min(n, C)), if every row is sure and all classes come equally often.
+
+    >>> nuclear_norm(np.eye(4)), nuclear_norm(np.eye(4)[[0, 0, 0, 0]])
+    (4.0, 2.0)
+    """
+    wide = np.asarray(p, np.float64)
+    gram = wide @ wide.T if len(wide) < wide.shape[1] else wide.T @ wide
+    squares = np.linalg.eigvalsh(gram)
+    return float(np.sqrt(squares.clip(min=0.0)).sum())
 
 
 def has_fallen(now: ConfidenceStats, then: ConfidenceStats, errors: float) -> bool:

@@ -1,12 +1,12 @@
 """Labels that come in runs: a sticky Markov chain over the labels of a stream.
 
-A stream is *correlated* if neighbours tend to share their class: frames of a video, a sorted folder,
-one patient after the other. The model is the simplest one with that property,
+A stream is *correlated* if neighbours tend to share their class: frames of a video, a sorted
+folder, one patient after the other. The model is the simplest one with that property,
 
     y_t = y_{t-1} with probability rho, otherwise a new draw from the class prior g,
 
 and a sample's probabilities p_t say how likely each label is. They come from a network under shift,
-so some share e of them is noise: the label's likelihood is ((1 - e) p_t + e pi_s) / pi_s, where pi_s
+so a share e of them is noise: the label's likelihood is ((1 - e) p_t + e pi_s) / pi_s, where pi_s
 is the source's mixture, the prior inside p_t. Neither rho nor e is known. All pairs of a small grid
 run side by side, weighted by how well each predicts the next sample; rho = 0 is one of them, and a
 stream is shuffled while it leads. With rho = 0 the posterior is p_t itself.

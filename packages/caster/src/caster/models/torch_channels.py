@@ -112,7 +112,7 @@ def supports_full_map(values: Tensor, axis: int) -> bool:
 
 
 def merged(past: ChannelMoments, batch: ChannelMoments) -> ChannelMoments:
-    """`past + batch`, without covariances.
+    """`past + batch`, with a covariance if both have one.
 
     >>> one, other = (measure(torch.tensor(x)[:, None], 1, len(x)) for x in ([1.0, 3.0], [5.0]))
     >>> both = merged(one, other)
@@ -122,8 +122,12 @@ def merged(past: ChannelMoments, batch: ChannelMoments) -> ChannelMoments:
     count = past.count + batch.count
     share = batch.count / count
     mean, variance = _interpolated(past, batch, share)
-    step = batch.mean - past.mean
-    return ChannelMoments(count, mean, variance.addcmul_(step, step, value=share * (1 - share)))
+    step, between = batch.mean - past.mean, share * (1 - share)
+    variance.addcmul_(step, step, value=between)
+    if past.covariance is None or batch.covariance is None:
+        return ChannelMoments(count, mean, variance)
+    covariance = torch.lerp(past.covariance, batch.covariance, share)
+    return ChannelMoments(count, mean, variance, covariance.addr_(step, step, alpha=between))
 
 
 def blended(target: ChannelMoments, source: ChannelMoments, prior: float) -> ChannelMoments:
@@ -149,35 +153,29 @@ def _interpolated(one: ChannelMoments, other: ChannelMoments, share: float) -> t
 # --- maps ----------------------------------------------------------------------------------------
 
 
-class ToSource:
-    """`to_source` for one site, applied to its values.
+def moved(
+    values: Tensor, target: ChannelMoments, source: ChannelMoments, eps: float, axis: int
+) -> Tensor:
+    """Map values with the target's moments to the source's, channel by channel: `to_source`.
 
     A BatchNorm kernel with the target's moments as statistics and the source's as affine weights.
 
-    >>> move = ToSource(ChannelMoments(9.0, torch.tensor([1.0]), torch.tensor([4.0])), eps=0.0)
+    >>> source = ChannelMoments(9.0, torch.tensor([1.0]), torch.tensor([4.0]))
     >>> target = ChannelMoments(9.0, torch.tensor([5.0]), torch.tensor([1.0]))
-    >>> move(torch.tensor([[5.0], [6.0]]), target, axis=1)
+    >>> moved(torch.tensor([[5.0], [6.0]]), target, source, 0.0, axis=1)
     tensor([[1.],
             [3.]])
     """
-
-    def __init__(self, source: ChannelMoments, eps: float) -> None:
-        self.source = source
-        self.eps = eps
-        self._spread = (source.variance + eps).sqrt()
-
-    def __call__(self, values: Tensor, target: ChannelMoments, axis: int) -> Tensor:
-        """Map values with the target's moments to the source's moments."""
-        view = channels_second(values, axis)
-        mapped = functional.batch_norm(
-            view,
-            target.mean,
-            target.variance,
-            weight=self._spread,
-            bias=self.source.mean,
-            eps=self.eps,
-        )
-        return _in_layout_of(values, view, mapped)
+    view = channels_second(values, axis)
+    mapped = functional.batch_norm(
+        view,
+        target.mean,
+        target.variance,
+        weight=(source.variance + eps).sqrt(),
+        bias=source.mean,
+        eps=eps,
+    )
+    return _in_layout_of(values, view, mapped)
 
 
 class FullToSource:

@@ -1,0 +1,112 @@
+"""Which classes the samples of a stream have: in runs, or shuffled under some prior."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caster.core.class_prior import believed_prior, corrected
+from caster.core.label_chain import LabelChain
+
+Floats = NDArray[np.float64]
+
+RECENT = 512  # samples behind the prior of a shuffled stream
+# Total variation between two mixtures below which they are one: what estimates vary by.
+SAME = 0.02
+
+
+@dataclass(frozen=True, eq=False)
+class StreamLabels:
+    """What a stream's past says about its classes, and the mixture of its moments.
+
+    A correlated stream's answers go through the chain. A shuffled stream's are the network's own,
+    corrected where its class prior is clearly another one than the source's.
+
+    >>> labels = StreamLabels.start(np.full(4, 0.25))
+    >>> shuffled = np.eye(4)[np.arange(64) * 7 % 4] * 0.6 + 0.1
+    >>> labels.observe(shuffled).answers(shuffled) is None
+    True
+    >>> labels.observe(np.sort(shuffled, axis=0)).answers(shuffled) is None
+    False
+    """
+
+    chain: LabelChain
+    recent: Floats  # (m, C), probabilities of the last samples
+
+    @classmethod
+    def start(cls, prior: NDArray[Any]) -> Self:  # (C,)
+        """A stream without samples."""
+        return cls(LabelChain.start(prior), np.empty((0, len(prior))))
+
+    def observe(self, p: NDArray[Any]) -> Self:  # (n, C)
+        """Take note of the probabilities of the next samples."""
+        recent = np.concatenate([self.recent, p])[-RECENT:]
+        return replace(self, chain=self.chain.observe(p), recent=recent)
+
+    @cached_property
+    def prior(self) -> Floats:  # (C,)
+        """The class prior of a shuffled stream; the source's unless another one is evident."""
+        return believed_prior(self.recent, self.chain.prior)
+
+    @property
+    def is_source(self) -> bool:
+        """Whether the samples come shuffled and in the mixture of the source."""
+        return not self.chain.is_correlated and self.prior is self.chain.prior
+
+    def mixture(self, p: NDArray[Any]) -> Floats:  # (n, C) -> (C,)
+        """The class mixture of a batch with these probabilities."""
+        return self.chain.mixture(p) if self.chain.is_correlated else self.prior
+
+    def answers(self, p: NDArray[Any]) -> Floats | None:  # (n, C)
+        """Probabilities of the samples' labels; None if they are p, unchanged."""
+        if self.chain.is_correlated:
+            return self.chain.posterior(p)
+        return None if self.is_source else corrected(p, self.prior, self.chain.prior)
+
+    def advance(self, p: NDArray[Any]) -> Self:  # (n, C)
+        """Move past the samples."""
+        return replace(self, chain=self.chain.advance(p))
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Everything it remembers, as named arrays; the source's prior is not part of it."""
+        chain = self.chain
+        return {
+            "labels.last": chain.last,
+            "labels.evidence": chain.evidence,
+            "labels.totals": chain.totals,
+            "labels.count": np.array(chain.count),
+            "labels.recent": self.recent,
+        }
+
+    def resumed(self, state: Any) -> Self:
+        """Continue from a `state`; one that cannot be raises a ValueError."""
+        chain = self.chain
+        names = ("last", "evidence", "totals")
+        parts = {name: np.asarray(state[f"labels.{name}"], np.float64) for name in names}
+        recent = np.asarray(state["labels.recent"], np.float64)
+        fits = all(parts[name].shape == getattr(chain, name).shape for name in names)
+        fits = fits and recent.ndim == 2 and recent.shape[1] == len(chain.prior)
+        if not fits or not all(np.isfinite(part).all() for part in (*parts.values(), recent)):
+            raise ValueError("impossible labels")
+        return replace(
+            self, chain=replace(chain, **parts, count=float(state["labels.count"])), recent=recent
+        )
+
+
+def merged_mixture(past: Floats, kept: float, batch: Floats, samples: int) -> Floats:  # (C,)
+    """Mixture of the samples behind merged moments: both are sums over samples."""
+    share = samples / (kept + samples)
+    return past + share * (batch - past)
+
+
+def as_reference(mixture: Floats, source: Floats) -> Floats | None:  # (C,), (C,)
+    """The mixture to align with; None if it is the source's, up to the noise of an estimate.
+
+    >>> as_reference(np.array([0.51, 0.49]), np.array([0.5, 0.5])) is None
+    True
+    """
+    return None if 0.5 * np.abs(mixture - source).sum() < SAME else mixture
