@@ -173,6 +173,11 @@ def test_constant_channels_have_classes_like_the_whole():
     np.testing.assert_allclose(found.variances[:, 1], 0, atol=1e-12)
 
 
+def test_every_image_needs_a_label():
+    with pytest.raises(caster.CasterError, match="a batch of 120 images has 119 labels"):
+        caster.fit(problem.model("vit"), [(IMAGES, LABELS[1:])])
+
+
 def test_moments_that_are_not_finite_are_rejected():
     sums = statistics_of("vit").sums
     site = next(iter(sums))
