@@ -72,14 +72,17 @@ WHOLE = Pass()
 def on_device(
     layers: Mapping[Site, ChannelMoments], device: torch.device
 ) -> dict[Site, ChannelMoments]:
-    """The moments of a state as tensors, classes of few samples shrunk towards all samples."""
-    return {
-        site: replace(
-            as_tensors(found, device),
-            classes=found.classes and class_tensors(found.classes.shrunk(FEW), device),
-        )
-        for site, found in layers.items()
-    }
+    """The moments of a state as tensors.
+
+    Classes of few samples are shrunk towards all samples, and mixed like the source they have
+    exactly its moments: a state rounds those of classes.
+    """
+    placed = {}
+    for site, found in layers.items():
+        classes = found.classes and found.classes.shrunk(FEW).centred_on(found)
+        classes = classes and class_tensors(classes, device)
+        placed[site] = replace(as_tensors(found, device), classes=classes)
+    return placed
 
 
 class ImplausibleSamples(Exception):  # noqa: N818 - no error: the others of the batch are answered
