@@ -61,6 +61,7 @@ class Pass:
     """How one pass is aligned; by default at every site, as if the batch were the source's."""
 
     depth: int | None = None  # number of sites, from the first on
+    full: bool = True  # maps where the moments support them: for the source's mixture only
     mixture: NDArray[np.float64] | None = None  # (C,), of the samples behind the target's moments
     past_only: bool = False  # moments from before this batch
     fresh: bool = False  # moments of this batch alone, as if there were no past
@@ -352,6 +353,8 @@ class Alignment:
         if alone and self.prior == 0:  # a single value has no variance
             return None
         reference = aligned.reference(how.mixture, target)
+        if not how.full:
+            reference = replace(reference, covariance=None)
         result = aligned.apply(layer, own, blended(target, reference, self.prior), reference)
         if result is None or own is values:
             return result

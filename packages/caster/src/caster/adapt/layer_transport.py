@@ -307,11 +307,12 @@ class LayerTransport:
         kept = min(alignment.samples, max(0.0, self.settings.memory - len(batch)))
         settled = kept >= max(SETTLED, 2 * len(batch)) and not labels.chain.is_correlated
         how = Pass(mixture=as_reference(mixture, source), past_only=True)
-        first = self._aligned(batch, how if settled else Pass(self._shallow))
+        shallow = Pass(self._shallow, full=False)  # the mixture is not known yet
+        first = self._aligned(batch, how if settled else shallow)
         fresh = alignment.change() > CHANGED
         if fresh:
             kept, settled = 0.0, False
-            first = self._aligned(batch, Pass(self._shallow, fresh=True))
+            first = self._aligned(batch, replace(shallow, fresh=True))
         p = _probabilities(first[1])
         labels = labels.observe(p)
         own = labels.mixture(p)
