@@ -90,7 +90,7 @@ def order_of(spec: Spec) -> str:
     'dirichlet, slots 5'
     """
     words = [spec.order, *(f"{name} {value}" for name, value in spec.order_settings)]
-    words += [] if spec.schedule == "each" else [spec.schedule]
+    words += [] if spec.schedule == "each" else [spec.schedule_name]
     words += [] if spec.last == "keep" else [f"last batch: {spec.last}"]
     return ", ".join(words)
 
