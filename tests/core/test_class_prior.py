@@ -168,7 +168,7 @@ def test_too_few_samples_keep_the_source():
     assert believed_prior(one_class, pi_s)[0] > 0.9
 
 
-@pytest.mark.parametrize(("n", "share"), [(64, 0.8), (128, 0.9), (1000, 1.0)])
+@pytest.mark.parametrize(("n", "share"), [(64, 0.75), (128, 0.9), (1000, 1.0)])
 def test_a_long_tail_is_believed(n, share):
     tail, pi_s, believed = long_tail(10), np.full(10, 0.1), []
     for seed in range(40):
@@ -192,6 +192,22 @@ def test_a_believed_tail_corrects_errors():
     assert np.abs(pi - tail).sum() < 0.15
     accuracy, better = (np.mean(q.argmax(1) == labels) for q in (p, corrected(p, pi, pi_s)))
     assert better > accuracy + 0.1
+
+
+@pytest.mark.parametrize(
+    ("n_classes", "counts", "believed"),
+    [
+        (2, [680, 320], True),  # explains 0.096 log C
+        (2, [620, 380], False),  # 0.04 log C
+        (100, [10] * 40, True),  # 0.2 log C
+        (100, [10] * 75, False),  # 0.06 log C, in nats more than all of the above for C = 2
+    ],
+)
+def test_belief_is_measured_against_log_C(n_classes, counts, believed):
+    pi_s = np.full(n_classes, 1 / n_classes)
+    labels = np.repeat(np.arange(len(counts)), counts)  # both halves alike
+    pi = believed_prior(np.eye(n_classes)[np.tile(labels, 4)], pi_s)
+    assert (pi is not pi_s) == believed
 
 
 def test_halves_are_explained_by_each_other():
