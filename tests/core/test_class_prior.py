@@ -203,7 +203,7 @@ def test_a_believed_tail_corrects_errors():
         (100, [10] * 75, False),  # 0.06 log C, in nats more than all of the above for C = 2
     ],
 )
-def test_belief_is_measured_against_log_C(n_classes, counts, believed):
+def test_belief_is_measured_against_the_log_of_the_classes(n_classes, counts, believed):
     pi_s = np.full(n_classes, 1 / n_classes)
     labels = np.repeat(np.arange(len(counts)), counts)  # both halves alike
     pi = believed_prior(np.eye(n_classes)[np.tile(labels, 4)], pi_s)
