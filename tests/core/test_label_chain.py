@@ -151,7 +151,7 @@ def test_pairs_of_negligible_weight_are_left_out():
 @given(seeds, st.integers(2, 8), st.integers(1, 20))
 def test_shuffled_streams_get_their_probabilities_back(seed, n_classes, n):
     rng = np.random.default_rng(seed)
-    against_runs = np.array([0.0, *[-BOUND] * (G - 1)])
+    against_runs = np.array([0.0, *[-10 * BOUND] * (G - 1)])
     chain = replace(some_chain(rng, n_classes), evidence=against_runs)
     p, g = rng.dirichlet(np.ones(n_classes), n), rng.dirichlet(np.ones(n_classes))
     assert not chain.is_correlated
@@ -343,7 +343,7 @@ def test_runs_correct_the_errors_of_the_classifier(batch_size):
     p = classifier(rng, labels, 0.6)
     posterior = np.concatenate([chain.posterior(batch) for chain, batch in follow(p, batch_size)])
     assert np.mean(p.argmax(axis=1) == labels) < 0.63
-    assert np.mean(posterior.argmax(axis=1) == labels) > 0.92
+    assert np.mean(posterior.argmax(axis=1) == labels) > 0.9
 
 
 def test_the_mixture_of_a_correlated_batch_is_found():
