@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -49,6 +50,7 @@ log = logging.getLogger("caster")
 
 T = TypeVar("T")
 EPS = 1e-5  # of a site's mean variance, added to every variance: a dead channel stays dead
+PARTS = ("mean", "variance", "covariance")  # of moments
 STATISTICS = ("running_mean", "running_var")
 DERIVED = ("_placed", "_full", "_constants_of")
 FEW = 8.0  # samples by which the moments of a class are shrunk towards those of all
@@ -70,16 +72,17 @@ WHOLE = Pass()
 
 
 def on_device(
-    layers: Mapping[Site, ChannelMoments], device: torch.device
+    layers: Mapping[Site, ChannelMoments],
+    device: torch.device,
+    classes: bool,  # whether to keep their moments, those of few samples shrunk towards all
 ) -> dict[Site, ChannelMoments]:
-    """The moments of a state as tensors, classes of few samples shrunk towards all samples."""
-    return {
-        site: replace(
-            as_tensors(found, device),
-            classes=found.classes and class_tensors(found.classes.shrunk(FEW), device),
-        )
-        for site, found in layers.items()
-    }
+    """The moments of a state as tensors."""
+    placed = {site: as_tensors(found, device) for site, found in layers.items()}
+    for site, found in layers.items():
+        if classes and found.classes is not None:
+            each = class_tensors(found.classes.shrunk(FEW), device)
+            placed[site] = replace(placed[site], classes=each)
+    return placed
 
 
 class ImplausibleSamples(Exception):  # noqa: N818 - no error: the others of the batch are answered
@@ -148,7 +151,7 @@ class Alignment:
                 layer = parts[site.module]
                 self._batchnorms.append(BatchNormSite(site, layer, found))
             elif found is not None:
-                self._mapped.append(MappedSite(site, found))
+                self._mapped.append(MappedSite(site, replace(found, covariance=None)))
         order = [*dict.fromkeys([*(layers or {}), *batchnorms])]
         self._position = {site: i for i, site in enumerate(order)}
         for aligned in self._sites:
@@ -191,9 +194,9 @@ class Alignment:
         self._pending, self._newest = {}, {}
         recorded = self.model.cuda_graph and runs_on_gpu(self.model)
         try:
-            # A batch of at least `memory` samples depends on nothing else, as a recording must.
-            alone = len(placed) >= max(self.memory, RECENT) and how.mixture is None
-            alone = alone and not how.past_only
+            # A batch that fills the memory depends on nothing else, as a recording must.
+            enough = max(self.memory, RECENT) if self.memory else 0
+            alone = len(placed) >= enough and how.mixture is None and not how.past_only
             run = self._replayed if recorded and alone else self._run
             features, logits = run(placed)
         finally:
@@ -258,26 +261,20 @@ class Alignment:
                 continue  # another part of the stream's state
             if site not in sources:
                 raise ValueError("moments of other sites")
-            source = sources[site].source
+            aligned, count = sources[site], float(state[f"{name}.count"])
+            full = which == "past" and isinstance(aligned, FullMapSite)
             parts = {
-                part: torch.as_tensor(state[f"{name}.{part}"])
-                for part in _parts(source)
-                if f"{name}.{part}" in state
+                part: torch.as_tensor(state[f"{name}.{part}"]).to(self.model.device)
+                for part in PARTS[: None if full else 2]
             }
-            shapes = {part: value.shape for part, value in _parts(source).items()}
-            if not {"mean", "variance"} <= parts.keys() or not all(
+            shapes = {part: value.shape for part, value in _parts(aligned.source).items()}
+            if not 0 < count < math.inf or not all(
                 value.shape == shapes[part] and bool(value.isfinite().all())
                 for part, value in parts.items()
             ):
                 raise ValueError(site)
-            placed = {part: value.to(self.model.device) for part, value in parts.items()}
-            moments = ChannelMoments(
-                float(state[f"{name}.count"]),
-                placed["mean"],
-                placed["variance"],
-                placed.get("covariance"),
-            )
-            (self.past if which == "past" else self.recent)[sources[site].site] = moments
+            kept = self.past if which == "past" else self.recent
+            kept[aligned.site] = ChannelMoments(count, **parts)
 
     @property
     def full_maps(self) -> int:
@@ -594,9 +591,11 @@ class BatchNormSite(AlignedSite):
 
 def _parts(moments: ChannelMoments) -> dict[str, Tensor]:
     """The arrays of moments, by their names."""
-    names = ("mean", "variance", "covariance")
-    return {name: part for name in names if (part := getattr(moments, name)) is not None}
+    return {name: part for name in PARTS if (part := getattr(moments, name)) is not None}
 
 
 def _nbytes(moments: ChannelMoments) -> int:
-    return sum(int(part.nbytes) for part in _parts(moments).values())
+    parts = [*_parts(moments).values()]
+    if moments.classes is not None:
+        parts += [moments.classes.means, moments.classes.variances]
+    return sum(int(part.nbytes) for part in parts)
