@@ -74,11 +74,14 @@ WHOLE = Pass()
 def on_device(
     layers: Mapping[Site, ChannelMoments],
     device: torch.device,
-    classes: bool,  # whether to keep their moments, those of few samples shrunk towards all
+    *,
+    full: bool,  # whether to keep covariances
+    classes: bool,  # whether to keep moments of classes, few samples shrunk towards all
 ) -> dict[Site, ChannelMoments]:
     """The moments of a state as tensors."""
-    placed = {site: as_tensors(found, device) for site, found in layers.items()}
+    placed = {}
     for site, found in layers.items():
+        placed[site] = as_tensors(found if full else replace(found, covariance=None), device)
         if classes and found.classes is not None:
             each = class_tensors(found.classes.shrunk(FEW), device)
             placed[site] = replace(placed[site], classes=each)
@@ -120,7 +123,6 @@ class Alignment:
         batchnorms: list[Site],  # of which moments that were not measured are the layers' own
         prior: float,
         memory: int,
-        full: bool = False,  # maps, at sites whose covariance is known
         ends: Range | None = None,
     ) -> None:
         self.model = model
@@ -134,7 +136,6 @@ class Alignment:
         self._samples = 0  # in the current batch
         self._plausible: Tensor | None = None  # (n,), of its samples
         self._ends = ends
-        self._full = full
         self._layers, self._own = layers, batchnorms
         self._measured = layers is not None
         self._limits: dict[tuple[int, ...], Mapping[Site, Tensor]] = {}  # plausible, by input shape
@@ -145,13 +146,13 @@ class Alignment:
         self._batchnorms: list[BatchNormSite] = []
         for site in dict.fromkeys([*(layers or {}), *batchnorms]):
             found = (layers or {}).get(site)
-            if full and found is not None and found.covariance is not None:
+            if found is not None and found.covariance is not None:
                 self._mapped.append(FullMapSite(site, found))
             elif site in batchnorms:
                 layer = parts[site.module]
                 self._batchnorms.append(BatchNormSite(site, layer, found))
             elif found is not None:
-                self._mapped.append(MappedSite(site, replace(found, covariance=None)))
+                self._mapped.append(MappedSite(site, found))
         order = [*dict.fromkeys([*(layers or {}), *batchnorms])]
         self._position = {site: i for i, site in enumerate(order)}
         for aligned in self._sites:
@@ -160,13 +161,7 @@ class Alignment:
     def new_stream(self) -> Self:
         """A copy without a past, on its own twin; weights and source moments are shared."""
         other = type(self)(
-            self.model,
-            self._layers,
-            self._own,
-            self.prior,
-            self.memory,
-            self._full,
-            self._ends,
+            self.model, self._layers, self._own, self.prior, self.memory, self._ends
         )
         other._shared, other._limits = self._shared, self._limits
         return other

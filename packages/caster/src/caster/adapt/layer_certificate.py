@@ -78,8 +78,8 @@ class LayerCertificate:
         if self._rows.shape[2] == rows.shape[2]:
             rows = np.concatenate([self._rows, rows], axis=1)
         self._rows = rows[:, -max(self.window, len(aligned)) :].astype(np.float32)
-        if not np.isfinite(self._rows).all():  # they would never leave the window
-            self._rows = self._rows[:, :0]
+        if not np.isfinite(self._rows).all():  # NaN would never leave the window
+            self._rows = self._rows[:, :0].copy()
             return math.nan
         after, before = map(nuclear_norm, self._rows)
         return NORM * before / after
@@ -87,7 +87,7 @@ class LayerCertificate:
     def settle(self) -> None:
         """Make the window the reference for batches that are answered without a comparison."""
         self._recent, self._settled = None, self._recent
-        self._rows = self._rows[:, :0]
+        self._rows = self._rows[:, :0].copy()
 
     def has_dropped(self, scores: Array, aligned: bool) -> bool:  # (n, C)
         """Whether a batch answered without a comparison is less sure than the reference."""

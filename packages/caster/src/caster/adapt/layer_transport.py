@@ -143,12 +143,12 @@ class LayerTransport:
         batchnorms = batchnorm_sites(model.module)
         self.sites = self._select_sites(list(found or {}), batchnorms)
         kept = found and {site: found[site] for site in found if site in self.sites}
-        kept = kept and on_device(kept, model.device, self.settings.mixture)
-        own = [site for site in batchnorms if site in self.sites]
-        ends = input_range if model.preprocessing is None else model.preprocessing.value_range
         settings = self.settings
         full = settings.maps == "full"
-        self._alignment = Alignment(model, kept, own, settings.prior, settings.memory, full, ends)
+        kept = kept and on_device(kept, model.device, full=full, classes=settings.mixture)
+        own = [site for site in batchnorms if site in self.sites]
+        ends = input_range if model.preprocessing is None else model.preprocessing.value_range
+        self._alignment = Alignment(model, kept, own, settings.prior, settings.memory, ends)
         self._start = _labels(found or {}) if settings.mixture else None
         self._labels = self._start
         self._mixture = None if self._start is None else self._start.chain.prior
