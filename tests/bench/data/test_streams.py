@@ -23,13 +23,8 @@ from caster_bench.data.corruptions import CORRUPTIONS
 from caster_bench.data.streams import Condition, StreamSettings, all_conditions, make_stream
 
 FOG, SNOW, SNOW5 = Condition("fog", 1), Condition("snow", 1), Condition("snow", 5)
-WHOLE = [
-    "shuffled",
-    "by-class",
-    "dirichlet",
-    "runs",
-    "turning",
-]  # orders that keep all images, and reject none
+# Orders that keep all images, and reject none.
+WHOLE = ["shuffled", "by-class", "dirichlet", "runs", "turning"]
 
 label = st.one_of(
     st.sampled_from("abc"), st.integers(0, 3), st.booleans(), st.none(), st.just(("a", 1))
