@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -274,9 +275,12 @@ class Alignment:
                 for part, value in parts.items()
             ):
                 raise ValueError(site)
+            count = float(state[f"{name}.count"])
+            if not 0 < count < math.inf:
+                raise ValueError(site)
             placed = {part: value.to(self.model.device) for part, value in parts.items()}
             moments = ChannelMoments(
-                float(state[f"{name}.count"]),
+                count,
                 placed["mean"],
                 placed["variance"],
                 placed.get("covariance"),

@@ -88,13 +88,14 @@ class StreamLabels:
         names = ("last", "evidence", "totals")
         parts = {name: np.asarray(state[f"labels.{name}"], np.float64) for name in names}
         recent = np.asarray(state["labels.recent"], np.float64)
+        count = float(state["labels.count"])
         fits = all(parts[name].shape == getattr(chain, name).shape for name in names)
         fits = fits and recent.ndim == 2 and recent.shape[1] == len(chain.prior)
-        if not fits or not all(np.isfinite(part).all() for part in (*parts.values(), recent)):
+        if not fits or not all(
+            np.isfinite(part).all() for part in (*parts.values(), recent, count)
+        ):
             raise ValueError("impossible labels")
-        return replace(
-            self, chain=replace(chain, **parts, count=float(state["labels.count"])), recent=recent
-        )
+        return replace(self, chain=replace(chain, **parts, count=count), recent=recent)
 
 
 def merged_mixture(past: Floats, kept: float, batch: Floats, samples: int) -> Floats:  # (C,)
