@@ -272,22 +272,8 @@ class Alignment:
                 for part, value in parts.items()
             ):
                 raise ValueError(site)
-<<<<<<< HEAD
             kept = self.past if which == "past" else self.recent
             kept[aligned.site] = ChannelMoments(count, *parts.values())
-=======
-            count = float(state[f"{name}.count"])
-            if not 0 < count < math.inf:
-                raise ValueError(site)
-            placed = {part: value.to(self.model.device) for part, value in parts.items()}
-            moments = ChannelMoments(
-                count,
-                placed["mean"],
-                placed["variance"],
-                placed.get("covariance"),
-            )
-            (self.past if which == "past" else self.recent)[sources[site].site] = moments
->>>>>>> mixtests
 
     @property
     def full_maps(self) -> int:

@@ -233,20 +233,10 @@ class LayerTransport:
             self._certificate.resume(state)
             self._schedule.resume(state["schedule"])
             if self._start is not None:
-<<<<<<< HEAD
                 labels, mixture = self._start.resumed(state), np.asarray(state["mixture"], float)
                 if mixture.shape != labels.chain.prior.shape or not (mixture >= 0).all():
                     raise ValueError("impossible mixture")
                 self._labels, self._mixture = labels, mixture
-=======
-                self._labels = self._start.resumed(state)
-                mixture = np.asarray(state["mixture"], np.float64)
-                C = len(self._start.chain.prior)
-                fits = mixture.shape == (C,) and state["certificate.rows"].shape[2] in (0, C)
-                if not fits or not np.isfinite(mixture).all():
-                    raise ValueError("impossible mixture")
-                self._mixture = mixture
->>>>>>> mixtests
 
     @property
     def source_bytes(self) -> int:
