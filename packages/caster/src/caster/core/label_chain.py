@@ -29,6 +29,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from caster.core.class_prior import corrected
+
 Floats = NDArray[np.float64]
 
 # Chosen on the four spare corruptions with ResNet-18 on CIFAR-10.
@@ -41,8 +43,8 @@ LOG_PRIOR = np.log(np.array([SHUFFLED, *[(1 - SHUFFLED) / (len(RHO) - 1)] * (len
 WINDOW = 256  # samples over which evidence fades, so that a stream may change its order
 BOUND = 20.0  # of the log evidence: past it a change would go unnoticed for long
 HISTORY = 4096  # samples behind the frequencies
-AGREED = 64  # samples' worth of the source's mixture in them at first...
-DISTRUST = 0.2  # ...and its share later: a stream of one class is never taken for a preference
+AGREED = 64  # samples' worth of the source's mixture in them
+MOST = 0.8  # largest of them: a stream of one class is not a preference
 NEGLIGIBLE = 1e-4  # weight below which a pair is left out of the posterior
 
 
@@ -63,7 +65,7 @@ class LabelChain:
     prior: Floats  # (C,) pi_s
     last: Floats  # (G, C) probabilities of the last label
     evidence: Floats  # (G,) log likelihood ratio of each pair against rho = 0
-    totals: Floats  # (C,) sums of probabilities
+    totals: Floats  # (C,) sums of labels' probabilities under the frequencies
     count: float  # samples in them
 
     @classmethod
@@ -87,15 +89,20 @@ class LabelChain:
 
     @property
     def frequencies(self) -> Floats:  # (C,)
-        """Class frequencies so far, shrunk towards the source's mixture."""
-        trust = 1 - max(DISTRUST, AGREED / (AGREED + self.count))
-        return trust * self.totals / max(self.count, 1.0) + (1 - trust) * self.prior
+        """Class frequencies so far, shrunk towards the source's mixture and at most `MOST`."""
+        found = (self.totals + AGREED * self.prior) / (self.count + AGREED)
+        top = int(found.argmax())
+        if found[top] > MOST > self.prior[top]:
+            share = (found[top] - MOST) / (found[top] - self.prior[top])
+            found = found + share * (self.prior - found)
+        return np.asarray(found)
 
     def observe(self, p: NDArray[Any]) -> Self:  # (n, C)
         """Update the evidence by the probabilities of the next samples."""
         p = np.asarray(p, np.float64)
         kept = min(1.0, max(0.0, HISTORY - len(p)) / max(self.count, 1.0))
-        totals, count = kept * self.totals + p.sum(axis=0), kept * self.count + len(p)
+        labels = corrected(p, self.frequencies, self.prior)  # a step of EM for the frequencies
+        totals, count = kept * self.totals + labels.sum(axis=0), kept * self.count + len(p)
         seen = replace(self, totals=totals, count=count)
         likelihoods = _likelihoods(p, self.prior, EPSILON)
         _, predicted = _filter(likelihoods, self.last, RHO, seen.frequencies)
