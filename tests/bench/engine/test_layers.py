@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from caster import state as states
+from caster.core.channels import MEASURED
 from caster.io.files import file_digest
 from caster_bench.engine import worker_cache as workers
 from caster_bench.engine.admit import current_admission, moments_digest
@@ -44,7 +45,7 @@ def test_layers_are_fitted_only_where_a_method_needs_them(tmp_path, checkpoints)
     # Everything else comes from the same pass.
     assert moments_digest(replace(state, layers=None)) == moments_digest(without) == plain.moments
     assert "layers" not in plain.seen
-    assert admission.seen == plain.seen | {"layers": "what comes of pictures"}
+    assert admission.seen == plain.seen | {"layers": MEASURED}
 
 
 def test_layers_are_part_of_the_digest(tmp_path, checkpoints):
