@@ -269,7 +269,7 @@ class Alignment:
             ):
                 raise ValueError(site)
             kept = self.past if which == "past" else self.recent
-            kept[aligned.site] = ChannelMoments(count, **parts)
+            kept[aligned.site] = ChannelMoments(count, *parts.values())
 
     @property
     def full_maps(self) -> int:
