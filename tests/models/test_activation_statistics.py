@@ -160,17 +160,24 @@ def test_a_first_axis_that_holds_no_samples_has_no_classes():
     assert found["head:in"] is not None
 
 
-def test_constant_channels_have_classes_like_the_whole():
+@pytest.mark.parametrize("noise", [0.0, 1e-17, 1e-13])
+def test_constant_channels_have_classes_like_the_whole(noise):
+    """Whatever rounding makes of their variance."""
     values = np.full((6, 2), 0.1) * [1.0, 30.0]
     values[:, 1] += np.arange(6) % 2
     y = np.arange(6) % 2
     exact = ClassMoments.of(values, 1, y, 2)
-    pooled = ChannelMoments(6.0, *(np.float32(part) for part in ([0.1, 3.5], [1e-17, 0.25])))
+    pooled = ChannelMoments(6.0, *(np.float32(part) for part in ([0.1, 3.5], [noise, 0.25])))
     found = layer_arrays.round_classes(exact, pooled)
     np.testing.assert_allclose(found.means[:, 0], np.float32(0.1))
-    np.testing.assert_allclose(found.variances[:, 0], 1e-17)
+    np.testing.assert_allclose(found.variances[:, 0], noise)
     np.testing.assert_allclose(found.means[:, 1], [3.0, 4.0])
     np.testing.assert_allclose(found.variances[:, 1], 0, atol=1e-12)
+
+
+def test_every_image_needs_a_label():
+    with pytest.raises(caster.CasterError, match="a batch of 120 images has 119 labels"):
+        caster.fit(problem.model("vit"), [(IMAGES, LABELS[1:])])
 
 
 def test_moments_that_are_not_finite_are_rejected():

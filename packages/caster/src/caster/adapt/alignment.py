@@ -63,6 +63,7 @@ class Pass:
     """How one pass is aligned; by default at every site, as if the batch were the source's."""
 
     depth: int | None = None  # number of sites, from the first on
+    full: bool = True  # maps where the moments support them: for the source's mixture only
     mixture: NDArray[np.float64] | None = None  # (C,), of the samples behind the target's moments
     past_only: bool = False  # moments from before this batch
     fresh: bool = False  # moments of this batch alone, as if there were no past
@@ -78,13 +79,16 @@ def on_device(
     full: bool,  # whether to keep covariances
     classes: bool,  # whether to keep moments of classes, few samples shrunk towards all
 ) -> dict[Site, ChannelMoments]:
-    """The moments of a state as tensors."""
+    """The moments of a state as tensors.
+
+    Mixed like the source, its classes have exactly its moments: a state rounds those of classes.
+    """
     placed = {}
     for site, found in layers.items():
         placed[site] = as_tensors(found if full else replace(found, covariance=None), device)
         if classes and found.classes is not None:
-            each = class_tensors(found.classes.shrunk(FEW), device)
-            placed[site] = replace(placed[site], classes=each)
+            each = found.classes.shrunk(FEW).centred_on(found)
+            placed[site] = replace(placed[site], classes=class_tensors(each, device))
     return placed
 
 
@@ -341,6 +345,8 @@ class Alignment:
         if alone and self.prior == 0:  # a single value has no variance
             return None
         reference = aligned.reference(how.mixture, target)
+        if not how.full:
+            reference = replace(reference, covariance=None)
         result = aligned.apply(layer, own, blended(target, reference, self.prior), reference)
         if result is None or own is values:
             return result

@@ -255,7 +255,7 @@ class LayerTransport:
         after = None
         if self._schedule.skips:
             if self._schedule.accepted:
-                after = self._adapted(batch)
+                after = self._adapted(batch, trusted=True)
                 answer = self._ungated(after)
             else:
                 before = before or self.model(batch)
@@ -267,7 +267,7 @@ class LayerTransport:
                 self._schedule.skipped(len(batch))
                 return answer
         before = before or self.model(batch)
-        after = after or self._adapted(batch)
+        after = after or self._adapted(batch, self._schedule.accepted)
         self._accept(after)  # both passes succeeded: until here the batch left no trace
         answer = self._compared(after, before)
         if self._schedule.compared(len(batch), answer.verdict.accepted):
@@ -277,7 +277,7 @@ class LayerTransport:
         return answer
 
     def _always(self, batch: Tensor, before: Outputs | None) -> LayerAnswer:
-        after = self._adapted(batch)
+        after = self._adapted(batch, trusted=True)
         self._accept(after)
         return self._ungated(after)
 
@@ -301,26 +301,37 @@ class LayerTransport:
         scores = after.scores if accepted else frozen
         return LayerAnswer(scores, verdict, after.scores, frozen, after.features, after.own)
 
-    def _adapted(self, batch: Tensor) -> _Proposal:
-        """Answer a batch with aligned layers: once shallow and once whole, or from the past."""
+    def _adapted(self, batch: Tensor, trusted: bool) -> _Proposal:
+        """Answer a batch with aligned layers: once shallow and once whole, or from the past.
+
+        One pass is enough while aligned layers are `trusted`, which a rejection ends: where deep
+        ones collapse, the stream would look like a run of one class.
+        """
         labels, mixture = self._labels, self._mixture
         if labels is None or mixture is None:
             return _Proposal(*self._aligned(batch, WHOLE))
         source, alignment = labels.chain.prior, self._alignment
         kept = min(alignment.samples, max(0.0, self.settings.memory - len(batch)))
         settled = kept >= max(SETTLED, 2 * len(batch)) and not labels.chain.is_correlated
+        settled = settled and trusted
         how = Pass(mixture=as_reference(mixture, source), past_only=True)
-        first = self._aligned(batch, how if settled else Pass(self._shallow))
+        shallow = Pass(self._shallow, full=False)  # the mixture is not known yet
+        first = self._aligned(batch, how if settled else shallow)
         fresh = alignment.change() > CHANGED
         if fresh:
             kept, settled = 0.0, False
-            first = self._aligned(batch, Pass(self._shallow, fresh=True))
+            first = self._aligned(batch, replace(shallow, fresh=True))
         p = _probabilities(first[1])
-        labels = labels.observe(p)
+        seen = labels.observe(p)
+        if settled and (seen.chain.is_correlated or seen.is_source != labels.is_source):
+            settled = False  # shallow layers must agree
+            p = _probabilities(self._aligned(batch, shallow)[1])
+            seen = labels.observe(p)
+        labels = seen
         own = labels.mixture(p)
         mixture = merged_mixture(mixture, kept, own, len(p))
         last = first
-        if not settled or labels.chain.is_correlated:
+        if not settled:
             last = self._aligned(batch, Pass(mixture=as_reference(mixture, source), fresh=fresh))
             p = _probabilities(last[1])
         answers, labels = labels.answers(p), labels.advance(p)

@@ -86,6 +86,8 @@ class ActivationStatistics:
     ) -> Outputs:
         """Run the model on a batch and add its moments to the sums."""
         placed = self.model.placed(batch)
+        if len(placed) != len(targets):
+            raise CasterError(f"a batch of {len(placed)} images has {len(targets)} labels")
         if self._twin is None:
             self._twin = self._hooked(placed)
         self._samples, self._batch = len(placed), {}

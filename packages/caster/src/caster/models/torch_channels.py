@@ -74,8 +74,13 @@ def measure_full(values: Tensor, axis: int, samples: int) -> ChannelMoments:
     """
     found = measure(values, axis, samples)
     view = channels_second(values, axis)
-    rows = view.transpose(0, 1).flatten(1).to(found.mean.dtype) - found.mean[:, None]
-    return replace(found, covariance=rows @ rows.T / rows.shape[1])
+    if view.ndim == 2:
+        rows = view.to(found.mean.dtype) - found.mean
+        products = rows.T @ rows
+    else:  # sample by sample: to put the channels of all side by side would copy them slowly
+        rows = view.flatten(2).to(found.mean.dtype) - found.mean[:, None]
+        products = torch.bmm(rows, rows.mT).sum(0)
+    return replace(found, covariance=products / (values.numel() // len(found.mean)))
 
 
 def sample_moments(
