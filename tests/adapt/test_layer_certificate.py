@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from itertools import groupby
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.special import softmax
 
-from caster.adapt.layer_certificate import ComparisonSchedule
+from caster.adapt.layer_certificate import NORM, ComparisonSchedule, LayerCertificate
 
 
 def followed(schedule, verdicts, size=1):
@@ -129,3 +133,70 @@ def test_reset_is_the_beginning():
     assert not schedule.accepted
     assert not schedule.skips
     assert not schedule.compared(64, True)
+
+
+# --- nuclear norms -------------------------------------------------------------------------------
+
+
+def some_logits(n, seed, classes=5):
+    return np.random.default_rng(seed).normal(size=(n, classes), scale=2.0).astype(np.float32)
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.integers(1, 50))
+def test_norms_are_those_of_the_last_samples(sizes, window):
+    """At least `window` of them, where so many came, and the newest batch whole."""
+    certificate = LayerCertificate(window)
+    after, before = (some_logits(sum(sizes), seed) for seed in range(2))
+    for size, end in zip(sizes, np.cumsum(sizes), strict=True):
+        found = certificate.update_norms(after[end - size : end], before[end - size : end])
+        rows = slice(max(0, end - max(window, size)), end)
+        norms = [
+            np.linalg.norm(softmax(scores[rows].astype(float), axis=1), "nuc")
+            for scores in (after, before)
+        ]
+        assert found == pytest.approx(NORM * norms[1] / norms[0], rel=1e-4)
+
+
+def test_sure_and_diverse_answers_are_accepted_and_collapsed_ones_rejected():
+    unsure = some_logits(64, 0) / 4
+    sure, collapsed = 4 * unsure, np.tile([9.0, 0, 0, 0, 0], (64, 1)).astype(np.float32)
+    assert LayerCertificate(64).update_norms(sure, unsure) < 1
+    assert LayerCertificate(64).update_norms(collapsed, sure) > 1
+    assert LayerCertificate(64).update_norms(sure, sure) == pytest.approx(NORM)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float64, None])
+def test_norms_of_any_kind_of_array(kind):
+    after, before = (some_logits(20, seed) for seed in range(2))
+    given = [x if kind is None else torch.from_numpy(x).to(kind) for x in (after, before)]
+    expected = LayerCertificate(8).update_norms(after, before)
+    assert LayerCertificate(8).update_norms(*given) == pytest.approx(expected, rel=0.01)
+
+
+def test_norms_of_what_is_no_number_are_forgotten():
+    certificate, (after, before) = LayerCertificate(64), (some_logits(8, seed) for seed in range(2))
+    certificate.update_norms(after, before)
+    broken = before.copy()
+    broken[3, 2] = np.nan
+    assert math.isnan(certificate.update_norms(after, broken))
+    alone = LayerCertificate(64).update_norms(after, before)
+    assert certificate.update_norms(after, before) == alone
+
+
+def test_norms_begin_again_after_a_rest():
+    certificate = LayerCertificate(64)
+    certificate.update_norms(some_logits(8, 0), some_logits(8, 1))
+    certificate.settle()
+    assert sum(part.nbytes for part in certificate.state().values()) == 12 * 8
+    after, before = some_logits(8, 2), some_logits(8, 3)
+    alone = LayerCertificate(64).update_norms(after, before)
+    assert certificate.update_norms(after, before) == alone
+
+
+def test_a_certificate_resumes_exactly():
+    one, other = LayerCertificate(24), LayerCertificate(24)
+    for seed in range(4):
+        batch = some_logits(10, seed), some_logits(10, seed + 9)
+        other.resume(one.state())
+        assert one.update(*batch) == other.update(*batch)
+        assert one.update_norms(*batch) == other.update_norms(*batch)

@@ -21,7 +21,7 @@ from caster_bench.methods.checks.fingerprint import fingerprint
 from caster_bench.methods.registry import create
 from tests.support.problem import model, source, stream
 
-NAMES = ("layer-transport", "layer-transport-ungated")
+NAMES = ("layer-transport", "layer-transport-ungated", "mixture-transport")
 THREADS = 4
 
 

@@ -164,9 +164,7 @@ class Alignment:
 
     def new_stream(self) -> Self:
         """A copy without a past, on its own twin; weights and source moments are shared."""
-        other = type(self)(
-            self.model, self._layers, self._own, self.prior, self.memory, self._ends
-        )
+        other = type(self)(self.model, self._layers, self._own, self.prior, self.memory, self._ends)
         other._shared, other._limits = self._shared, self._limits
         return other
 

@@ -74,7 +74,8 @@ class LayerCertificate:
 
     def update_norms(self, aligned: Array, frozen: Array) -> float:  # (n, C), (n, C) -> ratio
         """Add the probabilities of a batch, and return the ratio of norms over the window."""
-        rows = np.stack([to_numpy(probabilities(scores)) for scores in (aligned, frozen)])
+        scores = (torch.as_tensor(each).float() for each in (aligned, frozen))  # NumPy has no bf16
+        rows = np.stack([to_numpy(probabilities(each)) for each in scores])
         if self._rows.shape[2] == rows.shape[2]:
             rows = np.concatenate([self._rows, rows], axis=1)
         self._rows = rows[:, -max(self.window, len(aligned)) :].astype(np.float32)

@@ -44,8 +44,9 @@ def energies(values: Tensor, axis: int, samples: int, mean: Tensor) -> Tensor | 
     channels = axis + 1 if axis > 0 else parts.ndim - 1
     others = [i for i in range(1, parts.ndim) if i != channels]
     # Two reads that keep nothing; half precision would overflow.
-    squares: Tensor = torch.linalg.vector_norm(parts, dim=others, dtype=torch.float32) ** 2
-    own = parts.mean(others, dtype=torch.float32)
+    wide = torch.promote_types(values.dtype, torch.float32)
+    squares: Tensor = torch.linalg.vector_norm(parts, dim=others, dtype=wide) ** 2
+    own = parts.mean(others, dtype=wide)
     positions = values.numel() // own.numel()
     return squares.div(positions).sub(2 * mean * own).add(mean**2)
 
