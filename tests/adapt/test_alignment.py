@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections import namedtuple
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import caster
 from caster import CasterError, wrap
 from caster.adapt import alignment
 from caster.adapt.image_features import activation_statistics_for
-from caster.core.channels import ChannelMoments, Site
+from caster.core.channels import ChannelMoments, Site, to_source_full
 from caster.models import cuda
 from caster.models.torch import TorchModel
 from caster_bench.methods.registry import create
@@ -357,8 +358,8 @@ def test_a_batch_that_rests_on_itself_is_recorded(kind, memory, monkeypatch):
     graph = TorchModel(plain.module, cuda_graph=True)
     known = Source(batches=source(kind).batches)
     one, other = (ungated(frozen, known, memory=memory) for frozen in (graph, plain))
-    images, _ = make_images(80, seed=6, shift=0.5)
-    for batch in np.split(images, [32, 40, 72]):  # 32, 8, 32 and 8 images
+    images, _ = make_images(144, seed=6, shift=0.5)
+    for batch in np.split(images, [64, 72, 136]):  # 64, 8, 64 and 8 images
         torch.testing.assert_close(one.predict(batch).logits, other.predict(batch).logits)
     assert LaneOfTheCpu.runs == (2 if memory else 4)
     pasts = one.transport._alignment.past, other.transport._alignment.past
@@ -368,13 +369,48 @@ def test_a_batch_that_rests_on_itself_is_recorded(kind, memory, monkeypatch):
         torch.testing.assert_close(found.mean, expected.mean)
 
 
+@pytest.mark.parametrize("kind", ["batch", "vit"])
+def test_a_mixture_is_found_in_a_recorded_pass_too(kind, monkeypatch):
+    """Shallow passes are recorded, and whole ones while the mixture is the source's."""
+    monkeypatch.setattr(cuda, "GraphRunner", LaneOfTheCpu)
+    monkeypatch.setattr(alignment, "runs_on_gpu", lambda model: True)
+    monkeypatch.setattr(LaneOfTheCpu, "runs", 0)
+    plain = model(kind)
+    graph = TorchModel(plain.module, cuda_graph=True)
+    known = caster.fit(plain, source(kind).batches).state
+    name, settings = "mixture-transport-ungated", {"memory": 64}
+    one, other = (create(name, frozen, known, **settings) for frozen in (graph, plain))
+    images, labels = make_images(144, seed=6, shift=0.5)
+    shuffled = np.split(images, [64, 72, 136])
+    for batch in (*shuffled, images[np.argsort(labels)][:64]):
+        torch.testing.assert_close(one.predict(batch).logits, other.predict(batch).logits)
+    assert 3 <= LaneOfTheCpu.runs <= 6
+    states = one.transport.state(), other.transport.state()
+    assert states[0].keys() == states[1].keys()
+    for part, expected in states[1].items():
+        np.testing.assert_allclose(states[0][part], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["layer-transport", "mixture-transport"])
+def test_a_model_that_would_record_on_a_gpu_answers_on_a_cpu(name):
+    known = caster.fit(model(), source().batches).state
+    one, other = (
+        create(name, frozen, known)
+        for frozen in (TorchModel(model().module, cuda_graph=True), model())
+    )
+    for batch in stream(3, size=64):
+        assert torch.equal(one.predict(batch).logits, other.predict(batch).logits)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("kind", ["batch", "vit"])
-def test_a_recorded_pass_answers_as_one_that_is_not(kind):
-    known = Source(batches=source(kind).batches)
+@pytest.mark.parametrize("name", ["layer-transport-ungated", "mixture-transport-ungated"])
+def test_a_recorded_pass_answers_as_one_that_is_not(name, kind):
     nets = [wrap(model(kind).module, device="cuda", cuda_graph=graph) for graph in (True, False)]
-    one, other = (ungated(frozen, known, memory=16) for frozen in nets)
-    for batch in stream(5, size=16) + stream(1, size=8) + stream(3, size=16):
+    known = caster.fit(nets[1], source(kind).batches).state
+    settings = {"memory": 64, "depth": 1.0}
+    one, other = (create(name, frozen, known, **settings) for frozen in nets)
+    for batch in stream(5, size=64) + stream(1, size=8) + stream(3, size=64):
         given, expected = (method.predict(batch).logits for method in (one, other))
         torch.testing.assert_close(given, expected, rtol=1e-3, atol=1e-3)
 
@@ -417,18 +453,57 @@ def test_full_maps_are_those_of_the_batch():
 
 
 @pytest.mark.parametrize(
-    ("size", "memory", "full"),
-    [(200, 0, True), (200, 200, True), (200, 201, False), (199, 0, False)],
+    ("size", "memory", "prior", "full"),
+    [
+        (200, 0, 0.0, (True, True)),
+        (199, 0, 0.0, (False, False)),
+        (184, 0, 16.0, (True, True)),  # the source's own samples are some of them
+        (183, 0, 16.0, (False, False)),
+        (100, 200, 0.0, (False, True)),  # with those of the batch before
+        (100, 199, 0.0, (False, False)),
+        (100, 512, 0.0, (False, True)),
+    ],
 )
-def test_full_maps_need_a_batch_that_supports_them(size, memory, full):
+def test_full_maps_need_moments_that_support_them(size, memory, prior, full):
     """Four patches an image and 16 channels: 200 images make 800 values, 50 a channel."""
     images, _ = make_images(2 * size, seed=8, shift=0.5)
-    method = a_full_pair(memory=memory)
-    plain = ungated(model("vit"), Source(batches=source("vit").batches), memory=memory)
-    for batch in (images[:size], images[size:]):
+    method = a_full_pair(memory=memory, prior=prior)
+    known = Source(batches=source("vit").batches)
+    plain = ungated(model("vit"), known, memory=memory, prior=prior)
+    for batch, expected in zip((images[:size], images[size:]), full, strict=True):
         same = torch.equal(method.predict(batch).logits, plain.predict(batch).logits)
-        assert same != full
-    assert all(found.covariance is None for found in method.transport._alignment.past.values())
+        assert same != expected
+        plain.transport._alignment.past = dict(method.transport._alignment.past)
+
+
+def test_full_maps_rest_on_the_covariance_of_all_batches():
+    images, _ = make_images(96, seed=8, shift=0.5)
+    whole, parts = (a_full_pair(memory=512, sites=["blocks.0:in"]) for _ in range(2))
+    whole.predict(images)
+    for batch in np.split(images, [10, 11, 64]):
+        parts.predict(batch)
+    (one,), (other,) = (m.transport._alignment.past.values() for m in (whole, parts))
+    torch.testing.assert_close(one.covariance, other.covariance, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(one.covariance.diagonal(), one.variance, rtol=1e-4, atol=1e-5)
+    (recent,) = parts.transport._alignment.recent.values()
+    assert recent.covariance is None
+
+
+def test_the_full_map_of_a_batchnorm_s_input_is_that_of_core():
+    """Before it is normalised by the layer's own statistics, in float64 by hand."""
+    images = np.concatenate([images for images, _ in source().batches])
+    batch, _ = make_images(200, seed=8, shift=0.5)
+    settings = {"maps": "full", "prior": 0.0, "memory": 0, "sites": ["1:in"]}
+    method = ungated(model(), source(), **settings)
+    assert method.transport.full_maps == 1
+    net = copy.deepcopy(model().module).double()
+    with torch.no_grad():
+        known, values = (net[0](torch.from_numpy(x).double()) for x in (images, batch))
+        moments = [ChannelMoments.of(x, 1, full=True) for x in (values, known)]
+        A, b = to_source_full(*moments, 1e-3 * float(moments[1].variance.mean()))
+        expected = net[1:](torch.einsum("dc,nchw->ndhw", A, values) + b[:, None, None])
+    found = method.predict(batch).logits
+    torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-3)
 
 
 def test_full_maps_come_back_from_a_file(tmp_path):
@@ -444,9 +519,12 @@ def test_full_maps_come_back_from_a_file(tmp_path):
     assert stored.retained().statistics - plain.statistics == 5 * 16 * 16 * 4
 
 
-def test_full_maps_need_covariances():
-    with pytest.raises(CasterError, match="no covariances for full maps"):  # but of BatchNorms
-        ungated(model("batch"), source("batch"), maps="full")
+def test_full_maps_are_where_a_covariance_is_known():
+    for kind, full in (("batch", 3), ("layer", 3), ("vit", 5)):  # not at a classifier's input
+        transport = ungated(model(kind), source(kind), maps="full").transport
+        assert (transport.full_maps, len(transport.sites)) == (full, full + (kind != "batch"))
+        assert ungated(model(kind), source(kind)).transport.full_maps == 0
+    assert ungated(model(), maps="full").transport.full_maps == 0  # BatchNorms' own moments
     with pytest.raises(CasterError, match="'diagonal' or 'full', not 'round'"):
         ungated(model("vit"), source("vit"), maps="round")
     with pytest.raises(CasterError, match="layers are True, False or 'auto'"):

@@ -43,26 +43,44 @@ def test_it_is_lent_what_moves_the_target_to_the_source(own, source, target):
     x = torch.linspace(-4, 4, 9, dtype=torch.float64)[:, None]
     scale = ((source[1] + eps) / (target[1] + eps)) ** 0.5
     expected = layer(scale * (x - target[0]) + source[0])
-    assert spot.apply(layer, x, moments(*target)) is None
+    assert spot.apply(layer, x, moments(*target), spot.source) is None
     torch.testing.assert_close(layer(x), expected, rtol=1e-9, atol=1e-9)
     spot.restore()
     assert (float(layer.running_mean), float(layer.running_var)) == own
+
+
+@given(
+    own=st.tuples(SHIFT, POSITIVE),
+    references=st.lists(st.tuples(SHIFT, POSITIVE), min_size=1, max_size=3),
+    target=st.tuples(SHIFT, POSITIVE),
+)
+def test_it_is_lent_what_moves_the_target_to_any_reference(own, references, target):
+    """One after the other, as mixtures of classes change from batch to batch."""
+    layer, eps = a_batchnorm(*own), 1e-3
+    spot = BatchNormSite(Site("", "in", 1), layer, moments(7.0, 3.0))
+    x = torch.linspace(-4, 4, 9, dtype=torch.float64)[:, None]
+    for reference in references:
+        scale = ((reference[1] + eps) / (target[1] + eps)) ** 0.5
+        expected = layer(scale * (x - target[0]) + reference[0])
+        spot.apply(layer, x, moments(*target), moments(*reference))
+        torch.testing.assert_close(layer(x), expected, rtol=1e-9, atol=1e-9)
+        spot.restore()
 
 
 def test_a_target_that_is_the_source_leaves_it_alone():
     layer = a_batchnorm(1.0, 4.0)
     x = torch.linspace(-4, 4, 9, dtype=torch.float64)[:, None]
     expected = layer(x)
-    BatchNormSite(Site("", "in", 1), layer, moments(3.0, 0.5)).apply(layer, x, moments(3.0, 0.5))
+    spot = BatchNormSite(Site("", "in", 1), layer, moments(3.0, 0.5))
+    spot.apply(layer, x, moments(3.0, 0.5), spot.source)
     torch.testing.assert_close(layer(x), expected)
 
 
 @pytest.mark.parametrize("source", [None, moments(1.0, 4.0)])
 def test_without_other_source_moments_it_is_batchnorm_adaptation(source):
     layer = a_batchnorm(1.0, 4.0)
-    BatchNormSite(Site("", "in", 1), layer, source).apply(
-        layer, torch.zeros(1, 1), moments(5.0, 9.0)
-    )
+    spot = BatchNormSite(Site("", "in", 1), layer, source)
+    spot.apply(layer, torch.zeros(1, 1), moments(5.0, 9.0), spot.source)
     x = torch.linspace(-4, 4, 9, dtype=torch.float64)[:, None]
     expected = 1.7 * (x - 5.0) / (9.0 + 1e-3) ** 0.5 - 0.3
     torch.testing.assert_close(layer(x), expected)

@@ -44,7 +44,7 @@ def test_a_torch_module_is_adapted_by_its_layers(fitted):
 
 
 def test_it_answers_as_the_benchmark_s_method_does(fitted, batches):
-    method = create("layer-transport", fitted.model, fitted.state, every=1)
+    method = create("mixture-transport", fitted.model, fitted.state, every=1)
     for out, batch in zip(fitted.stream(batches), batches, strict=True):
         expected = method.predict(batch)
         assert torch.equal(out.scores, expected.logits)
@@ -135,20 +135,35 @@ def test_streams_of_something_else_are_rejected(fitted, batches, tmp_path):
         fitted.resume(tmp_path / "state.caster")
 
 
-@pytest.mark.parametrize("change", ["narrow", "not finite", "another site"])
-def test_a_damaged_state_is_rejected_at_once(fitted, batches, change):
+REMEMBERED = [
+    *(f"{which}.1:in.{part}" for which in ("past", "recent") for part in ("mean", "variance")),
+    *("past.1:in.covariance", "labels.last", "labels.evidence", "labels.totals", "labels.recent"),
+    *("mixture", "certificate.rows"),
+]
+
+
+@pytest.mark.parametrize("name", REMEMBERED)
+@pytest.mark.parametrize("change", ["narrow", "not finite", "missing"])
+def test_a_damaged_state_is_rejected_at_once(fitted, batches, name, change):
     stream = fitted.new_stream()
     stream(batches[0])
     state = stream.state()
-    name = next(name for name in state if name.endswith(".mean"))
     if change == "narrow":
-        state[name] = state[name][:-1]
+        state[name] = state[name][..., 0]
     elif change == "not finite":
         state[name] = np.full_like(state[name], np.nan)
     else:
-        state["elsewhere:in.count"] = np.array(1.0)
+        del state[name]
     with pytest.raises(CasterError, match="not the state of a stream"):
         fitted.resume(state)
+
+
+@pytest.mark.parametrize("name", ["past.elsewhere:in", "past.1:in", "recent.1:in", "labels"])
+def test_a_count_of_nothing_is_rejected(fitted, batches, name):
+    stream = fitted.new_stream()
+    stream(batches[0])
+    with pytest.raises(CasterError, match="not the state of a stream"):
+        fitted.resume(stream.state() | {f"{name}.count": np.array(np.nan)})
 
 
 def test_what_an_adapter_was_told_is_not_saved(fitted, tmp_path):

@@ -507,7 +507,7 @@ def test_aligned_logits_that_are_no_numbers_are_rejected_and_leave_no_trace(monk
         some.predict(first)
     align = Alignment.__call__
     with monkeypatch.context() as patch:
-        patch.setattr(Alignment, "__call__", lambda self, batch: overflown(align(self, batch)))
+        patch.setattr(Alignment, "__call__", lambda *given: overflown(align(*given)))
         answer = method.predict(broken)
         both = method.both(broken, method.model(broken))
     frozen = method.frozen.answer(method.model(broken)).logits

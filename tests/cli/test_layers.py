@@ -289,7 +289,7 @@ def by_hand(made, kind, order, size=32, **settings):
     """Labels of frozen, ungated and gated layer transport, and the certificate, in batches."""
     model = model_of(made, kind)
     state = states.load(made / {"resnet": "BN.caster", "convnext": "LN.caster"}[kind])
-    names = ("frozen", "layer-transport-ungated", "layer-transport")
+    names = ("frozen", "mixture-transport-ungated", "mixture-transport")
     methods = [create(n, model, state, **(settings if n == names[2] else {})) for n in names]
     found = []
     shifted = prepared(SHIFTED)
@@ -303,7 +303,7 @@ def by_hand(made, kind, order, size=32, **settings):
 
 @pytest.mark.parametrize(
     ("kind", "state", "tau", "sites"),
-    [("resnet", "BN", None, 8), ("convnext", "LN", 2.0, 7)],
+    [("resnet", "BN", None, 15), ("convnext", "LN", 2.0, 14)],
 )
 def test_predictions_are_those_of_the_method(typed, made, kind, state, tau, sites):
     more = "" if tau is None else f" --tau {tau}"
@@ -322,7 +322,10 @@ def test_predictions_are_those_of_the_method(typed, made, kind, state, tau, site
         assert row["verdict"] == ("accepted" if judged.accepted else "rejected")
         assert row["method"] == ("layer-transport" if judged.accepted else "frozen")
         assert float(row["ratio"]) == pytest.approx(judged.ratio, rel=1e-4)
-    assert f"Mechanism: layer transport, at {sites} sites.\n" in result.stdout  # of 15 and of 14
+    layers = states.load(made / f"{state}.caster").layers.values()
+    full = sum(found.covariance is not None for found in layers)
+    where = f"at {sites} sites, {full} with full maps"
+    assert f"Mechanism: layer transport, {where}.\n" in result.stdout
 
 
 def test_refused_batches_keep_the_frozen_answer_unless_the_gate_is_off(typed, made):
@@ -340,22 +343,28 @@ def test_refused_batches_keep_the_frozen_answer_unless_the_gate_is_off(typed, ma
     assert [row["prediction"] for row in rows] == ungated
 
 
-def test_every_batch_is_judged_by_the_doubt_so_far(typed, made):
-    line = "predict BN @BN.caster @target --shuffle 0 --batch-size 8 -o out.csv"
+def test_every_batch_is_judged_by_the_images_so_far(typed, made):
+    """By nuclear norms while they come shuffled, as the source's do."""
+    line = "predict BN @BN.caster @target --shuffle 0 --batch-size 8 --tau 0.7 -o out.csv"
     assert typed(line).exit_code == 0
     order = np.random.default_rng(0).permutation(len(TARGET))
     model, state = model_of(made, "resnet"), states.load(made / "BN.caster")
-    doubts = []  # 1 less the largest probability of every image, aligned and frozen
-    for method in (create(n, model, state) for n in ("layer-transport-ungated", "frozen")):
-        logits = [method.predict(prepared(SHIFTED)[rows]).logits for rows in np.split(order, 16)]
-        doubts.append(1 - torch.cat(logits).double().softmax(1).amax(1).numpy())
-    after, before = (np.cumsum(doubt)[7::8] for doubt in doubts)
+    aligned, frozen = (create(n, model, state) for n in ("mixture-transport-ungated", "frozen"))
+    after, before = np.empty((2, 0, len(NAMES)))
     rows = rows_of()[::8]
-    ratios = [float(row["ratio"]) for row in rows]
-    assert ratios == pytest.approx(after / before, rel=1e-3)  # of 128 images, in one window
-    reasons = [row["reason"] for row in rows]
-    assert reasons == ["accepted" if ratio <= 1 else "ratio" for ratio in ratios]
-    assert {*reasons} == {"accepted", "ratio"}
+    for row, images in zip(rows, np.split(order, 16), strict=True):
+        batch = prepared(SHIFTED)[images]
+        after, before = (
+            np.append(past, method.predict(batch).logits.double().softmax(1).numpy(), axis=0)
+            for past, method in ((after, aligned), (before, frozen))
+        )
+        if aligned.transport._labels.is_source:
+            expected = 0.98 * np.linalg.norm(before, "nuc") / np.linalg.norm(after, "nuc")
+        else:
+            expected = (1 - after.max(1)).mean() / (1 - before.max(1)).mean()
+        assert float(row["ratio"]) == pytest.approx(expected, rel=1e-3)
+        assert row["reason"] == ("accepted" if expected <= 0.7 else "ratio")
+    assert {row["reason"] for row in rows} == {"accepted", "ratio"}
 
 
 def test_without_layers_the_last_features_are_transported(typed, made):
@@ -439,7 +448,7 @@ def test_evaluate_scores_layer_transport(typed, made):
         assert found["scores"][name]["accuracy"] == np.mean(np.array(answers) == truth)
     assert found["scores"]["gated"]["accuracy"] > found["scores"]["frozen"]["accuracy"] + 0.1
     assert found["mechanism"] == "layer-transport"
-    own = find("layer-transport").options()
+    own = find("mixture-transport").options()
     shown = {"prior", "memory", "depth", "maps", "tau", "window"}
     assert found["settings"] == {name: own[name] for name in shown}
     for batch, first in zip(found["batches"], judged[::32], strict=True):
@@ -511,7 +520,7 @@ def test_features_that_are_kept_stay_until_others_take_their_place(typed, tmp_pa
 
 @pytest.mark.parametrize("command", ["predict", "evaluate"])
 def test_help_has_the_threshold_of_the_method(typed, command):
-    tau = find("layer-transport").options()["tau"]
+    tau = find("mixture-transport").options()["tau"]
     words = " ".join(re.sub("[│╭╮╰╯─]", " ", typed(f"{command} --help").output).split())
     assert f"the state's; {tau:g} for layers" in words
 

@@ -14,12 +14,12 @@ from caster.core.class_moments import ClassMoments
 from caster.models.torch_channels import (
     FULL_MAP_EPS,
     FullToSource,
-    ToSource,
     blended,
     channels_second,
     measure,
     measure_full,
     merged,
+    moved,
     sample_moments,
     supports_full_map,
 )
@@ -103,16 +103,16 @@ def test_diagonal_map_agrees_with_core(layout):
     target = measure(x, axis, 9)
     scale, shift = to_source(target, source, eps=0.01)
     expected = x.movedim(axis, -1) * scale + shift
-    moved = ToSource(source, 0.01)(x, target, axis)
-    torch.testing.assert_close(moved.movedim(axis, -1), expected, rtol=1e-11, atol=1e-11)
+    found = moved(x, target, source, 0.01, axis)
+    torch.testing.assert_close(found.movedim(axis, -1), expected, rtol=1e-11, atol=1e-11)
 
 
 def test_the_diagonal_map_keeps_half_precision():
     x = make_images(9, dtype=torch.bfloat16)
     source = ChannelMoments(9.0, torch.zeros(3), torch.ones(3))
-    moved = ToSource(source, 1e-5)(x, measure(x, 1, 9), 1)
-    assert moved.dtype == torch.bfloat16
-    found = ChannelMoments.of(moved.double(), 1)
+    mapped = moved(x, measure(x, 1, 9), source, 1e-5, 1)
+    assert mapped.dtype == torch.bfloat16
+    found = ChannelMoments.of(mapped.double(), 1)
     np.testing.assert_allclose(found.mean, 0, atol=0.01)
     np.testing.assert_allclose(found.variance, 1, atol=0.02)
 
@@ -192,29 +192,52 @@ def test_full_map_agrees_with_core(layout):
     x = change(mixed(9, 0))
     source, target = measure_full(mixed(30, 1), 1, 30), measure_full(x, axis, 9)
     A, b = to_source_full(target, source, FULL_MAP_EPS * float(source.variance.mean()))
-    moved = FullToSource(source)(x, target, axis)
-    assert moved.shape == x.shape
+    mapped = FullToSource(source)(x, target, axis)
+    assert mapped.shape == x.shape
     expected = x.movedim(axis, -1) @ A.T + b
-    torch.testing.assert_close(moved.movedim(axis, -1), expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(mapped.movedim(axis, -1), expected, rtol=1e-9, atol=1e-9)
 
 
 def test_full_maps_keep_channels_last():
     x = mixed(9, 0).contiguous(memory_format=torch.channels_last)
     moments = measure_full(x, 1, 9)
-    moved = FullToSource(moments)(x, moments, 1)
-    assert moved.is_contiguous(memory_format=torch.channels_last)
-    torch.testing.assert_close(moved, x)
+    mapped = FullToSource(moments)(x, moments, 1)
+    assert mapped.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(mapped, x)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_full_maps_in_lower_precision(dtype):
     x, source = mixed(9, 0, dtype), measure_full(mixed(30, 1, torch.float32), 1, 30)
-    moved = FullToSource(source)(x, measure_full(x, 1, 9), 1)
-    assert moved.dtype == dtype
+    mapped = FullToSource(source)(x, measure_full(x, 1, 9), 1)
+    assert mapped.dtype == dtype
     wide = measure_full(x.double(), 1, 9)
     expected = FullToSource(measure_full(mixed(30, 1, torch.float32).double(), 1, 30))
-    error = (moved.double() - expected(x.double(), wide, 1)).abs().max() / moved.abs().max()
+    error = (mapped.double() - expected(x.double(), wide, 1)).abs().max() / mapped.abs().max()
     assert error < (1e-4 if dtype == torch.float32 else 0.01)
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.floats(1, 500))
+def test_merged_includes_the_covariance(one, other, memory):
+    past, batch = measure_full(mixed(one, 0), 1, one), measure_full(mixed(other, 1), 1, other)
+    found, expected = merged(past.at_most(memory), batch), past.at_most(memory) + batch
+    assert_same_moments(found, expected)
+    torch.testing.assert_close(found.covariance, expected.covariance, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(found.covariance.diagonal(), found.variance)
+
+
+def test_merged_has_a_covariance_only_if_both_have():
+    full, plain = measure_full(mixed(9, 0), 1, 9), measure(mixed(5, 1), 1, 5)
+    assert merged(full, plain).covariance is merged(plain, full).covariance is None
+
+
+def test_merging_leaves_the_past_as_it_was():
+    """A batch may be rejected after it was merged."""
+    past, batch = (measure_full(mixed(9, seed), 1, 9) for seed in range(2))
+    parts = past.mean, past.variance, past.covariance
+    before = [part.clone() for part in parts]
+    merged(past, batch)
+    assert all(map(torch.equal, parts, before))
 
 
 def test_blended_includes_the_covariance():

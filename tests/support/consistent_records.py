@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from caster_bench.records import REFUSED, Admission, Cell, cells_of, write
-from caster_bench.studies.naming import LAYERS, LAYERS_ALWAYS
+from caster_bench.studies.naming import ALIGNING, MIXTURE
 from caster_bench.studies.score import transport_of
 from caster_bench.sweeps import Spec, Sweep, read
 from tests.support.record_maker import HARDWARE, SOFTWARE, Maker, sha
@@ -110,7 +110,8 @@ class Consistent(Maker):
 
     def settings(self, spec: Spec) -> dict[str, Any]:
         """With those that a score is computed from."""
-        return (DEFAULTS if spec.method == LAYERS else {}) | super().settings(spec)
+        own = {"mixture": True} if spec.method.startswith(MIXTURE) else {}
+        return (DEFAULTS if spec.method in ALIGNING else {}) | own | super().settings(spec)
 
     def cell(self, out: Path, spec: Spec, **changes: Any) -> Path:
         """As a run writes it: of a backbone that was never loaded there is nothing to say."""
@@ -199,18 +200,19 @@ class Consistent(Maker):
 
 @dataclass(frozen=True)
 class Layered(Consistent):
-    """A maker whose layer transport follows from one update a stream and its gate."""
+    """A maker whose transport of layers follows from one update a stream and its gate."""
 
     def columns(self, spec: Spec) -> tuple[dict[str, Any], dict[str, Any]]:
-        if not spec.method.startswith(LAYERS):
+        if not spec.method.startswith(tuple(ALIGNING)):
             return super().columns(spec)
         gate = ("tau", "gated", "every", "window")
         chosen = {k: v for k, v in spec.settings if k not in gate}
-        update = replace(spec, method=LAYERS_ALWAYS, settings=tuple(sorted(chosen.items())))
+        always = ALIGNING.get(spec.method, spec.method)
+        update = replace(spec, method=always, settings=tuple(sorted(chosen.items())))
         skill = self.skill(replace(update, settings=()))
         maker = Maker(self.sweep, n=self.n, classes=self.classes, accuracy=skill)
         samples, batches = maker.columns(update)
-        if spec.method == LAYERS_ALWAYS:
+        if spec.method == always:
             return samples, batches
         own = self.settings(spec)
         rng = np.random.default_rng(int(sha("ratios", update, own["window"])[:12], 16))

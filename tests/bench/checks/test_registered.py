@@ -26,6 +26,9 @@ VARIANTS = [
     ("layer-transport", "vit", {"window": 8, "every": 3, "tau": 99.0}),  # accepts, then rests
     ("layer-transport", "layer", {"last": "transport", "tau": 99.0}),
     ("layer-transport-ungated", "vit", {"memory": 0, "prior": 0.0}),
+    ("mixture-transport", "vit", {"window": 8, "every": 3}),
+    ("mixture-transport", "vit", {"tau": 99.0}),
+    ("mixture-transport-ungated", "vit", {"memory": 0, "prior": 0.0}),
 ]
 
 

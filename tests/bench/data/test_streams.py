@@ -18,12 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caster import CasterError
-from caster.io.labels import is_by_class
+from caster.io.labels import as_labels, encode, is_by_class
 from caster_bench.data.corruptions import CORRUPTIONS
 from caster_bench.data.streams import Condition, StreamSettings, all_conditions, make_stream
 
 FOG, SNOW, SNOW5 = Condition("fog", 1), Condition("snow", 1), Condition("snow", 5)
-WHOLE = ["shuffled", "by-class", "dirichlet"]  # orders that keep all images, and reject none
+# Orders that keep all images, and reject none.
+WHOLE = ["shuffled", "by-class", "dirichlet", "runs", "turning"]
 
 label = st.one_of(
     st.sampled_from("abc"), st.integers(0, 3), st.booleans(), st.none(), st.just(("a", 1))
@@ -122,10 +123,17 @@ def test_seeds_differ_and_so_do_conditions(order):
     assert not np.array_equal(parts[0], parts[2])
 
 
-def test_streams_are_reproducible_across_versions():
+@pytest.mark.parametrize(
+    ("orders", "digest"),
+    [
+        (("shuffled", "by-class", "dirichlet", "long-tailed"), "808cfde09a7ac6e8"),
+        (("runs", "turning"), "3197c1df6a5c765b"),
+    ],
+)
+def test_streams_are_reproducible_across_versions(orders, digest):
     """Recorded runs resume from these streams: NumPy may change its numbers, we must not."""
     sha256 = hashlib.sha256()
-    for order in (*WHOLE, "long-tailed"):
+    for order in orders:
         options = {"imbalance": 4} if order == "long-tailed" else {}
         for schedule in ("each", "mixed"):
             made = stream(
@@ -137,7 +145,7 @@ def test_streams_are_reproducible_across_versions():
                 **options,
             )
             sha256.update(repr(plain(made)).encode())
-    assert sha256.hexdigest()[:16] == "808cfde09a7ac6e8"
+    assert sha256.hexdigest()[:16] == digest
 
 
 WORKER = """
@@ -402,6 +410,54 @@ def test_a_tail_too_long():
     error_of(np.repeat([0, 1], 20), order="long-tailed", imbalance=1e12)
 
 
+def lengths(labels, made):
+    """Lengths of the stretches of one class, by class."""
+    return [(key, len(list(run))) for key, run in groupby(np.asarray(labels)[rows(made)])]
+
+
+@given(st.integers(1, 9), st.integers(0, 9), st.integers(1, 6), seeds)
+def test_runs_are_no_shorter_than_asked_for(shortest, more, classes, seed):
+    """Two runs of one class may meet, and the last run of a class has what is left."""
+    labels = np.arange(40 * classes) % classes
+    made = stream(labels, order="runs", shortest=shortest, longest=shortest + more, seed=seed)
+    assert sorted(rows(made)) == list(range(40 * classes))
+    met = lengths(labels, made)
+    last = {key: i for i, (key, _) in enumerate(met)}
+    assert all(n >= shortest for i, (key, n) in enumerate(met) if i != last[key])
+
+
+def test_runs_have_all_lengths_between_the_bounds():
+    """With many classes runs rarely meet: their lengths are uniform, both bounds included."""
+    labels = np.arange(30_000) % 300
+    met = lengths(labels, stream(labels, order="runs", shortest=3, longest=7))
+    last = {key: i for i, (key, _) in enumerate(met)}
+    whole = [n for i, (key, n) in enumerate(met) if i != last[key]]
+    share = np.bincount(whole, minlength=8)[3:8] / len(whole)
+    assert share == pytest.approx(np.full(5, 0.2), abs=0.02)
+    first = [key for key, _ in met[:3000]]
+    assert np.bincount(first, minlength=300).std() == pytest.approx(np.sqrt(10), rel=0.15)
+
+
+def test_default_runs_depend_on_the_number_of_classes():
+    for classes, bounds in ((10, (20, 60)), (30, (20, 60)), (31, (4, 16)), (100, (4, 16))):
+        labels = np.arange(6000) % classes
+        options = dict(zip(("shortest", "longest"), bounds, strict=True))
+        made = stream(labels, order="runs")
+        assert np.array_equal(rows(made), rows(stream(labels, order="runs", **options)))
+        assert made.is_class_ordered
+
+
+@given(labels, seeds)
+def test_turning_is_shuffled_and_then_sorted(labels, seed):
+    made = stream(labels, order="turning", seed=seed, batch_size=3)
+    half = len(labels) // 2
+    met = encode(as_labels(labels), made.classes)[rows(made)]
+    assert np.all(np.diff(met[half:]) >= 0)
+    # The first half does not depend on the labels.
+    other = stream(np.arange(len(labels)), order="turning", seed=seed, batch_size=3)
+    assert np.array_equal(rows(made)[:half], rows(other)[:half])
+
+
 def test_resets():
     labels, conditions = np.arange(30) % 3, (FOG, SNOW, SNOW5)
     for schedule, starts in [("each", [0, 3, 6]), ("continual", [0]), ("mixed", [0])]:
@@ -533,6 +589,11 @@ def test_one_class(order):
         ({"concentration": 1}, "concentration belongs to the order 'dirichlet', not to 'shuffled'"),
         ({"slots": 4}, "slots belongs to the order 'dirichlet'"),
         ({"imbalance": 4}, "imbalance belongs to the order 'long-tailed'"),
+        ({"longest": 4}, "longest belongs to the order 'runs', not to 'shuffled'"),
+        ({"order": "runs", "longest": 4}, "takes both shortest and longest, or neither"),
+        ({"order": "runs", "shortest": 0, "longest": 4}, "shortest must be an integer (int) of at"),
+        ({"order": "runs", "shortest": 5, "longest": 4}, "longest must be an integer (int) of at"),
+        ({"order": "runs", "shortest": 2.0, "longest": 4}, "shortest must be an integer"),
         ({"order": "long-tailed"}, "needs an imbalance"),
         ({"order": "long-tailed", "imbalance": 0.5}, "imbalance must be a number of at least 1"),
         ({"order": "long-tailed", "imbalance": float("nan")}, "imbalance must be"),

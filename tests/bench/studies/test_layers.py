@@ -14,7 +14,7 @@ from caster_bench.records import read
 from caster_bench.studies import layers, layers_streams
 from caster_bench.studies import report as reporting
 from caster_bench.studies.check_gates import MEASURED, Rows, stream_faults
-from caster_bench.studies.naming import LAYERS, LAYERS_ALWAYS
+from caster_bench.studies.naming import LAYERS, LAYERS_ALWAYS, MIXTURE, MIXTURE_ALWAYS
 from caster_bench.studies.results import load
 from caster_bench.sweeps import Spec
 from tests.bench.studies.conftest import Raw, raw_records
@@ -303,3 +303,99 @@ def test_a_sweep_with_a_part_has_that_part(tmp_path, kept):
     accuracy, streams = ["layers-accuracy", "layers-lead"], ["layers-streams", "layers-kept"]
     gate = ["layers-certificate", "layers-certificate-streams", "layers-thresholds"]
     assert names == {0: [*accuracy, *streams], 1: [*streams, *gate, "layers-ablation"], 3: []}[kept]
+
+
+MIXTURES = (
+    TEXT.partition("[[grid]]")[0]
+    + f"""
+[[grid]]
+study = ["layers", "corruption"]
+corruptions = ["fog", "snow"]
+severities = [5]
+batch_sizes = [16]
+orders = ["shuffled", "runs", "turning"]
+methods = ["frozen", "tent", "{LAYERS}", "{LAYERS_ALWAYS}", "{MIXTURE}", "{MIXTURE_ALWAYS}"]
+
+[[grid]]
+study = ["layers", "corruption"]
+corruptions = ["fog", "snow"]
+severities = [5]
+batch_sizes = [16]
+schedule = "continual"
+rounds = 2
+methods = ["frozen", "{MIXTURE}", {{method = "{MIXTURE}", gated = false, every = 1}}]
+
+[[grid]]
+study = "layers" # not of every stream of its kind
+corruptions = ["fog"]
+severities = [5]
+batch_sizes = [16]
+orders = ["runs"]
+methods = ["sar"]
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def mixtures(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mixture")
+    sweep = sweep_of(folder, MIXTURES)
+    found, problems = load(sweep, Layered(sweep).make(folder / "run"))
+    assert problems == []
+    return found, [*raw_records(folder / "run")]
+
+
+def test_all_methods_beside_mixture_transport(mixtures):
+    results, records = mixtures
+    rows = {(r.setting, r.kind, r.method): r for r in layers_streams.measure_methods(results)}
+    six = ("frozen", "tent", LAYERS, LAYERS_ALWAYS, MIXTURE, MIXTURE_ALWAYS)
+    assert {key[1:] for key in rows} == {
+        *((kind, method) for kind in ("shuffled", "runs", "turning") for method in six),
+        *(("shuffled, recurring", method) for method in ("frozen", MIXTURE)),
+    }
+    for (setting, kind, method), row in rows.items():
+        held = [
+            record
+            for record in records
+            if f"{record.backbone} on CIFAR-10" == setting
+            and layers_streams.kind_of(Spec.of(record.spec)) == kind
+            and not record.spec["settings"]
+        ]
+        own = [record for record in held if record.spec["method"] == method]
+        assert row.accuracy.cells == len(own) == (1 if kind.endswith("recurring") else 2)
+        assert row.accuracy.value == pytest.approx(mean(r.accuracy for r in own))
+        assert row.gain.value == pytest.approx(mean(r.gain for r in own))
+        assert row.worst == pytest.approx(min(r.gain for r in own))
+        accepted = [float(r.batches["accepted"].mean()) for r in own]
+        assert row.accept == pytest.approx(mean(accepted))
+        always = {LAYERS: LAYERS_ALWAYS, MIXTURE: MIXTURE_ALWAYS}.get(method)
+        whole = sum(r.gain for r in held if r.spec["method"] == always)
+        share = sum(r.gain for r in own) / whole if whole > 0 else None
+        assert row.kept == (None if share is None else pytest.approx(share))
+    assert any(row.kept is not None for row in rows.values())
+
+
+def test_each_method_has_its_own_tables(mixtures):
+    results, _ = mixtures
+    found = layers_streams.measure_streams(results, MIXTURE)
+    assert {row.policies.setting for row in found.rows} == {
+        *("shuffled", "runs", "turning", "shuffled, recurring"),
+    }
+    section = layers.section(results)
+    assert [table.name for table in section.tables] == [
+        *("layers-accuracy", "layers-lead", "mixture-lead", "layers-methods"),
+        *("layers-streams", "layers-kept", "mixture-streams", "mixture-kept"),
+        *("mixture-certificate", "mixture-certificate-streams", "mixture-thresholds"),
+    ]
+    assert any("mixture transport is" in sentence for sentence in section.found)
+    leads = layers.measure_accuracy(results).leads
+    assert {lead.method for lead in leads} == {LAYERS, MIXTURE}
+
+
+def test_the_report_has_the_corruptions_by_stream(mixtures, tmp_path):
+    """Reset at every corruption or going on, over the same fifteen at severity 5."""
+    results, _ = mixtures
+    reporting.write_report(results, tmp_path / "report")
+    page = (tmp_path / "report" / "report.md").read_text()
+    for kind in ("runs", "shuffled", "shuffled, recurring"):
+        assert f"CIFAR-10-C\\*, {kind}, batches of 16" in page

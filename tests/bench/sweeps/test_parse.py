@@ -143,6 +143,26 @@ def test_a_schedule_has_all_conditions_in_one_stream(tmp_path, schedule):
     )
 
 
+def test_rounds_return_to_all_conditions(tmp_path):
+    text = """
+        [[grid]]
+        study = "layers"
+        backbones = ["r18"]
+        data = ["c10"]
+        corruptions = ["fog", "snow"]
+        severities = [5]
+        schedule = "continual"
+        rounds = 3
+        methods = ["frozen"]
+        """
+    (recurring,) = parse(tmp_path, text).cells
+    assert recurring.conditions == (("fog", 5), ("snow", 5)) * 3
+    assert recurring.schedule == "continual"  # as streams call it
+    assert recurring.title == "r18 on c10, recurring: frozen"
+    (once,) = parse(tmp_path, text.replace("rounds = 3", "rounds = 1")).cells
+    assert (once.conditions, once.condition) == ((("fog", 5), ("snow", 5)), "continual")
+
+
 def test_thresholds_titles_and_the_digest(tmp_path):
     grid = '[[grid]]\nstudy = "gate"\nmethods = ["caster"]'
     sweep = parse(tmp_path, grid)
@@ -175,6 +195,8 @@ GRID = '[[grid]]\nstudy = "gate"\nmethods = ["caster"]\n'
         (GRID + 'orders = [{order = "file", slots = 3}]', "no setting of the order 'file'"),
         (GRID + 'schedule = "mixt"', "there is no schedule 'mixt': did you mean 'mixed'?"),
         (GRID + 'schedule = "mixed"', "the schedule 'mixed' takes corruptions only"),
+        (GRID + 'corruptions = "all"\nrounds = 2', "'rounds' needs the schedule 'continual'"),
+        (GRID + "rounds = 0", "'rounds' is an integer from 1 up, not 0"),
         (GRID + 'last = "kept"', "there is no choice of 'last' 'kept': did you mean 'keep'?"),
         (GRID + "alone = 1", "'alone' is true or false, not 1"),
         (GRID + '[[grid]]\nstudy = "gate"', "grid 2: 'methods' is missing"),

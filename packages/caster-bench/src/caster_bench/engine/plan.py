@@ -145,6 +145,7 @@ FEATURES_ONLY = 0.1  # of a frozen pass: a method on features that shares it
 PASSES = {  # approximate cost of a method in frozen passes
     **{"sar": 6.0, "cotta": 40.0, "foa": 30.0},
     **{"layer-transport": 1.4, "layer-transport-ungated": 1.3},
+    **{"mixture-transport": 2.4, "mixture-transport-ungated": 2.3},
 }
 
 

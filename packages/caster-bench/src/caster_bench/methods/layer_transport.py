@@ -61,6 +61,8 @@ class LayerTransportUngated:
         self.name = name
         self.model = require_torch(model, name)
         self.frozen = Frozen(model, source)
+        if settings.mixture:
+            source.require_state(name)  # for the order of its classes
         layers, ends = _layers(self.model, source, name)
         columns = class_columns(source, name)
         self.transport = Transport(self.model, layers, columns, ends, settings)

@@ -30,11 +30,11 @@ from caster.core.verdict import (
 )
 from caster_bench.records import Batches, Cell, Samples
 from caster_bench.studies.naming import (
+    ALIGNING,
     ALWAYS,
     CERTIFICATE,
     GATED,
     LAYERS,
-    LAYERS_ALWAYS,
     MIXED,
     OWN,
     REFEREE,
@@ -104,9 +104,9 @@ def _possible(method: str, cell: Cell) -> frozenset[str]:
         return frozenset({INERT})
     if inner in (GATED, MIXED):
         return frozenset(REASONS)
-    if inner == LAYERS and _settings(cell).get("gated", True):
+    if inner in ALIGNING and _settings(cell).get("gated", True):
         return NOT_TRIED | {ACCEPTED, "ratio", RESTING, IMPLAUSIBLE}
-    if inner.startswith((OWN, LAYERS)):
+    if inner.startswith((OWN, *ALIGNING)):
         return NOT_TRIED | {UNGATED, IMPLAUSIBLE}
     return KNOWN - {FROZEN, INERT, RESTING}
 
@@ -124,7 +124,7 @@ def _impossible_counts(batches: Batches, classes: int, method: str) -> Flags:
     wrong |= ((confident > 0) != (occupied > 0)) | ((confident < 0) != (occupied < 0))
     if gate == CERTIFICATE or (not gate and inner in (GATED, ALWAYS, MIXED)):
         return np.asarray(wrong | (confident < 0))
-    if gate == REFEREE or inner in (LAYERS, LAYERS_ALWAYS):
+    if gate == REFEREE or inner in (*ALIGNING, *ALIGNING.values()):
         return np.asarray(wrong | (confident >= 0))
     return np.asarray(wrong)
 
@@ -143,7 +143,7 @@ def _threshold_faults(
             yield NO_THRESHOLD
             return
         wrong = _against_referee(batches, agreement, _rejects_itself(inner, inert))
-    elif not gate and inner == LAYERS and not inert and _settings(cell).get("gated", True):
+    elif not gate and inner in ALIGNING and not inert and _settings(cell).get("gated", True):
         tau, every = (_settings(cell).get(name) for name in ("tau", "every"))
         if not isinstance(tau, float | int) or not isinstance(every, int):
             yield NO_THRESHOLD
@@ -158,7 +158,7 @@ def _threshold_faults(
 
 def _rejects_itself(inner: str, inert: bool) -> bool:
     """Whether the gated method may reject what its gate accepts."""
-    return inert or inner in (GATED, MIXED, LAYERS)
+    return inert or inner in (GATED, MIXED, *ALIGNING)
 
 
 def _against_certificate(cell: Cell, batches: Batches, spec: Spec, settings: Settings) -> Flags:
@@ -243,12 +243,12 @@ def _shared(record: Rows) -> Iterator[_Shared]:
         transport = tuple(pair for pair in spec.settings if pair[0] not in GATE_ONLY)
         measures = COUNTS if inner == MIXED else ("ratio", *COUNTS)
         yield _Shared((OWN, transport), measures, answers=True)
-    elif inner == LAYERS and not record.cell.method.get("inert"):
+    elif inner in ALIGNING and not record.cell.method.get("inert"):
         alignment = {name: own for name, own in settings.items() if name not in LAYERS_GATE}
         key, end = frozen_value(alignment), _compared(record, settings)
         yield _Shared((LAYERS, key), answers=True, end=end)
         yield _Shared((LAYERS, key, settings.get("window")), ("ratio",), end=end)
-    elif inner == LAYERS_ALWAYS:
+    elif inner in ALIGNING.values():
         yield _Shared((LAYERS, frozen_value(settings | {"last": "head"})), answers=True)
 
 

@@ -10,17 +10,21 @@ from statistics import fmean
 from caster_bench.studies import certificate, corruption, gate_policies
 from caster_bench.studies.corruption import Convention, Entry, averaged, conventions
 from caster_bench.studies.layers_streams import (
+    PREFIXES,
     OnStreams,
     _loss,
     _mean,
+    called,
     gate_tables,
     kind_of,
     measure_gating,
+    measure_methods,
     measure_streams,
+    method_table,
     setting_of,
     stream_tables,
 )
-from caster_bench.studies.naming import LAYERS, LAYERS_ALWAYS, data_labels, label, names
+from caster_bench.studies.naming import ALIGNING, LAYERS, data_labels, label, names
 from caster_bench.studies.results import Mean, Results, Streams, by_stream, matched, mean
 from caster_bench.studies.score import Score, is_ungated
 from caster_bench.studies.tables import (
@@ -51,7 +55,7 @@ HOW = (
     "by prediction. The registered method compares fewer batches while its verdict is stable; its "
     "own figures are those of the streams. Intervals are bootstrapped over cells."
 )
-OWN = (LAYERS, LAYERS_ALWAYS)
+OWN = (*ALIGNING, *ALIGNING.values())
 
 
 def section(results: Results) -> Section | None:
@@ -77,23 +81,34 @@ def _parts(results: Results) -> Iterator[Part]:
     compared = measure_accuracy(results)
     if compared is not None:
         yield _of_accuracy(compared)
-    met = measure_streams(results)
-    if met is not None:
-        yield _of_streams(met)
-    gated = measure_gating(results)
-    if gated is not None:
-        found = gated.certificate
-        plots = certificate.figures(found, "layers-", "")
-        yield certificate.sentences_of(found), gate_tables(gated), plots
+    methods = measure_methods(results)
+    if methods:
+        yield (), (method_table(methods),), ()
+    for method, prefix in PREFIXES.items():
+        met = measure_streams(results, method)
+        if met is not None:
+            yield _of_streams(met)
+        gated = measure_gating(results, method)
+        if gated is not None:
+            found = gated.certificate
+            plots = certificate.figures(found, f"{prefix}-", "")
+            yield _about(method, certificate.sentences_of(found)), gate_tables(gated), plots
     other = measure_ablation(results)
     if other:
         yield (), (_ablation_table(other),), ()
 
 
+def _about(method: str, sentences: tuple[str, ...]) -> tuple[str, ...]:
+    """Sentences that name their method, unless it is the one of the section."""
+    if method == LAYERS:
+        return sentences
+    return tuple(f"{called(method).capitalize()}: {sentence}" for sentence in sentences)
+
+
 def _of_accuracy(found: Accuracy) -> Part:
     sentences = tuple(
-        f"{lead.setting}, {lead.convention}: layer transport is {100 * lead.gated.value:+.2f} "
-        f"points from the best gradient-based method, {lead.best}."
+        f"{lead.setting}, {lead.convention}: {called(lead.method)} is "
+        f"{100 * lead.gated.value:+.2f} points from the best gradient-based method, {lead.best}."
         for lead in found.leads
         if lead.gated is not None
     )
@@ -118,15 +133,15 @@ def _of_streams(found: OnStreams) -> Part:
     )
     rows = [*found.kinds.rows, *found.kinds.pooled]
     plot = StudyFigure(
-        "layers-streams",
+        f"{PREFIXES[found.method]}-streams",
         "Mean accuracy by kind of stream over all backbones and data sets, with bootstrapped 95 % "
         "intervals.",
-        "Accuracy of the frozen model, layer transport and gated layer transport by kind of "
-        f"stream. {' '.join(sentences)}",
+        f"Accuracy of the frozen model, {called(found.method)} and gated {called(found.method)} by "
+        f"kind of stream. {' '.join(sentences)}",
         0.85 + 0.35 * len(rows),
         lambda figure, ink: gate_policies.draw(figure, found.kinds, ink),
     )
-    return sentences, stream_tables(found), (plot,)
+    return _about(found.method, sentences), stream_tables(found), (plot,)
 
 
 def _accuracy_tables(found: Accuracy) -> tuple[Table, ...]:
@@ -153,14 +168,6 @@ def _accuracy_tables(found: Accuracy) -> tuple[Table, ...]:
     means = "; ".join(
         f"{convention.name}: {averaged(convention)}" for convention in found.conventions
     )
-    leads: list[tuple[Value, ...]] = [
-        (
-            *(lead.setting, lead.convention, lead.best or "none", points(lead.score)),
-            *(*_mean(lead.gated), *_mean(lead.always)),
-            None if lead.gated is None else lead.gated.cells,
-        )
-        for lead in found.leads
-    ]
     return (
         Table(
             "layers-accuracy",
@@ -169,18 +176,34 @@ def _accuracy_tables(found: Accuracy) -> tuple[Table, ...]:
             tuple(columns),
             tuple(rows),
         ),
-        Table(
-            "layers-lead",
-            "Accuracy of layer transport minus that of the best gradient-based method, in points, "
-            "over streams that all methods have.",
-            (
-                *(Column("backbone"), Column("mean"), Column("best that learns")),
-                *(Column("its top-1", ".2f"), Column("gated less it", "+.2f")),
-                *(Column(f"gated, {INTERVAL}", "+.2f"), Column("ungated less it", "+.2f")),
-                *(Column(f"ungated, {INTERVAL}", "+.2f"), Column("cells", "d")),
-            ),
-            tuple(leads),
+        *(
+            _lead_table(method, leads)
+            for method in PREFIXES
+            if (leads := [lead for lead in found.leads if lead.method == method])
         ),
+    )
+
+
+def _lead_table(method: str, leads: Sequence[Lead]) -> Table:
+    rows: list[tuple[Value, ...]] = [
+        (
+            *(lead.setting, lead.convention, lead.best or "none", points(lead.score)),
+            *(*_mean(lead.gated), *_mean(lead.always)),
+            None if lead.gated is None else lead.gated.cells,
+        )
+        for lead in leads
+    ]
+    return Table(
+        f"{PREFIXES[method]}-lead",
+        f"Accuracy of {called(method)} minus that of the best gradient-based method, in points, "
+        "over streams that all methods have.",
+        (
+            *(Column("backbone"), Column("mean"), Column("best that learns")),
+            *(Column("its top-1", ".2f"), Column("gated less it", "+.2f")),
+            *(Column(f"gated, {INTERVAL}", "+.2f"), Column("ungated less it", "+.2f")),
+            *(Column(f"ungated, {INTERVAL}", "+.2f"), Column("cells", "d")),
+        ),
+        tuple(rows),
     )
 
 
@@ -218,11 +241,12 @@ def _ablation_table(found: Sequence[AblationRow]) -> Table:
 class Lead:
     """Lead over the best gradient-based method, on streams that all methods have."""
 
+    method: str  # that leads
     convention: str
     setting: str
     best: str | None  # None: none was run
     score: float | None  # its accuracy
-    gated: Mean | None  # layer transport minus `score`; None if not run
+    gated: Mean | None  # the method minus `score`; None if not run
     always: Mean | None
 
 
@@ -275,24 +299,30 @@ def _leads(
                 for c in group
             }
             group = [s for s in groups[setting] if s.spec.conditions in conditions]
-            leads.append(_lead(convention.name, setting, matched(by_stream(group), whole), whole))
+            streams = matched(by_stream(group), whole)
+            leads += [
+                _lead(method, convention.name, setting, streams, whole)
+                for method in ALIGNING
+                if method == LAYERS or method in whole
+            ]
     return leads
 
 
-def _lead(convention: str, setting: str, streams: Streams, methods: Sequence[str]) -> Lead:
+def _lead(
+    method: str, convention: str, setting: str, streams: Streams, methods: Sequence[str]
+) -> Lead:
     """Compute the lead over streams that all of these methods have."""
     group = list(streams.values())
     learning = [m for m in methods if any(met[m].gradients for met in group)]
-    means = {method: fmean(met[method].accuracy for met in group) for method in learning}
+    means = {name: fmean(met[name].accuracy for met in group) for name in learning}
     if not means:
-        return Lead(convention, setting, None, None, None, None)
-    best = max(means, key=lambda method: means[method])
-    over = {
-        method: mean([met[method].accuracy - met[best].accuracy for met in group])
-        for method in OWN
-        if method in methods
-    }
-    return Lead(convention, setting, best, means[best], over.get(LAYERS), over.get(LAYERS_ALWAYS))
+        return Lead(method, convention, setting, None, None, None, None)
+    best = max(means, key=lambda name: means[name])
+    gated, always = (
+        mean([met[own].accuracy - met[best].accuracy for met in group]) if own in methods else None
+        for own in (method, ALIGNING[method])
+    )
+    return Lead(method, convention, setting, best, means[best], gated, always)
 
 
 @dataclass(frozen=True)

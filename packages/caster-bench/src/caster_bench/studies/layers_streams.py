@@ -1,4 +1,4 @@
-"""Layer transport never, always and gated by its certificate, and its threshold."""
+"""Layer and mixture transport never, always and gated by a certificate, and its threshold."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from statistics import fmean
 
 from caster_bench.studies.certificate import Certificate, of_cells, setting_table, summary_table
 from caster_bench.studies.gate_policies import Gate, Policies, policies
-from caster_bench.studies.naming import LAYERS, LAYERS_ALWAYS, order_of, titles
+from caster_bench.studies.naming import ALIGNING, LAYERS, MIXTURE, names, order_of, titles
 from caster_bench.studies.results import Mean, Results, mean
 from caster_bench.studies.score import Score, gated_gain, is_ungated, with_gate_ratios
 from caster_bench.studies.tables import INTERVAL, Column, Table, Value, percent, points
@@ -17,6 +17,7 @@ from caster_bench.sweeps.spec import SPARE, Spec
 
 Pair = tuple[Score, Score]  # of one stream: ungated, gated
 ALL = "all"
+PREFIXES = {LAYERS: "layers", MIXTURE: "mixture"}  # of tables and figures
 TAUS = (0.9, 0.95, 0.98, 0.99, 1.0, 1.01, 1.02, 1.05, 1.1, 1.2, 1.5)
 KEEP = 0.9  # share of the gain on shuffled streams that a threshold should keep
 LOSE = 0.01  # largest accuracy loss that a threshold should allow
@@ -48,16 +49,17 @@ class Whole:
 
 @dataclass(frozen=True)
 class OnStreams:
-    """Results by backbone and kind of stream, and overall."""
+    """Results of one method by backbone and kind of stream, and overall."""
 
+    method: str
     rows: tuple[StreamRow, ...]
     wholes: tuple[Whole, ...]
     kinds: Gate  # over backbones, for the figure
 
 
-def measure_streams(results: Results) -> OnStreams | None:
-    """Compare gated and ungated layer transport; None if no stream has both."""
-    pairs = gated_pairs(results)
+def measure_streams(results: Results, method: str = LAYERS) -> OnStreams | None:
+    """Compare a method with and without its gate; None if no stream has both."""
+    pairs = gated_pairs(results, method)
     if not pairs:
         return None
     rows, kinds, settings = defaultdict(list), defaultdict(list), defaultdict(list)
@@ -69,36 +71,38 @@ def measure_streams(results: Results) -> OnStreams | None:
     wholes = [_whole(setting, group) for setting, group in settings.items()]
     every = [pair for group in settings.values() for pair in group]
     return OnStreams(
+        method,
         rows=tuple(
             StreamRow(
-                policies(LAYERS, setting, kind, None, group), size, kept(group), worst(group)[0]
+                policies(method, setting, kind, None, group), size, kept(group), worst(group)[0]
             )
             for (setting, kind, size), group in sorted(rows.items(), key=lambda item: item[0])
         ),
         wholes=(*wholes, *((_whole(ALL, every),) if len(wholes) > 1 else ())),
         kinds=Gate(
             rows=tuple(
-                policies(LAYERS, kind, f"batches of {size}", None, group)
+                policies(method, kind, f"batches of {size}", None, group)
                 for (kind, size), group in sorted(kinds.items())
             ),
-            pooled=(policies(LAYERS, ALL, "pooled", None, every),) if every else (),
+            pooled=(policies(method, ALL, "pooled", None, every),) if every else (),
         ),
     )
 
 
-def gated_pairs(results: Results) -> dict[Spec, Pair]:
-    """Pair layer transport with its default settings and the same update always applied.
+def gated_pairs(results: Results, method: str) -> dict[Spec, Pair]:
+    """Pair a method with its default settings and the same update always applied.
 
     The latter is the cell without a gate if there is one, since it records ratios, else the ungated
     method.
     """
     group = [score for score in results.of("layers") if not score.spec.alone]
     plain = {(s.spec.method, s.spec.stream): s for s in group if not s.spec.settings}
-    min_tau = {s.spec.stream: s for s in group if is_ungated(s) and _only_gated(s)}
+    opens = [score for score in group if score.spec.method == method and is_ungated(score)]
+    min_tau = {s.spec.stream: s for s in opens if _only_gated(s)}
     found = {}
-    for (method, stream), gated in plain.items():
-        always = min_tau.get(stream, plain.get((LAYERS_ALWAYS, stream)))
-        if method == LAYERS and always is not None:
+    for (own, stream), gated in plain.items():
+        always = min_tau.get(stream, plain.get((ALIGNING[method], stream)))
+        if own == method and always is not None:
             found[gated.spec] = always, gated
     return found
 
@@ -106,6 +110,15 @@ def gated_pairs(results: Results) -> dict[Spec, Pair]:
 def _only_gated(score: Score) -> bool:
     """Whether only the gate is set."""
     return {name for name, _ in score.spec.settings} <= {"gated", "every"}
+
+
+def called(method: str) -> str:
+    """The method in a sentence.
+
+    >>> called("layer-transport")
+    'layer transport'
+    """
+    return method.replace("-", " ")
 
 
 def kind_of(spec: Spec) -> str:
@@ -167,6 +180,7 @@ def _mean(mean: Mean | None) -> tuple[Value, Value]:
 
 def stream_tables(found: OnStreams) -> tuple[Table, ...]:
     """Accuracy by kind of stream, and overall shares kept and losses."""
+    prefix = PREFIXES[found.method]
     rows: list[tuple[Value, ...]] = [
         (
             *(row.policies.backbone, row.policies.setting, row.size),
@@ -187,10 +201,10 @@ def stream_tables(found: OnStreams) -> tuple[Table, ...]:
     ]
     return (
         Table(
-            "layers-streams",
-            "Top-1 accuracy in percent of the frozen model, of layer transport ungated and gated "
-            "by its certificate. Worst loss: largest loss of any stream to the frozen model, in "
-            "points. Kept: share of the ungated gain.",
+            f"{prefix}-streams",
+            f"Top-1 accuracy in percent of the frozen model, of {called(found.method)} ungated and "
+            "gated by its certificate. Worst loss: largest loss of any stream to the frozen model, "
+            "in points. Kept: share of the ungated gain.",
             (
                 *(Column("backbone"), Column("stream"), Column("B", "d"), Column("streams", "d")),
                 *(Column("frozen", ".2f"), Column("ungated", ".2f"), Column("gated", ".2f")),
@@ -200,7 +214,7 @@ def stream_tables(found: OnStreams) -> tuple[Table, ...]:
             tuple(rows),
         ),
         Table(
-            "layers-kept",
+            f"{prefix}-kept",
             "Gains over the frozen model in points on all streams, the share of the gain on "
             "shuffled corrupted streams that the certificate keeps, and the largest loss of any "
             "stream.",
@@ -216,6 +230,86 @@ def stream_tables(found: OnStreams) -> tuple[Table, ...]:
     )
 
 
+@dataclass(frozen=True)
+class MethodRow:
+    """A method on the streams of one backbone, data set, order and batch size."""
+
+    setting: str
+    kind: str
+    size: int
+    method: str
+    accuracy: Mean
+    gain: Mean  # over the frozen model
+    worst: float  # smallest gain on any stream
+    accept: float
+    kept: float | None  # share of the ungated gain; None for an ungated method or without a gain
+
+
+def measure_methods(results: Results) -> tuple[MethodRow, ...]:
+    """Compare all methods on the streams of mixture transport, by kind of stream.
+
+    Only methods that ran on all streams of a kind are compared there.
+    """
+    scores = [s for s in results.of("layers") if not s.spec.alone and not _is_other(s.spec)]
+    wanted = {score.spec.stream for score in scores if score.spec.method == MIXTURE}
+    called_as = names(score.spec for score in scores)
+    kinds: dict[tuple[str, str, int], dict[str, dict[Spec, Score]]] = {}
+    for score in (score for score in scores if score.spec.stream in wanted):
+        spec = score.spec
+        kind = setting_of(results, spec), kind_of(spec), spec.batch_size
+        kinds.setdefault(kind, {}).setdefault(called_as[spec], {})[spec.stream] = score
+    return tuple(
+        MethodRow(
+            *kind,
+            method,
+            accuracy=mean([score.accuracy for score in own.values()]),
+            gain=mean([score.gain for score in own.values()]),
+            worst=min(score.gain for score in own.values()),
+            accept=fmean(score.accept for score in own.values()),
+            kept=_share(own.values(), methods.get(ALIGNING.get(method, ""), {}).values()),
+        )
+        for kind, methods in sorted(kinds.items(), key=lambda item: item[0])
+        for method, own in methods.items()
+        if own.keys() == methods[MIXTURE].keys()
+    )
+
+
+def _is_other(spec: Spec) -> bool:
+    """Whether a cell aligns layers with other settings than the registered ones."""
+    return bool(spec.settings) and spec.method in (*ALIGNING, *ALIGNING.values())
+
+
+def _share(gated: Iterable[Score], ungated: Iterable[Score]) -> float | None:
+    """Gain with a gate as a share of that without; None if there is no such gain."""
+    whole = sum(score.gain for score in ungated)
+    return sum(score.gain for score in gated) / whole if whole > 0 else None
+
+
+def method_table(found: Sequence[MethodRow]) -> Table:
+    """Every method on every kind of stream."""
+    rows: list[tuple[Value, ...]] = [
+        (
+            *(row.setting, row.kind, row.size, row.method, row.accuracy.cells),
+            *(points(row.accuracy.value), *_mean(row.gain), points(_loss(row.worst))),
+            *(points(row.accept), points(row.kept)),
+        )
+        for row in found
+    ]
+    return Table(
+        "layers-methods",
+        "All methods on the streams of mixture transport: top-1 accuracy in percent, mean gain "
+        "over the frozen model and largest loss of any stream to it, in points. Kept: gain as a "
+        "share of that of the same method without its gate.",
+        (
+            *(Column("backbone"), Column("stream"), Column("B", "d"), Column("method")),
+            *(Column("streams", "d"), Column("top-1", ".2f"), Column("gain", "+.2f")),
+            *(Column(f"gain, {INTERVAL}", "+.2f"), Column("worst loss", ".2f")),
+            *(Column("accepted, %", ".1f"), Column("kept, %", ".0f")),
+        ),
+        tuple(rows),
+    )
+
+
 def _loss(gain: float) -> float:
     """Loss of accuracy; zero for a gain."""
     return max(0.0, -gain)
@@ -223,6 +317,7 @@ def _loss(gain: float) -> float:
 
 def gate_tables(found: Gating) -> tuple[Table, ...]:
     """What the certificate separates, by kind of stream, and every threshold."""
+    prefix = PREFIXES[found.certificate.method]
     rows: list[tuple[Value, ...]] = [
         (
             *(at.setting, at.tau, points(at.accuracy), points(at.gain), points(at.accept)),
@@ -231,10 +326,10 @@ def gate_tables(found: Gating) -> tuple[Table, ...]:
         for at in found.thresholds
     ]
     return (
-        summary_table(found.certificate, "layers-certificate"),
-        setting_table(found.certificate, "layers-certificate-streams", "stream"),
+        summary_table(found.certificate, f"{prefix}-certificate"),
+        setting_table(found.certificate, f"{prefix}-certificate-streams", "stream"),
         Table(
-            "layers-thresholds",
+            f"{prefix}-thresholds",
             "The gate by threshold: accuracy in percent and mean gain in points over all streams, "
             "share kept of the ungated gain on shuffled corrupted streams, and largest loss of any "
             f"stream. Good: at least {100 * KEEP:g} % kept and at most {100 * LOSE:g} point lost.",
@@ -275,11 +370,11 @@ class Gating:
     thresholds: tuple[AtThreshold, ...]
 
 
-def measure_gating(results: Results) -> Gating | None:
+def measure_gating(results: Results, method: str = LAYERS) -> Gating | None:
     """Evaluate the certificate; None if no stream has the method with and without its gate."""
     pairs = [
         (always, gated)
-        for spec, (always, gated) in gated_pairs(results).items()
+        for spec, (always, gated) in gated_pairs(results, method).items()
         if is_ungated(always) and not is_spare(spec)
     ]
     if not pairs:
@@ -291,7 +386,7 @@ def measure_gating(results: Results) -> Gating | None:
         settings[setting_of(results, score.spec)].append(score)
     pooled = dict(settings) if len(settings) == 1 else {**settings, ALL: group}
     return Gating(
-        of_cells(LAYERS, group, {score.spec: kind_of(score.spec) for score in group}, tau),
+        of_cells(method, group, {score.spec: kind_of(score.spec) for score in group}, tau),
         tuple(
             at_threshold(setting, some, each, each == tau)
             for setting, some in pooled.items()

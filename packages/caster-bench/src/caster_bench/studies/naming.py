@@ -14,6 +14,8 @@ from caster_bench.sweeps.spec import GATE, Data, Spec, Sweep
 
 GATED, ALWAYS, MIXED = "caster", "caster-ungated", "caster-mixed-metric"
 LAYERS, LAYERS_ALWAYS = "layer-transport", "layer-transport-ungated"
+MIXTURE, MIXTURE_ALWAYS = "mixture-transport", "mixture-transport-ungated"
+ALIGNING = {LAYERS: LAYERS_ALWAYS, MIXTURE: MIXTURE_ALWAYS}  # with their gate: without it
 SOURCE_GDA = "source-gda"
 OWN = "caster"  # prefix of methods whose settings are caster's constants
 CERTIFICATE, REFEREE = "certificate", "referee"
@@ -90,7 +92,7 @@ def order_of(spec: Spec) -> str:
     'dirichlet, slots 5'
     """
     words = [spec.order, *(f"{name} {value}" for name, value in spec.order_settings)]
-    words += [] if spec.schedule == "each" else [spec.schedule]
+    words += [] if spec.schedule == "each" else [spec.schedule_name]
     words += [] if spec.last == "keep" else [f"last batch: {spec.last}"]
     return ", ".join(words)
 

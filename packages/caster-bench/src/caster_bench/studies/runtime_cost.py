@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from caster.report.figures import BLUE, VERMILLION, dress
 from caster.report.intervals import RESAMPLES, SEED, between
-from caster_bench.studies.naming import GATED, LAYERS, data_labels, names
+from caster_bench.studies.naming import ALIGNING, GATED, data_labels, names
 from caster_bench.studies.paper import number, paper_name_resnet50, printed
 from caster_bench.studies.results import Results
 from caster_bench.studies.score import Score
@@ -121,7 +121,7 @@ def section(results: Results) -> Section | None:
         f"On {row.setting}, {row.method} runs at {100 * row.share:.0f} % of the frozen model's "
         "rate."
         for row in rows
-        if row.method.startswith((GATED, LAYERS)) and row.share is not None
+        if row.method.startswith((GATED, *ALIGNING)) and row.share is not None
     )
     plot = StudyFigure(
         "cost",

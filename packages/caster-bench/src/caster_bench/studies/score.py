@@ -18,7 +18,7 @@ from caster_bench.records.schema import Batches as Raw
 from caster_bench.records.store import Record
 from caster_bench.studies.check_gates import constants_of
 from caster_bench.studies.check_rows import NO_HEAD
-from caster_bench.studies.naming import ALWAYS, LAYERS
+from caster_bench.studies.naming import ALIGNING, ALWAYS
 from caster_bench.sweeps.spec import Spec
 
 PLATEAU = 0.003  # accuracy within this of the best counts as the plateau
@@ -101,7 +101,7 @@ def score(record: Record) -> Score:
     headless = bool((samples.frozen == NO_HEAD).any())
     count = len(batches.batch)
     own = cell.identity["settings"]
-    if spec.method == LAYERS:
+    if spec.method in ALIGNING:
         tau, min_tau = own["tau"], np.where(np.isnan(batches.ratio), math.inf, batches.ratio)
     else:
         tau, min_tau = settings.tau, _min_tau(batches, settings, cell.identity["classes"])
@@ -156,8 +156,8 @@ def transport_of(spec: Spec) -> Spec:
 
 
 def is_ungated(score: Score) -> bool:
-    """Whether a cell of layer transport accepts every update while recording the gate's ratios."""
-    return score.spec.method == LAYERS and not score.settings["gated"]
+    """Whether a cell that aligns layers accepts every update while recording the gate's ratios."""
+    return score.spec.method in ALIGNING and not score.settings["gated"]
 
 
 def with_gate_ratios(score: Score) -> Score:

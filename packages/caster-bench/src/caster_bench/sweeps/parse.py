@@ -39,7 +39,7 @@ from caster_bench.sweeps.spec import (
 SWEEP_KEYS = ("name", "title", "constants", "backbones", "data", "grid")
 GRID_KEYS = (
     *("study", "backbones", "data", "corruptions", "severities", "methods", "seeds"),
-    *("batch_sizes", "orders", "schedule", "last", "alone"),
+    *("batch_sizes", "orders", "schedule", "rounds", "last", "alone"),
 )
 NO_HEAD = "none"  # the threshold if no method uses the head
 Pairs = tuple[tuple[str, Any], ...]  # settings, sorted by name
@@ -250,7 +250,12 @@ def _conditions(table: dict[str, Any], schedule: str) -> tuple[Conditions, ...]:
     severities = _integers(table.get("severities", list(SEVERITIES)), "severities", 1)
     if max(severities) > max(SEVERITIES):
         raise CasterError(f"severities go from 1 to {max(SEVERITIES)}, not to {max(severities)}")
-    pairs = tuple(product(corruptions, severities))
+    rounds = table.get("rounds", 1)
+    if type(rounds) is not int or rounds < 1:
+        raise CasterError(f"'rounds' is an integer from 1 up, not {rounds!r}")
+    if rounds > 1 and schedule != "continual":
+        raise CasterError("'rounds' needs the schedule 'continual'")
+    pairs = tuple(product(corruptions, severities)) * rounds
     if schedule == "each":
         clean: tuple[Conditions, ...] = ((),) if CLEAN in named else ()
         return clean + tuple((pair,) for pair in pairs)

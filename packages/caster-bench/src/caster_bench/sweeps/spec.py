@@ -36,6 +36,7 @@ GROUPS = {"all": REPORTED + SPARE, "reported": REPORTED, "spare": SPARE}
 CLEAN = "clean"
 SEVERITIES = (1, 2, 3, 4, 5)
 SCHEDULES = ("each", "continual", "gradual", "mixed")
+RECURRING = "recurring"  # a continual stream that goes through its conditions again
 LAST = ("keep", "drop")
 FAMILIES = ("batch", "layer")
 ORDERS: dict[str, tuple[str, ...]] = {  # and their settings
@@ -44,8 +45,10 @@ ORDERS: dict[str, tuple[str, ...]] = {  # and their settings
     "by-class": (),
     "dirichlet": ("concentration", "slots"),
     "long-tailed": ("imbalance",),
+    "runs": ("shortest", "longest"),
+    "turning": (),
 }
-CLASS_ORDERED = ("by-class", "dirichlet")  # orders whose batches lack classes on purpose
+CLASS_ORDERED = ("by-class", "dirichlet", "runs", "turning")  # batches lack classes on purpose
 THRESHOLDS = {"cifar10": 0.85, "cifar100": 0.55}  # of clean accuracy, from the paper
 STUDIES = (  # the paper's results, then layer transport
     "estimators",
@@ -93,7 +96,7 @@ class Spec:
     conditions: tuple[tuple[str, int], ...] = ()  # corruption and severity; empty: clean
     schedule: str = "each"  # or, for several conditions in one stream: continual, gradual, mixed
     order: str = "shuffled"
-    order_settings: tuple[tuple[str, Any], ...] = ()  # concentration, slots, imbalance
+    order_settings: tuple[tuple[str, Any], ...] = ()  # see ORDERS
     batch_size: int = 64
     last: str = "keep"
     seed: int = 0  # of the stream, the corruptions and the method
@@ -105,9 +108,19 @@ class Spec:
         if not self.conditions:
             return "clean"
         if self.schedule != "each":
-            return self.schedule
+            return self.schedule_name
         ((corruption, severity),) = self.conditions
         return f"{corruption}-{severity}"
+
+    @property
+    def schedule_name(self) -> str:
+        """The schedule, or "recurring" if a continual stream returns to a condition.
+
+        >>> Spec("r", "d", "tent", conditions=(("fog", 5),) * 3, schedule="continual").schedule_name
+        'recurring'
+        """
+        returns = len(set(self.conditions)) < len(self.conditions)
+        return RECURRING if self.schedule == "continual" and returns else self.schedule
 
     @property
     def label(self) -> str:

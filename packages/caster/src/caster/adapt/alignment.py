@@ -50,6 +50,7 @@ log = logging.getLogger("caster")
 
 T = TypeVar("T")
 EPS = 1e-5  # of a site's mean variance, added to every variance: a dead channel stays dead
+PARTS = ("mean", "variance", "covariance")  # of moments
 STATISTICS = ("running_mean", "running_var")
 DERIVED = ("_placed", "_full", "_constants_of")
 FEW = 8.0  # samples by which the moments of a class are shrunk towards those of all
@@ -72,18 +73,22 @@ WHOLE = Pass()
 
 
 def on_device(
-    layers: Mapping[Site, ChannelMoments], device: torch.device
+    layers: Mapping[Site, ChannelMoments],
+    device: torch.device,
+    *,
+    full: bool,  # whether to keep covariances
+    classes: bool,  # whether to keep moments of classes, few samples shrunk towards all
 ) -> dict[Site, ChannelMoments]:
     """The moments of a state as tensors.
 
-    Classes of few samples are shrunk towards all samples, and mixed like the source they have
-    exactly its moments: a state rounds those of classes.
+    Mixed like the source, its classes have exactly its moments: a state rounds those of classes.
     """
     placed = {}
     for site, found in layers.items():
-        classes = found.classes and found.classes.shrunk(FEW).centred_on(found)
-        classes = classes and class_tensors(classes, device)
-        placed[site] = replace(as_tensors(found, device), classes=classes)
+        placed[site] = as_tensors(found if full else replace(found, covariance=None), device)
+        if classes and found.classes is not None:
+            each = found.classes.shrunk(FEW).centred_on(found)
+            placed[site] = replace(placed[site], classes=class_tensors(each, device))
     return placed
 
 
@@ -122,7 +127,6 @@ class Alignment:
         batchnorms: list[Site],  # of which moments that were not measured are the layers' own
         prior: float,
         memory: int,
-        full: bool = False,  # maps, at sites whose covariance is known
         ends: Range | None = None,
     ) -> None:
         self.model = model
@@ -136,7 +140,6 @@ class Alignment:
         self._samples = 0  # in the current batch
         self._plausible: Tensor | None = None  # (n,), of its samples
         self._ends = ends
-        self._full = full
         self._layers, self._own = layers, batchnorms
         self._measured = layers is not None
         self._limits: dict[tuple[int, ...], Mapping[Site, Tensor]] = {}  # plausible, by input shape
@@ -147,7 +150,7 @@ class Alignment:
         self._batchnorms: list[BatchNormSite] = []
         for site in dict.fromkeys([*(layers or {}), *batchnorms]):
             found = (layers or {}).get(site)
-            if full and found is not None and found.covariance is not None:
+            if found is not None and found.covariance is not None:
                 self._mapped.append(FullMapSite(site, found))
             elif site in batchnorms:
                 layer = parts[site.module]
@@ -162,13 +165,7 @@ class Alignment:
     def new_stream(self) -> Self:
         """A copy without a past, on its own twin; weights and source moments are shared."""
         other = type(self)(
-            self.model,
-            self._layers,
-            self._own,
-            self.prior,
-            self.memory,
-            self._full,
-            self._ends,
+            self.model, self._layers, self._own, self.prior, self.memory, self._ends
         )
         other._shared, other._limits = self._shared, self._limits
         return other
@@ -196,9 +193,9 @@ class Alignment:
         self._pending, self._newest = {}, {}
         recorded = self.model.cuda_graph and runs_on_gpu(self.model)
         try:
-            # A batch of at least `memory` samples depends on nothing else, as a recording must.
-            alone = len(placed) >= max(self.memory, RECENT) and how.mixture is None
-            alone = alone and not how.past_only
+            # A batch that fills the memory depends on nothing else, as a recording must.
+            enough = max(self.memory, RECENT) if self.memory else 0
+            alone = len(placed) >= enough and how.mixture is None and not how.past_only
             run = self._replayed if recorded and alone else self._run
             features, logits = run(placed)
         finally:
@@ -263,29 +260,20 @@ class Alignment:
                 continue  # another part of the stream's state
             if site not in sources:
                 raise ValueError("moments of other sites")
-            source = sources[site].source
+            aligned, count = sources[site], float(state[f"{name}.count"])
+            full = which == "past" and isinstance(aligned, FullMapSite)
             parts = {
-                part: torch.as_tensor(state[f"{name}.{part}"])
-                for part in _parts(source)
-                if f"{name}.{part}" in state
+                part: torch.as_tensor(state[f"{name}.{part}"]).to(self.model.device)
+                for part in PARTS[: None if full else 2]
             }
-            shapes = {part: value.shape for part, value in _parts(source).items()}
-            if not {"mean", "variance"} <= parts.keys() or not all(
+            shapes = {part: value.shape for part, value in _parts(aligned.source).items()}
+            if not 0 < count < math.inf or not all(
                 value.shape == shapes[part] and bool(value.isfinite().all())
                 for part, value in parts.items()
             ):
                 raise ValueError(site)
-            count = float(state[f"{name}.count"])
-            if not 0 < count < math.inf:
-                raise ValueError(site)
-            placed = {part: value.to(self.model.device) for part, value in parts.items()}
-            moments = ChannelMoments(
-                count,
-                placed["mean"],
-                placed["variance"],
-                placed.get("covariance"),
-            )
-            (self.past if which == "past" else self.recent)[sources[site].site] = moments
+            kept = self.past if which == "past" else self.recent
+            kept[aligned.site] = ChannelMoments(count, *parts.values())
 
     @property
     def full_maps(self) -> int:
@@ -604,9 +592,11 @@ class BatchNormSite(AlignedSite):
 
 def _parts(moments: ChannelMoments) -> dict[str, Tensor]:
     """The arrays of moments, by their names."""
-    names = ("mean", "variance", "covariance")
-    return {name: part for name in names if (part := getattr(moments, name)) is not None}
+    return {name: part for name in PARTS if (part := getattr(moments, name)) is not None}
 
 
 def _nbytes(moments: ChannelMoments) -> int:
-    return sum(int(part.nbytes) for part in _parts(moments).values())
+    parts = [*_parts(moments).values()]
+    if moments.classes is not None:
+        parts += [moments.classes.means, moments.classes.variances]
+    return sum(int(part.nbytes) for part in parts)

@@ -78,13 +78,16 @@ class LayerCertificate:
         if self._rows.shape[2] == rows.shape[2]:
             rows = np.concatenate([self._rows, rows], axis=1)
         self._rows = rows[:, -max(self.window, len(aligned)) :].astype(np.float32)
+        if not np.isfinite(self._rows).all():  # NaN would never leave the window
+            self._rows = self._rows[:, :0].copy()
+            return math.nan
         after, before = map(nuclear_norm, self._rows)
         return NORM * before / after
 
     def settle(self) -> None:
         """Make the window the reference for batches that are answered without a comparison."""
         self._recent, self._settled = None, self._recent
-        self._rows = self._rows[:, :0]
+        self._rows = self._rows[:, :0].copy()
 
     def has_dropped(self, scores: Array, aligned: bool) -> bool:  # (n, C)
         """Whether a batch answered without a comparison is less sure than the reference."""
@@ -103,7 +106,7 @@ class LayerCertificate:
         return {"certificate": found, "certificate.rows": self._rows}
 
     def resume(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Continue from a `state`; one that cannot be raises a ValueError."""
+        """Continue from a `state`."""
         self._recent, self._settled = map(_pair, state["certificate"])
         rows = np.asarray(state["certificate.rows"], np.float32)
         if rows.ndim != 3 or len(rows) != 2 or not np.isfinite(rows).all():

@@ -143,12 +143,12 @@ class LayerTransport:
         batchnorms = batchnorm_sites(model.module)
         self.sites = self._select_sites(list(found or {}), batchnorms)
         kept = found and {site: found[site] for site in found if site in self.sites}
-        kept = kept and on_device(kept, model.device)
-        own = [site for site in batchnorms if site in self.sites]
-        ends = input_range if model.preprocessing is None else model.preprocessing.value_range
         settings = self.settings
         full = settings.maps == "full"
-        self._alignment = Alignment(model, kept, own, settings.prior, settings.memory, full, ends)
+        kept = kept and on_device(kept, model.device, full=full, classes=settings.mixture)
+        own = [site for site in batchnorms if site in self.sites]
+        ends = input_range if model.preprocessing is None else model.preprocessing.value_range
+        self._alignment = Alignment(model, kept, own, settings.prior, settings.memory, ends)
         self._start = _labels(found or {}) if settings.mixture else None
         self._labels = self._start
         self._mixture = None if self._start is None else self._start.chain.prior
@@ -233,13 +233,12 @@ class LayerTransport:
             self._certificate.resume(state)
             self._schedule.resume(state["schedule"])
             if self._start is not None:
-                self._labels = self._start.resumed(state)
-                mixture = np.asarray(state["mixture"], np.float64)
-                C = len(self._start.chain.prior)
-                fits = mixture.shape == (C,) and state["certificate.rows"].shape[2] in (0, C)
-                if not fits or not np.isfinite(mixture).all():
+                labels, mixture = self._start.resumed(state), np.asarray(state["mixture"], float)
+                if mixture.shape != labels.chain.prior.shape or not (mixture >= 0).all():
                     raise ValueError("impossible mixture")
-                self._mixture = mixture
+                if state["certificate.rows"].shape[2] not in (0, len(mixture)):
+                    raise ValueError("probabilities of other classes")
+                self._labels, self._mixture = labels, mixture
 
     @property
     def source_bytes(self) -> int:
@@ -250,7 +249,8 @@ class LayerTransport:
     def stream_bytes(self) -> int:
         """Size of what the stream remembers of its target."""
         labels = {} if self._labels is None else self._labels.state()
-        return self._alignment.stream_bytes + sum(array.nbytes for array in labels.values())
+        known = [*labels.values(), *self._certificate.state().values()]
+        return self._alignment.stream_bytes + sum(array.nbytes for array in known)
 
     def _gated(self, batch: Tensor, before: Outputs | None) -> LayerAnswer:
         """Answer by the stable verdict if the batch is as sure as before, else compare."""

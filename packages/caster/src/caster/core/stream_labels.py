@@ -30,7 +30,8 @@ class StreamLabels:
     >>> shuffled = np.eye(4)[np.arange(64) * 7 % 4] * 0.6 + 0.1
     >>> labels.observe(shuffled).answers(shuffled) is None
     True
-    >>> labels.observe(np.sort(shuffled, axis=0)).answers(shuffled) is None
+    >>> in_runs = shuffled[np.argsort(shuffled.argmax(axis=1))]
+    >>> labels.observe(in_runs).answers(in_runs) is None
     False
     """
 
@@ -87,15 +88,13 @@ class StreamLabels:
         chain = self.chain
         names = ("last", "evidence", "totals")
         parts = {name: np.asarray(state[f"labels.{name}"], np.float64) for name in names}
-        recent = np.asarray(state["labels.recent"], np.float64)
-        count = float(state["labels.count"])
+        recent, count = (np.asarray(state[f"labels.{n}"], np.float64) for n in ("recent", "count"))
         fits = all(parts[name].shape == getattr(chain, name).shape for name in names)
         fits = fits and recent.ndim == 2 and recent.shape[1] == len(chain.prior)
-        if not fits or not all(
-            np.isfinite(part).all() for part in (*parts.values(), recent, count)
-        ):
+        known = (*parts.values(), recent, count)
+        if not fits or not all(np.isfinite(part).all() for part in known):
             raise ValueError("impossible labels")
-        return replace(self, chain=replace(chain, **parts, count=count), recent=recent)
+        return replace(self, chain=replace(chain, **parts, count=float(count)), recent=recent)
 
 
 def merged_mixture(past: Floats, kept: float, batch: Floats, samples: int) -> Floats:  # (C,)

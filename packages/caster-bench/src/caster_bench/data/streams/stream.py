@@ -22,6 +22,8 @@ from caster_bench.data.streams.stream_settings import Condition, StreamSettings
 Indices = NDArray[np.int64]
 Floats = NDArray[np.float64]
 MOST_SLOTS = 100  # RoTTA: one slot per class, and at most these
+FEW_CLASSES = 30  # up to so many, runs are long by default
+LONG_RUNS, SHORT_RUNS = (20, 60), (4, 16)  # of CIFAR-10 and CIFAR-100: images, both inclusive
 
 
 def make_stream(labels: Any, settings: StreamSettings | None = None) -> Stream:
@@ -196,6 +198,13 @@ class Stream:
         return np.concatenate([self.targets[self._arranged(one)[0][:n]] for one in self.passes])
 
     @property
+    def _run_lengths(self) -> tuple[int, int]:
+        """Shortest and longest run of the order "runs"."""
+        if self.settings.shortest is None or self.settings.longest is None:
+            return LONG_RUNS if len(self.classes) <= FEW_CLASSES else SHORT_RUNS
+        return self.settings.shortest, self.settings.longest
+
+    @property
     def _repeats(self) -> int:
         """How often a pass shows every image: once per condition."""
         return max(1, len(self.passes[0].conditions))
@@ -230,6 +239,10 @@ class Stream:
             case "dirichlet":
                 assert self.settings.concentration is not None  # StreamSettings sets it
                 return dirichlet(targets, rng, self.settings.concentration, self.settings.slots)
+            case "runs":
+                return runs(targets, rng, self._run_lengths)
+            case "turning":
+                return turning(targets, rng)
             case _:  # "long-tailed" shuffles the rows it kept
                 return rng.permutation(len(targets))
 
@@ -290,6 +303,41 @@ def dirichlet(
     runs, run = np.unique(slot * len(counts) + targets, return_inverse=True)
     turn = rng.permutation(len(runs))[run]
     return sorted_rows[np.lexsort((turn[sorted_rows], slot[sorted_rows]))]
+
+
+def runs(targets: Indices, rng: Generator, lengths: tuple[int, int]) -> Indices:  # (n,) -> (n,)
+    """Order rows in runs of one class, whose lengths are uniform between two bounds, inclusive.
+
+    The class of every run is drawn from those with rows left, so two runs in a row may have the
+    same one. Runs that use up a class may be shorter.
+
+    >>> targets = np.repeat(np.arange(3), 4)
+    >>> targets[runs(targets, generator(0), (2, 2))]
+    array([2, 2, 2, 2, 0, 0, 1, 1, 1, 1, 0, 0])
+    """
+    counts = np.bincount(targets)
+    left = dict(enumerate(np.split(by_class(targets, rng), np.cumsum(counts)[:-1])))
+    found = []
+    while left:
+        chosen = list(left)[rng.integers(len(left))]
+        length = rng.integers(*lengths, endpoint=True)
+        found.append(left[chosen][:length])
+        left[chosen] = left[chosen][length:]
+        if not len(left[chosen]):
+            del left[chosen]
+    return np.concatenate(found)
+
+
+def turning(targets: Indices, rng: Generator) -> Indices:  # (n,) -> (n,)
+    """Shuffle rows, and sort the second half by class.
+
+    >>> targets = np.arange(12) % 3
+    >>> targets[turning(targets, generator(0))][6:]
+    array([1, 1, 1, 2, 2, 2])
+    """
+    shuffled = rng.permutation(len(targets))
+    first, second = np.split(shuffled, [len(targets) // 2])
+    return np.concatenate([first, second[np.argsort(targets[second], kind="stable")]])
 
 
 def long_tail(targets: Indices, rng: Generator, imbalance: float) -> Indices:  # (n,) -> (m,)

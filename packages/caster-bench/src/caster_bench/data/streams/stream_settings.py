@@ -9,7 +9,7 @@ from typing import Any
 from caster.errors import CasterError
 from caster_bench.data.corruptions.constants import SEVERITIES, check_corruption
 
-ORDERS = ("shuffled", "file", "by-class", "dirichlet", "long-tailed")
+ORDERS = ("shuffled", "file", "by-class", "dirichlet", "long-tailed", "runs", "turning")
 SCHEDULES = ("each", "continual", "gradual", "mixed")
 LAST = ("keep", "drop")
 CONCENTRATION = 0.1  # NOTE's and RoTTA's
@@ -54,7 +54,9 @@ class StreamSettings:
     Orders: "shuffled" is i.i.d.; "file" keeps the order of the images, and is rejected if they are
     sorted by class; "by-class" sorts them; "dirichlet" brings classes in bursts, the more so the
     lower the `concentration` (0.1 by default); "long-tailed" keeps a subset in which the first
-    class is `imbalance` times as large as the last, and shuffles it.
+    class is `imbalance` times as large as the last, and shuffles it; "runs" brings runs of one
+    class of `shortest` to `longest` images; "turning" is shuffled in its first half and sorted by
+    class in its second.
 
     Schedules: "each" goes through all images under each condition and resets methods in between,
     as the paper does; "continual" does the same without resets, through any sequence of conditions;
@@ -76,6 +78,8 @@ class StreamSettings:
     concentration: float | None = None  # for "dirichlet"
     slots: int | None = None  # for "dirichlet"; the number of classes, at most 100, by default
     imbalance: float | None = None  # for "long-tailed"
+    shortest: int | None = None  # for "runs", with `longest`; by the number of classes by default
+    longest: int | None = None  # for "runs"
 
     def __post_init__(self) -> None:
         _check_integer("batch_size", self.batch_size, 1)
@@ -96,6 +100,8 @@ class StreamSettings:
             ("concentration", "dirichlet"),
             ("slots", "dirichlet"),
             ("imbalance", "long-tailed"),
+            ("shortest", "runs"),
+            ("longest", "runs"),
         ):
             if getattr(self, name) is not None and self.order != order:
                 raise CasterError(f"{name} belongs to the order {order!r}, not to {self.order!r}")
@@ -111,6 +117,11 @@ class StreamSettings:
                     "the order 'long-tailed' needs an imbalance, such as imbalance=10"
                 )
             _check_number("imbalance", self.imbalance, 1.0)
+        if self.shortest is not None or self.longest is not None:
+            if self.shortest is None or self.longest is None:
+                raise CasterError("the order 'runs' takes both shortest and longest, or neither")
+            _check_integer("shortest", self.shortest, 1)
+            _check_integer("longest", self.longest, self.shortest)
 
 
 def _check_integer(name: str, value: Any, least: int) -> None:

@@ -1,0 +1,355 @@
+"""The label chain against enumeration and transition matrices, its laws, and simulated streams."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from caster.core import label_chain
+from caster.core.class_prior import corrected
+from caster.core.label_chain import BOUND, EPSILON, HISTORY, LOG_PRIOR, RHO, WINDOW, LabelChain
+from tests.conftest import close
+from tests.support.label_streams import classifier, follow, verdicts
+
+seeds = st.integers(0, 2**31 - 1)
+G = len(RHO)
+
+
+def some_chain(rng, n_classes, count=100.0):
+    """A chain in the middle of a stream, all of whose pairs count."""
+    return LabelChain(
+        rng.dirichlet(np.full(n_classes, 5.0)),
+        rng.dirichlet(np.ones(n_classes), G),
+        rng.uniform(-1, 1, G) - LOG_PRIOR,
+        count * rng.dirichlet(np.ones(n_classes)),
+        count,
+    )
+
+
+def likelihood(p, prior, e):
+    return ((1 - e) * p + e * prior) / prior
+
+
+def enumerated(p, prior, last, rho, e, g):
+    """Posteriors (n, C) and the likelihood of all samples: a sum over all label sequences."""
+    (n, n_classes), L = p.shape, likelihood(p, prior, e)
+    found = np.zeros((n, n_classes))
+    for before, *labels in product(range(n_classes), repeat=n + 1):
+        joint, previous = last[before], before
+        for t, y in enumerate(labels):
+            joint *= (rho * (y == previous) + (1 - rho) * g[y]) * L[t, y]
+            previous = y
+        found[np.arange(n), labels] += joint
+    return found / found[0].sum(), found[0].sum()
+
+
+def by_matrices(p, prior, last, rho, e, g):
+    """The same by transition matrices and logarithms, for longer batches."""
+    with np.errstate(divide="ignore"):
+        T = np.log(rho * np.eye(len(g)) + (1 - rho) * g[None, :])  # from, to
+        L, now = np.log(likelihood(p, prior, e)), np.log(last)
+    forward, backward = [], [np.zeros(len(g))]
+    for t in range(len(p)):
+        now = np.logaddexp.reduce(now[:, None] + T, axis=0) + L[t]
+        forward.append(now)
+    for t in range(len(p) - 1, 0, -1):
+        backward.append(np.logaddexp.reduce(T + L[t] + backward[-1], axis=1))
+    joint = np.array(forward) + np.array(backward[::-1])
+    log_likelihoods = np.logaddexp.reduce(forward, axis=1)  # of the first t samples
+    return np.exp(joint - np.logaddexp.reduce(joint, axis=1, keepdims=True)), log_likelihoods
+
+
+def each_pair(reference, chain, p, g):
+    return [
+        reference(p, chain.prior, last, rho, e, g)
+        for last, rho, e in zip(chain.last, RHO, EPSILON, strict=True)
+    ]
+
+
+# References
+
+
+@pytest.mark.parametrize("own_g", [False, True])
+def test_posteriors_are_sums_over_all_label_sequences(own_g):
+    rng = np.random.default_rng(0)
+    chain, p = some_chain(rng, 3), rng.dirichlet(np.ones(3), 5)
+    g = rng.dirichlet(np.ones(3)) if own_g else chain.prior
+    each = np.array([found for found, _ in each_pair(enumerated, chain, p, g)])
+    given_g = g if own_g else None
+    close(chain.posterior(p, given_g), np.tensordot(chain.weights, each, 1), 1e-12)
+    close(chain.advance(p, given_g).last, each[:, -1], 1e-12)
+    if not own_g:
+        sticky = chain.weights[1:] / (1 - chain.weights[0])
+        close(chain.mixture(p), sticky @ each[1:].mean(axis=1), 1e-12)
+
+
+def test_evidence_is_the_faded_log_ratio_of_enumerated_likelihoods():
+    rng = np.random.default_rng(1)
+    chain, p = some_chain(rng, 3), rng.dirichlet(np.ones(3), 5)
+    chain = replace(chain, evidence=rng.uniform(-5, 5, G))
+    seen = chain.observe(p)
+    f, expected = seen.frequencies, chain.evidence
+    before = np.ones(G)
+    for t in range(1, 6):
+        now = np.array([Z for _, Z in each_pair(enumerated, chain, p[:t], f)])
+        independent = [likelihood(p[t - 1], chain.prior, e) @ f for e in EPSILON]
+        expected = (1 - 1 / WINDOW) * expected + np.log(now / before / independent)
+        before = now
+    close(seen.evidence, expected, 1e-12)
+    close(seen.totals, chain.totals + p.sum(axis=0), 1e-15)
+    assert seen.count == chain.count + 5
+    assert seen.last is chain.last  # only `advance` moves on
+
+
+@settings(max_examples=15)
+@given(seeds, st.integers(2, 7), st.integers(1, 30))
+def test_longer_batches_agree_with_transition_matrices(seed, n_classes, n):
+    rng = np.random.default_rng(seed)
+    chain, p = some_chain(rng, n_classes), rng.dirichlet(np.full(n_classes, 0.3), n) + 1e-12
+    p /= p.sum(axis=1, keepdims=True)
+    each = np.array([found for found, _ in each_pair(by_matrices, chain, p, chain.prior)])
+    close(chain.posterior(p), np.tensordot(chain.weights, each, 1), 1e-9)
+    close(chain.advance(p).last, each[:, -1], 1e-9)
+    seen = replace(chain, evidence=np.zeros(G)).observe(p)
+    logs = np.array([Z for _, Z in each_pair(by_matrices, chain, p, seen.frequencies)])
+    L = np.array([likelihood(p, chain.prior, e) for e in EPSILON])
+    gains = np.diff(logs, axis=1, prepend=0.0) - np.log(L @ seen.frequencies)
+    fading = (1 - 1 / WINDOW) ** np.arange(n - 1, -1, -1)
+    close(seen.evidence, np.clip(gains @ fading, -BOUND, BOUND), 1e-9)
+
+
+def test_weights_are_bayes_rule():
+    chain = LabelChain.start(np.full(3, 1 / 3))
+    close(chain.weights, np.exp(LOG_PRIOR), 1e-15)
+    chain = replace(chain, evidence=np.linspace(-BOUND, BOUND, G))
+    joint = np.exp(LOG_PRIOR + chain.evidence)
+    close(chain.weights, joint / joint.sum(), 1e-12)
+
+
+def test_pairs_of_negligible_weight_are_left_out():
+    rng = np.random.default_rng(2)
+    chain, p = some_chain(rng, 4), rng.dirichlet(np.ones(4), 6)
+    chain = replace(chain, evidence=rng.uniform(-20, 8, G))
+    kept = chain.weights > label_chain.NEGLIGIBLE
+    assert 2 < kept.sum() < G - 2
+    each = np.array([found for found, _ in each_pair(by_matrices, chain, p, chain.prior)])
+    exact = np.tensordot(chain.weights, each, 1)
+    assert 0 < np.abs(chain.posterior(p) - exact).max() < G * label_chain.NEGLIGIBLE
+    last = chain.advance(p).last
+    close(last[kept], each[kept, -1], 1e-12)
+    assert (last[1:][~kept[1:]] == chain.prior).all()
+
+
+# Laws
+
+
+@given(seeds, st.integers(2, 8), st.integers(1, 20))
+def test_shuffled_streams_get_their_probabilities_back(seed, n_classes, n):
+    rng = np.random.default_rng(seed)
+    against_runs = np.array([0.0, *[-10 * BOUND] * (G - 1)])
+    chain = replace(some_chain(rng, n_classes), evidence=against_runs)
+    p, g = rng.dirichlet(np.ones(n_classes), n), rng.dirichlet(np.ones(n_classes))
+    assert not chain.is_correlated
+    close(chain.posterior(p), p, 1e-12)
+    close(chain.posterior(p, g), corrected(p, g, chain.prior), 1e-12)
+
+
+@given(seeds, st.permutations(range(5)))
+def test_permuting_the_classes_permutes_everything(seed, order):
+    rng = np.random.default_rng(seed)
+    chain = some_chain(rng, 5)
+    permuted = replace(
+        chain, prior=chain.prior[order], last=chain.last[:, order], totals=chain.totals[order]
+    )
+    p, g = rng.dirichlet(np.full(5, 0.5), 12), rng.dirichlet(np.ones(5))
+    close(permuted.posterior(p[:, order], g[order]), chain.posterior(p, g)[:, order], 1e-12)
+    close(permuted.mixture(p[:, order]), chain.mixture(p)[order], 1e-12)
+    one, other = chain.observe(p).advance(p), permuted.observe(p[:, order]).advance(p[:, order])
+    close(other.evidence, one.evidence, 1e-11)
+    close(other.last, one.last[:, order], 1e-12)
+    close(other.frequencies, one.frequencies[order], 1e-12)
+
+
+@given(seeds, st.integers(1, 15))
+def test_a_first_batch_reversed_has_the_reversed_posterior(seed, n):
+    """The chain is reversible, and starts in its stationary distribution."""
+    rng = np.random.default_rng(seed)
+    chain, p = LabelChain.start(rng.dirichlet(np.full(4, 5.0))), rng.dirichlet(np.ones(4), n)
+    chain = replace(chain, evidence=-LOG_PRIOR)
+    close(chain.posterior(p[::-1]), chain.posterior(p)[::-1], 1e-12)
+
+
+@given(seeds, st.integers(1, 11))
+def test_the_past_of_a_split_batch_is_that_of_the_whole(seed, cut):
+    rng = np.random.default_rng(seed)
+    chain, p = some_chain(rng, 4), rng.dirichlet(np.ones(4), 12)
+    split, whole = chain.advance(p[:cut]).advance(p[cut:]), chain.advance(p)
+    close(split.last, whole.last, 1e-12)
+    two = chain.observe(p[:cut]).observe(p[cut:])
+    close(two.frequencies, chain.observe(p).frequencies, 1e-12)
+    # The later part sees the same past and future either way
+    close(chain.advance(p[:cut]).posterior(p[cut:]), chain.posterior(p)[cut:], 1e-12)
+
+
+@given(seeds, st.integers(0, 3000))
+def test_the_evidence_of_a_split_batch_is_that_of_the_whole_at_equal_frequencies(seed, more):
+    """Frequencies include the batch: both halves must leave them as they are."""
+    rng = np.random.default_rng(seed)
+    half, count = rng.dirichlet(np.ones(4), 6), 300.0 + more
+    chain = replace(some_chain(rng, 4), totals=count * half.mean(axis=0), count=count)
+    other = half[rng.permutation(6)]
+    first = chain.observe(half)
+    f = first.frequencies
+    close(f, chain.frequencies, 1e-12)
+    split = first.advance(half, f).observe(other)
+    whole = chain.observe(np.concatenate([half, other]))
+    used = first.weights > label_chain.NEGLIGIBLE
+    assert used.sum() > 5
+    close(split.evidence[used], whole.evidence[used], 1e-10)
+
+
+@given(seeds, st.integers(1, 12))
+def test_the_last_sample_has_no_future(seed, n):
+    rng = np.random.default_rng(seed)
+    chain, p = some_chain(rng, 4), rng.dirichlet(np.ones(4), n)
+    one_by_one = chain
+    for sample in p[:-1]:
+        one_by_one = one_by_one.advance(sample[None])
+    close(chain.posterior(p)[-1], chain.weights @ chain.advance(p).last, 1e-12)
+    close(one_by_one.posterior(p[-1:])[0], chain.posterior(p)[-1], 1e-12)
+
+
+EXTREMES = {
+    "one-hot": np.eye(4)[[0, 1, 1, 2, 0, 3, 3, 3]],
+    "uniform": np.full((8, 4), 0.25),
+    "subnormal": np.array([[1.0, 5e-324, 0, 5e-324], [5e-324, 0, 1.0, 0]] * 4),
+    "float32": np.eye(4, dtype=np.float32)[[0, 1] * 4] * np.float32(1 - 3e-7) + np.float32(1e-7),
+}
+
+
+@pytest.mark.parametrize("prior", [np.full(4, 0.25), np.array([1 - 3e-9, 1e-9, 1e-9, 1e-9])])
+@pytest.mark.parametrize("p", EXTREMES.values(), ids=list(EXTREMES))
+def test_extreme_probabilities_stay_finite(p, prior):
+    chain = LabelChain.start(prior)
+    for _ in range(40):
+        chain = chain.observe(p)
+        for found in (chain.posterior(p), chain.mixture(p)[None], chain.frequencies[None]):
+            assert np.isfinite(found).all()
+            assert (found >= 0).all()
+            close(found.sum(axis=1), np.ones(len(found)), np.finfo(p.dtype).eps * 8)
+        chain = chain.advance(p)
+    assert np.isfinite(chain.evidence).all()
+    assert np.abs(chain.evidence).max() <= BOUND
+    close(chain.last.sum(axis=1), np.ones(G), 1e-12)
+
+
+def test_frequencies_start_at_the_source_and_forget():
+    rng = np.random.default_rng(3)
+    prior = np.array([0.7, 0.2, 0.1])
+    chain = LabelChain.start(prior)
+    assert (chain.frequencies == prior).all()
+    for n in (1, 64, 192):  # the source counts as 64 samples
+        counts = 64 * prior + n * np.eye(3)[1]
+        close(chain.observe(np.eye(3)[np.full(n, 1)]).frequencies, counts / counts.sum(), 1e-12)
+    for label in (1, 2):
+        for _ in range(HISTORY // 512 * 4):
+            chain = chain.observe(np.eye(3)[np.full(512, label)])
+    assert chain.count == HISTORY
+    shrunk = label_chain.DISTRUST * prior + (1 - label_chain.DISTRUST) * np.eye(3)[2]
+    assert np.abs(chain.frequencies - shrunk).max() < 0.03
+    huge = chain.observe(rng.dirichlet(np.ones(3), 2 * HISTORY))
+    assert np.allclose(huge.totals / huge.count, 1 / 3, atol=0.02)  # all of it from this batch
+
+
+# Simulated streams of ten classes
+
+
+def shuffled(rng, n):
+    return rng.integers(0, 10, n)
+
+
+def samples_until(found, batch_size=1):
+    assert found.any()
+    return (int(found.argmax()) + 1) * batch_size
+
+
+@pytest.mark.parametrize("accuracy", [0.5, 0.7, 0.9])
+def test_shuffled_streams_are_not_correlated(accuracy):
+    rng = np.random.default_rng(10)
+    for _ in range(4):
+        assert not verdicts(classifier(rng, shuffled(rng, 2000), accuracy), 64).any()
+
+
+def test_shuffled_single_samples_are_hardly_ever_correlated():
+    rng = np.random.default_rng(11)
+    alarms = [
+        verdicts(classifier(rng, shuffled(rng, 500), accuracy), 1)
+        for accuracy in (0.5, 0.7, 0.9)
+        for _ in range(2)
+    ]
+    assert np.mean(alarms) < 0.005
+
+
+@pytest.mark.parametrize("lowest", [0.4, 0.9])
+def test_a_constant_preference_is_not_a_run(lowest):
+    rng = np.random.default_rng(12)
+    for _ in range(4):
+        p = classifier(rng, shuffled(rng, 2000), 0.7, preferred=0.2, lowest=lowest)
+        assert 0.24 < np.mean(p.argmax(axis=1) == 0) < 0.32  # of ten classes
+        assert not verdicts(p, 64).any()
+
+
+@pytest.mark.parametrize("accuracy", [0.6, 0.9])
+def test_sorted_streams_are_correlated_from_the_first_batch_on(accuracy):
+    rng = np.random.default_rng(13)
+    labels = np.repeat(np.arange(10), 100)
+    for _ in range(3):
+        assert verdicts(classifier(rng, labels, accuracy), 64).all()
+        one_by_one = verdicts(classifier(rng, labels[:200], accuracy), 1)
+        assert samples_until(one_by_one) <= 48
+        assert one_by_one[48:].mean() > 0.97
+
+
+@pytest.mark.parametrize("accuracy", [0.6, 0.9])
+def test_a_single_class_stays_correlated(accuracy):
+    p = classifier(np.random.default_rng(14), np.full(5000, 3), accuracy)
+    assert verdicts(p, 64).all()
+
+
+@pytest.mark.parametrize("accuracy", [0.6, 0.9])
+@pytest.mark.parametrize("batch_size", [4, 64])
+def test_a_change_of_order_is_noticed(accuracy, batch_size):
+    rng = np.random.default_rng(15)
+    labels = shuffled(rng, 2560)
+    labels[640:1280] = np.repeat(rng.permutation(10), 64)
+    found = verdicts(classifier(rng, labels, accuracy), batch_size)
+    before, between, after = np.split(found, [640 // batch_size, 1280 // batch_size])
+    assert not before.any()
+    assert samples_until(between, batch_size) <= 128
+    assert between[128 // batch_size :].all()
+    assert samples_until(~after, batch_size) <= 896
+    assert not after[896 // batch_size :].any()
+
+
+@pytest.mark.parametrize("batch_size", [8, 64])
+def test_runs_correct_the_errors_of_the_classifier(batch_size):
+    rng = np.random.default_rng(16)
+    labels = np.repeat(rng.integers(0, 10, 50), 40)
+    p = classifier(rng, labels, 0.6)
+    posterior = np.concatenate([chain.posterior(batch) for chain, batch in follow(p, batch_size)])
+    assert np.mean(p.argmax(axis=1) == labels) < 0.63
+    assert np.mean(posterior.argmax(axis=1) == labels) > 0.9
+
+
+def test_the_mixture_of_a_correlated_batch_is_found():
+    rng = np.random.default_rng(17)
+    labels = np.repeat([4, 7, 4], [64, 48, 16])
+    p = classifier(rng, labels, 0.6)
+    *_, (chain, batch) = follow(p, 64)
+    true = np.bincount(labels[64:], minlength=10) / 64
+    assert np.abs(chain.mixture(batch) - true).sum() < 0.3 < np.abs(batch.mean(0) - true).sum()
