@@ -64,7 +64,7 @@ def test_runs_are_answered_by_the_chain():
 
 def test_a_long_tail_is_answered_under_its_prior():
     y = drawn(512, 1, TAIL)
-    p = probabilities(y, sure=1.5)
+    p = probabilities(y)
     labels = after(p)
     assert not labels.chain.is_correlated
     assert not labels.is_source
