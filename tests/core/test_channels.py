@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import integrate, stats
 
 from caster.core.channels import (
     ChannelMoments,
     Site,
+    divergence,
     optimal_map,
     shrunk,
     to_source,
@@ -182,3 +184,42 @@ def test_the_optimal_map_moves_less_than_the_papers():
     close(theirs @ C_t @ theirs.T, ours @ C_t @ ours.T, 1e-9)
     moved = [np.trace((A - np.eye(3)) @ C_t @ (A - np.eye(3)).T) for A in (ours, theirs)]
     assert moved[0] < moved[1]
+
+
+def gaussians(seed, c=3):
+    rng = np.random.default_rng(seed)
+    return [ChannelMoments(9.0, rng.normal(size=c), rng.uniform(0.2, 4, size=c)) for _ in range(2)]
+
+
+@given(st.integers(0, 99))
+def test_divergence_is_that_of_gaussians(seed):
+    """By numerical integration of p log(p / q)."""
+    recent, past = gaussians(seed)
+    found = divergence(recent, past)
+    p, q = (stats.norm(one.mean, np.sqrt(one.variance)) for one in (recent, past))
+    x = np.linspace(p.mean() - 12 * p.std(), p.mean() + 12 * p.std(), 2001)
+    exact = integrate.simpson(p.pdf(x) * (p.logpdf(x) - q.logpdf(x)), x=x, axis=0)
+    close(found, exact, 1e-8)
+
+
+def test_divergence_in_any_array_namespace(kind):
+    parts = [(kind.array(one.mean), kind.array(one.variance)) for one in gaussians(1)]
+    found = divergence(*(ChannelMoments(9.0, *own) for own in parts))
+    assert kind.holds(found)
+    close(found, divergence(*gaussians(1)), 10 * kind.tolerance)
+
+
+@given(st.integers(0, 99), st.floats(0.1, 10), st.floats(-9, 9))
+def test_divergence_has_no_unit_and_no_origin(seed, scale, shift):
+    both = gaussians(seed)
+    mapped = [ChannelMoments(9.0, scale * m.mean + shift, scale**2 * m.variance) for m in both]
+    close(divergence(*mapped), divergence(*both), 1e-8)
+    assert (divergence(*both) >= 0).all()
+    close(divergence(both[0], both[0]), np.zeros(3), 1e-12)
+
+
+def test_channels_that_do_not_vary_diverge_from_nothing():
+    dead, live = (ChannelMoments(9.0, np.ones(1), np.full(1, v)) for v in (0.0, 2.0))
+    moved = ChannelMoments(9.0, np.full(1, 5.0), np.zeros(1))
+    for pair in ((dead, live), (live, dead), (dead, moved)):
+        np.testing.assert_array_equal(divergence(*pair), 0.0)

@@ -10,7 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import softmax
 
-from caster.core.confidence import ConfidenceStats, expected_error_ratio, has_fallen
+from caster.core.confidence import (
+    ConfidenceStats,
+    expected_error_ratio,
+    has_fallen,
+    nuclear_norm,
+)
 from tests.conftest import close
 
 seeds = st.integers(0, 99)
@@ -146,3 +151,37 @@ def test_the_standard_error_accounts_for_both_samples():
         for step, fallen in ((0.999, False), (1.001, True)):
             now = ConfidenceStats(25.0, 25 * (0.8 - step * errors * error), 0.0)
             assert has_fallen(now, then, errors) is fallen
+
+
+shapes = st.tuples(st.integers(1, 12), st.integers(1, 12))
+
+
+@given(seeds, shapes)
+def test_the_nuclear_norm_is_the_sum_of_singular_values(seed, shape):
+    p = softmax(3 * np.random.default_rng(seed).normal(size=shape), axis=1)
+    singular = np.linalg.svd(p, compute_uv=False)
+    assert nuclear_norm(p) == pytest.approx(singular.sum(), rel=1e-6)
+    assert nuclear_norm(p.astype(np.float32)) == pytest.approx(singular.sum(), rel=1e-5)
+
+
+@given(seeds, shapes)
+def test_the_nuclear_norm_is_largest_if_rows_are_sure_and_diverse(seed, shape):
+    n, C = shape
+    p = softmax(3 * np.random.default_rng(seed).normal(size=shape), axis=1)
+    assert nuclear_norm(p) <= math.sqrt(n * min(n, C)) * (1 + 1e-9)
+    each = np.tile(np.eye(C), (3, 1))  # all classes equally often
+    assert nuclear_norm(each) == pytest.approx(math.sqrt(len(each) * C))
+    collapsed = np.eye(C)[np.zeros(3 * C, int)]
+    assert nuclear_norm(collapsed) == pytest.approx(math.sqrt(3 * C))
+
+
+@given(seeds, st.permutations(range(12)), st.permutations(range(5)))
+def test_the_nuclear_norm_has_no_order(seed, rows, columns):
+    p = softmax(scores(seed=seed), axis=1)
+    assert nuclear_norm(p[rows][:, columns]) == pytest.approx(nuclear_norm(p))
+
+
+def test_equal_rows_have_the_norm_of_one():
+    """Of rank one: rounding must not add the roots of small negative numbers."""
+    row = softmax(scores(1), axis=1)
+    assert nuclear_norm(np.tile(row, (9, 1))) == pytest.approx(3 * np.linalg.norm(row), rel=1e-6)

@@ -107,7 +107,7 @@ class LayerCertificate:
         return {"certificate": found, "certificate.rows": self._rows}
 
     def resume(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Continue from a `state`; one that cannot be raises a ValueError."""
+        """Continue from a `state`."""
         self._recent, self._settled = map(_pair, state["certificate"])
         rows = np.asarray(state["certificate.rows"], np.float32)
         if rows.ndim != 3 or len(rows) != 2 or not np.isfinite(rows).all():

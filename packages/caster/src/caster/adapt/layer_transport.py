@@ -236,6 +236,8 @@ class LayerTransport:
                 labels, mixture = self._start.resumed(state), np.asarray(state["mixture"], float)
                 if mixture.shape != labels.chain.prior.shape or not (mixture >= 0).all():
                     raise ValueError("impossible mixture")
+                if state["certificate.rows"].shape[2] not in (0, len(mixture)):
+                    raise ValueError("probabilities of other classes")
                 self._labels, self._mixture = labels, mixture
 
     @property

@@ -1,0 +1,191 @@
+"""Mixture transport without one of its parts each: accuracy on four orders of a stream.
+
+    python benchmarks/mixture_ablation.py MODEL SOURCE.npz TARGET.npz --preprocessing P.toml
+
+MODEL is anything that `caster --model` takes; the .npz files hold `images` (uint8) and `labels`.
+SOURCE should be images that the network was not trained on; all of them are fitted. TARGET is met
+clean and under the four spare corruptions at severity 5, shuffled, in runs of one class, sorted by
+class and long-tailed (100 : 1), in batches of 64; `--sizes` names other sizes. Columns: accuracy in
+percent if every batch is adapted (always) and behind the certificate (gated), and the share of
+accepted batches, as means over the conditions. The last table is the mean over the streams.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+import caster
+from caster.adapt.layer_transport import PLAIN, LayerSettings, LayerTransport
+from caster.core.arrays import to_numpy
+from caster.core.label_chain import LabelChain
+from caster.core.stream_labels import StreamLabels
+from caster.io.labels import encode
+from caster.models.heads import Columns
+from caster.models.protocol import Outputs
+from caster_bench.data.corruptions import corrupt
+from caster_bench.data.streams.stream import make_stream
+from caster_bench.data.streams.stream_settings import StreamSettings
+from measure import machine
+from small_source_layers import BATCH, batches, read
+
+SPARE = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
+SEVERITY = 5
+STREAMS = {
+    "shuffled": StreamSettings(),
+    "runs": StreamSettings(order="runs"),
+    "sorted": StreamSettings(order="by-class"),
+    "long-tailed": StreamSettings(order="long-tailed", imbalance=100.0),
+}
+WIDTHS = (6, 13, 26, 9, 9, 10)
+HEADING = ("B", "stream", "variant", "always", "gated", "accepted")
+
+Figures = NDArray[np.float64]  # (3,): always, gated, accepted
+
+
+class Shuffled(LabelChain):
+    """Labels that are never taken for correlated."""
+
+    is_correlated = False
+
+
+class SourcePrior(StreamLabels):
+    """Labels whose prior is the source's if they are shuffled."""
+
+    @property
+    def prior(self) -> NDArray[np.float64]:  # type: ignore[override]
+        """The source's prior."""
+        return self.chain.prior
+
+
+class TrueMixture(StreamLabels):
+    """Labels that know the mixture of the current batch, which decides only what to align with."""
+
+    truth: ClassVar[NDArray[np.float64]]
+
+    def mixture(self, p: NDArray[Any]) -> NDArray[np.float64]:
+        """The true mixture."""
+        return self.truth
+
+
+def never_correlated(labels: StreamLabels) -> StreamLabels:
+    return replace(labels, chain=Shuffled(**vars(labels.chain)))
+
+
+def source_prior(labels: StreamLabels) -> StreamLabels:
+    return SourcePrior(labels.chain, labels.recent)
+
+
+def true_mixture(labels: StreamLabels) -> StreamLabels:
+    return TrueMixture(labels.chain, labels.recent)
+
+
+DEFAULT = LayerSettings()
+VARIANTS = {
+    "plain: half depth": (PLAIN, None),
+    "whole depth, no classes": (replace(DEFAULT, mixture=False, maps="diagonal"), None),
+    "mixture transport": (DEFAULT, None),
+    "- full maps": (replace(DEFAULT, maps="diagonal"), None),
+    "- memory: 64": (replace(DEFAULT, memory=64), None),
+    "- memory: 512": (replace(DEFAULT, memory=512), None),
+    "- depth: half": (replace(DEFAULT, depth=0.5), None),
+    "- chain": (DEFAULT, never_correlated),
+    "- believed prior": (DEFAULT, source_prior),
+    "+ true mixture": (DEFAULT, true_mixture),
+}
+
+
+def transports(adapter: caster.Adapter) -> Iterator[tuple[str, LayerTransport]]:
+    """Every variant over the adapter's model and state."""
+    state, model = adapter.state, adapter.model
+    for name, (settings, changed) in VARIANTS.items():
+        own = LayerTransport(model, state.layers, Columns(state.head), state.input_range, settings)
+        if changed is not None:
+            own._start = changed(own._start)
+        yield name, own.new_stream()
+
+
+def accuracy(scores: Any, truth: NDArray[np.int64]) -> float:
+    return float(np.sum(to_numpy(scores).argmax(axis=1) == truth))
+
+
+def figures(
+    transport: LayerTransport, met: list[tuple[NDArray[Any], Outputs, NDArray[np.int64]]]
+) -> Figures:
+    """Answer a stream: accuracies always and gated, and the share accepted, in percent."""
+    found = np.zeros(3)
+    transport.reset()
+    for batch, frozen, truth in met:
+        C = len(transport.columns(frozen.logits)[0])
+        TrueMixture.truth = np.bincount(truth, minlength=C) / len(truth)
+        answer = transport(batch, frozen)
+        adapted = answer.scores if answer.adapted is None else answer.adapted
+        found += accuracy(adapted, truth), accuracy(answer.scores, truth), 0
+        found[2] += answer.verdict.accepted * len(truth)
+    return 100 * found / sum(len(truth) for _, _, truth in met)
+
+
+def conditions(images: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    yield images
+    for name in SPARE:
+        yield np.stack(list(corrupt(images, name, SEVERITY, seed=0)))
+
+
+def row(*cells: Any) -> None:
+    shown = (f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in cells)
+    print("".join(f"{c:>{w}}" for c, w in zip(shown, WIDTHS, strict=True)), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for name in ("model", "source", "target"):
+        parser.add_argument(name)
+    parser.add_argument("--preprocessing")
+    parser.add_argument("--checkpoint")
+    parser.add_argument("--device")
+    parser.add_argument("--limit", type=int, default=2048, help="images of the target")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[BATCH], help="of a batch")
+    given = parser.parse_args()
+    print(machine())
+    options = {name: getattr(given, name) for name in ("preprocessing", "checkpoint", "device")}
+    model = caster.wrap(given.model, **{name: value for name, value in options.items() if value})
+    assert model.preprocessing is not None
+    source, labels = read(given.source)
+    parts = np.array_split(labels, max(1, len(labels) // BATCH))
+    loaded = batches(model, source, np.arange(len(labels)))
+    adapter = caster.fit(model, zip(loaded, parts, strict=True))
+    target, truth = read(given.target, given.limit)
+    truth = encode(truth, adapter.classes)
+    shifted = list(conditions(target))
+    variants = dict(transports(adapter))
+    sums: dict[tuple[int, str, str], Figures] = {}
+    row(*HEADING)
+    for size in given.sizes:
+        for stream, settings in STREAMS.items():
+            plan = list(make_stream(truth, replace(settings, batch_size=size)))
+            for images in shifted:
+                met = []
+                for rows in (batch.rows for batch in plan):
+                    prepared = model.preprocessing.batch(list(images[rows]))
+                    met.append((prepared, model(prepared), truth[rows]))
+                right = sum(accuracy(adapter.head_logits(out), y) for _, out, y in met)
+                alone = 100 * right / sum(len(y) for _, _, y in met)
+                found = {name: figures(own, met) for name, own in variants.items()}
+                for name, values in {"frozen": np.array([alone, alone, 0.0]), **found}.items():
+                    key = size, stream, name
+                    sums[key] = sums.get(key, np.zeros(3)) + values / len(shifted)
+            for name in ("frozen", *variants):
+                row(size, stream, name, *map(float, sums[size, stream, name]))
+    for size in given.sizes:
+        for name in ("frozen", *variants):
+            mean = np.mean([sums[size, stream, name] for stream in STREAMS], axis=0)
+            row(size, "mean", name, *map(float, mean))
+
+
+if __name__ == "__main__":
+    main()

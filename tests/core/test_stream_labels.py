@@ -1,0 +1,159 @@
+"""What a stream's labels are taken for: runs, a prior, or neither; and mixtures that merge."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from caster.core.stream_labels import (
+    RECENT,
+    SAME,
+    StreamLabels,
+    as_reference,
+    merged_mixture,
+)
+
+C = 5
+UNIFORM = np.full(C, 1 / C)
+TAIL = np.array([0.6, 0.2, 0.1, 0.07, 0.03])
+
+
+def probabilities(labels, seed=0, sure=2.0):
+    """Exact posteriors of Gaussian classes under equal priors, for samples with these labels."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(len(labels), C)) + sure * np.eye(C)[labels]
+    raw = np.exp(sure * x)
+    return raw / raw.sum(axis=1, keepdims=True)
+
+
+def drawn(n, seed, prior=UNIFORM):
+    return np.random.default_rng(seed).choice(C, size=n, p=prior)
+
+
+def after(p, prior=UNIFORM, size=32):
+    labels = StreamLabels.start(prior)
+    for i in range(0, len(p), size):
+        labels = labels.observe(p[i : i + size]).advance(p[i : i + size])
+    return labels
+
+
+@pytest.mark.parametrize("prior", [UNIFORM, TAIL])
+def test_shuffled_samples_of_the_source_are_answered_unchanged(prior):
+    p = probabilities(drawn(256, 1, prior)) * prior
+    labels = after(p / p.sum(axis=1, keepdims=True), prior)
+    assert labels.is_source
+    assert labels.answers(p) is None
+    assert labels.mixture(p) is labels.chain.prior
+
+
+def test_runs_are_answered_by_the_chain():
+    y = np.sort(drawn(256, 1))
+    p = probabilities(y)
+    labels = StreamLabels.start(UNIFORM).observe(p)
+    assert not labels.is_source
+    np.testing.assert_array_equal(labels.answers(p), labels.chain.posterior(p))
+    np.testing.assert_array_equal(labels.mixture(p), labels.chain.mixture(p))
+    right = (labels.answers(p).argmax(axis=1) == y).mean()
+    assert right > (p.argmax(axis=1) == y).mean() + 0.05
+    assert np.abs(labels.mixture(p) - np.bincount(y, minlength=C) / 256).sum() < 0.1
+
+
+def test_a_long_tail_is_answered_under_its_prior():
+    y = drawn(512, 1, TAIL)
+    p = probabilities(y)
+    labels = after(p)
+    assert not labels.chain.is_correlated
+    assert not labels.is_source
+    assert np.abs(labels.prior - TAIL).sum() < 0.1
+    expected = p * labels.prior / UNIFORM  # Bayes' rule
+    expected /= expected.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(labels.answers(p), expected, rtol=1e-12)
+    assert (labels.answers(p).argmax(axis=1) == y).mean() > (p.argmax(axis=1) == y).mean()
+    assert labels.mixture(p[:1]) is labels.prior  # of a stream, not of a batch
+
+
+@given(st.lists(st.integers(1, 200), min_size=1, max_size=6), st.integers(0, 9))
+def test_it_remembers_the_last_samples_and_no_more(sizes, seed):
+    p = probabilities(drawn(sum(sizes), seed), seed)
+    labels = StreamLabels.start(UNIFORM)
+    for part in np.split(p, np.cumsum(sizes)[:-1]):
+        labels = labels.observe(part)
+    np.testing.assert_array_equal(labels.recent, p[-RECENT:])
+
+
+def test_another_prior_is_forgotten_with_its_samples():
+    tail, back = probabilities(drawn(512, 1, TAIL)), probabilities(drawn(RECENT, 2))
+    assert not after(tail).is_source
+    assert after(np.concatenate([tail, back])).is_source
+
+
+def test_observing_changes_nothing_of_what_was_known():
+    p = probabilities(drawn(64, 1))
+    labels = after(p)
+    before = {name: array.copy() for name, array in labels.state().items()}
+    labels.observe(p).advance(p)
+    for name, array in labels.state().items():
+        np.testing.assert_array_equal(array, before[name])
+
+
+@pytest.mark.parametrize("y", [drawn(192, 1), np.sort(drawn(192, 1)), drawn(192, 1, TAIL)])
+def test_it_resumes_exactly(y):
+    p = probabilities(y)
+    labels = after(p[:128])
+    again = StreamLabels.start(UNIFORM).resumed(labels.state())
+    one, other = (own.observe(p[128:]) for own in (labels, again))
+    assert one.is_source == other.is_source
+    np.testing.assert_array_equal(one.mixture(p[128:]), other.mixture(p[128:]))
+    if not one.is_source:
+        np.testing.assert_array_equal(one.answers(p[128:]), other.answers(p[128:]))
+    for name, array in one.state().items():
+        np.testing.assert_array_equal(array, other.state()[name])
+
+
+def test_an_impossible_state_is_rejected():
+    known = after(probabilities(drawn(64, 1))).state()
+    start = StreamLabels.start(UNIFORM)
+    for name, array in known.items():
+        bad = [np.full_like(array, np.nan), np.full_like(array, np.inf)]
+        bad += [] if name == "labels.count" else [array[..., :-1], array[None]]
+        for value in bad:
+            with pytest.raises(ValueError, match="impossible labels"):
+                start.resumed({**known, name: value})
+        with pytest.raises(KeyError):
+            start.resumed({other: value for other, value in known.items() if other != name})
+    with pytest.raises(ValueError, match="impossible labels"):
+        StreamLabels.start(np.full(C + 1, 1 / (C + 1))).resumed(known)
+
+
+batches = st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=9), min_size=1, max_size=6)
+
+
+@given(batches)
+def test_merged_mixtures_are_those_of_all_samples(parts):
+    mixture, kept = UNIFORM, 0.0
+    for part in parts:
+        own = np.bincount(part, minlength=C) / len(part)
+        mixture = merged_mixture(mixture, kept, own, len(part))
+        kept += len(part)
+    expected = np.bincount(np.concatenate(parts), minlength=C) / kept
+    np.testing.assert_allclose(mixture, expected, atol=1e-12)
+
+
+def test_the_sources_mixture_is_no_reference():
+    step = np.array([1.0, -1.0, 0.0, 0.0, 0.0])  # a total variation of 1
+    assert as_reference(UNIFORM, UNIFORM) is None
+    assert as_reference(UNIFORM + 0.99 * SAME * step, UNIFORM) is None
+    other = UNIFORM + 1.01 * SAME * step
+    assert as_reference(other, UNIFORM) is other
+
+
+def test_the_prior_belongs_to_its_samples():
+    """It is kept once computed, but never handed on to other samples."""
+    labels = after(probabilities(drawn(256, 1, TAIL)))
+    assert labels.prior is labels.prior
+    assert labels.prior is not labels.chain.prior
+    assert replace(labels, recent=labels.recent[:0]).is_source
