@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections import defaultdict
 from dataclasses import replace
 
 import pytest
@@ -19,7 +20,7 @@ from caster_bench.methods.tent import Tent
 from caster_bench.records import key_of
 from caster_bench.records.schema import Admission
 from caster_bench.sweeps import Spec, read
-from caster_bench.sweeps.spec import SPARE
+from caster_bench.sweeps.spec import REPORTED, SPARE
 from tests.support.inline import SMALL, sweep_of
 from tests.support.miniature import SWEEP
 
@@ -126,3 +127,49 @@ def test_layer_transport_is_gated_by_the_report_where_its_certificate_is_studied
         "layer-transport",
         "layer-transport-ungated",
     }
+
+
+def test_mixture_transport_meets_every_kind_of_stream():
+    sweep = read(SWEEP.with_name("mixture.toml"))
+    own = {"frozen", "layer-transport", "mixture-transport"}
+    own |= {"layer-transport-ungated", "mixture-transport-ungated"}
+    methods = defaultdict(set)
+    for spec in sweep.cells:
+        assert not {name for name, _ in spec.conditions} & set(SPARE)  # constants are chosen there
+        methods[spec.stream].add(spec.method)
+    assert all(met >= own for met in methods.values())
+    assert {spec.batch_size for spec in methods} == {1, 8, 64, 200}
+    for data in ("cifar10", "cifar100"):
+        streams = [spec for spec in methods if spec.data == data]
+        assert {spec.backbone for spec in streams} == {
+            name for name in sweep.backbones if name.endswith(f"-{data}")
+        }
+        orders = {(spec.order, *dict(spec.order_settings).values()) for spec in streams}
+        assert orders == {
+            *((order,) for order in ("shuffled", "by-class", "runs", "turning")),
+            *(("dirichlet", 0.1), ("dirichlet", 1.0), ("long-tailed", 20)),
+        }
+        schedules = {spec.schedule_name for spec in streams}
+        assert schedules == {"each", "continual", "mixed", "recurring"}
+
+
+def test_mixture_transport_is_compared_by_the_published_protocol():
+    """All images, fifteen corruptions at severity 5, with a reset before each and without."""
+    sweep = read(SWEEP.with_name("mixture.toml"))
+    for data in ("cifar10-full", "cifar100-full"):
+        assert sweep.data[data].source_limit is sweep.data[data].target_limit is None
+        found = defaultdict(set)
+        for spec in sweep.of("corruption"):
+            if spec.data == data and spec.method == "mixture-transport":
+                found[spec.backbone, spec.batch_size, spec.schedule].update(spec.conditions)
+        assert len(found) == 6 * 2 * 2
+        assert {size for _, size, _ in found} == {64, 200}
+        assert {schedule for _, _, schedule in found} == {"each", "continual"}
+        assert all(met == {(name, 5) for name in REPORTED} for met in found.values())
+
+
+def test_the_documents_say_how_large_the_sweep_of_mixture_transport_is():
+    sweep = read(SWEEP.with_name("mixture.toml"))
+    text = (SWEEP.parents[2] / "docs" / "benchmark.md").read_text()
+    streams = len({spec.stream for spec in sweep.cells})
+    assert f"{len(sweep.cells):,} cells on {streams:,} streams" in " ".join(text.split())

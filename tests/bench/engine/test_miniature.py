@@ -173,6 +173,18 @@ def test_layer_transport_without_a_gate_is_the_ungated_method(records):
         assert (record.samples.prediction != record.samples.frozen).any()
 
 
+def test_mixture_transport_meets_runs_and_returning_corruptions(records):
+    own = {s: r for s, r in records.items() if s.method.startswith("mixture-transport")}
+    assert {(s.order, s.schedule_name) for s in own} == {
+        *(("shuffled", "each"), ("runs", "each"), ("shuffled", "recurring")),
+    }
+    for spec, record in own.items():
+        assert not record.cell.method["inert"]
+        assert len(record.samples.index) == 192 * len(spec.conditions)
+        if spec.method.endswith("ungated"):
+            assert (record.samples.prediction != record.samples.frozen).any()
+
+
 @pytest.mark.parametrize(
     ("order", "size", "settings", "rests"),
     [("by-class", 16, {}, False), ("shuffled", 64, {"window": 64}, True)],
