@@ -94,9 +94,9 @@ def test_another_prior_is_forgotten_with_its_samples():
 def test_observing_changes_nothing_of_what_was_known():
     p = probabilities(drawn(64, 1))
     labels = after(p)
-    before = {name: array.copy() for name, array in labels.state().items()}
+    before = {name: array.copy() for name, array in labels.state("labels").items()}
     labels.observe(p).advance(p)
-    for name, array in labels.state().items():
+    for name, array in labels.state("labels").items():
         np.testing.assert_array_equal(array, before[name])
 
 
@@ -104,29 +104,31 @@ def test_observing_changes_nothing_of_what_was_known():
 def test_it_resumes_exactly(y):
     p = probabilities(y)
     labels = after(p[:128])
-    again = StreamLabels.start(UNIFORM).resumed(labels.state())
+    again = StreamLabels.start(UNIFORM).resumed(labels.state("labels"), "labels")
     one, other = (own.observe(p[128:]) for own in (labels, again))
     assert one.is_source == other.is_source
     np.testing.assert_array_equal(one.mixture(p[128:]), other.mixture(p[128:]))
     if not one.is_source:
         np.testing.assert_array_equal(one.answers(p[128:]), other.answers(p[128:]))
-    for name, array in one.state().items():
-        np.testing.assert_array_equal(array, other.state()[name])
+    for name, array in one.state("labels").items():
+        np.testing.assert_array_equal(array, other.state("labels")[name])
 
 
 def test_an_impossible_state_is_rejected():
-    known = after(probabilities(drawn(64, 1))).state()
+    known = after(probabilities(drawn(64, 1))).state("labels")
     start = StreamLabels.start(UNIFORM)
     for name, array in known.items():
         bad = [np.full_like(array, np.nan), np.full_like(array, np.inf)]
         bad += [] if name == "labels.count" else [array[..., :-1], array[None]]
         for value in bad:
             with pytest.raises(ValueError, match="impossible labels"):
-                start.resumed({**known, name: value})
+                start.resumed({**known, name: value}, "labels")
         with pytest.raises(KeyError):
-            start.resumed({other: value for other, value in known.items() if other != name})
+            start.resumed(
+                {other: value for other, value in known.items() if other != name}, "labels"
+            )
     with pytest.raises(ValueError, match="impossible labels"):
-        StreamLabels.start(np.full(C + 1, 1 / (C + 1))).resumed(known)
+        StreamLabels.start(np.full(C + 1, 1 / (C + 1))).resumed(known, "labels")
 
 
 batches = st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=9), min_size=1, max_size=6)

@@ -39,6 +39,9 @@ UNCHECKED = math.nan  # the ratio where no comparison was made
 SHALLOW = 0.5  # share of the sites that are aligned in a first pass
 SETTLED = 256  # samples of a shuffled stream from which on its past is all that a pass needs
 CHANGED = 0.05  # nats by which recent samples differ from the past if the shift is another one
+# Share of an even class below which no class prior goes: a network's own prior is hardly ever as
+# uneven as a small source, and probabilities over a small prior would let a rare class win.
+EVEN = 0.5
 RARE = 1e-30  # smallest probability whose logarithm is a score
 
 
@@ -150,8 +153,7 @@ class LayerTransport:
         ends = input_range if model.preprocessing is None else model.preprocessing.value_range
         self._alignment = Alignment(model, kept, own, settings.prior, settings.memory, ends)
         self._start = _labels(found or {}) if settings.mixture else None
-        self._labels = self._start
-        self._mixture = None if self._start is None else self._start.chain.prior
+        self._forget_labels()
         self._shallow = math.ceil(SHALLOW * len(self.sites))
         self._certificate = LayerCertificate(settings.window)
         self._schedule = ComparisonSchedule(settings.every, settings.window)
@@ -198,7 +200,7 @@ class LayerTransport:
         return stream
 
     def _forget_labels(self) -> None:
-        self._labels = self._start
+        self._labels = self._frozen_labels = self._start
         self._mixture = None if self._start is None else self._start.chain.prior
 
     def reset(self) -> None:
@@ -216,15 +218,18 @@ class LayerTransport:
     def state(self) -> dict[str, NDArray[Any]]:
         """Everything the stream remembers, as named arrays."""
         with self._guard:
-            known = {}
-            if self._labels is not None:
-                known = {**self._labels.state(), "mixture": np.asarray(self._mixture)}
             return {
                 **self._alignment.state(),
                 **self._certificate.state(),
-                **known,
+                **self._label_state(),
                 "schedule": self._schedule.state(),
             }
+
+    def _label_state(self) -> dict[str, NDArray[Any]]:
+        if self._labels is None or self._frozen_labels is None:
+            return {}
+        known = {**self._labels.state("labels"), **self._frozen_labels.state("frozen_labels")}
+        return {**known, "mixture": np.asarray(self._mixture)}
 
     def resume(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Continue exactly where a stream was when its `state` was taken."""
@@ -233,12 +238,14 @@ class LayerTransport:
             self._certificate.resume(state)
             self._schedule.resume(state["schedule"])
             if self._start is not None:
-                labels, mixture = self._start.resumed(state), np.asarray(state["mixture"], float)
+                labels = self._start.resumed(state, "labels")
+                frozen = self._start.resumed(state, "frozen_labels")
+                mixture = np.asarray(state["mixture"], float)
                 if mixture.shape != labels.chain.prior.shape or not (mixture >= 0).all():
                     raise ValueError("impossible mixture")
                 if state["certificate.rows"].shape[2] not in (0, len(mixture)):
                     raise ValueError("probabilities of other classes")
-                self._labels, self._mixture = labels, mixture
+                self._labels, self._frozen_labels, self._mixture = labels, frozen, mixture
 
     @property
     def source_bytes(self) -> int:
@@ -248,8 +255,7 @@ class LayerTransport:
     @property
     def stream_bytes(self) -> int:
         """Size of what the stream remembers of its target."""
-        labels = {} if self._labels is None else self._labels.state()
-        known = [*labels.values(), *self._certificate.state().values()]
+        known = [*self._label_state().values(), *self._certificate.state().values()]
         return self._alignment.stream_bytes + sum(array.nbytes for array in known)
 
     def _gated(self, batch: Tensor, before: Outputs | None) -> LayerAnswer:
@@ -297,11 +303,23 @@ class LayerTransport:
         ratio = self._certificate.update(after.scores, frozen)
         if after.labels is not None:
             norms = self._certificate.update_norms(after.scores, frozen)
-            ratio = norms if after.labels.is_source else ratio
+            # Alignment with the wrong mixture makes runs look shuffled and the norms large: where
+            # the frozen model sees other classes than the source's, both ratios must agree.
+            doubtful = not self._frozen_is_source(frozen)
+            if after.labels.is_source:
+                ratio = max(norms, ratio) if doubtful else norms
         accepted = ratio <= self.settings.tau
         verdict = Verdict(accepted, "accepted" if accepted else "ratio", ratio)
         scores = after.scores if accepted else frozen
         return LayerAnswer(scores, verdict, after.scores, frozen, after.features, after.own)
+
+    def _frozen_is_source(self, logits: Array) -> bool:  # (n, C)
+        """Whether the frozen model's answers are shuffled and in the mixture of the source."""
+        p = _probabilities(torch.as_tensor(logits))
+        assert self._frozen_labels is not None
+        if np.isfinite(p).all():
+            self._frozen_labels = self._frozen_labels.observe(p).advance(p)
+        return self._frozen_labels.is_source
 
     def _adapted(self, batch: Tensor, trusted: bool) -> _Proposal:
         """Answer a batch with aligned layers: once shallow and once whole, or from the past.
@@ -415,7 +433,9 @@ def _labels(layers: Mapping[Site, ChannelMoments]) -> StreamLabels:
     """The labels of a stream that has seen nothing, by the source's class counts."""
     for found in layers.values():
         if found.classes is not None:
-            return StreamLabels.start(found.classes.counts / found.classes.total)
+            pi = found.classes.counts / found.classes.total
+            pi = pi.clip(min=EVEN / len(pi))
+            return StreamLabels.start(pi / pi.sum())
     raise CasterError(
         "the state has no moments of classes, which aligning with a batch's mixture needs: fit "
         "again, or set {argument} to False",
@@ -424,7 +444,7 @@ def _labels(layers: Mapping[Site, ChannelMoments]) -> StreamLabels:
 
 
 def _probabilities(logits: Tensor) -> NDArray[np.float64]:  # (n, C)
-    return np.asarray(probabilities(to_numpy(logits).astype(np.float64)))
+    return np.asarray(probabilities(to_numpy(logits.double())))
 
 
 def _check_sites(model: TorchModel, layers: Mapping[Site, ChannelMoments]) -> None:

@@ -70,26 +70,29 @@ class StreamLabels:
 
     def advance(self, p: NDArray[Any]) -> Self:  # (n, C)
         """Move past the samples."""
-        return replace(self, chain=self.chain.advance(p))
+        moved = replace(self, chain=self.chain.advance(p))
+        if "prior" in vars(self):
+            vars(moved)["prior"] = self.prior  # of the same samples: EM is not run again
+        return moved
 
-    def state(self) -> dict[str, NDArray[Any]]:
+    def state(self, name: str) -> dict[str, NDArray[Any]]:
         """Everything it remembers, as named arrays; the source's prior is not part of it."""
         chain = self.chain
         return {
-            "labels.last": chain.last,
-            "labels.evidence": chain.evidence,
-            "labels.totals": chain.totals,
-            "labels.count": np.array(chain.count),
-            "labels.recent": self.recent,
+            f"{name}.last": chain.last,
+            f"{name}.evidence": chain.evidence,
+            f"{name}.totals": chain.totals,
+            f"{name}.count": np.array(chain.count),
+            f"{name}.recent": self.recent,
         }
 
-    def resumed(self, state: Any) -> Self:
+    def resumed(self, state: Any, name: str) -> Self:
         """Continue from a `state`; one that cannot be raises a ValueError."""
         chain = self.chain
         names = ("last", "evidence", "totals")
-        parts = {name: np.asarray(state[f"labels.{name}"], np.float64) for name in names}
-        recent, count = (np.asarray(state[f"labels.{n}"], np.float64) for n in ("recent", "count"))
-        fits = all(parts[name].shape == getattr(chain, name).shape for name in names)
+        parts = {part: np.asarray(state[f"{name}.{part}"], np.float64) for part in names}
+        recent, count = (np.asarray(state[f"{name}.{n}"], np.float64) for n in ("recent", "count"))
+        fits = all(parts[part].shape == getattr(chain, part).shape for part in names)
         fits = fits and recent.ndim == 2 and recent.shape[1] == len(chain.prior)
         known = (*parts.values(), recent, count)
         if not fits or not all(np.isfinite(part).all() for part in known):
