@@ -148,7 +148,7 @@ def predict(
             images = opened(
                 target[0] if len(target) == 1 else several, data_root, limits, labelled=False
             )
-            if shuffle is None:
+            if shuffle is None and adapter.mechanism == "features":
                 _warn_of_order(images, min(batch_size, limit or batch_size))
             summary = predict_images(
                 adapter,
@@ -172,7 +172,7 @@ def _warn_of_order(images: Images, batch_size: int) -> None:
     if images.by_class and len(images) > batch_size:
         say(
             f"caster: {images.name} is sorted by class, and batches of few classes mislead "
-            "adaptation: shuffle with --shuffle 0",
+            "transport of features: shuffle with --shuffle 0",
             errors,
         )
 
