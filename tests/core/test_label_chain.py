@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 
 from caster.core import label_chain
 from caster.core.class_prior import corrected
-from caster.core.label_chain import BOUND, EPSILON, HISTORY, LOG_PRIOR, RHO, WINDOW, LabelChain
+from caster.core.label_chain import (
+    AGREED,
+    BOUND,
+    EPSILON,
+    HISTORY,
+    LOG_PRIOR,
+    MOST,
+    RHO,
+    WINDOW,
+    LabelChain,
+)
 from tests.conftest import close
 from tests.support.label_streams import classifier, follow, verdicts
 
@@ -64,6 +74,26 @@ def by_matrices(p, prior, last, rho, e, g):
     return np.exp(joint - np.logaddexp.reduce(joint, axis=1, keepdims=True)), log_likelihoods
 
 
+def counted(p, prior, f):
+    """Sums of the labels' probabilities under the frequencies f, label by label."""
+    totals = [0.0] * len(f)
+    for row in p:
+        joint = [row[c] / prior[c] * f[c] for c in range(len(f))]
+        for c, value in enumerate(joint):
+            totals[c] += value / sum(joint)
+    return np.array(totals)
+
+
+def shrunk(totals, count, prior):
+    """Frequencies with as many samples of the source as leave each class at most `MOST`."""
+    agreed = float(AGREED)
+    for total, pi in zip(totals, prior, strict=True):
+        if pi < MOST:  # (total + agreed pi) / (count + agreed) = MOST
+            agreed = max(agreed, (total - MOST * count) / (MOST - pi))
+    both = [total + agreed * pi for total, pi in zip(totals, prior, strict=True)]
+    return np.array(both) / (count + agreed)
+
+
 def each_pair(reference, chain, p, g):
     return [
         reference(p, chain.prior, last, rho, e, g)
@@ -93,7 +123,9 @@ def test_evidence_is_the_faded_log_ratio_of_enumerated_likelihoods():
     chain, p = some_chain(rng, 3), rng.dirichlet(np.ones(3), 5)
     chain = replace(chain, evidence=rng.uniform(-5, 5, G))
     seen = chain.observe(p)
-    f, expected = seen.frequencies, chain.evidence
+    f = shrunk(chain.totals, chain.count, chain.prior)
+    totals = chain.totals + counted(p, chain.prior, f)
+    f, expected = shrunk(totals, chain.count + 5, chain.prior), chain.evidence
     before = np.ones(G)
     for t in range(1, 6):
         now = np.array([Z for _, Z in each_pair(enumerated, chain, p[:t], f)])
@@ -101,7 +133,8 @@ def test_evidence_is_the_faded_log_ratio_of_enumerated_likelihoods():
         expected = (1 - 1 / WINDOW) * expected + np.log(now / before / independent)
         before = now
     close(seen.evidence, expected, 1e-12)
-    close(seen.totals, chain.totals + p.sum(axis=0), 1e-15)
+    close(seen.totals, totals, 1e-15)
+    close(seen.frequencies, f, 1e-14)
     assert seen.count == chain.count + 5
     assert seen.last is chain.last  # only `advance` moves on
 
@@ -190,18 +223,35 @@ def test_the_past_of_a_split_batch_is_that_of_the_whole(seed, cut):
     chain, p = some_chain(rng, 4), rng.dirichlet(np.ones(4), 12)
     split, whole = chain.advance(p[:cut]).advance(p[cut:]), chain.advance(p)
     close(split.last, whole.last, 1e-12)
-    two = chain.observe(p[:cut]).observe(p[cut:])
-    close(two.frequencies, chain.observe(p).frequencies, 1e-12)
     # The later part sees the same past and future either way
     close(chain.advance(p[:cut]).posterior(p[cut:]), chain.posterior(p)[cut:], 1e-12)
 
 
+@given(seeds, st.integers(1, 11))
+def test_a_split_batch_counts_its_later_part_under_the_frequencies_of_the_earlier(seed, cut):
+    """Only sure labels have the same frequencies either way; the order within a part is free."""
+    rng = np.random.default_rng(seed)
+    chain, p = some_chain(rng, 4), rng.dirichlet(np.ones(4), 12)
+    first = chain.observe(p[:cut])
+    two, whole = first.observe(p[cut:]), chain.observe(p)
+    close(two.totals, first.totals + counted(p[cut:], chain.prior, first.frequencies), 1e-12)
+    close(whole.totals, first.totals + counted(p[cut:], chain.prior, chain.frequencies), 1e-12)
+    assert two.count == whole.count
+    close(chain.observe(p[rng.permutation(12)]).totals, whole.totals, 1e-12)
+    sure = np.eye(4)[rng.integers(0, 4, 12)]
+    two, whole = chain.observe(sure[:cut]).observe(sure[cut:]), chain.observe(sure)
+    close(two.frequencies, whole.frequencies, 1e-12)
+
+
 @given(seeds, st.integers(0, 3000))
 def test_the_evidence_of_a_split_batch_is_that_of_the_whole_at_equal_frequencies(seed, more):
-    """Frequencies include the batch: both halves must leave them as they are."""
+    """Frequencies include the batch: both halves must be a fixed point of EM."""
     rng = np.random.default_rng(seed)
-    half, count = rng.dirichlet(np.ones(4), 6), 300.0 + more
-    chain = replace(some_chain(rng, 4), totals=count * half.mean(axis=0), count=count)
+    labels, count = rng.dirichlet(np.ones(4), 6), 300.0 + more
+    chain = replace(some_chain(rng, 4), totals=count * labels.mean(axis=0), count=count)
+    # These labels' probabilities under the frequencies have the frequencies as their mean
+    labels = (count * labels + AGREED * chain.prior) / (count + AGREED)
+    half = corrected(labels, chain.prior, chain.frequencies)
     other = half[rng.permutation(6)]
     first = chain.observe(half)
     f = first.frequencies
@@ -260,10 +310,40 @@ def test_frequencies_start_at_the_source_and_forget():
         for _ in range(HISTORY // 512 * 4):
             chain = chain.observe(np.eye(3)[np.full(512, label)])
     assert chain.count == HISTORY
-    shrunk = label_chain.DISTRUST * prior + (1 - label_chain.DISTRUST) * np.eye(3)[2]
-    assert np.abs(chain.frequencies - shrunk).max() < 0.03
-    huge = chain.observe(rng.dirichlet(np.ones(3), 2 * HISTORY))
-    assert np.allclose(huge.totals / huge.count, 1 / 3, atol=0.02)  # all of it from this batch
+    assert np.abs(chain.frequencies - [0.7 / 4.5, 0.2 / 4.5, MOST]).max() < 0.01
+    p = rng.dirichlet(np.ones(3), 2 * HISTORY)
+    huge = chain.observe(p)
+    close(huge.totals, counted(p, prior, chain.frequencies), 1e-12)  # all of it from this batch
+    assert huge.count == 2 * HISTORY
+
+
+@given(seeds, st.integers(2, 6), st.floats(0, 1e4))
+def test_the_largest_frequency_is_capped_by_more_of_the_source(seed, n_classes, count):
+    rng = np.random.default_rng(seed)
+    for spread in (0.1, 1.0):  # of the prior and of what was seen: nearly one class, or several
+        chain = replace(
+            LabelChain.start(rng.dirichlet(np.full(n_classes, spread)) * 0.999 + 0.001 / n_classes),
+            totals=count * rng.dirichlet(np.full(n_classes, spread)),
+            count=count,
+        )
+        f = chain.frequencies
+        close(f, shrunk(chain.totals, count, chain.prior), 1e-12)
+        close(f.sum(), 1.0, 1e-12)
+        assert f.max() <= MOST + 1e-12 or chain.prior.max() >= MOST
+
+
+def test_frequencies_become_those_of_em():
+    """Each batch is a step of EM; the source counts as `AGREED` of `HISTORY` samples."""
+    rng = np.random.default_rng(4)
+    prior, n = np.array([0.4, 0.3, 0.2, 0.1]), 512
+    labels = rng.choice(4, n, p=[0.1, 0.2, 0.2, 0.5])
+    p = classifier(rng, labels, 0.8, n_classes=4, lowest=0.7)
+    chain, f = LabelChain.start(prior), prior
+    for _ in range(150):
+        chain = chain.observe(p)
+        f = (counted(p, prior, f) / n * HISTORY + AGREED * prior) / (HISTORY + AGREED)
+    assert np.abs(chain.frequencies - f).max() < 1e-4
+    assert np.abs(f - p.mean(axis=0)).max() > 0.2
 
 
 # Simulated streams of ten classes
@@ -302,6 +382,17 @@ def test_a_constant_preference_is_not_a_run(lowest):
         p = classifier(rng, shuffled(rng, 2000), 0.7, preferred=0.2, lowest=lowest)
         assert 0.24 < np.mean(p.argmax(axis=1) == 0) < 0.32  # of ten classes
         assert not verdicts(p, 64).any()
+
+
+def test_the_long_tail_of_an_unsure_classifier_is_hardly_ever_a_run():
+    """Frequencies of soft probabilities are too flat: by them, 14 % of these batches are runs."""
+    rng = np.random.default_rng(20)
+    tail = 100 ** -np.linspace(0, 1, 10)
+    alarms = [
+        verdicts(classifier(rng, rng.choice(10, 2048, p=tail / tail.sum()), 0.7, lowest=0.2), 64)
+        for _ in range(6)
+    ]
+    assert np.mean(alarms) < 0.04
 
 
 @pytest.mark.parametrize("accuracy", [0.6, 0.9])

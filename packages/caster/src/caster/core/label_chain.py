@@ -13,9 +13,9 @@ stream is shuffled while it leads. With rho = 0 the posterior is p_t itself.
 
 A shifted network prefers some classes, and a constant preference must not pass for runs. So the
 evidence for rho > 0 is measured against labels drawn independently from the frequencies seen so
-far. A strong preference still passes for runs: among ten classes, one that takes a third of the
-predictions of an unsure network, or half of those of a sure one. A single class with many errors
-gives the same predictions.
+far. A strong preference still passes for runs: among ten classes, one that takes almost half of the
+predictions of an unsure network, or almost two thirds of those of a sure one. A single class with
+many errors gives the same predictions.
 
 Everything runs in NumPy: n x C probabilities are few, and the recursion goes from sample to sample.
 """
