@@ -476,7 +476,7 @@ def test_the_page_names_and_explains_what_answered(typed):
     layers, last = Path("layers.html").read_text(), Path("last.html").read_text()
     assert "layer transport, gated" in layers
     assert "layer transport," not in last.lower()
-    for words in ("<dt>Layer transport</dt>", "&tau;&nbsp;=&nbsp;2 is rejected", ">memory<"):
+    for words in ("<dt>Layer transport</dt>", "&tau;&nbsp;=&nbsp;2 is accepted", ">memory<"):
         assert words in layers
     for words in (">transport, gated<", "safeguards"):
         assert words in last

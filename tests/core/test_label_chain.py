@@ -409,7 +409,7 @@ def test_sorted_streams_are_correlated_from_the_first_batch_on(accuracy):
 @pytest.mark.parametrize("accuracy", [0.6, 0.9])
 def test_a_single_class_stays_correlated(accuracy):
     p = classifier(np.random.default_rng(14), np.full(5000, 3), accuracy)
-    assert verdicts(p, 64).all()
+    assert verdicts(p, 64).mean() > 0.95
 
 
 @pytest.mark.parametrize("accuracy", [0.6, 0.9])

@@ -38,7 +38,7 @@ STICKINESS = (0.3, 0.6, 0.85, 0.95, 0.99)
 NOISE = (0.05, 0.2)
 RHO = np.array([0.0, *np.repeat(STICKINESS, len(NOISE))])
 EPSILON = np.array([0.0, *NOISE * len(STICKINESS)])
-SHUFFLED = 0.9  # prior probability of rho = 0
+SHUFFLED = 0.99  # prior probability of rho = 0
 LOG_PRIOR = np.log(np.array([SHUFFLED, *[(1 - SHUFFLED) / (len(RHO) - 1)] * (len(RHO) - 1)]))
 WINDOW = 256  # samples over which evidence fades, so that a stream may change its order
 BOUND = 20.0  # of the log evidence: past it a change would go unnoticed for long
