@@ -146,6 +146,17 @@ def test_another_shift_is_a_fresh_start(monkeypatch):
             assert {m.count for m in stream._layers._alignment.past.values()} == {SIZE}
 
 
+@pytest.mark.parametrize("name", ["in runs", "tailed"])
+def test_classes_that_alignment_hides_are_left_to_the_frozen_model(name):
+    """This ViT separates classes in shallow layers, so the first pass makes them look shuffled."""
+    images, labels = STREAMS[name]()
+    stream = fitted("vit").new_stream()
+    outs = [stream(images[i : i + SIZE]) for i in range(0, len(images), SIZE)]
+    adapted = np.concatenate([labels_of(out) for out in outs])
+    frozen = np.concatenate([to_numpy(out.frozen).argmax(axis=1) for out in outs])
+    assert np.mean(adapted == labels) >= np.mean(frozen == labels) - 0.05
+
+
 @pytest.mark.parametrize("kind", ["batch", "layer", "group"])
 @pytest.mark.parametrize(("name", "gain"), [("shuffled", 0.0), ("in runs", 0.05), ("tailed", 0.1)])
 def test_it_gains_on_streams_of_any_order(kind, name, gain):
