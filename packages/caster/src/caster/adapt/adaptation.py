@@ -65,7 +65,8 @@ class Adaptation:
     def __repr__(self) -> str:
         B, C = self.scores.shape
         reason = self.verdict.reason
-        verdict = reason if self.verdict.accepted else f"rejected: {reason}"
+        decided = "accepted" if self.verdict.accepted else "rejected"
+        verdict = reason if reason == decided else f"{decided}: {reason}"
         samples = f"{B} sample{'' if B == 1 else 's'}"
         return f"Adaptation({samples}, {C} classes, {verdict}, ratio={self.verdict.ratio:.3g})"
 

@@ -191,7 +191,7 @@ class Adapter:
 
     @property
     def full_maps(self) -> int:
-        """How many of them get full maps, where a batch supports them."""
+        """Number of sites with full maps, where the samples support them."""
         return 0 if self._layers is None else self._layers.full_maps
 
     @property

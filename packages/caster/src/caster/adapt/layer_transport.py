@@ -52,7 +52,7 @@ class LayerSettings:
     >>> LayerSettings(depth=2.0)
     Traceback (most recent call last):
         ...
-    caster.errors.CasterError: depth is a share of the sites above 0, not 2.0
+    caster.errors.CasterError: depth is a share of the sites, above 0 and at most 1, not 2.0
     """
 
     prior: float = 16.0  # weight of the source's moments, in samples
@@ -71,7 +71,9 @@ class LayerSettings:
         if not isinstance(self.memory, int) or self.memory < 0:
             raise CasterError(f"memory is a number of samples from 0 up, not {self.memory!r}")
         if not 0 < self.depth <= 1:
-            raise CasterError(f"depth is a share of the sites above 0, not {self.depth!r}")
+            raise CasterError(
+                f"depth is a share of the sites, above 0 and at most 1, not {self.depth!r}"
+            )
         if self.maps not in ("diagonal", "full"):
             raise CasterError(f"maps are 'diagonal' or 'full', not {self.maps!r}")
         if not 0 < self.tau < math.inf:
@@ -171,7 +173,8 @@ class LayerTransport:
         """The sites, without those that the first batch showed cannot be aligned."""
         return [site for site in self.sites if site not in self._alignment.left_alone]
 
-    @property
+        """Number of sites with full maps, where the samples support them."""
+
     def full_maps(self) -> int:
         """How many of them get full maps, where a batch supports them."""
         return self._alignment.full_maps

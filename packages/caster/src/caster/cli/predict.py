@@ -71,7 +71,7 @@ def predict(
         typer.Option(
             metavar="SEED",
             min=0,
-            help="Shuffle the images with this seed, so that batches hold all classes.",
+            help="Shuffle the images with this seed, for transport of features.",
             rich_help_panel=PANEL,
         ),
     ] = None,
