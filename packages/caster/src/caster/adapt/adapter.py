@@ -406,11 +406,11 @@ class Stream:
 
     def reset(self) -> None:
         """Forget every batch and every label."""
+        if self._layers is not None:
+            self._layers.reset()  # first: it raises if another thread is in the stream
         self.samples = 0
         self._feedback = Feedback(self.betting.alpha)
-        if self._layers is not None:
-            self._layers.reset()
-            self._schedule_comparisons()
+        self._schedule_comparisons()
 
     def _judged(self, found: Adaptation) -> Adaptation:
         """The answer that labels have decided on, where a batch has both."""

@@ -343,7 +343,7 @@ class Alignment:
         if alone and self.prior == 0:  # a single value has no variance
             return None
         reference = aligned.reference(how.mixture, target)
-        if not how.full:
+        if not how.full and reference.covariance is not None:
             reference = replace(reference, covariance=None)
         result = aligned.apply(layer, own, blended(target, reference, self.prior), reference)
         if result is None or own is values:

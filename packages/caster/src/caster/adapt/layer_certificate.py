@@ -44,10 +44,10 @@ Pair = tuple[ConfidenceStats, ConfidenceStats]  # with aligned layers, and froze
 class LayerCertificate:
     """Ratio that tells whether aligned layers help, over the last samples of one stream.
 
-    It covers the last `window` samples that were compared: the newest batch and, if that is
-    smaller, the ones before it. At most 1 is in favour of the alignment: the expected error with
-    aligned layers over that without or, for a shuffled stream, the nuclear norms the other way
-    round and times `NORM`.
+    It covers the last `window` samples that were compared since the last skip: the newest batch
+    and, if that is smaller, the ones before it. At most 1 is in favour of the alignment: the
+    expected error with aligned layers over that without or, for a shuffled stream, the nuclear
+    norms the other way round and times `NORM`.
     """
 
     def __init__(self, window: int) -> None:

@@ -173,10 +173,9 @@ class LayerTransport:
         """The sites, without those that the first batch showed cannot be aligned."""
         return [site for site in self.sites if site not in self._alignment.left_alone]
 
-        """Number of sites with full maps, where the samples support them."""
-
+    @property
     def full_maps(self) -> int:
-        """How many of them get full maps, where a batch supports them."""
+        """Number of sites with full maps, where the samples support them."""
         return self._alignment.full_maps
 
     def __call__(self, batch: Any, frozen: Outputs | None = None) -> LayerAnswer:
@@ -279,8 +278,9 @@ class LayerTransport:
                 return answer
         before = before or self.model(batch)
         after = after or self._adapted(batch, self._schedule.accepted)
+        frozen = self._frozen_scores(before, after)
         self._accept(after)  # both passes succeeded: until here the batch left no trace
-        answer = self._compared(after, before)
+        answer = self._compared(after, frozen)
         if self._schedule.compared(len(batch), answer.verdict.accepted):
             self._certificate.settle()
             if not answer.verdict.accepted:
@@ -301,8 +301,18 @@ class LayerTransport:
         verdict = Verdict(True, "rest", UNCHECKED)
         return LayerAnswer(after.scores, verdict, after.scores, None, after.features, after.own)
 
-    def _compared(self, after: _Proposal, before: Outputs) -> LayerAnswer:
+    def _frozen_scores(self, before: Outputs, after: _Proposal) -> Array:  # (n, C)
+        if before.logits is None:
+            raise CasterError(f"{self.model.name} gives no logits, and layer transport needs them")
         frozen = self.columns(before.logits)
+        if tuple(frozen.shape) != tuple(after.scores.shape):
+            raise CasterError(
+                f"the frozen model's logits have the shape {tuple(frozen.shape)}, and the batch "
+                f"needs {tuple(after.scores.shape)}"
+            )
+        return frozen
+
+    def _compared(self, after: _Proposal, frozen: Array) -> LayerAnswer:
         ratio = self._certificate.update(after.scores, frozen)
         if after.labels is not None:
             norms = self._certificate.update_norms(after.scores, frozen)

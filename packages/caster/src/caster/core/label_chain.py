@@ -118,20 +118,22 @@ class LabelChain:
     ) -> Floats:  # (n, C)
         """Probabilities of the samples' labels, given all samples of the batch and the past."""
         used, weights = self._used()
-        each, _ = self._smoothed(p, g, used)
-        return np.asarray(np.tensordot(weights, each, 1))
+        return np.asarray(np.tensordot(weights, self._smoothed(p, g, used), 1))
 
     def mixture(self, p: NDArray[Any]) -> Floats:  # (n, C) -> (C,)
         """The class mixture of a batch if the stream is correlated."""
         used, weights = self._used()
-        each, _ = self._smoothed(p, None, used)
+        each = self._smoothed(p, None, used)
         sticky = weights[1:] / weights[1:].sum()
         return np.asarray(np.tensordot(sticky, each[1:].mean(axis=1), 1))
 
     def advance(self, p: NDArray[Any], g: Floats | None = None) -> Self:  # (n, C)
         """Move past the samples: their labels are the past of the next ones."""
         used, _ = self._used()
-        _, filtered = self._smoothed(p, g, used)
+        likelihoods = _likelihoods(np.asarray(p, np.float64), self.prior, EPSILON[used])
+        filtered, _ = _filter(
+            likelihoods, self.last[used], RHO[used], self.prior if g is None else g
+        )
         last = np.tile(self.prior, (len(RHO), 1))
         last[used] = filtered[:, -1]
         return replace(self, last=last)
@@ -146,12 +148,12 @@ class LabelChain:
 
     def _smoothed(
         self, p: NDArray[Any], g: Floats | None, used: NDArray[np.bool_]
-    ) -> tuple[Floats, Floats]:  # (G', n, C), (G', n, C)
+    ) -> Floats:  # (G', n, C)
         g = self.prior if g is None else g
         likelihoods = _likelihoods(np.asarray(p, np.float64), self.prior, EPSILON[used])
         filtered, _ = _filter(likelihoods, self.last[used], RHO[used], g)
         found = filtered * _future(likelihoods, RHO[used], g)
-        return found / found.sum(axis=2, keepdims=True), filtered
+        return np.asarray(found / found.sum(axis=2, keepdims=True))
 
 
 def _likelihoods(p: Floats, prior: Floats, epsilon: Floats) -> Floats:  # (n, C) -> (G, n, C)

@@ -2,7 +2,7 @@
 
 Moments of classes are stored relative to those of all samples, in float16: for every class and
 channel (m_c - m) / sqrt(v) and sqrt(v_c / v). This is precise to 1e-3 of the channel's standard
-deviation, whatever its unit, and an eighth of float64 sums.
+deviation, whatever its unit, and a quarter of float64 sums.
 """
 
 from __future__ import annotations
