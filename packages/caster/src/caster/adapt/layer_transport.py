@@ -310,7 +310,6 @@ class LayerTransport:
                 f"the frozen model's logits have the shape {tuple(frozen.shape)}, and the batch "
                 f"needs {tuple(after.scores.shape)}"
             )
-        _check_finite(frozen)
         return frozen
 
     def _compared(self, after: _Proposal, frozen: Array) -> LayerAnswer:
