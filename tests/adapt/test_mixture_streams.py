@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from functools import cache
+from itertools import product
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from caster.core.arrays import to_numpy
 from caster.models.protocol import Outputs
 from caster.models.torch import TorchModel
 from tests.support.problem import N_CLASSES, make_images, model, site_moments, source
+from tests.support.sampling import sampled
 
 SIZE = 32
 
@@ -199,9 +201,7 @@ def passes_that_fail(monkeypatch, which, frozen=False):
     monkeypatch.setattr(TorchModel, "run_placed", failing)
 
 
-@pytest.mark.parametrize("every", [1, 4])
-@pytest.mark.parametrize("at", [1, 9, 10])
-@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize(("name", "at", "every"), sampled(product(STREAMS, [1, 9, 10], [1, 4]), 10))
 def test_a_batch_that_fails_leaves_no_trace(name, at, every, monkeypatch):
     stream = Adapter(model(), fitted().state, every=every).new_stream()
     batches = batches_of(name)
@@ -269,9 +269,9 @@ def test_frozen_logits_that_are_no_numbers_are_rejected_and_forgotten(name):
 # --- resumed streams -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["batch", "vit"])
-@pytest.mark.parametrize("every", [1, 4])
-@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize(
+    ("name", "every", "kind"), sampled(product(STREAMS, [1, 4], ["batch", "vit"]), 6)
+)
 def test_a_stream_resumes_bit_for_bit_wherever_it_stood(name, every, kind, tmp_path):
     adapter = Adapter(model(kind), fitted(kind).state, every=every)
     stream = adapter.new_stream()
@@ -413,8 +413,16 @@ def test_windows_and_class_tokens_are_aligned(kind):
 @pytest.mark.parametrize(
     ("kind", "name", "gain"),
     [
-        *((kind, "shuffled", 0.0) for kind in ("batch", "layer", "vit")),
-        *((kind, "in runs", 0.05) for kind in ("batch", "layer")),
+        ("batch", "shuffled", 0.0),
+        ("layer", "in runs", 0.05),
+        *(
+            pytest.param(kind, name, gain, marks=pytest.mark.whole)
+            for kind, name, gain in (
+                ("layer", "shuffled", 0.0),
+                ("vit", "shuffled", 0.0),
+                ("batch", "in runs", 0.05),
+            )
+        ),
     ],
 )
 def test_single_images_from_the_first_on(kind, name, gain):

@@ -259,7 +259,7 @@ def test_layer_transport_has_its_own_names_reasons_and_constants():
     assert "certificate above tau" in text
     assert "too few" not in text
     assert "layer transport, gated" in text
-    assert "0.125 is rejected" in text
+    assert "0.125 is accepted" in text
     for name, shown in (("prior", "16"), ("depth", "0.5"), ("maps", "diagonal"), ("tau", "0.125")):
         assert f'<th scope="row">{name}</th><td>{shown}</td>' in html
     assert not re.search(r"(?<!layer )transport, (un)?gated", unescape(html))
