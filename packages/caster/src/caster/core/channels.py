@@ -18,7 +18,7 @@ from array_api_compat import array_namespace
 from caster.core.linalg import Array, identity_like, symmetric_roots
 
 if TYPE_CHECKING:
-    from caster.core.class_moments import ClassMoments
+    from caster.core.class_moments import ClassChannelMoments
 
 Side = Literal["in", "out"]
 # Version tag of the stored statistics: a file with another tag is measured again.
@@ -70,7 +70,7 @@ class ChannelMoments:
     variance: Array  # (c,), divided by n
     covariance: Array | None = None  # (c, c), if requested; its diagonal is the variance
     # Of the same samples, at the sites of a source.
-    classes: ClassMoments | None = field(default=None, kw_only=True)
+    classes: ClassChannelMoments | None = field(default=None, kw_only=True)
 
     @classmethod
     def of(cls, values: Array, axis: int, full: bool = False) -> Self:  # (n, ...)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from caster.config import STATE_DTYPE
 from caster.core.arrays import to_numpy
 from caster.core.channels import ChannelMoments, Site
-from caster.core.class_moments import ClassMoments
+from caster.core.class_moments import ClassChannelMoments
 from caster.errors import CasterError
 from caster.io.layer_arrays import class_sites, round_classes
 from caster.models.protocol import FrozenModel, Outputs
@@ -105,7 +105,7 @@ class ActivationStatistics:
         for site, (found, samples) in self._batch.items():
             if site in by_class and samples is not None:
                 placed = targets.to(found.mean.device)
-                classes = ClassMoments.of_samples(*samples, placed, self._n_classes)
+                classes = ClassChannelMoments.of_samples(*samples, placed, self._n_classes)
                 found = replace(found, classes=classes)
             past = self._sums.get(site)
             self._sums[site] = found if past is None else past + found
@@ -155,7 +155,7 @@ def rounded(
         if found.classes is not None:
             each = (found.classes.counts, found.classes.means, found.classes.variances)
             rows = slice(None) if order is None else order
-            classes = ClassMoments(*(to_numpy(part)[rows] for part in each))
+            classes = ClassChannelMoments(*(to_numpy(part)[rows] for part in each))
             pooled = replace(pooled, classes=round_classes(classes, pooled))
         stored[site] = pooled
     return stored

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from caster.core.channels import ChannelMoments, optimal_map
-from caster.core.class_moments import ClassMoments
+from caster.core.class_moments import ClassChannelMoments
 from caster.core.linalg import identity_like, symmetric_roots
 
 FULL_MAP_CHANNELS = 128  # at most: every batch costs a square root of a c x c matrix
@@ -36,14 +36,14 @@ def as_tensors(moments: ChannelMoments, like: Tensor | torch.device) -> ChannelM
     return ChannelMoments(moments.count, *tensors)
 
 
-def class_tensors(classes: ClassMoments, like: Tensor | torch.device) -> ClassMoments:
+def class_tensors(classes: ClassChannelMoments, like: Tensor | torch.device) -> ClassChannelMoments:
     """Moments of classes in any kind of array as tensors, like `as_tensors`.
 
-    >>> class_tensors(ClassMoments([2.0], [[1.0]], [[3.0]]), torch.device("cpu")).means
+    >>> class_tensors(ClassChannelMoments([2.0], [[1.0]], [[3.0]]), torch.device("cpu")).means
     tensor([[1.]])
     """
     parts = (classes.counts, classes.means, classes.variances)
-    return ClassMoments(*(torch.as_tensor(part).to(like) for part in parts))
+    return ClassChannelMoments(*(torch.as_tensor(part).to(like) for part in parts))
 
 
 # --- moments -------------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ def sample_moments(
     samples: int,
     origin: Tensor,  # (c,), about the mean of all samples, in float32 or wider
 ) -> tuple[Tensor, Tensor] | None:  # (n, c), (n, c)
-    """Mean and variance of the channels of every sample, for `ClassMoments.of_samples`.
+    """Mean and variance of the channels of every sample, for `ClassChannelMoments.of_samples`.
 
     Two means of steps from the `origin`, in float64 from there on: torch's own variance of many
     short rows is several times slower on a CPU. None if the first axis does not hold the samples,
