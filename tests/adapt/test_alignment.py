@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections import namedtuple
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -19,8 +19,10 @@ import caster
 from caster import CasterError, wrap
 from caster.adapt import alignment
 from caster.adapt.image_features import activation_statistics_for
+from caster.adapt.layer_transport import PLAIN, LayerTransport
 from caster.core.channels import ChannelMoments, Site, to_source_full
 from caster.models import cuda
+from caster.models.heads import Columns
 from caster.models.torch import TorchModel
 from caster_bench.methods.registry import create
 from caster_bench.methods.source import Source
@@ -413,6 +415,35 @@ def test_a_recorded_pass_answers_as_one_that_is_not(name, kind):
     for batch in stream(5, size=64) + stream(1, size=8) + stream(3, size=64):
         given, expected = (method.predict(batch).logits for method in (one, other))
         torch.testing.assert_close(given, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_covariances_are_measured_where_a_full_map_may_follow(full, monkeypatch):
+    method = a_full_pair(prior=0.0, memory=64)
+    aligned, measured = method.transport._alignment, []
+    measure = alignment.measure_full
+    monkeypatch.setattr(alignment, "measure_full", lambda *of: measured.append(of) or measure(*of))
+    aligned(stream(1)[0], alignment.Pass(full=full))
+    assert len(measured) == (aligned.full_maps if full else 0)
+    aligned.accept()
+    kept = [moments for moments in aligned.past.values() if moments.covariance is not None]
+    assert len(kept) == len(measured)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, None])
+def test_a_shallow_pass_aligns_the_first_sites_in_their_order(depth):
+    """In whichever order the layers come: here a measured site behind BatchNorms that are not."""
+    measured = wrap(copy.deepcopy(model("batch").module))
+    images, _ = make_images(64, seed=0)
+    head = Site("12", "in", -1)
+    layers = {head: ChannelMoments(64.0, np.zeros(16, np.float32), np.ones(16, np.float32))}
+    transport = LayerTransport(measured, layers, Columns(None), settings=replace(PLAIN, depth=1.0))
+    assert [str(site) for site in transport.sites] == ["1:in", "4:in", "8:in", "12:in"]
+    aligned = transport._alignment
+    aligned(images, alignment.Pass(depth))
+    aligned.accept()
+    assert list(aligned.past) == transport.sites[:depth]
+    assert {str(site) for site in aligned.recent} == {"1:in"}  # the first quarter
 
 
 def test_dead_channels_stay_dead():

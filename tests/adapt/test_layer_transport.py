@@ -703,6 +703,13 @@ def test_bad_settings(settings, message):
         create("layer-transport", model(), source(), **settings)
 
 
+@pytest.mark.parametrize("every", [0, -1, 1.5])
+def test_a_stream_is_compared_every_so_many_windows(every):
+    transport = create("layer-transport", model(), source()).transport
+    with pytest.raises(CasterError, match="every must be 1 or more"):
+        transport.compare_every(every)
+
+
 def test_it_needs_a_torch_module():
     frozen = wrap(lambda batch: (batch, batch), version="example-1")
     with pytest.raises(CasterError, match="torch module"):

@@ -18,7 +18,7 @@ from caster import CasterError
 from caster.adapt.alignment import Alignment, Pass, on_device
 from caster.adapt.layer_transport import CHANGED, PLAIN, LayerSettings, LayerTransport
 from caster.core.channels import ChannelMoments
-from caster.core.class_moments import ClassMoments
+from caster.core.class_moments import ClassChannelMoments
 from caster.core.stream_labels import merged_mixture
 from caster.io import layer_arrays
 from caster.models.heads import Columns
@@ -66,8 +66,7 @@ def test_moments_of_the_sources_mixture_are_the_sources(kind):
     """To rounding: the reference comes from the classes here, and from all samples there."""
     fitted = adapter(kind)
     layers = on_device(fitted.state.layers, fitted.model.device, full=False, classes=True)
-    own = [site for site in batchnorm_sites(fitted.model.module) if site in layers]
-    alignment = Alignment(fitted.model, layers, own, prior=4.0, memory=64)
+    alignment = Alignment(fitted.model, list(layers), layers, prior=4.0, memory=64)
     batch = make_images(shuffled(32, seed=7), 8, shift=0.5)
     pi_s = next(iter(layers.values())).classes.counts.numpy().astype(np.float64)
     mixed = alignment(batch, Pass(mixture=pi_s / pi_s.sum())).logits
@@ -113,11 +112,10 @@ def sole_alignment(kind, values, memory):
     together = values.reshape(-1, *values.shape[2:])
     targets = np.repeat(np.arange(CLASSES), EACH)
     site = batchnorm_sites(recalled("batch").module)[0]
-    classes = ClassMoments.of(together.astype(np.float64), 1, targets, CLASSES)
+    classes = ClassChannelMoments.of(together.astype(np.float64), 1, targets, CLASSES)
     moments = as_tensors(classes.pooled(), torch.device("cpu"))
     layers = {site: replace(moments, classes=class_tensors(classes, torch.device("cpu")))}
-    own = [site] if kind == "batch" else []
-    return Alignment(frozen, layers, own, prior=0.0, memory=memory)
+    return Alignment(frozen, [site], layers, prior=0.0, memory=memory)
 
 
 counts = st.lists(st.integers(0, 3), min_size=CLASSES, max_size=CLASSES).filter(any)
@@ -299,7 +297,7 @@ def collapsing(kind="batch"):
     mean = known.classes.means[2].astype(np.float32)
     variance = (0.01 * known.variance).astype(np.float32)
     each = (np.tile(part, (N_CLASSES, 1)).astype(np.float64) for part in (mean, variance))
-    classes = ClassMoments(known.classes.counts, *each)
+    classes = ClassChannelMoments(known.classes.counts, *each)
     layers[site] = ChannelMoments(known.count, mean, variance, classes=classes)
     return caster.Adapter(fitted.model, replace(fitted.state, layers=layers))
 
@@ -393,6 +391,14 @@ def test_a_state_with_impossible_numbers_is_rejected():
             with pytest.raises(CasterError, match="not the state of a stream"):
                 adapter().resume({**known, name: np.full_like(known[name], bad)})
                 pytest.fail(f"{name} = {bad}")
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.99, 1.01])
+def test_a_mixture_that_does_not_sum_to_one_is_rejected(scale):
+    known = stream_state()
+    adapter().resume(known)
+    with pytest.raises(CasterError, match="not the state of a stream"):
+        adapter().resume({**known, "mixture": scale * known["mixture"]})
 
 
 LABELS = ["labels.last", "labels.totals", "labels.recent", "mixture", "certificate.rows"]

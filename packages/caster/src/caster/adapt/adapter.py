@@ -438,7 +438,9 @@ class Stream:
             raise CasterError("this is a stream of another state: start a new one")
         try:
             self.samples = int(np.asarray(state["samples"]).item())
-            self._feedback.resume(state)
+            if self.samples < 0:
+                raise ValueError("impossible number of samples")
+            self._feedback.resume(state, self.samples, len(self.adapter.classes))
             self._schedule_comparisons()
             if self._layers is not None:
                 self._layers.resume(state)

@@ -30,7 +30,7 @@ from caster.errors import CasterError
 from caster.models import cuda
 from caster.models.activation_statistics import hook_on, is_batchnorm
 from caster.models.protocol import Outputs, runs_on_gpu
-from caster.models.sites import find_sites, times_called
+from caster.models.sites import batchnorm_sites, find_sites, times_called
 from caster.models.torch import TorchModel, plain_name
 from caster.models.torch_channels import (
     FULL_MAP_ROWS,
@@ -54,8 +54,8 @@ PARTS = ("mean", "variance", "covariance")  # of moments
 STATISTICS = ("running_mean", "running_var")
 DERIVED = ("_placed", "_full", "_constants_of")
 FEW = 8.0  # samples by which the moments of a class are shrunk towards those of all
-RECENT = 64  # samples that are compared with the past to notice another shift
-SHALLOW = 0.25  # share of the sites where they are compared: the classes show least there
+CHANGE_WINDOW = 64  # samples that are compared with the past to notice another shift
+CHANGE_SITES = 0.25  # share of the sites where they are: the first ones, where classes show least
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +63,7 @@ class Pass:
     """How one pass is aligned; by default at every site, as if the batch were the source's."""
 
     depth: int | None = None  # number of sites, from the first on
-    full: bool = True  # maps where the moments support them: for the source's mixture only
+    full: bool = True  # measure covariances, for full maps where the moments support them
     mixture: NDArray[np.float64] | None = None  # (C,), of the samples behind the target's moments
     past_only: bool = False  # moments from before this batch
     fresh: bool = False  # moments of this batch alone, as if there were no past
@@ -123,8 +123,8 @@ class Alignment:
     def __init__(
         self,
         model: TorchModel,
-        layers: dict[Site, ChannelMoments] | None,  # by `on_device`; None: not measured
-        batchnorms: list[Site],  # of which moments that were not measured are the layers' own
+        sites: Sequence[Site],  # to align, shallow ones first
+        layers: Mapping[Site, ChannelMoments] | None,  # by `on_device`; None: BatchNorms' own
         prior: float,
         memory: int,
         ends: Range | None = None,
@@ -140,31 +140,30 @@ class Alignment:
         self._samples = 0  # in the current batch
         self._plausible: Tensor | None = None  # (n,), of its samples
         self._ends = ends
-        self._layers, self._own = layers, batchnorms
-        self._measured = layers is not None
+        self._layers = layers
         self._limits: dict[tuple[int, ...], Mapping[Site, Tensor]] = {}  # plausible, by input shape
         self._twin = model.twin()
         self._twin.head = None  # known when a batch comes
         parts = dict(self._twin.module.named_modules())
+        batchnorms = batchnorm_sites(model.module)
         self._mapped: list[MappedSite] = []
         self._batchnorms: list[BatchNormSite] = []
-        for site in dict.fromkeys([*(layers or {}), *batchnorms]):
+        for site in sites:
             found = (layers or {}).get(site)
             if found is not None and found.covariance is not None:
                 self._mapped.append(FullMapSite(site, found))
             elif site in batchnorms:
-                layer = parts[site.module]
-                self._batchnorms.append(BatchNormSite(site, layer, found))
+                self._batchnorms.append(BatchNormSite(site, parts[site.module], found))
             elif found is not None:
                 self._mapped.append(MappedSite(site, found))
-        order = [*dict.fromkeys([*(layers or {}), *batchnorms])]
-        self._position = {site: i for i, site in enumerate(order)}
+        self._position = {site: i for i, site in enumerate(sites)}
         for aligned in self._sites:
             hook_on(self._twin.module, aligned.site, partial(self._align, aligned), LEAVE_OUT)
 
     def new_stream(self) -> Self:
         """A copy without a past, on its own twin; weights and source moments are shared."""
-        other = type(self)(self.model, self._layers, self._own, self.prior, self.memory, self._ends)
+        sites = list(self._position)
+        other = type(self)(self.model, sites, self._layers, self.prior, self.memory, self._ends)
         other._shared, other._limits = self._shared, self._limits
         return other
 
@@ -192,7 +191,7 @@ class Alignment:
         recorded = self.model.cuda_graph and runs_on_gpu(self.model)
         try:
             # A batch that fills the memory depends on nothing else, as a recording must.
-            enough = max(self.memory, RECENT) if self.memory else 0
+            enough = max(self.memory, CHANGE_WINDOW) if self.memory else 0
             alone = len(placed) >= enough and how.mixture is None and not how.past_only
             run = self._replayed if recorded and alone else self._run
             features, logits = run(placed)
@@ -333,7 +332,7 @@ class Alignment:
         own = site.of_images(values)
         if own is not values:
             own = own.contiguous()  # so that a GPU reads its channels side by side
-        batch = aligned.measure(own, self._samples)
+        batch = aligned.measure(own, self._samples, how.full)
         if self._plausible is None:  # the first site
             self._plausible = self._judge(site, own, aligned.source_like(batch))
         target = self._remember(site, position, batch)
@@ -343,8 +342,6 @@ class Alignment:
         if alone and self.prior == 0:  # a single value has no variance
             return None
         reference = aligned.reference(how.mixture, target)
-        if not how.full and reference.covariance is not None:
-            reference = replace(reference, covariance=None)
         result = aligned.apply(layer, own, blended(target, reference, self.prior), reference)
         if result is None or own is values:
             return result
@@ -355,9 +352,9 @@ class Alignment:
         if not self.memory:
             return batch
         self._pending[site] = found = self._added(self.past.get(site), batch, self.memory)
-        if position < SHALLOW * len(self._position):
+        if position < CHANGE_SITES * len(self._position):
             slim = replace(batch, covariance=None)
-            self._newest[site] = self._added(self.recent.get(site), slim, RECENT)
+            self._newest[site] = self._added(self.recent.get(site), slim, CHANGE_WINDOW)
         return found
 
     def _added(
@@ -391,7 +388,7 @@ class Alignment:
             self._shared = frozenset(site for site in batchnorms if times[site.module] > 1)
             for site in sorted(self._shared, key=str):
                 log.warning("%s of %s is called twice: not aligned", site, self.model.name)
-            if not self._measured:
+            if self._layers is None:
                 self._warn_unmeasured(batch)
         self._shape = tuple(batch.shape[1:])
         if self._shape not in self._limits:
@@ -474,8 +471,8 @@ class AlignedSite:
         pi = torch.as_tensor(mixture).to(classes.means)
         return as_tensors(classes.mixture(pi), found.mean)
 
-    def measure(self, values: Tensor, samples: int) -> ChannelMoments:
-        """Measure the values."""
+    def measure(self, values: Tensor, samples: int, full: bool) -> ChannelMoments:
+        """Measure the values; `full` if a full map may follow."""
         return measure(values, self.site.axis, samples)
 
     def apply(
@@ -508,9 +505,9 @@ class FullMapSite(MappedSite):
 
     _full: FullToSource | None = None
 
-    def measure(self, values: Tensor, samples: int) -> ChannelMoments:
-        """Measure the values, with their covariance."""
-        return measure_full(values, self.site.axis, samples)
+    def measure(self, values: Tensor, samples: int, full: bool) -> ChannelMoments:
+        """Measure the values, with their covariance if a full map may follow."""
+        return (measure_full if full else measure)(values, self.site.axis, samples)
 
     def apply(
         self, layer: nn.Module, values: Tensor, target: ChannelMoments, reference: ChannelMoments

@@ -35,9 +35,9 @@ from caster.models.sites import batchnorm_sites, selected
 from caster.models.torch import TorchModel, plain_name
 
 UNCHECKED = math.nan  # the ratio where no comparison was made
-# Chosen on the four spare corruptions with ResNet-18 on CIFAR-10.
-SHALLOW = 0.5  # share of the sites that are aligned in a first pass
-SETTLED = 256  # samples of a shuffled stream from which on its past is all that a pass needs
+# The next three were chosen on the four spare corruptions with ResNet-18 on CIFAR-10.
+FIRST_PASS = 0.5  # share of the sites that are aligned in it
+ENOUGH_PAST = 256  # samples of a shuffled stream from which on its past is all that a pass needs
 CHANGED = 0.05  # nats by which recent samples differ from the past if the shift is another one
 # Share of an even class below which no class prior goes: a network's own prior is hardly ever as
 # uneven as a small source, and probabilities over a small prior would let a rare class win.
@@ -145,18 +145,16 @@ class LayerTransport:
         self.columns = columns
         found = None if layers is None else dict(layers)
         _check_sites(model, found or {})
-        batchnorms = batchnorm_sites(model.module)
-        self.sites = self._select_sites(list(found or {}), batchnorms)
+        self.sites = self._select_sites(list(found or {}), batchnorm_sites(model.module))
         kept = found and {site: found[site] for site in found if site in self.sites}
         settings = self.settings
         full = settings.maps == "full"
         kept = kept and on_device(kept, model.device, full=full, classes=settings.mixture)
-        own = [site for site in batchnorms if site in self.sites]
         ends = input_range if model.preprocessing is None else model.preprocessing.value_range
-        self._alignment = Alignment(model, kept, own, settings.prior, settings.memory, ends)
+        self._alignment = Alignment(model, self.sites, kept, settings.prior, settings.memory, ends)
         self._start = _labels(found or {}) if settings.mixture else None
         self._forget_labels()
-        self._shallow = math.ceil(SHALLOW * len(self.sites))
+        self._shallow = math.ceil(FIRST_PASS * len(self.sites))
         self._certificate = LayerCertificate(settings.window)
         self._schedule = ComparisonSchedule(settings.every, settings.window)
         self._guard = _SingleThread()
@@ -215,7 +213,8 @@ class LayerTransport:
 
     def compare_every(self, windows: int) -> None:
         """Compare with the frozen model in one of so many windows, from the next batch on."""
-        self._schedule = ComparisonSchedule(windows, self.settings.window)
+        checked = replace(self.settings, every=windows)
+        self._schedule = ComparisonSchedule(checked.every, checked.window)
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Everything the stream remembers, as named arrays."""
@@ -243,7 +242,8 @@ class LayerTransport:
                 labels = self._start.resumed(state, "labels")
                 frozen = self._start.resumed(state, "frozen_labels")
                 mixture = np.asarray(state["mixture"], float)
-                if mixture.shape != labels.chain.prior.shape or not (mixture >= 0).all():
+                fits = mixture.shape == labels.chain.prior.shape and (mixture >= 0).all()
+                if not fits or not math.isclose(mixture.sum(), 1.0, rel_tol=1e-6):
                     raise ValueError("impossible mixture")
                 if state["certificate.rows"].shape[2] not in (0, len(mixture)):
                     raise ValueError("probabilities of other classes")
@@ -345,7 +345,7 @@ class LayerTransport:
             return _Proposal(*self._aligned(batch, WHOLE))
         source, alignment = labels.chain.prior, self._alignment
         kept = min(alignment.samples, max(0.0, self.settings.memory - len(batch)))
-        settled = kept >= max(SETTLED, 2 * len(batch)) and not labels.chain.is_correlated
+        settled = kept >= max(ENOUGH_PAST, 2 * len(batch)) and not labels.chain.is_correlated
         settled = settled and trusted
         how = Pass(mixture=as_reference(mixture, source), past_only=True)
         shallow = Pass(self._shallow, full=False)  # the mixture is not known yet
