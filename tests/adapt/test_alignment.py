@@ -417,14 +417,14 @@ def test_a_recorded_pass_answers_as_one_that_is_not(name, kind):
         torch.testing.assert_close(given, expected, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("full", [True, False])
-def test_covariances_are_measured_where_a_full_map_may_follow(full, monkeypatch):
+@pytest.mark.parametrize("depth", [None, 4])
+def test_covariances_are_measured_in_passes_that_are_remembered(depth, monkeypatch):
     method = a_full_pair(prior=0.0, memory=64)
     aligned, measured = method.transport._alignment, []
     measure = alignment.measure_full
     monkeypatch.setattr(alignment, "measure_full", lambda *of: measured.append(of) or measure(*of))
-    aligned(stream(1)[0], alignment.Pass(full=full))
-    assert len(measured) == (aligned.full_maps if full else 0)
+    aligned(stream(1)[0], alignment.Pass(depth))
+    assert len(measured) == (aligned.full_maps if depth is None else 0)
     aligned.accept()
     kept = [moments for moments in aligned.past.values() if moments.covariance is not None]
     assert len(kept) == len(measured)
@@ -520,8 +520,8 @@ def test_full_maps_rest_on_the_covariance_of_all_batches():
     assert recent.covariance is None
 
 
-def test_the_full_map_of_a_batchnorm_s_input_is_that_of_core():
-    """Before it is normalised by the layer's own statistics, in float64 by hand."""
+def test_the_full_map_of_a_batchnorm_is_that_of_its_output():
+    """In float64 by hand, where the layer has normalised the values by its own statistics."""
     images = np.concatenate([images for images, _ in source().batches])
     batch, _ = make_images(200, seed=8, shift=0.5)
     settings = {"maps": "full", "prior": 0.0, "memory": 0, "sites": ["1:in"]}
@@ -529,10 +529,10 @@ def test_the_full_map_of_a_batchnorm_s_input_is_that_of_core():
     assert method.transport.full_maps == 1
     net = copy.deepcopy(model().module).double()
     with torch.no_grad():
-        known, values = (net[0](torch.from_numpy(x).double()) for x in (images, batch))
+        known, values = (net[:2](torch.from_numpy(x).double()) for x in (images, batch))
         moments = [ChannelMoments.of(x, 1, full=True) for x in (values, known)]
         A, b = to_source_full(*moments, 1e-3 * float(moments[1].variance.mean()))
-        expected = net[1:](torch.einsum("dc,nchw->ndhw", A, values) + b[:, None, None])
+        expected = net[2:](torch.einsum("dc,nchw->ndhw", A, values) + b[:, None, None])
     found = method.predict(batch).logits
     torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-3)
 

@@ -189,7 +189,9 @@ def test_a_shuffled_stream_is_answered_by_the_aligned_logits(kind, shift):
     assert found.accuracy() >= found.frozen() + (0.05 if shift else -0.01)
     alignment = layer_transport(kind)._alignment
     first = found.outs[0]
-    assert torch.equal(first.scores, alignment(x[:64]).logits)  # neither prior nor neighbours
+    assert torch.equal(
+        first.scores, alignment(x[:64], Pass()).logits
+    )  # neither prior nor neighbours
 
 
 @pytest.mark.parametrize("kind", KINDS)

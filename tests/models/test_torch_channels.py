@@ -275,3 +275,21 @@ def test_which_sites_support_a_full_map():
     assert not supports_full_map(torch.zeros(2, 129, 4, 4), 1)
     assert supports_full_map(torch.zeros(2, 9, 128), -1)
     assert not supports_full_map(torch.zeros(2, 16), -1)  # a classifier's input
+
+
+def test_a_full_map_in_other_units_is_that_of_the_scaled_values():
+    """D^-1 A D for values times D; a channel of unit 0 is left alone and moves no other."""
+    rng = np.random.default_rng(5)
+    source, target = (rng.normal(size=(60, 4, 3)) @ rng.normal(size=(3, 3)) for _ in range(2))
+    unit = np.array([2.0, -0.5, 0.0, 1.0])
+    live = unit != 0
+    measured = [measure_full(torch.from_numpy(x), 1, 60) for x in (source, target)]
+    found = FullToSource(measured[0], torch.from_numpy(unit))(
+        torch.from_numpy(target), measured[1], axis=1
+    )
+    scaled = [ChannelMoments.of(unit[:, None] * x, 1, full=True) for x in (target, source)]
+    A, b = to_source_full(*scaled, FULL_MAP_EPS * scaled[1].variance.mean())
+    expected = np.einsum("dc,ncp->ndp", A, unit[:, None] * target) + b[:, None]
+    np.testing.assert_allclose(unit[:, None] * found.numpy(), expected, rtol=1e-6, atol=1e-6)
+    shift = (measured[0].mean - measured[1].mean).numpy()[~live]
+    np.testing.assert_allclose(found.numpy()[:, ~live], target[:, ~live] + shift, atol=1e-9)

@@ -63,13 +63,13 @@ class Pass:
     """How one pass is aligned; by default at every site, as if the batch were the source's."""
 
     depth: int | None = None  # number of sites, from the first on
-    full: bool = True  # measure covariances, for full maps where the moments support them
+    full: bool = False  # maps, where the moments support them
     mixture: NDArray[np.float64] | None = None  # (C,), of the samples behind the target's moments
     past_only: bool = False  # moments from before this batch
     fresh: bool = False  # moments of this batch alone, as if there were no past
 
 
-WHOLE = Pass()
+WHOLE = Pass(full=True)
 
 
 def on_device(
@@ -151,7 +151,8 @@ class Alignment:
         for site in sites:
             found = (layers or {}).get(site)
             if found is not None and found.covariance is not None:
-                self._mapped.append(FullMapSite(site, found))
+                unit = output_scale(parts[site.module]) if site in batchnorms else None
+                self._mapped.append(FullMapSite(site, found, unit))
             elif site in batchnorms:
                 self._batchnorms.append(BatchNormSite(site, parts[site.module], found))
             elif found is not None:
@@ -332,7 +333,7 @@ class Alignment:
         own = site.of_images(values)
         if own is not values:
             own = own.contiguous()  # so that a GPU reads its channels side by side
-        batch = aligned.measure(own, self._samples, how.full)
+        batch = aligned.measure(own, self._samples, how.depth is None)
         if self._plausible is None:  # the first site
             self._plausible = self._judge(site, own, aligned.source_like(batch))
         target = self._remember(site, position, batch)
@@ -342,6 +343,8 @@ class Alignment:
         if alone and self.prior == 0:  # a single value has no variance
             return None
         reference = aligned.reference(how.mixture, target)
+        if not how.full and reference.covariance is not None:
+            reference = replace(reference, covariance=None)
         result = aligned.apply(layer, own, blended(target, reference, self.prior), reference)
         if result is None or own is values:
             return result
@@ -472,7 +475,7 @@ class AlignedSite:
         return as_tensors(classes.mixture(pi), found.mean)
 
     def measure(self, values: Tensor, samples: int, full: bool) -> ChannelMoments:
-        """Measure the values; `full` if a full map may follow."""
+        """Measure the values, with their covariance if `full` and the site can have a full map."""
         return measure(values, self.site.axis, samples)
 
     def apply(
@@ -501,12 +504,18 @@ class FullMapSite(MappedSite):
     """A site whose values get a full map, where the target's moments rest on enough of them.
 
     The covariance of a mixture is not known, so a mixture other than the source's is diagonal.
+    Unlike a diagonal map, a full one depends on the channels' units. At a BatchNorm these are those
+    of its output, by `unit`, so that one folded into a convolution is the same site.
     """
 
     _full: FullToSource | None = None
 
+    def __init__(self, site: Site, source: ChannelMoments, unit: Tensor | None = None) -> None:
+        super().__init__(site, source)
+        self._unit = unit  # (c,)
+
     def measure(self, values: Tensor, samples: int, full: bool) -> ChannelMoments:
-        """Measure the values, with their covariance if a full map may follow."""
+        """Measure the values, and their covariance if `full`."""
         return (measure_full if full else measure)(values, self.site.axis, samples)
 
     def apply(
@@ -519,8 +528,20 @@ class FullMapSite(MappedSite):
         if not enough or target.covariance is None or reference.covariance is None:
             return super().apply(layer, values, target, reference)
         if self._full is None or self._full.source is not reference:
-            self._full = FullToSource(reference)
+            self._full = FullToSource(reference, self._unit)
         return self._full(values, target, self.site.axis)
+
+
+def output_scale(layer: nn.Module) -> Tensor:  # (c,)
+    """Factor of every channel from the input of a BatchNorm to its output.
+
+    >>> output_scale(nn.BatchNorm1d(1, eps=3.0))
+    tensor([0.5000])
+    """
+    eps: float = layer.eps  # type: ignore[assignment]
+    scale: Tensor = (layer.get_buffer("running_var").float() + eps).rsqrt()
+    weight = getattr(layer, "weight", None)
+    return scale if weight is None else scale * weight.detach()
 
 
 class BatchNormSite(AlignedSite):

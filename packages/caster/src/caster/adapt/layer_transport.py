@@ -347,8 +347,8 @@ class LayerTransport:
         kept = min(alignment.samples, max(0.0, self.settings.memory - len(batch)))
         settled = kept >= max(ENOUGH_PAST, 2 * len(batch)) and not labels.chain.is_correlated
         settled = settled and trusted
-        how = Pass(mixture=as_reference(mixture, source), past_only=True)
-        shallow = Pass(self._shallow, full=False)  # the mixture is not known yet
+        how = Pass(full=True, mixture=as_reference(mixture, source), past_only=True)
+        shallow = Pass(self._shallow)  # the mixture is not known yet
         first = self._aligned(batch, how if settled else shallow)
         fresh = alignment.change() > CHANGED
         if fresh:

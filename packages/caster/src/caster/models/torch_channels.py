@@ -186,6 +186,8 @@ def moved(
 class FullToSource:
     """`to_source_full` for one site, applied to its values.
 
+    The map is that of the values times `unit`, if given, and leaves channels of unit 0 alone.
+
     >>> source = measure_full(torch.tensor([[[1.0, 3.0, 5.0], [0.0, 4.0, 2.0]]]), 1, samples=1)
     >>> x = torch.tensor([[[1.0, -1.0, 2.0], [3.0, 3.0, 9.0]]])
     >>> mapped = FullToSource(source)(x, measure_full(x, 1, samples=1), axis=1)
@@ -194,32 +196,45 @@ class FullToSource:
     True
     """
 
-    def __init__(self, source: ChannelMoments) -> None:
+    def __init__(self, source: ChannelMoments, unit: Tensor | None = None) -> None:  # (c,)
         assert source.covariance is not None
         self.source = source
-        self._eps = FULL_MAP_EPS * source.variance.double().mean()
-        covariance = _regularised(source.covariance, self._eps)
+        known = torch.ones_like(source.mean) if unit is None else unit.to(source.mean)
+        self._unit = known.double()
+        covariance = self._in_units(source.covariance)
+        self._eps = FULL_MAP_EPS * covariance.diagonal().mean()
+        covariance = _regularised(covariance, self._eps)
         self._variance = covariance.diagonal()
         self._root, _ = symmetric_roots(covariance, 0.0)
 
     def __call__(self, values: Tensor, target: ChannelMoments, axis: int) -> Tensor:
         """Map values with the target's moments to the source's moments."""
         assert target.covariance is not None
-        C_t = _regularised(target.covariance, self._eps)
+        C_t = _regularised(self._in_units(target.covariance), self._eps)
         A = optimal_map(C_t, self._root)
         # A GPU computes roots without synchronising, NaN if it fails: then use the diagonal map.
         diagonal = (self._variance / C_t.diagonal()).sqrt().diag()
-        A = torch.where(A.isfinite().all(), A, diagonal).to(target.mean.dtype)
+        A = torch.where(A.isfinite().all(), A, diagonal)
+        A = self._in_own_units(A).to(target.mean.dtype)
         b = self.source.mean - A @ target.mean
         view = channels_second(values, axis)
         rows = view.movedim(1, -1)
         if rows.is_contiguous():
-            mapped = torch.addmm(b, rows.view(-1, len(b)).to(A.dtype), A).view(rows.shape)
+            mapped = torch.addmm(b, rows.view(-1, len(b)).to(A.dtype), A.T).view(rows.shape)
             mapped = mapped.movedim(-1, 1)
         else:
             flat = view.flatten(2).to(A.dtype)
             mapped = torch.baddbmm(b[:, None], A.expand(len(flat), -1, -1), flat).view(view.shape)
         return _in_layout_of(values, view, mapped.to(values.dtype))
+
+    def _in_units(self, covariance: Tensor) -> Tensor:  # (c, c)
+        return self._unit[:, None] * covariance * self._unit
+
+    def _in_own_units(self, A: Tensor) -> Tensor:  # (c, c)
+        """The same map of the values themselves: D^-1 A D."""
+        dead = self._unit == 0
+        A = A * self._unit / torch.where(dead, 1.0, self._unit)[:, None]
+        return torch.where(dead[:, None], identity_like(A), A)
 
 
 def _regularised(covariance: Tensor, eps: Tensor) -> Tensor:
