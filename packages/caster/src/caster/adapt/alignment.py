@@ -1,11 +1,10 @@
-"""A frozen network with aligned layers, on a twin that shares its weights."""
+"""A frozen torch module with aligned layers, on a twin that shares its weights."""
 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any, Self, TypeVar
@@ -15,6 +14,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from caster.adapt.layer_passes import (
+    CHANGE_WINDOW,
+    EPS,
+    FEW,
+    WHOLE,
+    ImplausibleSamples,
+    Pass,
+    TargetMoments,
+    nbytes,
+    parts_of,
+)
 from caster.adapt.plausibility import (
     Range,
     broad_limits,
@@ -24,8 +34,7 @@ from caster.adapt.plausibility import (
     sharp_limits,
     within,
 )
-from caster.core.arrays import to_numpy
-from caster.core.channels import ChannelMoments, Site, divergence
+from caster.core.channels import FULL_MAP_ROWS, ChannelMoments, Site
 from caster.errors import CasterError
 from caster.models import cuda
 from caster.models.activation_statistics import hook_on, is_batchnorm
@@ -33,7 +42,6 @@ from caster.models.protocol import Outputs, runs_on_gpu
 from caster.models.sites import batchnorm_sites, find_sites, times_called
 from caster.models.torch import TorchModel, plain_name
 from caster.models.torch_channels import (
-    FULL_MAP_ROWS,
     FullToSource,
     as_tensors,
     blended,
@@ -49,27 +57,8 @@ LEAVE_OUT = "leave it out with sites=, or adapt the last features only"
 log = logging.getLogger("caster")
 
 T = TypeVar("T")
-EPS = 1e-5  # of a site's mean variance, added to every variance: a dead channel stays dead
-PARTS = ("mean", "variance", "covariance")  # of moments
 STATISTICS = ("running_mean", "running_var")
 DERIVED = ("_placed", "_full", "_constants_of")
-FEW = 8.0  # samples by which the moments of a class are shrunk towards those of all
-CHANGE_WINDOW = 64  # samples that are compared with the past to notice another shift
-CHANGE_SITES = 0.25  # share of the sites where they are: the first ones, where classes show least
-
-
-@dataclass(frozen=True, eq=False)
-class Pass:
-    """How one pass is aligned; by default at every site, as if the batch were the source's."""
-
-    depth: int | None = None  # number of sites, from the first on
-    full: bool = False  # maps, where the moments support them
-    mixture: NDArray[np.float64] | None = None  # (C,), of the samples behind the target's moments
-    past_only: bool = False  # moments from before this batch
-    fresh: bool = False  # moments of this batch alone, as if there were no past
-
-
-WHOLE = Pass(full=True)
 
 
 def on_device(
@@ -92,27 +81,10 @@ def on_device(
     return placed
 
 
-class ImplausibleSamples(Exception):  # noqa: N818 - no error: the others of the batch are answered
-    """Samples that no image could have produced: the batch has left no trace."""
-
-    def __init__(self, kept: Tensor) -> None:
-        super().__init__()
-        self.kept = kept  # (n,), which samples are plausible
-
-
 class Alignment:
-    """A twin of a model in which the channels of every site get the source's mean and variance.
+    """A twin of a torch module with aligned layers: see `AlignedNetwork`.
 
-    The target's moments come from the batch and, if it has fewer samples than `memory`, from the
-    batches before it; `prior` samples shrink them towards the source's. The source's are those of
-    the mixture of classes that the `Pass` names. At a BatchNorm the layer's statistics are replaced
-    instead of its input. A batch with samples that are implausible at the first site raises
-    `ImplausibleSamples`; `ends` is the range of input values that decides this.
-
-    Attributes
-    ----------
-    past : the target's moments so far, by site.
-    recent : those of the last samples, at shallow sites.
+    At a BatchNorm the layer's statistics are replaced instead of its input.
     """
 
     _shared: frozenset[Site] | None = None  # BatchNorms left alone, once a batch has shown them
@@ -123,20 +95,17 @@ class Alignment:
     def __init__(
         self,
         model: TorchModel,
-        sites: Sequence[Site],  # to align, shallow ones first
+        sites: Sequence[Site],
         layers: Mapping[Site, ChannelMoments] | None,  # by `on_device`; None: BatchNorms' own
         prior: float,
         memory: int,
-        ends: Range | None = None,
+        ends: Range | None = None,  # of input values: decides which samples are plausible
     ) -> None:
         self.model = model
+        self.sites = list(sites)
         self.prior = prior
-        self.memory = memory
-        self.past: dict[Site, ChannelMoments] = {}
-        self.recent: dict[Site, ChannelMoments] = {}
+        self.target = TargetMoments(memory, sites, merged)
         self._pass = WHOLE
-        self._pending: dict[Site, ChannelMoments] = {}  # of a batch that is not yet accepted
-        self._newest: dict[Site, ChannelMoments] = {}  # `recent` with that batch
         self._samples = 0  # in the current batch
         self._plausible: Tensor | None = None  # (n,), of its samples
         self._ends = ends
@@ -163,8 +132,8 @@ class Alignment:
 
     def new_stream(self) -> Self:
         """A copy without a past, on its own twin; weights and source moments are shared."""
-        sites = list(self._position)
-        other = type(self)(self.model, sites, self._layers, self.prior, self.memory, self._ends)
+        memory = self.target.memory
+        other = type(self)(self.model, self.sites, self._layers, self.prior, memory, self._ends)
         other._shared, other._limits = self._shared, self._limits
         return other
 
@@ -178,21 +147,17 @@ class Alignment:
         kept = {name: part for name, part in vars(self).items() if name not in shown}
         return {**kept, "_limits": {}}
 
-    @property
-    def samples(self) -> float:
-        """Samples behind the past, fractional if older ones are discounted."""
-        return next((moments.count for moments in self.past.values()), 0.0)
-
     def __call__(self, batch: Any, how: Pass = WHOLE) -> Outputs:
         """Features and logits with aligned layers; `accept` then adds the batch to the past."""
         placed = self.model.placed(batch)
         self._inspect_network(placed)
         self._samples, self._plausible, self._pass = len(placed), None, how
-        self._pending, self._newest = {}, {}
+        self.target.begin()
         recorded = self.model.cuda_graph and runs_on_gpu(self.model)
         try:
             # A batch that fills the memory depends on nothing else, as a recording must.
-            enough = max(self.memory, CHANGE_WINDOW) if self.memory else 0
+            memory = self.target.memory
+            enough = max(memory, CHANGE_WINDOW) if memory else 0
             alone = len(placed) >= enough and how.mixture is None and not how.past_only
             run = self._replayed if recorded and alone else self._run
             features, logits = run(placed)
@@ -203,7 +168,7 @@ class Alignment:
         if kept is not None and not bool(kept.all()):
             kept = kept if self._ends is None else kept | within(self._ends, placed)
             if not bool(kept.all()):
-                self._pending, self._newest = {}, {}
+                self.target.begin()
                 raise ImplausibleSamples(kept)
         return Outputs(features, logits)
 
@@ -212,66 +177,22 @@ class Alignment:
         """BatchNorms that are not aligned because a pass calls them twice; known after a batch."""
         return self._shared or frozenset()
 
-    def change(self) -> float:
-        """How far the last samples, with the batch, are from the past: mean divergence.
-
-        0 while the past holds nothing else.
-        """
-        pairs = [
-            (found, self.past[site]) for site, found in self._newest.items() if site in self.past
-        ]
-        found = [
-            divergence(recent, past).mean() for recent, past in pairs if recent.count < past.count
-        ]
-        return float(torch.stack(found).mean()) if found else 0.0
-
     def accept(self) -> None:
         """Add the last batch to the past."""
-        if self._pass.fresh:
-            self.past, self.recent = {}, {}
-        self.past |= self._pending
-        self.recent |= self._newest
-        self._pending, self._newest = {}, {}
+        self.target.accept(self._pass.fresh)
 
     def reset(self) -> None:
         """Forget the past."""
-        self.past, self.recent = {}, {}
-        self._pending, self._newest, self._samples = {}, {}, 0
-        self._twin.head = None
-
-    def state(self) -> dict[str, NDArray[Any]]:
-        """The target's moments so far, as named arrays."""
-        return {
-            f"{which}.{site}.{name}": np.asarray(to_numpy(value))
-            for which, kept in (("past", self.past), ("recent", self.recent))
-            for site, moments in kept.items()
-            for name, value in (("count", np.float64(moments.count)), *_parts(moments).items())
-        }
+        self.target.reset()
+        self._samples, self._twin.head = 0, None
 
     def resume(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Continue from a `state`."""
+        """Continue from a `state` of the target."""
         self.reset()
-        sources = {str(aligned.site): aligned for aligned in self._sites}
-        for name in [name.removesuffix(".count") for name in state if name.endswith(".count")]:
-            which, _, site = name.partition(".")
-            if which not in ("past", "recent"):
-                continue  # another part of the stream's state
-            if site not in sources:
-                raise ValueError("moments of other sites")
-            aligned, count = sources[site], float(state[f"{name}.count"])
-            full = which == "past" and isinstance(aligned, FullMapSite)
-            parts = {
-                part: torch.as_tensor(state[f"{name}.{part}"]).to(self.model.device)
-                for part in PARTS[: None if full else 2]
-            }
-            shapes = {part: value.shape for part, value in _parts(aligned.source).items()}
-            if not 0 < count < math.inf or not all(
-                value.shape == shapes[part] and bool(value.isfinite().all())
-                for part, value in parts.items()
-            ):
-                raise ValueError(site)
-            kept = self.past if which == "past" else self.recent
-            kept[aligned.site] = ChannelMoments(count, *parts.values())
+        sources = {aligned.site: aligned.source for aligned in self._sites}
+        self.target.resume(
+            state, sources, lambda part: torch.as_tensor(part, device=self.model.device)
+        )
 
     @property
     def full_maps(self) -> int:
@@ -282,14 +203,7 @@ class Alignment:
     def source_bytes(self) -> int:
         """Size of the source's moments; BatchNorms' own are the model's."""
         own = [aligned.source for aligned in self._sites if aligned.is_measured]
-        return sum(_nbytes(moments) for moments in own)
-
-    @property
-    def stream_bytes(self) -> int:
-        """Size of the target's moments."""
-        return sum(
-            _nbytes(moments) for kept in (self.past, self.recent) for moments in kept.values()
-        )
+        return sum(nbytes(moments) for moments in own)
 
     def _run(self, placed: Tensor) -> tuple[Tensor, Tensor]:
         features, logits = self._twin.run_placed(placed)
@@ -303,7 +217,7 @@ class Alignment:
             lambda: (placed,), self._work, self._pass.depth
         )
         found = iter(parts)
-        self._pending, self._newest = (
+        self.target.pending, self.target.newest = (
             {
                 site: ChannelMoments(float(len(placed)), *islice(found, width))
                 for site, width in kept
@@ -315,9 +229,9 @@ class Alignment:
     def _work(self, placed: Tensor) -> tuple[list[Tensor], object]:
         """The recorded work, and the tensors it reads."""
         answer = self._run(placed)
-        both = self._pending, self._newest
-        self._order = [[(site, len(_parts(m))) for site, m in kept.items()] for kept in both]
-        parts = [part for kept in both for m in kept.values() for part in _parts(m).values()]
+        both = self.target.pending, self.target.newest
+        self._order = [[(site, len(parts_of(m))) for site, m in kept.items()] for kept in both]
+        parts = [part for kept in both for m in kept.values() for part in parts_of(m).values()]
         known = self._plausible
         if known is None:  # no site was met
             known = torch.ones(len(placed), dtype=torch.bool, device=placed.device)
@@ -336,9 +250,9 @@ class Alignment:
         batch = aligned.measure(own, self._samples, how.depth is None)
         if self._plausible is None:  # the first site
             self._plausible = self._judge(site, own, aligned.source_like(batch))
-        target = self._remember(site, position, batch)
+        target = self.target.add(site, batch, how.fresh)
         if how.past_only:
-            target = self.past.get(site, target)
+            target = self.target.past.get(site, target)
         alone = target.count <= 1 and own.numel() == own.shape[site.axis]
         if alone and self.prior == 0:  # a single value has no variance
             return None
@@ -349,24 +263,6 @@ class Alignment:
         if result is None or own is values:
             return result
         return torch.cat((values[:, : site.added], result), dim=1)
-
-    def _remember(self, site: Site, position: int, batch: ChannelMoments) -> ChannelMoments:
-        """Add a batch to the moments of its site, until it is accepted or another pass is made."""
-        if not self.memory:
-            return batch
-        self._pending[site] = found = self._added(self.past.get(site), batch, self.memory)
-        if position < CHANGE_SITES * len(self._position):
-            slim = replace(batch, covariance=None)
-            self._newest[site] = self._added(self.recent.get(site), slim, CHANGE_WINDOW)
-        return found
-
-    def _added(
-        self, past: ChannelMoments | None, batch: ChannelMoments, memory: int
-    ) -> ChannelMoments:
-        missing = memory - self._samples
-        if past is None or missing <= 0 or self._pass.fresh:
-            return batch
-        return merged(past.at_most(missing), batch)
 
     def _judge(self, site: Site, values: Tensor, source: ChannelMoments) -> Tensor:  # (n,)
         """Which samples are plausible, by their values at the first site."""
@@ -604,15 +500,3 @@ class BatchNormSite(AlignedSite):
     def restore(self) -> None:
         """Give the layer its own statistics back."""
         self._layer._buffers.update(self._own)
-
-
-def _parts(moments: ChannelMoments) -> dict[str, Tensor]:
-    """The arrays of moments, by their names."""
-    return {name: part for name in PARTS if (part := getattr(moments, name)) is not None}
-
-
-def _nbytes(moments: ChannelMoments) -> int:
-    parts = [*_parts(moments).values()]
-    if moments.classes is not None:
-        parts += [moments.classes.means, moments.classes.variances]
-    return sum(int(part.nbytes) for part in parts)

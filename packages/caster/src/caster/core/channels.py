@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 Side = Literal["in", "out"]
 # Version tag of the stored statistics: a file with another tag is measured again.
 MEASURED = "image patches, all and per class, with covariances"
+FULL_MAP_CHANNELS = 128  # at most: every batch costs a square root of a c x c matrix
+FULL_MAP_ROWS = 50  # times c: the fewest values per channel, over samples and positions
+FULL_MAP_EPS = 1e-3  # added to eigenvalues, in units of a site's mean variance: less is noise
 
 
 @dataclass(frozen=True)

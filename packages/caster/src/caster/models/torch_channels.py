@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from caster.core.channels import ChannelMoments, optimal_map
+from caster.core.channels import (
+    FULL_MAP_CHANNELS,
+    FULL_MAP_EPS,
+    ChannelMoments,
+    optimal_map,
+)
 from caster.core.class_moments import ClassChannelMoments
 from caster.core.linalg import identity_like, symmetric_roots
-
-FULL_MAP_CHANNELS = 128  # at most: every batch costs a square root of a c x c matrix
-FULL_MAP_ROWS = 50  # times c: the fewest values per channel, over samples and positions
-FULL_MAP_EPS = 1e-3  # added to eigenvalues, in units of a site's mean variance: less is noise
 
 
 def as_tensors(moments: ChannelMoments, like: Tensor | torch.device) -> ChannelMoments:
