@@ -24,7 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import caster
-from caster.adapt.layer_transport import PLAIN, LayerSettings, LayerTransport
+from caster.adapt.layer_passes import PLAIN, LayerSettings
+from caster.adapt.layer_transport import LayerTransport
 from caster.core.arrays import to_numpy
 from caster.core.channels import ChannelMoments, Site
 from caster.core.class_moments import ClassChannelMoments

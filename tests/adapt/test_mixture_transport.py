@@ -15,8 +15,9 @@ from torch import nn
 
 import caster
 from caster import CasterError
-from caster.adapt.alignment import Alignment, Pass, on_device
-from caster.adapt.layer_transport import CHANGED, PLAIN, LayerSettings, LayerTransport
+from caster.adapt.alignment import Alignment
+from caster.adapt.layer_passes import PLAIN, LayerSettings, Pass
+from caster.adapt.layer_transport import CHANGED, LayerTransport
 from caster.core.channels import ChannelMoments
 from caster.core.class_moments import ClassChannelMoments
 from caster.core.stream_labels import merged_mixture
@@ -65,10 +66,11 @@ def test_with_the_mixture_of_the_source_it_is_layer_transport(kind, depth):
 def test_moments_of_the_sources_mixture_are_the_sources(kind):
     """To rounding: the reference comes from the classes here, and from all samples there."""
     fitted = adapter(kind)
-    layers = on_device(fitted.state.layers, fitted.model.device, full=False, classes=True)
-    alignment = Alignment(fitted.model, list(layers), layers, prior=4.0, memory=64)
+    layers = fitted.state.layers
+    settings = LayerSettings(prior=4.0, memory=64, maps="diagonal")
+    alignment = Alignment.of(fitted.model, layers, settings, None)
     batch = make_images(shuffled(32, seed=7), 8, shift=0.5)
-    pi_s = next(iter(layers.values())).classes.counts.numpy().astype(np.float64)
+    pi_s = next(iter(layers.values())).classes.counts.astype(np.float64)
     mixed = alignment(batch, Pass(mixture=pi_s / pi_s.sum())).logits
     torch.testing.assert_close(mixed, alignment(batch).logits, rtol=1e-4, atol=1e-4)
 
@@ -132,7 +134,7 @@ def test_an_affine_shift_is_undone_under_any_mixture(kind, seed, repeats, memory
     mixture, kept = np.full(CLASSES, 1 / CLASSES), 0.0
     for times in repeats:
         batch = np.concatenate([values[c] for c in range(CLASSES) for _ in range(times[c])])
-        kept = min(alignment.samples, max(0.0, memory - len(batch)))
+        kept = min(alignment.target.samples, max(0.0, memory - len(batch)))
         mixture = merged_mixture(mixture, kept, np.array(times) / sum(times), len(batch))
         shifted = (scale * batch + shift).astype(np.float32)
         found = alignment(shifted, Pass(mixture=mixture)).logits
@@ -257,7 +259,7 @@ def test_another_shift_drops_the_memory():
     y = shuffled(640, 7)
     for shift, seed in ((1.0, 8), (-1.0, 9), (0.0, 10)):
         found = run(make_images(y, seed, shift), y, stream=stream)
-        assert alignment.samples == len(y)  # each shift from nothing on
+        assert alignment.target.samples == len(y)  # each shift from nothing on
         assert found.accuracy(slice(1)) > found.accuracy() - 0.12  # within one batch
         assert found.accuracy() >= found.frozen() - 0.01
 
@@ -270,10 +272,10 @@ def test_change_tells_another_shift_from_other_classes(order):
     alignment = layer_transport()._alignment
     for batch in np.split(x, 10):
         alignment(batch)
-        assert alignment.change() < CHANGED
+        assert alignment.target.change() < CHANGED
         alignment.accept()
     alignment(make_images(y[:64], 9, shift=1.0))
-    assert alignment.change() > CHANGED
+    assert alignment.target.change() > CHANGED
 
 
 def test_recurring_and_mixed_shifts():
@@ -320,7 +322,7 @@ def test_a_collapse_of_a_trusted_alignment_does_not_look_like_a_run():
     x = make_images(y, 8, shift=0.5)
     stream, bad = adapter().new_stream(), collapsing().new_stream()
     assert run(x[:384], y[:384], stream=stream).accepted == 1
-    bad._layers._alignment.resume(stream._layers._alignment.state())
+    bad._layers._alignment.resume(stream._layers._alignment.target.state())
     stream._layers._alignment = bad._layers._alignment
     found = run(x[384:], y[384:], stream=stream)
     assert not any(found.knows)

@@ -11,7 +11,8 @@ import caster
 from caster.core.channels import ChannelMoments
 from caster.core.class_moments import ClassChannelMoments
 from caster.io import layer_arrays
-from caster.models.activation_statistics import ActivationStatistics, rounded
+from caster.models.activation_statistics import ActivationStatistics
+from caster.models.site_sums import rounded
 from tests.support import problem
 
 CLASSES = problem.N_CLASSES

@@ -17,16 +17,18 @@ from torch import Tensor, nn
 from caster.adapt.layer_passes import (
     CHANGE_WINDOW,
     EPS,
-    FEW,
     WHOLE,
     ImplausibleSamples,
+    LayerSettings,
     Pass,
+    Range,
     TargetMoments,
+    chosen_sites,
     nbytes,
     parts_of,
+    source_moments,
 )
 from caster.adapt.plausibility import (
-    Range,
     broad_limits,
     energies,
     extremes,
@@ -43,9 +45,9 @@ from caster.models.sites import batchnorm_sites, find_sites, times_called
 from caster.models.torch import TorchModel, plain_name
 from caster.models.torch_channels import (
     FullToSource,
+    all_tensors,
     as_tensors,
     blended,
-    class_tensors,
     measure,
     measure_full,
     merged,
@@ -59,26 +61,6 @@ log = logging.getLogger("caster")
 T = TypeVar("T")
 STATISTICS = ("running_mean", "running_var")
 DERIVED = ("_placed", "_full", "_constants_of")
-
-
-def on_device(
-    layers: Mapping[Site, ChannelMoments],
-    device: torch.device,
-    *,
-    full: bool,  # whether to keep covariances
-    classes: bool,  # whether to keep moments of classes, few samples shrunk towards all
-) -> dict[Site, ChannelMoments]:
-    """The moments of a state as tensors.
-
-    Mixed like the source, its classes have exactly its moments: a state rounds those of classes.
-    """
-    placed = {}
-    for site, found in layers.items():
-        placed[site] = as_tensors(found if full else replace(found, covariance=None), device)
-        if classes and found.classes is not None:
-            each = found.classes.shrunk(FEW).centred_on(found)
-            placed[site] = replace(placed[site], classes=class_tensors(each, device))
-    return placed
 
 
 class Alignment:
@@ -96,7 +78,7 @@ class Alignment:
         self,
         model: TorchModel,
         sites: Sequence[Site],
-        layers: Mapping[Site, ChannelMoments] | None,  # by `on_device`; None: BatchNorms' own
+        layers: Mapping[Site, ChannelMoments] | None,  # as tensors; None: BatchNorms' own
         prior: float,
         memory: int,
         ends: Range | None = None,  # of input values: decides which samples are plausible
@@ -129,6 +111,31 @@ class Alignment:
         self._position = {site: i for i, site in enumerate(sites)}
         for aligned in self._sites:
             hook_on(self._twin.module, aligned.site, partial(self._align, aligned), LEAVE_OUT)
+
+    @classmethod
+    def of(
+        cls,
+        model: TorchModel,
+        layers: Mapping[Site, ChannelMoments] | None,
+        settings: LayerSettings,
+        ends: Range | None,
+    ) -> Self:
+        """Align a model with the moments of a state, or with those of its BatchNorms if None."""
+        parts = {plain_name(name) for name, _ in model.module.named_modules()}
+        for site in layers or ():  # deep ones that are not aligned included
+            if site.module not in parts:
+                raise CasterError(f"{model.name} has no layer of the state's site {site}")
+        measured, batchnorms = [*(layers or {})], batchnorm_sites(model.module)
+        found = measured if set(measured) & set(batchnorms) else [*batchnorms, *measured]
+        sites = chosen_sites(found, settings)
+        known = None
+        if layers is not None:
+            kept = {site: layers[site] for site in layers if site in sites}
+            known = {
+                site: all_tensors(moments, model.device)
+                for site, moments in source_moments(kept, settings).items()
+            }
+        return cls(model, sites, known, settings.prior, settings.memory, ends)
 
     def new_stream(self) -> Self:
         """A copy without a past, on its own twin; weights and source moments are shared."""

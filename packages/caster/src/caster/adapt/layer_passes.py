@@ -21,15 +21,17 @@ from caster.core.arrays import to_numpy
 from caster.core.channels import ChannelMoments, Site, divergence
 from caster.core.linalg import Array
 from caster.errors import CasterError
-from caster.models.protocol import Outputs
+from caster.models.protocol import FrozenModel, Outputs
 
 PARTS = ("mean", "variance", "covariance")  # of moments
 EPS = 1e-5  # of a site's mean variance, added to every variance: a dead channel stays dead
 FEW = 8.0  # samples by which the moments of a class are shrunk towards those of all
+ENOUGH = 256  # samples of the source behind a full map, as of the target
 CHANGE_WINDOW = 64  # samples that are compared with the past to notice another shift
 CHANGE_SITES = 0.25  # share of the sites where they are: the first ones, where classes show least
 
 Moments = dict[Site, ChannelMoments]
+Range = tuple[Any, Any]  # lowest and highest input values: numbers, or arrays of every channel's
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,13 @@ class ImplausibleSamples(Exception):  # noqa: N818 - no error: the others of the
     def __init__(self, kept: Array) -> None:
         super().__init__()
         self.kept = kept  # (n,), which samples are plausible
+
+
+class LayeredModel(FrozenModel, Protocol):
+    """A frozen model whose layers can be aligned."""
+
+    def placed(self, batch: Any) -> Array:
+        """A batch as the model takes it, checked."""
 
 
 class AlignedNetwork(Protocol):
@@ -291,3 +300,27 @@ def selected(sites: list[Site], patterns: Any, name: str) -> list[Site]:
             known = ", ".join(map(str, sites)) or "none"
             raise CasterError(f"{name} has no site {pattern!r}: there are {known}")
     return [site for site in sites if any(fnmatchcase(str(site), p) for p in patterns)]
+
+
+def chosen_sites(found: list[Site], settings: LayerSettings) -> list[Site]:
+    """The sites to align: the first ones in the order of the network, or those named."""
+    if settings.sites is not None:
+        return selected(found, settings.sites, "layer transport")
+    return found[: math.ceil(settings.depth * len(found))]
+
+
+def source_moments(layers: Mapping[Site, ChannelMoments], settings: LayerSettings) -> Moments:
+    """The moments of a state that these settings use, classes of few samples shrunk.
+
+    Mixed like the source, the classes have exactly its moments: a state rounds those of classes.
+    """
+    used = {}
+    for site, found in layers.items():
+        full = settings.maps == "full" and found.count >= ENOUGH
+        classes = found.classes if settings.mixture else None
+        used[site] = replace(
+            found,
+            covariance=found.covariance if full else None,
+            classes=classes and classes.shrunk(FEW).centred_on(found),
+        )
+    return used

@@ -47,6 +47,12 @@ def class_tensors(classes: ClassChannelMoments, like: Tensor | torch.device) -> 
     return ClassChannelMoments(*(torch.as_tensor(part).to(like) for part in parts))
 
 
+def all_tensors(moments: ChannelMoments, device: torch.device) -> ChannelMoments:
+    """Moments as tensors on a device, with those of classes."""
+    classes = None if moments.classes is None else class_tensors(moments.classes, device)
+    return replace(as_tensors(moments, device), classes=classes)
+
+
 # --- moments -------------------------------------------------------------------------------------
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from caster.core.channels import Site
-from caster.errors import CasterError
 from caster.models.onnx.graph import Dataflow, Head, label_of, operator_of
 
 if TYPE_CHECKING:
