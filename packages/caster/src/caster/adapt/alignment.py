@@ -389,33 +389,31 @@ class AlignedSite:
 
 
 class MappedSite(AlignedSite):
-    """A site whose values are mapped channel by channel."""
+    """A site whose values are mapped channel by channel.
 
-    def __init__(self, site: Site, source: ChannelMoments) -> None:
+    What is added to variances, and a full map, depend on the units of the channels. At a BatchNorm
+    these are those of its output, by `unit`: folded into a convolution, it is the same site.
+    """
+
+    def __init__(self, site: Site, source: ChannelMoments, unit: Tensor | None = None) -> None:
         super().__init__(site, source)
-        tiny = torch.finfo(self.source.variance.dtype).tiny  # where every channel is dead
-        self._eps = max(EPS * float(self.source.variance.mean()), tiny)
+        self._unit = unit  # (c,)
+        self._eps = added_to_variances(source, unit)
 
     def apply(
         self, layer: nn.Module, values: Tensor, target: ChannelMoments, reference: ChannelMoments
     ) -> Tensor:
         """Map the values to the reference."""
-        return moved(values, target, reference, self._eps, self.site.axis)
+        return moved(values, target, reference, self._eps.to(target.mean), self.site.axis)
 
 
 class FullMapSite(MappedSite):
     """A site whose values get a full map, where the target's moments rest on enough of them.
 
     The covariance of a mixture is not known, so a mixture other than the source's is diagonal.
-    Unlike a diagonal map, a full one depends on the channels' units. At a BatchNorm these are those
-    of its output, by `unit`, so that one folded into a convolution is the same site.
     """
 
     _full: FullToSource | None = None
-
-    def __init__(self, site: Site, source: ChannelMoments, unit: Tensor | None = None) -> None:
-        super().__init__(site, source)
-        self._unit = unit  # (c,)
 
     def measure(self, values: Tensor, samples: int, full: bool) -> ChannelMoments:
         """Measure the values, and their covariance if `full`."""
@@ -433,6 +431,15 @@ class FullMapSite(MappedSite):
         if self._full is None or self._full.source is not reference:
             self._full = FullToSource(reference, self._unit)
         return self._full(values, target, self.site.axis)
+
+
+def added_to_variances(source: ChannelMoments, unit: Tensor | None) -> Tensor:  # (c,)
+    """EPS of the mean variance, in units of the channels times `unit`."""
+    variance = source.variance
+    square = torch.ones_like(variance) if unit is None else unit.to(variance) ** 2
+    tiny = torch.finfo(variance.dtype).tiny  # where every channel is dead
+    eps: Tensor = (EPS * (square * variance).mean()).clamp(min=tiny)
+    return torch.where(square > tiny, eps / square, eps)
 
 
 def output_scale(layer: nn.Module) -> Tensor:  # (c,)
@@ -454,10 +461,10 @@ class BatchNormSite(AlignedSite):
     mapping a value to the source's moments and normalising it by the layer's own equals normalising
     it by
 
-        m' - (m_s - m) sqrt((v' + eps) / (v_s + eps)),    v (v' + eps) / (v_s + eps).
+        m' - (m_s - m) sqrt((v' + e) / (v_s + e)),    (v + eps) (v' + e) / (v_s + e) - eps,
 
-    If the source's moments are the layer's own, or were not measured, these are m' and v', which
-    is BatchNorm adaptation.
+    where e is added to variances by the map, and eps by the layer. If the source's moments were not
+    measured, they are the layer's own, and m' and v' replace them: BatchNorm adaptation.
 
     >>> layer = nn.BatchNorm1d(1, affine=False, eps=0.0).eval()
     >>> site = BatchNormSite(Site("", "in", 1), layer)
@@ -478,6 +485,7 @@ class BatchNormSite(AlignedSite):
         self.is_measured = source is not None
         known = source or ChannelMoments(1.0, *self._own.values())
         super().__init__(site, replace(known, covariance=None))
+        self._eps = added_to_variances(known, output_scale(layer))
 
     def apply(
         self, layer: nn.Module, values: Tensor, target: ChannelMoments, reference: ChannelMoments
@@ -485,8 +493,8 @@ class BatchNormSite(AlignedSite):
         """Replace the layer's statistics, in their own precision."""
         replaced = target.mean, target.variance
         if self.is_measured:
-            step, share, rest, eps = self._constants(reference)
-            spread = (target.variance + eps).sqrt_()
+            step, share, rest, e = self._constants(reference)
+            spread = (target.variance + e).sqrt_()
             replaced = (
                 torch.addcmul(target.mean, step, spread, value=-1),
                 torch.addcmul(rest, share, target.variance),
@@ -498,10 +506,11 @@ class BatchNormSite(AlignedSite):
         """The parts of the formula that no batch changes."""
         if self._constants_of is None or self._constants_of[0] is not source:
             eps: float = self._layer.eps  # type: ignore[assignment]
+            e = self._eps.to(source.mean)
             mean, variance = (own.to(source.mean) for own in self._own.values())
-            share = (variance + eps) / (source.variance + eps)
-            step = (source.mean - mean) / (source.variance + eps).sqrt()
-            self._constants_of = source, (step, share, share * eps - eps, eps)
+            share = (variance + eps) / (source.variance + e)
+            step = (source.mean - mean) / (source.variance + e).sqrt()
+            self._constants_of = source, (step, share, share * e - eps, e)
         return self._constants_of[1]
 
     def restore(self) -> None:

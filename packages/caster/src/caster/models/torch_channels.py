@@ -166,7 +166,7 @@ def _interpolated(one: ChannelMoments, other: ChannelMoments, share: float) -> t
 
 
 def moved(
-    values: Tensor, target: ChannelMoments, source: ChannelMoments, eps: float, axis: int
+    values: Tensor, target: ChannelMoments, source: ChannelMoments, eps: float | Tensor, axis: int
 ) -> Tensor:
     """Map values with the target's moments to the source's, channel by channel: `to_source`.
 
@@ -182,10 +182,10 @@ def moved(
     mapped = functional.batch_norm(
         view,
         target.mean,
-        target.variance,
+        target.variance + eps,
         weight=(source.variance + eps).sqrt(),
         bias=source.mean,
-        eps=eps,
+        eps=0.0,
     )
     return _in_layout_of(values, view, mapped)
 
