@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import takewhile
+from math import prod
 from operator import or_
 from typing import TYPE_CHECKING
 
@@ -85,6 +86,7 @@ class OnnxSite:
     site: Site  # its module is the name of the tensor
     width: int  # number of channels
     rank: int  # number of axes
+    positions: int | None  # of image patches, per sample; None if open
     node: str  # that computes the tensor
 
 
@@ -357,7 +359,9 @@ class _Network:
                 f"the number of channels of `{tensor}`, from {node}, is not fixed: {UNSUPPORTED}"
             )
         added = self._added(tensor) if len(shape) == 3 and axis == -1 else 0
-        return OnnxSite(Site(tensor, "out", axis, added), width, len(shape), node)
+        inner = [size for i, size in enumerate(shape) if i not in (0, axis % len(shape))]
+        positions = None if None in inner else prod(filter(None, inner)) - added
+        return OnnxSite(Site(tensor, "out", axis, added), width, len(shape), positions, node)
 
     def _added(self, tensor: str) -> int:
         """How many constant tokens are in front of those of the images."""
