@@ -13,7 +13,8 @@ from torch import nn
 import caster
 from caster import CasterError, wrap
 from caster.adapt import alignment, plausibility
-from caster.adapt.plausibility import energies, extremes
+from caster.adapt.alignment import energies
+from caster.adapt.plausibility import extremes
 from caster.core.verdict import RESTING
 from caster.models import cuda
 from caster.models.preprocessing import Preprocessing
@@ -96,7 +97,7 @@ def test_without_such_samples_nothing_is_different(name, kind, monkeypatch):
     batches = [batch for size in (1, 8, 70) for batch in stream(4, size=size, shift=1.0)]
     watching = create(name, model(kind), source(kind))
     found = [watching.predict(batch) for batch in batches]
-    everything = lambda found, limits, samples: torch.ones(samples, dtype=torch.bool)  # noqa: E731
+    everything = lambda found, limits: torch.ones(len(found), dtype=torch.bool)  # noqa: E731
     monkeypatch.setattr(alignment, "plausible", everything)
     blind = create(name, model(kind), source(kind))
     for batch, given in zip(batches, found, strict=True):
@@ -143,7 +144,7 @@ def test_the_worst_corruptions_are_images(corruption, norm):
 
 def test_what_is_in_the_range_is_an_image_whatever_its_energy(monkeypatch):
     """As a flat image that a LayerNorm before the first site blows up."""
-    nothing = lambda found, limits, samples: torch.zeros(samples, dtype=torch.bool)  # noqa: E731
+    nothing = lambda found, limits: torch.zeros(len(found), dtype=torch.bool)  # noqa: E731
     monkeypatch.setattr(alignment, "plausible", nothing)
     method = create(NAMES[1], model(), source())
     images = source().batches[0][0]
@@ -156,9 +157,9 @@ def test_a_stated_preprocessing_has_the_range():
     low, high = how.value_range
     assert low.ravel().tolist() == [0.0, -5.0, -5.0]
     assert high.ravel().tolist() == [255.0, 122.5, 58.75]
-    found = extremes(how.value_range, torch.zeros(1, 3, 8, 8))
-    assert found.amin((0, 2, 3)).tolist() == [0.0, -5.0, -5.0]
-    assert found.amax((0, 2, 3)).tolist() == [255.0, 122.5, 58.75]
+    found = extremes(how.value_range, (3, 8, 8))
+    assert found.min((0, 2, 3)).tolist() == [0.0, -5.0, -5.0]
+    assert found.max((0, 2, 3)).tolist() == [255.0, 122.5, 58.75]
 
 
 def test_the_range_is_in_the_state_and_its_file(tmp_path):
