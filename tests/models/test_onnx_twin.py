@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import numpy_helper
+from onnx import numpy_helper, parser
 from onnxruntime.quantization import QuantFormat, quantize_static
 from timm.models.convnext import ConvNeXt
 from timm.models.swin_transformer import SwinTransformer
@@ -268,6 +268,26 @@ def test_early_opsets_are_converted():
     assert twin.proto.opset_import[0].version == 18
     expected = values_at(model, [twin.head.logits], batch)
     np.testing.assert_allclose(twin.run()[0][1], expected[0], rtol=1e-5, atol=1e-5)
+
+
+def test_an_opset_that_cannot_be_converted():
+    model = parser.parse_model("""
+        <ir_version: 4, opset_import: ["": 8]>
+        g (float[N, 3, 4, 4] x) => (float[N, 2] y) <float[48, 2] W>
+        { u = Upsample<scales = [1.0, 1.0, 1.0, 1.0]>(x)  h = Flatten(u)  y = MatMul(h, W) }""")
+    with pytest.raises(CasterError, match="opset 8 and cannot be converted") as caught:
+        find_onnx_sites(model, find_head(model, None))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_copy_without_images():
+    """Costs nothing where a runtime takes no rows, as for convolutions without full sites."""
+    batch = images(10)
+    twin = Twin(exported(seeded(residual), batch), batch, full=lambda site: False)
+    whole = twin.run()[0][1]
+    frozen, aligned = twin.run(images=batch[:0].numpy())
+    assert aligned["logits"].shape == (0, 4)
+    np.testing.assert_array_equal(frozen[1], whole)
 
 
 def test_a_fixed_batch_size_is_relaxed():

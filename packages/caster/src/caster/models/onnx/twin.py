@@ -237,10 +237,8 @@ class _Builder:
         """Cut a value into pieces of these sizes."""
         if not sizes:
             return ()
-        outputs = {"num_outputs": len(sizes)}
-        return self._tape.op_multi_out(
-            "Split", [value, self.ints(*sizes)], {"axis": axis}, **outputs
-        )
+        inputs, count = [value, self.ints(*sizes)], len(sizes)
+        return self._tape.op_multi_out("Split", inputs, {"axis": axis}, num_outputs=count)
 
     def joined(self, values: Sequence[ir.Value]) -> ir.Value:  # (k,), ... -> (sum of k,)
         """Concatenate vectors."""
@@ -333,8 +331,9 @@ class _ImageValues:
         """Mean and variance over samples and positions.
 
         Behind a convolution or BatchNormalization from the means of x and x^2, in float64 once
-        every sample has them: a centred copy of all values would cost as much as the layer. A
-        residual stream has channels with a mean far above their spread, so it is centred.
+        every sample has them: a centred copy of all values would cost as much as the layer, and
+        the runtime's layout for convolutions supports this pooling. A residual stream has channels
+        with a mean far above their spread, so it is centred.
         """
         import onnx_ir as ir
 
@@ -346,9 +345,8 @@ class _ImageValues:
             variance = op("ReduceMean", op("Mul", d, d), axes, keepdims=0)
             return op("Reshape", mean, ints(-1)), variance
         means = []
-        x = op("Reshape", self._x, ints(0, self._site.width, -1))
-        for values in (x, op("Mul", x, x)):
-            samples = op("ReduceMean", values, ints(2), keepdims=0)
+        for values in (self._x, op("Mul", self._x, self._x)):
+            samples = op("Squeeze", op("GlobalAveragePool", values), ints(*self._inner))
             wide = op("Cast", samples, to=int(ir.DataType.DOUBLE))
             means.append(op("ReduceMean", wide, ints(0), keepdims=0))
         first, second = means
