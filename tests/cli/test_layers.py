@@ -25,6 +25,8 @@ from caster.core.stream_labels import StreamLabels
 from caster_bench.methods.registry import create, find
 from tests.support.colours import CAST, NAMES, TOML, patches, write_folder, write_model
 
+pytestmark = pytest.mark.usefixtures("listed_figures")
+
 REPEAT = 6  # 6 pixels to 36: a network that downsamples by 32 has one left
 
 

@@ -25,6 +25,8 @@ from caster_bench.studies.claims.verdicts import gather
 from caster_bench.sweeps import Spec
 from tests.support.report_files import ELSEWHERE, files
 
+pytestmark = pytest.mark.usefixtures("listed_figures")
+
 CLAIMS = """
 title = "What it claims"
 intro = "The gate gains {gain} points."
