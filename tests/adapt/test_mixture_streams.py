@@ -369,9 +369,17 @@ def in_precision(kind, dtype):
     return wrap(copy.deepcopy(model(kind).module).to(dtype))
 
 
-@pytest.mark.parametrize("name", ["shuffled", "in runs"])
-@pytest.mark.parametrize("kind", ["batch", "layer", "vit"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize(
+    ("dtype", "kind", "name"),
+    sampled(
+        product(
+            [torch.bfloat16, torch.float16, torch.float64],
+            ["batch", "layer", "vit"],
+            ["shuffled", "in runs"],
+        ),
+        6,
+    ),
+)
 def test_other_precisions_answer_alike(dtype, kind, name):
     frozen = in_precision(kind, dtype)
     adapter = caster.fit(frozen, source(kind).batches)
