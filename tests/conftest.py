@@ -19,7 +19,7 @@ from hypothesis import settings
 
 from caster import Caster
 from tests.support import sampling
-from tests.support.figures import listed_figures  # noqa: F401 a fixture
+from tests.support.figures import listed_figures, rendered_figures  # noqa: F401 fixtures
 from tests.support.miniature import checkpoints, miniature  # noqa: F401 fixtures
 
 

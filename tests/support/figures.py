@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from contextlib import contextmanager
 from html import escape
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from caster.report import html
+
+LAY_OUT, SAVE = Figure.draw_without_rendering, html.save
 
 
 def shown(figure: Figure) -> str:
@@ -32,10 +35,23 @@ def save_listed(figure: Figure, file: Path | io.StringIO, kind: str, metadata: o
     file.write_text(text) if isinstance(file, Path) else file.write(text)
 
 
+@contextmanager
+def made_by(lay_out, save):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "draw_without_rendering", lay_out)
+        patch.setattr(html, "save", save)
+        yield
+
+
 @pytest.fixture(scope="module")
 def listed_figures():
     """Compose figures without layout and rendering, which take most of the time of a report."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Figure, "draw_without_rendering", lambda figure: None)
-        patch.setattr(html, "save", save_listed)
+    with made_by(lambda figure: None, save_listed):
+        yield
+
+
+@pytest.fixture
+def rendered_figures():
+    """Render figures in one test of a module with `listed_figures`."""
+    with made_by(LAY_OUT, SAVE):
         yield
