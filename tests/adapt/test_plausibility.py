@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from caster_bench.data.corruptions import corrupt
 from caster_bench.methods.registry import create
 from caster_bench.methods.source import Source
 from tests.support.problem import make_images, model, source, stream
+from tests.support.sampling import sampled
 
 NAMES = ("layer-transport", "layer-transport-ungated")
 ATTACKS = {
@@ -55,8 +57,10 @@ def test_batches_of_an_attacker_change_nothing_for_others(name, kind, attack):
     assert "implausible" in reasons
 
 
-@pytest.mark.parametrize("known", ["images", "state", "moments"])
-@pytest.mark.parametrize("kind", ["batch", "layer", "vit"])
+@pytest.mark.parametrize(
+    ("kind", "known"),
+    sampled(product(["batch", "layer", "vit"], ["images", "state", "moments"]), 5),
+)
 def test_samples_of_an_attacker_change_nothing_for_others_of_the_batch(kind, known):
     """Whether the range of the input is known or not."""
     of = {"images": source(kind), "state": state(kind)}
@@ -90,8 +94,9 @@ def test_answers_beside_known_frozen_ones_leave_such_samples_to_the_frozen_model
     np.testing.assert_array_equal(scores, before.logits[:3])
 
 
-@pytest.mark.parametrize("kind", ["batch", "layer", "group", "vit"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "kind"), sampled(product(NAMES, ["batch", "layer", "group", "vit"]), 4)
+)
 def test_without_such_samples_nothing_is_different(name, kind, monkeypatch):
     """Bit for bit, in batches smaller and larger than the memory."""
     batches = [batch for size in (1, 8, 70) for batch in stream(4, size=size, shift=1.0)]

@@ -7,6 +7,7 @@ import json
 import re
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -24,6 +25,9 @@ from caster.core.channels import MEASURED
 from caster.core.stream_labels import StreamLabels
 from caster_bench.methods.registry import create, find
 from tests.support.colours import CAST, NAMES, TOML, patches, write_folder, write_model
+from tests.support.sampling import sampled
+
+pytestmark = pytest.mark.usefixtures("listed_figures")
 
 REPEAT = 6  # 6 pixels to 36: a network that downsamples by 32 has one left
 
@@ -603,8 +607,7 @@ STEPS = {  # of one batch, and where an interrupt may come
 }
 
 
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(("step", "after"), sampled(product(STEPS, [False, True]), 4))
 def test_an_interrupt_at_any_step_of_a_batch_costs_no_row(typed, monkeypatch, step, after):
     line = "predict LN @LN.caster @target --shuffle 0 --batch-size 24 -o"
     assert typed(f"{line} whole.csv").exit_code == 0
