@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from caster._version import __version__
 
 if TYPE_CHECKING:
-    from caster.adapt.adaptation import Adaptation
     from caster.adapt.adapter import Adapter, Stream
     from caster.adapt.estimator import Caster, load
     from caster.adapt.fitting import fit
+    from caster.core.adaptation import Adaptation
     from caster.core.types import AffineMap, SourceMoments
     from caster.core.verdict import Verdict
     from caster.errors import CasterError, StateError
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 _HOME = {
-    "Adaptation": "caster.adapt.adaptation",
+    "Adaptation": "caster.core.adaptation",
     "Adapter": "caster.adapt.adapter",
     "Stream": "caster.adapt.adapter",
     "Caster": "caster.adapt.estimator",

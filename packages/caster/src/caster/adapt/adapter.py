@@ -15,12 +15,12 @@ from array_api_compat import array_namespace
 from numpy.typing import NDArray
 
 from caster import state as states
-from caster.adapt.adaptation import Adaptation
 from caster.adapt.estimator import Caster
 from caster.adapt.feature_transport import Attempt
 from caster.adapt.feedback import Feedback
 from caster.adapt.layer_passes import PLAIN, LayerSettings
 from caster.adapt.source_moments import inputs_of
+from caster.core.adaptation import Adaptation
 from caster.core.arrays import as_real_array
 from caster.core.betting import ALPHA, BettingTest
 from caster.core.linalg import Array, on_gpu

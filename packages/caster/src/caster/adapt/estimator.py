@@ -14,10 +14,10 @@ from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import column_or_1d, validate_data
 
 from caster import state as states
-from caster.adapt.adaptation import Adaptation
 from caster.adapt.feature_transport import FeatureTransport
 from caster.adapt.source_moments import Chunks, fit_moments
 from caster.config import Settings
+from caster.core.adaptation import Adaptation
 from caster.core.arrays import check_dense
 from caster.core.linalg import Array
 from caster.errors import CasterError, InputTypeError

@@ -10,8 +10,8 @@ import numpy as np
 from array_api_compat import array_namespace, device, is_numpy_array
 from numpy.typing import NDArray
 
-from caster.adapt.adaptation import Adaptation
 from caster.config import Settings
+from caster.core.adaptation import Adaptation
 from caster.core.arrays import DeviceCopies, as_real_array, like, to_numpy
 from caster.core.discriminant import ridged_scores
 from caster.core.linalg import Array, identity_like, on_gpu

@@ -8,7 +8,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from caster.adapt.adaptation import Adaptation, classes_of
+from caster.core.adaptation import Adaptation, classes_of
 from caster.core.arrays import to_numpy
 from caster.core.betting import LAMBDAS, BettingTest, Position
 from caster.errors import CasterError

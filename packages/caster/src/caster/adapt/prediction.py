@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caster import state as states
-from caster.adapt.adaptation import Adaptation
 from caster.adapt.adapter import Adapter, Mechanism, Stream, configured
 from caster.adapt.estimator import Caster
 from caster.adapt.image_batches import (
@@ -29,6 +28,7 @@ from caster.adapt.image_batches import (
     stated_preprocessing,
 )
 from caster.config import DEFAULT_LIMITS, Limits
+from caster.core.adaptation import Adaptation
 from caster.core.arrays import as_real_array, to_numpy
 from caster.core.verdict import Reason
 from caster.errors import CasterError

@@ -10,8 +10,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from caster.adapt.adaptation import Adaptation
 from caster.adapt.estimator import Caster
+from caster.core.adaptation import Adaptation
 from caster.core.arrays import as_real_array, to_numpy
 from caster.core.verdict import Verdict
 from caster.errors import CasterError
