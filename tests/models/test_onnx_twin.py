@@ -350,3 +350,15 @@ def test_external_weights(tmp_path):
     external = {t.name for t in outside.graph.initializer if t.data_location}
     assert external
     assert {t.name for t in twin.graph.initializer if t.data_location} == external
+
+
+def test_nodes_without_names():
+    """As in graphs that were written by hand or by some converters."""
+    make, size = NETWORKS[next(iter(NETWORKS))]
+    batch = images(size, 2)
+    model = exported(seeded(make), batch)
+    for node in model.graph.node:
+        node.name = ""
+    twin = Twin(model, batch)
+    frozen, aligned = twin.run()
+    np.testing.assert_allclose(aligned["logits"], frozen[1], rtol=1e-4, atol=1e-5)

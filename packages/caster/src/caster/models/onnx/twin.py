@@ -165,7 +165,7 @@ class _Builder:
             value.name = f"caster/{name}"
             value.shape = None  # the runtime infers it, with the open sizes of the new input
         for node in dynamic:
-            node.name = f"caster/{node.name}"
+            node.name = f"caster/{node.name}" if node.name else None
         copies[self._images].name = images
         copies[self._images].shape = ir.Shape(self.shape_of(self._images))
         clone.outputs.clear()
