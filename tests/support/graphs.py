@@ -12,11 +12,14 @@ from caster.export.graph_arrays import GraphArray, under_construction
 def compiled(function, *examples, also_open=()):
     """A function of GraphArrays as one of arrays like the examples.
 
-    The first, and those `also_open`, may have any length.
+    The first, and those `also_open`, may have any number of rows.
     """
     arrays = [np.asarray(each) for each in examples]
     shapes = [
-        (None, *each.shape[1:]) if i in (0, *also_open) and each.ndim else each.shape
+        tuple(
+            None if axis == each.ndim - 2 and i in (0, *also_open) else size
+            for axis, size in enumerate(each.shape)
+        )
         for i, each in enumerate(arrays)
     ]
     arguments = {

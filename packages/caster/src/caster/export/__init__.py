@@ -1,0 +1,1 @@
+"""Adaptation compiled into an ONNX graph, for ONNX Runtime anywhere."""

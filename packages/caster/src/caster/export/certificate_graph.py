@@ -1,6 +1,6 @@
 """The certificate of layer transport as a graph: `core.confidence` and `adapt.layer_certificate`.
 
-Sums and norms are float64. A window of probabilities has fixed room, and its last rows are known.
+Sums and norms are float64.
 """
 
 from __future__ import annotations
@@ -106,14 +106,14 @@ class CertificateGraph:
     """`LayerCertificate` on arrays of a graph."""
 
     stats: GraphArray  # (2, 2, 3): recent and settled, with aligned layers and frozen; NaN: none
-    rows: GraphArray  # (2, window, C) float32, of which the last `count` rows are known
+    rows: GraphArray  # (2, m, C) float32, of which the last `count` rows are known
     count: GraphArray  # () int64
+    window: int
 
     def update(self, aligned: GraphArray, frozen: GraphArray) -> tuple[Self, GraphArray]:
         """Add the scores of a batch, and return the ratio of expected errors over the window."""
-        window = self.rows.shape[1]
         new, old = stack([confidence_stats(each) for each in (aligned, frozen)]), self.stats[0]
-        missing = window - length(aligned).astype(np.float64)
+        missing = self.window - length(aligned).astype(np.float64)
         usable = ~is_nan(old).any() & (missing > 0.0)
         new = where(usable, new + at_most(old, missing), new)
         ratio = expected_error_ratio(new[0], new[1])
@@ -122,20 +122,19 @@ class CertificateGraph:
 
     def update_norms(self, aligned: GraphArray, frozen: GraphArray) -> tuple[Self, GraphArray]:
         """Add the probabilities of a batch, and return the ratio of norms over the window."""
-        window, n_classes = self.rows.shape[1:]
+        n_classes = self.rows.shape[2]
         new = stack([softmax(each) for each in (aligned, frozen)])
         n = length(aligned)
-        known = concat([self.rows, new], axis=1)
-        count = minimum(self.count + n, maximum(n, window))
-        rows = known[:, window + n - count :]  # of old rows, known ones only
+        count = minimum(self.count + n, maximum(n, self.window))
+        rows = concat([self.rows, new], axis=1)[:, -count:]
         finite = is_finite(rows)
         (ratio,) = choose(
             finite,
             lambda: [NORM * nuclear_norm(rows[1], n_classes) / nuclear_norm(rows[0], n_classes)],
             lambda: [constant(math.nan) + 0.0],
         )
-        count = where(finite, minimum(count, window), 0)
-        return replace(self, rows=known[:, -window:], count=count), ratio
+        count = where(finite, minimum(count, self.window), 0)
+        return replace(self, rows=rows[:, -self.window :], count=count), ratio
 
     def settle(self, settled: GraphArray) -> Self:
         """Make the window the reference for batches that are not compared, if `settled`."""
@@ -154,11 +153,11 @@ class CertificateGraph:
         return is_nan(settled).any() | has_fallen(confidence_stats(scores), reference)
 
 
-def initial_certificate(window: int, n_classes: int) -> dict[str, NDArray[Any]]:
+def initial_certificate(n_classes: int) -> dict[str, NDArray[Any]]:
     """What a stream remembers before its first batch."""
     return {
         "certificate": np.full((2, 2, 3), np.nan),
-        "certificate.rows": np.zeros((2, window, n_classes), np.float32),
+        "certificate.rows": np.zeros((2, 1, n_classes), np.float32),
         "certificate.count": np.array(0),
     }
 

@@ -216,6 +216,8 @@ def maximum(x: GraphArray, y: Operand) -> GraphArray:
 
 def where(condition: GraphArray, x: GraphArray, y: Operand) -> GraphArray:
     """Choose element by element."""
+    if x.dtype == np.bool_:  # ONNX Runtime has no such Where
+        return (condition & x) | (~condition & GraphArray(x._like(y)))
     return GraphArray(op.where(condition.var, x.var, x._like(y)))
 
 

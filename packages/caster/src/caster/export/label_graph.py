@@ -227,7 +227,7 @@ class LabelGraph:
     """`StreamLabels` on arrays of a graph."""
 
     chain: ChainGraph
-    recent: GraphArray  # (RECENT, C), of which the last `count` rows are known
+    recent: GraphArray  # (m, C), of which the last `count` rows are known: a graph takes no (0, C)
     count: GraphArray  # (), int64
     prior: GraphArray  # (C,), of a shuffled stream
     believed: GraphArray  # (), whether it is not the source's
@@ -239,11 +239,10 @@ class LabelGraph:
 
     def observe(self, p: GraphArray) -> Self:  # (n, C)
         """Take note of the probabilities of the next samples."""
-        limit = stream_labels.RECENT
-        recent = concat([self.recent, p])[-limit:]
-        count = minimum(self.count + length(p), limit)
+        count = minimum(self.count + length(p), stream_labels.RECENT)
+        recent = concat([self.recent, p])[-count:]
         chain = self.chain.observe(p)
-        prior, believed = believed_prior(recent[limit - count :], chain.prior)
+        prior, believed = believed_prior(recent, chain.prior)
         return replace(
             self, chain=chain, recent=recent, count=count, prior=prior, believed=believed
         )
@@ -277,7 +276,7 @@ def initial_labels(prior: Floats) -> dict[str, NDArray[np.generic]]:
         "evidence": chain.evidence,
         "totals": chain.totals,
         "count": np.array(chain.count),
-        "recent": np.zeros((stream_labels.RECENT, len(prior))),
+        "recent": np.zeros((1, len(prior))),
         "recent.count": np.array(0),
         "believed": np.array(False),
     }

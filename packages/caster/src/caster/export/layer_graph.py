@@ -1,0 +1,619 @@
+"""Mixture transport as one ONNX graph: a batch and the stream's state in, an answer and the next
+state out.
+
+The graph follows `adapt.layer_transport`. Its passes through the network are the trips of a Loop,
+whose body holds the twin (`models.onnx.twin`) with its weights: ONNX Runtime optimises a network
+only where its weights are in the same graph. What the next pass is follows from what the last one
+showed, so the body is a state machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+from spox import Tensor, argument, build, inline
+
+from caster.adapt import alignment, layer_transport
+from caster.adapt.layer_transport import LayerSettings
+from caster.core.channels import ChannelMoments
+from caster.core.class_moments import ClassMoments
+from caster.core.verdict import Reason
+from caster.export import moment_graph
+from caster.export.certificate_graph import (
+    CertificateGraph,
+    ScheduleGraph,
+    initial_certificate,
+)
+from caster.export.graph_arrays import (
+    GraphArray,
+    choose,
+    concat,
+    constant,
+    filled,
+    is_finite,
+    length,
+    log,
+    maximum,
+    minimum,
+    repeat,
+    softmax,
+    stack,
+    under_construction,
+    where,
+)
+from caster.export.label_graph import (
+    ChainGraph,
+    LabelGraph,
+    initial_labels,
+    is_reference,
+    merged_mixture,
+)
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+Floats = NDArray[np.floating]
+REASONS: tuple[Reason, ...] = get_args(Reason)  # a verdict's reason is its position here
+PASSES = 4  # at most: three with aligned layers, and a frozen one
+WINDOWS = ("labels.recent", "frozen_labels.recent", "certificate.rows")  # as many rows as known
+NEXT = "next."  # prefix of a state tensor's name among the outputs
+
+
+class Phase(IntEnum):
+    """What a pass through the twin is for."""
+
+    FROZEN = 0  # the frozen copy only
+    SETTLED = 1  # all sites, by the past
+    SHALLOW = 2  # the first sites, by the batch: shows its classes, and whether the shift changed
+    FRESH = 3  # the same without a past, which was of another shift
+    CONFIRM = 4  # the same after a settled pass that suggested other classes
+    WHOLE = 5  # all sites, by the batch, with the reference of its mixture
+    DONE = 6
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """What a compiled stream knows of the source: S sites with D channels in all."""
+
+    widths: tuple[int, ...]  # (S,)
+    moments: Floats  # (2, D) float32
+    eps: Floats  # (D,) float32
+    classes: tuple[ClassMoments | None, ...]  # (S,)
+    prior: Floats  # (C,) float64
+
+    @classmethod
+    def of(cls, layers: Sequence[ChannelMoments]) -> Source:
+        """The moments of a state, in the order of the sites."""
+        moments = np.stack(
+            [np.concatenate([getattr(m, name) for m in layers]) for name in ("mean", "variance")]
+        )
+        widths = tuple(len(found.mean) for found in layers)
+        tiny = float(np.finfo(np.float32).tiny)
+        eps = [max(alignment.EPS * float(np.mean(m.variance)), tiny) for m in layers]
+        classes = tuple(
+            None if m.classes is None else m.classes.shrunk(alignment.FEW).centred_on(m)
+            for m in layers
+        )
+        (counts,) = {tuple(m.classes.counts) for m in layers if m.classes is not None}
+        pi = np.asarray(counts) / sum(counts)
+        pi = pi.clip(min=layer_transport.EVEN / len(pi))
+        return cls(
+            widths,
+            moments.astype(np.float32),
+            np.repeat(eps, widths).astype(np.float32),
+            classes,
+            pi / pi.sum(),
+        )
+
+    def reference(self, mixture: GraphArray | None) -> GraphArray:  # (C,) -> (3, D)
+        """Mean, variance and eps to align with, under a mixture where classes are known."""
+        own = constant(self.moments)
+        eps = constant(self.eps[None])
+        if mixture is None:
+            return concat([own, eps])
+        parts, start = [], 0
+        each = zip(self.widths, self.classes, strict=True)
+        for known, sites in groupby(each, key=lambda site: site[1] is not None):
+            group = list(sites)
+            stop = start + sum(width for width, _ in group)
+            if known:
+                parts.append(moment_graph.mixture(_joined([c for _, c in group if c]), mixture))
+            else:
+                parts.append(constant(self.moments[:, start:stop]))
+            start = stop
+        return concat([concat(parts, axis=1), eps])
+
+
+def _joined(sites: Sequence[ClassMoments]) -> ClassMoments:
+    """The classes at several sites, channels side by side."""
+    means, variances = (
+        np.concatenate([getattr(site, name) for site in sites], axis=1).astype(np.float32)
+        for name in ("means", "variances")
+    )
+    return ClassMoments(sites[0].counts, means, variances)
+
+
+# --- state ---------------------------------------------------------------------------------------
+
+
+def initial_state(source: Source) -> dict[str, NDArray[Any]]:
+    """The state of a stream that has seen nothing, by the names of its tensors."""
+    D, C = source.moments.shape[1], len(source.prior)
+    shallow = sum(_compared_widths(source))
+    labels = initial_labels(source.prior)
+    return {
+        "past": np.zeros((2, D), np.float32),
+        "past.count": np.array(0.0),
+        "recent": np.zeros((2, shallow), np.float32),
+        "recent.count": np.array(0.0),
+        "mixture": source.prior,
+        **{f"labels.{name}": value for name, value in labels.items()},
+        **{f"frozen_labels.{name}": value for name, value in labels.items()},
+        **initial_certificate(C),
+        "schedule": np.zeros(4, np.int64),
+    }
+
+
+def _compared_widths(source: Source) -> list[int]:
+    """Channels of the sites where the last samples are compared with the past."""
+    sites = len(source.widths)
+    return [w for i, w in enumerate(source.widths) if i < alignment.SHALLOW * sites]
+
+
+def _labels_of(state: Mapping[str, GraphArray], name: str, source: GraphArray) -> LabelGraph:
+    known = {
+        part.removeprefix(f"{name}."): each
+        for part, each in state.items()
+        if part.startswith(f"{name}.")
+    }
+    chain = ChainGraph(source, known["last"], known["evidence"], known["totals"], known["count"])
+    return LabelGraph(chain, known["recent"], known["recent.count"], source, known["believed"])
+
+
+def _certificate_of(state: Mapping[str, GraphArray], settings: LayerSettings) -> CertificateGraph:
+    parts = (state[f"certificate{part}"] for part in ("", ".rows", ".count"))
+    return CertificateGraph(*parts, settings.window)
+
+
+def _label_state(labels: LabelGraph, name: str) -> dict[str, GraphArray]:
+    chain = labels.chain
+    return {
+        f"{name}.last": chain.last,
+        f"{name}.evidence": chain.evidence,
+        f"{name}.totals": chain.totals,
+        f"{name}.count": chain.count,
+        f"{name}.recent": labels.recent,
+        f"{name}.recent.count": labels.count,
+        f"{name}.believed": labels.believed,
+    }
+
+
+# --- one batch -----------------------------------------------------------------------------------
+
+
+class Carry(NamedTuple):
+    """What a pass leaves for the next one, and the last pass for the answer."""
+
+    phase: GraphArray  # () int64, of the next pass
+    fresh: GraphArray  # (), whether the past was of another shift
+    frozen: GraphArray  # (n, C) logits, once `compared`
+    has_frozen: GraphArray  # ()
+    scores: GraphArray  # (n, C), with aligned layers, once `has_scores`
+    has_scores: GraphArray  # ()
+    failed: GraphArray  # (), whether aligned logits were not finite
+    moments: GraphArray  # (2, D), of the batch in the last aligned pass
+    mixture: GraphArray  # (C,), behind the merged moments
+    prior: GraphArray  # (C,), of labels that have observed the batch, as the rest
+    believed: GraphArray
+    last: GraphArray
+    evidence: GraphArray
+    totals: GraphArray
+    count: GraphArray
+    recent: GraphArray
+    known: GraphArray
+
+    def labels(self, source: GraphArray) -> LabelGraph:
+        """The stream's labels."""
+        chain = ChainGraph(source, self.last, self.evidence, self.totals, self.count)
+        return LabelGraph(chain, self.recent, self.known, self.prior, self.believed)
+
+
+def _label_parts(labels: LabelGraph) -> dict[str, GraphArray]:
+    """A stream's labels as fields of `Carry`."""
+    chain = labels.chain
+    return {
+        "prior": labels.prior,
+        "believed": labels.believed,
+        "last": chain.last,
+        "evidence": chain.evidence,
+        "totals": chain.totals,
+        "count": chain.count,
+        "recent": labels.recent,
+        "known": labels.count,
+    }
+
+
+class _Step:
+    """The graph of one batch."""
+
+    def __init__(
+        self,
+        twin: ModelProto,
+        source: Source,
+        columns: Sequence[int],
+        settings: LayerSettings,
+        images: GraphArray,
+        state: Mapping[str, GraphArray],
+    ) -> None:
+        self._twin, self._source, self._columns = inline(twin), source, columns
+        self._settings, self._images, self._state = settings, images, state
+        self._fixed = twin.graph.input[0].type.tensor_type.shape.dim[0].dim_value > 0
+        self._squares = twin.graph.output[-1].type.tensor_type.shape.dim[0].dim_value
+        self._pi_s = constant(source.prior)
+        self._labels = _labels_of(state, "labels", self._pi_s)
+        self._n = length(images)
+        self._samples = self._n.astype(np.float64)
+        room = maximum(settings.memory - self._samples, 0.0)
+        self._past = minimum(state["past.count"], room)  # samples of the past that still count
+        self._schedule = ScheduleGraph(state["schedule"], settings.every, settings.window)
+        self._certificate = _certificate_of(state, settings)
+
+    def answer(self) -> dict[str, GraphArray]:
+        """All outputs of the graph."""
+        found = Carry(*repeat(PASSES, self._start(), self._pass))
+        compares = found.has_scores & found.has_frozen
+        state = self._state
+        unmeasured = where(found.failed, constant(math.inf), math.nan)
+        names = [name for name in state if name.startswith(("frozen_labels.", "certificate"))]
+        ratio, *measured = choose(
+            compares,
+            lambda: self._compared(found),
+            lambda: [unmeasured, *(state[name] for name in names)],
+        )
+        following = dict(zip(names, measured, strict=True))
+        fits = compares & (ratio <= self._settings.tau)
+        stands = ~compares & ~found.failed & self._schedule.accepted
+        accepted = fits | stands
+        reason = where(found.failed, _code("numerical"), _code("rest"))
+        reason = where(compares, where(fits, _code("accepted"), _code("ratio")), reason)
+        scores = where(accepted, found.scores, found.frozen)
+        return {
+            "probabilities": softmax(scores),
+            "labels": scores.argmax(1),
+            "accepted": accepted,
+            "ratio": ratio,
+            "reason": reason,
+            **{f"{NEXT}{name}": each for name, each in self._after(found, fits, following).items()},
+        }
+
+    def _compared(self, found: Carry) -> list[GraphArray]:
+        """The ratio of a batch with both answers, then frozen labels and certificate after it."""
+        certificate, errors = self._certificate.update(found.scores, found.frozen)
+        certificate, norms = certificate.update_norms(found.scores, found.frozen)
+        labels = _labels_of(self._state, "frozen_labels", self._pi_s)
+
+        def observed() -> list[GraphArray]:
+            p = softmax(found.frozen.astype(np.float64))
+            return [*_label_state(labels.observe(p).advance(p), "frozen_labels").values()]
+
+        before = _label_state(labels, "frozen_labels")
+        after = choose(is_finite(found.frozen), observed, lambda: list(before.values()))
+        frozen = _labels_of(dict(zip(before, after, strict=True)), "frozen_labels", self._pi_s)
+        both = where(errors > norms, errors, norms)
+        of_source = where(frozen.is_source, norms, both)
+        ratio = where(found.labels(self._pi_s).is_source, of_source, errors)
+        return [ratio, *after, certificate.stats, certificate.rows, certificate.count]
+
+    def _after(
+        self,
+        found: Carry,
+        fits: GraphArray,
+        following: Mapping[str, GraphArray],  # what a comparison leaves
+    ) -> dict[str, GraphArray]:
+        """The state after a batch: that before it if it failed."""
+        compares = found.has_scores & found.has_frozen
+        skipped = where(found.failed, self._schedule.state, self._schedule.skipped(self._n).state)
+        schedule = replace(
+            self._schedule,
+            state=where(compares, self._schedule.compared(self._n, fits).state, skipped),
+        )
+        settles = compares & schedule.skips
+        certificate = _certificate_of(following, self._settings).settle(settles)
+        kept = where(found.fresh, constant(0.0), self._past)
+        share = (self._samples / (kept + self._samples)).astype(np.float32)
+        recent, recent_count = self._recent(found.moments, found.fresh)
+        taken = {
+            "past": moment_graph.merged(self._state["past"], found.moments, share),
+            "past.count": kept + self._samples,
+            "recent": recent,
+            "recent.count": recent_count,
+            "mixture": found.mixture,
+            **_label_state(found.labels(self._pi_s), "labels"),
+        }
+        names = list(taken)
+        taken = dict(
+            zip(
+                names,
+                choose(
+                    found.has_scores,
+                    lambda: [taken[name] for name in names],
+                    lambda: [self._state[name] for name in names],
+                ),
+                strict=True,
+            )
+        )
+        # The next comparison after a rest is of another part of the stream.
+        resets = settles & ~fits
+        for name in ("past", "past.count", "recent", "recent.count"):
+            taken[name] = where(resets, taken[name] * 0.0, taken[name])
+        return {
+            **taken,
+            **{name: each for name, each in following.items() if name.startswith("frozen")},
+            "certificate": certificate.stats,
+            "certificate.rows": certificate.rows,
+            "certificate.count": certificate.count,
+            "schedule": schedule.state,
+        }
+
+    # --- passes ---
+
+    def _start(self) -> Carry:
+        """Before the first pass."""
+        C, D = len(self._source.prior), self._source.moments.shape[1]
+        nothing = filled(0.0, [self._n, C], np.float32)
+        no = constant(False)
+        rests = self._schedule.skips & ~self._schedule.accepted
+        return Carry(
+            phase=where(rests, constant(int(Phase.FROZEN)), self._first_phase()),
+            fresh=no,
+            frozen=nothing,
+            has_frozen=no,
+            scores=nothing,
+            has_scores=no,
+            failed=no,
+            moments=constant(np.zeros((2, D), np.float32)),
+            mixture=self._state["mixture"],
+            **_label_parts(self._labels),
+        )
+
+    def _first_phase(self) -> GraphArray:  # ()
+        """The past is all that a pass needs if it is long, shuffled and trusted."""
+        enough = maximum(2.0 * self._samples, float(layer_transport.SETTLED))
+        settled = (self._past >= enough) & ~self._labels.chain.is_correlated
+        settled = settled & self._schedule.accepted
+        return where(settled, constant(int(Phase.SETTLED)), int(Phase.SHALLOW))
+
+    def _pass(self, *carried: GraphArray) -> tuple[GraphArray, Carry]:
+        """Run the twin once, and decide what comes next."""
+        before = Carry(*carried)
+        is_phase = {phase: before.phase.equals(int(phase)) for phase in Phase}
+        ran = ~is_phase[Phase.FROZEN]
+        shows_frozen = ~before.has_frozen & (is_phase[Phase.FROZEN] | ~self._schedule.skips)
+        frozen, logits, moments = self._run(before, is_phase, shows_frozen)
+        found = before._replace(
+            frozen=where(shows_frozen, frozen, before.frozen),
+            has_frozen=before.has_frozen | shows_frozen,
+            moments=where(ran, moments, before.moments),
+        )
+
+        finite = ran & is_finite(logits)
+        first = is_phase[Phase.SETTLED] | is_phase[Phase.SHALLOW]
+        changed = finite & first & self._has_changed(moments)
+        observes = finite & ~is_phase[Phase.WHOLE] & ~changed
+        labels, mixture = self._observed(observes, logits, before)
+        doubted = labels.chain.is_correlated | (labels.is_source ^ self._labels.is_source)
+        doubted = observes & is_phase[Phase.SETTLED] & doubted
+        ends = is_phase[Phase.WHOLE] | (is_phase[Phase.SETTLED] & ~changed & ~doubted)
+        ends = finite & ends
+        scores, last = choose(
+            ends,
+            lambda: self._finished(logits, labels),
+            lambda: [before.scores, labels.chain.last],
+        )
+        labels = replace(labels, chain=replace(labels.chain, last=last))
+        found = found._replace(
+            fresh=before.fresh | changed,
+            scores=scores,
+            has_scores=before.has_scores | ends,
+            failed=before.failed | (ran & ~finite),
+            mixture=mixture,
+            **_label_parts(labels),
+        )
+        phase = self._next_phase(found, is_phase, changed, doubted)
+        return ~phase.equals(int(Phase.DONE)), found._replace(phase=phase)
+
+    def _next_phase(
+        self,
+        found: Carry,
+        is_phase: Mapping[Phase, GraphArray],
+        changed: GraphArray,
+        doubted: GraphArray,
+    ) -> GraphArray:  # ()
+        """What follows a pass."""
+
+        def number(phase: Phase) -> GraphArray:
+            return constant(int(phase))
+
+        skips, accepted = self._schedule.skips, self._schedule.accepted
+        answered = found.has_scores | found.failed
+        (dropped,) = choose(
+            skips,
+            lambda: [
+                self._certificate.has_dropped(
+                    where(found.has_scores, found.scores, found.frozen), accepted
+                )
+            ],
+            lambda: [constant(False)],
+        )
+        # With an answer: the frozen one is needed too, unless the comparison is skipped.
+        stands = found.has_frozen | (found.has_scores & skips & ~dropped)
+        after_answer = where(stands, number(Phase.DONE), int(Phase.FROZEN))
+        after_frozen = where(skips & ~dropped, number(Phase.DONE), self._first_phase())
+        following = where(is_phase[Phase.FROZEN], after_frozen, number(Phase.WHOLE))
+        following = where(doubted, number(Phase.CONFIRM), following)
+        following = where(changed, number(Phase.FRESH), following)
+        return where(answered, after_answer, following)
+
+    def _run(
+        self, before: Carry, is_phase: Mapping[Phase, GraphArray], shows_frozen: GraphArray
+    ) -> tuple[GraphArray, GraphArray, GraphArray]:  # (n or 1, C), (n or 1, C), (2, D)
+        """Frozen logits, aligned logits and the batch's moments; a copy not needed gets one row."""
+        settled, whole = is_phase[Phase.SETTLED], is_phase[Phase.WHOLE]
+        mixture = where(whole, before.mixture, self._state["mixture"])
+        as_source = ~(settled | whole) | is_reference(mixture, self._pi_s)
+        (reference,) = choose(
+            as_source,
+            lambda: [self._source.reference(None)],
+            lambda: [self._source.reference(mixture)],
+        )
+        past, count = self._state["past"], self._state["past.count"]
+        own = (count / (count + self._settings.prior)).astype(np.float32)
+        by_past = moment_graph.to_source(moment_graph.blended(past, reference[:2], own), reference)
+        D, sites = self._source.moments.shape[1], len(self._source.widths)
+        untouched = constant(np.stack([np.ones(D), np.zeros(D)]), np.float32)
+        shallow = constant(np.arange(sites) < math.ceil(layer_transport.SHALLOW * sites))
+        kept = where(before.fresh, constant(0.0), self._past)
+        behind = kept + self._samples
+        shares = stack([self._samples / behind, behind / (behind + self._settings.prior)])
+        found = self._twin(
+            self._rows(shows_frozen),
+            self._rows(~is_phase[Phase.FROZEN]),
+            **{
+                "caster.given": where(settled, by_past, untouched).var,
+                "caster.measured": ((shallow | whole) & ~settled).var,
+                "caster.past": past.var,
+                "caster.reference": reference.var,
+                "caster.shares": shares.astype(np.float32).var,
+                "caster.full": constant(False).var,
+                "caster.matrices": constant(np.zeros(self._squares, np.float32)).var,
+            },
+        )
+        outputs = [GraphArray(var) for var in found.values()]
+        frozen, aligned = self._of_classes(outputs[1]), self._of_classes(outputs[3])
+        return frozen, aligned, outputs[4]
+
+    def _rows(self, wanted: GraphArray) -> Any:
+        """All images if wanted, else one: a graph takes no fewer."""
+        if self._fixed:
+            return self._images.var
+        return self._images[: where(wanted, self._n, 1)].var
+
+    def _of_classes(self, logits: GraphArray) -> GraphArray:  # (n, any) -> (n, C)
+        """The logits of the state's classes."""
+        from spox.opset.ai.onnx import v18 as op
+
+        return GraphArray(op.gather(logits.var, op.const(np.array(self._columns)), axis=1))
+
+    def _recent(self, moments: GraphArray, fresh: GraphArray) -> tuple[GraphArray, GraphArray]:
+        """Moments of the last samples with the batch, at the sites where they are compared."""
+        known = self._state["recent.count"]
+        room = maximum(alignment.RECENT - self._samples, 0.0)
+        kept = where(fresh, constant(0.0), minimum(known, room))
+        count = kept + self._samples
+        share = (self._samples / count).astype(np.float32)
+        shallow = moments[:, : sum(_compared_widths(self._source))]
+        return moment_graph.merged(self._state["recent"], shallow, share), count
+
+    def _has_changed(self, moments: GraphArray) -> GraphArray:  # (2, D) -> ()
+        """Whether the last samples are of another shift than the past."""
+        widths = _compared_widths(self._source)
+        recent, count = self._recent(moments, constant(False))
+        found = moment_graph.change(recent, self._state["past"][:, : sum(widths)], widths)
+        return (count < self._state["past.count"]) & (found > layer_transport.CHANGED)
+
+    def _observed(
+        self, observes: GraphArray, logits: GraphArray, before: Carry
+    ) -> tuple[LabelGraph, GraphArray]:
+        """Labels that have seen a batch, and the mixture behind the moments with it."""
+        kept = where(before.fresh, constant(0.0), self._past)
+        was = before.labels(self._pi_s)
+
+        def observed() -> list[GraphArray]:
+            p = softmax(logits.astype(np.float64))
+            seen = self._labels.observe(p)
+            merged = merged_mixture(self._state["mixture"], kept, seen.mixture(p), self._samples)
+            return [merged, *_label_parts(seen).values()]
+
+        mixture, *parts = choose(
+            observes, observed, lambda: [before.mixture, *_label_parts(was).values()]
+        )
+        seen = before._replace(**dict(zip(_label_parts(was), parts, strict=True)))
+        return seen.labels(self._pi_s), mixture
+
+    def _finished(self, logits: GraphArray, labels: LabelGraph) -> list[GraphArray]:
+        """The scores that answer a batch, and the last label's probabilities after it."""
+        p = softmax(logits.astype(np.float64))
+
+        def by_labels() -> list[GraphArray]:
+            answers = maximum(labels.answers(p), layer_transport.RARE)
+            return [log(answers).astype(np.float32)]
+
+        (scores,) = choose(labels.is_source, lambda: [logits], by_labels)
+        return [scores, labels.advance(p).chain.last]
+
+
+def _code(reason: Reason) -> GraphArray:  # ()
+    return constant(REASONS.index(reason))
+
+
+def compile_layers(
+    twin: ModelProto,
+    source: Source,
+    columns: Sequence[int],  # of the state's classes among the logits
+    settings: LayerSettings,
+) -> ModelProto:
+    """The graph of one batch of a stream.
+
+    Inputs: the images, under the model's own name, and the state; each has its initial value as an
+    initializer. Outputs: `probabilities` (n, C), `labels` (n,) among the state's classes,
+    `accepted`, `ratio`, `reason` as a position in `REASONS`, and the next state.
+    """
+    from onnx import numpy_helper
+
+    images = twin.graph.input[0]
+    kind = images.type.tensor_type
+    shape = tuple(size.dim_value or None for size in kind.shape.dim)
+    initial = initial_state(source)
+    open_shapes = {
+        name: tuple(
+            -1 if name in WINDOWS and axis == each.ndim - 2 else size
+            for axis, size in enumerate(each.shape)
+        )
+        for name, each in initial.items()
+    }
+    with under_construction():
+        inputs = {
+            images.name: argument(Tensor(_dtype(kind.elem_type), shape)),
+            **{
+                name: argument(
+                    Tensor(each.dtype, tuple(None if s < 0 else s for s in open_shapes[name]))
+                )
+                for name, each in initial.items()
+            },
+        }
+        state = {name: GraphArray(inputs[name]) for name in initial}
+        step = _Step(twin, source, columns, settings, GraphArray(inputs[images.name]), state)
+        # A graph must state the shapes of its outputs, and spox loses them in branches.
+        shapes: dict[str, tuple[int, ...]] = {
+            **{"probabilities": (-1, len(source.prior)), "labels": (-1,)},
+            **{f"{NEXT}{name}": shape for name, shape in open_shapes.items()},
+        }
+        found = {name: each.reshape(*shapes.get(name, ())) for name, each in step.answer().items()}
+        model = build(inputs, {name: each.var for name, each in found.items()})
+    model.graph.initializer.extend(
+        numpy_helper.from_array(each, name) for name, each in initial.items()
+    )
+    return model
+
+
+def _dtype(number: int) -> Any:
+    from onnx.helper import tensor_dtype_to_np_dtype
+
+    return tensor_dtype_to_np_dtype(number)
