@@ -1,16 +1,81 @@
-"""Find the sites of an ONNX graph: where its layers can be measured and aligned."""
+"""Find the sites of an ONNX graph: where its layers can be measured and aligned.
+
+They are the tensors that `caster.models.sites` finds for the same network in torch:
+- the output of every BatchNormalization; where exporters folded it into a convolution, the output
+  of that Conv, which has a bias. Convolutions of pooled values, as in squeeze-and-excitation, and
+  those of networks with other normalisations are not folded ones;
+- the residual stream of blocks with another normalisation and without BatchNormalization: the
+  output of each block, and the input of a block if no other block returned it. The MLP of a
+  transformer is in one block with what mixes its tokens;
+- in a network without such blocks, the inputs of its normalisations;
+- in a network without any of these, the inputs of layers with weights, except the images;
+- in a network without BatchNormalization, the features.
+
+A Conv with a bias in a network without normalisation looks like a folded BatchNormalization, and is
+taken for one. Leading tokens that are constant, such as a class token, are not part of a site.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import takewhile
+from operator import or_
 from typing import TYPE_CHECKING
 
 from caster.core.channels import Site
 from caster.errors import CasterError
-from caster.models.onnx.graph import Dataflow, Head, label_of, operator_of
+from caster.models.onnx.graph import (
+    LINEAR,
+    QUANTISING,
+    Head,
+    initial_values,
+    label_of,
+    operator_of,
+    runtime_inputs,
+)
+from caster.models.onnx.standard import UNSUPPORTED, shapes_of, standardised
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
+    from onnx import ModelProto, NodeProto
+
+CONVOLUTIONS = {"Conv", "ConvTranspose"}
+POOLS = {"AveragePool", "MaxPool", "LpPool"}
+GLOBAL_POOLS = {"GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"}
+LAYER_NORMS = {"LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"}
+GROUP_NORMS = {"GroupNormalization", "InstanceNormalization"}
+ACTIVATIONS = {"Relu", "Clip", "LeakyRelu", "PRelu", "Elu", "Selu", "HardSwish", "Gelu", "Mish"}
+ELEMENTWISE = ACTIVATIONS | {
+    *(
+        "Add",
+        "Sub",
+        "Mul",
+        "Div",
+        "Pow",
+        "Sqrt",
+        "Sigmoid",
+        "Tanh",
+        "Erf",
+        "Neg",
+        "Exp",
+        "Softplus",
+    ),
+    *("HardSigmoid", "Identity", "Cast", "Dropout", "Max", "Min", *QUANTISING),
+}
+CHANNELS_FIRST = CONVOLUTIONS | POOLS | GLOBAL_POOLS | GROUP_NORMS | {"BatchNormalization"}
+RESHAPES = {
+    "Reshape",
+    "Flatten",
+    "Squeeze",
+    "Unsqueeze",
+    "Identity",
+    "Cast",
+    "Dropout",
+    *QUANTISING,
+}
+SIZES = {"Shape", "Size"}  # do not depend on what the images show
+MIXERS = {"Softmax", "Attention", "MultiHeadAttention", "Einsum", "DFT", *POOLS}
 
 
 @dataclass(frozen=True)
@@ -23,26 +88,361 @@ class OnnxSite:
     node: str  # that computes the tensor
 
 
-def standardised(model: ModelProto, head: Head) -> ModelProto:
-    from onnx import shape_inference
-
-    return shape_inference.infer_shapes(model, data_prop=True)
-
-
 def find_onnx_sites(model: ModelProto, head: Head) -> list[OnnxSite]:
-    """Find every site of a graph, in topological order."""
-    inferred = standardised(model, head).graph
-    flow = Dataflow(inferred)
-    shapes = {
-        value.name: [size.dim_value or None for size in value.type.tensor_type.shape.dim]
-        for value in (*inferred.value_info, *inferred.input, *inferred.output)
-    }
-    kinds = {node.op_type for node in flow.nodes}
-    first = "BatchNormalization" if "BatchNormalization" in kinds else "Conv"
-    sites = []
-    for node in flow.nodes:
-        if operator_of(node) == first:
-            shape = shapes[node.output[0]]
-            site = Site(node.output[0], "out", 1)
-            sites.append(OnnxSite(site, shape[1], len(shape), label_of(node)))
-    return sites
+    """Find every site of a graph, in topological order.
+
+    >>> from onnx import parser
+    >>> model = parser.parse_model('''
+    ...     <ir_version: 10, opset_import: ["": 20]>
+    ...     classifier (float[N, 2] x) => (float[N, 2] y) <float[2, 2] W = {1, 2, 3, 4}>
+    ...     { a = MatMul(x, W)  h = Relu(a)  y = MatMul(h, W) }''')
+    >>> [(str(found.site), found.width) for found in find_onnx_sites(model, Head("h", "y"))]
+    [('h:out', 2)]
+    """
+    network = _Network(standardised(model, head), head)
+    batchnorms = network.batchnorms()
+    tensors = [*batchnorms, *network.residual_stream()]
+    tensors = tensors or network.norm_inputs()
+    if not batchnorms:
+        tensors = tensors or network.weighted_inputs()
+        tensors.append(head.features)
+    return [network.site(tensor) for tensor in network.in_order(tensors)]
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A residual block: two tensors, and the set of nodes that compute what is added."""
+
+    input: str
+    output: str
+    branch: int  # as bits
+
+
+class _Network:
+    """The nodes of a graph that lead from the images to the features."""
+
+    def __init__(self, model: ModelProto, head: Head) -> None:
+        graph = model.graph
+        self._constants = initial_values(graph)
+        self._shapes = shapes_of(graph)
+        self._nodes = list(graph.node)
+        self._producer = {
+            name: at for at, node in enumerate(self._nodes) for name in node.output if name
+        }
+        # Tensors that depend on what the images show, each with the set of nodes before it. Sets
+        # are bits of an integer.
+        self._before = {value.name: 0 for value in runtime_inputs(graph)}
+        for at, node in enumerate(self._nodes):
+            masks = [self._before[name] for name in node.input if name in self._before]
+            if masks and operator_of(node) not in SIZES:
+                before = reduce(or_, masks, 1 << at)
+                self._before |= {name: before for name in node.output if name}
+        self._upstream = self._before.get(head.features, 0)
+        self._readers: dict[str, list[NodeProto]] = {}
+        for node in self._members(self._upstream):
+            for name in dict.fromkeys(node.input):
+                self._readers.setdefault(name, []).append(node)
+        self._norms = {  # what each normalisation reads, by what it returns
+            node.output[0]: values
+            for node in self._members(self._upstream)
+            if (values := self._normed(node)) is not None
+        }
+
+    # --- candidates ------------------------------------------------------------------------------
+
+    def batchnorms(self) -> list[str]:
+        """Outputs of BatchNormalization, and of convolutions that it was folded into."""
+        found = []
+        for node in self._members(self._upstream):
+            kind, output = operator_of(node), node.output[0]
+            readers = {operator_of(reader) for reader in self._readers.get(output, [])}
+            folded = (
+                kind in CONVOLUTIONS
+                and not self._norms
+                and len(node.input) > 2
+                and "BatchNormalization" not in readers
+                and not self._is_pooled(output)
+            )
+            if kind == "BatchNormalization" or folded:
+                found.append(self._dequantised(output))
+        return found
+
+    def residual_stream(self) -> list[str]:
+        """Outputs of residual blocks, and their inputs that are not outputs of other blocks."""
+        blocks = self._blocks()
+        if len(blocks) < 2:
+            return []
+        outputs = {self._origin(block.output) for block in blocks}
+        inputs = [block.input for block in blocks if self._origin(block.input) not in outputs]
+        return [*inputs, *(block.output for block in blocks)]
+
+    def norm_inputs(self) -> list[str]:
+        """What normalisations read."""
+        return list(self._norms.values())
+
+    def weighted_inputs(self) -> list[str]:
+        """What layers with weights read, except the images."""
+        layers = filter(self._is_weighted, self._members(self._upstream))
+        return [node.input[0] for node in layers if node.input[0] in self._producer]
+
+    def in_order(self, tensors: Iterable[str]) -> list[str]:
+        """Tensors in topological order, each once."""
+        return sorted(set(tensors), key=lambda name: self._producer.get(name, -1))
+
+    # --- residual blocks -------------------------------------------------------------------------
+
+    def _blocks(self) -> list[_Block]:
+        """Residual blocks with a normalisation, layers with weights, and no BatchNormalization."""
+        adds = [block for node in self._members(self._upstream) if (block := self._residual(node))]
+        adds = [add for add in adds if any(map(self._is_weighted, self._members(add.branch)))]
+        nested = reduce(or_, (add.branch for add in adds), 0)
+        adds = [add for add in adds if not nested >> self._producer[add.output] & 1]
+        blocks: list[_Block] = []
+        for add in adds:
+            joins = blocks and self._origin(add.input) == self._origin(blocks[-1].output)
+            if joins and not self._mixes_positions(add.branch):
+                add = _Block(blocks[-1].input, add.output, blocks.pop().branch | add.branch)
+            blocks.append(add)
+        return [
+            replace(block, output=self._activated(block.output))
+            for block in blocks
+            if any(node.output[0] in self._norms for node in self._members(block.branch))
+            and "BatchNormalization" not in map(operator_of, self._members(block.branch))
+        ]
+
+    def _residual(self, node: NodeProto) -> _Block | None:
+        """The residual block that an Add ends: its input, and the nodes that are added to it."""
+        if operator_of(node) != "Add" or not all(name in self._before for name in node.input):
+            return None
+        for skip, branch in (tuple(node.input), tuple(reversed(node.input))):
+            at = self._producer.get(self._origin(skip))
+            if at is not None and self._before[branch] >> at & 1:
+                only = self._before[branch] & ~self._before[skip]
+                return _Block(skip, node.output[0], only)
+        one, other = (self._before[name] for name in node.input)
+        return _Block(self._fork(one & other), node.output[0], one ^ other)
+
+    def _fork(self, common: int) -> str:
+        """The input of a block whose shortcut is a layer: where its two ways part.
+
+        A normalisation and an activation before that are part of the block.
+        """
+        if not common:
+            return next(iter(self._before))
+        tensor = self._nodes[common.bit_length() - 1].output[0]
+        while (at := self._producer.get(tensor)) is not None:
+            node = self._nodes[at]
+            data = [name for name in node.input if name in self._before]
+            if self._is_weighted(node) or operator_of(node) in POOLS or len(data) != 1:
+                normed = self._norms.get(node.output[0])
+                if normed is None or not data:
+                    return tensor
+                data = [normed]
+            tensor = data[0]
+        return tensor
+
+    def _mixes_positions(self, branch: int) -> bool:
+        """Whether a branch mixes tokens or pixels, as attention and convolutions do."""
+        for node in self._members(branch):
+            kind, shape = (
+                operator_of(node),
+                self._shapes.get(node.input[0], []) if node.input else [],
+            )
+            if kind in MIXERS or (kind == "Transpose" and len(shape) == 3):
+                return True
+            if kind == "MatMul" and all(name in self._before for name in node.input):
+                return True
+            if kind in CONVOLUTIONS and any(
+                n != 1 for n in self._shapes.get(node.input[1], [])[2:]
+            ):
+                return True
+        return False
+
+    def _activated(self, tensor: str) -> str:
+        """The output of an activation that is all that reads a block's sum."""
+        readers = self._readers.get(tensor, [])
+        only = len(readers) == 1 and operator_of(readers[0]) in ACTIVATIONS
+        return readers[0].output[0] if only else tensor
+
+    # --- kinds of nodes --------------------------------------------------------------------------
+
+    def _members(self, nodes: int) -> Iterator[NodeProto]:
+        """The nodes of a set, in order."""
+        return (node for at, node in enumerate(self._nodes) if nodes >> at & 1)
+
+    def _is_weighted(self, node: NodeProto) -> bool:
+        """Whether a layer multiplies what depends on the images by weights that do not."""
+        layer = operator_of(node) in CONVOLUTIONS | LINEAR
+        return layer and [name in self._before for name in node.input[:2]] == [True, False]
+
+    def _normed(self, node: NodeProto) -> str | None:
+        """The input of a normalisation that this node performs, or None.
+
+        Exporters of early opsets decompose them: a division by the root of a mean of squares. A
+        GroupNormalization is an InstanceNormalization of reshaped values.
+        """
+        kind = operator_of(node)
+        if kind in LAYER_NORMS | {"GroupNormalization"}:
+            return str(node.input[0])
+        if kind == "InstanceNormalization":
+            reshape = self._made_by(node.input[0], {"Reshape"})
+            return str(reshape.input[0]) if reshape is not None else None
+        if kind not in ("Sqrt", "Rsqrt"):
+            return None
+        plus = self._made_by(node.input[0], {"Add"})
+        means = [self._made_by(name, {"ReduceMean"}) for name in (plus.input if plus else ())]
+        mean = next((found for found in means if found is not None), None)
+        square = self._made_by(mean.input[0], {"Pow", "Mul"}) if mean is not None else None
+        if square is None:
+            return None
+        centred = self._made_by(square.input[0], {"Sub"})
+        return str(square.input[0] if centred is None else centred.input[0])
+
+    def _made_by(self, tensor: str, kinds: set[str]) -> NodeProto | None:
+        """The node that computes a tensor, if it is of one of these kinds."""
+        at = self._producer.get(tensor)
+        node = None if at is None else self._nodes[at]
+        return node if node is not None and operator_of(node) in kinds else None
+
+    def _origin(self, tensor: str) -> str:
+        """The tensor whose values a tensor has in another shape or type."""
+        while (node := self._made_by(tensor, RESHAPES)) is not None:
+            tensor = node.input[0]
+        return tensor
+
+    def _dequantised(self, tensor: str) -> str:
+        """Where the values of a tensor are floats again, if all that reads it quantises it."""
+        readers = self._readers.get(tensor, [])
+        if len(readers) == 1 and operator_of(readers[0]) == "QuantizeLinear":
+            after = self._readers.get(readers[0].output[0], [])
+            if len(after) == 1 and operator_of(after[0]) == "DequantizeLinear":
+                return str(after[0].output[0])
+        return tensor
+
+    def _is_pooled(self, tensor: str) -> bool:
+        """Whether values have one position because they were averaged over all."""
+        if set(self._shapes.get(tensor, [None] * 3)[2:]) - {1}:
+            return False
+        pending = [tensor]
+        while pending:
+            at = self._producer.get(pending.pop())
+            if at is None:
+                continue
+            node = self._nodes[at]
+            if operator_of(node) in GLOBAL_POOLS | {"ReduceMean", "AveragePool"}:
+                return True
+            if operator_of(node) in ELEMENTWISE | RESHAPES | CONVOLUTIONS:
+                pending.extend(name for name in node.input if name in self._before)
+        return False
+
+    # --- one site --------------------------------------------------------------------------------
+
+    def site(self, tensor: str) -> OnnxSite:
+        """The site at a tensor; raises if its channels cannot be told."""
+        shape = self._shapes.get(tensor)
+        at = self._producer.get(tensor)
+        node = (
+            "the input"
+            if at is None
+            else f"{operator_of(self._nodes[at])} `{label_of(self._nodes[at])}`"
+        )
+        axis = self._channel_axis(tensor)
+        if shape is None or axis is None:
+            raise CasterError(
+                f"cannot tell which axis of `{tensor}`, from {node}, holds the channels: {UNSUPPORTED}"
+            )
+        width = shape[axis]
+        if width is None:
+            raise CasterError(
+                f"the number of channels of `{tensor}`, from {node}, is not fixed: {UNSUPPORTED}"
+            )
+        added = self._added(tensor) if len(shape) == 3 and axis == -1 else 0
+        return OnnxSite(Site(tensor, "out", axis, added), width, len(shape), node)
+
+    def _added(self, tensor: str) -> int:
+        """How many constant tokens are in front of those of the images."""
+        counts = [0]
+        for node in self._members(self._before.get(tensor, 0)):
+            if operator_of(node) == "Concat" and len(self._shapes.get(node.output[0], [])) == 3:
+                front = takewhile(lambda name: name not in self._before, node.input)
+                counts.append(sum(self._tokens(name) for name in front))
+        return max(counts)
+
+    def _tokens(self, constant: str) -> int:
+        """The number of tokens in a constant (1, t, c), which may be repeated for every image."""
+        shape = self._shapes.get(constant, [])
+        if len(shape) == 3 and shape[1] is not None:
+            return shape[1]
+        at = self._producer.get(constant)
+        source = None if at is None else self._nodes[at].input[0]
+        if source is None or len(self._shapes.get(source, [])) != 3:
+            raise CasterError(f"cannot tell how many tokens `{constant}` adds: {UNSUPPORTED}")
+        return self._tokens(source)
+
+    def _channel_axis(self, tensor: str) -> int | None:
+        """1 or -1, from the layers that read or wrote a tensor; None if they do not tell."""
+        rank = len(self._shapes.get(tensor, []))
+        if rank == 2:
+            return -1
+        for axis in (
+            *self._read_axes(tensor, range(rank)),
+            *self._written_axes(tensor, range(rank)),
+        ):
+            if axis in (1, rank - 1):
+                return 1 if axis == 1 else -1
+        return None
+
+    def _read_axes(self, tensor: str, axes: Sequence[int]) -> Iterator[int]:
+        """The axis of the channels in the layers that read a tensor, the nearest first.
+
+        `axes` are those of the site, in the order that the tensor has them.
+        """
+        for node in self._readers.get(tensor, []):
+            kind = operator_of(node)
+            if kind in CHANNELS_FIRST and node.input[0] == tensor:
+                yield axes[1]
+            elif kind in LAYER_NORMS or (self._is_weighted(node) and kind in LINEAR):
+                yield axes[-1]
+            elif kind == "ReduceMean":
+                reduced = {axis % len(axes) for axis in self._ints_of(node, "axes", 1)}
+                yield axes[1] if reduced in ({1}, {2, 3}) and len(axes) == 4 else axes[-1]
+        for node in self._readers.get(tensor, []):
+            if operator_of(node) == "Transpose":
+                order = self._ints_of(node, "perm", 1)
+                yield from self._read_axes(node.output[0], [axes[i] for i in order])
+            elif operator_of(node) in ELEMENTWISE:
+                if len(self._shapes.get(node.output[0], [])) == len(axes):
+                    yield from self._read_axes(node.output[0], axes)
+
+    def _written_axes(self, tensor: str, axes: Sequence[int]) -> Iterator[int]:
+        """The axis of the channels in the layers that wrote a tensor, the nearest first."""
+        at = self._producer.get(tensor)
+        if at is None:
+            return
+        node = self._nodes[at]
+        kind = operator_of(node)
+        if kind in CHANNELS_FIRST:
+            yield axes[1]
+        elif kind in LAYER_NORMS or (self._is_weighted(node) and kind in LINEAR):
+            yield axes[-1]
+        elif kind == "Transpose":
+            order = self._ints_of(node, "perm", 1)
+            yield from self._written_axes(
+                node.input[0], [axes[order.index(i)] for i in range(len(order))]
+            )
+        elif kind in ELEMENTWISE | {"Concat"}:
+            for name in node.input:
+                if name in self._before and len(self._shapes.get(name, [])) == len(axes):
+                    yield from self._written_axes(name, axes)
+
+    def _ints_of(self, node: NodeProto, name: str, position: int) -> list[int]:
+        """Integers in an attribute of a node, or in a constant at a position of its inputs."""
+        from onnx import numpy_helper
+
+        for attribute in node.attribute:
+            if attribute.name == name:
+                return list(attribute.ints)
+        given = node.input[position] if len(node.input) > position else ""
+        made = self._made_by(given, {"Constant"})
+        tensor = self._constants.get(given) if made is None else made.attribute[0].t
+        return [] if tensor is None else [int(number) for number in numpy_helper.to_array(tensor)]

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caster.models.onnx.graph import Dataflow, Head, runtime_inputs
-from caster.models.onnx.sites import OnnxSite, standardised
+from caster.models.onnx.sites import OnnxSite
+from caster.models.onnx.standard import standardised
 
 if TYPE_CHECKING:
     import onnx_ir as ir

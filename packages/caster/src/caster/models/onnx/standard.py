@@ -1,0 +1,89 @@
+"""Bring an ONNX graph into the form in which sites are found and nodes are added."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from caster.errors import CasterError
+from caster.models.onnx.graph import STANDARD, Head, runtime_inputs
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, ModelProto
+
+OPSET = 18  # of the operators that are added
+IR_VERSION = 8  # of that opset
+ROWS = 1009  # a number of images that no size in a graph is likely to equal
+UNSUPPORTED = "layer transport does not support this graph"
+
+
+def standardised(model: ModelProto, head: Head) -> ModelProto:
+    """A copy of a model without functions, in opset 18 or later, for any number of images.
+
+    Shapes are inferred. The names of tensors outside functions stay as they are.
+    """
+    from onnx import ModelProto, inliner
+
+    copy = ModelProto()
+    copy.CopyFrom(inliner.inline_local_functions(model) if model.functions else model)
+    copy = _in_opset(copy)
+    del copy.graph.value_info[:]  # as far as they are right, they are inferred again
+    for output in copy.graph.output:
+        output.type.tensor_type.ClearField("shape")
+    (images,) = runtime_inputs(copy.graph)
+    size = images.type.tensor_type.shape.dim[0] if images.type.tensor_type.shape.dim else None
+    if size is not None and size.dim_value > 0:
+        fixed, size.dim_value = size.dim_value, ROWS
+        _check_rows(copy, head, fixed)
+        size.dim_param = "batch"
+    return _inferred(copy)
+
+
+def _in_opset(model: ModelProto) -> ModelProto:
+    from onnx import version_converter
+
+    versions = {entry.domain: entry.version for entry in model.opset_import}
+    version = next((versions[name] for name in STANDARD if name in versions), OPSET)
+    if version >= OPSET:
+        return model
+    try:
+        converted = version_converter.convert_version(model, OPSET)
+    except Exception as error:  # its errors have no other common base
+        reason = " ".join(str(error).split())
+        raise CasterError(
+            f"the graph has opset {version} and cannot be converted to {OPSET} ({reason}): export "
+            f"it with opset {OPSET} or later"
+        ) from None
+    converted.ir_version = max(converted.ir_version, IR_VERSION)
+    return converted
+
+
+def _check_rows(model: ModelProto, head: Head, fixed: int) -> None:
+    """Raise unless a graph gives as many rows of features and logits as it gets images."""
+    try:
+        shapes = shapes_of(_inferred(model, strict=True).graph)
+    except CasterError:
+        shapes = {}
+    if any(shapes.get(name, [None])[:1] != [ROWS] for name in (head.features, head.logits)):
+        raise CasterError(
+            f"the graph takes {fixed} image{'s' * (fixed > 1)} at a time and depends on that "
+            "number: export it with a dynamic batch size"
+        )
+
+
+def shapes_of(graph: GraphProto) -> dict[str, list[int | None]]:
+    """Shapes of the tensors in a graph, as far as they are known; None for an open size."""
+    return {
+        value.name: [size.dim_value or None for size in value.type.tensor_type.shape.dim]
+        for value in (*graph.value_info, *graph.input, *graph.output)
+        if value.type.tensor_type.HasField("shape")
+    } | {tensor.name: list(tensor.dims) for tensor in graph.initializer}
+
+
+def _inferred(model: ModelProto, strict: bool = False) -> ModelProto:
+    from onnx import checker, shape_inference
+
+    try:
+        return shape_inference.infer_shapes(model, strict_mode=strict, data_prop=True)
+    except (shape_inference.InferenceError, checker.ValidationError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise CasterError(f"the shapes in the graph cannot be inferred: {reason}") from None
