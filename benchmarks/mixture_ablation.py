@@ -8,12 +8,15 @@ clean and under the four spare corruptions at severity 5, shuffled, in runs of o
 class and long-tailed (100 : 1), in batches of 64; `--sizes` names other sizes. Columns: accuracy in
 percent if every batch is adapted (always) and behind the certificate (gated), and the share of
 accepted batches, as means over the conditions. The last table is the mean over the streams.
+
+Two variants show what the size of a state costs: moments of classes at the deep half of the sites
+only, as with many classes, and moments of classes in float32 instead of the stored float16.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -21,11 +24,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 import caster
-from caster.adapt.layer_transport import PLAIN, LayerSettings, LayerTransport
+from caster.adapt.layer_passes import PLAIN, LayerSettings
+from caster.adapt.layer_transport import LayerTransport
 from caster.core.arrays import to_numpy
+from caster.core.channels import ChannelMoments, Site
+from caster.core.class_moments import ClassChannelMoments
 from caster.core.label_chain import LabelChain
 from caster.core.stream_labels import StreamLabels
 from caster.io.labels import encode
+from caster.models.activation_statistics import ActivationStatistics
 from caster.models.heads import Columns
 from caster.models.protocol import Outputs
 from caster_bench.data.corruptions import corrupt
@@ -46,6 +53,8 @@ WIDTHS = (6, 13, 26, 9, 9, 10)
 HEADING = ("B", "stream", "variant", "always", "gated", "accepted")
 
 Figures = NDArray[np.float64]  # (3,): always, gated, accepted
+Layers = Mapping[Site, ChannelMoments]
+Labelled = Iterable[tuple[NDArray[Any], NDArray[Any]]]
 
 
 class Shuffled(LabelChain):
@@ -100,14 +109,38 @@ VARIANTS = {
 }
 
 
-def transports(adapter: caster.Adapter) -> Iterator[tuple[str, LayerTransport]]:
-    """Every variant over the adapter's model and state."""
+def classes_at_deep_half(layers: Layers) -> Layers:
+    shallow = [*layers][: len(layers) // 2]
+    return {**layers, **{site: replace(layers[site], classes=None) for site in shallow}}
+
+
+def classes_in_float32(adapter: caster.Adapter, source: Labelled) -> Layers:
+    """The adapter's layers with moments of classes that are measured again, and not in float16."""
+    statistics = ActivationStatistics(adapter.model)
+    for images, labels in source:
+        statistics(images, encode(labels, adapter.classes))
+    layers = dict(adapter.state.layers or {})
+    for site, found in statistics.sums.items():
+        if found.classes is not None:
+            parts = found.classes.counts, found.classes.means, found.classes.variances
+            single = (to_numpy(part).astype(np.float32).astype(np.float64) for part in parts)
+            layers[site] = replace(layers[site], classes=ClassChannelMoments(*single))
+    return layers
+
+
+def transports(adapter: caster.Adapter, source: Labelled) -> Iterator[tuple[str, LayerTransport]]:
+    """Every variant over the adapter's model and state, which was fitted to this source."""
     state, model = adapter.state, adapter.model
+    columns, ends = Columns(state.head), state.input_range
     for name, (settings, changed) in VARIANTS.items():
-        own = LayerTransport(model, state.layers, Columns(state.head), state.input_range, settings)
+        own = LayerTransport(model, state.layers, columns, ends, settings)
         if changed is not None:
             own._start = changed(own._start)
         yield name, own.new_stream()
+    deep = classes_at_deep_half(state.layers or {})
+    yield "- classes: deep half", LayerTransport(model, deep, columns, ends)
+    single = classes_in_float32(adapter, source)
+    yield "+ classes in float32", LayerTransport(model, single, columns, ends)
 
 
 def accuracy(scores: Any, truth: NDArray[np.int64]) -> float:
@@ -158,11 +191,12 @@ def main() -> None:
     source, labels = read(given.source)
     parts = np.array_split(labels, max(1, len(labels) // BATCH))
     loaded = batches(model, source, np.arange(len(labels)))
-    adapter = caster.fit(model, zip(loaded, parts, strict=True))
+    labelled = list(zip(loaded, parts, strict=True))
+    adapter = caster.fit(model, labelled)
     target, truth = read(given.target, given.limit)
     truth = encode(truth, adapter.classes)
     shifted = list(conditions(target))
-    variants = dict(transports(adapter))
+    variants = dict(transports(adapter, labelled))
     sums: dict[tuple[int, str, str], Figures] = {}
     row(*HEADING)
     for size in given.sizes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections import namedtuple
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -19,8 +19,11 @@ import caster
 from caster import CasterError, wrap
 from caster.adapt import alignment
 from caster.adapt.image_features import activation_statistics_for
+from caster.adapt.layer_passes import PLAIN, Pass
+from caster.adapt.layer_transport import LayerTransport
 from caster.core.channels import ChannelMoments, Site, to_source_full
 from caster.models import cuda
+from caster.models.heads import Columns
 from caster.models.torch import TorchModel
 from caster_bench.methods.registry import create
 from caster_bench.methods.source import Source
@@ -76,7 +79,8 @@ def test_a_pass_that_fails_counts_nothing(norm, monkeypatch):
             method.predict(batch)
         monkeypatch.setattr(Failing, "fails", False)
         assert torch.equal(method.predict(batch).logits, clean.predict(batch).logits)
-    counts = {str(site): found.count for site, found in method.transport._alignment.past.items()}
+    past = method.transport._alignment.target.past
+    counts = {str(site): found.count for site, found in past.items()}
     assert set(counts.values()) == {48}
 
 
@@ -168,7 +172,7 @@ def test_a_batchnorm_called_twice_is_left_alone(caplog):
         "shared:in of Shared is called twice: not aligned"
     ]
     assert (
-        list(method.transport._alignment.past)
+        list(method.transport._alignment.target.past)
         == method.transport.aligned_sites
         == [Site("own", "in", 1)]
     )
@@ -362,7 +366,7 @@ def test_a_batch_that_rests_on_itself_is_recorded(kind, memory, monkeypatch):
     for batch in np.split(images, [64, 72, 136]):  # 64, 8, 64 and 8 images
         torch.testing.assert_close(one.predict(batch).logits, other.predict(batch).logits)
     assert LaneOfTheCpu.runs == (2 if memory else 4)
-    pasts = one.transport._alignment.past, other.transport._alignment.past
+    pasts = one.transport._alignment.target.past, other.transport._alignment.target.past
     assert [*pasts[0]] == [*pasts[1]]
     for found, expected in zip(*(past.values() for past in pasts), strict=True):
         assert found.count == expected.count
@@ -415,6 +419,35 @@ def test_a_recorded_pass_answers_as_one_that_is_not(name, kind):
         torch.testing.assert_close(given, expected, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("depth", [None, 4])
+def test_covariances_are_measured_in_passes_that_are_remembered(depth, monkeypatch):
+    method = a_full_pair(prior=0.0, memory=64)
+    aligned, measured = method.transport._alignment, []
+    measure = alignment.measure_full
+    monkeypatch.setattr(alignment, "measure_full", lambda *of: measured.append(of) or measure(*of))
+    aligned(stream(1)[0], Pass(depth))
+    assert len(measured) == (aligned.full_maps if depth is None else 0)
+    aligned.accept()
+    kept = [moments for moments in aligned.target.past.values() if moments.covariance is not None]
+    assert len(kept) == len(measured)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, None])
+def test_a_shallow_pass_aligns_the_first_sites_in_their_order(depth):
+    """In whichever order the layers come: here a measured site behind BatchNorms that are not."""
+    measured = wrap(copy.deepcopy(model("batch").module))
+    images, _ = make_images(64, seed=0)
+    head = Site("12", "in", -1)
+    layers = {head: ChannelMoments(64.0, np.zeros(16, np.float32), np.ones(16, np.float32))}
+    transport = LayerTransport(measured, layers, Columns(None), settings=replace(PLAIN, depth=1.0))
+    assert [str(site) for site in transport.sites] == ["1:in", "4:in", "8:in", "12:in"]
+    aligned = transport._alignment
+    aligned(images, Pass(depth))
+    aligned.accept()
+    assert list(aligned.target.past) == transport.sites[:depth]
+    assert {str(site) for site in aligned.target.recent} == {"1:in"}  # the first quarter
+
+
 def test_dead_channels_stay_dead():
     """A channel, and at the second norm all of them, that never had a value but zero."""
     net = a_net(lambda c: nn.GroupNorm(2, c))
@@ -426,7 +459,7 @@ def test_dead_channels_stay_dead():
     method = ungated(frozen, Source(batches=[(stream(1)[0], np.zeros(32, int))]))
     for batch in stream(2, shift=1.0):
         torch.testing.assert_close(method.predict(batch).logits, frozen(batch).logits)
-    assert isinstance(method.transport._alignment.past[Site("4", "in", 1)], ChannelMoments)
+    assert isinstance(method.transport._alignment.target.past[Site("4", "in", 1)], ChannelMoments)
 
 
 def a_full_pair(**settings):
@@ -473,7 +506,7 @@ def test_full_maps_need_moments_that_support_them(size, memory, prior, full):
     for batch, expected in zip((images[:size], images[size:]), full, strict=True):
         same = torch.equal(method.predict(batch).logits, plain.predict(batch).logits)
         assert same != expected
-        plain.transport._alignment.past = dict(method.transport._alignment.past)
+        plain.transport._alignment.target.past = dict(method.transport._alignment.target.past)
 
 
 def test_full_maps_rest_on_the_covariance_of_all_batches():
@@ -482,15 +515,15 @@ def test_full_maps_rest_on_the_covariance_of_all_batches():
     whole.predict(images)
     for batch in np.split(images, [10, 11, 64]):
         parts.predict(batch)
-    (one,), (other,) = (m.transport._alignment.past.values() for m in (whole, parts))
+    (one,), (other,) = (m.transport._alignment.target.past.values() for m in (whole, parts))
     torch.testing.assert_close(one.covariance, other.covariance, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(one.covariance.diagonal(), one.variance, rtol=1e-4, atol=1e-5)
-    (recent,) = parts.transport._alignment.recent.values()
+    (recent,) = parts.transport._alignment.target.recent.values()
     assert recent.covariance is None
 
 
-def test_the_full_map_of_a_batchnorm_s_input_is_that_of_core():
-    """Before it is normalised by the layer's own statistics, in float64 by hand."""
+def test_the_full_map_of_a_batchnorm_is_that_of_its_output():
+    """In float64 by hand, where the layer has normalised the values by its own statistics."""
     images = np.concatenate([images for images, _ in source().batches])
     batch, _ = make_images(200, seed=8, shift=0.5)
     settings = {"maps": "full", "prior": 0.0, "memory": 0, "sites": ["1:in"]}
@@ -498,10 +531,10 @@ def test_the_full_map_of_a_batchnorm_s_input_is_that_of_core():
     assert method.transport.full_maps == 1
     net = copy.deepcopy(model().module).double()
     with torch.no_grad():
-        known, values = (net[0](torch.from_numpy(x).double()) for x in (images, batch))
+        known, values = (net[:2](torch.from_numpy(x).double()) for x in (images, batch))
         moments = [ChannelMoments.of(x, 1, full=True) for x in (values, known)]
         A, b = to_source_full(*moments, 1e-3 * float(moments[1].variance.mean()))
-        expected = net[1:](torch.einsum("dc,nchw->ndhw", A, values) + b[:, None, None])
+        expected = net[2:](torch.einsum("dc,nchw->ndhw", A, values) + b[:, None, None])
     found = method.predict(batch).logits
     torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-3)
 
@@ -536,7 +569,7 @@ def test_a_network_in_bfloat16_rests_on_moments_in_float32():
     images = torch.randn(256, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     method = ungated(wrap(net), Source(batches=[(images, np.zeros(256, int))]))
     method.predict(images)
-    found = method.transport._alignment.past[Site("1", "in", 1)]
+    found = method.transport._alignment.target.past[Site("1", "in", 1)]
     with torch.no_grad():
         values = net[0](images.to(torch.bfloat16)).double()
     expected = ChannelMoments.of(values, 1)

@@ -16,7 +16,7 @@ from caster import Adapter, CasterError
 from caster.adapt import feedback
 from caster.core.arrays import to_numpy
 from caster.core.betting import BettingTest
-from tests.support.problem import make_images, model, source
+from tests.support.problem import N_CLASSES, make_images, model, source
 
 MECHANISMS = ("layers", "features")
 NEVER, ALWAYS = 1e-6, 1e6  # tau: the certificate rejects or accepts every batch
@@ -194,12 +194,22 @@ def test_a_stream_with_labels_resumes_exactly(
         ("feedback.alpha", np.array(1.5)),
         ("feedback.restarts", np.zeros(16)),  # bets, while open
         ("feedback.disputed", np.zeros((2, 2), np.int64)),
+        ("feedback.disputed", np.zeros(3, np.int64)),
+        ("feedback.disputed", np.array([[0.0, 0.0, 1.0]])),
+        ("feedback.disputed", np.array([[-1, 0, 1]])),
+        ("feedback.disputed", np.array([[64, 0, 1]])),  # not answered yet
+        ("feedback.disputed", np.array([[3, 0, 1], [2, 0, 1]])),
+        ("feedback.disputed", np.array([[3, -1, 1]])),
+        ("feedback.disputed", np.array([[3, 0, N_CLASSES]])),
+        ("samples", np.array(-1)),
         ("feedback.disputed", None),
     ],
 )
 def test_a_damaged_state_is_rejected(fitted, name, value):
     adapter = make(fitted, "features")
     state = adapter.new_stream().state()
+    state |= {"samples": np.array(64), "feedback.disputed": np.array([[2, 0, 1], [3, 1, 0]])}
+    assert adapter.resume(state).samples == 64
     if value is None:
         del state[name]
     else:

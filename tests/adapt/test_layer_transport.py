@@ -216,7 +216,7 @@ def test_small_batches_rest_on_what_came_before():
     for i in range(0, 64, 8):
         parts.predict(images[i : i + 8])
     first = Site("1", "in", 1)  # behind no other site: its values are the same either way
-    one, other = whole.transport._alignment.past[first], parts.transport._alignment.past[first]
+    one, other = (method.transport._alignment.target.past[first] for method in (whole, parts))
     assert one.count == other.count == 64
     torch.testing.assert_close(one.mean, other.mean, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(one.variance, other.variance, rtol=1e-4, atol=1e-5)
@@ -226,9 +226,9 @@ def test_the_past_is_forgotten_at_the_same_pace_whatever_the_batch():
     method = create("layer-transport-ungated", model(), source(), memory=32)
     for batch in stream(6, size=8):
         method.predict(batch)
-    assert {found.count for found in method.transport._alignment.past.values()} == {32}
+    assert {found.count for found in method.transport._alignment.target.past.values()} == {32}
     method.predict(stream(1, size=40)[0])
-    assert {found.count for found in method.transport._alignment.past.values()} == {40}
+    assert {found.count for found in method.transport._alignment.target.past.values()} == {40}
 
 
 def test_single_images_gain_too():
@@ -643,7 +643,7 @@ def test_the_first_sites_are_aligned(name, kind, depth, names):
     method = create(name, model(kind), source(kind), depth=depth)
     assert [str(site) for site in method.transport.sites] == names
     method.predict(stream(1)[0])
-    assert {str(site) for site in method.transport._alignment.past} == set(names)
+    assert {str(site) for site in method.transport._alignment.target.past} == set(names)
     if depth == 0.5:
         assert method.transport.sites == create(name, model(kind), source(kind)).transport.sites
 
@@ -701,6 +701,13 @@ def test_a_deep_site_of_another_network_is_refused_though_it_would_not_be_aligne
 def test_bad_settings(settings, message):
     with pytest.raises(CasterError, match=message):
         create("layer-transport", model(), source(), **settings)
+
+
+@pytest.mark.parametrize("every", [0, -1, 1.5])
+def test_a_stream_is_compared_every_so_many_windows(every):
+    transport = create("layer-transport", model(), source()).transport
+    with pytest.raises(CasterError, match="every must be 1 or more"):
+        transport.compare_every(every)
 
 
 def test_it_needs_a_torch_module():

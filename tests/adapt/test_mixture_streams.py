@@ -145,7 +145,7 @@ def test_another_shift_is_a_fresh_start(monkeypatch):
         assert any(how.fresh for how in made) == (i == 9)
         if i == 9:
             assert len(made) == 3
-            assert {m.count for m in stream._layers._alignment.past.values()} == {SIZE}
+            assert {m.count for m in stream._layers._alignment.target.past.values()} == {SIZE}
 
 
 @pytest.mark.parametrize("name", ["in runs", "tailed"])
@@ -380,7 +380,7 @@ def test_other_precisions_answer_alike(dtype, kind, name):
     for batch in batches_of(name):
         out, expected = one(torch.from_numpy(batch).to(dtype)), other(batch)
         assert finite(out.scores)
-        assert one._layers._alignment.samples == other._layers._alignment.samples
+        assert one._layers._alignment.target.samples == other._layers._alignment.target.samples
         agreed.append(np.mean(labels_of(out) == labels_of(expected)))
     assert np.mean(agreed) > (0.999 if dtype == torch.float64 else 0.93)
 
@@ -405,7 +405,7 @@ def test_windows_and_class_tokens_are_aligned(kind):
             out = stream(images[rows] * 0.7 - 0.5)
             assert finite(out.adapted)
             assert not torch.equal(out.adapted, out.frozen)
-    past = stream._layers._alignment.past
+    past = stream._layers._alignment.target.past
     assert past.keys() == adapter.state.layers.keys()
     assert {found.count for found in past.values()} == {160.0}
 

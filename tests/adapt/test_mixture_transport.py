@@ -15,10 +15,11 @@ from torch import nn
 
 import caster
 from caster import CasterError
-from caster.adapt.alignment import Alignment, Pass, on_device
-from caster.adapt.layer_transport import CHANGED, PLAIN, LayerSettings, LayerTransport
+from caster.adapt.alignment import Alignment
+from caster.adapt.layer_passes import PLAIN, LayerSettings, Pass
+from caster.adapt.layer_transport import CHANGED, LayerTransport
 from caster.core.channels import ChannelMoments
-from caster.core.class_moments import ClassMoments
+from caster.core.class_moments import ClassChannelMoments
 from caster.core.stream_labels import merged_mixture
 from caster.io import layer_arrays
 from caster.models.heads import Columns
@@ -65,11 +66,11 @@ def test_with_the_mixture_of_the_source_it_is_layer_transport(kind, depth):
 def test_moments_of_the_sources_mixture_are_the_sources(kind):
     """To rounding: the reference comes from the classes here, and from all samples there."""
     fitted = adapter(kind)
-    layers = on_device(fitted.state.layers, fitted.model.device, full=False, classes=True)
-    own = [site for site in batchnorm_sites(fitted.model.module) if site in layers]
-    alignment = Alignment(fitted.model, layers, own, prior=4.0, memory=64)
+    layers = fitted.state.layers
+    settings = LayerSettings(prior=4.0, memory=64, maps="diagonal")
+    alignment = Alignment.of(fitted.model, layers, settings, None)
     batch = make_images(shuffled(32, seed=7), 8, shift=0.5)
-    pi_s = next(iter(layers.values())).classes.counts.numpy().astype(np.float64)
+    pi_s = next(iter(layers.values())).classes.counts.astype(np.float64)
     mixed = alignment(batch, Pass(mixture=pi_s / pi_s.sum())).logits
     torch.testing.assert_close(mixed, alignment(batch).logits, rtol=1e-4, atol=1e-4)
 
@@ -113,11 +114,10 @@ def sole_alignment(kind, values, memory):
     together = values.reshape(-1, *values.shape[2:])
     targets = np.repeat(np.arange(CLASSES), EACH)
     site = batchnorm_sites(recalled("batch").module)[0]
-    classes = ClassMoments.of(together.astype(np.float64), 1, targets, CLASSES)
+    classes = ClassChannelMoments.of(together.astype(np.float64), 1, targets, CLASSES)
     moments = as_tensors(classes.pooled(), torch.device("cpu"))
     layers = {site: replace(moments, classes=class_tensors(classes, torch.device("cpu")))}
-    own = [site] if kind == "batch" else []
-    return Alignment(frozen, layers, own, prior=0.0, memory=memory)
+    return Alignment(frozen, [site], layers, prior=0.0, memory=memory)
 
 
 counts = st.lists(st.integers(0, 3), min_size=CLASSES, max_size=CLASSES).filter(any)
@@ -134,7 +134,7 @@ def test_an_affine_shift_is_undone_under_any_mixture(kind, seed, repeats, memory
     mixture, kept = np.full(CLASSES, 1 / CLASSES), 0.0
     for times in repeats:
         batch = np.concatenate([values[c] for c in range(CLASSES) for _ in range(times[c])])
-        kept = min(alignment.samples, max(0.0, memory - len(batch)))
+        kept = min(alignment.target.samples, max(0.0, memory - len(batch)))
         mixture = merged_mixture(mixture, kept, np.array(times) / sum(times), len(batch))
         shifted = (scale * batch + shift).astype(np.float32)
         found = alignment(shifted, Pass(mixture=mixture)).logits
@@ -191,7 +191,9 @@ def test_a_shuffled_stream_is_answered_by_the_aligned_logits(kind, shift):
     assert found.accuracy() >= found.frozen() + (0.05 if shift else -0.01)
     alignment = layer_transport(kind)._alignment
     first = found.outs[0]
-    assert torch.equal(first.scores, alignment(x[:64]).logits)  # neither prior nor neighbours
+    assert torch.equal(
+        first.scores, alignment(x[:64], Pass()).logits
+    )  # neither prior nor neighbours
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -257,7 +259,7 @@ def test_another_shift_drops_the_memory():
     y = shuffled(640, 7)
     for shift, seed in ((1.0, 8), (-1.0, 9), (0.0, 10)):
         found = run(make_images(y, seed, shift), y, stream=stream)
-        assert alignment.samples == len(y)  # each shift from nothing on
+        assert alignment.target.samples == len(y)  # each shift from nothing on
         assert found.accuracy(slice(1)) > found.accuracy() - 0.12  # within one batch
         assert found.accuracy() >= found.frozen() - 0.01
 
@@ -270,10 +272,10 @@ def test_change_tells_another_shift_from_other_classes(order):
     alignment = layer_transport()._alignment
     for batch in np.split(x, 10):
         alignment(batch)
-        assert alignment.change() < CHANGED
+        assert alignment.target.change() < CHANGED
         alignment.accept()
     alignment(make_images(y[:64], 9, shift=1.0))
-    assert alignment.change() > CHANGED
+    assert alignment.target.change() > CHANGED
 
 
 def test_recurring_and_mixed_shifts():
@@ -299,7 +301,7 @@ def collapsing(kind="batch"):
     mean = known.classes.means[2].astype(np.float32)
     variance = (0.01 * known.variance).astype(np.float32)
     each = (np.tile(part, (N_CLASSES, 1)).astype(np.float64) for part in (mean, variance))
-    classes = ClassMoments(known.classes.counts, *each)
+    classes = ClassChannelMoments(known.classes.counts, *each)
     layers[site] = ChannelMoments(known.count, mean, variance, classes=classes)
     return caster.Adapter(fitted.model, replace(fitted.state, layers=layers))
 
@@ -320,7 +322,7 @@ def test_a_collapse_of_a_trusted_alignment_does_not_look_like_a_run():
     x = make_images(y, 8, shift=0.5)
     stream, bad = adapter().new_stream(), collapsing().new_stream()
     assert run(x[:384], y[:384], stream=stream).accepted == 1
-    bad._layers._alignment.resume(stream._layers._alignment.state())
+    bad._layers._alignment.resume(stream._layers._alignment.target.state())
     stream._layers._alignment = bad._layers._alignment
     found = run(x[384:], y[384:], stream=stream)
     assert not any(found.knows)
@@ -393,6 +395,14 @@ def test_a_state_with_impossible_numbers_is_rejected():
             with pytest.raises(CasterError, match="not the state of a stream"):
                 adapter().resume({**known, name: np.full_like(known[name], bad)})
                 pytest.fail(f"{name} = {bad}")
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.99, 1.01])
+def test_a_mixture_that_does_not_sum_to_one_is_rejected(scale):
+    known = stream_state()
+    adapter().resume(known)
+    with pytest.raises(CasterError, match="not the state of a stream"):
+        adapter().resume({**known, "mixture": scale * known["mixture"]})
 
 
 LABELS = ["labels.last", "labels.totals", "labels.recent", "mixture", "certificate.rows"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from caster.core.arrays import like, to_numpy
 from caster.core.channels import ChannelMoments
-from caster.core.class_moments import ClassMoments
+from caster.core.class_moments import ClassChannelMoments
 from tests.conftest import close
 
 C, WIDTH, POSITIONS = 4, 3, 5
@@ -29,7 +29,7 @@ def problem(seed, n=40, present=C):
 
 
 def measured(x, y):
-    return ClassMoments.of(x, 1, y, C)
+    return ClassChannelMoments.of(x, 1, y, C)
 
 
 def same(one, other, tolerance=1e-10):
@@ -46,7 +46,7 @@ def same_channels(one: ChannelMoments, other: ChannelMoments, tolerance=1e-10):
 def test_moments_are_those_of_the_samples_of_each_class(kind, axis):
     x, y = problem(0, present=3)  # the last class does not occur
     values = kind.array(x)
-    found = ClassMoments.of(values, axis, like(y, values), C)
+    found = ClassChannelMoments.of(values, axis, like(y, values), C)
     for c in range(3):
         for j in range(WIDTH):
             own = [float(v) for i in range(len(x)) if y[i] == c for v in x[i, j]]
@@ -62,7 +62,7 @@ def test_moments_are_those_of_the_samples_of_each_class(kind, axis):
 
 def test_values_without_positions():
     x, y = problem(1)
-    found = ClassMoments.of(x[:, :, 0], -1, y, C)
+    found = ClassChannelMoments.of(x[:, :, 0], -1, y, C)
     for c in range(C):
         close(found.means[c], x[y == c, :, 0].mean(axis=0), 1e-12)
         close(found.variances[c], x[y == c, :, 0].var(axis=0), 1e-12)
@@ -96,7 +96,7 @@ def test_a_class_that_one_side_has_not_seen_is_the_other_sides():
 
 def test_classes_may_be_appended_as_they_come():
     x, y = problem(4)
-    few = ClassMoments.of(x[y < 2], 1, y[y < 2], 2)
+    few = ClassChannelMoments.of(x[y < 2], 1, y[y < 2], 2)
     late = measured(x[y >= 2], y[y >= 2])
     same(few + late, measured(x, y))
     same(late + few, measured(x, y))
@@ -115,10 +115,13 @@ def test_the_names_of_the_classes_do_not_matter(seed, order):
     x, y = problem(seed)
     order = np.array(order)
     found, renamed = measured(x, y), measured(x, np.argsort(order)[y])
-    same(renamed, ClassMoments(*(getattr(found, name)[order] for name in PARTS)))
+    same(renamed, ClassChannelMoments(*(getattr(found, name)[order] for name in PARTS)))
     pi = np.random.default_rng(seed).dirichlet(np.ones(C))
     same_channels(renamed.mixture(pi[order]), found.mixture(pi))
-    same(renamed.shrunk(7.0), ClassMoments(*(getattr(found.shrunk(7.0), p)[order] for p in PARTS)))
+    same(
+        renamed.shrunk(7.0),
+        ClassChannelMoments(*(getattr(found.shrunk(7.0), p)[order] for p in PARTS)),
+    )
 
 
 @given(seeds, st.lists(st.integers(0, 5), min_size=C, max_size=C).filter(any))
@@ -133,7 +136,7 @@ def test_a_mixture_has_the_moments_of_a_batch_resampled_to_it(seed, copies):
 
 
 def mapped(found, a, b):
-    return ClassMoments(found.counts, a * found.means + b, a**2 * found.variances)
+    return ClassChannelMoments(found.counts, a * found.means + b, a**2 * found.variances)
 
 
 @given(seeds, st.sampled_from([0.0, 3.0, 1e4]))

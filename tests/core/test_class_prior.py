@@ -53,7 +53,7 @@ def test_em_finds_the_maximum_of_the_penalised_likelihood(seed, alpha, monkeypat
     in_few_rounds = objective(estimated_prior(p, pi_s, alpha), p, pi_s, alpha)
     assert top - in_few_rounds < 0.01 * (top - start)
     monkeypatch.setattr(class_prior, "ROUNDS", 2000)
-    monkeypatch.setattr(class_prior, "SETTLED", 0.0)
+    monkeypatch.setattr(class_prior, "CONVERGED", 0.0)
     close(estimated_prior(p, pi_s, alpha), best, 1e-5)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caster.core.stream_labels import (
-    RECENT,
+    PRIOR_WINDOW,
     SAME,
     StreamLabels,
     as_reference,
@@ -82,11 +82,11 @@ def test_it_remembers_the_last_samples_and_no_more(sizes, seed):
     labels = StreamLabels.start(UNIFORM)
     for part in np.split(p, np.cumsum(sizes)[:-1]):
         labels = labels.observe(part)
-    np.testing.assert_array_equal(labels.recent, p[-RECENT:])
+    np.testing.assert_array_equal(labels.recent, p[-PRIOR_WINDOW:])
 
 
 def test_another_prior_is_forgotten_with_its_samples():
-    tail, back = probabilities(drawn(512, 1, TAIL)), probabilities(drawn(RECENT, 2))
+    tail, back = probabilities(drawn(512, 1, TAIL)), probabilities(drawn(PRIOR_WINDOW, 2))
     assert not after(tail).is_source
     assert after(np.concatenate([tail, back])).is_source
 

@@ -9,9 +9,10 @@ from torch import nn
 
 import caster
 from caster.core.channels import ChannelMoments
-from caster.core.class_moments import ClassMoments
+from caster.core.class_moments import ClassChannelMoments
 from caster.io import layer_arrays
-from caster.models.activation_statistics import ActivationStatistics, rounded
+from caster.models.activation_statistics import ActivationStatistics
+from caster.models.site_sums import rounded
 from tests.support import problem
 
 CLASSES = problem.N_CLASSES
@@ -51,7 +52,9 @@ def test_class_moments_equal_those_of_the_activations(kind):
     sums = statistics_of(kind).sums
     values = activations(kind, sums)
     for site, found in sums.items():
-        expected = ClassMoments.of(values[site], site.axis, torch.from_numpy(LABELS), CLASSES)
+        expected = ClassChannelMoments.of(
+            values[site], site.axis, torch.from_numpy(LABELS), CLASSES
+        )
         assert found.classes.counts.tolist() == expected.counts.tolist()
         np.testing.assert_allclose(found.classes.means, expected.means, rtol=1e-4, atol=1e-5)
         shares = found.classes.variances / found.variance  # squares are float32
@@ -166,7 +169,7 @@ def test_constant_channels_have_classes_like_the_whole(noise):
     values = np.full((6, 2), 0.1) * [1.0, 30.0]
     values[:, 1] += np.arange(6) % 2
     y = np.arange(6) % 2
-    exact = ClassMoments.of(values, 1, y, 2)
+    exact = ClassChannelMoments.of(values, 1, y, 2)
     pooled = ChannelMoments(6.0, *(np.float32(part) for part in ([0.1, 3.5], [noise, 0.25])))
     found = layer_arrays.round_classes(exact, pooled)
     np.testing.assert_allclose(found.means[:, 0], np.float32(0.1))

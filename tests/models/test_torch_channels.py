@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from caster.core import linalg
 from caster.core.channels import ChannelMoments, shrunk, to_source, to_source_full
-from caster.core.class_moments import ClassMoments
+from caster.core.class_moments import ClassChannelMoments
 from caster.models.torch_channels import (
     FULL_MAP_EPS,
     FullToSource,
@@ -122,7 +122,7 @@ def test_the_diagonal_map_keeps_half_precision():
 
 def measured_classes(x, axis, y, n_classes):
     origin = measure(x, axis, len(y)).mean
-    return ClassMoments.of_samples(*sample_moments(x, axis, len(y), origin), y, n_classes)
+    return ClassChannelMoments.of_samples(*sample_moments(x, axis, len(y), origin), y, n_classes)
 
 
 def assert_same_classes(one, other, rtol=1e-11):
@@ -136,7 +136,7 @@ def assert_same_classes(one, other, rtol=1e-11):
 def test_class_moments_agree_with_core(layout, n):
     change, axis = LAYOUTS[layout]
     x, y = change(make_images(n)), torch.arange(n) % 5
-    assert_same_classes(measured_classes(x, axis, y, 5), ClassMoments.of(x, axis, y, 5))
+    assert_same_classes(measured_classes(x, axis, y, 5), ClassChannelMoments.of(x, axis, y, 5))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -146,20 +146,20 @@ def test_class_moments_in_lower_precision(layout, dtype):
     x, y = change(make_images(100, dtype=dtype)), torch.arange(100) % 5
     found = measured_classes(x, axis, y, 5)
     assert found.means.dtype == found.variances.dtype == torch.float64
-    assert_same_classes(found, ClassMoments.of(x.double(), axis, y, 5), rtol=1e-5)
+    assert_same_classes(found, ClassChannelMoments.of(x.double(), axis, y, 5), rtol=1e-5)
 
 
 def test_a_large_offset_costs_class_moments_no_digits():
     x, y = make_images(20), torch.arange(20) % 3
     found = measured_classes((x + 4096).float(), 1, y, 3)
-    expected = ClassMoments.of((x + 4096).float().double(), 1, y, 3)
+    expected = ClassChannelMoments.of((x + 4096).float().double(), 1, y, 3)
     torch.testing.assert_close(found.variances, expected.variances, rtol=1e-5, atol=0)
 
 
 def test_windows_belong_to_their_images():
     x, y = make_images(6), torch.tensor([0, 1, 0, 1, 1, 1])
     windows = x.unflatten(2, (2, 2)).movedim(2, 1).flatten(0, 1)  # (12, 3, 2, 5), by image
-    assert_same_classes(measured_classes(windows, 1, y, 2), ClassMoments.of(x, 1, y, 2))
+    assert_same_classes(measured_classes(windows, 1, y, 2), ClassChannelMoments.of(x, 1, y, 2))
 
 
 def test_no_sample_moments_if_the_first_axis_holds_no_samples():
@@ -275,3 +275,21 @@ def test_which_sites_support_a_full_map():
     assert not supports_full_map(torch.zeros(2, 129, 4, 4), 1)
     assert supports_full_map(torch.zeros(2, 9, 128), -1)
     assert not supports_full_map(torch.zeros(2, 16), -1)  # a classifier's input
+
+
+def test_a_full_map_in_other_units_is_that_of_the_scaled_values():
+    """D^-1 A D for values times D; a channel of unit 0 is left alone and moves no other."""
+    rng = np.random.default_rng(5)
+    source, target = (rng.normal(size=(60, 4, 3)) @ rng.normal(size=(3, 3)) for _ in range(2))
+    unit = np.array([2.0, -0.5, 0.0, 1.0])
+    live = unit != 0
+    measured = [measure_full(torch.from_numpy(x), 1, 60) for x in (source, target)]
+    found = FullToSource(measured[0], torch.from_numpy(unit))(
+        torch.from_numpy(target), measured[1], axis=1
+    )
+    scaled = [ChannelMoments.of(unit[:, None] * x, 1, full=True) for x in (target, source)]
+    A, b = to_source_full(*scaled, FULL_MAP_EPS * scaled[1].variance.mean())
+    expected = np.einsum("dc,ncp->ndp", A, unit[:, None] * target) + b[:, None]
+    np.testing.assert_allclose(unit[:, None] * found.numpy(), expected, rtol=1e-6, atol=1e-6)
+    shift = (measured[0].mean - measured[1].mean).numpy()[~live]
+    np.testing.assert_allclose(found.numpy()[:, ~live], target[:, ~live] + shift, atol=1e-9)

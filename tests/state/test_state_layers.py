@@ -116,34 +116,36 @@ def test_classes_that_could_not_be_loaded_are_not_saved(tmp_path, parts, message
     assert not (tmp_path / "s.caster").exists()
 
 
-def class_change(name, change):
+def without(name):
+    """An edit of a file, for `rewritten`, that removes an array."""
+
+    def edit(arrays, metadata):
+        del arrays[name]
+
+    return edit
+
+
+def with_array(name, change):
     def edit(arrays, metadata):
         arrays[name] = change(arrays[name])
 
     return edit
 
 
-def one_class(value, name="layer_class_means"):
+def with_entry(name, index, value):
     def edit(arrays, metadata):
-        arrays[name][1, 3] = value
+        arrays[name][index] = value
 
     return edit
 
 
-def no_classes(arrays, metadata):
-    del arrays["layer_class_deviations"]
+def with_layers(old, new):
+    """The same for the list of sites, as text."""
 
+    def edit(arrays, metadata):
+        metadata["layers"] = metadata["layers"].replace(old, new)
 
-def unmarked_classes(arrays, metadata):
-    metadata["layers"] = metadata["layers"].replace(', "classes"', "")
-
-
-def other_order(arrays, metadata):
-    metadata["layers"] = metadata["layers"].replace('"full", "classes"', '"classes", "full"')
-
-
-def classes_of_fewer(arrays, metadata):
-    metadata["layers"] = metadata["layers"].replace("200.0", "199.0")
+    return edit
 
 
 def moved_counts(arrays, metadata):
@@ -151,22 +153,23 @@ def moved_counts(arrays, metadata):
     arrays["counts"][1] -= 40
 
 
+MEANS, DEVIATIONS = "layer_class_means", "layer_class_deviations"
 CLASS_DAMAGES = {
-    "float32": (class_change("layer_class_means", np.float32), "layer_class_means is float32"),
-    "fewer classes": (class_change("layer_class_means", lambda a: a[:-1]), "layer_class_means is"),
-    "fewer channels": (
-        class_change("layer_class_deviations", lambda a: a[:, 1:].copy()),
-        "layer_class_deviations is",
-    ),
-    "not finite": (one_class(np.inf), "layer_class_means hold NaN or infinity"),
-    "negative": (one_class(-1, "layer_class_deviations"), "layer_class_deviations hold -1"),
-    "another mean": (one_class(4.0), "do not add up"),
-    "another deviation": (one_class(3.0, "layer_class_deviations"), "do not add up"),
+    "float32": (with_array(MEANS, np.float32), f"{MEANS} is float32"),
+    "fewer classes": (with_array(MEANS, lambda a: a[:-1]), f"{MEANS} is"),
+    "fewer channels": (with_array(DEVIATIONS, lambda a: a[:, 1:].copy()), f"{DEVIATIONS} is"),
+    "not finite": (with_entry(MEANS, (1, 3), np.inf), f"{MEANS} hold NaN or infinity"),
+    "negative": (with_entry(DEVIATIONS, (1, 3), -1), f"{DEVIATIONS} hold -1"),
+    "another mean": (with_entry(MEANS, (1, 3), 4.0), "do not add up"),
+    "another deviation": (with_entry(DEVIATIONS, (1, 3), 3.0), "do not add up"),
     "other counts": (moved_counts, "do not add up"),
-    "missing": (no_classes, "layer_class_deviations"),
-    "unmarked": (unmarked_classes, "it holds U"),
-    "marks in another order": (other_order, "not at valid sites"),
-    "fewer samples": (classes_of_fewer, "have other counts"),
+    "missing": (without(DEVIATIONS), DEVIATIONS),
+    "unmarked": (with_layers(', "classes"', ""), "it holds U"),
+    "marks in another order": (
+        with_layers('"full", "classes"', '"classes", "full"'),
+        "not at valid sites",
+    ),
+    "fewer samples": (with_layers("200.0", "199.0"), "have other counts"),
 }
 
 
@@ -193,34 +196,14 @@ def test_covariances_come_back_exactly(tmp_path):
     assert dict(states.array_sizes(loaded))["layer_covariances"] == 5 * 16 * 17 // 2 * 4
 
 
-def short_triangle(arrays, metadata):
-    arrays["layer_covariances"] = arrays["layer_covariances"][:-1]
-
-
-def triangle_not_finite(arrays, metadata):
-    arrays["layer_covariances"][3] = np.inf
-
-
-def other_mark(arrays, metadata):
-    metadata["layers"] = metadata["layers"].replace('"full"', '"half"')
-
-
-def no_triangle(arrays, metadata):
-    del arrays["layer_covariances"]
-
-
-def unmarked(arrays, metadata):
-    metadata["layers"] = metadata["layers"].replace(', "full"', "")
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (short_triangle, "layer_covariances is"),
-        (triangle_not_finite, "layer_covariances hold NaN"),
-        (other_mark, "not at valid sites"),
-        (no_triangle, "layer_covariances"),
-        (unmarked, "it holds U"),
+        (with_array("layer_covariances", lambda a: a[:-1]), "layer_covariances is"),
+        (with_entry("layer_covariances", 3, np.inf), "layer_covariances hold NaN"),
+        (with_layers('"full"', '"half"'), "not at valid sites"),
+        (without("layer_covariances"), "layer_covariances"),
+        (with_layers(', "full"', ""), "it holds U"),
     ],
 )
 def test_damaged_covariances_are_rejected(tmp_path, change, message):
@@ -303,30 +286,6 @@ def rewritten(path, change):
     save_file(arrays, path, metadata)
 
 
-def shorter(arrays, metadata):
-    arrays["layer_means"] = arrays["layer_means"][:-1]
-
-
-def not_finite(arrays, metadata):
-    arrays["layer_variances"][3] = np.nan
-
-
-def negative(arrays, metadata):
-    arrays["layer_variances"][3] = -1.0
-
-
-def missing(arrays, metadata):
-    del arrays["layer_variances"]
-
-
-def side(arrays, metadata):
-    metadata["layers"] = metadata["layers"].replace('"out"', '"up"')
-
-
-def axis(arrays, metadata):
-    metadata["layers"] = metadata["layers"].replace("-1, 16", "2, 16")
-
-
 def twice(arrays, metadata):
     listed = json.loads(metadata["layers"])
     metadata["layers"] = json.dumps([[*listed[1][:4], 7.0, *listed[1][5:]], *listed[1:]])
@@ -376,12 +335,12 @@ def without_layers(arrays, metadata):
 
 UNFIT, EMPTY, NAMELESS = "do not fit together", "invalid counts", "not at valid sites"
 DAMAGES = {
-    "shorter": (shorter, UNFIT),
-    "not finite": (not_finite, "layer_variances hold NaN"),
-    "negative": (negative, "layer_variances hold -1"),
-    "missing": (missing, "layer_variances"),
-    "side": (side, NAMELESS),
-    "axis": (axis, NAMELESS),
+    "shorter": (with_array("layer_means", lambda a: a[:-1]), UNFIT),
+    "not finite": (with_entry("layer_variances", 3, np.nan), "layer_variances hold NaN"),
+    "negative": (with_entry("layer_variances", 3, -1.0), "layer_variances hold -1"),
+    "missing": (without("layer_variances"), "layer_variances"),
+    "side": (with_layers('"out"', '"up"'), NAMELESS),
+    "axis": (with_layers("-1, 16", "2, 16"), NAMELESS),
     "no name": (no_name, NAMELESS),
     "twice": (twice, "name a site twice"),
     "uncounted": (uncounted, EMPTY),

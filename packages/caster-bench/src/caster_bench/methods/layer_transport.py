@@ -6,7 +6,8 @@ import copy
 from collections.abc import Sequence
 from typing import Any, Literal, Self
 
-from caster.adapt.layer_transport import PLAIN, LayerAnswer, LayerSettings
+from caster.adapt.layer_passes import PLAIN, LayerSettings
+from caster.adapt.layer_transport import LayerAnswer
 from caster.adapt.layer_transport import LayerTransport as Transport
 from caster.core.channels import ChannelMoments, Site
 from caster.core.linalg import Array

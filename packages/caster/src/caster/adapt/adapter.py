@@ -19,6 +19,7 @@ from caster.adapt.adaptation import Adaptation
 from caster.adapt.estimator import Caster
 from caster.adapt.feature_transport import Attempt
 from caster.adapt.feedback import Feedback
+from caster.adapt.layer_passes import PLAIN, LayerSettings
 from caster.adapt.source_moments import inputs_of
 from caster.core.arrays import as_real_array
 from caster.core.betting import ALPHA, BettingTest
@@ -208,7 +209,7 @@ class Adapter:
         return self._columns(outputs.logits)
 
     def _layer_transport(self, tau: float | None, every: int) -> LayerTransport:
-        from caster.adapt.layer_transport import PLAIN, LayerSettings, LayerTransport  # with torch
+        from caster.adapt.layer_transport import LayerTransport
 
         classes = any(found.classes for found in (self.state.layers or {}).values())
         settings = LayerSettings() if classes else PLAIN
@@ -438,7 +439,9 @@ class Stream:
             raise CasterError("this is a stream of another state: start a new one")
         try:
             self.samples = int(np.asarray(state["samples"]).item())
-            self._feedback.resume(state)
+            if self.samples < 0:
+                raise ValueError("impossible number of samples")
+            self._feedback.resume(state, self.samples, len(self.adapter.classes))
             self._schedule_comparisons()
             if self._layers is not None:
                 self._layers.resume(state)

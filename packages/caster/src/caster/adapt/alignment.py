@@ -1,11 +1,10 @@
-"""A frozen network with aligned layers, on a twin that shares its weights."""
+"""A frozen torch module with aligned layers, on a twin that shares its weights."""
 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any, Self, TypeVar
@@ -15,8 +14,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from caster.adapt.plausibility import (
+from caster.adapt.layer_passes import (
+    CHANGE_WINDOW,
+    EPS,
+    WHOLE,
+    ImplausibleSamples,
+    LayerSettings,
+    Pass,
     Range,
+    TargetMoments,
+    chosen_sites,
+    nbytes,
+    parts_of,
+    source_moments,
+)
+from caster.adapt.plausibility import (
     broad_limits,
     energies,
     extremes,
@@ -24,20 +36,18 @@ from caster.adapt.plausibility import (
     sharp_limits,
     within,
 )
-from caster.core.arrays import to_numpy
-from caster.core.channels import ChannelMoments, Site, divergence
+from caster.core.channels import FULL_MAP_ROWS, ChannelMoments, Site
 from caster.errors import CasterError
 from caster.models import cuda
 from caster.models.activation_statistics import hook_on, is_batchnorm
 from caster.models.protocol import Outputs, runs_on_gpu
-from caster.models.sites import find_sites, times_called
+from caster.models.sites import batchnorm_sites, find_sites, times_called
 from caster.models.torch import TorchModel, plain_name
 from caster.models.torch_channels import (
-    FULL_MAP_ROWS,
     FullToSource,
+    all_tensors,
     as_tensors,
     blended,
-    class_tensors,
     measure,
     measure_full,
     merged,
@@ -49,70 +59,14 @@ LEAVE_OUT = "leave it out with sites=, or adapt the last features only"
 log = logging.getLogger("caster")
 
 T = TypeVar("T")
-EPS = 1e-5  # of a site's mean variance, added to every variance: a dead channel stays dead
-PARTS = ("mean", "variance", "covariance")  # of moments
 STATISTICS = ("running_mean", "running_var")
 DERIVED = ("_placed", "_full", "_constants_of")
-FEW = 8.0  # samples by which the moments of a class are shrunk towards those of all
-RECENT = 64  # samples that are compared with the past to notice another shift
-SHALLOW = 0.25  # share of the sites where they are compared: the classes show least there
-
-
-@dataclass(frozen=True, eq=False)
-class Pass:
-    """How one pass is aligned; by default at every site, as if the batch were the source's."""
-
-    depth: int | None = None  # number of sites, from the first on
-    full: bool = True  # maps where the moments support them: for the source's mixture only
-    mixture: NDArray[np.float64] | None = None  # (C,), of the samples behind the target's moments
-    past_only: bool = False  # moments from before this batch
-    fresh: bool = False  # moments of this batch alone, as if there were no past
-
-
-WHOLE = Pass()
-
-
-def on_device(
-    layers: Mapping[Site, ChannelMoments],
-    device: torch.device,
-    *,
-    full: bool,  # whether to keep covariances
-    classes: bool,  # whether to keep moments of classes, few samples shrunk towards all
-) -> dict[Site, ChannelMoments]:
-    """The moments of a state as tensors.
-
-    Mixed like the source, its classes have exactly its moments: a state rounds those of classes.
-    """
-    placed = {}
-    for site, found in layers.items():
-        placed[site] = as_tensors(found if full else replace(found, covariance=None), device)
-        if classes and found.classes is not None:
-            each = found.classes.shrunk(FEW).centred_on(found)
-            placed[site] = replace(placed[site], classes=class_tensors(each, device))
-    return placed
-
-
-class ImplausibleSamples(Exception):  # noqa: N818 - no error: the others of the batch are answered
-    """Samples that no image could have produced: the batch has left no trace."""
-
-    def __init__(self, kept: Tensor) -> None:
-        super().__init__()
-        self.kept = kept  # (n,), which samples are plausible
 
 
 class Alignment:
-    """A twin of a model in which the channels of every site get the source's mean and variance.
+    """A twin of a torch module with aligned layers: see `AlignedNetwork`.
 
-    The target's moments come from the batch and, if it has fewer samples than `memory`, from the
-    batches before it; `prior` samples shrink them towards the source's. The source's are those of
-    the mixture of classes that the `Pass` names. At a BatchNorm the layer's statistics are replaced
-    instead of its input. A batch with samples that are implausible at the first site raises
-    `ImplausibleSamples`; `ends` is the range of input values that decides this.
-
-    Attributes
-    ----------
-    past : the target's moments so far, by site.
-    recent : those of the last samples, at shallow sites.
+    At a BatchNorm the layer's statistics are replaced instead of its input.
     """
 
     _shared: frozenset[Site] | None = None  # BatchNorms left alone, once a batch has shown them
@@ -123,48 +77,70 @@ class Alignment:
     def __init__(
         self,
         model: TorchModel,
-        layers: dict[Site, ChannelMoments] | None,  # by `on_device`; None: not measured
-        batchnorms: list[Site],  # of which moments that were not measured are the layers' own
+        sites: Sequence[Site],
+        layers: Mapping[Site, ChannelMoments] | None,  # as tensors; None: BatchNorms' own
         prior: float,
         memory: int,
-        ends: Range | None = None,
+        ends: Range | None = None,  # of input values: decides which samples are plausible
     ) -> None:
         self.model = model
+        self.sites = list(sites)
         self.prior = prior
-        self.memory = memory
-        self.past: dict[Site, ChannelMoments] = {}
-        self.recent: dict[Site, ChannelMoments] = {}
+        self.target = TargetMoments(memory, sites, merged)
         self._pass = WHOLE
-        self._pending: dict[Site, ChannelMoments] = {}  # of a batch that is not yet accepted
-        self._newest: dict[Site, ChannelMoments] = {}  # `recent` with that batch
         self._samples = 0  # in the current batch
         self._plausible: Tensor | None = None  # (n,), of its samples
         self._ends = ends
-        self._layers, self._own = layers, batchnorms
-        self._measured = layers is not None
+        self._layers = layers
         self._limits: dict[tuple[int, ...], Mapping[Site, Tensor]] = {}  # plausible, by input shape
         self._twin = model.twin()
         self._twin.head = None  # known when a batch comes
         parts = dict(self._twin.module.named_modules())
+        batchnorms = batchnorm_sites(model.module)
         self._mapped: list[MappedSite] = []
         self._batchnorms: list[BatchNormSite] = []
-        for site in dict.fromkeys([*(layers or {}), *batchnorms]):
+        for site in sites:
             found = (layers or {}).get(site)
             if found is not None and found.covariance is not None:
-                self._mapped.append(FullMapSite(site, found))
+                unit = output_scale(parts[site.module]) if site in batchnorms else None
+                self._mapped.append(FullMapSite(site, found, unit))
             elif site in batchnorms:
-                layer = parts[site.module]
-                self._batchnorms.append(BatchNormSite(site, layer, found))
+                self._batchnorms.append(BatchNormSite(site, parts[site.module], found))
             elif found is not None:
                 self._mapped.append(MappedSite(site, found))
-        order = [*dict.fromkeys([*(layers or {}), *batchnorms])]
-        self._position = {site: i for i, site in enumerate(order)}
+        self._position = {site: i for i, site in enumerate(sites)}
         for aligned in self._sites:
             hook_on(self._twin.module, aligned.site, partial(self._align, aligned), LEAVE_OUT)
 
+    @classmethod
+    def of(
+        cls,
+        model: TorchModel,
+        layers: Mapping[Site, ChannelMoments] | None,
+        settings: LayerSettings,
+        ends: Range | None,
+    ) -> Self:
+        """Align a model with the moments of a state, or with those of its BatchNorms if None."""
+        parts = {plain_name(name) for name, _ in model.module.named_modules()}
+        for site in layers or ():  # deep ones that are not aligned included
+            if site.module not in parts:
+                raise CasterError(f"{model.name} has no layer of the state's site {site}")
+        measured, batchnorms = [*(layers or {})], batchnorm_sites(model.module)
+        found = measured if set(measured) & set(batchnorms) else [*batchnorms, *measured]
+        sites = chosen_sites(found, settings)
+        known = None
+        if layers is not None:
+            kept = {site: layers[site] for site in layers if site in sites}
+            known = {
+                site: all_tensors(moments, model.device)
+                for site, moments in source_moments(kept, settings).items()
+            }
+        return cls(model, sites, known, settings.prior, settings.memory, ends)
+
     def new_stream(self) -> Self:
         """A copy without a past, on its own twin; weights and source moments are shared."""
-        other = type(self)(self.model, self._layers, self._own, self.prior, self.memory, self._ends)
+        memory = self.target.memory
+        other = type(self)(self.model, self.sites, self._layers, self.prior, memory, self._ends)
         other._shared, other._limits = self._shared, self._limits
         return other
 
@@ -178,21 +154,17 @@ class Alignment:
         kept = {name: part for name, part in vars(self).items() if name not in shown}
         return {**kept, "_limits": {}}
 
-    @property
-    def samples(self) -> float:
-        """Samples behind the past, fractional if older ones are discounted."""
-        return next((moments.count for moments in self.past.values()), 0.0)
-
     def __call__(self, batch: Any, how: Pass = WHOLE) -> Outputs:
         """Features and logits with aligned layers; `accept` then adds the batch to the past."""
         placed = self.model.placed(batch)
         self._inspect_network(placed)
         self._samples, self._plausible, self._pass = len(placed), None, how
-        self._pending, self._newest = {}, {}
+        self.target.begin()
         recorded = self.model.cuda_graph and runs_on_gpu(self.model)
         try:
             # A batch that fills the memory depends on nothing else, as a recording must.
-            enough = max(self.memory, RECENT) if self.memory else 0
+            memory = self.target.memory
+            enough = max(memory, CHANGE_WINDOW) if memory else 0
             alone = len(placed) >= enough and how.mixture is None and not how.past_only
             run = self._replayed if recorded and alone else self._run
             features, logits = run(placed)
@@ -203,7 +175,7 @@ class Alignment:
         if kept is not None and not bool(kept.all()):
             kept = kept if self._ends is None else kept | within(self._ends, placed)
             if not bool(kept.all()):
-                self._pending, self._newest = {}, {}
+                self.target.begin()
                 raise ImplausibleSamples(kept)
         return Outputs(features, logits)
 
@@ -212,66 +184,22 @@ class Alignment:
         """BatchNorms that are not aligned because a pass calls them twice; known after a batch."""
         return self._shared or frozenset()
 
-    def change(self) -> float:
-        """How far the last samples, with the batch, are from the past: mean divergence.
-
-        0 while the past holds nothing else.
-        """
-        pairs = [
-            (found, self.past[site]) for site, found in self._newest.items() if site in self.past
-        ]
-        found = [
-            divergence(recent, past).mean() for recent, past in pairs if recent.count < past.count
-        ]
-        return float(torch.stack(found).mean()) if found else 0.0
-
     def accept(self) -> None:
         """Add the last batch to the past."""
-        if self._pass.fresh:
-            self.past, self.recent = {}, {}
-        self.past |= self._pending
-        self.recent |= self._newest
-        self._pending, self._newest = {}, {}
+        self.target.accept(self._pass.fresh)
 
     def reset(self) -> None:
         """Forget the past."""
-        self.past, self.recent = {}, {}
-        self._pending, self._newest, self._samples = {}, {}, 0
-        self._twin.head = None
-
-    def state(self) -> dict[str, NDArray[Any]]:
-        """The target's moments so far, as named arrays."""
-        return {
-            f"{which}.{site}.{name}": np.asarray(to_numpy(value))
-            for which, kept in (("past", self.past), ("recent", self.recent))
-            for site, moments in kept.items()
-            for name, value in (("count", np.float64(moments.count)), *_parts(moments).items())
-        }
+        self.target.reset()
+        self._samples, self._twin.head = 0, None
 
     def resume(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Continue from a `state`."""
+        """Continue from a `state` of the target."""
         self.reset()
-        sources = {str(aligned.site): aligned for aligned in self._sites}
-        for name in [name.removesuffix(".count") for name in state if name.endswith(".count")]:
-            which, _, site = name.partition(".")
-            if which not in ("past", "recent"):
-                continue  # another part of the stream's state
-            if site not in sources:
-                raise ValueError("moments of other sites")
-            aligned, count = sources[site], float(state[f"{name}.count"])
-            full = which == "past" and isinstance(aligned, FullMapSite)
-            parts = {
-                part: torch.as_tensor(state[f"{name}.{part}"]).to(self.model.device)
-                for part in PARTS[: None if full else 2]
-            }
-            shapes = {part: value.shape for part, value in _parts(aligned.source).items()}
-            if not 0 < count < math.inf or not all(
-                value.shape == shapes[part] and bool(value.isfinite().all())
-                for part, value in parts.items()
-            ):
-                raise ValueError(site)
-            kept = self.past if which == "past" else self.recent
-            kept[aligned.site] = ChannelMoments(count, *parts.values())
+        sources = {aligned.site: aligned.source for aligned in self._sites}
+        self.target.resume(
+            state, sources, lambda part: torch.as_tensor(part, device=self.model.device)
+        )
 
     @property
     def full_maps(self) -> int:
@@ -282,14 +210,7 @@ class Alignment:
     def source_bytes(self) -> int:
         """Size of the source's moments; BatchNorms' own are the model's."""
         own = [aligned.source for aligned in self._sites if aligned.is_measured]
-        return sum(_nbytes(moments) for moments in own)
-
-    @property
-    def stream_bytes(self) -> int:
-        """Size of the target's moments."""
-        return sum(
-            _nbytes(moments) for kept in (self.past, self.recent) for moments in kept.values()
-        )
+        return sum(nbytes(moments) for moments in own)
 
     def _run(self, placed: Tensor) -> tuple[Tensor, Tensor]:
         features, logits = self._twin.run_placed(placed)
@@ -303,7 +224,7 @@ class Alignment:
             lambda: (placed,), self._work, self._pass.depth
         )
         found = iter(parts)
-        self._pending, self._newest = (
+        self.target.pending, self.target.newest = (
             {
                 site: ChannelMoments(float(len(placed)), *islice(found, width))
                 for site, width in kept
@@ -315,9 +236,9 @@ class Alignment:
     def _work(self, placed: Tensor) -> tuple[list[Tensor], object]:
         """The recorded work, and the tensors it reads."""
         answer = self._run(placed)
-        both = self._pending, self._newest
-        self._order = [[(site, len(_parts(m))) for site, m in kept.items()] for kept in both]
-        parts = [part for kept in both for m in kept.values() for part in _parts(m).values()]
+        both = self.target.pending, self.target.newest
+        self._order = [[(site, len(parts_of(m))) for site, m in kept.items()] for kept in both]
+        parts = [part for kept in both for m in kept.values() for part in parts_of(m).values()]
         known = self._plausible
         if known is None:  # no site was met
             known = torch.ones(len(placed), dtype=torch.bool, device=placed.device)
@@ -333,12 +254,12 @@ class Alignment:
         own = site.of_images(values)
         if own is not values:
             own = own.contiguous()  # so that a GPU reads its channels side by side
-        batch = aligned.measure(own, self._samples)
+        batch = aligned.measure(own, self._samples, how.depth is None)
         if self._plausible is None:  # the first site
             self._plausible = self._judge(site, own, aligned.source_like(batch))
-        target = self._remember(site, position, batch)
+        target = self.target.add(site, batch, how.fresh)
         if how.past_only:
-            target = self.past.get(site, target)
+            target = self.target.past.get(site, target)
         alone = target.count <= 1 and own.numel() == own.shape[site.axis]
         if alone and self.prior == 0:  # a single value has no variance
             return None
@@ -349,24 +270,6 @@ class Alignment:
         if result is None or own is values:
             return result
         return torch.cat((values[:, : site.added], result), dim=1)
-
-    def _remember(self, site: Site, position: int, batch: ChannelMoments) -> ChannelMoments:
-        """Add a batch to the moments of its site, until it is accepted or another pass is made."""
-        if not self.memory:
-            return batch
-        self._pending[site] = found = self._added(self.past.get(site), batch, self.memory)
-        if position < SHALLOW * len(self._position):
-            slim = replace(batch, covariance=None)
-            self._newest[site] = self._added(self.recent.get(site), slim, RECENT)
-        return found
-
-    def _added(
-        self, past: ChannelMoments | None, batch: ChannelMoments, memory: int
-    ) -> ChannelMoments:
-        missing = memory - self._samples
-        if past is None or missing <= 0 or self._pass.fresh:
-            return batch
-        return merged(past.at_most(missing), batch)
 
     def _judge(self, site: Site, values: Tensor, source: ChannelMoments) -> Tensor:  # (n,)
         """Which samples are plausible, by their values at the first site."""
@@ -391,7 +294,7 @@ class Alignment:
             self._shared = frozenset(site for site in batchnorms if times[site.module] > 1)
             for site in sorted(self._shared, key=str):
                 log.warning("%s of %s is called twice: not aligned", site, self.model.name)
-            if not self._measured:
+            if self._layers is None:
                 self._warn_unmeasured(batch)
         self._shape = tuple(batch.shape[1:])
         if self._shape not in self._limits:
@@ -474,8 +377,8 @@ class AlignedSite:
         pi = torch.as_tensor(mixture).to(classes.means)
         return as_tensors(classes.mixture(pi), found.mean)
 
-    def measure(self, values: Tensor, samples: int) -> ChannelMoments:
-        """Measure the values."""
+    def measure(self, values: Tensor, samples: int, full: bool) -> ChannelMoments:
+        """Measure the values, with their covariance if `full` and the site can have a full map."""
         return measure(values, self.site.axis, samples)
 
     def apply(
@@ -486,18 +389,22 @@ class AlignedSite:
 
 
 class MappedSite(AlignedSite):
-    """A site whose values are mapped channel by channel."""
+    """A site whose values are mapped channel by channel.
 
-    def __init__(self, site: Site, source: ChannelMoments) -> None:
+    What is added to variances, and a full map, depend on the units of the channels. At a BatchNorm
+    these are those of its output, by `unit`: folded into a convolution, it is the same site.
+    """
+
+    def __init__(self, site: Site, source: ChannelMoments, unit: Tensor | None = None) -> None:
         super().__init__(site, source)
-        tiny = torch.finfo(self.source.variance.dtype).tiny  # where every channel is dead
-        self._eps = max(EPS * float(self.source.variance.mean()), tiny)
+        self._unit = unit  # (c,)
+        self._eps = added_to_variances(source, unit)
 
     def apply(
         self, layer: nn.Module, values: Tensor, target: ChannelMoments, reference: ChannelMoments
     ) -> Tensor:
         """Map the values to the reference."""
-        return moved(values, target, reference, self._eps, self.site.axis)
+        return moved(values, target, reference, self._eps.to(target.mean), self.site.axis)
 
 
 class FullMapSite(MappedSite):
@@ -508,9 +415,9 @@ class FullMapSite(MappedSite):
 
     _full: FullToSource | None = None
 
-    def measure(self, values: Tensor, samples: int) -> ChannelMoments:
-        """Measure the values, with their covariance."""
-        return measure_full(values, self.site.axis, samples)
+    def measure(self, values: Tensor, samples: int, full: bool) -> ChannelMoments:
+        """Measure the values, and their covariance if `full`."""
+        return (measure_full if full else measure)(values, self.site.axis, samples)
 
     def apply(
         self, layer: nn.Module, values: Tensor, target: ChannelMoments, reference: ChannelMoments
@@ -522,8 +429,29 @@ class FullMapSite(MappedSite):
         if not enough or target.covariance is None or reference.covariance is None:
             return super().apply(layer, values, target, reference)
         if self._full is None or self._full.source is not reference:
-            self._full = FullToSource(reference)
+            self._full = FullToSource(reference, self._unit)
         return self._full(values, target, self.site.axis)
+
+
+def added_to_variances(source: ChannelMoments, unit: Tensor | None) -> Tensor:  # (c,)
+    """EPS of the mean variance, in units of the channels times `unit`."""
+    variance = source.variance
+    square = torch.ones_like(variance) if unit is None else unit.to(variance) ** 2
+    tiny = torch.finfo(variance.dtype).tiny  # where every channel is dead
+    eps: Tensor = (EPS * (square * variance).mean()).clamp(min=tiny)
+    return torch.where(square > tiny, eps / square, eps)
+
+
+def output_scale(layer: nn.Module) -> Tensor:  # (c,)
+    """Factor of every channel from the input of a BatchNorm to its output.
+
+    >>> output_scale(nn.BatchNorm1d(1, eps=3.0))
+    tensor([0.5000])
+    """
+    eps: float = layer.eps  # type: ignore[assignment]
+    scale: Tensor = (layer.get_buffer("running_var").float() + eps).rsqrt()
+    weight = getattr(layer, "weight", None)
+    return scale if weight is None else scale * weight.detach()
 
 
 class BatchNormSite(AlignedSite):
@@ -533,10 +461,10 @@ class BatchNormSite(AlignedSite):
     mapping a value to the source's moments and normalising it by the layer's own equals normalising
     it by
 
-        m' - (m_s - m) sqrt((v' + eps) / (v_s + eps)),    v (v' + eps) / (v_s + eps).
+        m' - (m_s - m) sqrt((v' + e) / (v_s + e)),    (v + eps) (v' + e) / (v_s + e) - eps,
 
-    If the source's moments are the layer's own, or were not measured, these are m' and v', which
-    is BatchNorm adaptation.
+    where e is added to variances by the map, and eps by the layer. If the source's moments were not
+    measured, they are the layer's own, and m' and v' replace them: BatchNorm adaptation.
 
     >>> layer = nn.BatchNorm1d(1, affine=False, eps=0.0).eval()
     >>> site = BatchNormSite(Site("", "in", 1), layer)
@@ -557,6 +485,7 @@ class BatchNormSite(AlignedSite):
         self.is_measured = source is not None
         known = source or ChannelMoments(1.0, *self._own.values())
         super().__init__(site, replace(known, covariance=None))
+        self._eps = added_to_variances(known, output_scale(layer))
 
     def apply(
         self, layer: nn.Module, values: Tensor, target: ChannelMoments, reference: ChannelMoments
@@ -564,8 +493,8 @@ class BatchNormSite(AlignedSite):
         """Replace the layer's statistics, in their own precision."""
         replaced = target.mean, target.variance
         if self.is_measured:
-            step, share, rest, eps = self._constants(reference)
-            spread = (target.variance + eps).sqrt_()
+            step, share, rest, e = self._constants(reference)
+            spread = (target.variance + e).sqrt_()
             replaced = (
                 torch.addcmul(target.mean, step, spread, value=-1),
                 torch.addcmul(rest, share, target.variance),
@@ -577,24 +506,13 @@ class BatchNormSite(AlignedSite):
         """The parts of the formula that no batch changes."""
         if self._constants_of is None or self._constants_of[0] is not source:
             eps: float = self._layer.eps  # type: ignore[assignment]
+            e = self._eps.to(source.mean)
             mean, variance = (own.to(source.mean) for own in self._own.values())
-            share = (variance + eps) / (source.variance + eps)
-            step = (source.mean - mean) / (source.variance + eps).sqrt()
-            self._constants_of = source, (step, share, share * eps - eps, eps)
+            share = (variance + eps) / (source.variance + e)
+            step = (source.mean - mean) / (source.variance + e).sqrt()
+            self._constants_of = source, (step, share, share * e - eps, e)
         return self._constants_of[1]
 
     def restore(self) -> None:
         """Give the layer its own statistics back."""
         self._layer._buffers.update(self._own)
-
-
-def _parts(moments: ChannelMoments) -> dict[str, Tensor]:
-    """The arrays of moments, by their names."""
-    return {name: part for name in PARTS if (part := getattr(moments, name)) is not None}
-
-
-def _nbytes(moments: ChannelMoments) -> int:
-    parts = [*_parts(moments).values()]
-    if moments.classes is not None:
-        parts += [moments.classes.means, moments.classes.variances]
-    return sum(int(part.nbytes) for part in parts)

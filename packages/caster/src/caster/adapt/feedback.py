@@ -61,8 +61,8 @@ class Feedback:
             "feedback.disputed": np.array(disputed, np.int64).reshape(-1, 3),
         }
 
-    def resume(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Continue from a `state`; one that cannot be raises a ValueError."""
+    def resume(self, state: Mapping[str, NDArray[Any]], samples: int, n_classes: int) -> None:
+        """Continue from a `state` of so many samples; one that cannot be raises a ValueError."""
         position, phase, wins, losses = map(int, state["feedback"])
         restarts = tuple(map(float, state["feedback.restarts"]))
         held = LAMBDAS.size if position == POSITIONS.index("accepted") else 0
@@ -72,8 +72,16 @@ class Feedback:
             raise ValueError("impossible bets")
         alpha = float(state["feedback.alpha"])
         self.test = BettingTest(alpha, POSITIONS[position], phase, wins, losses, restarts)
-        rows = np.asarray(state["feedback.disputed"]).tolist()
-        self._disputed = {i: (adapted, frozen) for i, adapted, frozen in rows}
+        rows = np.asarray(state["feedback.disputed"])
+        if rows.ndim != 2 or rows.shape[1] != 3 or rows.dtype.kind not in "iu":
+            raise ValueError("impossible disputes")
+        ids, answers = rows[:, 0], rows[:, 1:]
+        known = (ids >= max(0, samples - MEMORY)) & (ids < samples)
+        if not known.all() or (np.diff(ids) <= 0).any():
+            raise ValueError("impossible ids")
+        if (answers < 0).any() or (answers >= n_classes).any():
+            raise ValueError("impossible classes")
+        self._disputed = {i: (adapted, frozen) for i, adapted, frozen in rows.tolist()}
 
 
 def _checked(ids: Any, samples: int) -> list[int]:

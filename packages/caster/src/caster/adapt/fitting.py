@@ -29,6 +29,7 @@ from caster.io.signed_tensors import Key, key_bytes
 from caster.io.subset import check_limit, over_classes, some_features, some_images
 from caster.models.heads import class_logits, head_columns
 from caster.models.protocol import FrozenModel, Outputs, preprocessing_sha256
+from caster.models.site_sums import rounded
 from caster.state import State
 from caster.state.source_check import SourceCheck
 
@@ -240,8 +241,6 @@ def _has_logits(file: FeatureFile, n_classes: int) -> bool:
 
 
 def _moments(features: ImageFeatures) -> Layers:
-    from caster.models.activation_statistics import rounded
-
     if features.layers is None:
         raise CasterError("the layers were not measured on all images: fit again")
     return rounded(features.layers)

@@ -20,10 +20,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from caster.core.arrays import to_numpy
+from caster.core.arrays import as_real_array, to_numpy
 from caster.core.confidence import (
     ConfidenceStats,
     expected_error_ratio,
@@ -62,8 +61,7 @@ class LayerCertificate:
 
     def update(self, aligned: Array, frozen: Array) -> float:  # (n, C), (n, C) -> ratio
         """Add the scores of a batch, and return the ratio of expected errors over the window."""
-        with torch.inference_mode():
-            new = ConfidenceStats.of(aligned), ConfidenceStats.of(frozen)
+        new = ConfidenceStats.of(aligned), ConfidenceStats.of(frozen)
         missing = self.window - new[0].count
         if self._recent is not None and missing > 0:
             old = self._recent
@@ -74,11 +72,11 @@ class LayerCertificate:
 
     def update_norms(self, aligned: Array, frozen: Array) -> float:  # (n, C), (n, C) -> ratio
         """Add the probabilities of a batch, and return the ratio of norms over the window."""
-        scores = (torch.as_tensor(each).float() for each in (aligned, frozen))  # NumPy has no bf16
-        rows = np.stack([to_numpy(probabilities(each)) for each in scores])
+        scores = (to_numpy(as_real_array(each)) for each in (aligned, frozen))
+        rows = np.stack([probabilities(each).astype(np.float32) for each in scores])
         if self._rows.shape[2] == rows.shape[2]:
             rows = np.concatenate([self._rows, rows], axis=1)
-        self._rows = rows[:, -max(self.window, len(aligned)) :].astype(np.float32)
+        self._rows = rows[:, -max(self.window, len(aligned)) :].copy()  # a file needs them whole
         if not np.isfinite(self._rows).all():  # NaN would never leave the window
             self._rows = self._rows[:, :0].copy()
             return math.nan
@@ -95,8 +93,7 @@ class LayerCertificate:
         if self._settled is None:
             return True
         reference = self._settled[0 if aligned else 1]
-        with torch.inference_mode():
-            return has_fallen(ConfidenceStats.of(scores), reference, ERRORS)
+        return has_fallen(ConfidenceStats.of(scores), reference, ERRORS)
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Everything it remembers; NaN where there is nothing."""

@@ -9,20 +9,26 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from threading import Lock
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
-import torch
+from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
-from torch import Tensor
 
-from caster.adapt.alignment import WHOLE, Alignment, ImplausibleSamples, Pass, on_device
 from caster.adapt.layer_certificate import ComparisonSchedule, LayerCertificate
-from caster.adapt.plausibility import Range
-from caster.core.arrays import to_numpy
+from caster.adapt.layer_passes import (
+    WHOLE,
+    AlignedNetwork,
+    ImplausibleSamples,
+    LayeredModel,
+    LayerSettings,
+    Pass,
+    Range,
+)
+from caster.core.arrays import as_real_array, like, to_numpy
 from caster.core.channels import ChannelMoments, Site
 from caster.core.discriminant import probabilities
 from caster.core.linalg import Array
@@ -31,61 +37,16 @@ from caster.core.verdict import Verdict
 from caster.errors import CasterError
 from caster.models.heads import Columns
 from caster.models.protocol import Outputs
-from caster.models.sites import batchnorm_sites, selected
-from caster.models.torch import TorchModel, plain_name
 
 UNCHECKED = math.nan  # the ratio where no comparison was made
-# Chosen on the four spare corruptions with ResNet-18 on CIFAR-10.
-SHALLOW = 0.5  # share of the sites that are aligned in a first pass
-SETTLED = 256  # samples of a shuffled stream from which on its past is all that a pass needs
+# The next three were chosen on the four spare corruptions with ResNet-18 on CIFAR-10.
+FIRST_PASS = 0.5  # share of the sites that are aligned in it
+ENOUGH_PAST = 256  # samples of a shuffled stream from which on its past is all that a pass needs
 CHANGED = 0.05  # nats by which recent samples differ from the past if the shift is another one
 # Share of an even class below which no class prior goes: a network's own prior is hardly ever as
 # uneven as a small source, and probabilities over a small prior would let a rare class win.
 EVEN = 0.5
 RARE = 1e-30  # smallest probability whose logarithm is a score
-
-
-@dataclass(frozen=True)
-class LayerSettings:
-    """The constants of layer transport, chosen on the four spare corruptions.
-
-    >>> LayerSettings(depth=2.0)
-    Traceback (most recent call last):
-        ...
-    caster.errors.CasterError: depth is a share of the sites, above 0 and at most 1, not 2.0
-    """
-
-    prior: float = 16.0  # weight of the source's moments, in samples
-    memory: int = 2048  # samples behind the target's moments, earlier ones if a batch has fewer
-    depth: float = 1.0  # share of the sites that are aligned, from the first on
-    sites: tuple[str, ...] | None = None  # patterns of site names instead
-    maps: Literal["diagonal", "full"] = "full"  # full where a site has few channels
-    mixture: bool = True  # align with the batch's mixture of classes, else with the source's
-    tau: float = 1.0  # largest accepted ratio
-    window: int = 256  # samples behind the certificate
-    every: int = 1  # compare one window in this many while the verdict is stable
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.prior < math.inf:
-            raise CasterError(f"prior is a number of samples from 0 up, not {self.prior!r}")
-        if not isinstance(self.memory, int) or self.memory < 0:
-            raise CasterError(f"memory is a number of samples from 0 up, not {self.memory!r}")
-        if not 0 < self.depth <= 1:
-            raise CasterError(
-                f"depth is a share of the sites, above 0 and at most 1, not {self.depth!r}"
-            )
-        if self.maps not in ("diagonal", "full"):
-            raise CasterError(f"maps are 'diagonal' or 'full', not {self.maps!r}")
-        if not 0 < self.tau < math.inf:
-            raise CasterError(f"tau must be a number above 0, not {self.tau!r}")
-        for name in ("window", "every"):
-            count = getattr(self, name)
-            if not isinstance(count, int) or count < 1:
-                raise CasterError(f"{name} must be 1 or more, not {count!r}")
-
-
-# One pass per batch and no classes: for states without moments of classes.
-PLAIN = LayerSettings(memory=64, depth=0.5, maps="diagonal", mixture=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +67,7 @@ class _Proposal:
     """A batch with aligned layers, and what the stream knows after it."""
 
     features: Array  # (n, d)
-    scores: Tensor  # (n, C)
+    scores: Array  # (n, C)
     labels: StreamLabels | None = None
     mixture: NDArray[np.float64] | None = None  # (C,), behind the target's moments
     own: NDArray[np.float64] | None = None  # (C,), of this batch, if not the source's
@@ -134,7 +95,7 @@ class LayerTransport:
 
     def __init__(
         self,
-        model: TorchModel,
+        model: LayeredModel,
         layers: Mapping[Site, ChannelMoments] | None,  # of the source; None: BatchNorms' own
         columns: Columns,  # which logits are the classes
         input_range: Range | None = None,  # of images, where the preprocessing does not state it
@@ -143,30 +104,19 @@ class LayerTransport:
         self.model = model
         self.settings = settings or LayerSettings()
         self.columns = columns
-        found = None if layers is None else dict(layers)
-        _check_sites(model, found or {})
-        batchnorms = batchnorm_sites(model.module)
-        self.sites = self._select_sites(list(found or {}), batchnorms)
-        kept = found and {site: found[site] for site in found if site in self.sites}
-        settings = self.settings
-        full = settings.maps == "full"
-        kept = kept and on_device(kept, model.device, full=full, classes=settings.mixture)
-        own = [site for site in batchnorms if site in self.sites]
         ends = input_range if model.preprocessing is None else model.preprocessing.value_range
-        self._alignment = Alignment(model, kept, own, settings.prior, settings.memory, ends)
-        self._start = _labels(found or {}) if settings.mixture else None
+        self._alignment = aligned_network(model, layers, self.settings, ends)
+        self._start = _labels(layers or {}) if self.settings.mixture else None
         self._forget_labels()
-        self._shallow = math.ceil(SHALLOW * len(self.sites))
-        self._certificate = LayerCertificate(settings.window)
-        self._schedule = ComparisonSchedule(settings.every, settings.window)
+        self._shallow = math.ceil(FIRST_PASS * len(self.sites))
+        self._certificate = LayerCertificate(self.settings.window)
+        self._schedule = ComparisonSchedule(self.settings.every, self.settings.window)
         self._guard = _SingleThread()
 
-    def _select_sites(self, measured: list[Site], batchnorms: Sequence[Site]) -> list[Site]:
-        """The sites to align: the first ones in the order of the network, or those named."""
-        found = measured if set(measured) & set(batchnorms) else [*batchnorms, *measured]
-        if self.settings.sites is not None:
-            return selected(found, self.settings.sites, "layer transport")
-        return found[: math.ceil(self.settings.depth * len(found))]
+    @property
+    def sites(self) -> list[Site]:
+        """The sites to align, shallow ones first."""
+        return self._alignment.sites
 
     @property
     def aligned_sites(self) -> list[Site]:
@@ -215,13 +165,14 @@ class LayerTransport:
 
     def compare_every(self, windows: int) -> None:
         """Compare with the frozen model in one of so many windows, from the next batch on."""
-        self._schedule = ComparisonSchedule(windows, self.settings.window)
+        checked = replace(self.settings, every=windows)
+        self._schedule = ComparisonSchedule(checked.every, checked.window)
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Everything the stream remembers, as named arrays."""
         with self._guard:
             return {
-                **self._alignment.state(),
+                **self._alignment.target.state(),
                 **self._certificate.state(),
                 **self._label_state(),
                 "schedule": self._schedule.state(),
@@ -243,7 +194,8 @@ class LayerTransport:
                 labels = self._start.resumed(state, "labels")
                 frozen = self._start.resumed(state, "frozen_labels")
                 mixture = np.asarray(state["mixture"], float)
-                if mixture.shape != labels.chain.prior.shape or not (mixture >= 0).all():
+                fits = mixture.shape == labels.chain.prior.shape and (mixture >= 0).all()
+                if not fits or not math.isclose(mixture.sum(), 1.0, rel_tol=1e-6):
                     raise ValueError("impossible mixture")
                 if state["certificate.rows"].shape[2] not in (0, len(mixture)):
                     raise ValueError("probabilities of other classes")
@@ -258,9 +210,9 @@ class LayerTransport:
     def stream_bytes(self) -> int:
         """Size of what the stream remembers of its target."""
         known = [*self._label_state().values(), *self._certificate.state().values()]
-        return self._alignment.stream_bytes + sum(array.nbytes for array in known)
+        return self._alignment.target.nbytes + sum(array.nbytes for array in known)
 
-    def _gated(self, batch: Tensor, before: Outputs | None) -> LayerAnswer:
+    def _gated(self, batch: Array, before: Outputs | None) -> LayerAnswer:
         """Answer by the stable verdict if the batch is as sure as before, else compare."""
         after = None
         if self._schedule.skips:
@@ -287,7 +239,7 @@ class LayerTransport:
                 self._alignment.reset()  # the next comparison is of another part of the stream
         return answer
 
-    def _always(self, batch: Tensor, before: Outputs | None) -> LayerAnswer:
+    def _always(self, batch: Array, before: Outputs | None) -> LayerAnswer:
         after = self._adapted(batch, trusted=True)
         self._accept(after)
         return self._ungated(after)
@@ -328,13 +280,13 @@ class LayerTransport:
 
     def _frozen_is_source(self, logits: Array) -> bool:  # (n, C)
         """Whether the frozen model's answers are shuffled and in the mixture of the source."""
-        p = _probabilities(torch.as_tensor(logits))
+        p = _probabilities(logits)
         assert self._frozen_labels is not None
         if np.isfinite(p).all():
             self._frozen_labels = self._frozen_labels.observe(p).advance(p)
         return self._frozen_labels.is_source
 
-    def _adapted(self, batch: Tensor, trusted: bool) -> _Proposal:
+    def _adapted(self, batch: Array, trusted: bool) -> _Proposal:
         """Answer a batch with aligned layers: once shallow and once whole, or from the past.
 
         One pass is enough while aligned layers are `trusted`, which a rejection ends: where deep
@@ -344,13 +296,13 @@ class LayerTransport:
         if labels is None or mixture is None:
             return _Proposal(*self._aligned(batch, WHOLE))
         source, alignment = labels.chain.prior, self._alignment
-        kept = min(alignment.samples, max(0.0, self.settings.memory - len(batch)))
-        settled = kept >= max(SETTLED, 2 * len(batch)) and not labels.chain.is_correlated
+        kept = min(alignment.target.samples, max(0.0, self.settings.memory - len(batch)))
+        settled = kept >= max(ENOUGH_PAST, 2 * len(batch)) and not labels.chain.is_correlated
         settled = settled and trusted
-        how = Pass(mixture=as_reference(mixture, source), past_only=True)
-        shallow = Pass(self._shallow, full=False)  # the mixture is not known yet
+        how = Pass(full=True, mixture=as_reference(mixture, source), past_only=True)
+        shallow = Pass(self._shallow)  # the mixture is not known yet
         first = self._aligned(batch, how if settled else shallow)
-        fresh = alignment.change() > CHANGED
+        fresh = alignment.target.change() > CHANGED
         if fresh:
             kept, settled = 0.0, False
             first = self._aligned(batch, replace(shallow, fresh=True))
@@ -370,23 +322,23 @@ class LayerTransport:
         answers, labels = labels.answers(p), labels.advance(p)
         features, scores = last
         if answers is not None:
-            scores = torch.as_tensor(np.log(answers.clip(min=RARE))).to(scores)
+            scores = like(np.log(answers.clip(min=RARE)), scores, scores.dtype)
         known = None if labels.is_source else own
         return _Proposal(features, scores, labels, mixture, known)
 
-    def _aligned(self, batch: Tensor, how: Pass) -> tuple[Array, Tensor]:
+    def _aligned(self, batch: Array, how: Pass) -> tuple[Array, Array]:
         """Features, and logits of the classes, with aligned layers."""
         outputs = self._alignment(batch, how)
-        logits: Tensor = self.columns(outputs.logits)
-        if not bool(logits.isfinite().all()):
+        logits = self.columns(outputs.logits)
+        if not _all_finite(logits):
             raise _NotFiniteError
         return outputs.features, logits
 
     def _answer_plausible(
         self,
-        batch: Tensor,
+        batch: Array,
         before: Outputs | None,
-        work: Callable[[Tensor, Outputs | None], LayerAnswer],
+        work: Callable[[Array, Outputs | None], LayerAnswer],
     ) -> LayerAnswer:
         """Answer plausible samples as if they came alone, and others as the frozen model does."""
         try:
@@ -400,7 +352,7 @@ class LayerTransport:
         rows = to_numpy(kept)
         others = self.model(batch[~kept]) if before is None else _rows(before, ~rows)
         logits = self.columns(others.logits)
-        if not bool(batch[~kept].isfinite().all()):  # bad input; large numbers are an attack
+        if not _all_finite(batch[~kept]):  # bad input; large numbers are an attack
             _check_finite(logits)
         rest = _zeroed(logits)
         if len(rest) == len(batch):
@@ -442,6 +394,22 @@ class _SingleThread:
         return type(self), ()
 
 
+def aligned_network(
+    model: LayeredModel,
+    layers: Mapping[Site, ChannelMoments] | None,
+    settings: LayerSettings,
+    ends: Range | None,
+) -> AlignedNetwork:
+    """The network with aligned layers, by the model's runtime."""
+    if hasattr(model, "twin"):
+        from caster.adapt.alignment import Alignment
+
+        return Alignment.of(model, layers, settings, ends)
+    from caster.adapt.onnx_alignment import OnnxAlignment
+
+    return OnnxAlignment.of(model, layers, settings, ends)
+
+
 def _labels(layers: Mapping[Site, ChannelMoments]) -> StreamLabels:
     """The labels of a stream that has seen nothing, by the source's class counts."""
     for found in layers.values():
@@ -456,22 +424,19 @@ def _labels(layers: Mapping[Site, ChannelMoments]) -> StreamLabels:
     )
 
 
-def _probabilities(logits: Tensor) -> NDArray[np.float64]:  # (n, C)
-    return np.asarray(probabilities(to_numpy(logits.double())))
+def _probabilities(logits: Array) -> NDArray[np.float64]:  # (n, C)
+    return np.asarray(probabilities(to_numpy(as_real_array(logits)).astype(np.float64)))
 
 
-def _check_sites(model: TorchModel, layers: Mapping[Site, ChannelMoments]) -> None:
-    """Reject the layers of another network, deep ones that are not aligned included."""
-    parts = {plain_name(name) for name, _ in model.module.named_modules()}
-    for site in layers:
-        if site.module not in parts:
-            raise CasterError(f"{model.name} has no layer of the state's site {site}")
+def _all_finite(values: Array) -> bool:
+    xp = array_namespace(values)
+    return bool(xp.all(xp.isfinite(values)))
 
 
 def _check_finite(logits: Array) -> None:
-    broken = ~torch.as_tensor(logits).isfinite().all(dim=1)
-    if bool(broken.any()):
-        row = int(broken.int().argmax())
+    broken = ~np.isfinite(to_numpy(as_real_array(logits))).all(axis=1)
+    if broken.any():
+        row = int(broken.argmax())
         raise CasterError(
             f"the model's logits are not finite, first for sample {row} of {len(broken)}: drop or "
             "repair such images"
@@ -483,16 +448,17 @@ def _rows(outputs: Outputs, rows: NDArray[np.bool_]) -> Outputs:
     return Outputs(outputs.features[rows], None if logits is None else logits[rows])
 
 
-def _zeroed(logits: Array) -> Tensor:
+def _zeroed(logits: Array) -> Array:
     """The frozen scores of samples that no image produced: no class where they are not finite."""
-    scores = torch.as_tensor(logits)
-    return scores.where(scores.isfinite().all(dim=1, keepdim=True), 0.0)
+    xp = array_namespace(logits)
+    finite = xp.all(xp.isfinite(logits), axis=1, keepdims=True)
+    return xp.where(finite, logits, xp.zeros_like(logits))
 
 
-def _filled(kept: Tensor, own: Array, others: Array) -> Tensor:  # (n,), (k, C), (n - k, C)
+def _filled(kept: Array, own: Array, others: Array) -> Array:  # (n,), (k, C), (n - k, C)
     """The scores of a batch, from those of the samples that were kept and of the others."""
-    scores = torch.as_tensor(own)
-    kept = kept.to(scores.device)
-    whole = scores.new_empty(len(kept), scores.shape[1])
-    whole[kept], whole[~kept] = scores, torch.as_tensor(others).to(scores)
+    xp = array_namespace(own)
+    kept = like(kept, own)
+    whole = xp.empty((kept.shape[0], own.shape[1]), dtype=own.dtype, device=device(own))
+    whole[kept], whole[~kept] = own, like(others, own, own.dtype)
     return whole

@@ -10,12 +10,12 @@ from __future__ import annotations
 from contextlib import suppress
 from functools import partial
 from itertools import product
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from caster.adapt.layer_passes import Range
 from caster.core.channels import ChannelMoments, Site
 from caster.models.activation_statistics import hook_on
 from caster.models.torch import TorchModel
@@ -26,7 +26,6 @@ GREYS = 9  # even images from the lowest value to the highest, for layers that r
 UNKNOWN_RANGE = 100.0  # times the source's variance, where the range of images is not known
 BLOCKS = (4, 16, 64)  # blocks a side of random images, beside single pixels
 DRAWS = 4  # random images of each kind
-Range = tuple[Any, Any]  # lowest and highest input values: numbers, or arrays of every channel's
 
 
 def energies(values: Tensor, axis: int, samples: int, mean: Tensor) -> Tensor | None:

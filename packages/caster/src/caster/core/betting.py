@@ -46,7 +46,6 @@ def share(k: int) -> float:
 def log_wealth(
     wins: Any,  # (...), labels with W = 1
     losses: Any,  # (...), labels with W = -1
-    lambdas: NDArray[np.float64] = LAMBDAS,  # (L,)
 ) -> NDArray[np.float64]:  # (...)
     """Logarithm of the wealth K = mean over lambda of prod(1 + lambda W).
 
@@ -56,14 +55,13 @@ def log_wealth(
     array([ 1.  , 43.62,  0.33])
     """
     wins, losses = (np.asarray(n, np.float64)[..., None] for n in (wins, losses))
-    return _log_mean(wins * np.log1p(lambdas) + losses * np.log1p(-lambdas))
+    return _log_mean(wins * np.log1p(LAMBDAS) + losses * np.log1p(-LAMBDAS))
 
 
 def log_restarts(
     log_M: NDArray[np.float64],  # (..., L), M_{t-1}
     W: Any,  # (...), 1 or -1
     t: int,
-    lambdas: NDArray[np.float64] = LAMBDAS,  # (L,)
 ) -> NDArray[np.float64]:  # (..., L)
     """Logarithm of M_t = (M_{t-1} + share(t)) (1 - lambda W_t), with M_0 = 0: bets against W.
 
@@ -74,11 +72,11 @@ def log_restarts(
     most a supermartingale that starts at 1 if E[W | past] >= 0, and Ville's inequality bounds the
     chance that it ever reaches 1 / alpha.
 
-    >>> np.exp(log_restarts(np.log([0.25]), -1, 2, np.array([0.5]))).round(3)
-    array([0.625])
+    >>> np.exp(log_restarts(np.full(len(LAMBDAS), -np.inf), -1, 1))[[0, -1]]  # from M_0 = 0
+    array([0.51, 0.95])
     """
     W = np.asarray(W, np.float64)[..., None]
-    return np.asarray(np.logaddexp(log_M, math.log(share(t))) + np.log1p(-lambdas * W))
+    return np.asarray(np.logaddexp(log_M, math.log(share(t))) + np.log1p(-LAMBDAS * W))
 
 
 def _log_mean(logs: NDArray[np.float64]) -> NDArray[np.float64]:  # (..., L) -> (...)

@@ -18,11 +18,14 @@ from array_api_compat import array_namespace
 from caster.core.linalg import Array, identity_like, symmetric_roots
 
 if TYPE_CHECKING:
-    from caster.core.class_moments import ClassMoments
+    from caster.core.class_moments import ClassChannelMoments
 
 Side = Literal["in", "out"]
 # Version tag of the stored statistics: a file with another tag is measured again.
 MEASURED = "image patches, all and per class, with covariances"
+FULL_MAP_CHANNELS = 128  # at most: every batch costs a square root of a c x c matrix
+FULL_MAP_ROWS = 50  # times c: the fewest values per channel, over samples and positions
+FULL_MAP_EPS = 1e-3  # added to eigenvalues, in units of a site's mean variance: less is noise
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class ChannelMoments:
     variance: Array  # (c,), divided by n
     covariance: Array | None = None  # (c, c), if requested; its diagonal is the variance
     # Of the same samples, at the sites of a source.
-    classes: ClassMoments | None = field(default=None, kw_only=True)
+    classes: ClassChannelMoments | None = field(default=None, kw_only=True)
 
     @classmethod
     def of(cls, values: Array, axis: int, full: bool = False) -> Self:  # (n, ...)

@@ -18,7 +18,7 @@ from caster.core.linalg import Array
 
 
 @dataclass(frozen=True, eq=False)
-class ClassMoments:
+class ClassChannelMoments:
     """Mean and variance of every channel within every class, over samples and positions.
 
     Sums over samples, like `ChannelMoments`: `+` merges two class by class (Chan, Golub and
@@ -26,7 +26,7 @@ class ClassMoments:
 
     >>> import numpy as np
     >>> x, y = np.array([[1.0], [3.0], [7.0]]), np.array([0, 0, 1])
-    >>> found = ClassMoments.of(x, 1, y, n_classes=2)
+    >>> found = ClassChannelMoments.of(x, 1, y, n_classes=2)
     >>> found.means.tolist(), found.variances.tolist()
     ([[2.0], [7.0]], [[1.0], [0.0]])
     >>> found.mixture(np.array([0.5, 0.5])).variance  # 1 / 2 within + 2.5^2 between
@@ -124,15 +124,17 @@ class ClassMoments:
     def shrunk(self, samples: float) -> Self:
         """Shrink classes of few samples towards the moments of all, with weight n_c / (n_c + N).
 
-        Class c becomes a mixture: w_c = n_c / (n_c + N) of itself, and 1 - w_c of a background
-        shared by all. The background is made of what the classes give up: class c has weight
-        pi_c (1 - w_c) in it, where pi_c = n_c / n. Mixed in the source's own proportions, the
-        shrunk classes are then the same distribution as before, so their mixture still has the
-        pooled moments, and no variance can become negative. If all classes have equally many
-        samples, the background is the pooled source. A class without samples gets pooled moments.
+        Each class is replaced by a mixture of itself, with weight w_c = n_c / (n_c + N), and of a
+        background that all classes share, with weight 1 - w_c. The background is a mixture of the
+        classes too: class c has a weight proportional to pi_c (1 - w_c), where pi_c = n_c / n. So
+        every class adds to the background exactly what it loses, and the shrunk classes in the
+        source's proportions still have the pooled moments; as mixtures, they have no negative
+        variance. If all classes have the same number of samples, the background is the pooled
+        source. A class without samples gets the pooled moments.
 
         >>> import numpy as np
-        >>> found = ClassMoments(np.array([6.0, 2.0]), np.array([[0.0], [4.0]]), np.ones((2, 1)))
+        >>> means = np.array([[0.0], [4.0]])
+        >>> found = ClassChannelMoments(np.array([6.0, 2.0]), means, np.ones((2, 1)))
         >>> few = found.shrunk(2.0)
         >>> few.means.round(3).tolist(), few.pooled().mean, few.pooled().variance
         ([[0.4], [2.8]], array([1.]), array([4.]))
@@ -158,7 +160,8 @@ class ClassMoments:
         For moments that were rounded: the mixture in the source's proportions is then the source.
 
         >>> import numpy as np
-        >>> found = ClassMoments(np.array([1.0, 1.0]), np.array([[0.0], [4.0]]), np.zeros((2, 1)))
+        >>> means = np.array([[0.0], [4.0]])
+        >>> found = ClassChannelMoments(np.ones(2), means, np.zeros((2, 1)))
         >>> found.centred_on(ChannelMoments(2.0, np.array([1.0]), np.array([9.0]))).means.tolist()
         [[-2.0], [4.0]]
         """

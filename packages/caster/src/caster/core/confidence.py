@@ -15,6 +15,7 @@ import numpy as np
 from array_api_compat import array_namespace
 from numpy.typing import NDArray
 
+from caster.core.arrays import as_real_array
 from caster.core.discriminant import confidence
 from caster.core.linalg import Array
 
@@ -36,6 +37,7 @@ class ConfidenceStats:
     @classmethod
     def of(cls, scores: Array) -> Self:  # (n, C)
         """Sum over a batch; scores are log probabilities up to a constant."""
+        scores = as_real_array(scores)
         xp = array_namespace(scores)
         p = confidence(xp.astype(scores, xp.float64))  # 1 - p may be small
         return cls(float(scores.shape[0]), float(xp.sum(p)), float(xp.sum(p**2)))

@@ -14,7 +14,7 @@ from caster.core.label_chain import LabelChain
 
 Floats = NDArray[np.float64]
 
-RECENT = 512  # samples behind the prior of a shuffled stream
+PRIOR_WINDOW = 512  # samples behind the prior of a shuffled stream
 # Total variation between two mixtures below which they are one: what estimates vary by.
 SAME = 0.02
 
@@ -45,7 +45,7 @@ class StreamLabels:
 
     def observe(self, p: NDArray[Any]) -> Self:  # (n, C)
         """Take note of the probabilities of the next samples."""
-        recent = np.concatenate([self.recent, p])[-RECENT:]
+        recent = np.concatenate([self.recent, p])[-PRIOR_WINDOW:]
         return replace(self, chain=self.chain.observe(p), recent=recent)
 
     @cached_property

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from caster.core.arrays import to_numpy
 from caster.core.channels import MEASURED, ChannelMoments, Site
-from caster.core.class_moments import ClassMoments
+from caster.core.class_moments import ClassChannelMoments
 from caster.core.linalg import Array
 from caster.errors import CasterError
 from caster.io.appendable_array import AppendableArray, DamagedError, read_checked
@@ -161,7 +161,7 @@ def _moments_from_json(
         moments = replace(moments, covariance=covariance)
     if classes is not None:
         counts, *rows = map(_from_base64, classes)
-        by_class = ClassMoments(counts, *(row.reshape(len(counts), -1) for row in rows))
+        by_class = ClassChannelMoments(counts, *(row.reshape(len(counts), -1) for row in rows))
         moments = replace(moments, classes=by_class)
     return moments
 

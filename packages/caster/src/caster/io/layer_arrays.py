@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from caster.config import STATE_DTYPE
 from caster.core.channels import ChannelMoments, Side, Site
-from caster.core.class_moments import ClassMoments
+from caster.core.class_moments import ClassChannelMoments
 from caster.core.linalg import cholesky
 from caster.errors import CasterError
 from caster.io.signed_tensors import Arrays
@@ -182,11 +182,11 @@ def class_sites(widths: Mapping[Site, int], n_classes: int) -> set[Site]:
     return kept
 
 
-def round_classes(classes: ClassMoments, pooled: ChannelMoments) -> ClassMoments:
+def round_classes(classes: ClassChannelMoments, pooled: ChannelMoments) -> ClassChannelMoments:
     """Round class moments to what a file gives back, for pooled moments as it stores them.
 
     >>> pooled = ChannelMoments(2.0, np.float32([2.0]), np.float32([5.0]))
-    >>> found = ClassMoments(np.ones(2), np.array([[1.0], [3.0]]), np.array([[4.0], [4.0]]))
+    >>> found = ClassChannelMoments(np.ones(2), np.array([[1.0], [3.0]]), np.array([[4.0], [4.0]]))
     >>> round_classes(found, pooled).means.round(3).tolist()
     [[1.0], [3.0]]
     """
@@ -194,7 +194,7 @@ def round_classes(classes: ClassMoments, pooled: ChannelMoments) -> ClassMoments
 
 
 def _relative(
-    classes: ClassMoments, pooled: ChannelMoments
+    classes: ClassChannelMoments, pooled: ChannelMoments
 ) -> tuple[NDArray[Any], NDArray[Any]]:  # (C, c), (C, c)
     """Means and deviations in standard deviations of all samples, in float16.
 
@@ -215,7 +215,7 @@ def _absolute(
     deviations: NDArray[Any],  # (C, c)
     counts: NDArray[Any],  # (C,)
     pooled: ChannelMoments,
-) -> ClassMoments:
+) -> ClassChannelMoments:
     """Class moments in the channels' units, in float64: they round to the same float16 again."""
     z, s = means.astype(np.float64), deviations.astype(np.float64)
     pi = counts / counts.sum()
@@ -223,7 +223,7 @@ def _absolute(
     if not all((error <= CLASS_ROUNDING).all() for error in law):
         raise CasterError("its class moments do not add up to those of all samples")
     mean, deviation = _unit(pooled)
-    return ClassMoments(counts, mean + deviation * z, (deviation * s) ** 2)
+    return ClassChannelMoments(counts, mean + deviation * z, (deviation * s) ** 2)
 
 
 def _unit(pooled: ChannelMoments) -> tuple[NDArray[Any], NDArray[Any]]:  # (c,), (c,)

@@ -8,27 +8,22 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from caster.config import STATE_DTYPE
-from caster.core.arrays import to_numpy
 from caster.core.channels import ChannelMoments, Site
-from caster.core.class_moments import ClassMoments
 from caster.errors import CasterError
-from caster.io.layer_arrays import class_sites, round_classes
 from caster.models.protocol import FrozenModel, Outputs
+from caster.models.site_sums import SiteSums, has_classes
 from caster.models.sites import find_sites, first_tensor, has_running_statistics
 from caster.models.torch import TorchModel
 from caster.models.torch_channels import (
+    all_tensors,
     as_tensors,
-    class_tensors,
     measure,
     measure_full,
     sample_moments,
@@ -40,14 +35,12 @@ Change = Callable[[nn.Module, Tensor], Tensor | None]  # None leaves the values 
 log = logging.getLogger("caster")
 
 
-class ActivationStatistics:
-    """A model that measures its sites while it runs, over all samples and per class.
+class ActivationStatistics(SiteSums):
+    """A torch module that measures its sites while it runs, over all samples and per class.
 
     Inputs of BatchNorms are measured too: running statistics come from augmented training images
     and from weights that were still changing. Covariances are measured at sites that support a full
-    map. Classes are indices, and there may be more of them with every batch; the shallowest sites
-    go without them where a state has no room. `past` continues from the `sums` of an earlier
-    object.
+    map.
 
     >>> net = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
     >>> statistics = ActivationStatistics(TorchModel(net))
@@ -64,20 +57,12 @@ class ActivationStatistics:
         past: Mapping[Site, ChannelMoments] | None = None,
     ) -> None:
         assert isinstance(model, TorchModel)
+        device = model.device
+        super().__init__({site: all_tensors(found, device) for site, found in (past or {}).items()})
         self.model = model
-        self.input_range: tuple[float, float] | None = None  # over all batches so far
         self._twin: TorchModel | None = None  # made on the first batch, which shows the sites
         self._samples = 0  # in the current batch
-        # Of the current batch: moments of a site, and of every sample there.
         self._batch: dict[Site, tuple[ChannelMoments, tuple[Tensor, Tensor] | None]] = {}
-        self._sums: dict[Site, ChannelMoments] = {}
-        self._n_classes = 0
-        for site, found in (past or {}).items():
-            self._sums[site] = as_tensors(found, model.device)
-            if found.classes is not None:
-                classes = class_tensors(found.classes, model.device)
-                self._sums[site] = replace(self._sums[site], classes=classes)
-                self._n_classes = len(classes.counts)
 
     def __call__(
         self,
@@ -92,23 +77,9 @@ class ActivationStatistics:
             self._twin = self._hooked(placed)
         self._samples, self._batch = len(placed), {}
         outputs = self._twin(placed)
-        ends = [float(end) for end in placed.aminmax()]
-        low, high = self.input_range or ends
-        self.input_range = min(low, ends[0]), max(high, ends[1])
-        self._add(torch.from_numpy(targets))  # after the pass: a failed pass adds nothing
+        low, high = (float(end) for end in placed.aminmax())
+        self.add(self._batch, targets, (low, high))  # after the pass: a failed pass adds nothing
         return outputs
-
-    def _add(self, targets: Tensor) -> None:
-        self._n_classes = max(self._n_classes, int(targets.max()) + 1)
-        widths = {site: len(found.mean) for site, (found, _) in self._batch.items()}
-        by_class = class_sites(widths, self._n_classes)
-        for site, (found, samples) in self._batch.items():
-            if site in by_class and samples is not None:
-                placed = targets.to(found.mean.device)
-                classes = ClassMoments.of_samples(*samples, placed, self._n_classes)
-                found = replace(found, classes=classes)
-            past = self._sums.get(site)
-            self._sums[site] = found if past is None else past + found
 
     def _hooked(self, batch: Tensor) -> TorchModel:
         sites = find_sites(self.model, batch)
@@ -123,42 +94,10 @@ class ActivationStatistics:
         values = site.of_images(activations)
         full = supports_full_map(values, site.axis)
         found = (measure_full if full else measure)(values, site.axis, self._samples)
-        past, samples = self._sums.get(site), None
-        if past is None or past.classes is not None:  # once left out, they are left out
+        samples = None
+        if has_classes(self.sums.get(site)):
             samples = sample_moments(values, site.axis, self._samples, found.mean)
         self._batch[site] = as_tensors(found, found.mean.double()), samples
-
-    @property
-    def sums(self) -> dict[Site, ChannelMoments]:
-        """Moments so far, in float64 on the model's device."""
-        return dict(self._sums)
-
-    def moments(self, order: NDArray[np.int64] | None = None) -> dict[Site, ChannelMoments]:
-        """Moments so far, as a state stores them; `order` lists the indices of its classes."""
-        return rounded(self._sums, order)
-
-
-def rounded(
-    sums: Mapping[Site, ChannelMoments], order: NDArray[np.int64] | None = None
-) -> dict[Site, ChannelMoments]:
-    """The sums of `ActivationStatistics` in NumPy, as a state stores them.
-
-    `order` lists the indices of the state's classes, if they are others.
-    """
-    stored = {}
-    for site, found in sums.items():
-        parts = (found.mean, found.variance, found.covariance)
-        arrays = [None if part is None else to_numpy(part).astype(STATE_DTYPE) for part in parts]
-        if not all(np.isfinite(array).all() for array in arrays if array is not None):
-            raise CasterError(f"the values at {site} are not finite: repair such images")
-        pooled = ChannelMoments(found.count, *arrays)
-        if found.classes is not None:
-            each = (found.classes.counts, found.classes.means, found.classes.variances)
-            rows = slice(None) if order is None else order
-            classes = ClassMoments(*(to_numpy(part)[rows] for part in each))
-            pooled = replace(pooled, classes=round_classes(classes, pooled))
-        stored[site] = pooled
-    return stored
 
 
 def is_batchnorm(module: nn.Module, site: Site) -> bool:

@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -81,24 +80,6 @@ def times_called(twin: TorchModel, batch: Any) -> dict[str, int]:
     """How often one pass calls each module of a twin."""
     _, times = _traced(twin, twin.placed(batch)[:2])
     return {name: times[layer] for name, layer in twin.module.named_modules()}
-
-
-def selected(sites: list[Site], patterns: Any, name: str) -> list[Site]:
-    """Sites whose names match one of several shell patterns; all sites if `patterns` is None.
-
-    >>> sites = [Site("blocks.0", "out", -1), Site("blocks.1", "out", -1), Site("head", "in", -1)]
-    >>> [str(site) for site in selected(sites, ("blocks.*",), "layer-transport")]
-    ['blocks.0:out', 'blocks.1:out']
-    """
-    if patterns is None:
-        return sites
-    if isinstance(patterns, str) or not all(isinstance(pattern, str) for pattern in patterns):
-        raise CasterError(f"sites of {name} are a list of patterns, not {patterns!r}")
-    for pattern in patterns:
-        if not any(fnmatchcase(str(site), pattern) for site in sites):
-            known = ", ".join(map(str, sites)) or "none"
-            raise CasterError(f"{name} has no site {pattern!r}: there are {known}")
-    return [site for site in sites if any(fnmatchcase(str(site), p) for p in patterns)]
 
 
 def has_running_statistics(layer: nn.Module) -> bool:

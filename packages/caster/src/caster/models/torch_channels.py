@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from caster.core.channels import ChannelMoments, optimal_map
-from caster.core.class_moments import ClassMoments
+from caster.core.channels import (
+    FULL_MAP_CHANNELS,
+    FULL_MAP_EPS,
+    ChannelMoments,
+    optimal_map,
+)
+from caster.core.class_moments import ClassChannelMoments
 from caster.core.linalg import identity_like, symmetric_roots
-
-FULL_MAP_CHANNELS = 128  # at most: every batch costs a square root of a c x c matrix
-FULL_MAP_ROWS = 50  # times c: the fewest values per channel, over samples and positions
-FULL_MAP_EPS = 1e-3  # added to eigenvalues, in units of a site's mean variance: less is noise
 
 
 def as_tensors(moments: ChannelMoments, like: Tensor | torch.device) -> ChannelMoments:
@@ -36,14 +37,20 @@ def as_tensors(moments: ChannelMoments, like: Tensor | torch.device) -> ChannelM
     return ChannelMoments(moments.count, *tensors)
 
 
-def class_tensors(classes: ClassMoments, like: Tensor | torch.device) -> ClassMoments:
+def class_tensors(classes: ClassChannelMoments, like: Tensor | torch.device) -> ClassChannelMoments:
     """Moments of classes in any kind of array as tensors, like `as_tensors`.
 
-    >>> class_tensors(ClassMoments([2.0], [[1.0]], [[3.0]]), torch.device("cpu")).means
+    >>> class_tensors(ClassChannelMoments([2.0], [[1.0]], [[3.0]]), torch.device("cpu")).means
     tensor([[1.]])
     """
     parts = (classes.counts, classes.means, classes.variances)
-    return ClassMoments(*(torch.as_tensor(part).to(like) for part in parts))
+    return ClassChannelMoments(*(torch.as_tensor(part).to(like) for part in parts))
+
+
+def all_tensors(moments: ChannelMoments, device: torch.device) -> ChannelMoments:
+    """Moments as tensors on a device, with those of classes."""
+    classes = None if moments.classes is None else class_tensors(moments.classes, device)
+    return replace(as_tensors(moments, device), classes=classes)
 
 
 # --- moments -------------------------------------------------------------------------------------
@@ -89,7 +96,7 @@ def sample_moments(
     samples: int,
     origin: Tensor,  # (c,), about the mean of all samples, in float32 or wider
 ) -> tuple[Tensor, Tensor] | None:  # (n, c), (n, c)
-    """Mean and variance of the channels of every sample, for `ClassMoments.of_samples`.
+    """Mean and variance of the channels of every sample, for `ClassChannelMoments.of_samples`.
 
     Two means of steps from the `origin`, in float64 from there on: torch's own variance of many
     short rows is several times slower on a CPU. None if the first axis does not hold the samples,
@@ -159,7 +166,7 @@ def _interpolated(one: ChannelMoments, other: ChannelMoments, share: float) -> t
 
 
 def moved(
-    values: Tensor, target: ChannelMoments, source: ChannelMoments, eps: float, axis: int
+    values: Tensor, target: ChannelMoments, source: ChannelMoments, eps: float | Tensor, axis: int
 ) -> Tensor:
     """Map values with the target's moments to the source's, channel by channel: `to_source`.
 
@@ -175,16 +182,18 @@ def moved(
     mapped = functional.batch_norm(
         view,
         target.mean,
-        target.variance,
+        target.variance + eps,
         weight=(source.variance + eps).sqrt(),
         bias=source.mean,
-        eps=eps,
+        eps=0.0,
     )
     return _in_layout_of(values, view, mapped)
 
 
 class FullToSource:
     """`to_source_full` for one site, applied to its values.
+
+    The map is that of the values times `unit`, if given, and leaves channels of unit 0 alone.
 
     >>> source = measure_full(torch.tensor([[[1.0, 3.0, 5.0], [0.0, 4.0, 2.0]]]), 1, samples=1)
     >>> x = torch.tensor([[[1.0, -1.0, 2.0], [3.0, 3.0, 9.0]]])
@@ -194,32 +203,45 @@ class FullToSource:
     True
     """
 
-    def __init__(self, source: ChannelMoments) -> None:
+    def __init__(self, source: ChannelMoments, unit: Tensor | None = None) -> None:  # (c,)
         assert source.covariance is not None
         self.source = source
-        self._eps = FULL_MAP_EPS * source.variance.double().mean()
-        covariance = _regularised(source.covariance, self._eps)
+        known = torch.ones_like(source.mean) if unit is None else unit.to(source.mean)
+        self._unit = known.double()
+        covariance = self._in_units(source.covariance)
+        self._eps = FULL_MAP_EPS * covariance.diagonal().mean()
+        covariance = _regularised(covariance, self._eps)
         self._variance = covariance.diagonal()
         self._root, _ = symmetric_roots(covariance, 0.0)
 
     def __call__(self, values: Tensor, target: ChannelMoments, axis: int) -> Tensor:
         """Map values with the target's moments to the source's moments."""
         assert target.covariance is not None
-        C_t = _regularised(target.covariance, self._eps)
+        C_t = _regularised(self._in_units(target.covariance), self._eps)
         A = optimal_map(C_t, self._root)
         # A GPU computes roots without synchronising, NaN if it fails: then use the diagonal map.
         diagonal = (self._variance / C_t.diagonal()).sqrt().diag()
-        A = torch.where(A.isfinite().all(), A, diagonal).to(target.mean.dtype)
+        A = torch.where(A.isfinite().all(), A, diagonal)
+        A = self._in_own_units(A).to(target.mean.dtype)
         b = self.source.mean - A @ target.mean
         view = channels_second(values, axis)
         rows = view.movedim(1, -1)
         if rows.is_contiguous():
-            mapped = torch.addmm(b, rows.view(-1, len(b)).to(A.dtype), A).view(rows.shape)
+            mapped = torch.addmm(b, rows.view(-1, len(b)).to(A.dtype), A.T).view(rows.shape)
             mapped = mapped.movedim(-1, 1)
         else:
             flat = view.flatten(2).to(A.dtype)
             mapped = torch.baddbmm(b[:, None], A.expand(len(flat), -1, -1), flat).view(view.shape)
         return _in_layout_of(values, view, mapped.to(values.dtype))
+
+    def _in_units(self, covariance: Tensor) -> Tensor:  # (c, c)
+        return self._unit[:, None] * covariance * self._unit
+
+    def _in_own_units(self, A: Tensor) -> Tensor:  # (c, c)
+        """The same map of the values themselves: D^-1 A D."""
+        dead = self._unit == 0
+        A = A * self._unit / torch.where(dead, 1.0, self._unit)[:, None]
+        return torch.where(dead[:, None], identity_like(A), A)
 
 
 def _regularised(covariance: Tensor, eps: Tensor) -> Tensor:

@@ -1,0 +1,91 @@
+"""Sums of activation statistics over the batches of a source, at every site and per class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caster.config import STATE_DTYPE
+from caster.core.arrays import like, to_numpy
+from caster.core.channels import ChannelMoments, Site
+from caster.core.class_moments import ClassChannelMoments
+from caster.core.linalg import Array
+from caster.errors import CasterError
+from caster.io.layer_arrays import class_sites, round_classes
+
+Samples = tuple[Array, Array]  # mean and variance of every sample over its positions: (n, c) each
+
+
+class SiteSums:
+    """Moments of a source at every site, over all samples and per class.
+
+    Classes are indices, and there may be more of them with every batch; the shallowest sites go
+    without them where a state has no room. `past` continues from earlier `sums`.
+
+    >>> site, samples = Site("norm", "in", -1), (np.array([[1.0], [3.0]]), np.zeros((2, 1)))
+    >>> sums = SiteSums()
+    >>> sums.add({site: (ChannelMoments.of(samples[0], -1), samples)}, np.array([0, 1]), (1.0, 3.0))
+    >>> sums.moments()[site].classes.means.round(3).tolist()
+    [[1.0], [3.0]]
+    """
+
+    def __init__(self, past: Mapping[Site, ChannelMoments] | None = None) -> None:
+        self.input_range: tuple[float, float] | None = None  # over all batches so far
+        self.sums = dict(past or {})  # in float64, where the batches' moments are
+        classes = (found.classes for found in self.sums.values())
+        self._n_classes = max((len(each.counts) for each in classes if each), default=0)
+
+    def add(
+        self,
+        batch: Mapping[Site, tuple[ChannelMoments, Samples | None]],
+        targets: NDArray[np.int64],  # (n,), class indices
+        ends: tuple[float, float],  # of the inputs
+    ) -> None:
+        """Add the moments of a batch at all sites, and of its samples where they are known."""
+        low, high = self.input_range or ends
+        self.input_range = min(low, ends[0]), max(high, ends[1])
+        self._n_classes = max(self._n_classes, int(targets.max()) + 1)
+        widths = {site: len(found.mean) for site, (found, _) in batch.items()}
+        by_class = class_sites(widths, self._n_classes)
+        for site, (found, samples) in batch.items():
+            past = self.sums.get(site)
+            if site in by_class and samples is not None and has_classes(past):
+                placed = like(targets, samples[0])
+                classes = ClassChannelMoments.of_samples(*samples, placed, self._n_classes)
+                found = replace(found, classes=classes)
+            self.sums[site] = found if past is None else past + found
+
+    def moments(self, order: NDArray[np.int64] | None = None) -> dict[Site, ChannelMoments]:
+        """Moments so far, as a state stores them; `order` lists the indices of its classes."""
+        return rounded(self.sums, order)
+
+
+def has_classes(past: ChannelMoments | None) -> bool:
+    """Whether a site's classes are summed: once left out, they are left out."""
+    return past is None or past.classes is not None
+
+
+def rounded(
+    sums: Mapping[Site, ChannelMoments], order: NDArray[np.int64] | None = None
+) -> dict[Site, ChannelMoments]:
+    """Sums of a source in NumPy, as a state stores them.
+
+    `order` lists the indices of the state's classes, if they are others.
+    """
+    stored = {}
+    for site, found in sums.items():
+        parts = (found.mean, found.variance, found.covariance)
+        arrays = [None if part is None else to_numpy(part).astype(STATE_DTYPE) for part in parts]
+        if not all(np.isfinite(array).all() for array in arrays if array is not None):
+            raise CasterError(f"the values at {site} are not finite: repair such images")
+        pooled = ChannelMoments(found.count, *arrays)
+        if found.classes is not None:
+            each = (found.classes.counts, found.classes.means, found.classes.variances)
+            rows = slice(None) if order is None else order
+            classes = ClassChannelMoments(*(to_numpy(part)[rows] for part in each))
+            pooled = replace(pooled, classes=round_classes(classes, pooled))
+        stored[site] = pooled
+    return stored
