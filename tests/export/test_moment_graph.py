@@ -6,7 +6,7 @@ import numpy as np
 
 from caster.core import channels
 from caster.core.channels import ChannelMoments
-from caster.core.class_moments import ClassMoments
+from caster.core.class_moments import ClassChannelMoments
 from caster.export import moment_graph
 from tests.support.graphs import evaluate
 
@@ -50,14 +50,31 @@ def test_moments_are_mapped_to_the_source():
     np.testing.assert_allclose(found, [scale, shift], rtol=1e-5)
 
 
-def test_classes_mix():
+def test_classes_mix_as_shrunk_and_centred():
     rng = np.random.default_rng(0)
-    classes = ClassMoments(
-        np.ones(4), rng.normal(size=(4, D)).astype("f4"), rng.gamma(2.0, size=(4, D)).astype("f4")
-    )
+    counts = np.array([40.0, 3.0, 9.0, 20.0])
+    sites = []
+    for width in WIDTHS:
+        values = rng.normal(size=(72, width, 4)) * 3 + 5
+        values[:, 0] = 2.0  # a dead channel
+        labels = np.repeat(np.arange(4), counts.astype(int))
+        found = ClassChannelMoments.of(values + labels[:, None, None], 1, labels, 4)
+        sites.append(rounded(found))
     pi = rng.dirichlet(np.ones(4))
-    found = evaluate(lambda pi: moment_graph.mixture(classes, pi), pi)
-    np.testing.assert_allclose(found, rows(classes.mixture(pi)), rtol=1e-5)
+    table = moment_graph.ClassTable.of(sites, few=8.0)
+    found = evaluate(table.mixture, pi)
+    expected = [site.classes.shrunk(8.0).centred_on(site).mixture(pi) for site in sites]
+    np.testing.assert_allclose(found, np.concatenate([rows(e) for e in expected], 1), rtol=1e-5)
+
+
+def rounded(classes):
+    """Moments whose classes are as a state file rounds them."""
+    pooled = classes.pooled()
+    unit = np.sqrt(pooled.variance)
+    z = ((classes.means - pooled.mean) / unit).astype(np.float16).astype(float)
+    s = (np.sqrt(classes.variances) / unit).astype(np.float16).astype(float)
+    kept = ClassChannelMoments(classes.counts, pooled.mean + unit * z, (unit * s) ** 2)
+    return ChannelMoments(pooled.count, pooled.mean, pooled.variance, classes=kept)
 
 
 def test_change_is_the_mean_of_the_sites():

@@ -187,7 +187,7 @@ def estimated_prior(p: GraphArray, pi_s: GraphArray, alpha: float) -> GraphArray
         ratio = pi / pi_s
         members = ratio * ((1.0 / (p @ ratio)) @ p)  # sum_i r_ic
         following = (members + alpha * pi_s) / (n + alpha)
-        return absolute(following - pi).sum() >= class_prior.SETTLED, [following]
+        return absolute(following - pi).sum() >= class_prior.CONVERGED, [following]
 
     (pi,) = repeat(class_prior.ROUNDS, [pi_s], step)
     return pi
@@ -239,7 +239,7 @@ class LabelGraph:
 
     def observe(self, p: GraphArray) -> Self:  # (n, C)
         """Take note of the probabilities of the next samples."""
-        count = minimum(self.count + length(p), stream_labels.RECENT)
+        count = minimum(self.count + length(p), stream_labels.PRIOR_WINDOW)
         recent = concat([self.recent, p])[-count:]
         chain = self.chain.observe(p)
         prior, believed = believed_prior(recent, chain.prior)

@@ -20,10 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 from spox import Tensor, argument, build, inline
 
-from caster.adapt import alignment, layer_transport
-from caster.adapt.layer_transport import LayerSettings
+from caster.adapt import layer_passes, layer_transport
+from caster.adapt.layer_passes import LayerSettings
 from caster.core.channels import ChannelMoments
-from caster.core.class_moments import ClassMoments
 from caster.core.verdict import Reason
 from caster.export import moment_graph
 from caster.export.certificate_graph import (
@@ -55,6 +54,7 @@ from caster.export.label_graph import (
     is_reference,
     merged_mixture,
 )
+from caster.export.moment_graph import ClassTable
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -85,59 +85,42 @@ class Source:
     widths: tuple[int, ...]  # (S,)
     moments: Floats  # (2, D) float32
     eps: Floats  # (D,) float32
-    classes: tuple[ClassMoments | None, ...]  # (S,)
+    parts: tuple[tuple[int, ClassTable | None], ...]  # channels of sites in a row, and classes
     prior: Floats  # (C,) float64
 
     @classmethod
     def of(cls, layers: Sequence[ChannelMoments]) -> Source:
         """The moments of a state, in the order of the sites."""
-        moments = np.stack(
-            [np.concatenate([getattr(m, name) for m in layers]) for name in ("mean", "variance")]
-        )
         widths = tuple(len(found.mean) for found in layers)
-        tiny = float(np.finfo(np.float32).tiny)
-        eps = [max(alignment.EPS * float(np.mean(m.variance)), tiny) for m in layers]
-        classes = tuple(
-            None if m.classes is None else m.classes.shrunk(alignment.FEW).centred_on(m)
-            for m in layers
-        )
-        (counts,) = {tuple(m.classes.counts) for m in layers if m.classes is not None}
-        pi = np.asarray(counts) / sum(counts)
-        pi = pi.clip(min=layer_transport.EVEN / len(pi))
+        tiny = float(np.finfo(np.float32).tiny)  # where every channel is dead
+        eps = [max(layer_passes.EPS * float(np.mean(m.variance)), tiny) for m in layers]
+        moments = [
+            np.concatenate([getattr(m, name) for m in layers]) for name in ("mean", "variance")
+        ]
+        parts = []
+        for has_classes, sites in groupby(layers, key=lambda m: m.classes is not None):
+            group = list(sites)
+            table = ClassTable.of(group, layer_passes.FEW) if has_classes else None
+            parts.append((sum(len(m.mean) for m in group), table))
         return cls(
             widths,
-            moments.astype(np.float32),
+            np.stack(moments).astype(np.float32),
             np.repeat(eps, widths).astype(np.float32),
-            classes,
-            pi / pi.sum(),
+            tuple(parts),
+            layer_transport.first_labels(layers).chain.prior,
         )
 
     def reference(self, mixture: GraphArray | None) -> GraphArray:  # (C,) -> (3, D)
         """Mean, variance and eps to align with, under a mixture where classes are known."""
-        own = constant(self.moments)
         eps = constant(self.eps[None])
         if mixture is None:
-            return concat([own, eps])
-        parts, start = [], 0
-        each = zip(self.widths, self.classes, strict=True)
-        for known, sites in groupby(each, key=lambda site: site[1] is not None):
-            group = list(sites)
-            stop = start + sum(width for width, _ in group)
-            if known:
-                parts.append(moment_graph.mixture(_joined([c for _, c in group if c]), mixture))
-            else:
-                parts.append(constant(self.moments[:, start:stop]))
-            start = stop
-        return concat([concat(parts, axis=1), eps])
-
-
-def _joined(sites: Sequence[ClassMoments]) -> ClassMoments:
-    """The classes at several sites, channels side by side."""
-    means, variances = (
-        np.concatenate([getattr(site, name) for site in sites], axis=1).astype(np.float32)
-        for name in ("means", "variances")
-    )
-    return ClassMoments(sites[0].counts, means, variances)
+            return concat([constant(self.moments), eps])
+        found, start = [], 0
+        for width, classes in self.parts:
+            own = constant(self.moments[:, start : start + width])
+            found.append(own if classes is None else classes.mixture(mixture))
+            start += width
+        return concat([concat(found, axis=1), eps])
 
 
 # --- state ---------------------------------------------------------------------------------------
@@ -163,8 +146,7 @@ def initial_state(source: Source) -> dict[str, NDArray[Any]]:
 
 def _compared_widths(source: Source) -> list[int]:
     """Channels of the sites where the last samples are compared with the past."""
-    sites = len(source.widths)
-    return [w for i, w in enumerate(source.widths) if i < alignment.SHALLOW * sites]
+    return list(source.widths[: math.ceil(layer_passes.CHANGE_SITES * len(source.widths))])
 
 
 def _labels_of(state: Mapping[str, GraphArray], name: str, source: GraphArray) -> LabelGraph:
@@ -385,7 +367,7 @@ class _Step:
 
     def _first_phase(self) -> GraphArray:  # ()
         """The past is all that a pass needs if it is long, shuffled and trusted."""
-        enough = maximum(2.0 * self._samples, float(layer_transport.SETTLED))
+        enough = maximum(2.0 * self._samples, float(layer_transport.ENOUGH_PAST))
         settled = (self._past >= enough) & ~self._labels.chain.is_correlated
         settled = settled & self._schedule.accepted
         return where(settled, constant(int(Phase.SETTLED)), int(Phase.SHALLOW))
@@ -478,7 +460,7 @@ class _Step:
         by_past = moment_graph.to_source(moment_graph.blended(past, reference[:2], own), reference)
         D, sites = self._source.moments.shape[1], len(self._source.widths)
         untouched = constant(np.stack([np.ones(D), np.zeros(D)]), np.float32)
-        shallow = constant(np.arange(sites) < math.ceil(layer_transport.SHALLOW * sites))
+        shallow = constant(np.arange(sites) < math.ceil(layer_transport.FIRST_PASS * sites))
         kept = where(before.fresh, constant(0.0), self._past)
         behind = kept + self._samples
         shares = stack([self._samples / behind, behind / (behind + self._settings.prior)])
@@ -514,7 +496,7 @@ class _Step:
     def _recent(self, moments: GraphArray, fresh: GraphArray) -> tuple[GraphArray, GraphArray]:
         """Moments of the last samples with the batch, at the sites where they are compared."""
         known = self._state["recent.count"]
-        room = maximum(alignment.RECENT - self._samples, 0.0)
+        room = maximum(layer_passes.CHANGE_WINDOW - self._samples, 0.0)
         kept = where(fresh, constant(0.0), minimum(known, room))
         count = kept + self._samples
         share = (self._samples / count).astype(np.float32)
@@ -607,6 +589,7 @@ def compile_layers(
         }
         found = {name: each.reshape(*shapes.get(name, ())) for name, each in step.answer().items()}
         model = build(inputs, {name: each.var for name, each in found.items()})
+    _keep_weights_in_loop(model)
     model.graph.initializer.extend(
         numpy_helper.from_array(each, name) for name, each in initial.items()
     )
@@ -617,3 +600,17 @@ def _dtype(number: int) -> Any:
     from onnx.helper import tensor_dtype_to_np_dtype
 
     return tensor_dtype_to_np_dtype(number)
+
+
+def _keep_weights_in_loop(model: ModelProto) -> None:
+    """Turn the constants of the passes' body into its initializers, as networks have them."""
+    (loop,) = (node for node in model.graph.node if node.op_type == "Loop")
+    (body,) = (attribute.g for attribute in loop.attribute)
+    constants = [node for node in body.node if node.op_type == "Constant"]
+    for node in constants:
+        tensor = node.attribute[0].t
+        tensor.name = node.output[0]
+        body.initializer.append(tensor)
+    others = [node for node in body.node if node.op_type != "Constant"]
+    del body.node[:]
+    body.node.extend(others)

@@ -6,11 +6,13 @@ The moments of S sites with D channels in all are one (2, D) float32 array of me
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from caster.core.class_moments import ClassMoments
+from caster.core.channels import ChannelMoments
+from caster.core.class_moments import ClassChannelMoments
 from caster.export.graph_arrays import GraphArray, constant, log, sqrt, stack, where
 
 Floats = NDArray[np.floating]
@@ -36,13 +38,71 @@ def to_source(target: GraphArray, reference: GraphArray) -> GraphArray:  # (2, D
     return stack([scale, mean - scale * target[0]])
 
 
-def mixture(classes: ClassMoments, pi: GraphArray) -> GraphArray:  # (C,) -> (2, D)
-    """m(pi) = sum_c pi_c m_c and v(pi) = sum_c pi_c (v_c + (m_c - m(pi))^2)."""
-    means, variances = constant(classes.means), constant(classes.variances)
-    weights = pi.astype(means.dtype)
-    mean = weights @ means
-    step = means - mean
-    return stack([mean, weights @ (variances + step * step)])
+@dataclass(frozen=True, eq=False)
+class ClassTable:
+    """Class moments of several sites as a state file has them: float16, in units of all samples.
+
+    z and s are the means and deviations within classes, about the mean and in deviations of all
+    samples at a channel. The graph shrinks them (`ClassChannelMoments.shrunk`) when it is loaded,
+    and maps each channel so that the mixture of the source has its moments (`centred_on`).
+    """
+
+    z: Floats  # (C, d) float16
+    s: Floats  # (C, d) float16
+    own: Floats  # (C, 1), the weights w of `shrunk`
+    background: Floats  # (2, d), of z
+    scale: Floats  # (d,), from shrunk z to the channels' units
+    shift: Floats  # (d,)
+
+    @classmethod
+    def of(cls, sites: Sequence[ChannelMoments], few: float) -> ClassTable:
+        """The classes at sites that have them, shrunk by so many samples."""
+        tables = [_relative(site) for site in sites]
+        z, s = (
+            np.concatenate(parts, axis=1).astype(np.float16) for parts in zip(*tables, strict=True)
+        )
+        wide = ClassChannelMoments(
+            np.asarray(sites[0].classes.counts), z.astype(np.float64), s.astype(np.float64) ** 2
+        )
+        own, background = wide.weights(few)
+        pooled = wide.shrunk(few).pooled()
+        mean, variance = (
+            np.concatenate([getattr(site, name) for site in sites]).astype(np.float64)
+            for name in ("mean", "variance")
+        )
+        scale = np.sqrt(variance / np.where(pooled.variance > 0, pooled.variance, np.inf))
+        f32 = np.float32
+        return cls(
+            z,
+            s,
+            own[:, None].astype(f32),
+            np.stack([background.mean, background.variance]).astype(f32),
+            scale.astype(f32),
+            (mean - scale * pooled.mean).astype(f32),
+        )
+
+    def mixture(self, pi: GraphArray) -> GraphArray:  # (C,) -> (2, d)
+        """m(pi) = sum_c pi_c m_c and v(pi) = sum_c pi_c (v_c + (m_c - m(pi))^2)."""
+        z, s = (constant(part).astype(np.float32) for part in (self.z, self.s))
+        w, background = constant(self.own), constant(self.background)
+        step = z - background[0]
+        means = background[0] + w * step
+        variances = w * (s * s) + (1.0 - w) * background[1] + w * (1.0 - w) * (step * step)
+        weights = pi.astype(np.float32)
+        mean = weights @ means
+        step = means - mean
+        variance = weights @ (variances + step * step)
+        scale = constant(self.scale)
+        return stack([constant(self.shift) + scale * mean, scale * scale * variance])
+
+
+def _relative(site: ChannelMoments) -> tuple[Floats, Floats]:  # (C, c), (C, c)
+    """Means and deviations of classes about the mean and in deviations of all samples."""
+    assert site.classes is not None
+    deviation = np.sqrt(np.asarray(site.variance, np.float64))
+    unit = np.where(deviation > 0, deviation, np.inf)  # a channel that does not vary gives 0
+    mean = np.asarray(site.mean, np.float64)
+    return (site.classes.means - mean) / unit, np.sqrt(site.classes.variances) / unit
 
 
 def divergence(recent: GraphArray, past: GraphArray) -> GraphArray:  # (2, D), (2, D) -> (D,)

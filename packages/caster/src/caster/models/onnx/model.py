@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from caster.errors import CasterError
 from caster.io.files import AnyPath
 from caster.models.onnx.graph import (
+    Head,
     affine_path,
     cast_outputs,
     constants_of,
@@ -122,6 +123,14 @@ class OnnxModel:
             return fold(path, dict(zip(names, values, strict=True)))
         except CasterError as error:
             raise CasterError(f"{self.name}: {error}") from None
+
+    def graph(self) -> tuple[ModelProto, Head]:
+        """The graph with its weights, read again, and where its classifier is."""
+        import onnx
+
+        model = self._guard.read()
+        onnx.load_external_data_for_model(model, str(follow_links(model, self._path)))
+        return model, self._head
 
     def _run(
         self,
