@@ -32,6 +32,7 @@ from caster.models.protocol import (
     FrozenModel,
     Outputs,
     TorchLike,
+    has_layers,
     preprocessing_sha256,
     runs_on_gpu,
 )
@@ -471,8 +472,8 @@ def _resolved(
     if mechanism not in ("auto", "layers", "features"):
         raise CasterError(f"mechanism is 'auto', 'layers' or 'features', not {mechanism!r}")
     problem = None
-    if not hasattr(model, "twin"):
-        problem = f"layer transport needs a torch module, and {model.name} is not one"
+    if not has_layers(model):
+        problem = f"layer transport needs a torch module or an ONNX file, not {model.name}"
     elif state.layers is None:
         problem = "the state has no layers: fit again with layers"
     elif state.head is None:

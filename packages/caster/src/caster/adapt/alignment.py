@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -30,7 +31,6 @@ from caster.adapt.layer_passes import (
 )
 from caster.adapt.plausibility import (
     broad_limits,
-    energies,
     extremes,
     plausible,
     sharp_limits,
@@ -277,7 +277,10 @@ class Alignment:
         if limits is None:
             limits = broad_limits(source)
         found = energies(values, site.axis, self._samples, source.mean)
-        return plausible(found, limits, self._samples)
+        if found is None:
+            return limits.new_ones(self._samples, dtype=torch.bool)
+        kept: Tensor = plausible(found, limits)
+        return kept
 
     def _inspect_network(self, batch: Tensor) -> None:
         """On the first batch, find the classifier and the sites that cannot be aligned."""
@@ -306,9 +309,9 @@ class Alignment:
             return {}
         sources = {s.site: s.source for s in self._sites if s.site not in self.left_alone}
         try:
-            images = extremes(self._ends, batch)
+            images = torch.from_numpy(extremes(self._ends, tuple(batch.shape[1:]))).to(batch)
             return self._unhooked(
-                lambda hooks: sharp_limits(self.model.twin(hooks), sources, images)
+                lambda hooks: first_limits(self.model.twin(hooks), sources, images)
             )
         except (CasterError, RuntimeError):  # RuntimeError: the range is of other channels
             return {}
@@ -516,3 +519,54 @@ class BatchNormSite(AlignedSite):
     def restore(self) -> None:
         """Give the layer its own statistics back."""
         self._layer._buffers.update(self._own)
+
+
+# --- samples that are no images ------------------------------------------------------------------
+
+
+def energies(values: Tensor, axis: int, samples: int, mean: Tensor) -> Tensor | None:
+    """Mean squared distance from the source's mean, by sample and channel: (n, ...) -> (n, c).
+
+    None where the first axis does not hold the samples, each as often as the others.
+
+    >>> energies(torch.tensor([[3.0, 5.0], [0.0, 0.0]]), -1, 2, torch.tensor([1.0, 1.0]))
+    tensor([[ 4., 16.],
+            [ 1.,  1.]])
+    """
+    if values.shape[0] % samples:
+        return None
+    parts = values.reshape(samples, -1, *values.shape[1:])  # several where an image has windows
+    channels = axis + 1 if axis > 0 else parts.ndim - 1
+    others = [i for i in range(1, parts.ndim) if i != channels]
+    # Two reads that keep nothing; half precision would overflow.
+    wide = torch.promote_types(values.dtype, torch.float32)
+    squares: Tensor = torch.linalg.vector_norm(parts, dim=others, dtype=wide) ** 2
+    own = parts.mean(others, dtype=wide)
+    positions = values.numel() // own.numel()
+    return squares.div(positions).sub(2 * mean * own).add(mean**2)
+
+
+def first_limits(
+    twin: TorchModel,  # to put hooks on
+    sources: dict[Site, ChannelMoments],
+    images: Tensor,  # extreme ones
+) -> dict[Site, Tensor]:  # (c,)
+    """Limits at the first site of a pass, measured on extreme images."""
+    found: dict[Site, Tensor] = {}
+
+    def stop(site: Site, layer: nn.Module, values: Tensor) -> None:
+        source = sources[site]
+        seen = energies(site.of_images(values), site.axis, len(images), source.mean)
+        if seen is not None:
+            found[site] = sharp_limits(seen, source)
+        raise _Met
+
+    for site in sources:
+        hook_on(twin.module, site, partial(stop, site), "fit again")
+    with suppress(_Met):
+        twin.run_placed(images)
+    return found
+
+
+class _Met(Exception):  # noqa: N818 - no error: the rest of a pass is not needed
+    """Stop a pass at its first site."""

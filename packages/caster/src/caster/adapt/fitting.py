@@ -28,7 +28,7 @@ from caster.io.layer_arrays import Layers
 from caster.io.signed_tensors import Key, key_bytes
 from caster.io.subset import check_limit, over_classes, some_features, some_images
 from caster.models.heads import class_logits, head_columns
-from caster.models.protocol import FrozenModel, Outputs, preprocessing_sha256
+from caster.models.protocol import FrozenModel, Outputs, has_layers, preprocessing_sha256
 from caster.models.site_sums import rounded
 from caster.state import State
 from caster.state.source_check import SourceCheck
@@ -200,14 +200,26 @@ def _measures_layers(model: FrozenModel, layers: LayerChoice, use_head: bool) ->
     """Whether the model's layers are measured, and an error if they cannot be."""
     if layers not in (False, True, "auto"):
         raise CasterError(f"layers are True, False or 'auto', not {layers!r}")
-    if layers is False or (layers == "auto" and not (use_head and hasattr(model, "twin"))):
+    if layers is False or (layers == "auto" and not (use_head and has_layers(model))):
+        return False
+    if layers == "auto" and not _sites_are_found(model):
         return False
     if not use_head:
         raise CasterError(
             "layer transport answers in the model's own classes: fit without layers, or with the "
             "model's head"
         )
-    activation_statistics_for(model)  # rejects what is not a torch module
+    activation_statistics_for(model)  # rejects what has none
+    return True
+
+
+def _sites_are_found(model: FrozenModel) -> bool:
+    """Whether an ONNX graph has sites, and a warning if not; a torch module shows them later."""
+    try:
+        getattr(model, "sites", None)
+    except CasterError as error:
+        log.warning("the layers are not measured: %s", error)
+        return False
     return True
 
 

@@ -27,10 +27,13 @@ from caster.io.image_files import UnreadableImage
 from caster.io.images import Images
 from caster.io.labels import Labels
 from caster.io.layer_arrays import Layers
-from caster.models.protocol import FrozenModel, Outputs
+from caster.models.protocol import FrozenModel, Outputs, has_layers
 
 if TYPE_CHECKING:
     from caster.models.activation_statistics import ActivationStatistics
+    from caster.models.onnx.layers import OnnxStatistics
+
+    Statistics = ActivationStatistics | OnnxStatistics
 
 STAGE = "through the model"
 
@@ -123,18 +126,21 @@ def extract(
     return ImageFeatures(Path(images.name), images, entry)
 
 
-def activation_statistics_for(
-    model: FrozenModel, past: Layers | None = None
-) -> ActivationStatistics:
+def activation_statistics_for(model: FrozenModel, past: Layers | None = None) -> Statistics:
     """What measures a model's layers while it runs; `past` continues an earlier measurement."""
-    if not hasattr(model, "twin"):  # before importing torch, which may be missing
-        raise CasterError(
-            f"layers need a torch module, and {model.name} is not one: fit without {{argument}}",
-            argument="layers",
-        )
-    from caster.models.activation_statistics import ActivationStatistics
+    if hasattr(model, "twin"):
+        from caster.models.activation_statistics import ActivationStatistics
 
-    return ActivationStatistics(model, past)
+        return ActivationStatistics(model, past)
+    if has_layers(model):
+        from caster.models.onnx.layers import OnnxStatistics
+
+        return OnnxStatistics(model, past)  # type: ignore[arg-type]
+    raise CasterError(
+        f"layers need a torch module or an ONNX file, and {model.name} is neither: fit without "
+        "{argument}",
+        argument="layers",
+    )
 
 
 def _key(model: FrozenModel, images: Images) -> str:
@@ -198,7 +204,7 @@ def _fill(
             raise
 
 
-def _measuring(statistics: ActivationStatistics, targets: NDArray[np.int64]) -> Through:
+def _measuring(statistics: Statistics, targets: NDArray[np.int64]) -> Through:
     return lambda prepared, rows: statistics(prepared, targets[rows])
 
 

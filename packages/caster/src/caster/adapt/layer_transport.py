@@ -395,7 +395,7 @@ class _SingleThread:
 
 
 def aligned_network(
-    model: LayeredModel,
+    model: Any,
     layers: Mapping[Site, ChannelMoments] | None,
     settings: LayerSettings,
     ends: Range | None,

@@ -91,3 +91,8 @@ def error_line(error: BaseException, limit: int = 300) -> str:
     'two lines'
     """
     return " ".join(str(error).split())[:limit]
+
+
+def has_layers(model: FrozenModel) -> bool:
+    """Whether a model shows its layers: a torch module or an ONNX graph."""
+    return hasattr(model, "twin") or hasattr(model, "session")

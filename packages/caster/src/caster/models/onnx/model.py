@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,10 +33,14 @@ from caster.models.protocol import SINGLE_IMAGE, Outputs
 if TYPE_CHECKING:
     from onnx import ModelProto
 
+    from caster.models.onnx.layers import MeasuringGraph
+    from caster.models.onnx.sites import OnnxSite
+
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 FLOATS = ("tensor(float)", "tensor(float16)", "tensor(double)", "tensor(bfloat16)")
 DTYPES = {"FLOAT": "float32", "FLOAT16": "float16", "DOUBLE": "float64", "UINT8": "uint8"}
 AXES = {"NCHW": (1, 2, 3), "NHWC": (3, 1, 2)}  # of channels, height and width
+Run = Callable[[list[str] | None, dict[str, NDArray[Any]]], list[NDArray[Any]]]
 STATE_IT = "state the preprocessing in a TOML file with {argument}"
 
 
@@ -110,6 +114,59 @@ class OnnxModel:
     def verify(self) -> None:
         """Raise if any file has changed since the model was wrapped."""
         self._guard.verify()
+
+    # --- layers ---
+
+    @property
+    def input_name(self) -> str:
+        """The name of the input that takes the images."""
+        return self._input.name
+
+    def placed(self, batch: Any) -> NDArray[Any]:
+        """A batch as the graph takes it, checked."""
+        return self._input.prepared(batch)
+
+    @cached_property
+    def sites(self) -> list[OnnxSite]:
+        """Where the graph's layers can be measured and aligned, in topological order."""
+        from caster.models.onnx.sites import find_onnx_sites
+
+        model = self._guard.read()
+        try:
+            return find_onnx_sites(model, self._head)
+        except CasterError as error:
+            raise CasterError(f"{self.name}: {error}") from None
+
+    @cached_property
+    def measuring(self) -> MeasuringGraph:
+        """The graph, measuring its sites sample by sample."""
+        from caster.models.onnx.layers import MeasuringGraph
+
+        return MeasuringGraph(self)
+
+    def session(self, rewrite: Callable[[ModelProto, Head], ModelProto]) -> Run:
+        """A session of the rewritten graph, as a function of output names and inputs."""
+        model = self._guard.read()
+        weights = follow_links(model, self._path)
+        try:
+            rewritten = rewrite(model, self._head)
+        except CasterError as error:
+            raise CasterError(f"{self.name}: {error}") from None
+        session = self._start(rewritten, weights)
+
+        def run(names: list[str] | None, feeds: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
+            try:
+                found: list[NDArray[Any]] = session.run(names, feeds)
+            except Exception as error:  # onnxruntime's errors have no other common base
+                raise CasterError(f"{self.name} failed on a batch: {_one_line(error)}") from None
+            return found
+
+        return run
+
+    def outputs(self, features: NDArray[Any], logits: NDArray[Any], count: int) -> Outputs:
+        """Features and logits of so many images, as rows of float32."""
+        rows = self._as_rows("features", features, count), self._as_rows("logits", logits, count)
+        return Outputs(*rows)
 
     def linear_head(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:  # (n, d), (n,)
         """Weight and bias of the classifier, as the graph computes them from its constants."""

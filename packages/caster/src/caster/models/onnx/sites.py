@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import takewhile
+from math import prod
 from operator import or_
 from typing import TYPE_CHECKING
 
@@ -85,6 +86,7 @@ class OnnxSite:
     site: Site  # its module is the name of the tensor
     width: int  # number of channels
     rank: int  # number of axes
+    positions: int | None  # of image patches, per sample; None if open
     node: str  # that computes the tensor
 
 
@@ -116,6 +118,7 @@ class _Block:
     input: str
     output: str
     branch: int  # as bits
+    keeps_shape: bool  # whether the input itself is added
 
 
 class _Network:
@@ -170,8 +173,8 @@ class _Network:
     def residual_stream(self) -> list[str]:
         """Outputs of residual blocks, and their inputs that are not outputs of other blocks."""
         blocks = self._blocks()
-        if len(blocks) < 2:
-            return []
+        if len(blocks) < 2 or 2 * sum(block.keeps_shape for block in blocks) <= len(blocks):
+            return []  # as in torch: a block repeats, and most of its instances keep the shape
         outputs = {self._origin(block.output) for block in blocks}
         inputs = [block.input for block in blocks if self._origin(block.input) not in outputs]
         return [*inputs, *(block.output for block in blocks)]
@@ -194,19 +197,20 @@ class _Network:
     def _blocks(self) -> list[_Block]:
         """Residual blocks with a normalisation, layers with weights, and no BatchNormalization."""
         adds = [block for node in self._members(self._upstream) if (block := self._residual(node))]
-        adds = [add for add in adds if any(map(self._is_weighted, self._members(add.branch)))]
         nested = reduce(or_, (add.branch for add in adds), 0)
         adds = [add for add in adds if not nested >> self._producer[add.output] & 1]
         blocks: list[_Block] = []
         for add in adds:
             joins = blocks and self._origin(add.input) == self._origin(blocks[-1].output)
             if joins and not self._mixes_positions(add.branch):
-                add = _Block(blocks[-1].input, add.output, blocks.pop().branch | add.branch)
+                first = blocks.pop()
+                add = replace(first, output=add.output, branch=first.branch | add.branch)
             blocks.append(add)
         return [
             replace(block, output=self._activated(block.output))
             for block in blocks
-            if any(node.output[0] in self._norms for node in self._members(block.branch))
+            if any(map(self._is_weighted, self._members(block.branch)))
+            and any(node.output[0] in self._norms for node in self._members(block.branch))
             and "BatchNormalization" not in map(operator_of, self._members(block.branch))
         ]
 
@@ -218,26 +222,22 @@ class _Network:
             at = self._producer.get(self._origin(skip))
             if at is not None and self._before[branch] >> at & 1:
                 only = self._before[branch] & ~self._before[skip]
-                return _Block(skip, node.output[0], only)
+                return _Block(skip, node.output[0], only, keeps_shape=True)
         one, other = (self._before[name] for name in node.input)
-        return _Block(self._fork(one & other), node.output[0], one ^ other)
+        if not one & other:
+            return None
+        fork = str(self._nodes[(one & other).bit_length() - 1].output[0])
+        if self._activated(node.output[0]) == node.output[0]:
+            fork = self._before_norm(fork)
+        return _Block(fork, node.output[0], one ^ other, keeps_shape=False)
 
-    def _fork(self, common: int) -> str:
-        """The input of a block whose shortcut is a layer: where its two ways part.
-
-        A normalisation and an activation before that are part of the block.
-        """
-        if not common:
-            return next(iter(self._before))
-        tensor = self._nodes[common.bit_length() - 1].output[0]
+    def _before_norm(self, tensor: str) -> str:
+        """The input of a block whose ways part behind its first normalisation and activation."""
         while (at := self._producer.get(tensor)) is not None:
             node = self._nodes[at]
             data = [name for name in node.input if name in self._before]
             if self._is_weighted(node) or operator_of(node) in POOLS or len(data) != 1:
-                normed = self._norms.get(node.output[0])
-                if normed is None or not data:
-                    return tensor
-                data = [normed]
+                break
             tensor = data[0]
         return tensor
 
@@ -349,7 +349,8 @@ class _Network:
         axis = self._channel_axis(tensor)
         if shape is None or axis is None:
             raise CasterError(
-                f"cannot tell which axis of `{tensor}`, from {node}, holds the channels: {UNSUPPORTED}"
+                f"cannot tell which axis of `{tensor}`, from {node}, holds the channels: "
+                f"{UNSUPPORTED}"
             )
         width = shape[axis]
         if width is None:
@@ -357,7 +358,9 @@ class _Network:
                 f"the number of channels of `{tensor}`, from {node}, is not fixed: {UNSUPPORTED}"
             )
         added = self._added(tensor) if len(shape) == 3 and axis == -1 else 0
-        return OnnxSite(Site(tensor, "out", axis, added), width, len(shape), node)
+        inner = [size for i, size in enumerate(shape) if i not in (0, axis % len(shape))]
+        positions = None if None in inner else prod(filter(None, inner)) - added
+        return OnnxSite(Site(tensor, "out", axis, added), width, len(shape), positions, node)
 
     def _added(self, tensor: str) -> int:
         """How many constant tokens are in front of those of the images."""
@@ -401,7 +404,7 @@ class _Network:
             kind = operator_of(node)
             if kind in CHANNELS_FIRST and node.input[0] == tensor:
                 yield axes[1]
-            elif kind in LAYER_NORMS or (self._is_weighted(node) and kind in LINEAR):
+            elif self._works_on_last(node, len(axes)):
                 yield axes[-1]
             elif kind == "ReduceMean":
                 reduced = {axis % len(axes) for axis in self._ints_of(node, "axes", 1)}
@@ -410,9 +413,8 @@ class _Network:
             if operator_of(node) == "Transpose":
                 order = self._ints_of(node, "perm", 1)
                 yield from self._read_axes(node.output[0], [axes[i] for i in order])
-            elif operator_of(node) in ELEMENTWISE:
-                if len(self._shapes.get(node.output[0], [])) == len(axes):
-                    yield from self._read_axes(node.output[0], axes)
+            elif operator_of(node) in ELEMENTWISE and self._has_rank(node.output[0], len(axes)):
+                yield from self._read_axes(node.output[0], axes)
 
     def _written_axes(self, tensor: str, axes: Sequence[int]) -> Iterator[int]:
         """The axis of the channels in the layers that wrote a tensor, the nearest first."""
@@ -423,7 +425,7 @@ class _Network:
         kind = operator_of(node)
         if kind in CHANNELS_FIRST:
             yield axes[1]
-        elif kind in LAYER_NORMS or (self._is_weighted(node) and kind in LINEAR):
+        elif self._works_on_last(node, len(axes)):
             yield axes[-1]
         elif kind == "Transpose":
             order = self._ints_of(node, "perm", 1)
@@ -432,8 +434,18 @@ class _Network:
             )
         elif kind in ELEMENTWISE | {"Concat"}:
             for name in node.input:
-                if name in self._before and len(self._shapes.get(name, [])) == len(axes):
+                if name in self._before and self._has_rank(name, len(axes)):
                     yield from self._written_axes(name, axes)
+
+    def _has_rank(self, tensor: str, rank: int) -> bool:
+        return len(self._shapes.get(tensor, [])) == rank
+
+    def _works_on_last(self, node: NodeProto, rank: int) -> bool:
+        """Whether a layer normalises or multiplies the last axis."""
+        if operator_of(node) in LAYER_NORMS:
+            first = next((each.i for each in node.attribute if each.name == "axis"), -1)
+            return first in (-1, rank - 1)
+        return operator_of(node) in LINEAR and self._is_weighted(node)
 
     def _ints_of(self, node: NodeProto, name: str, position: int) -> list[int]:
         """Integers in an attribute of a node, or in a constant at a position of its inputs."""

@@ -1,0 +1,241 @@
+"""A frozen ONNX graph with aligned layers: one session runs it frozen or aligned.
+
+The graph measures a batch and maps its values in one run; this module gives it the past and the
+reference, and remembers what it measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caster.adapt.layer_passes import (
+    EPS,
+    WHOLE,
+    ImplausibleSamples,
+    LayerSettings,
+    Moments,
+    Pass,
+    Range,
+    TargetMoments,
+    chosen_sites,
+    nbytes,
+    source_moments,
+)
+from caster.adapt.plausibility import (
+    broad_limits,
+    extremes,
+    plausible,
+    sharp_limits,
+    within,
+)
+from caster.core.channels import (
+    FULL_MAP_EPS,
+    FULL_MAP_ROWS,
+    ChannelMoments,
+    Site,
+    shrunk,
+    to_source,
+    to_source_full,
+)
+from caster.errors import CasterError
+from caster.models.onnx.layers import AlignedGraph
+from caster.models.onnx.model import OnnxModel
+from caster.models.onnx.sites import OnnxSite
+from caster.models.protocol import Outputs
+
+
+class OnnxAlignment:
+    """An ONNX graph with aligned layers: see `AlignedNetwork`."""
+
+    left_alone: frozenset[Site] = frozenset()
+
+    def __init__(
+        self,
+        model: OnnxModel,
+        sites: Sequence[OnnxSite],
+        source: Moments,
+        prior: float,
+        memory: int,
+        ends: Range | None,  # of input values: decides which samples are plausible
+    ) -> None:
+        self.model = model
+        self.prior = prior
+        self.sites = [found.site for found in sites]
+        self._source = source
+        self._ends = ends
+        self.target = TargetMoments(memory, self.sites)
+        self._pass = WHOLE
+        self._full = {f.site: f for f in sites if source[f.site].covariance is not None}
+        self._graph = AlignedGraph(model, sites, list(self._full.values()))
+        ends_at = np.cumsum([0, *(found.width for found in sites)]).tolist()
+        self._columns = {
+            found.site: slice(start, stop)
+            for found, start, stop in zip(sites, ends_at[:-1], ends_at[1:], strict=True)
+        }
+        tiny = np.finfo(np.float32).tiny  # where every channel is dead
+        self._eps = {
+            site: float(max(EPS * moments.variance.mean(), tiny))
+            for site, moments in source.items()
+        }
+        self._limits: dict[tuple[int, ...], NDArray[Any]] = {}  # of plausible energies, by shape
+
+    @classmethod
+    def of(
+        cls,
+        model: OnnxModel,
+        layers: Mapping[Site, ChannelMoments] | None,
+        settings: LayerSettings,
+        ends: Range | None,
+    ) -> Self:
+        """Align a model with the moments of a state."""
+        found = {each.site: each for each in model.sites}
+        for site in layers or ():
+            if site not in found:
+                raise CasterError(f"{model.name} has no tensor of the state's site {site}")
+        if settings.maps == "full" and not settings.mixture:
+            raise CasterError(
+                f"full maps of {model.name} come from a stream's past, which needs {{argument}}",
+                argument="mixture",
+            )
+        sites = chosen_sites([*(layers or {})], settings)
+        kept = {site: layers[site] for site in sites} if layers else {}
+        source = source_moments(kept, settings)
+        return cls(model, [found[s] for s in sites], source, settings.prior, settings.memory, ends)
+
+    def new_stream(self) -> Self:
+        """A copy without a past; the session and source moments are shared."""
+        other = type(self).__new__(type(self))
+        vars(other).update(vars(self))
+        other.target = TargetMoments(self.target.memory, self.sites)
+        return other
+
+    def __call__(self, batch: Any, how: Pass = WHOLE) -> Outputs:
+        """Features and logits with aligned layers; `accept` then adds the batch to the past."""
+        placed = self.model.placed(batch)
+        self._check_plausible(placed)
+        self._pass = how
+        self.target.begin()
+        inputs = self._inputs(len(placed), how)
+        outputs, found = self._graph(placed, how.depth is None, **inputs)
+        for site in self.sites[: how.depth]:
+            self.target.add(site, found[site], how.fresh)
+        return outputs
+
+    def accept(self) -> None:
+        """Add the last batch to the past."""
+        self.target.accept(self._pass.fresh)
+
+    def reset(self) -> None:
+        """Forget the past."""
+        self.target.reset()
+
+    def resume(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Continue from a `state` of the target."""
+        self.target.resume(state, self._source)
+
+    @property
+    def full_maps(self) -> int:
+        """Sites with a full map."""
+        return sum(moments.covariance is not None for moments in self._source.values())
+
+    @property
+    def source_bytes(self) -> int:
+        """Size of the source's moments."""
+        return sum(map(nbytes, self._source.values()))
+
+    def _inputs(self, samples: int, how: Pass) -> dict[str, NDArray[Any]]:
+        """What a pass is told: the maps where they are known, else what they are made of."""
+        D = self._columns[self.sites[-1]].stop
+        given = np.stack([np.ones(D), np.zeros(D)])
+        past, reference = given[::-1].copy(), np.ones((3, D))
+        measured = np.zeros(len(self.sites), bool)
+        matrices = {site: np.eye(each.width) for site, each in self._full.items()}
+        known = {} if how.fresh else self.target.past
+        for at, site in enumerate(self.sites[: how.depth]):
+            columns, wanted = self._columns[site], self._reference(site, how.mixture)
+            if how.past_only and site in known:
+                scale, given[1, columns] = self._map(site, known[site], wanted, how.full)
+                given[0, columns] = scale if scale.ndim == 1 else scale.diagonal()
+                if site in matrices:
+                    matrices[site] = scale if scale.ndim == 2 else np.diag(scale)
+                continue
+            measured[at] = True
+            reference[:2, columns] = wanted.mean, wanted.variance
+            reference[2, columns] = self._eps[site]
+            if site in known:
+                past[:, columns] = known[site].mean, known[site].variance
+        kept = min(self.target.samples, max(0.0, self.target.memory - samples)) if known else 0.0
+        count = kept + samples
+        packed = [matrix.ravel() for matrix in matrices.values()]
+        return {
+            "given": given.astype(np.float32),
+            "measured": measured,
+            "past": past.astype(np.float32),
+            "reference": reference.astype(np.float32),
+            "shares": np.array([samples / count, count / (self.prior + count)], np.float32),
+            "full": np.array(how.full and how.past_only and bool(matrices)),
+            "matrices": np.concatenate([np.zeros(0), *packed]).astype(np.float32),
+        }
+
+    def _reference(self, site: Site, mixture: NDArray[np.float64] | None) -> ChannelMoments:
+        """The source's moments under a mixture of its classes, where they are known."""
+        source = self._source[site]
+        if mixture is None or source.classes is None:
+            return source
+        return source.classes.mixture(mixture)
+
+    def _map(
+        self, site: Site, past: ChannelMoments, reference: ChannelMoments, full: bool
+    ) -> tuple[NDArray[Any], NDArray[Any]]:  # (c,) or (c, c), (c,)
+        """Scale, or matrix, and shift that map the past to the reference."""
+        target = shrunk(past, reference, self.prior)
+        if full and site in self._full and target.covariance is not None:
+            found = self._full[site]
+            enough = target.count * (found.positions or 1) >= FULL_MAP_ROWS * found.width
+            if enough:
+                wide = _in_float64(reference)
+                A, b = to_source_full(
+                    _in_float64(target), wide, FULL_MAP_EPS * wide.variance.mean()
+                )
+                if np.isfinite(A).all():
+                    return A, b
+        return to_source(target, reference, self._eps[site])
+
+    # --- samples that are no images ---
+
+    def _check_plausible(self, batch: NDArray[Any]) -> None:
+        """Raise if samples are outside the range of images and implausible at the first site."""
+        kept = np.zeros(len(batch), bool) if self._ends is None else within(self._ends, batch)
+        if kept.all():
+            return
+        limits = self._limits.get(batch.shape[1:])
+        if limits is None:
+            limits = self._limits[batch.shape[1:]] = self._first_limits(batch)
+        kept |= plausible(self._energies(batch), limits)
+        if not kept.all():
+            raise ImplausibleSamples(kept)
+
+    def _first_limits(self, batch: NDArray[Any]) -> NDArray[Any]:  # (c,)
+        """Limits at the first site, by the range of input values if it is known."""
+        source = self._source[self.sites[0]]
+        if self._ends is None:
+            return np.asarray(broad_limits(source))
+        layout = getattr(self.model.preprocessing, "layout", "NCHW")
+        images = extremes(self._ends, batch.shape[1:], 2 if layout == "NHWC" else 0)
+        return np.asarray(sharp_limits(self._energies(images.astype(batch.dtype)), source))
+
+    def _energies(self, batch: NDArray[Any]) -> NDArray[Any]:  # (n, c)
+        """Mean squared distance from the source's mean at the first site, by sample."""
+        site = self.sites[0]
+        _, found = self.model.measuring(batch)
+        means, variances = found[site][1]
+        return np.asarray(variances + (means - self._source[site].mean) ** 2)
+
+
+def _in_float64(moments: ChannelMoments) -> ChannelMoments:
+    parts = (moments.mean, moments.variance, moments.covariance)
+    return ChannelMoments(moments.count, *(np.asarray(part, np.float64) for part in parts))

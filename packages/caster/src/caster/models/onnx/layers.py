@@ -1,0 +1,122 @@
+"""Run an ONNX graph so that its sites are measured, or aligned, through ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caster.core.channels import FULL_MAP_CHANNELS, ChannelMoments, Site
+from caster.errors import CasterError
+from caster.models.onnx.model import OnnxModel
+from caster.models.onnx.sites import OnnxSite
+from caster.models.onnx.twin import measuring_model, twin_model
+from caster.models.protocol import Outputs
+from caster.models.site_sums import Samples, SiteSums
+
+ALIGNED = ["caster.features", "caster.logits", "caster.moments"]
+
+
+def supports_full_map(site: OnnxSite) -> bool:
+    """Whether a site can have a full map: few channels, and more than one position."""
+    return site.rank > 2 and site.width <= FULL_MAP_CHANNELS
+
+
+class AlignedGraph:
+    """The aligned copy of a network, and what it measures."""
+
+    def __init__(
+        self, model: OnnxModel, sites: Sequence[OnnxSite], full: Sequence[OnnxSite]
+    ) -> None:
+        self._model, self._sites, self._full = model, list(sites), list(full)
+        self._session = model.session(lambda proto, head: twin_model(proto, head, sites, full))
+
+    def __call__(
+        self, batch: NDArray[Any], covariances: bool, **inputs: NDArray[Any]
+    ) -> tuple[Outputs, dict[Site, ChannelMoments]]:
+        """Run a batch with the inputs of `twin_model`; moments with covariances if asked for."""
+        names = [*ALIGNED, *(["caster.covariances"] if covariances and self._full else [])]
+        feeds = {f"caster.{name}": value for name, value in inputs.items()}
+        feeds |= {"caster.images": batch, self._model.input_name: batch[:1]}
+        features, logits, moments, *rest = self._session(names, feeds)
+        matrices = {}
+        if rest:
+            squares = [site.width**2 for site in self._full]
+            parts = np.split(rest[0], np.cumsum(squares)[:-1])
+            matrices = {
+                found.site: part.reshape(found.width, found.width)
+                for found, part in zip(self._full, parts, strict=True)
+            }
+        columns = split_columns(moments, self._sites)
+        found = {
+            site: ChannelMoments(float(len(batch)), mean, variance, matrices.get(site))
+            for site, (mean, variance) in columns.items()
+        }
+        return self._model.outputs(features, logits, len(batch)), found
+
+
+class OnnxStatistics(SiteSums):
+    """An ONNX graph that measures its sites while it runs, over all samples and per class."""
+
+    def __init__(self, model: OnnxModel, past: Mapping[Site, ChannelMoments] | None = None) -> None:
+        super().__init__(past)
+        self.model = model
+
+    def __call__(
+        self,
+        batch: Any,
+        targets: NDArray[np.int64],  # (n,), class indices
+    ) -> Outputs:
+        """Run the model on a batch and add its moments to the sums."""
+        placed = self.model.placed(batch)
+        if len(placed) != len(targets):
+            raise CasterError(f"a batch of {len(placed)} images has {len(targets)} labels")
+        outputs, found = self.model.measuring(placed)
+        self.add(found, targets, (float(placed.min()), float(placed.max())))
+        return outputs
+
+
+class MeasuringGraph:
+    """A frozen graph that measures its sites sample by sample."""
+
+    def __init__(self, model: OnnxModel) -> None:
+        self._model, self._sites = model, list(model.sites)
+        self._full = [site for site in self._sites if supports_full_map(site)]
+        self._session = model.session(
+            lambda proto, head: measuring_model(proto, head, self._sites, self._full)
+        )
+
+    def __call__(
+        self, batch: NDArray[Any]
+    ) -> tuple[Outputs, dict[Site, tuple[ChannelMoments, Samples]]]:
+        """Outputs, and the moments of the batch and of its samples at every site, in float64."""
+        feeds = {self._model.input_name: batch}
+        features, logits, means, variances, covariances = self._session(None, feeds)
+        squares = np.cumsum([site.width**2 for site in self._full])[:-1]
+        matrices = dict(zip(self._full, np.split(covariances, squares), strict=True))
+        both = np.stack([means, variances]).astype(np.float64)
+        columns = split_columns(both, self._sites)
+        found = {}
+        for each in self._sites:
+            m, v = columns[each.site]
+            mean = m.mean(axis=0)
+            C = matrices.get(each)
+            found[each.site] = (
+                ChannelMoments(
+                    float(len(batch)),
+                    mean,
+                    (v + (m - mean) ** 2).mean(axis=0),
+                    None if C is None else C.reshape(each.width, -1).astype(np.float64),
+                ),
+                (m, v),
+            )
+        return self._model.outputs(features, logits, len(batch)), found
+
+
+def split_columns(joined: NDArray[Any], sites: Sequence[OnnxSite]) -> dict[Site, NDArray[Any]]:
+    """The columns of every site in an array whose last axis holds the channels of all."""
+    widths = [found.width for found in sites]
+    parts = np.split(joined, np.cumsum(widths)[:-1], axis=-1)
+    return {found.site: part for found, part in zip(sites, parts, strict=True)}

@@ -1,0 +1,230 @@
+"""Sites of ONNX graphs are those that torch has for the same network."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import onnx
+import pytest
+import timm
+from onnx import helper, numpy_helper, parser
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
+from timm.models.convnext import ConvNeXt
+from timm.models.mlp_mixer import MlpMixer
+from timm.models.resnet import BasicBlock, ResNet
+from timm.models.swin_transformer import SwinTransformer
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+from caster import CasterError
+from caster.models.onnx.graph import find_head
+from caster.models.onnx.sites import find_onnx_sites
+from tests.support.onnx_export import EXPORTERS, exported, images, seeded, torch_sites, values_at
+from tests.support.sampling import sampled
+
+VIT = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2}
+SWIN = {"img_size": 16, "patch_size": 2, "window_size": 4, "embed_dim": 8, "num_classes": 4}
+SWIN |= {"depths": (1, 2), "num_heads": (1, 2)}
+RNG = np.random.default_rng(0)
+
+
+def small_resnet(**more):
+    return ResNet(BasicBlock, (2, 1, 1, 1), num_classes=4, channels=(8, 8, 16, 16), **more)
+
+
+def group_norm(channels, **_):
+    return nn.GroupNorm(2, channels)
+
+
+def multilayer():
+    return nn.Sequential(nn.Flatten(), nn.Linear(48, 8), nn.ReLU(), nn.Linear(8, 4))
+
+
+NETWORKS = {
+    "resnet": (small_resnet, 32),
+    "resnet with GroupNorm": (
+        lambda: ResNet(BasicBlock, (2, 2, 1, 1), num_classes=4, norm_layer=group_norm),
+        32,
+    ),
+    "resnet18": (lambda: timm.create_model("resnet18"), 32),
+    "convnext": (lambda: ConvNeXt(depths=(1, 2, 1, 1), dims=(8,) * 4, num_classes=4), 64),
+    "convnext_atto": (lambda: timm.create_model("convnext_atto"), 64),
+    "vit": (lambda: VisionTransformer(**VIT), 16),
+    "vit with registers": (lambda: VisionTransformer(**VIT, reg_tokens=2, qk_norm=True), 16),
+    "vit without a class token": (
+        lambda: VisionTransformer(**VIT, class_token=False, global_pool="avg"),
+        16,
+    ),
+    "swin": (lambda: SwinTransformer(**SWIN), 16),
+    "mixer": (lambda: MlpMixer(img_size=16, patch_size=8, embed_dim=16, num_blocks=2), 16),
+    "efficientnet_lite0": (lambda: timm.create_model("efficientnet_lite0"), 64),
+    "mobilenetv3": (lambda: timm.create_model("mobilenetv3_small_050"), 64),
+    "densenet": (lambda: timm.models.densenet.DenseNet(block_config=(2, 2)), 32),
+    "multilayer perceptron": (multilayer, 4),
+}
+CASES = [(name, "folded") for name in NETWORKS]
+CASES += sampled(product(NETWORKS, [e for e in EXPORTERS if e != "folded"]), 5)
+
+
+def found(model):
+    return find_onnx_sites(model, find_head(model, None))
+
+
+def same_as_torch(model, net, batch):
+    """Sites of a model, in the order and with the values that torch's sites have."""
+    sites, expected = found(model), torch_sites(net, batch)
+    assert len(sites) == len(expected)
+    actual = values_at(model, [each.site.module for each in sites], batch)
+    for each, values, (site, torch_values) in zip(sites, actual, expected, strict=True):
+        assert (each.width, each.rank) == (values.shape[each.site.axis], values.ndim)
+        assert each.site.added == site.added
+        if torch_values.ndim > 2:
+            assert each.site.axis == site.axis
+        values = values.reshape(torch_values.shape)  # a Swin block returns rows and columns
+        np.testing.assert_allclose(values, torch_values, rtol=1e-3, atol=1e-4)
+    return sites
+
+
+@pytest.mark.parametrize(("name", "exporter"), CASES)
+def test_torch_networks(name, exporter):
+    make, size = NETWORKS[name]
+    net, batch = seeded(make), images(size)
+    same_as_torch(exported(net, batch, exporter), net, batch)
+
+
+@pytest.mark.parametrize("opset", [14, 16])
+@pytest.mark.parametrize("name", ["resnet", "vit", "convnext", "resnet with GroupNorm"])
+def test_early_opsets(name, opset):
+    """Which have no LayerNormalization."""
+    make, size = NETWORKS[name]
+    net, batch = seeded(make), images(size)
+    model = exported(net, batch, opset_version=opset)
+    assert "LayerNormalization" not in {node.op_type for node in model.graph.node}
+    same_as_torch(model, net, batch)
+
+
+def test_local_functions():
+    """Sites are found inside them."""
+    net, batch = seeded(small_resnet), images(32)
+    model = exported(net, batch, export_modules_as_functions={nn.BatchNorm2d})
+    assert len(found(model)) == len(torch_sites(net, batch))
+
+
+def keras_style(**more):
+    """Images with their channels last, and Transposes around the layers, as tf2onnx writes."""
+
+    def weights(name, *shape):
+        return numpy_helper.from_array(RNG.random(shape, np.float32) + 0.5, name)
+
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["first"], perm=[0, 3, 1, 2]),
+        helper.make_node("Conv", ["first", "w1"], ["c1"], "conv1", pads=[1] * 4),
+        helper.make_node("BatchNormalization", ["c1", *"gbmv"], ["n1"], "bn1"),
+        helper.make_node("Transpose", ["n1"], ["last"], perm=[0, 2, 3, 1]),
+        helper.make_node("Relu", ["last"], ["r1"]),
+        helper.make_node("Transpose", ["r1"], ["again"], perm=[0, 3, 1, 2]),
+        helper.make_node("Conv", ["again", "w2", "b2"], ["c2"], "conv2"),
+        helper.make_node("GlobalAveragePool", ["c2"], ["p"]),
+        helper.make_node("Conv", ["p", "w3", "b3"], ["squeezed"], "squeeze"),
+        helper.make_node("Sigmoid", ["squeezed"], ["gate"]),
+        helper.make_node("Mul", ["c2", "gate"], ["gated"]),
+        helper.make_node("ReduceMean", ["gated", "axes"], ["h"], keepdims=0),
+        helper.make_node("MatMul", ["h", "W"], ["y"], "dense"),
+    ]
+    shapes = {"w1": (4, 3, 3, 3), "w2": (6, 4, 1, 1), "b2": (6,), "w3": (6, 6, 1, 1), "b3": (6,)}
+    shapes |= dict.fromkeys("gbmv", (4,)) | {"W": (6, 5)}
+    constants = [weights(name, *shape) for name, shape in shapes.items()]
+    constants.append(numpy_helper.from_array(np.array([2, 3]), "axes"))
+    x = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["unk__1", 8, 8, 3])
+    y = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["unk__1", 5])
+    graph = helper.make_graph(nodes, "keras", [x], [y], constants)
+    return helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 18)])
+
+
+def test_channels_last_with_transposes():
+    """Squeeze-and-excitation is no site."""
+    sites = found(keras_style())
+    assert [(str(each.site), each.site.axis, each.width) for each in sites] == [
+        ("n1:out", 1, 4),
+        ("c2:out", 1, 6),
+    ]
+
+
+class Calibration(CalibrationDataReader):
+    def __init__(self, batch):
+        self.batches = iter([{"x": batch.numpy()}])
+
+    def get_next(self):
+        return next(self.batches, None)
+
+
+def test_quantised_graphs(tmp_path):
+    """Sites are behind the DequantizeLinear of each layer's output, where values are floats."""
+    net = seeded(lambda: nn.Sequential(*convolutions(), nn.Flatten(), nn.Linear(6, 3)))
+    batch = images(8)
+    paths = [str(tmp_path / name) for name in ("float.onnx", "quantised.onnx")]
+    onnx.save(exported(net, batch), paths[0])
+    quantize_static(*paths, Calibration(batch), quant_format=QuantFormat.QDQ)
+    model = onnx.load(paths[1])
+    sites = found(model)
+    assert len(sites) == 2
+    producers = {name: node.op_type for node in model.graph.node for name in node.output}
+    assert producers[sites[1].site.module] == "DequantizeLinear"  # no activation follows it
+    actual = values_at(model, [each.site.module for each in sites], batch)
+    expected = [values for _, values in torch_sites(net, batch)]
+    expected[0] = np.maximum(expected[0], 0)  # quantisation clips as the activation did
+    for values, torch_values in zip(actual, expected, strict=True):
+        assert values.dtype == np.float32
+        assert np.abs(values - torch_values).max() < 0.05 * np.abs(torch_values).max()
+
+
+def convolutions():
+    first = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()
+    return (*first, nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6), nn.AdaptiveAvgPool2d(1))
+
+
+def parsed(nodes, x="float[N, 3, 4, 4] x", weights=()):
+    model = parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 20]> g ({x}) => (float[N, k] y) {{ {nodes} }}'
+    )
+    for name, value in weights:
+        model.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
+    return model
+
+
+W = np.ones((3, 5), np.float32)
+
+
+def rejection(model) -> str:
+    with pytest.raises(CasterError) as caught:
+        found(model)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_cannot_be_aligned_is_named():
+    scale = ("s", np.ones(3, np.float32))
+    open_width = parsed(
+        "[norm] n = LayerNormalization<axis = -1>(x, s, s) [pool] h = ReduceMax<keepdims = 0>(n, a)"
+        " y = MatMul(h, W)",
+        "float[N, 4, k] x",
+        [scale, ("a", np.array([1])), ("W", W)],
+    )
+    assert "`x`, from the input" in rejection(open_width)
+    unknown = parsed(
+        "[odd] a = Softplus(x) [norm] n = LayerNormalization<axis = 2>(a, s, s) "
+        "[pool] h = ReduceMax<keepdims = 0>(n, b) y = MatMul(h, W)",
+        "float[N, 3, 4, 4] x",
+        [("s", np.ones((4, 4), np.float32)), ("b", np.array([2, 3])), ("W", W)],
+    )
+    assert "Softplus `odd`" in rejection(unknown)
+
+
+def test_features_alone_are_no_error():
+    """As in torch, a linear classifier of pooled images has its input as its one site."""
+    model = parsed(
+        "h = ReduceMax<keepdims = 0>(x, a) y = MatMul(h, W)",
+        weights=[("a", np.array([2, 3])), ("W", W)],
+    )
+    assert [str(each.site) for each in found(model)] == ["h:out"]
