@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from caster._version import __version__
 from caster.adapt.layer_passes import LayerSettings
+from caster.core.verdict import Reason
 from caster.errors import CasterError
 from caster.io import labels
 from caster.io.files import AnyPath, check_writable, replacing
@@ -42,16 +43,17 @@ def compile_model(
     state.check_preprocessing(preprocessing_sha256(model))
     settings = LayerSettings(maps="diagonal", tau=tau, every=every)
     try:
-        compiled = _compiled(model, state, settings)
+        found = compiled(model, state, settings)
     except CasterError as error:
         raise CasterError(f"cannot compile {model.name}: {error}") from None
     with replacing(path) as temporary:
-        temporary.write_bytes(compiled.SerializeToString())
+        temporary.write_bytes(found.SerializeToString())
 
 
-def _compiled(model: OnnxModel, state: State, settings: LayerSettings) -> ModelProto:
+def compiled(model: OnnxModel, state: State, settings: LayerSettings) -> ModelProto:
+    """The graph that adapts a model, with its metadata."""
     from caster.export.layer_graph import Source, compile_layers  # with spox
-    from caster.models.onnx.sites import find_onnx_sites
+    from caster.export.plausibility_graph import PlausibilityGraph
     from caster.models.onnx.twin import twin_model
 
     if state.layers is None:
@@ -60,20 +62,28 @@ def _compiled(model: OnnxModel, state: State, settings: LayerSettings) -> ModelP
         raise CasterError("the state has other classes than the model's logits")
     if not any(found.classes for found in state.layers.values()):
         raise CasterError("the state has no moments of classes: fit again")
-    graph, head = model.graph()
-    found = {each.site: each for each in find_onnx_sites(graph, head)}
+    found = {each.site: each for each in model.sites}
     for site in state.layers:
         if site not in found:
             raise CasterError(f"it has no tensor of the state's site {site}")
-    sites = [found[site] for site in state.layers]
-    source = Source.of(list(state.layers.values()))
-    compiled = compile_layers(twin_model(graph, head, sites), source, state.head, settings)
+    sites, layers = [found[site] for site in state.layers], list(state.layers.values())
+    twin = twin_model(*model.graph(), sites)
+    layout = getattr(model.preprocessing, "layout", "NCHW")
+    is_plausible = PlausibilityGraph.of(
+        twin,
+        sites[0],
+        layers[0],
+        state.input_range if model.preprocessing is None else model.preprocessing.value_range,
+        (model.input_shape or (None, None))[1:],
+        2 if layout == "NHWC" else 0,
+    )
+    graph = compile_layers(twin, Source.of(layers), state.head, settings, is_plausible)
     for name, text in metadata(model, state, settings).items():
-        entry = compiled.metadata_props.add()
+        entry = graph.metadata_props.add()
         entry.key, entry.value = f"caster.{name}", text
-    if compiled.ByteSize() > MAX_BYTES:
+    if graph.ByteSize() > MAX_BYTES:
         raise CasterError("the compiled graph is larger than 2 GB, the most that one file holds")
-    return compiled
+    return graph
 
 
 def metadata(model: OnnxModel, state: State, settings: LayerSettings) -> dict[str, str]:
@@ -86,4 +96,5 @@ def metadata(model: OnnxModel, state: State, settings: LayerSettings) -> dict[st
         "state_sha256": states.digest(state),
         "classes": labels.to_json(state.classes),
         "settings": json.dumps(asdict(settings)),
+        "reasons": json.dumps(get_args(Reason)),
     }

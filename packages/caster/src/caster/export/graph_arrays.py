@@ -242,6 +242,21 @@ def filled(value: float, shape: Sequence[GraphArray | int], dtype: DTypeLike) ->
     return GraphArray(op.constant_of_shape(sizes, value=np.array([value], dtype)))
 
 
+def selected(x: GraphArray, rows: GraphArray) -> GraphArray:  # (n, ...), (n,) -> (k, ...)
+    """The rows that are true."""
+    return GraphArray(op.compress(x.var, rows.var, axis=0))
+
+
+def taken(x: GraphArray, indices: GraphArray, axis: int = 0) -> GraphArray:
+    """The elements at indices of an axis."""
+    return GraphArray(op.gather(x.var, indices.var, axis=axis))
+
+
+def running_sum(x: GraphArray) -> GraphArray:  # (n,) -> (n,)
+    """The sum of each element and those before it."""
+    return GraphArray(op.cumsum(x.var, op.const(np.int64(0))))
+
+
 def length(x: GraphArray, axis: int = 0) -> GraphArray:
     """Size of an axis, as an int64 scalar."""
     size = op.shape(x.var, start=axis, end=axis + 1)

@@ -32,18 +32,23 @@ from caster.export.certificate_graph import (
 )
 from caster.export.graph_arrays import (
     GraphArray,
+    arange,
     choose,
     concat,
     constant,
     filled,
     is_finite,
+    is_nan,
     length,
     log,
     maximum,
     minimum,
     repeat,
+    running_sum,
+    selected,
     softmax,
     stack,
+    taken,
     under_construction,
     where,
 )
@@ -55,13 +60,14 @@ from caster.export.label_graph import (
     merged_mixture,
 )
 from caster.export.moment_graph import ClassTable
+from caster.export.plausibility_graph import PlausibilityGraph
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
 Floats = NDArray[np.floating]
 REASONS: tuple[Reason, ...] = get_args(Reason)  # a verdict's reason is its position here
-PASSES = 4  # at most: three with aligned layers, and a frozen one
+PASSES = 5  # at most: three with aligned layers, a frozen one, one of samples that are no images
 WINDOWS = ("labels.recent", "frozen_labels.recent", "certificate.rows")  # as many rows as known
 NEXT = "next."  # prefix of a state tensor's name among the outputs
 
@@ -75,7 +81,8 @@ class Phase(IntEnum):
     FRESH = 3  # the same without a past, which was of another shift
     CONFIRM = 4  # the same after a settled pass that suggested other classes
     WHOLE = 5  # all sites, by the batch, with the reference of its mixture
-    DONE = 6
+    OTHERS = 6  # the frozen copy, of samples that no image could have produced
+    DONE = 7
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,7 +196,9 @@ class Carry(NamedTuple):
     has_frozen: GraphArray  # ()
     scores: GraphArray  # (n, C), with aligned layers, once `has_scores`
     has_scores: GraphArray  # ()
-    failed: GraphArray  # (), whether aligned logits were not finite
+    failed: GraphArray  # (), whether aligned logits were not finite, or no sample an image
+    others: GraphArray  # (m, C) frozen logits of implausible samples, once `has_others`
+    has_others: GraphArray  # ()
     moments: GraphArray  # (2, D), of the batch in the last aligned pass
     mixture: GraphArray  # (C,), behind the merged moments
     prior: GraphArray  # (C,), of labels that have observed the batch, as the rest
@@ -231,12 +240,21 @@ class _Step:
         source: Source,
         columns: Sequence[int],
         settings: LayerSettings,
+        is_plausible: PlausibilityGraph,
         images: GraphArray,
         state: Mapping[str, GraphArray],
     ) -> None:
         self._twin, self._source, self._columns = inline(twin), source, columns
-        self._settings, self._images, self._state = settings, images, state
+        self._settings, self._state = settings, state
         self._fixed = twin.graph.input[0].type.tensor_type.shape.dim[0].dim_value > 0
+        kept = is_plausible(images)
+        if self._fixed:  # nothing can be left out of a batch
+            kept = kept & kept.all()
+        self._all, self._kept, self._none = images, kept, ~kept.any()
+        # A graph takes no empty batch: without a plausible sample, the first stands for them.
+        first = arange(length(images)).equals(0)
+        images = images if self._fixed else selected(images, kept | (self._none & first))
+        self._images = images
         self._squares = twin.graph.output[-1].type.tensor_type.shape.dim[0].dim_value
         self._pi_s = constant(source.prior)
         self._labels = _labels_of(state, "labels", self._pi_s)
@@ -263,9 +281,10 @@ class _Step:
         fits = compares & (ratio <= self._settings.tau)
         stands = ~compares & ~found.failed & self._schedule.accepted
         accepted = fits | stands
-        reason = where(found.failed, _code("numerical"), _code("rest"))
+        reason = where(self._none, _code("implausible"), _code("numerical"))
+        reason = where(found.failed, reason, _code("rest"))
         reason = where(compares, where(fits, _code("accepted"), _code("ratio")), reason)
-        scores = where(accepted, found.scores, found.frozen)
+        scores = self._in_order(where(accepted, found.scores, found.frozen), found.others)
         return {
             "probabilities": softmax(scores),
             "labels": scores.argmax(1),
@@ -311,7 +330,7 @@ class _Step:
         kept = where(found.fresh, constant(0.0), self._past)
         share = (self._samples / (kept + self._samples)).astype(np.float32)
         recent, recent_count = self._recent(found.moments, found.fresh)
-        taken = {
+        joined = {
             "past": moment_graph.merged(self._state["past"], found.moments, share),
             "past.count": kept + self._samples,
             "recent": recent,
@@ -319,24 +338,18 @@ class _Step:
             "mixture": found.mixture,
             **_label_state(found.labels(self._pi_s), "labels"),
         }
-        names = list(taken)
-        taken = dict(
-            zip(
-                names,
-                choose(
-                    found.has_scores,
-                    lambda: [taken[name] for name in names],
-                    lambda: [self._state[name] for name in names],
-                ),
-                strict=True,
-            )
+        chosen = choose(
+            found.has_scores,
+            lambda: list(joined.values()),
+            lambda: [self._state[name] for name in joined],
         )
+        after = dict(zip(joined, chosen, strict=True))
         # The next comparison after a rest is of another part of the stream.
         resets = settles & ~fits
         for name in ("past", "past.count", "recent", "recent.count"):
-            taken[name] = where(resets, taken[name] * 0.0, taken[name])
+            after[name] = where(~resets, after[name], 0.0)
         return {
-            **taken,
+            **after,
             **{name: each for name, each in following.items() if name.startswith("frozen")},
             "certificate": certificate.stats,
             "certificate.rows": certificate.rows,
@@ -352,14 +365,17 @@ class _Step:
         nothing = filled(0.0, [self._n, C], np.float32)
         no = constant(False)
         rests = self._schedule.skips & ~self._schedule.accepted
+        phase = where(rests, constant(int(Phase.FROZEN)), self._first_phase())
         return Carry(
-            phase=where(rests, constant(int(Phase.FROZEN)), self._first_phase()),
+            phase=where(self._none, constant(int(Phase.OTHERS)), phase),
             fresh=no,
             frozen=nothing,
             has_frozen=no,
             scores=nothing,
             has_scores=no,
-            failed=no,
+            failed=self._none,
+            others=constant(np.zeros((1, C), np.float32)),
+            has_others=self._kept.all(),
             moments=constant(np.zeros((2, D), np.float32)),
             mixture=self._state["mixture"],
             **_label_parts(self._labels),
@@ -376,12 +392,21 @@ class _Step:
         """Run the twin once, and decide what comes next."""
         before = Carry(*carried)
         is_phase = {phase: before.phase.equals(int(phase)) for phase in Phase}
-        ran = ~is_phase[Phase.FROZEN]
+        is_others = is_phase[Phase.OTHERS]
+        ran = ~is_phase[Phase.FROZEN] & ~is_others
         shows_frozen = ~before.has_frozen & (is_phase[Phase.FROZEN] | ~self._schedule.skips)
-        frozen, logits, moments = self._run(before, is_phase, shows_frozen)
+        shows_frozen = shows_frozen & ~is_others
+        logits_frozen, logits, moments = self._run(before, is_phase, shows_frozen)
+        frozen, others = choose(
+            is_others,
+            lambda: [before.frozen, logits_frozen],
+            lambda: [where(shows_frozen, logits_frozen, before.frozen), before.others],
+        )
         found = before._replace(
-            frozen=where(shows_frozen, frozen, before.frozen),
+            frozen=frozen,
             has_frozen=before.has_frozen | shows_frozen,
+            others=others,
+            has_others=before.has_others | is_others,
             moments=where(ran, moments, before.moments),
         )
 
@@ -441,7 +466,10 @@ class _Step:
         following = where(is_phase[Phase.FROZEN], after_frozen, number(Phase.WHOLE))
         following = where(doubted, number(Phase.CONFIRM), following)
         following = where(changed, number(Phase.FRESH), following)
-        return where(answered, after_answer, following)
+        following = where(answered, after_answer, following)
+        done = is_phase[Phase.OTHERS] | following.equals(int(Phase.DONE))
+        last = where(found.has_others, number(Phase.DONE), int(Phase.OTHERS))
+        return where(done, last, following)
 
     def _run(
         self, before: Carry, is_phase: Mapping[Phase, GraphArray], shows_frozen: GraphArray
@@ -465,8 +493,8 @@ class _Step:
         behind = kept + self._samples
         shares = stack([self._samples / behind, behind / (behind + self._settings.prior)])
         found = self._twin(
-            self._rows(shows_frozen),
-            self._rows(~is_phase[Phase.FROZEN]),
+            self._frozen_rows(shows_frozen, is_phase[Phase.OTHERS]).var,
+            self._rows(~is_phase[Phase.FROZEN] & ~is_phase[Phase.OTHERS]).var,
             **{
                 "caster.given": where(settled, by_past, untouched).var,
                 "caster.measured": ((shallow | whole) & ~settled).var,
@@ -481,17 +509,35 @@ class _Step:
         frozen, aligned = self._of_classes(outputs[1]), self._of_classes(outputs[3])
         return frozen, aligned, outputs[4]
 
-    def _rows(self, wanted: GraphArray) -> Any:
+    def _rows(self, wanted: GraphArray) -> GraphArray:
         """All images if wanted, else one: a graph takes no fewer."""
+        return self._images if self._fixed else self._images[: where(wanted, self._n, 1)]
+
+    def _frozen_rows(self, wanted: GraphArray, others: GraphArray) -> GraphArray:
+        """The rows of the frozen copy: images or, in a pass of their own, the implausible ones."""
         if self._fixed:
-            return self._images.var
-        return self._images[: where(wanted, self._n, 1)].var
+            return self._images
+        (rows,) = choose(
+            others,
+            lambda: [selected(self._all, ~self._kept)],
+            lambda: [self._rows(wanted)],
+        )
+        return rows
+
+    def _in_order(self, scores: GraphArray, others: GraphArray) -> GraphArray:  # (n, C)
+        """Scores of all samples in the order they came, from those kept and the others.
+
+        Implausible samples whose logits are not finite have no class: their scores are 0.
+        """
+        broken = is_nan((others - others).sum(1, keepdims=True))
+        both = concat([scores, where(~broken, others, 0.0)])
+        kept = self._kept.astype(np.int64)
+        at = where(self._kept, running_sum(kept), length(scores) + running_sum(1 - kept)) - 1
+        return taken(both, at)
 
     def _of_classes(self, logits: GraphArray) -> GraphArray:  # (n, any) -> (n, C)
         """The logits of the state's classes."""
-        from spox.opset.ai.onnx import v18 as op
-
-        return GraphArray(op.gather(logits.var, op.const(np.array(self._columns)), axis=1))
+        return taken(logits, constant(np.array(self._columns)), axis=1)
 
     def _recent(self, moments: GraphArray, fresh: GraphArray) -> tuple[GraphArray, GraphArray]:
         """Moments of the last samples with the batch, at the sites where they are compared."""
@@ -550,6 +596,7 @@ def compile_layers(
     source: Source,
     columns: Sequence[int],  # of the state's classes among the logits
     settings: LayerSettings,
+    is_plausible: PlausibilityGraph,
 ) -> ModelProto:
     """The graph of one batch of a stream.
 
@@ -581,7 +628,8 @@ def compile_layers(
             },
         }
         state = {name: GraphArray(inputs[name]) for name in initial}
-        step = _Step(twin, source, columns, settings, GraphArray(inputs[images.name]), state)
+        batch = GraphArray(inputs[images.name])
+        step = _Step(twin, source, columns, settings, is_plausible, batch, state)
         # A graph must state the shapes of its outputs, and spox loses them in branches.
         shapes: dict[str, tuple[int, ...]] = {
             **{"probabilities": (-1, len(source.prior)), "labels": (-1,)},
