@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, get_args
 
@@ -52,6 +53,7 @@ def compile_model(
 
 def compiled(model: OnnxModel, state: State, settings: LayerSettings) -> ModelProto:
     """The graph that adapts a model, with its metadata."""
+    from caster.export.embedding import in_opset
     from caster.export.layer_graph import Source, compile_layers  # with spox
     from caster.export.plausibility_graph import PlausibilityGraph
     from caster.models.onnx.twin import twin_model
@@ -67,7 +69,7 @@ def compiled(model: OnnxModel, state: State, settings: LayerSettings) -> ModelPr
         if site not in found:
             raise CasterError(f"it has no tensor of the state's site {site}")
     sites, layers = [found[site] for site in state.layers], list(state.layers.values())
-    twin = twin_model(*model.graph(), sites)
+    twin = in_opset(twin_model(*model.graph(), sites))
     layout = getattr(model.preprocessing, "layout", "NCHW")
     is_plausible = PlausibilityGraph.of(
         twin,
@@ -78,7 +80,8 @@ def compiled(model: OnnxModel, state: State, settings: LayerSettings) -> ModelPr
         2 if layout == "NHWC" else 0,
     )
     graph = compile_layers(twin, Source.of(layers), state.head, settings, is_plausible)
-    for name, text in metadata(model, state, settings).items():
+    names = [value.name for value in graph.graph.input[1:]]
+    for name, text in metadata(model, state, settings, names).items():
         entry = graph.metadata_props.add()
         entry.key, entry.value = f"caster.{name}", text
     if graph.ByteSize() > MAX_BYTES:
@@ -86,7 +89,12 @@ def compiled(model: OnnxModel, state: State, settings: LayerSettings) -> ModelPr
     return graph
 
 
-def metadata(model: OnnxModel, state: State, settings: LayerSettings) -> dict[str, str]:
+def metadata(
+    model: OnnxModel,
+    state: State,
+    settings: LayerSettings,
+    names: Sequence[str],  # of the state's tensors
+) -> dict[str, str]:
     """What the file says about itself, under `caster.`."""
     return {
         "version": __version__,
@@ -97,4 +105,5 @@ def metadata(model: OnnxModel, state: State, settings: LayerSettings) -> dict[st
         "classes": labels.to_json(state.classes),
         "settings": json.dumps(asdict(settings)),
         "reasons": json.dumps(get_args(Reason)),
+        "state": json.dumps(names),
     }

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from spox import Tensor, argument, build, inline
+from spox import Tensor, argument, build
 
 from caster.adapt import layer_passes, layer_transport
 from caster.adapt.layer_passes import LayerSettings
@@ -30,6 +30,7 @@ from caster.export.certificate_graph import (
     ScheduleGraph,
     initial_certificate,
 )
+from caster.export.embedding import call, embed
 from caster.export.graph_arrays import (
     GraphArray,
     arange,
@@ -60,7 +61,7 @@ from caster.export.label_graph import (
     merged_mixture,
 )
 from caster.export.moment_graph import ClassTable
-from caster.export.plausibility_graph import PlausibilityGraph
+from caster.export.plausibility_graph import FIRST_LAYERS, PlausibilityGraph
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -69,6 +70,7 @@ Floats = NDArray[np.floating]
 REASONS: tuple[Reason, ...] = get_args(Reason)  # a verdict's reason is its position here
 PASSES = 5  # at most: three with aligned layers, a frozen one, one of samples that are no images
 WINDOWS = ("labels.recent", "frozen_labels.recent", "certificate.rows")  # as many rows as known
+NETWORK = "network"  # name of the embedded twin
 NEXT = "next."  # prefix of a state tensor's name among the outputs
 
 
@@ -244,7 +246,7 @@ class _Step:
         images: GraphArray,
         state: Mapping[str, GraphArray],
     ) -> None:
-        self._twin, self._source, self._columns = inline(twin), source, columns
+        self._twin, self._source, self._columns = twin, source, columns
         self._settings, self._state = settings, state
         self._fixed = twin.graph.input[0].type.tensor_type.shape.dim[0].dim_value > 0
         kept = is_plausible(images)
@@ -492,20 +494,19 @@ class _Step:
         kept = where(before.fresh, constant(0.0), self._past)
         behind = kept + self._samples
         shares = stack([self._samples / behind, behind / (behind + self._settings.prior)])
-        found = self._twin(
-            self._frozen_rows(shows_frozen, is_phase[Phase.OTHERS]).var,
-            self._rows(~is_phase[Phase.FROZEN] & ~is_phase[Phase.OTHERS]).var,
-            **{
-                "caster.given": where(settled, by_past, untouched).var,
-                "caster.measured": ((shallow | whole) & ~settled).var,
-                "caster.past": past.var,
-                "caster.reference": reference.var,
-                "caster.shares": shares.astype(np.float32).var,
-                "caster.full": constant(False).var,
-                "caster.matrices": constant(np.zeros(self._squares, np.float32)).var,
-            },
+        outputs = call(
+            NETWORK,
+            self._twin,
+            self._frozen_rows(shows_frozen, is_phase[Phase.OTHERS]),
+            self._rows(~is_phase[Phase.FROZEN] & ~is_phase[Phase.OTHERS]),
+            where(settled, by_past, untouched),  # caster.given
+            (shallow | whole) & ~settled,  # caster.measured
+            past,
+            reference,
+            shares.astype(np.float32),
+            constant(False),  # caster.full
+            constant(np.zeros(self._squares, np.float32)),  # caster.matrices
         )
-        outputs = [GraphArray(var) for var in found.values()]
         frozen, aligned = self._of_classes(outputs[1]), self._of_classes(outputs[3])
         return frozen, aligned, outputs[4]
 
@@ -637,7 +638,7 @@ def compile_layers(
         }
         found = {name: each.reshape(*shapes.get(name, ())) for name, each in step.answer().items()}
         model = build(inputs, {name: each.var for name, each in found.items()})
-    _keep_weights_in_loop(model)
+    embed(model, {NETWORK: twin, FIRST_LAYERS: is_plausible.first_layers})
     model.graph.initializer.extend(
         numpy_helper.from_array(each, name) for name, each in initial.items()
     )
@@ -648,17 +649,3 @@ def _dtype(number: int) -> Any:
     from onnx.helper import tensor_dtype_to_np_dtype
 
     return tensor_dtype_to_np_dtype(number)
-
-
-def _keep_weights_in_loop(model: ModelProto) -> None:
-    """Turn the constants of the passes' body into its initializers, as networks have them."""
-    (loop,) = (node for node in model.graph.node if node.op_type == "Loop")
-    (body,) = (attribute.g for attribute in loop.attribute)
-    constants = [node for node in body.node if node.op_type == "Constant"]
-    for node in constants:
-        tensor = node.attribute[0].t
-        tensor.name = node.output[0]
-        body.initializer.append(tensor)
-    others = [node for node in body.node if node.op_type != "Constant"]
-    del body.node[:]
-    body.node.extend(others)

@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from spox import inline
 
 from caster.adapt.layer_passes import Range
 from caster.adapt.plausibility import SLACK, broad_limits, extremes, sharp_limits
 from caster.core.channels import ChannelMoments
+from caster.export.embedding import call, embed
 from caster.export.graph_arrays import GraphArray, choose, constant, under_construction
 from caster.models.onnx.sites import OnnxSite
 
 if TYPE_CHECKING:
     from onnx import ModelProto
+
+FIRST_LAYERS = "first"  # name of the embedded layers
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,8 +79,8 @@ class PlausibilityGraph:
 
     def _energies(self, images: GraphArray) -> GraphArray:  # (n, c)
         """Mean squared distance from the source's mean, by sample and channel."""
-        (values,) = inline(self.first_layers)(images.var).values()
-        x, width = GraphArray(values).astype(np.float32), self.site.width
+        (values,) = call(FIRST_LAYERS, self.first_layers, images)
+        x, width = values.astype(np.float32), self.site.width
         mean = np.asarray(self.source.mean, np.float32)
         if self.site.site.axis == 1:
             step = x.reshape(0, width, -1) - constant(mean[:, None])
@@ -97,6 +99,7 @@ class PlausibilityGraph:
             given = argument(Tensor(dtype, (None, *images.shape[1:])))
             energies = self._energies(GraphArray(given)).reshape(-1, self.site.width)
             model = build({"images": given}, {"energies": energies.var})
+        embed(model, {FIRST_LAYERS: self.first_layers})
         session = onnxruntime.InferenceSession(model.SerializeToString())
         (found,) = session.run(None, {"images": images.astype(dtype)})
         return np.asarray(found)
