@@ -37,7 +37,7 @@ def fitted(tmp_path_factory):
 
     @cache
     def path(**changed):
-        settings = LayerSettings(maps="diagonal", **changed)
+        settings = LayerSettings(**changed)
         found = folder / f"{len(list(folder.iterdir()))}.onnx"
         found.write_bytes(compiling.compiled(model, state, settings).SerializeToString())
         return found
@@ -46,7 +46,7 @@ def fitted(tmp_path_factory):
 
 
 def in_python(fitted, **changed):
-    settings = LayerSettings(maps="diagonal", **changed)
+    settings = LayerSettings(**changed)
     state = fitted.state
     return LayerTransport(
         fitted.model, state.layers, Columns(state.head), state.input_range, settings
@@ -100,6 +100,13 @@ def test_streams_are_those_of_python(fitted, kind, size, batches):
         in_batches(stream_of(kind, size * batches), size), CompiledStream(fitted.path()), theirs
     )
     assert len(reasons) == batches
+
+
+@pytest.mark.parametrize("maps", ["diagonal", "full"])
+def test_maps_of_a_settled_stream_are_those_of_python(fitted, maps):
+    theirs, ours = in_python(fitted, maps=maps), CompiledStream(fitted.path(maps=maps))
+    same_streams(in_batches(stream_of("shuffled", 15 * 32), 32), ours, theirs)
+    assert ("past.covariances" in ours.state) == (maps == "full") == (theirs.full_maps > 0)
 
 
 @pytest.mark.parametrize("kind", ["shuffled", "turning", "changing", "clean"])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, get_args
 
 from caster._version import __version__
-from caster.adapt.layer_passes import LayerSettings
+from caster.adapt.layer_passes import LayerSettings, has_full_map
 from caster.core.verdict import Reason
 from caster.errors import CasterError
 from caster.io import labels
@@ -42,7 +42,7 @@ def compile_model(
     model.verify()
     state.check_model(model.sha256)
     state.check_preprocessing(preprocessing_sha256(model))
-    settings = LayerSettings(maps="diagonal", tau=tau, every=every)
+    settings = LayerSettings(tau=tau, every=every)
     try:
         found = compiled(model, state, settings)
     except CasterError as error:
@@ -68,8 +68,14 @@ def compiled(model: OnnxModel, state: State, settings: LayerSettings) -> ModelPr
     for site in state.layers:
         if site not in found:
             raise CasterError(f"it has no tensor of the state's site {site}")
-    sites, layers = [found[site] for site in state.layers], list(state.layers.values())
-    twin = in_opset(twin_model(*model.graph(), sites))
+    sites = [found[site] for site in state.layers]
+    used = {
+        site: moments if has_full_map(moments, settings) else replace(moments, covariance=None)
+        for site, moments in state.layers.items()
+    }
+    layers = list(used.values())
+    full = [found[site] for site, moments in used.items() if moments.covariance is not None]
+    twin = in_opset(twin_model(*model.graph(), sites, full))
     layout = getattr(model.preprocessing, "layout", "NCHW")
     is_plausible = PlausibilityGraph.of(
         twin,
@@ -79,7 +85,8 @@ def compiled(model: OnnxModel, state: State, settings: LayerSettings) -> ModelPr
         (model.input_shape or (None, None))[1:],
         2 if layout == "NHWC" else 0,
     )
-    graph = compile_layers(twin, Source.of(layers), state.head, settings, is_plausible)
+    source = Source.of(layers, [site.positions for site in sites])
+    graph = compile_layers(twin, source, state.head, settings, is_plausible)
     names = [value.name for value in graph.graph.input[1:]]
     for name, text in metadata(model, state, settings, names).items():
         entry = graph.metadata_props.add()

@@ -92,12 +92,31 @@ def _put(
     outputs: list[str],
 ) -> None:
     """Append the nodes and weights of a part, under names of their own."""
-    from onnx import compose, helper
+    from onnx import helper
 
-    own = compose.add_prefix_graph(part, f"{name}/")
+    own = _renamed(part, f"{name}/")
     for given, value in zip(inputs, own.input, strict=True):
         graph.node.append(helper.make_node("Identity", [given], [value.name]))
     graph.node.extend(own.node)
     graph.initializer.extend(own.initializer)
     for value, wanted in zip(own.output, outputs, strict=True):
         graph.node.append(helper.make_node("Identity", [value.name], [wanted]))
+
+
+def _renamed(graph: GraphProto, prefix: str) -> GraphProto:
+    """A copy of a graph whose tensors and nodes have a prefix, in its branches and loops too.
+
+    `onnx.compose` leaves names alone that a branch takes from the graph around it.
+    """
+    from onnx import GraphProto
+
+    own = GraphProto()
+    own.CopyFrom(graph)
+    for each in all_graphs(own):
+        for value in (*each.input, *each.output, *each.initializer, *each.value_info):
+            value.name = prefix + value.name
+        for node in each.node:
+            node.name = prefix + node.name
+            for names in (node.input, node.output):
+                names[:] = [name and prefix + name for name in names]
+    return own

@@ -31,6 +31,13 @@ from caster.export.certificate_graph import (
     initial_certificate,
 )
 from caster.export.embedding import call, embed
+from caster.export.full_map_graph import (
+    FullSite,
+    full_maps,
+    full_sites,
+    merged_covariances,
+    with_shifts,
+)
 from caster.export.graph_arrays import (
     GraphArray,
     arange,
@@ -96,10 +103,15 @@ class Source:
     eps: Floats  # (D,) float32
     parts: tuple[tuple[int, ClassTable | None], ...]  # channels of sites in a row, and classes
     prior: Floats  # (C,) float64
+    full: tuple[FullSite, ...] = ()  # sites with full maps
 
     @classmethod
-    def of(cls, layers: Sequence[ChannelMoments]) -> Source:
-        """The moments of a state, in the order of the sites."""
+    def of(
+        cls,
+        layers: Sequence[ChannelMoments],
+        positions: Sequence[int | None],  # at a site, per sample; None: not known
+    ) -> Source:
+        """The moments of a state, in the order of the sites: full maps where covariances are."""
         widths = tuple(len(found.mean) for found in layers)
         tiny = float(np.finfo(np.float32).tiny)  # where every channel is dead
         eps = [max(layer_passes.EPS * float(np.mean(m.variance)), tiny) for m in layers]
@@ -117,6 +129,7 @@ class Source:
             np.repeat(eps, widths).astype(np.float32),
             tuple(parts),
             layer_transport.first_labels(layers).chain.prior,
+            full_sites(layers, positions),
         )
 
     def reference(self, mixture: GraphArray | None) -> GraphArray:  # (C,) -> (3, D)
@@ -143,6 +156,7 @@ def initial_state(source: Source) -> dict[str, NDArray[Any]]:
     return {
         "past": np.zeros((2, D), np.float32),
         "past.count": np.array(0.0),
+        **_initial_covariances(source),
         "recent": np.zeros((2, shallow), np.float32),
         "recent.count": np.array(0.0),
         "mixture": source.prior,
@@ -151,6 +165,11 @@ def initial_state(source: Source) -> dict[str, NDArray[Any]]:
         **initial_certificate(C),
         "schedule": np.zeros(4, np.int64),
     }
+
+
+def _initial_covariances(source: Source) -> dict[str, NDArray[Any]]:
+    size = sum(site.width**2 for site in source.full)
+    return {"past.covariances": np.zeros(size, np.float32)} if size else {}
 
 
 def _compared_widths(source: Source) -> list[int]:
@@ -202,6 +221,7 @@ class Carry(NamedTuple):
     others: GraphArray  # (m, C) frozen logits of implausible samples, once `has_others`
     has_others: GraphArray  # ()
     moments: GraphArray  # (2, D), of the batch in the last aligned pass
+    covariances: GraphArray  # (sum of c^2,), in the same pass
     mixture: GraphArray  # (C,), behind the merged moments
     prior: GraphArray  # (C,), of labels that have observed the batch, as the rest
     believed: GraphArray
@@ -257,7 +277,7 @@ class _Step:
         first = arange(length(images)).equals(0)
         images = images if self._fixed else selected(images, kept | (self._none & first))
         self._images = images
-        self._squares = twin.graph.output[-1].type.tensor_type.shape.dim[0].dim_value
+        self._squares = sum(site.width**2 for site in source.full)
         self._pi_s = constant(source.prior)
         self._labels = _labels_of(state, "labels", self._pi_s)
         self._n = length(images)
@@ -286,6 +306,7 @@ class _Step:
         reason = where(self._none, _code("implausible"), _code("numerical"))
         reason = where(found.failed, reason, _code("rest"))
         reason = where(compares, where(fits, _code("accepted"), _code("ratio")), reason)
+        after = self._after(found, fits, following)
         scores = self._in_order(where(accepted, found.scores, found.frozen), found.others)
         return {
             "probabilities": softmax(scores),
@@ -293,7 +314,7 @@ class _Step:
             "accepted": accepted,
             "ratio": ratio,
             "reason": reason,
-            **{f"{NEXT}{name}": each for name, each in self._after(found, fits, following).items()},
+            **{f"{NEXT}{name}": after[name] for name in self._state},
         }
 
     def _compared(self, found: Carry) -> list[GraphArray]:
@@ -340,6 +361,11 @@ class _Step:
             "mixture": found.mixture,
             **_label_state(found.labels(self._pi_s), "labels"),
         }
+        if self._source.full:
+            step = found.moments[0] - self._state["past"][0]
+            joined["past.covariances"] = merged_covariances(
+                self._source.full, self._state["past.covariances"], found.covariances, step, share
+            )
         chosen = choose(
             found.has_scores,
             lambda: list(joined.values()),
@@ -348,7 +374,7 @@ class _Step:
         after = dict(zip(joined, chosen, strict=True))
         # The next comparison after a rest is of another part of the stream.
         resets = settles & ~fits
-        for name in ("past", "past.count", "recent", "recent.count"):
+        for name in (name for name in after if name.startswith(("past", "recent"))):
             after[name] = where(~resets, after[name], 0.0)
         return {
             **after,
@@ -379,6 +405,7 @@ class _Step:
             others=constant(np.zeros((1, C), np.float32)),
             has_others=self._kept.all(),
             moments=constant(np.zeros((2, D), np.float32)),
+            covariances=constant(np.zeros(self._squares, np.float32)),
             mixture=self._state["mixture"],
             **_label_parts(self._labels),
         )
@@ -398,7 +425,7 @@ class _Step:
         ran = ~is_phase[Phase.FROZEN] & ~is_others
         shows_frozen = ~before.has_frozen & (is_phase[Phase.FROZEN] | ~self._schedule.skips)
         shows_frozen = shows_frozen & ~is_others
-        logits_frozen, logits, moments = self._run(before, is_phase, shows_frozen)
+        logits_frozen, logits, moments, covariances = self._run(before, is_phase, shows_frozen)
         frozen, others = choose(
             is_others,
             lambda: [before.frozen, logits_frozen],
@@ -410,6 +437,7 @@ class _Step:
             others=others,
             has_others=before.has_others | is_others,
             moments=where(ran, moments, before.moments),
+            covariances=where(ran, covariances, before.covariances),
         )
 
         finite = ran & is_finite(logits)
@@ -475,8 +503,8 @@ class _Step:
 
     def _run(
         self, before: Carry, is_phase: Mapping[Phase, GraphArray], shows_frozen: GraphArray
-    ) -> tuple[GraphArray, GraphArray, GraphArray]:  # (n or 1, C), (n or 1, C), (2, D)
-        """Frozen logits, aligned logits and the batch's moments; a copy not needed gets one row."""
+    ) -> list[GraphArray]:  # (n or 1, C), (n or 1, C), (2, D), (sum of c^2,)
+        """Frozen and aligned logits, and the batch's moments; a copy not needed gets one row."""
         settled, whole = is_phase[Phase.SETTLED], is_phase[Phase.WHOLE]
         mixture = where(whole, before.mixture, self._state["mixture"])
         as_source = ~(settled | whole) | is_reference(mixture, self._pi_s)
@@ -487,7 +515,11 @@ class _Step:
         )
         past, count = self._state["past"], self._state["past.count"]
         own = (count / (count + self._settings.prior)).astype(np.float32)
-        by_past = moment_graph.to_source(moment_graph.blended(past, reference[:2], own), reference)
+        target = moment_graph.blended(past, reference[:2], own)
+        by_past = moment_graph.to_source(target, reference)
+        full = settled & as_source
+        shift, matrices = self._full_maps(full, target, by_past)
+        by_past = stack([by_past[0], shift])
         D, sites = self._source.moments.shape[1], len(self._source.widths)
         untouched = constant(np.stack([np.ones(D), np.zeros(D)]), np.float32)
         shallow = constant(np.arange(sites) < math.ceil(layer_transport.FIRST_PASS * sites))
@@ -504,11 +536,38 @@ class _Step:
             past,
             reference,
             shares.astype(np.float32),
-            constant(False),  # caster.full
-            constant(np.zeros(self._squares, np.float32)),  # caster.matrices
+            full,
+            matrices,
         )
         frozen, aligned = self._of_classes(outputs[1]), self._of_classes(outputs[3])
-        return frozen, aligned, outputs[4]
+        return [frozen, aligned, *outputs[4:]]
+
+    def _full_maps(
+        self,
+        full: GraphArray,
+        target: GraphArray,  # (2, D), shrunk
+        by_past: GraphArray,  # (2, D), the diagonal map
+    ) -> list[GraphArray]:  # (D,), (sum of c^2,)
+        """The shifts of all sites and the matrices of full ones, if `full`."""
+        sites, zeros = self._source.full, constant(np.zeros(self._squares, np.float32))
+        if not sites:
+            return [by_past[1], zeros]
+        count = self._state["past.count"]
+        behind = count + self._settings.prior
+
+        def found() -> list[GraphArray]:
+            maps, shifts = full_maps(
+                sites,
+                self._state["past.covariances"],
+                target[0],
+                by_past[0],
+                count / behind,
+                behind,
+            )
+            joined = concat([A.reshape(-1) for A in maps]).astype(np.float32)
+            return [with_shifts(by_past[1], sites, shifts), joined]
+
+        return choose(full, found, lambda: [by_past[1], zeros])
 
     def _rows(self, wanted: GraphArray) -> GraphArray:
         """All images if wanted, else one: a graph takes no fewer."""
