@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caster.adapt.layer_certificate import ERRORS, NORM
-from caster.core.linalg import step_scales
 from caster.export.graph_arrays import (
     GraphArray,
     choose,
     concat,
     constant,
     exp,
+    identity_like,
     is_finite,
     is_nan,
     length,
@@ -30,6 +30,7 @@ from caster.export.graph_arrays import (
     stack,
     where,
 )
+from caster.export.matrix_roots import scaled_roots
 
 SMALLEST = 1e-8  # singular value, relative to the Frobenius norm, that the nuclear norm resolves
 
@@ -76,26 +77,10 @@ def nuclear_norm(p: GraphArray, n_classes: int) -> GraphArray:  # (n, C) -> ()
 
 
 def trace_of_root(gram: GraphArray) -> GraphArray:  # (k, k) -> ()
-    """Trace of the symmetric root of a semidefinite matrix, by coupled Newton-Schulz iterations.
-
-    With eigenvalues scaled into [0, 1], T = (3 - a^2 Z Y) / 2 moves a root x to a x T, closer to 1
-    (see `newton_schulz_roots`). One below `SMALLEST` is not resolved and adds less than it is.
-    """
-    scale = sqrt((gram * gram).sum())  # at least the largest eigenvalue
-    Y = gram / scale
-    identity = identity_of(gram)
-    Z = identity
-    for a in step_scales(SMALLEST):
-        T = 1.5 * a * identity - 0.5 * a**3 * (Z @ Y)
-        Y, Z = Y @ T, T @ Z
-    return sqrt(scale) * (Y * identity).sum()
-
-
-def identity_of(matrix: GraphArray) -> GraphArray:  # (k, k) -> (k, k)
-    """The identity of a matrix's order."""
-    from spox.opset.ai.onnx import v18 as op
-
-    return GraphArray(op.eye_like(matrix.var, dtype=np.float64))
+    """Trace of the symmetric root of a semidefinite matrix."""
+    identity = identity_like(gram)
+    root, _, scale = scaled_roots(gram, identity, SMALLEST)
+    return (scale * root * identity).sum()
 
 
 # --- windows -------------------------------------------------------------------------------------

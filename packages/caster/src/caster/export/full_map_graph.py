@@ -13,16 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caster.core.channels import FULL_MAP_EPS, FULL_MAP_ROWS, ChannelMoments
-from caster.core.linalg import step_scales, symmetric_roots
+from caster.core.linalg import symmetric_roots
 from caster.export.graph_arrays import (
     GraphArray,
     absolute,
     concat,
     constant,
-    sqrt,
     stack,
     where,
 )
+from caster.export.matrix_roots import scaled_roots
 
 Floats = NDArray[np.floating]
 SMALLEST = 1e-6  # root of an eigenvalue, relative to the Frobenius norm, that can be inverted
@@ -59,8 +59,8 @@ def full_sites(
     for moments, count in zip(layers, positions, strict=True):
         stop = start + len(moments.mean)
         if moments.covariance is not None:
-            parts = (np.asarray(p, np.float64) for p in (moments.mean, moments.covariance))
-            found.append(FullSite(slice(start, stop), *parts, count or 1, at))
+            mean, C = (np.asarray(p, np.float64) for p in (moments.mean, moments.covariance))
+            found.append(FullSite(slice(start, stop), mean, C, count or 1, at))
             at += (stop - start) ** 2
         start = stop
     return tuple(found)
@@ -146,15 +146,11 @@ def inverse_roots(
     matrices: GraphArray,  # (k, c, c), positive definite
     c: int,
 ) -> tuple[GraphArray, GraphArray]:  # (k, c, c), (k, 1, 1)
-    """Inverse symmetric roots by coupled Newton-Schulz iterations, and whether they are close."""
+    """Inverse symmetric roots, and whether they are close."""
     identity = constant(np.eye(c))
-    scale = sqrt((matrices * matrices).sum(2, keepdims=True).sum(1, keepdims=True))
-    Y, Z = matrices / scale, identity
-    for a in step_scales(SMALLEST):
-        T = 1.5 * a * identity - 0.5 * a**3 * (Z @ Y)
-        Y, Z = Y @ T, T @ Z
-    off = absolute(Z @ Y - identity).max(2, keepdims=True).max(1, keepdims=True)
-    return Z / sqrt(scale), off < CLOSE
+    root, inverse, scale = scaled_roots(matrices, identity, SMALLEST)
+    off = absolute(inverse @ root - identity).max(2, keepdims=True).max(1, keepdims=True)
+    return inverse / scale, off < CLOSE
 
 
 def with_shifts(

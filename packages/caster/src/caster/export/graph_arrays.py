@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import spox.opset.ai.onnx.v18 as op
 from numpy.typing import DTypeLike
-from spox import Tensor, Var
+from spox import Var
 
 LARGEST = int(np.iinfo(np.int64).max)  # past the end of any axis
 Operand = Any  # an array of the graph, or a number
@@ -35,8 +35,8 @@ class GraphArray:
     @property
     def dtype(self) -> np.dtype[Any]:
         """Type of the elements."""
-        found: Tensor = self.var.unwrap_tensor()
-        return np.dtype(found.dtype)
+        found: np.dtype[Any] = np.dtype(self.var.unwrap_tensor().dtype)
+        return found
 
     @property
     def shape(self) -> tuple[Any, ...]:
@@ -242,6 +242,11 @@ def filled(value: float, shape: Sequence[GraphArray | int], dtype: DTypeLike) ->
     return GraphArray(op.constant_of_shape(sizes, value=np.array([value], dtype)))
 
 
+def identity_like(matrix: GraphArray) -> GraphArray:  # (k, k) -> (k, k)
+    """The identity of a matrix's order and type."""
+    return GraphArray(op.eye_like(matrix.var))
+
+
 def selected(x: GraphArray, rows: GraphArray) -> GraphArray:  # (n, ...), (n,) -> (k, ...)
     """The rows that are true."""
     return GraphArray(op.compress(x.var, rows.var, axis=0))
@@ -327,8 +332,8 @@ def scan(
     step: Callable[[GraphArray, GraphArray], tuple[GraphArray, Arrays]],
     *,
     backwards: bool = False,
-) -> list[GraphArray]:  # each (n, ...)
-    """Carry a state from row to row, and collect what every step gives.
+) -> list[GraphArray]:  # (...), and each (n, ...)
+    """Carry a state from row to row; return the last one, and what every step gives.
 
     A Loop: spox gives the body of a Scan wrong types.
     """
@@ -339,5 +344,5 @@ def scan(
         following, given = step(GraphArray(state), GraphArray(row))
         return [go_on, following.var, *(each.var for each in given)]
 
-    _, *found = op.loop(length(rows).var, v_initial=[start.var], body=body)
-    return [GraphArray(each)[::-1] if backwards else GraphArray(each) for each in found]
+    last, *found = map(GraphArray, op.loop(length(rows).var, v_initial=[start.var], body=body))
+    return [last, *(each[::-1] if backwards else each for each in found)]

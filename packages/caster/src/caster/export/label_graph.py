@@ -152,7 +152,7 @@ def filtered(
         following = joint / predicted
         return following, [following, predicted]
 
-    past, predicted = scan(last, likelihood, step)
+    _, past, predicted = scan(last, likelihood, step)
     return past, predicted.reshape(0, PAIRS)
 
 
@@ -166,7 +166,7 @@ def future(likelihood: GraphArray, g: GraphArray) -> GraphArray:  # (n, G, C), (
         return before / before.sum(1, keepdims=True), [after]
 
     ones = constant(np.ones((PAIRS, 1))) + 0.0 * g  # (G, C)
-    (found,) = scan(ones, likelihood, step, backwards=True)
+    _, found = scan(ones, likelihood, step, backwards=True)
     return found
 
 

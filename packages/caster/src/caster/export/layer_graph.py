@@ -73,7 +73,7 @@ from caster.export.plausibility_graph import FIRST_LAYERS, PlausibilityGraph
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-Floats = NDArray[np.floating]
+Floats = NDArray[Any]
 REASONS: tuple[Reason, ...] = get_args(Reason)  # a verdict's reason is its position here
 PASSES = 5  # at most: three with aligned layers, a frozen one, one of samples that are no images
 WINDOWS = ("labels.recent", "frozen_labels.recent", "certificate.rows")  # as many rows as known
@@ -188,8 +188,8 @@ def _labels_of(state: Mapping[str, GraphArray], name: str, source: GraphArray) -
 
 
 def _certificate_of(state: Mapping[str, GraphArray], settings: LayerSettings) -> CertificateGraph:
-    parts = (state[f"certificate{part}"] for part in ("", ".rows", ".count"))
-    return CertificateGraph(*parts, settings.window)
+    stats, rows, count = (state[f"certificate{part}"] for part in ("", ".rows", ".count"))
+    return CertificateGraph(stats, rows, count, settings.window)
 
 
 def _label_state(labels: LabelGraph, name: str) -> dict[str, GraphArray]:
@@ -228,13 +228,13 @@ class Carry(NamedTuple):
     last: GraphArray
     evidence: GraphArray
     totals: GraphArray
-    count: GraphArray
+    seen: GraphArray
     recent: GraphArray
     known: GraphArray
 
     def labels(self, source: GraphArray) -> LabelGraph:
         """The stream's labels."""
-        chain = ChainGraph(source, self.last, self.evidence, self.totals, self.count)
+        chain = ChainGraph(source, self.last, self.evidence, self.totals, self.seen)
         return LabelGraph(chain, self.recent, self.known, self.prior, self.believed)
 
 
@@ -247,7 +247,7 @@ def _label_parts(labels: LabelGraph) -> dict[str, GraphArray]:
         "last": chain.last,
         "evidence": chain.evidence,
         "totals": chain.totals,
-        "count": chain.count,
+        "seen": chain.count,
         "recent": labels.recent,
         "known": labels.count,
     }

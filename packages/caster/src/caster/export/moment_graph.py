@@ -57,12 +57,11 @@ class ClassTable:
     @classmethod
     def of(cls, sites: Sequence[ChannelMoments], few: float) -> ClassTable:
         """The classes at sites that have them, shrunk by so many samples."""
-        tables = [_relative(site) for site in sites]
-        z, s = (
-            np.concatenate(parts, axis=1).astype(np.float16) for parts in zip(*tables, strict=True)
-        )
+        (counts,) = {tuple(site.classes.counts) for site in sites if site.classes is not None}
+        both = zip(*map(_relative, sites), strict=True)
+        z, s = (np.concatenate(parts, axis=1).astype(np.float16) for parts in both)
         wide = ClassChannelMoments(
-            np.asarray(sites[0].classes.counts), z.astype(np.float64), s.astype(np.float64) ** 2
+            np.asarray(counts), z.astype(np.float64), s.astype(np.float64) ** 2
         )
         own, background = wide.weights(few)
         pooled = wide.shrunk(few).pooled()
