@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ import torch
 import caster
 from caster import CasterError
 from caster.export import compile_model
+from caster.export.embedding import in_opset
 from caster.state import file as states
 from tests.support import mixture_problem as problem
 from tests.support.compiled_stream import CompiledStream
@@ -100,14 +102,45 @@ def test_the_model_itself_is_not_overwritten(made):
 @pytest.mark.parametrize("opset", [13, 17, 20])
 def test_models_of_other_opsets_compile(made, tmp_path, opset):
     graph = exported(problem.model().module, torch.zeros(2, 3, 8, 8), opset_version=opset)
-    onnx.save(graph, tmp_path / "model.onnx")
-    model = caster.wrap(str(tmp_path / "model.onnx"))
-    layers = dict(zip((each.site for each in model.sites), made.state.layers.values(), strict=True))
-    state = replace(made.state, layers=layers, model_sha256=model.sha256)
-    compile_model(model, state, tmp_path / "adaptive.onnx")
-    one, other = (CompiledStream(folder / "adaptive.onnx") for folder in (tmp_path, made.folder))
+    one = compiled_alike(made, graph, tmp_path)
+    other = CompiledStream(made.folder / "adaptive.onnx")
     images = problem.make_images(problem.shuffled(48, seed=5), seed=9, shift=0.6)
     for _ in range(3):
-        np.testing.assert_allclose(
-            one(images).probabilities, other(images).probabilities, atol=1e-5
-        )
+        found, expected = one(images).probabilities, other(images).probabilities
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_a_model_with_a_fixed_batch_takes_any(made, tmp_path):
+    graph = exported(problem.model().module, torch.zeros(8, 3, 8, 8), dynamic_axes={})
+    one = compiled_alike(made, graph, tmp_path)
+    other = CompiledStream(made.folder / "adaptive.onnx")
+    images = problem.make_images(problem.shuffled(25, seed=5), seed=9, shift=0.6)
+    for batch in (images[:8], images[8:24], images[24:]):
+        found, expected = one(batch).probabilities, other(batch).probabilities
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def compiled_alike(made, graph, folder):
+    """A stream through another export of the same network."""
+    onnx.save(graph, folder / "model.onnx")
+    model = caster.wrap(str(folder / "model.onnx"))
+    sites = (each.site for each in model.sites)
+    layers = dict(zip(sites, made.state.layers.values(), strict=True))
+    state = replace(made.state, layers=layers, model_sha256=model.sha256)
+    compile_model(model, state, folder / "adaptive.onnx")
+    return CompiledStream(folder / "adaptive.onnx")
+
+
+def test_operators_that_are_not_standard_are_named():
+    node = onnx.helper.make_node("FusedConv", ["x"], ["y"], name="stem", domain="com.microsoft")
+    values = [onnx.helper.make_tensor_value_info(name, 1, ["n"]) for name in "xy"]
+    graph = onnx.helper.make_graph([node], "g", values[:1], values[1:])
+    with pytest.raises(CasterError, match=r"`stem` is a com.microsoft FusedConv"):
+        in_opset(onnx.helper.make_model(graph))
+
+
+def test_without_spox_the_error_says_what_to_install(made, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "spox", None)
+    with pytest.raises(CasterError, match=r"caster-tta\[onnx\]"):
+        compile_model(made.model, made.state, tmp_path / "out.onnx")
+    assert not list(tmp_path.iterdir())

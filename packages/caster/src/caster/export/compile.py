@@ -39,6 +39,7 @@ def compile_model(
     cannot be compiled.
     """
     check_writable(path, model.name)
+    _check_installed()
     model.verify()
     state.check_model(model.sha256)
     state.check_preprocessing(preprocessing_sha256(model))
@@ -49,6 +50,13 @@ def compile_model(
         raise CasterError(f"cannot compile {model.name}: {error}") from None
     with replacing(path) as temporary:
         temporary.write_bytes(found.SerializeToString())
+
+
+def _check_installed() -> None:
+    try:
+        import spox  # noqa: F401
+    except ImportError:
+        raise CasterError("compiling a model needs spox: pip install 'caster-tta[onnx]'") from None
 
 
 def compiled(model: OnnxModel, state: State, settings: LayerSettings) -> ModelProto:

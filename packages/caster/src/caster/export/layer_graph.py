@@ -268,19 +268,15 @@ class _Step:
     ) -> None:
         self._twin, self._source, self._columns = twin, source, columns
         self._settings, self._state = settings, state
-        self._fixed = twin.graph.input[0].type.tensor_type.shape.dim[0].dim_value > 0
         kept = is_plausible(images)
-        if self._fixed:  # nothing can be left out of a batch
-            kept = kept & kept.all()
         self._all, self._kept, self._none = images, kept, ~kept.any()
         # A graph takes no empty batch: without a plausible sample, the first stands for them.
         first = arange(length(images)).equals(0)
-        images = images if self._fixed else selected(images, kept | (self._none & first))
-        self._images = images
+        self._images = selected(images, kept | (self._none & first))
         self._squares = sum(site.width**2 for site in source.full)
         self._pi_s = constant(source.prior)
         self._labels = _labels_of(state, "labels", self._pi_s)
-        self._n = length(images)
+        self._n = length(self._images)
         self._samples = self._n.astype(np.float64)
         room = maximum(settings.memory - self._samples, 0.0)
         self._past = minimum(state["past.count"], room)  # samples of the past that still count
@@ -571,12 +567,10 @@ class _Step:
 
     def _rows(self, wanted: GraphArray) -> GraphArray:
         """All images if wanted, else one: a graph takes no fewer."""
-        return self._images if self._fixed else self._images[: where(wanted, self._n, 1)]
+        return self._images[: where(wanted, self._n, 1)]
 
     def _frozen_rows(self, wanted: GraphArray, others: GraphArray) -> GraphArray:
         """The rows of the frozen copy: images or, in a pass of their own, the implausible ones."""
-        if self._fixed:
-            return self._images
         (rows,) = choose(
             others,
             lambda: [selected(self._all, ~self._kept)],
