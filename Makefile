@@ -14,10 +14,10 @@ check: lint  ## every edit: lint, types, imports and the fast tests
 	$(BIN)/pytest -q -n 2 -m "not slow" $(FAST)
 
 test: lint  ## what CI runs: every test, large grids sampled
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist worksteal
 
 test-all: lint  ## every test on every case
-	$(BIN)/pytest -n 2 --whole
+	$(BIN)/pytest -n 2 --dist worksteal --whole
 
 lint: .venv/dev
 	$(BIN)/ruff check .

@@ -19,6 +19,7 @@ from hypothesis import settings
 
 from caster import Caster
 from tests.support import sampling
+from tests.support.figures import listed_figures, rendered_figures  # noqa: F401 fixtures
 from tests.support.miniature import checkpoints, miniature  # noqa: F401 fixtures
 
 
@@ -30,6 +31,9 @@ def pytest_addoption(parser) -> None:
 
 def pytest_configure(config) -> None:
     sampling.whole = config.getoption("--whole", default=False)
+    examples = 40 if sampling.whole else 20
+    settings.register_profile("caster", deadline=None, max_examples=examples, derandomize=True)
+    settings.load_profile("caster")
 
 
 def pytest_collection_modifyitems(config, items) -> None:
@@ -48,8 +52,6 @@ if "+cpu" in torch.__version__:  # a CUDA-built torchvision needs these two oper
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in the background
 torch.set_num_threads(1)  # a second thread only adds waiting to layers this small
 jax.config.update("jax_enable_x64", True)
-settings.register_profile("caster", deadline=None, max_examples=40, derandomize=True)
-settings.load_profile("caster")
 
 
 class Kind:

@@ -6,6 +6,7 @@ import copy
 import logging
 from collections import namedtuple
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from caster.models.torch import TorchModel
 from caster_bench.methods.registry import create
 from caster_bench.methods.source import Source
 from tests.support.problem import make_images, model, source, stream
+from tests.support.sampling import sampled
 
 
 def ungated(frozen, known=None, **settings):
@@ -35,8 +37,10 @@ def ungated(frozen, known=None, **settings):
     return create("layer-transport-ungated", frozen, known, **{"depth": 1.0} | settings)
 
 
-@pytest.mark.parametrize("name", ["layer-transport", "layer-transport-ungated"])
-@pytest.mark.parametrize("kind", ["batch", "layer", "vit"])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    sampled(product(["batch", "layer", "vit"], ["layer-transport", "layer-transport-ungated"]), 3),
+)
 def test_images_that_are_no_numbers_leave_no_trace(name, kind):
     first, bad, second = (batch.copy() for batch in stream(3, size=16))
     bad[3] = np.nan
@@ -119,9 +123,9 @@ def test_data_parallel_is_refused():
 
 
 @pytest.mark.filterwarnings("ignore:Dynamo does not know")
-@pytest.mark.parametrize("inner", [False, True])
-@pytest.mark.parametrize("kind", ["batch", "vit"])
-@pytest.mark.parametrize("memory", [0, 64])
+@pytest.mark.parametrize(
+    ("memory", "kind", "inner"), sampled(product([0, 64], ["batch", "vit"], [False, True]), 4)
+)
 def test_a_compiled_module_is_aligned_as_it_was_before(kind, memory, inner):
     compiled = torch.compile(model(kind).module, backend="eager")
     compiled = Holder(compiled) if inner else compiled

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from caster.adapt import feedback
 from caster.core.arrays import to_numpy
 from caster.core.betting import BettingTest
 from tests.support.problem import N_CLASSES, make_images, model, source
+from tests.support.sampling import sampled
 
 MECHANISMS = ("layers", "features")
 NEVER, ALWAYS = 1e-6, 1e6  # tau: the certificate rejects or accepts every batch
@@ -153,9 +155,10 @@ def test_chunks_of_labels_and_repeated_ones_are_one_call(fitted, shifted, cuts, 
     assert one.betting == other.betting
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
-@pytest.mark.parametrize("to_file", [False, True])
-@pytest.mark.parametrize("position", ["open", "accepted", "revoked"])
+@pytest.mark.parametrize(
+    ("position", "to_file", "mechanism"),
+    sampled(product(["open", "accepted", "revoked"], [False, True], MECHANISMS), 6),
+)
 def test_a_stream_with_labels_resumes_exactly(
     fitted, shifted, mechanism, to_file, position, tmp_path
 ):

@@ -24,6 +24,7 @@ from caster_bench.methods.registry import create
 from caster_bench.methods.source import Source
 from tests.support.problem import accuracy, make_images, model, source, stream
 from tests.support.problem import site_moments as measured
+from tests.support.sampling import sampled
 
 EPS = 1e-5
 
@@ -111,8 +112,9 @@ def test_on_a_transformer_it_aligns_the_residual_stream(prior):
     np.testing.assert_allclose(given, expected, rtol=1e-3, atol=2e-3)
 
 
-@pytest.mark.parametrize("depth", [0.5, 1.0])
-@pytest.mark.parametrize("kind", ["batch", "layer", "vit"])
+@pytest.mark.parametrize(
+    ("kind", "depth"), sampled(product(["batch", "layer", "vit"], [0.5, 1.0]), 3)
+)
 def test_it_gains_on_a_shifted_stream(kind, depth):
     frozen = accuracy(create("frozen", model(kind), source(kind)), shift=1.0)
     method = create("layer-transport-ungated", model(kind), source(kind), depth=depth)
@@ -152,11 +154,14 @@ def right(method, batches):
 
 @pytest.mark.parametrize(
     ("kind", "depth", "shift"),
-    [
-        case
-        for case in product(["batch", "layer", "group", "vit"], [0.5, 1.0], [0.0, 0.5])
-        if case != ("vit", 0.5, 0.5)
-    ],
+    sampled(
+        (
+            case
+            for case in product(["batch", "layer", "group", "vit"], [0.5, 1.0], [0.0, 0.5])
+            if case != ("vit", 0.5, 0.5)
+        ),
+        6,
+    ),
 )
 def test_class_by_class_all_is_refused(kind, depth, shift):
     method = create("layer-transport", model(kind), source(kind), every=1, depth=depth)
@@ -390,8 +395,9 @@ def test_every_batch_is_compared_where_that_is_asked_for(settings, monkeypatch):
         assert passes.told() == (1, 1)
 
 
-@pytest.mark.parametrize("accepted", [True, False])
-@pytest.mark.parametrize("shift", [0.0, 0.25, 0.5, 0.75, 1.0, 1.5])
+@pytest.mark.parametrize(
+    ("shift", "accepted"), sampled(product([0.0, 0.25, 0.5, 0.75, 1.0, 1.5], [True, False]), 6)
+)
 def test_a_rest_ends_where_the_answering_model_is_less_sure_than_it_was(
     accepted, shift, monkeypatch
 ):

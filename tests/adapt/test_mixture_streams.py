@@ -289,8 +289,10 @@ def test_a_stream_resumes_bit_for_bit_wherever_it_stood(name, every, kind, tmp_p
 # --- classes -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("names", [list("dbca"), list("abcd"), ["z", "10", "a", "9"]])
-@pytest.mark.parametrize("name", ["in runs", "tailed"])
+@pytest.mark.parametrize(
+    ("name", "names"),
+    sampled(product(["in runs", "tailed"], [list("dbca"), list("abcd"), ["z", "10", "a", "9"]]), 3),
+)
 def test_names_of_classes_in_any_order_change_nothing(name, names):
     """Sorted names are another order than that of the logits, and than that of the images."""
     labelled = [(images, np.array(names)[labels]) for images, labels in source().batches]
@@ -344,8 +346,7 @@ def test_class_moments_are_in_the_order_of_the_logits(kind):
             assert np.abs(step).max() < 0.02, (site, name)
 
 
-@pytest.mark.parametrize("kind", ["batch", "vit"])
-@pytest.mark.parametrize("rare", [2, 3, 40])
+@pytest.mark.parametrize(("rare", "kind"), sampled(product([2, 3, 40], ["batch", "vit"]), 3))
 def test_two_classes_and_few_images_of_one(kind, rare):
     """Two are the fewest that a state takes."""
     images, labels = make_images(200, seed=5)
@@ -369,9 +370,17 @@ def in_precision(kind, dtype):
     return wrap(copy.deepcopy(model(kind).module).to(dtype))
 
 
-@pytest.mark.parametrize("name", ["shuffled", "in runs"])
-@pytest.mark.parametrize("kind", ["batch", "layer", "vit"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize(
+    ("dtype", "kind", "name"),
+    sampled(
+        product(
+            [torch.bfloat16, torch.float16, torch.float64],
+            ["batch", "layer", "vit"],
+            ["shuffled", "in runs"],
+        ),
+        6,
+    ),
+)
 def test_other_precisions_answer_alike(dtype, kind, name):
     frozen = in_precision(kind, dtype)
     adapter = caster.fit(frozen, source(kind).batches)

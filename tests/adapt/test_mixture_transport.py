@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from functools import cache
+from itertools import product
 
 import numpy as np
 import pytest
@@ -34,6 +35,7 @@ from tests.support.mixture_problem import (
     shuffled,
     source_batches,
 )
+from tests.support.sampling import sampled
 
 TAIL = 2.0 ** -np.arange(N_CLASSES)
 KINDS = ["batch", "layer"]
@@ -210,7 +212,7 @@ def test_a_sorted_stream_is_known_from_the_first_batch_on(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("order", ["shuffled", "sorted"])
+@pytest.mark.parametrize("order", ["shuffled", pytest.param("sorted", marks=pytest.mark.whole)])
 def test_batches_of_any_size_gain_nearly_alike(order):
     y = shuffled(384, seed=7)
     y = np.sort(y) if order == "sorted" else y
@@ -351,8 +353,7 @@ MODES = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "mode"), sampled(product(KINDS, MODES), 7))
 def test_a_resumed_stream_continues_bit_for_bit(kind, mode, tmp_path):
     seen, shift = MODES[mode]
     fitted = collapsing(kind) if mode == "rejected" else adapter(kind)

@@ -15,6 +15,8 @@ from caster import state as states
 from caster.cli.app import app
 from tests.conftest import problem
 
+pytestmark = pytest.mark.usefixtures("listed_figures")
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

@@ -29,6 +29,8 @@ from caster.models.onnx import OnnxModel
 from caster_bench.data.corruptions import corrupt
 from tests.support.colours import CAST, NAMES, TOML, patches, write_folder, write_model
 
+pytestmark = pytest.mark.usefixtures("listed_figures")
+
 PIXELS, TRUTH = patches(20)
 SHIFTED, TARGET = patches(10, seed=1, cast=CAST)
 

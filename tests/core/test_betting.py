@@ -234,7 +234,7 @@ def accepted(alpha=ALPHA):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [fair, against])
+@pytest.mark.parametrize("kind", [fair, pytest.param(against, marks=pytest.mark.whole)])
 def test_over_all_phases_no_benefit_is_seldom_ever_accepted(kind):
     """Where harm is shown first, the next acceptance tests have only what is left of alpha."""
     acceptances, _ = switches(simulated(kind, seed=1, shape=(300, 300)), alpha=0.2)
@@ -242,7 +242,7 @@ def test_over_all_phases_no_benefit_is_seldom_ever_accepted(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [fair, against])
+@pytest.mark.parametrize("kind", [fair, pytest.param(against, marks=pytest.mark.whole)])
 def test_no_harm_is_seldom_ever_revoked_after_an_acceptance(kind):
     _, revocations = switches(-simulated(kind, seed=2, shape=(300, 400)), 0.2, "accepted")
     assert not too_many(revocations, 0.2)

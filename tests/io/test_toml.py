@@ -6,6 +6,7 @@ import copy
 import os
 import tomllib
 from datetime import date, datetime, time
+from itertools import product
 
 import pytest
 
@@ -14,6 +15,7 @@ from caster.io.files import TOML_BYTES, read_toml
 from caster.models.preprocessing import Preprocessing
 from caster_bench.studies.claims.claim_file import read_claims
 from caster_bench.sweeps.parse import read as read_sweep
+from tests.support.sampling import sampled
 
 PREPROCESSING = """
 range = 1
@@ -158,11 +160,10 @@ def test_an_odd_value_anywhere(tmp_path, reader, text):
     assert read(reader, path) is None
     table = tomllib.loads(text)
     rejected = 0
-    for place in nodes(table):
-        for odd in ODD:
-            document = changed(table, place, odd)
-            path.write_text("".join(f"{_text(k)} = {plain(v)}\n" for k, v in document.items()))
-            rejected += read(reader, path) is not None
+    for place, odd in sampled(product(nodes(table), ODD), 500):
+        document = changed(table, place, odd)
+        path.write_text("".join(f"{_text(k)} = {plain(v)}\n" for k, v in document.items()))
+        rejected += read(reader, path) is not None
     assert rejected > 200
 
 

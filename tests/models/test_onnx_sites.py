@@ -9,7 +9,7 @@ import onnx
 import pytest
 import timm
 from onnx import helper, numpy_helper, parser
-from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
+from onnxruntime.quantization import QuantFormat, quantize_static
 from timm.models.convnext import ConvNeXt
 from timm.models.mlp_mixer import MlpMixer
 from timm.models.resnet import BasicBlock, ResNet
@@ -20,7 +20,15 @@ from torch import nn
 from caster import CasterError
 from caster.models.onnx.graph import find_head
 from caster.models.onnx.sites import find_onnx_sites
-from tests.support.onnx_export import EXPORTERS, exported, images, seeded, torch_sites, values_at
+from tests.support.onnx_export import (
+    EXPORTERS,
+    Calibration,
+    exported,
+    images,
+    seeded,
+    torch_sites,
+    values_at,
+)
 from tests.support.sampling import sampled
 
 VIT = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2}
@@ -149,14 +157,6 @@ def test_channels_last_with_transposes():
         ("n1:out", 1, 4),
         ("c2:out", 1, 6),
     ]
-
-
-class Calibration(CalibrationDataReader):
-    def __init__(self, batch):
-        self.batches = iter([{"x": batch.numpy()}])
-
-    def get_next(self):
-        return next(self.batches, None)
 
 
 def test_quantised_graphs(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from caster.io.signed_tensors import content_digest
 from tests.support import problem
 
 
+@cache
 def fitted(kind="vit", layers=True):
     images, labels = problem.make_images(200, seed=2)
     batches = [(images[:100], labels[:100]), (images[100:], labels[100:])]

@@ -9,6 +9,7 @@ import warnings
 import onnx
 import onnxruntime
 import torch
+from onnxruntime.quantization import CalibrationDataReader
 from torch import nn
 from torch.nn import functional
 
@@ -105,3 +106,13 @@ def torch_sites(net: nn.Module, batch: torch.Tensor):
     for hook in hooks:
         hook.remove()
     return [(site, found[site].numpy()) for site in sites]
+
+
+class Calibration(CalibrationDataReader):
+    """One batch, for `quantize_static`."""
+
+    def __init__(self, batch):
+        self.batches = iter([{"x": batch.numpy()}])
+
+    def get_next(self):
+        return next(self.batches, None)

@@ -7,8 +7,10 @@ import json
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from caster import state as states
+from caster.cli.app import app
 from caster_bench import methods
 from caster_bench.data.corruptions import corrupt
 from caster_bench.data.digits import open_data
@@ -50,9 +52,10 @@ def test_every_cell_of_every_study_has_a_sound_record(miniature, records):
 def test_a_second_run_has_nothing_to_do(miniature, checkpoints):
     sweep, out = miniature
     lines = (out / "runs.jsonl").read_text().splitlines()
-    planned = caster("plan", SWEEP, "--out", out, "--root", checkpoints).stdout
+    where = [str(SWEEP), "--out", str(out), "--root", str(checkpoints)]
+    planned = CliRunner().invoke(app, ["bench", "plan", *where]).output
     assert f"{len(sweep.cells)} cells: {len(sweep.cells)} done, 0 rejected, 0 missing" in planned
-    again = caster("run", SWEEP, "--out", out, "--root", checkpoints, "--device", "cpu").stdout
+    again = CliRunner().invoke(app, ["bench", "run", *where, "--device", "cpu"]).output
     assert f"{len(sweep.cells)} cells done and 0 rejected" in again
     assert (out / "runs.jsonl").read_text().splitlines() == lines
     log = json.loads(lines[-1])

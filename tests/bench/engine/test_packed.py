@@ -14,6 +14,8 @@ from caster_bench.studies.verify import verify
 from tests.support.inline import run_inline, sweep_of
 from tests.support.report_files import files
 
+pytestmark = pytest.mark.usefixtures("listed_figures")
+
 
 @pytest.mark.slow
 def test_the_miniature_is_reported_from_its_pack(miniature, checkpoints, tmp_path):

@@ -21,6 +21,8 @@ from tests.bench.studies.conftest import Raw, raw_records
 from tests.support.altered_records import FAULTS, altered
 from tests.support.consistent_records import Layered, sweep_of
 
+pytestmark = pytest.mark.usefixtures("listed_figures")
+
 EACH = '{method = "layer-transport", every = 1}'
 OPEN = '{method = "layer-transport", gated = false, every = 1}'
 TEXT = f"""

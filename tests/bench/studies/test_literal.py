@@ -15,6 +15,8 @@ from caster_bench.studies.results import load
 from caster_bench.studies.tables import Column, Table, as_latex, as_markdown, in_markdown
 from tests.support.consistent_records import Consistent, sweep_of
 
+pytestmark = pytest.mark.usefixtures("listed_figures")
+
 HOSTILE = r"a|b <script>alert(1)</script> `c` [d](e) $f$ _g_ *h* R&D &lt; % #1 {i} ~j~ ^k \l"
 GROUP = r"r_18|<script>&$\x{$`y`"
 MARKDOWN = MarkdownIt("commonmark").enable(["table", "strikethrough"])

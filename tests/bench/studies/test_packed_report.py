@@ -17,6 +17,8 @@ from caster_bench.studies import report as reporting
 from caster_bench.studies.results import load
 from tests.support.report_files import ELSEWHERE, files
 
+pytestmark = pytest.mark.usefixtures("listed_figures")
+
 
 @pytest.fixture(scope="module")
 def packed(run, tmp_path_factory) -> Path:

@@ -21,6 +21,8 @@ from tests.bench.studies.conftest import REFUSED
 from tests.support.consistent_records import SWEEP, Consistent, sweep_of
 from tests.support.report_files import files
 
+pytestmark = pytest.mark.usefixtures("listed_figures")
+
 WANTED = ["--only", "corruption", "--backbone", "r50", "--backbone", "vit"]
 HEAD, FIRST, *_ = SWEEP.split("[[grid]]")
 ALONE = (  # a sweep of that part and nothing else, as somebody would write it

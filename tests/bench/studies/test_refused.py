@@ -14,6 +14,8 @@ from caster_bench.studies.results import load
 from tests.support.consistent_records import NO_CHECKPOINT, Consistent, sweep_of
 from tests.support.record_maker import sha
 
+pytestmark = pytest.mark.usefixtures("listed_figures")
+
 TEXT = """
 name = "two"
 title = "Two backbones, one of them not there"

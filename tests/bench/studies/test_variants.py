@@ -19,6 +19,8 @@ from caster_bench.sweeps.spec import REPORTED
 from tests.bench.studies.conftest import raw_records
 from tests.support.consistent_records import Consistent, sweep_of
 
+pytestmark = pytest.mark.usefixtures("listed_figures")
+
 HEAD = """
 name = "variants"
 title = "Variants"

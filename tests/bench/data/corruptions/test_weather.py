@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from caster_bench.data.corruptions import corrupt, textures, weather
 from caster_bench.data.corruptions.constants import CIFAR, IMAGENET
 from caster_bench.data.corruptions.textures import plasma
 from caster_bench.data.corruptions.weather import canny, water
+from tests.support.sampling import sampled
 
 WEATHER = ("fog", "snow", "frost", "spatter")
 SIZES = ((32, 32), (33, 47))
@@ -189,8 +190,7 @@ FROST = {
 }
 
 
-@pytest.mark.parametrize("severity", range(1, 6))
-@pytest.mark.parametrize("side", FROST)
+@pytest.mark.parametrize(("side", "severity"), sampled(product(FROST, range(1, 6)), 5))
 def test_frost_by_its_published_weights(side, severity, tmp_path):
     """Black shows the texture times its weight, and a grey image adds its own share.
 

@@ -265,6 +265,6 @@ def _unlike(table: NDArray[np.int64], n: NDArray[np.int64]) -> NDArray[np.float6
 def _expected(sizes: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.float64]:
     """Expected classes in a random batch of each size: (T,), (C,) -> (T,)."""
     distinct, which = np.unique(sizes, return_inverse=True)
-    present = counts[counts > 0]
-    absent = hypergeom.pmf(0, present.sum(), present, distinct[:, None])  # (sizes, C)
-    return np.asarray((1 - absent).sum(axis=1))[which]
+    present, alike = np.unique(counts[counts > 0], return_counts=True)  # most are of one size
+    absent = hypergeom.pmf(0, counts.sum(), present, distinct[:, None])  # (sizes, present)
+    return np.asarray((1 - absent) @ alike)[which]

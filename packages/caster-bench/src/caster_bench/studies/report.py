@@ -249,11 +249,8 @@ def save_figure(each: StudyFigure, folder: Path, formats: tuple[str, ...] = FIGU
         rcdefaults()  # ignore the user's matplotlibrc
         rcParams["svg.hashsalt"] = "caster"
         figure = html.drawn(each.draw, each.height)
-        figure.draw_without_rendering()
-        figure.set_layout_engine("none")  # fix the layout for all formats
         element = html.embedded(figure, each.alt)
         figure.patch.set_alpha(1)
         for kind in formats:
-            path = folder / f"{each.name}.{kind}"
-            figure.savefig(path, format=kind, metadata=_UNDATED[kind], dpi=200)
+            html.save(figure, folder / f"{each.name}.{kind}", kind, _UNDATED[kind])
     return element

@@ -185,7 +185,7 @@ def moved(
         target.variance + eps,
         weight=(source.variance + eps).sqrt(),
         bias=source.mean,
-        eps=0.0,
+        eps=1e-30,  # in the variance already; 0 is rejected
     )
     return _in_layout_of(values, view, mapped)
 

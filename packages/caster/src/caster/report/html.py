@@ -7,11 +7,13 @@ import math
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib import rc_context
+from matplotlib.backend_bases import get_registered_canvas_class
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
@@ -65,6 +67,8 @@ def drawn(draw: Callable[[Figure, str], None], height: float) -> Figure:
     for text in figure.findobj(Text):  # numbers on logarithmic axes are typeset later
         if "$" in text.get_text():  # in a label, not a formula
             text.set_parse_math(False)
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # fix the layout for all formats
     return figure
 
 
@@ -72,11 +76,18 @@ def embedded(figure: Figure, alt: str) -> Markup:
     """Embed a figure of `drawn` as an element of a page."""
     buffer = io.StringIO()
     with rc_context({"svg.hashsalt": "caster"}):  # the same results give the same bytes
-        figure.savefig(buffer, format="svg", metadata={"Date": None}, dpi=200)
+        save(figure, buffer, "svg", {"Date": None})
     svg = buffer.getvalue().replace(INK, "currentColor").replace("<defs>", f"{STYLE}<defs>", 1)
     source = "data:image/svg+xml;base64," + b64encode(svg.encode()).decode()
     element = Markup('<div class="wide" tabindex="0"><img alt="{}" src="{}"></div>')
     return element.format(alt, source)
+
+
+def save(figure: Figure, file: Path | io.StringIO, kind: str, metadata: dict[str, Any]) -> None:
+    """Write a figure in a format, drawn once: `savefig` draws it twice, first for its layout."""
+    figure.dpi = 200
+    canvas = get_registered_canvas_class(kind)(figure)
+    getattr(canvas, f"print_{kind}")(file, metadata=metadata)
 
 
 def table(

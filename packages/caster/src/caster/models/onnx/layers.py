@@ -41,14 +41,7 @@ class AlignedGraph:
         feeds = {f"caster.{name}": value for name, value in inputs.items()}
         feeds |= {"caster.images": batch, self._model.input_name: batch[:1]}
         features, logits, moments, *rest = self._session(names, feeds)
-        matrices = {}
-        if rest:
-            squares = [site.width**2 for site in self._full]
-            parts = np.split(rest[0], np.cumsum(squares)[:-1])
-            matrices = {
-                found.site: part.reshape(found.width, found.width)
-                for found, part in zip(self._full, parts, strict=True)
-            }
+        matrices = split_matrices(rest[0], self._full) if rest else {}
         columns = split_columns(moments, self._sites)
         found = {
             site: ChannelMoments(float(len(batch)), mean, variance, matrices.get(site))
@@ -94,24 +87,16 @@ class MeasuringGraph:
         """Outputs, and the moments of the batch and of its samples at every site, in float64."""
         feeds = {self._model.input_name: batch}
         features, logits, means, variances, covariances = self._session(None, feeds)
-        squares = np.cumsum([site.width**2 for site in self._full])[:-1]
-        matrices = dict(zip(self._full, np.split(covariances, squares), strict=True))
+        matrices = split_matrices(covariances.astype(np.float64), self._full)
         both = np.stack([means, variances]).astype(np.float64)
         columns = split_columns(both, self._sites)
         found = {}
         for each in self._sites:
             m, v = columns[each.site]
             mean = m.mean(axis=0)
-            C = matrices.get(each)
-            found[each.site] = (
-                ChannelMoments(
-                    float(len(batch)),
-                    mean,
-                    (v + (m - mean) ** 2).mean(axis=0),
-                    None if C is None else C.reshape(each.width, -1).astype(np.float64),
-                ),
-                (m, v),
-            )
+            variance = (v + (m - mean) ** 2).mean(axis=0)
+            covariance = matrices.get(each.site)
+            found[each.site] = ChannelMoments(float(len(batch)), mean, variance, covariance), (m, v)
         return self._model.outputs(features, logits, len(batch)), found
 
 
@@ -120,3 +105,13 @@ def split_columns(joined: NDArray[Any], sites: Sequence[OnnxSite]) -> dict[Site,
     widths = [found.width for found in sites]
     parts = np.split(joined, np.cumsum(widths)[:-1], axis=-1)
     return {found.site: part for found, part in zip(sites, parts, strict=True)}
+
+
+def split_matrices(packed: NDArray[Any], sites: Sequence[OnnxSite]) -> dict[Site, NDArray[Any]]:
+    """The square matrices of several sites, from one vector of them all."""
+    found, start = {}, 0
+    for each in sites:
+        stop = start + each.width**2
+        found[each.site] = packed[start:stop].reshape(each.width, each.width)
+        start = stop
+    return found

@@ -36,7 +36,7 @@ from caster.models.onnx.graph import (
     operator_of,
     runtime_inputs,
 )
-from caster.models.onnx.standard import UNSUPPORTED, shapes_of, standardised
+from caster.models.onnx.standard import UNSUPPORTED, inferred, shapes_of, standardised
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
@@ -101,7 +101,7 @@ def find_onnx_sites(model: ModelProto, head: Head) -> list[OnnxSite]:
     >>> [(str(found.site), found.width) for found in find_onnx_sites(model, Head("h", "y"))]
     [('h:out', 2)]
     """
-    network = _Network(standardised(model, head), head)
+    network = _Network(inferred(standardised(model, head)), head)
     batchnorms = network.batchnorms()
     tensors = [*batchnorms, *network.residual_stream()]
     tensors = tensors or network.norm_inputs()

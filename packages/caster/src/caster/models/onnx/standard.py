@@ -19,23 +19,24 @@ UNSUPPORTED = "layer transport does not support this graph"
 def standardised(model: ModelProto, head: Head) -> ModelProto:
     """A copy of a model without functions, in opset 18 or later, for any number of images.
 
-    Shapes are inferred. The names of tensors outside functions stay as they are.
+    The names of tensors outside functions stay as they are. What the model states about their
+    shapes stays, too: the runtime's optimisations, and so the last bits, depend on it.
     """
     from onnx import ModelProto, inliner
 
     copy = ModelProto()
     copy.CopyFrom(inliner.inline_local_functions(model) if model.functions else model)
     copy = _in_opset(copy)
-    del copy.graph.value_info[:]  # as far as they are right, they are inferred again
-    for output in copy.graph.output:
-        output.type.tensor_type.ClearField("shape")
     (images,) = runtime_inputs(copy.graph)
     size = images.type.tensor_type.shape.dim[0] if images.type.tensor_type.shape.dim else None
     if size is not None and size.dim_value > 0:
         fixed, size.dim_value = size.dim_value, ROWS
+        del copy.graph.value_info[:]
+        for output in copy.graph.output:
+            output.type.tensor_type.ClearField("shape")
         _check_rows(copy, head, fixed)
         size.dim_param = "batch"
-    return _inferred(copy)
+    return copy
 
 
 def _in_opset(model: ModelProto) -> ModelProto:
@@ -60,7 +61,7 @@ def _in_opset(model: ModelProto) -> ModelProto:
 def _check_rows(model: ModelProto, head: Head, fixed: int) -> None:
     """Raise unless a graph gives as many rows of features and logits as it gets images."""
     try:
-        shapes = shapes_of(_inferred(model, strict=True).graph)
+        shapes = shapes_of(inferred(model, strict=True).graph)
     except CasterError:
         shapes = {}
     if any(shapes.get(name, [None])[:1] != [ROWS] for name in (head.features, head.logits)):
@@ -79,7 +80,8 @@ def shapes_of(graph: GraphProto) -> dict[str, list[int | None]]:
     } | {tensor.name: list(tensor.dims) for tensor in graph.initializer}
 
 
-def _inferred(model: ModelProto, strict: bool = False) -> ModelProto:
+def inferred(model: ModelProto, strict: bool = False) -> ModelProto:
+    """A copy of a model with the types and shapes of its tensors, as far as they can be told."""
     from onnx import checker, shape_inference
 
     try:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from caster.models.onnx.graph import Dataflow, Head, runtime_inputs
 from caster.models.onnx.sites import OnnxSite
-from caster.models.onnx.standard import standardised
+from caster.models.onnx.standard import inferred, shapes_of, standardised
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -81,7 +81,10 @@ def twin_model(
         copies[site.site.module] = aligned
     for name, tensor in (("caster.features", head.features), ("caster.logits", head.logits)):
         build.output(name, build.as_float(copies[tensor]), build.shape_of(tensor))
-    rows = [op("Unsqueeze", build.joined(list(part)), build.ints(0)) for part in zip(*moments)]
+    rows = [
+        op("Unsqueeze", build.joined(list(part)), build.ints(0))
+        for part in zip(*moments, strict=True)
+    ]
     build.output("caster.moments", op("Concat", *rows, axis=0), [2, D])
     build.output("caster.covariances", build.joined(covariances), [sum(squares)])
     return build.finished()
@@ -121,7 +124,9 @@ class _Builder:
         from onnx_ir.tape import Tape
 
         proto = standardised(model, head)
+        known = inferred(proto).graph
         self._dynamic = Dataflow(proto.graph).dynamic
+        self._shapes = shapes_of(known)
         (self._images,) = (value.name for value in runtime_inputs(proto.graph))
         self._model = ir.from_proto(proto)
         self._graph = self._model.graph
@@ -129,6 +134,10 @@ class _Builder:
         self.values = dict(self._graph.initializers)
         self.values |= {v.name: v for v in self._graph.inputs}
         self.values |= {v.name: v for node in self._graph for v in node.outputs}
+        for value in (*known.value_info, *known.output):  # types only: shapes stay unsaid
+            if value.name in self.values:
+                kind = ir.DataType(value.type.tensor_type.elem_type)
+                self.values[value.name].type = ir.TensorType(kind)
         self._graph.outputs[:] = [self.values[head.features], self.values[head.logits]]
         self._inner = 0  # nodes in branches
         self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
@@ -171,8 +180,8 @@ class _Builder:
 
     def shape_of(self, tensor: str) -> list[int | str]:
         """The shape of a tensor in the second copy, whose open sizes are its own."""
-        sizes = self.values[tensor].shape or ()
-        return ["caster.rows", *(n if isinstance(n, int) else f"caster.{n}" for n in sizes[1:])]
+        sizes = list(enumerate(self._shapes.get(tensor, ())))[1:]
+        return ["caster.rows", *(n or f"caster.{tensor}.{axis}" for axis, n in sizes)]
 
     def input(self, name: str, dtype: ir.DataType, shape: list[int]) -> ir.Value:
         """Add an input to the graph."""
@@ -228,10 +237,8 @@ class _Builder:
         """Cut a value into pieces of these sizes."""
         if not sizes:
             return ()
-        outputs = {"num_outputs": len(sizes)}
-        return self._tape.op_multi_out(
-            "Split", [value, self.ints(*sizes)], {"axis": axis}, **outputs
-        )
+        inputs, count = [value, self.ints(*sizes)], len(sizes)
+        return self._tape.op_multi_out("Split", inputs, {"axis": axis}, num_outputs=count)
 
     def joined(self, values: Sequence[ir.Value]) -> ir.Value:  # (k,), ... -> (sum of k,)
         """Concatenate vectors."""
@@ -321,12 +328,35 @@ class _ImageValues:
         self._inner = tuple(range(2, site.rank)) if self._first else tuple(range(1, site.rank - 1))
 
     def moments(self) -> tuple[ir.Value, ir.Value]:  # (c,), (c,)
-        """Mean and variance over samples and positions."""
-        op, axes = self._build.op, self._build.ints(0, *self._inner)
-        mean = op("ReduceMean", self._x, axes, keepdims=1)
-        d = op("Sub", self._x, mean)
-        variance = op("ReduceMean", op("Mul", d, d), axes, keepdims=0)
-        return op("Reshape", mean, self._build.ints(-1)), variance
+        """Mean and variance over samples and positions.
+
+        Behind a convolution or BatchNormalization from the means of x and x^2, in float64 once
+        every sample has them: a centred copy of all values would cost as much as the layer, and
+        the runtime's layout for convolutions supports this pooling. A residual stream has channels
+        with a mean far above their spread, so it is centred.
+        """
+        import onnx_ir as ir
+
+        op, ints = self._build.op, self._build.ints
+        if not (self._first and self._inner and self._follows_layer()):
+            axes = ints(0, *self._inner)
+            mean = op("ReduceMean", self._x, axes, keepdims=1)
+            d = op("Sub", self._x, mean)
+            variance = op("ReduceMean", op("Mul", d, d), axes, keepdims=0)
+            return op("Reshape", mean, ints(-1)), variance
+        means = []
+        for values in (self._x, op("Mul", self._x, self._x)):
+            samples = op("Squeeze", op("GlobalAveragePool", values), ints(*self._inner))
+            wide = op("Cast", samples, to=int(ir.DataType.DOUBLE))
+            means.append(op("ReduceMean", wide, ints(0), keepdims=0))
+        first, second = means
+        variance = op("Sub", second, op("Mul", first, first))
+        variance = op("Max", variance, self._build.constant(np.zeros(1)))
+        return self._build.as_float(first), self._build.as_float(variance)
+
+    def _follows_layer(self) -> bool:
+        node = self._values.producer()
+        return node is not None and node.op_type in ("Conv", "BatchNormalization")
 
     def sample_moments(self) -> tuple[ir.Value, ir.Value]:  # (n, c), (n, c)
         """Mean and variance of each sample over its positions; 0 where it has only one."""
@@ -376,9 +406,10 @@ class _ImageValues:
         return self._among_added(build.choose(full, product, diagonal))
 
     def _diagonal(self, op: Op, scale: ir.Value, shift: ir.Value) -> ir.Value:
-        if self._first and self._inner:  # (c,) -> (c, 1, ...)
-            shape = self._build.ints(-1, *(1 for _ in self._inner))
-            scale, shift = op("Reshape", scale, shape), op("Reshape", shift, shape)
+        if self._first and self._inner:  # one pass, and the runtime fuses an activation with it
+            c = self._site.width
+            weight = op("Reshape", scale, self._build.ints(c, 1, *(1 for _ in self._inner)))
+            return op("Conv", self._x, weight, shift, group=c)
         return op("Add", op("Mul", self._x, scale), shift)
 
     def _among_added(self, aligned: ir.Value) -> ir.Value:
