@@ -119,12 +119,13 @@ def test_comparisons_are_skipped_as_in_python(fitted, kind):
     assert {reason for reason, _ in reasons} >= {"rest"}
 
 
+@pytest.mark.parametrize("kind", ["shuffled", "changing"])
 @pytest.mark.parametrize(("every", "reasons"), [(1, {"ratio"}), (4, {"ratio", "rest"})])
-def test_rejected_streams_are_those_of_python(fitted, every, reasons):
+def test_rejected_streams_are_those_of_python(fitted, kind, every, reasons):
     """A past of rejected answers is not trusted; after a rest the frozen copy answers alone."""
     changed = {"every": every, "window": 32, "tau": 1e-6}
     theirs, ours = in_python(fitted, **changed), CompiledStream(fitted.path(**changed))
-    found = same_streams(in_batches(stream_of("shuffled", 22 * 16), 16), ours, theirs)
+    found = same_streams(in_batches(stream_of(kind, 22 * 16), 16), ours, theirs)
     assert set(found) == {(reason, False) for reason in reasons}
 
 
