@@ -309,6 +309,12 @@ def chosen_sites(found: list[Site], settings: LayerSettings) -> list[Site]:
     return found[: math.ceil(settings.depth * len(found))]
 
 
+def has_full_map(source: ChannelMoments, settings: LayerSettings) -> bool:
+    """Whether a site has a full map, by what is known of the source there."""
+    enough = settings.maps == "full" and source.count >= ENOUGH
+    return enough and source.covariance is not None
+
+
 def source_moments(layers: Mapping[Site, ChannelMoments], settings: LayerSettings) -> Moments:
     """The moments of a state that these settings use, classes of few samples shrunk.
 
@@ -316,7 +322,7 @@ def source_moments(layers: Mapping[Site, ChannelMoments], settings: LayerSetting
     """
     used = {}
     for site, found in layers.items():
-        full = settings.maps == "full" and found.count >= ENOUGH
+        full = has_full_map(found, settings)
         classes = found.classes if settings.mixture else None
         used[site] = replace(
             found,

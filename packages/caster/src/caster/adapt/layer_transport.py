@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any, Self
@@ -106,7 +106,7 @@ class LayerTransport:
         self.columns = columns
         ends = input_range if model.preprocessing is None else model.preprocessing.value_range
         self._alignment = aligned_network(model, layers, self.settings, ends)
-        self._start = _labels(layers or {}) if self.settings.mixture else None
+        self._start = first_labels((layers or {}).values()) if self.settings.mixture else None
         self._forget_labels()
         self._shallow = math.ceil(FIRST_PASS * len(self.sites))
         self._certificate = LayerCertificate(self.settings.window)
@@ -410,9 +410,9 @@ def aligned_network(
     return OnnxAlignment.of(model, layers, settings, ends)
 
 
-def _labels(layers: Mapping[Site, ChannelMoments]) -> StreamLabels:
+def first_labels(layers: Iterable[ChannelMoments]) -> StreamLabels:
     """The labels of a stream that has seen nothing, by the source's class counts."""
-    for found in layers.values():
+    for found in layers:
         if found.classes is not None:
             pi = found.classes.counts / found.classes.total
             pi = pi.clip(min=EVEN / len(pi))

@@ -141,10 +141,8 @@ class ClassChannelMoments:
         """
         xp = array_namespace(self.means)
         seen = self.counts > 0
-        lost = samples / xp.where(seen, self.counts + samples, xp.ones_like(self.counts))  # 1 - w
-        given = self.counts * lost if samples else self.counts  # N = 0: any background will do
-        background, pooled = self.mixture(given / xp.sum(given)), self.pooled()
-        w = (1 - lost)[:, None]
+        own, background = self.weights(samples)
+        pooled, w = self.pooled(), own[:, None]
         means = w * self.means + (1 - w) * background.mean
         between = w * (1 - w) * (self.means - background.mean) ** 2
         variances = w * self.variances + (1 - w) * background.variance + between
@@ -153,6 +151,14 @@ class ClassChannelMoments:
             xp.where(seen[:, None], means, pooled.mean),
             xp.where(seen[:, None], variances, pooled.variance),
         )
+
+    def weights(self, samples: float) -> tuple[Array, ChannelMoments]:  # (C,)
+        """The w_c of `shrunk`, and its background."""
+        xp = array_namespace(self.means)
+        seen = self.counts > 0
+        lost = samples / xp.where(seen, self.counts + samples, xp.ones_like(self.counts))  # 1 - w
+        given = self.counts * lost if samples else self.counts  # N = 0: any background will do
+        return 1 - lost, self.mixture(given / xp.sum(given))
 
     def centred_on(self, pooled: ChannelMoments) -> Self:
         """Map each channel so that all samples together have exactly these moments.

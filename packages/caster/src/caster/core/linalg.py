@@ -79,7 +79,7 @@ def newton_schulz_roots(matrix: Array) -> tuple[Array, Array]:  # (k, k) -> (k, 
     middle = 1.5 * identity
     # Y omits all scale factors so far, and Z includes those of T = 3/2 I - a^2/2 Z Y: this saves
     # two of the small kernel launches of each step.
-    steps = _step_scales(LARGEST_CONDITION**-0.5)
+    steps = step_scales(LARGEST_CONDITION**-0.5)
     Y, Z = wide / scale, 0.5 * steps[0] ** 2 * identity
     for following in (*steps[1:], 1.0):
         T = middle - Z @ Y
@@ -92,7 +92,7 @@ def newton_schulz_roots(matrix: Array) -> tuple[Array, Array]:  # (k, k) -> (k, 
 
 
 @cache
-def _step_scales(low: float) -> tuple[float, ...]:
+def step_scales(low: float) -> tuple[float, ...]:
     """Factors a for eigenvalues from low to 1 (Chen and Chow 2014): half the steps of a = 1."""
     steps = []
     while low < 1 - 1e-12:

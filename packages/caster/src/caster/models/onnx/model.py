@@ -181,6 +181,14 @@ class OnnxModel:
         except CasterError as error:
             raise CasterError(f"{self.name}: {error}") from None
 
+    def graph(self) -> tuple[ModelProto, Head]:
+        """The graph with its weights, read again, and where its classifier is."""
+        import onnx
+
+        model = self._guard.read()
+        onnx.load_external_data_for_model(model, str(follow_links(model, self._path)))
+        return model, self._head
+
     def _run(
         self,
         piece: NDArray[Any],  # (at most size, ...)

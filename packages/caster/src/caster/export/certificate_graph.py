@@ -1,0 +1,188 @@
+"""The certificate of layer transport as a graph: `core.confidence` and `adapt.layer_certificate`.
+
+Sums and norms are float64.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caster.adapt.layer_certificate import ERRORS, NORM
+from caster.export.graph_arrays import (
+    GraphArray,
+    choose,
+    concat,
+    constant,
+    exp,
+    identity_like,
+    is_finite,
+    is_nan,
+    length,
+    maximum,
+    minimum,
+    softmax,
+    sqrt,
+    stack,
+    where,
+)
+from caster.export.matrix_roots import scaled_roots
+
+SMALLEST = 1e-8  # singular value, relative to the Frobenius norm, that the nuclear norm resolves
+
+
+# --- confidence ----------------------------------------------------------------------------------
+
+
+def confidence_stats(scores: GraphArray) -> GraphArray:  # (n, C) -> (3,)
+    """Count, sum and sum of squares of a batch's confidences: `ConfidenceStats.of`."""
+    wide = scores.astype(np.float64)
+    p = 1.0 / exp(wide - wide.max(1, keepdims=True)).sum(1)
+    return stack([length(p).astype(np.float64), p.sum(), (p * p).sum()])
+
+
+def at_most(stats: GraphArray, samples: GraphArray) -> GraphArray:  # (..., 3)
+    """Cap the weight of sums at a number of samples."""
+    count = stats[:, :1]
+    return minimum(samples / count, 1.0) * stats
+
+
+def expected_error_ratio(after: GraphArray, before: GraphArray) -> GraphArray:  # (3,), (3,) -> ()
+    """Expected error after an update over that before it; infinite if that was 0."""
+    new, old = (1.0 - stats[1] / stats[0] for stats in (after, before))
+    return where(old <= 0.0, constant(math.inf), new / old)
+
+
+def has_fallen(now: GraphArray, then: GraphArray) -> GraphArray:  # (3,), (3,) -> ()
+    """Whether mean confidence fell by more than `ERRORS` standard errors, or is NaN."""
+    mean = then[1] / then[0]
+    deviation = sqrt(maximum(then[2] / then[0] - mean * mean, 0.0))
+    standard_error = deviation * sqrt(1.0 / now[0] + 1.0 / then[0])
+    return ~(now[1] / now[0] >= mean - ERRORS * standard_error)
+
+
+def nuclear_norm(p: GraphArray, n_classes: int) -> GraphArray:  # (n, C) -> ()
+    """Sum of the singular values: the trace of the root of the smaller Gram matrix."""
+    wide = p.astype(np.float64)
+    (gram,) = choose(
+        length(p) < n_classes,
+        lambda: [wide @ wide.transposed(1, 0)],
+        lambda: [wide.transposed(1, 0) @ wide],
+    )
+    return trace_of_root(gram)
+
+
+def trace_of_root(gram: GraphArray) -> GraphArray:  # (k, k) -> ()
+    """Trace of the symmetric root of a semidefinite matrix."""
+    identity = identity_like(gram)
+    root, _, scale = scaled_roots(gram, identity, SMALLEST)
+    return (scale * root * identity).sum()
+
+
+# --- windows -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class CertificateGraph:
+    """`LayerCertificate` on arrays of a graph."""
+
+    stats: GraphArray  # (2, 2, 3): recent and settled, with aligned layers and frozen; NaN: none
+    rows: GraphArray  # (2, m, C) float32, of which the last `count` rows are known
+    count: GraphArray  # () int64
+    window: int
+
+    def update(self, aligned: GraphArray, frozen: GraphArray) -> tuple[Self, GraphArray]:
+        """Add the scores of a batch, and return the ratio of expected errors over the window."""
+        new, old = stack([confidence_stats(each) for each in (aligned, frozen)]), self.stats[0]
+        missing = self.window - length(aligned).astype(np.float64)
+        usable = ~is_nan(old).any() & (missing > 0.0)
+        new = where(usable, new + at_most(old, missing), new)
+        ratio = expected_error_ratio(new[0], new[1])
+        recent = where(is_nan(ratio), constant(np.full((2, 3), np.nan)), new)
+        return replace(self, stats=stack([recent, self.stats[1]])), ratio
+
+    def update_norms(self, aligned: GraphArray, frozen: GraphArray) -> tuple[Self, GraphArray]:
+        """Add the probabilities of a batch, and return the ratio of norms over the window."""
+        n_classes = self.rows.shape[2]
+        new = stack([softmax(each) for each in (aligned, frozen)])
+        n = length(aligned)
+        count = minimum(self.count + n, maximum(n, self.window))
+        rows = concat([self.rows, new], axis=1)[:, -count:]
+        finite = is_finite(rows)
+        (ratio,) = choose(
+            finite,
+            lambda: [NORM * nuclear_norm(rows[1], n_classes) / nuclear_norm(rows[0], n_classes)],
+            lambda: [constant(math.nan) + 0.0],
+        )
+        count = where(finite, minimum(count, self.window), 0)
+        return replace(self, rows=rows[:, -self.window :], count=count), ratio
+
+    def settle(self, settled: GraphArray) -> Self:
+        """Make the window the reference for batches that are not compared, if `settled`."""
+        nothing = constant(np.full((2, 3), np.nan))
+        moved = stack([nothing, self.stats[0]])
+        return replace(
+            self,
+            stats=where(settled, moved, self.stats),
+            count=where(settled, constant(0), self.count),
+        )
+
+    def has_dropped(self, scores: GraphArray, aligned: GraphArray) -> GraphArray:  # (n, C), ()
+        """Whether a batch answered without a comparison is less sure than the reference."""
+        settled = self.stats[1]
+        reference = where(aligned, settled[0], settled[1])
+        return is_nan(settled).any() | has_fallen(confidence_stats(scores), reference)
+
+
+def initial_certificate(n_classes: int) -> dict[str, NDArray[Any]]:
+    """What a stream remembers before its first batch."""
+    return {
+        "certificate": np.full((2, 2, 3), np.nan),
+        "certificate.rows": np.zeros((2, 1, n_classes), np.float32),
+        "certificate.count": np.array(0),
+    }
+
+
+# --- schedule ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class ScheduleGraph:
+    """`ComparisonSchedule` on an array of a graph."""
+
+    state: GraphArray  # (4,) int64: accepted, stable, compared, to skip
+    every: int
+    window: int
+
+    @property
+    def accepted(self) -> GraphArray:  # ()
+        """The last verdict."""
+        return self.state[0] > 0
+
+    @property
+    def skips(self) -> GraphArray:  # ()
+        """Whether the next batch may be answered as the last one was."""
+        return self.state[3] > 0
+
+    def skipped(self, samples: GraphArray) -> Self:
+        """Note a batch that was answered without comparison."""
+        accepted, stable, compared, to_skip = (self.state[i] for i in range(4))
+        return self._with(accepted, stable + samples, compared, to_skip - samples)
+
+    def compared(self, samples: GraphArray, accepted: GraphArray) -> Self:
+        """Note the verdict of a comparison."""
+        same = accepted.equals(self.accepted)
+        stable = where(same, self.state[1], 0) + samples
+        compared = where(same, self.state[2], 0) + samples
+        whole = compared >= self.window
+        to_skip = where(whole, minimum(stable, (self.every - 1) * self.window), 0)
+        return self._with(
+            accepted.astype(np.int64), stable, where(whole, constant(0), compared), to_skip
+        )
+
+    def _with(self, *parts: GraphArray) -> Self:
+        return replace(self, state=stack(parts))

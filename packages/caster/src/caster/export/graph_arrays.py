@@ -1,0 +1,348 @@
+"""Arrays of an ONNX graph under construction: spox's variables with NumPy's operators.
+
+The equations of `core` read alike on them. Types are never promoted, as ONNX does not; a Python
+number takes the type of the array beside it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import spox.opset.ai.onnx.v18 as op
+from numpy.typing import DTypeLike
+from spox import Var
+
+LARGEST = int(np.iinfo(np.int64).max)  # past the end of any axis
+Operand = Any  # an array of the graph, or a number
+
+
+@dataclass(frozen=True, eq=False)
+class GraphArray:
+    """An array whose values are known when the graph runs.
+
+    >>> p = constant(np.array([[1.0, 3.0]]))
+    >>> ((p + 1) / p.sum(1, keepdims=True)).evaluated()
+    array([[0.5, 1. ]])
+    """
+
+    var: Var
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the elements."""
+        found: np.dtype[Any] = np.dtype(self.var.unwrap_tensor().dtype)
+        return found
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """Sizes of the axes, where the graph fixes them."""
+        return tuple(self.var.unwrap_tensor().shape or ())
+
+    def __add__(self, other: Operand) -> GraphArray:
+        return GraphArray(op.add(self.var, self._like(other)))
+
+    __radd__ = __add__
+
+    def __mul__(self, other: Operand) -> GraphArray:
+        return GraphArray(op.mul(self.var, self._like(other)))
+
+    __rmul__ = __mul__
+
+    def __sub__(self, other: Operand) -> GraphArray:
+        return GraphArray(op.sub(self.var, self._like(other)))
+
+    def __rsub__(self, other: Operand) -> GraphArray:
+        return GraphArray(op.sub(self._like(other), self.var))
+
+    def __truediv__(self, other: Operand) -> GraphArray:
+        return GraphArray(op.div(self.var, self._like(other)))
+
+    def __rtruediv__(self, other: Operand) -> GraphArray:
+        return GraphArray(op.div(self._like(other), self.var))
+
+    def __matmul__(self, other: GraphArray) -> GraphArray:
+        return GraphArray(op.matmul(self.var, other.var))
+
+    def __neg__(self) -> GraphArray:
+        return GraphArray(op.neg(self.var))
+
+    def __lt__(self, other: Operand) -> GraphArray:
+        return GraphArray(op.less(self.var, self._like(other)))
+
+    def __le__(self, other: Operand) -> GraphArray:
+        return GraphArray(op.less_or_equal(self.var, self._like(other)))
+
+    def __gt__(self, other: Operand) -> GraphArray:
+        return GraphArray(op.greater(self.var, self._like(other)))
+
+    def __ge__(self, other: Operand) -> GraphArray:
+        return GraphArray(op.greater_or_equal(self.var, self._like(other)))
+
+    def equals(self, other: Operand) -> GraphArray:
+        """Compare elements; `==` is left to compare objects."""
+        return GraphArray(op.equal(self.var, self._like(other)))
+
+    def __and__(self, other: GraphArray) -> GraphArray:
+        return GraphArray(op.and_(self.var, other.var))
+
+    def __or__(self, other: GraphArray) -> GraphArray:
+        return GraphArray(op.or_(self.var, other.var))
+
+    def __xor__(self, other: GraphArray) -> GraphArray:
+        return GraphArray(op.xor(self.var, other.var))
+
+    def __invert__(self) -> GraphArray:
+        return GraphArray(op.not_(self.var))
+
+    def __getitem__(self, index: int | slice | tuple[int | slice, ...]) -> GraphArray:
+        """Select by integers and slices, whose ends are numbers or scalars of the graph."""
+        keys = index if isinstance(index, tuple) else (index,)
+        found, axis = self, 0
+        for key in keys:
+            if isinstance(key, slice):
+                found = found if key == slice(None) else found._sliced(key, axis)
+                axis += 1
+            else:
+                found = GraphArray(op.gather(found.var, op.const(np.int64(key)), axis=axis))
+        return found
+
+    def _sliced(self, key: slice, axis: int) -> GraphArray:
+        step, whole = key.step or 1, (0, LARGEST) if (key.step or 1) > 0 else (-1, -LARGEST)
+        ends = (
+            _as_vector(default if end is None else end)
+            for end, default in zip((key.start, key.stop), whole, strict=True)
+        )
+        rest = (op.const(np.array([number])) for number in (axis, step))
+        return GraphArray(op.slice(self.var, *ends, *rest))
+
+    def sum(self, axis: int | None = None, keepdims: bool = False) -> GraphArray:
+        """Sum over an axis, or over all."""
+        axes = None if axis is None else op.const(np.array([axis]))
+        return GraphArray(op.reduce_sum(self.var, axes, keepdims=int(keepdims)))
+
+    def mean(self, axis: int | None = None) -> GraphArray:
+        """Mean over an axis, or over all."""
+        axes = None if axis is None else op.const(np.array([axis]))
+        return GraphArray(op.reduce_mean(self.var, axes, keepdims=0))
+
+    def max(self, axis: int | None = None, keepdims: bool = False) -> GraphArray:
+        """Maximum over an axis, or over all."""
+        axes = None if axis is None else op.const(np.array([axis]))
+        return GraphArray(op.reduce_max(self.var, axes, keepdims=int(keepdims)))
+
+    def argmax(self, axis: int) -> GraphArray:
+        """Position of the first maximum."""
+        return GraphArray(op.arg_max(self.var, axis=axis, keepdims=0))
+
+    def any(self) -> GraphArray:
+        """Whether any element is true."""
+        return self.astype(np.int32).max() > 0
+
+    def all(self) -> GraphArray:
+        """Whether all elements are true."""
+        return ~(~self).any()
+
+    def astype(self, dtype: DTypeLike) -> GraphArray:
+        """Cast the elements."""
+        return GraphArray(op.cast(self.var, to=dtype))
+
+    def reshape(self, *shape: int) -> GraphArray:
+        """The same elements in another shape; 0 keeps an axis, one -1 is inferred."""
+        return GraphArray(op.reshape(self.var, op.const(np.array(shape, np.int64))))
+
+    def transposed(self, *axes: int) -> GraphArray:
+        """Permute the axes."""
+        return GraphArray(op.transpose(self.var, perm=axes))
+
+    def evaluated(self) -> Any:
+        """The value, if it depends on constants only; for examples."""
+        return self.var._get_value()
+
+    def _like(self, other: Operand) -> Var:
+        if isinstance(other, GraphArray):
+            return other.var
+        return op.const(np.asarray(other, self.dtype))
+
+
+def constant(value: Any, dtype: DTypeLike | None = None) -> GraphArray:
+    """A constant of the graph."""
+    return GraphArray(op.const(np.asarray(value, dtype)))
+
+
+def exp(x: GraphArray) -> GraphArray:
+    """e to the power of every element."""
+    return GraphArray(op.exp(x.var))
+
+
+def log(x: GraphArray) -> GraphArray:
+    """Natural logarithm of every element."""
+    return GraphArray(op.log(x.var))
+
+
+def sqrt(x: GraphArray) -> GraphArray:
+    """Square root of every element."""
+    return GraphArray(op.sqrt(x.var))
+
+
+def absolute(x: GraphArray) -> GraphArray:
+    """Absolute value of every element."""
+    return GraphArray(op.abs(x.var))
+
+
+def is_nan(x: GraphArray) -> GraphArray:
+    """Which elements are NaN."""
+    return GraphArray(op.isnan(x.var))
+
+
+def is_finite(x: GraphArray) -> GraphArray:
+    """Whether no element is infinite or NaN; x - x is NaN for those, in every float type."""
+    return ~is_nan(x - x).any()
+
+
+def minimum(x: GraphArray, y: Operand) -> GraphArray:
+    """The smaller one, element by element."""
+    return GraphArray(op.min([x.var, x._like(y)]))
+
+
+def maximum(x: GraphArray, y: Operand) -> GraphArray:
+    """The larger one, element by element."""
+    return GraphArray(op.max([x.var, x._like(y)]))
+
+
+def where(condition: GraphArray, x: GraphArray, y: Operand) -> GraphArray:
+    """Choose element by element."""
+    if x.dtype == np.bool_:  # ONNX Runtime has no such Where
+        return (condition & x) | (~condition & GraphArray(x._like(y)))
+    return GraphArray(op.where(condition.var, x.var, x._like(y)))
+
+
+def softmax(scores: GraphArray) -> GraphArray:  # (n, C) -> (n, C)
+    """Probabilities of every row of scores."""
+    return GraphArray(op.softmax(scores.var, axis=-1))
+
+
+def concat(parts: Sequence[GraphArray], axis: int = 0) -> GraphArray:
+    """Join along an axis."""
+    return GraphArray(op.concat([part.var for part in parts], axis=axis))
+
+
+def stack(parts: Sequence[GraphArray]) -> GraphArray:
+    """Join along a new first axis."""
+    return concat([GraphArray(op.unsqueeze(part.var, op.const(np.array([0])))) for part in parts])
+
+
+def filled(value: float, shape: Sequence[GraphArray | int], dtype: DTypeLike) -> GraphArray:
+    """One number in every element; sizes are numbers or scalars of the graph."""
+    sizes = op.concat([_as_vector(size) for size in shape], axis=0)
+    return GraphArray(op.constant_of_shape(sizes, value=np.array([value], dtype)))
+
+
+def identity_like(matrix: GraphArray) -> GraphArray:  # (k, k) -> (k, k)
+    """The identity of a matrix's order and type."""
+    return GraphArray(op.eye_like(matrix.var))
+
+
+def selected(x: GraphArray, rows: GraphArray) -> GraphArray:  # (n, ...), (n,) -> (k, ...)
+    """The rows that are true."""
+    return GraphArray(op.compress(x.var, rows.var, axis=0))
+
+
+def taken(x: GraphArray, indices: GraphArray, axis: int = 0) -> GraphArray:
+    """The elements at indices of an axis."""
+    return GraphArray(op.gather(x.var, indices.var, axis=axis))
+
+
+def running_sum(x: GraphArray) -> GraphArray:  # (n,) -> (n,)
+    """The sum of each element and those before it."""
+    return GraphArray(op.cumsum(x.var, op.const(np.int64(0))))
+
+
+def length(x: GraphArray, axis: int = 0) -> GraphArray:
+    """Size of an axis, as an int64 scalar."""
+    size = op.shape(x.var, start=axis, end=axis + 1)
+    return GraphArray(op.squeeze(size))
+
+
+def arange(stop: GraphArray) -> GraphArray:
+    """The integers from 0 up to one before `stop`."""
+    return GraphArray(op.range(op.const(np.int64(0)), stop.var, op.const(np.int64(1))))
+
+
+def is_first_maximum(x: GraphArray) -> GraphArray:  # (k,) -> (k,)
+    """True at the first largest element."""
+    return arange(length(x)).equals(x.argmax(0))
+
+
+def _as_vector(number: GraphArray | int) -> Var:  # () -> (1,)
+    if isinstance(number, GraphArray):
+        return op.reshape(number.var, op.const(np.array([1])))
+    return op.const(np.array([number], np.int64))
+
+
+@contextmanager
+def under_construction() -> Iterator[None]:
+    """Build graphs without a warning for every array whose shape spox does not know in a Loop."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Output type for variable")
+        yield
+
+
+# --- control flow --------------------------------------------------------------------------------
+
+Arrays = Sequence[GraphArray]
+
+
+def choose(
+    condition: GraphArray, then: Callable[[], Arrays], otherwise: Callable[[], Arrays]
+) -> list[GraphArray]:
+    """Compute one of two results; unlike `where`, not the other."""
+    found = op.if_(
+        condition.var,
+        then_branch=lambda: [each.var for each in then()],
+        else_branch=lambda: [each.var for each in otherwise()],
+    )
+    return [GraphArray(var) for var in found]
+
+
+def repeat(
+    times: GraphArray | int,
+    start: Arrays,
+    step: Callable[..., tuple[GraphArray, Arrays]],  # the carried arrays -> go on?, and the next
+    first: GraphArray | None = None,  # whether to begin at all
+) -> list[GraphArray]:
+    """Repeat a step on carried arrays, at most so many times and while it says to go on."""
+
+    def body(_: Var, __: Var, *carried: Var) -> list[Var]:
+        more, following = step(*map(GraphArray, carried))
+        return [more.var, *(each.var for each in following)]
+
+    limit = op.const(np.int64(times)) if isinstance(times, int) else times.var
+    found = op.loop(limit, None if first is None else first.var, [x.var for x in start], body=body)
+    return [GraphArray(var) for var in found]
+
+
+def scan(
+    start: GraphArray,
+    rows: GraphArray,  # (n, ...)
+    step: Callable[[GraphArray, GraphArray], tuple[GraphArray, Arrays]],
+    *,
+    backwards: bool = False,
+) -> list[GraphArray]:  # (...), and each (n, ...)
+    """Carry a state from row to row; return the last one, and what every step gives.
+
+    A Loop: spox gives the body of a Scan wrong types.
+    """
+    rows = rows[::-1] if backwards else rows
+
+    def body(i: Var, go_on: Var, state: Var) -> list[Var]:
+        row = op.gather(rows.var, op.reshape(i, op.const(np.array([], np.int64))))
+        following, given = step(GraphArray(state), GraphArray(row))
+        return [go_on, following.var, *(each.var for each in given)]
+
+    last, *found = map(GraphArray, op.loop(length(rows).var, v_initial=[start.var], body=body))
+    return [last, *(each[::-1] if backwards else each for each in found)]

@@ -1,0 +1,298 @@
+"""The classes of a stream as a graph: `core.label_chain`, `class_prior` and `stream_labels`.
+
+Everything is float64, as there. Likelihoods have the samples first, (n, G, C), as a Scan takes
+them, and all G pairs are computed: those left out of the posterior have no weight.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caster.core import class_prior, stream_labels
+from caster.core.label_chain import (
+    AGREED,
+    BOUND,
+    EPSILON,
+    HISTORY,
+    LOG_PRIOR,
+    MOST,
+    NEGLIGIBLE,
+    RHO,
+    WINDOW,
+    LabelChain,
+)
+from caster.export.graph_arrays import (
+    GraphArray,
+    absolute,
+    arange,
+    choose,
+    concat,
+    constant,
+    exp,
+    is_first_maximum,
+    length,
+    log,
+    maximum,
+    minimum,
+    repeat,
+    scan,
+    where,
+)
+
+Floats = NDArray[np.float64]
+PAIRS = len(RHO)
+
+
+# --- runs ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class ChainGraph:
+    """`LabelChain` on arrays of a graph."""
+
+    prior: GraphArray  # (C,), a constant
+    last: GraphArray  # (G, C)
+    evidence: GraphArray  # (G,)
+    totals: GraphArray  # (C,)
+    count: GraphArray  # ()
+
+    @property
+    def weights(self) -> GraphArray:  # (G,)
+        """Posterior probabilities of the pairs (rho, e)."""
+        found = self.evidence + constant(LOG_PRIOR)
+        raw = exp(found - found.max())
+        return raw / raw.sum()
+
+    @property
+    def is_correlated(self) -> GraphArray:  # ()
+        """Whether rho > 0 is the better explanation of the stream."""
+        return self.weights[0] < 0.5
+
+    @property
+    def frequencies(self) -> GraphArray:  # (C,)
+        """Class frequencies so far, shrunk towards the source's mixture and at most `MOST`."""
+        found = (self.totals + AGREED * self.prior) / (self.count + AGREED)
+        largest = found.max()
+        source = where(is_first_maximum(found), self.prior, 0.0).sum()
+        share = (largest - MOST) / (largest - source)
+        above = (largest > MOST) & (source < MOST)
+        return where(above, found + share * (self.prior - found), found)
+
+    def observe(self, p: GraphArray) -> Self:  # (n, C)
+        """Update the evidence by the probabilities of the next samples."""
+        n = length(p).astype(np.float64)
+        kept = minimum(maximum(HISTORY - n, 0.0) / maximum(self.count, 1.0), 1.0)
+        labels = corrected(p, self.frequencies, self.prior)
+        totals, count = kept * self.totals + labels.sum(0), kept * self.count + n
+        seen = replace(self, totals=totals, count=count)
+        found = likelihoods(p, self.prior)
+        _, predicted = filtered(found, self.last, seen.frequencies)
+        gains = log(predicted / (found @ seen.frequencies))  # (n, G)
+        rate = math.log(1 - 1 / WINDOW)
+        fading = exp(rate * (n - 1.0 - arange(length(p)).astype(np.float64)))
+        evidence = exp(rate * n) * self.evidence + fading @ gains
+        return replace(seen, evidence=minimum(maximum(evidence, -BOUND), BOUND))
+
+    def posterior(self, p: GraphArray) -> GraphArray:  # (n, C) -> (n, C)
+        """Probabilities of the samples' labels, given all samples of the batch and the past."""
+        weights = _normalised(self._used_weights())
+        return (weights.reshape(1, PAIRS, 1) * self._smoothed(p)).sum(1)
+
+    def mixture(self, p: GraphArray) -> GraphArray:  # (n, C) -> (C,)
+        """The class mixture of a batch if the stream is correlated."""
+        sticky = _normalised(self._used_weights()[1:])
+        return sticky @ self._smoothed(p).mean(0)[1:]
+
+    def advance(self, p: GraphArray) -> Self:  # (n, C)
+        """Move past the samples: their labels are the past of the next ones."""
+        found, _ = filtered(likelihoods(p, self.prior), self.last, self.prior)
+        return replace(self, last=where(self._used.reshape(PAIRS, 1), found[-1], self.prior))
+
+    @property
+    def _used(self) -> GraphArray:  # (G,)
+        """The pairs that are not negligible: rho = 0, and at least one other."""
+        weights = self.weights
+        first = constant(np.arange(PAIRS) == 0)
+        sticky = where(first, constant(np.zeros(PAIRS)), weights)
+        return (weights > NEGLIGIBLE) | first | is_first_maximum(sticky)
+
+    def _used_weights(self) -> GraphArray:  # (G,)
+        return self.weights * self._used.astype(np.float64)
+
+    def _smoothed(self, p: GraphArray) -> GraphArray:  # (n, C) -> (n, G, C)
+        found = likelihoods(p, self.prior)
+        past, _ = filtered(found, self.last, self.prior)
+        joint = past * future(found, self.prior)
+        return joint / joint.sum(2, keepdims=True)
+
+
+def likelihoods(p: GraphArray, prior: GraphArray) -> GraphArray:  # (n, C), (C,) -> (n, G, C)
+    """((1 - e) p + e pi_s) / pi_s, up to a factor per sample."""
+    e = constant(EPSILON[:, None])
+    each = p.reshape(0, 1, -1)
+    return ((1.0 - e) * each + e * prior) / prior
+
+
+def filtered(
+    likelihood: GraphArray,  # (n, G, C)
+    last: GraphArray,  # (G, C)
+    g: GraphArray,  # (C,)
+) -> tuple[GraphArray, GraphArray]:  # (n, G, C), (n, G)
+    """P(y_t | samples up to t), and the likelihood of each sample given those before it."""
+    stay, fresh = constant(RHO[:, None]), constant(1 - RHO[:, None]) * g
+
+    def step(last: GraphArray, found: GraphArray) -> tuple[GraphArray, list[GraphArray]]:
+        joint = (stay * last + fresh) * found
+        predicted = joint.sum(1, keepdims=True)
+        following = joint / predicted
+        return following, [following, predicted]
+
+    _, past, predicted = scan(last, likelihood, step)
+    return past, predicted.reshape(0, PAIRS)
+
+
+def future(likelihood: GraphArray, g: GraphArray) -> GraphArray:  # (n, G, C), (C,) -> (n, G, C)
+    """P(samples after t | y_t), up to a factor per sample."""
+    stay, fresh = constant(RHO[:, None]), constant(1 - RHO[:, None])
+
+    def step(after: GraphArray, found: GraphArray) -> tuple[GraphArray, list[GraphArray]]:
+        seen = found * after
+        before = stay * seen + fresh * (seen @ g).reshape(PAIRS, 1)
+        return before / before.sum(1, keepdims=True), [after]
+
+    ones = constant(np.ones((PAIRS, 1))) + 0.0 * g  # (G, C)
+    _, found = scan(ones, likelihood, step, backwards=True)
+    return found
+
+
+# --- a class prior -------------------------------------------------------------------------------
+
+
+def corrected(p: GraphArray, pi: GraphArray, pi_s: GraphArray) -> GraphArray:  # (n, C)
+    """Probabilities under the prior pi instead of pi_s."""
+    joint = p * (pi / pi_s)
+    return joint / joint.sum(1, keepdims=True)
+
+
+def estimated_prior(p: GraphArray, pi_s: GraphArray, alpha: float) -> GraphArray:  # (C,)
+    """`class_prior.estimated_prior`, two products of a matrix and a vector a round."""
+    n = length(p).astype(np.float64)
+
+    def step(pi: GraphArray) -> tuple[GraphArray, list[GraphArray]]:
+        ratio = pi / pi_s
+        members = ratio * ((1.0 / (p @ ratio)) @ p)  # sum_i r_ic
+        following = (members + alpha * pi_s) / (n + alpha)
+        return absolute(following - pi).sum() >= class_prior.CONVERGED, [following]
+
+    (pi,) = repeat(class_prior.ROUNDS, [pi_s], step)
+    return pi
+
+
+def explained(p: GraphArray, pi: GraphArray, pi_s: GraphArray) -> GraphArray:  # ()
+    """Mean log likelihood ratio of samples under the prior pi against pi_s, in nats."""
+    return log(p @ (pi / pi_s)).mean()
+
+
+def believed_prior(
+    p: GraphArray,  # (n, C)
+    pi_s: GraphArray,  # (C,)
+) -> tuple[GraphArray, GraphArray]:  # (C,), ()
+    """The prior of these samples if it explains held-out ones, else pi_s; and whether it does."""
+    halves, n_classes = (p[::2], p[1::2]), pi_s.shape[0]
+
+    def gain() -> list[GraphArray]:
+        both = [
+            explained(held_out, estimated_prior(half, pi_s, n_classes), pi_s)
+            for half, held_out in (halves, halves[::-1])
+        ]
+        return [(both[0] + both[1]) / 2.0]
+
+    nothing = constant(-math.inf)
+    (found,) = choose(length(p) >= class_prior.FEWEST, gain, lambda: [nothing + 0.0])
+    believed = found >= class_prior.BELIEVED * math.log(n_classes)
+    (prior,) = choose(believed, lambda: [estimated_prior(p, pi_s, n_classes)], lambda: [pi_s + 0.0])
+    return prior, believed
+
+
+# --- both ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class LabelGraph:
+    """`StreamLabels` on arrays of a graph."""
+
+    chain: ChainGraph
+    recent: GraphArray  # (m, C), of which the last `count` rows are known: a graph takes no (0, C)
+    count: GraphArray  # (), int64
+    prior: GraphArray  # (C,), of a shuffled stream
+    believed: GraphArray  # (), whether it is not the source's
+
+    @property
+    def is_source(self) -> GraphArray:  # ()
+        """Whether the samples come shuffled and in the mixture of the source."""
+        return ~self.chain.is_correlated & ~self.believed
+
+    def observe(self, p: GraphArray) -> Self:  # (n, C)
+        """Take note of the probabilities of the next samples."""
+        count = minimum(self.count + length(p), stream_labels.PRIOR_WINDOW)
+        recent = concat([self.recent, p])[-count:]
+        chain = self.chain.observe(p)
+        prior, believed = believed_prior(recent, chain.prior)
+        return replace(
+            self, chain=chain, recent=recent, count=count, prior=prior, believed=believed
+        )
+
+    def mixture(self, p: GraphArray) -> GraphArray:  # (n, C) -> (C,)
+        """The class mixture of a batch with these probabilities."""
+        (found,) = choose(
+            self.chain.is_correlated, lambda: [self.chain.mixture(p)], lambda: [self.prior + 0.0]
+        )
+        return found
+
+    def answers(self, p: GraphArray) -> GraphArray:  # (n, C) -> (n, C)
+        """Probabilities of the samples' labels; p itself if `is_source`."""
+        (found,) = choose(
+            self.chain.is_correlated,
+            lambda: [self.chain.posterior(p)],
+            lambda: [corrected(p, self.prior, self.chain.prior)],
+        )
+        return found
+
+    def advance(self, p: GraphArray) -> Self:  # (n, C)
+        """Move past the samples."""
+        return replace(self, chain=self.chain.advance(p))
+
+
+def initial_labels(prior: Floats) -> dict[str, NDArray[np.generic]]:
+    """What a stream remembers before its first sample."""
+    chain = LabelChain.start(prior)
+    return {
+        "last": chain.last,
+        "evidence": chain.evidence,
+        "totals": chain.totals,
+        "count": np.array(chain.count),
+        "recent": np.zeros((1, len(prior))),
+        "recent.count": np.array(0),
+        "believed": np.array(False),
+    }
+
+
+def merged_mixture(
+    past: GraphArray, kept: GraphArray, batch: GraphArray, samples: GraphArray
+) -> GraphArray:  # (C,)
+    """Mixture of the samples behind merged moments: both are sums over samples."""
+    return past + samples / (kept + samples) * (batch - past)
+
+
+def is_reference(mixture: GraphArray, source: GraphArray) -> GraphArray:  # (C,), (C,) -> ()
+    """Whether a mixture is the source's, up to the noise of an estimate."""
+    return 0.5 * absolute(mixture - source).sum() < stream_labels.SAME
+
+
+def _normalised(weights: GraphArray) -> GraphArray:
+    return weights / weights.sum()

@@ -1,0 +1,131 @@
+"""Samples that no image could have produced, found in a graph: see `adapt.plausibility`.
+
+The graph has the first layers of the network a second time, up to the first site: they are small,
+and run only for batches that leave the range of images or if it is not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caster.adapt.layer_passes import Range
+from caster.adapt.plausibility import SLACK, broad_limits, extremes, sharp_limits
+from caster.core.channels import ChannelMoments
+from caster.export.embedding import call, embed
+from caster.export.graph_arrays import GraphArray, choose, constant, under_construction
+from caster.models.onnx.sites import OnnxSite
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+FIRST_LAYERS = "first"  # name of the embedded layers
+
+
+@dataclass(frozen=True, eq=False)
+class PlausibilityGraph:
+    """Which samples of a batch could be images."""
+
+    first_layers: ModelProto  # images -> values at the first site
+    site: OnnxSite
+    source: ChannelMoments  # there
+    ends: Range | None  # of input values
+    limits: NDArray[np.float32]  # (c,), of energies
+
+    @classmethod
+    def of(
+        cls,
+        twin: ModelProto,
+        site: OnnxSite,
+        source: ChannelMoments,
+        ends: Range | None,
+        shape: Sequence[int | None],  # of an image
+        channels: int,  # the axis of its channels
+    ) -> PlausibilityGraph:
+        """Measure limits on extreme images, if range and shape of images are known."""
+        layers = first_layers(twin, site.site.module)
+        found = cls(layers, site, source, ends, np.asarray(broad_limits(source), np.float32))
+        if ends is None or None in shape:
+            return found
+        sizes = tuple(size for size in shape if size is not None)
+        energies = found._measured(extremes(ends, sizes, channels))
+        limits = np.asarray(sharp_limits(energies, source), np.float32)
+        return cls(layers, site, source, ends, limits)
+
+    def __call__(self, images: GraphArray) -> GraphArray:  # (n, ...) -> (n,)
+        """Whether a sample is in the range of images, or within the limits at the first site."""
+        if self.ends is None:
+            return self._is_within_limits(images)
+        inside = self._is_in_range(images)
+        (kept,) = choose(
+            inside.all(), lambda: [inside], lambda: [inside | self._is_within_limits(images)]
+        )
+        return kept
+
+    def _is_in_range(self, images: GraphArray) -> GraphArray:  # (n,)
+        low, high = (np.asarray(end, np.float32) for end in self.ends or ())
+        slack = SLACK * (high - low)
+        x = images.astype(np.float32)
+        inside = (x >= constant(low - slack)) & (x <= constant(high + slack))
+        return ~((~inside).astype(np.int32).reshape(0, -1).max(1) > 0)
+
+    def _is_within_limits(self, images: GraphArray) -> GraphArray:  # (n,)
+        above = ~(self._energies(images) <= constant(self.limits))
+        return ~(above.astype(np.int32).max(1) > 0)
+
+    def _energies(self, images: GraphArray) -> GraphArray:  # (n, c)
+        """Mean squared distance from the source's mean, by sample and channel."""
+        (values,) = call(FIRST_LAYERS, self.first_layers, images)
+        x, width = values.astype(np.float32), self.site.width
+        mean = np.asarray(self.source.mean, np.float32)
+        if self.site.site.axis == 1:
+            step = x.reshape(0, width, -1) - constant(mean[:, None])
+            return (step * step).mean(2)
+        step = x[:, self.site.site.added :].reshape(0, -1, width) - constant(mean)
+        return (step * step).mean(1)
+
+    def _measured(self, images: NDArray[np.float32]) -> NDArray[Any]:  # (n, c)
+        import onnxruntime
+        from onnx.helper import tensor_dtype_to_np_dtype
+        from spox import Tensor, argument, build
+
+        kind = self.first_layers.graph.input[0].type.tensor_type
+        dtype = tensor_dtype_to_np_dtype(kind.elem_type)
+        with under_construction():
+            given = argument(Tensor(dtype, (None, *images.shape[1:])))
+            energies = self._energies(GraphArray(given)).reshape(-1, self.site.width)
+            model = build({"images": given}, {"energies": energies.var})
+        embed(model, {FIRST_LAYERS: self.first_layers})
+        session = onnxruntime.InferenceSession(model.SerializeToString())
+        (found,) = session.run(None, {"images": images.astype(dtype)})
+        return np.asarray(found)
+
+
+def first_layers(twin: ModelProto, tensor: str) -> ModelProto:
+    """The part of the frozen copy that computes a tensor from the images."""
+    from onnx import TensorProto, helper
+
+    producers = {name: node for node in twin.graph.node for name in node.output}
+    needed, pending = set(), [tensor]
+    while pending:
+        name = pending.pop()
+        if name not in needed:
+            needed.add(name)
+            pending.extend(producers[name].input if name in producers else ())
+    kinds = {value.name: value.type.tensor_type.elem_type for value in twin.graph.value_info}
+    output = helper.make_tensor_value_info(tensor, kinds.get(tensor, TensorProto.FLOAT), None)
+    part = helper.make_graph(
+        [node for node in twin.graph.node if needed.intersection(node.output)],
+        "first layers",
+        [twin.graph.input[0]],
+        [output],
+        [each for each in twin.graph.initializer if each.name in needed],
+    )
+    found: ModelProto = helper.make_model(
+        part, opset_imports=twin.opset_import, ir_version=twin.ir_version
+    )
+    return found

@@ -1,0 +1,119 @@
+"""The certificate in a graph, against NumPy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from caster.adapt.layer_certificate import ComparisonSchedule, LayerCertificate
+from caster.core import confidence
+from caster.export import certificate_graph
+from caster.export.certificate_graph import CertificateGraph, ScheduleGraph
+from tests.support.graphs import compiled, evaluate
+
+C, WINDOW = 7, 16
+
+
+def scores(n, seed=0, scale=3.0, n_classes=C):
+    rng = np.random.default_rng(seed)
+    return (scale * rng.normal(size=(n, n_classes))).astype(np.float32)
+
+
+def probabilities(n, n_classes, scale):
+    powers = np.exp(scores(n, scale=scale, n_classes=n_classes).astype(float))
+    return powers / powers.sum(1, keepdims=True)
+
+
+@pytest.mark.parametrize(("n", "n_classes"), [(1, 5), (40, 10), (30, 200), (3, 3)])
+@pytest.mark.parametrize("scale", [0.0, 0.01, 3.0, 100.0])
+def test_the_nuclear_norm_is_that_of_singular_values(n, n_classes, scale):
+    p = probabilities(n, n_classes, scale)
+    found = evaluate(lambda rows: certificate_graph.nuclear_norm(rows, n_classes), p)
+    np.testing.assert_allclose(found, np.linalg.svd(p, compute_uv=False).sum(), rtol=1e-6)
+
+
+def test_the_expected_error_of_a_sure_model_says_nothing():
+    sure, unsure = np.array([4.0, 4.0, 4.0]), np.array([4.0, 2.0, 1.0])
+    ratio = certificate_graph.expected_error_ratio
+    assert evaluate(ratio, unsure, sure) == math.inf
+    assert evaluate(ratio, sure, unsure) == 0
+    assert math.isnan(evaluate(ratio, sure, unsure * math.nan))
+
+
+@pytest.mark.parametrize("total", [19.0, 14.0, math.nan])
+def test_confidence_falls_as_in_core(total):
+    now, then = (25.0, total, 0.0), (100.0, 80.0, 68.0)
+    expected = confidence.has_fallen(
+        *(confidence.ConfidenceStats(*each) for each in (now, then)), certificate_graph.ERRORS
+    )
+    assert evaluate(certificate_graph.has_fallen, now, then) == expected
+
+
+@pytest.mark.parametrize("size", [1, 6, 16, 20])
+def test_windows_are_those_of_the_certificate(size):
+    def step(aligned, frozen, stats, rows, count, settled):
+        known = CertificateGraph(stats, rows, count, WINDOW)
+        known, ratio = known.update(aligned, frozen)
+        known, norms = known.update_norms(aligned, frozen)
+        known = known.settle(settled)
+        dropped = [known.has_dropped(frozen, settled), known.has_dropped(aligned, ~settled)]
+        return [ratio, norms, *dropped, known.stats, known.rows, known.count]
+
+    state = list(certificate_graph.initial_certificate(C).values())
+    batch = scores(size)
+    run = compiled(step, batch, batch, *state, np.array(False), also_open=[1, 3])
+    expected = LayerCertificate(WINDOW)
+    for i in range(9):
+        aligned, frozen = scores(size, 2 * i, scale=4.0), scores(size, 2 * i + 1)
+        if i == 4:
+            frozen[0, 0] = math.nan
+        settles = i == 7
+        ratio, norms, *dropped, stats, rows, count = run(aligned, frozen, *state, settles)
+        state = [stats, rows, count]
+        np.testing.assert_allclose(ratio, expected.update(aligned, frozen), rtol=1e-12)
+        np.testing.assert_allclose(norms, expected.update_norms(aligned, frozen), rtol=1e-6)
+        assert math.isnan(ratio) == math.isnan(norms) == (i == 4)
+        if settles:
+            expected.settle()
+        assert dropped == [
+            expected.has_dropped(frozen, settles),
+            expected.has_dropped(aligned, not settles),
+        ]
+        theirs = expected.state()
+        np.testing.assert_allclose(stats, theirs["certificate"], rtol=1e-12)
+        kept = theirs["certificate.rows"][:, -WINDOW:]
+        assert count == kept.shape[1]
+        np.testing.assert_allclose(rows[:, rows.shape[1] - count :], kept, atol=1e-6)
+
+
+def test_the_schedule_is_that_of_python():
+    def step(accepted, samples, state, skips):
+        schedule = ScheduleGraph(state, every=4, window=WINDOW)
+        from caster.export.graph_arrays import where
+
+        after = where(
+            skips, schedule.skipped(samples).state, schedule.compared(samples, accepted[0]).state
+        )
+        return [after, schedule.skips, schedule.accepted]
+
+    rng = np.random.default_rng(0)
+    expected, state = ComparisonSchedule(4, WINDOW), np.zeros(4, np.int64)
+    run = compiled(step, np.array([True]), np.array(3), state, np.array(True))
+    skipped = 0
+    for i in range(120):
+        accepted, samples = (
+            bool(rng.random() < (0.9 if i % 40 < 30 else 0.2)),
+            int(rng.integers(1, 9)),
+        )
+        skips = expected.skips
+        if skips:
+            expected.skipped(samples)
+        else:
+            expected.compared(samples, accepted)
+        state, found, _ = run(np.array([accepted]), samples, state, skips)
+        assert found == skips
+        np.testing.assert_array_equal(state, expected.state())
+        skipped += skips
+    assert 20 < skipped < 100

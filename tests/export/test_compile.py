@@ -1,0 +1,146 @@
+"""Compile a model and its state into a file, or say why not and write nothing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+import caster
+from caster import CasterError
+from caster.export import compile_model
+from caster.export.embedding import in_opset
+from caster.state import file as states
+from tests.support import mixture_problem as problem
+from tests.support.compiled_stream import CompiledStream
+from tests.support.onnx_export import exported
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compile")
+    graph = exported(problem.model().module, torch.zeros(2, 3, 8, 8), "dynamo")
+    onnx.save(graph, folder / "model.onnx")
+    model = caster.wrap(str(folder / "model.onnx"))
+    caster.fit(model, problem.source_batches()).save(folder / "model.caster")
+    state = states.load(folder / "model.caster")
+    compile_model(model, state, folder / "adaptive.onnx")
+    return SimpleNamespace(folder=folder, model=model, state=state)
+
+
+def test_the_file_adapts_itself(made):
+    labels = problem.shuffled(640, seed=5)
+    images = problem.make_images(labels, seed=9, shift=0.8)
+    stream = CompiledStream(made.folder / "adaptive.onnx")
+    found = [stream(images[i : i + 64]).labels for i in range(0, 640, 64)]
+    adapted = (np.concatenate(found) == labels).mean()
+    frozen = (made.model(images).logits.argmax(1) == labels).mean()
+    assert adapted > frozen + 0.1
+
+
+def test_the_file_says_what_it_is(made):
+    model = onnx.load(made.folder / "adaptive.onnx")
+    said = {entry.key: entry.value for entry in model.metadata_props}
+    assert said["caster.model_sha256"] == made.model.sha256
+    assert said["caster.state_sha256"] == states.digest(made.state)
+    assert json.loads(said["caster.reasons"])[:2] == ["accepted", "ratio"]
+    assert json.loads(said["caster.settings"])["tau"] == 1.0
+    names = json.loads(said["caster.state"])
+    assert [value.name for value in model.graph.input][1:] == names
+    outputs = [value.name for value in model.graph.output]
+    assert outputs[5:] == [f"next.{name}" for name in names]
+
+
+def test_the_file_is_hardly_larger_than_model_and_state(made):
+    """Beside them it has the graph itself, which no network makes larger."""
+    sizes = {name: (made.folder / name).stat().st_size for name in ("adaptive.onnx", "model.onnx")}
+    rest = sizes["adaptive.onnx"] - sizes["model.onnx"]
+    assert rest < (made.folder / "model.caster").stat().st_size + 600_000
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"layers": None}, "has no layers"),
+        ({"head": None}, "other classes"),
+        ({"model_sha256": "0" * 64}, "another model"),
+        ({"preprocessing_sha256": "0" * 64}, "another preprocessing"),
+    ],
+)
+def test_a_state_that_does_not_fit_writes_nothing(made, tmp_path, change, message):
+    with pytest.raises(CasterError, match=message) as caught:
+        compile_model(made.model, replace(made.state, **change), tmp_path / "out.onnx")
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_state_without_classes_writes_nothing(made, tmp_path):
+    layers = {site: replace(found, classes=None) for site, found in made.state.layers.items()}
+    with pytest.raises(CasterError, match="no moments of classes"):
+        compile_model(made.model, replace(made.state, layers=layers), tmp_path / "out.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_state_of_other_sites_writes_nothing(made, tmp_path):
+    layers = {replace(site, module="?"): found for site, found in made.state.layers.items()}
+    with pytest.raises(CasterError, match=r"cannot compile .*no tensor of the state's site"):
+        compile_model(made.model, replace(made.state, layers=layers), tmp_path / "out.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_model_itself_is_not_overwritten(made):
+    with pytest.raises(CasterError, match="is an input"):
+        compile_model(made.model, made.state, made.folder / "model.onnx")
+
+
+@pytest.mark.parametrize("opset", [13, 17, 20])
+def test_models_of_other_opsets_compile(made, tmp_path, opset):
+    graph = exported(problem.model().module, torch.zeros(2, 3, 8, 8), opset_version=opset)
+    one = compiled_alike(made, graph, tmp_path)
+    other = CompiledStream(made.folder / "adaptive.onnx")
+    images = problem.make_images(problem.shuffled(48, seed=5), seed=9, shift=0.6)
+    for _ in range(3):
+        found, expected = one(images).probabilities, other(images).probabilities
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_a_model_with_a_fixed_batch_takes_any(made, tmp_path):
+    graph = exported(problem.model().module, torch.zeros(8, 3, 8, 8), dynamic_axes={})
+    one = compiled_alike(made, graph, tmp_path)
+    other = CompiledStream(made.folder / "adaptive.onnx")
+    images = problem.make_images(problem.shuffled(25, seed=5), seed=9, shift=0.6)
+    for batch in (images[:8], images[8:24], images[24:]):
+        found, expected = one(batch).probabilities, other(batch).probabilities
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def compiled_alike(made, graph, folder):
+    """A stream through another export of the same network."""
+    onnx.save(graph, folder / "model.onnx")
+    model = caster.wrap(str(folder / "model.onnx"))
+    sites = (each.site for each in model.sites)
+    layers = dict(zip(sites, made.state.layers.values(), strict=True))
+    state = replace(made.state, layers=layers, model_sha256=model.sha256)
+    compile_model(model, state, folder / "adaptive.onnx")
+    return CompiledStream(folder / "adaptive.onnx")
+
+
+def test_operators_that_are_not_standard_are_named():
+    node = onnx.helper.make_node("FusedConv", ["x"], ["y"], name="stem", domain="com.microsoft")
+    values = [onnx.helper.make_tensor_value_info(name, 1, ["n"]) for name in "xy"]
+    graph = onnx.helper.make_graph([node], "g", values[:1], values[1:])
+    with pytest.raises(CasterError, match=r"`stem` is a com.microsoft FusedConv"):
+        in_opset(onnx.helper.make_model(graph))
+
+
+def test_without_spox_the_error_says_what_to_install(made, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "spox", None)
+    with pytest.raises(CasterError, match=r"caster-tta\[onnx\]"):
+        compile_model(made.model, made.state, tmp_path / "out.onnx")
+    assert not list(tmp_path.iterdir())

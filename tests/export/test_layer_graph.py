@@ -1,0 +1,242 @@
+"""Compiled mixture transport against the stream in Python, on the same ONNX file."""
+
+from __future__ import annotations
+
+from functools import cache
+from types import SimpleNamespace
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+
+import caster
+from caster.adapt.layer_passes import LayerSettings
+from caster.adapt.layer_transport import LayerTransport
+from caster.export import compile as compiling
+from caster.export.layer_graph import REASONS
+from caster.models.heads import Columns
+from caster.state import file as states
+from tests.support import mixture_problem as problem
+from tests.support.compiled_stream import CompiledStream
+from tests.support.onnx_export import exported
+
+C = problem.N_CLASSES
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    """An ONNX model and its state, and compiled files by their settings."""
+    folder = tmp_path_factory.mktemp("compiled")
+    graph = exported(problem.model().module, torch.zeros(2, 3, 8, 8), opset_version=18)
+    onnx.save(graph, folder / "model.onnx")
+    model = caster.wrap(str(folder / "model.onnx"))
+    caster.fit(model, problem.source_batches()).save(folder / "model.caster")
+    state = states.load(folder / "model.caster")
+
+    @cache
+    def path(**changed):
+        settings = LayerSettings(**changed)
+        found = folder / f"{len(list(folder.iterdir()))}.onnx"
+        found.write_bytes(compiling.compiled(model, state, settings).SerializeToString())
+        return found
+
+    return SimpleNamespace(model=model, state=state, path=path)
+
+
+def in_python(fitted, **changed):
+    settings = LayerSettings(**changed)
+    state = fitted.state
+    return LayerTransport(
+        fitted.model, state.layers, Columns(state.head), state.input_range, settings
+    )
+
+
+def in_batches(images, size):
+    return [images[i : i + size] for i in range(0, len(images), size)]
+
+
+def stream_of(kind, n):
+    labels = problem.shuffled(n, seed=5)
+    if kind == "sorted":
+        labels = np.sort(labels)
+    if kind == "turning":
+        labels[n // 2 :] = np.sort(labels[n // 2 :])
+    if kind == "tailed":
+        labels = problem.shuffled(n, seed=7, weights=[30, 1, 1, 1, 1, 1])
+    if kind == "changing":
+        parts = (labels[: n // 2], 0.3), (labels[n // 2 :], 1.2)
+        return np.concatenate([problem.make_images(part, 9, shift) for part, shift in parts])
+    return problem.make_images(labels, seed=9, shift=0.0 if kind == "clean" else 0.6)
+
+
+def same_streams(batches, ours, theirs):
+    """Answers agree batch by batch; return the reasons."""
+    reasons = []
+    for batch in batches:
+        found, expected = ours(batch), theirs(batch)
+        verdict = expected.verdict
+        assert (found.accepted, found.reason) == (verdict.accepted, verdict.reason)
+        np.testing.assert_allclose(found.ratio, verdict.ratio, rtol=1e-3)
+        p = torch.softmax(torch.as_tensor(expected.scores).double(), dim=1).numpy()
+        np.testing.assert_allclose(found.probabilities, p, atol=1e-4)
+        np.testing.assert_array_equal(found.labels, found.probabilities.argmax(1))
+        reasons.append((verdict.reason, verdict.accepted))
+    return reasons
+
+
+KINDS = ("shuffled", "sorted", "turning", "tailed", "changing", "clean")
+STREAMS = [
+    *((kind, size, n) for kind in KINDS for size, n in ((8, 48), (64, 20))),
+    *((kind, 1, 280) for kind in ("shuffled", "sorted")),
+]
+
+
+@pytest.mark.parametrize(("kind", "size", "batches"), STREAMS)
+def test_streams_are_those_of_python(fitted, kind, size, batches):
+    theirs = in_python(fitted)
+    reasons = same_streams(
+        in_batches(stream_of(kind, size * batches), size), CompiledStream(fitted.path()), theirs
+    )
+    assert len(reasons) == batches
+
+
+@pytest.mark.parametrize("maps", ["diagonal", "full"])
+def test_maps_of_a_settled_stream_are_those_of_python(fitted, maps):
+    theirs, ours = in_python(fitted, maps=maps), CompiledStream(fitted.path(maps=maps))
+    same_streams(in_batches(stream_of("shuffled", 15 * 32), 32), ours, theirs)
+    assert ("past.covariances" in ours.state) == (maps == "full") == (theirs.full_maps > 0)
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "turning", "changing", "clean"])
+def test_comparisons_are_skipped_as_in_python(fitted, kind):
+    changed = {"every": 8, "window": 64}
+    theirs = in_python(fitted, **changed)
+    reasons = same_streams(
+        in_batches(stream_of(kind, 40 * 16), 16), CompiledStream(fitted.path(**changed)), theirs
+    )
+    assert {reason for reason, _ in reasons} >= {"rest"}
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "changing"])
+@pytest.mark.parametrize(("every", "reasons"), [(1, {"ratio"}), (4, {"ratio", "rest"})])
+def test_rejected_streams_are_those_of_python(fitted, kind, every, reasons):
+    """A past of rejected answers is not trusted; after a rest the frozen copy answers alone."""
+    changed = {"every": every, "window": 32, "tau": 1e-6}
+    theirs, ours = in_python(fitted, **changed), CompiledStream(fitted.path(**changed))
+    found = same_streams(in_batches(stream_of(kind, 22 * 16), 16), ours, theirs)
+    assert set(found) == {(reason, False) for reason in reasons}
+
+
+def test_a_rejected_batch_is_the_frozen_answer_bit_for_bit(fitted):
+    frozen, _ = fitted.model.graph()
+    (logits,) = frozen.graph.output
+    frozen.graph.node.append(onnx.helper.make_node("Softmax", [logits.name], ["p"], axis=-1))
+    frozen.graph.output.append(onnx.helper.make_tensor_value_info("p", 1, ["n", C]))
+    session = onnxruntime.InferenceSession(frozen.SerializeToString())
+    stream = CompiledStream(fitted.path(tau=1e-6))
+    for batch in in_batches(stream_of("shuffled", 48), 16):
+        found = stream(batch)
+        assert not found.accepted
+        expected = session.run(["p"], {"x": batch})[0]
+        np.testing.assert_array_equal(found.probabilities, expected)
+
+
+def test_logits_that_are_not_finite_leave_no_trace(fitted):
+    stream, batch = CompiledStream(fitted.path()), stream_of("shuffled", 16)
+    stream(batch)
+    stream.state["past"] = np.full_like(stream.state["past"], np.nan)
+    before = stream.state
+    found = stream(batch)
+    assert (found.accepted, found.reason, found.ratio) == (False, "numerical", np.inf)
+    assert np.isfinite(found.probabilities).all()
+    same_state(stream.state, before)
+
+
+def same_state(one, other):
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        np.testing.assert_array_equal(value, other[name], err_msg=name)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e9, 60.0])
+def test_samples_that_are_no_images_are_answered_as_frozen(fitted, value):
+    """The others are answered as if they had come alone."""
+    images = stream_of("shuffled", 64)
+    mixed = np.insert(images, [0, 3, 9, 40, 64], value, axis=0).astype(np.float32)
+    odd = np.isin(np.arange(69), [0, 4, 11, 43, 68])
+    np.testing.assert_array_equal(mixed[~odd], images)
+    theirs, alone = in_python(fitted), CompiledStream(fitted.path())
+    stream = CompiledStream(fitted.path())
+    for _ in range(3):
+        found, expected = stream(mixed), alone(images)
+        np.testing.assert_array_equal(found.probabilities[~odd], expected.probabilities)
+        assert (found.accepted, found.reason, found.ratio) == (
+            expected.accepted,
+            expected.reason,
+            expected.ratio,
+        )
+        same_state(stream.state, alone.state)
+        if np.isfinite(value):
+            answer = theirs(mixed)
+            assert answer.implausible == 5
+            p = torch.softmax(torch.as_tensor(answer.scores).double(), dim=1).numpy()
+            np.testing.assert_allclose(found.probabilities, p, atol=1e-4)
+        else:
+            np.testing.assert_allclose(found.probabilities[odd], 1 / C)
+
+
+def test_a_batch_without_any_image_is_rejected(fitted):
+    stream, images = CompiledStream(fitted.path()), stream_of("shuffled", 16)
+    stream(images)
+    before = stream.state
+    found = stream(images + 1e6)
+    assert (found.accepted, found.reason, found.ratio) == (False, "implausible", np.inf)
+    theirs = in_python(fitted)
+    expected = torch.softmax(torch.as_tensor(theirs(images + 1e6).scores).double(), dim=1)
+    np.testing.assert_allclose(found.probabilities, expected, atol=1e-4)
+    same_state(stream.state, before)
+
+
+def test_streams_start_from_the_initial_state_of_the_file(fitted):
+    """Initializers are the inputs' own values, so that a first run needs images only."""
+    model = onnx.load(fitted.path())
+    initial = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
+    inputs = [value.name for value in model.graph.input]
+    assert inputs == ["x", *initial]
+    batch = stream_of("shuffled", 8)
+    told, untold = CompiledStream(fitted.path()), CompiledStream(fitted.path())
+    told.state = initial
+    for _ in range(2):
+        np.testing.assert_array_equal(told(batch).probabilities, untold(batch).probabilities)
+
+
+def test_weights_are_once_in_the_file_inside_the_loop(fitted):
+    """ONNX Runtime optimises a network only where its weights are in the same graph."""
+    graph, _ = fitted.model.graph()
+    model = onnx.load(fitted.path())
+    (loop,) = [node for node in model.graph.node if node.op_type == "Loop"]
+    weights = [onnx.numpy_helper.to_array(t).tobytes() for t in graph.graph.initializer]
+    weights = [weight for weight in weights if len(weight) > 256]
+    assert weights
+    inside = [t.raw_data for t in loop.attribute[0].g.initializer]
+    content = model.SerializeToString()
+    for weight in weights:
+        assert inside.count(weight) == 1
+        assert content.count(weight) == 1
+
+
+def test_only_standard_operators_are_used(fitted):
+    model = onnx.load(fitted.path())
+    assert [(each.domain, each.version) for each in model.opset_import] == [("", 18)]
+    onnx.checker.check_model(model)
+
+
+def test_reasons_have_fixed_numbers():
+    assert REASONS[:2] == ("accepted", "ratio")
+    assert {REASONS.index(r): r for r in ("numerical", "implausible", "rest")} == {
+        6: "numerical",
+        7: "implausible",
+        10: "rest",
+    }

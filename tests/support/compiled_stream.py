@@ -1,0 +1,46 @@
+"""A compiled stream, run by ONNX Runtime."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnxruntime
+
+from caster.export.layer_graph import NEXT, REASONS
+
+
+@dataclass
+class Answer:
+    probabilities: np.ndarray
+    labels: np.ndarray
+    accepted: bool
+    ratio: float
+    reason: str
+
+
+class CompiledStream:
+    """A stream whose state goes from run to run."""
+
+    def __init__(self, path) -> None:
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        options.intra_op_num_threads = 1
+        self.session = onnxruntime.InferenceSession(str(path), options)
+        self.images = self.session.get_inputs()[0].name
+        self.names = [output.name for output in self.session.get_outputs()]
+        self.state = {}
+
+    def __call__(self, images) -> Answer:
+        given = self.session.run(None, {self.images: images, **self.state})
+        found = dict(zip(self.names, given, strict=True))
+        self.state = {
+            name.removeprefix(NEXT): each for name, each in found.items() if name.startswith(NEXT)
+        }
+        return Answer(
+            found["probabilities"],
+            found["labels"],
+            bool(found["accepted"]),
+            float(found["ratio"]),
+            REASONS[int(found["reason"])],
+        )
