@@ -24,6 +24,7 @@ from caster.models.onnx.graph import (
     listed,
     runtime_inputs,
     set_outputs,
+    set_row_outputs,
 )
 from caster.models.onnx.model_file import WeightGuard, check_model, follow_links, read_model
 from caster.models.preprocessing import Preprocessing
@@ -109,6 +110,18 @@ class OnnxModel:
     def verify(self) -> None:
         """Raise if any file has changed since the model was wrapped."""
         self._guard.verify()
+
+    def exposed(self) -> ModelProto:
+        """The model with its weights, and outputs `features` and `logits`: rows of float32."""
+        from onnx import load_external_data_for_model
+
+        model = self._guard.read()
+        load_external_data_for_model(model, str(follow_links(model, self._path)))
+        self.verify()  # after the weights were read
+        outputs = self._session.get_outputs()
+        widths = [math.prod(size for size in output.shape[1:]) for output in outputs]
+        set_row_outputs(model, {self._head.features: widths[0], self._head.logits: widths[1]})
+        return model
 
     def linear_head(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:  # (n, d), (n,)
         """Weight and bias of the classifier, as the graph computes them from its constants."""
