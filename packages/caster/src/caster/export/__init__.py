@@ -1,0 +1,1 @@
+"""Adaptation compiled into ONNX graphs."""

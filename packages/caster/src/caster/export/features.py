@@ -294,13 +294,14 @@ def inverse_root(C: GraphArray, lam: float) -> GraphArray:  # (k, k) -> (k, k)
     identity = constant(np.eye(C.shape[-1]))
     matrix = C + lam * identity
     scale = sqrt((matrix * matrix).sum())
-    steps = step_scales(LARGEST_CONDITION**-0.5)
-    Y, Z = matrix / scale, 0.5 * steps[0] ** 2 * identity
-    for following in (*steps[1:], 1.0):
+    # ONNX Runtime fuses constant factors of products, and rounds them to float32 in doing so.
+    factors = [float(np.float32(a**2)) for a in step_scales(LARGEST_CONDITION**-0.5)]
+    Y, Z = matrix / scale, 0.5 * factors[0] * identity
+    for following in (*factors[1:], 1.0):
         T = 1.5 * identity - Z @ Y
-        Y, Z = Y @ T, following**2 * (T @ Z)
+        Y, Z = Y @ T, following * (T @ Z)
     off = 2.0 * (Z @ Y) - identity
-    root = Z * (2 / float(np.prod(steps))) / sqrt(scale)
+    root = Z / (sqrt(scale) * 0.5 * float(np.prod(np.sqrt(factors))))
     return where((off * off).max() < 1e-12, root, np.nan)
 
 
@@ -409,8 +410,8 @@ class Elimination:
         """Extend an inverse from lo to mid up to hi."""
         before, after = slice(lo, mid), slice(mid, hi)
         B = block(after, before)
-        H = B @ first
-        schur = block(after, after) - H @ B.transposed(0, 2, 1)
+        H = B @ _mirrored(first)
+        schur = block(after, after) - H @ _mirrored(B)
 
         def rest(rows: slice, columns: slice) -> GraphArray:
             if (rows, columns) == (after, after):
@@ -422,14 +423,15 @@ class Elimination:
             return GraphArray(op.slice(schur.var, *ends))
 
         last, pivots = self.inverse(rest, mid, hi)
-        T = last @ H
-        whole = first + H.transposed(0, 2, 1) @ T
+        T = _mirrored(last) @ H
+        whole = first + _mirrored(H) @ T
         return [(before, before, whole), (after, before, -T), (after, after, last)], pivots
 
     def _leaf(self, S: GraphArray, lo: int, hi: int) -> tuple[GraphArray, Pivots]:
         """Sweep one direction after the other out of (C, 8, 8), with classes on the last axis."""
         identity = np.eye(LEAF)[:, :, None]
-        T, pivots = S.transposed(1, 2, 0), []
+        # Axes are merged first: ONNX Runtime moves a Transpose past what follows, but no Reshape.
+        T, pivots = S.reshape(0, LEAF**2).transposed(1, 0).reshape(LEAF, LEAF, -1), []
         if len(self.ridge.shape) == 1:
             ridge = self.ridge[lo:hi].astype(self.source.dtype).reshape(LEAF, 1, 1)
             T = T + ridge * identity
@@ -440,7 +442,13 @@ class Elimination:
             others = np.arange(LEAF)[:, None] != j
             row = where(constant(others), row, -1.0)
             T = T * (others & others.T)[:, :, None] - row.transposed(1, 0, 2) * (row / pivot)
-        return -T.transposed(2, 0, 1), pivots
+        T = T.reshape(LEAF**2, -1).transposed(1, 0).reshape(-1, LEAF, LEAF)
+        return -T, pivots
+
+
+def _mirrored(S: GraphArray) -> GraphArray:  # (C, r, c) -> (C, c, r)
+    """Transpose matrices; ONNX Runtime multiplies by those faster, also if they are symmetric."""
+    return S.transposed(0, 2, 1)
 
 
 def joined(blocks: Blocks) -> GraphArray:
@@ -448,8 +456,7 @@ def joined(blocks: Blocks) -> GraphArray:
     if len(blocks) == 1:
         return blocks[0][2]
     (_, _, A), (_, _, B), (_, _, D) = blocks
-    upper = concat([A, B.transposed(0, 2, 1)], axis=2)
-    return concat([upper, concat([B, D], axis=2)], axis=1)
+    return concat([concat([A, B], axis=1), concat([_mirrored(B), D], axis=1)], axis=2)
 
 
 def _distances(
@@ -465,8 +472,8 @@ def _distances(
         left, right = x[:, rows], x[:, columns]
         outer = (left.reshape(0, r, 1) * right.reshape(0, 1, c)).reshape(0, r * c)
         mu, nu = constant(means[:, rows]), constant(means[:, columns])
-        P_nu = (P @ nu.reshape(0, c, 1)).reshape(0, r)  # (C, r)
-        mu_P = P_nu if rows == columns else (mu.reshape(0, 1, r) @ P).reshape(0, c)
+        mu_P = (mu.reshape(0, 1, r) @ P).reshape(0, c)  # (C, c)
+        P_nu = (nu.reshape(0, 1, c) @ _mirrored(P)).reshape(0, r)  # (C, r)
         form = _times(outer, P.reshape(0, r * c)) - _times(left, P_nu) - _times(right, mu_P)
         form = form + (mu * P_nu).sum(1)
         form = form if rows == columns else 2.0 * form  # the block above the diagonal
@@ -537,7 +544,7 @@ def decide(
     state: State,
     settings: Settings,
 ) -> tuple[GraphArray, GraphArray]:
-    """The reason's code and the ratio, as `FeatureTransport` and `core.verdict.decide` give them."""
+    """The reason's code and the ratio, as `FeatureTransport.conclude` decides them."""
     ratio, confident, classes = evidence
     unmeasured = confident.equals(0.0)
     failed = is_nan(ratio) | (is_nan(ratio - ratio) & ~unmeasured) | ~sound
