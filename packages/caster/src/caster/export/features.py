@@ -379,7 +379,7 @@ Pivots = list[GraphArray]  # each (1, C)
 class Elimination:
     """Inverses of all class covariances plus a ridge, and the pivots that their determinants are.
 
-    With blocks A, B and D of a symmetric matrix and H = B A^-1, the inverse of the Schur complement
+    With blocks A, -B and D of a symmetric matrix and H = B A^-1, the inverse of the Schur complement
     D - H B' is the last block of the whole inverse, and the others follow from it by products.
     """
 
@@ -409,7 +409,7 @@ class Elimination:
     ) -> tuple[Blocks, Pivots]:
         """Extend an inverse from lo to mid up to hi."""
         before, after = slice(lo, mid), slice(mid, hi)
-        B = block(after, before)
+        B = -block(after, before)
         H = B @ _mirrored(first)
         schur = block(after, after) - H @ _mirrored(B)
 
@@ -425,7 +425,7 @@ class Elimination:
         last, pivots = self.inverse(rest, mid, hi)
         T = _mirrored(last) @ H
         whole = first + _mirrored(H) @ T
-        return [(before, before, whole), (after, before, -T), (after, after, last)], pivots
+        return [(before, before, whole), (after, before, T), (after, after, last)], pivots
 
     def _leaf(self, S: GraphArray, lo: int, hi: int) -> tuple[GraphArray, Pivots]:
         """Sweep one direction after the other out of (C, 8, 8), with classes on the last axis."""
@@ -473,7 +473,7 @@ def _distances(
         outer = (left.reshape(0, r, 1) * right.reshape(0, 1, c)).reshape(0, r * c)
         mu, nu = constant(means[:, rows]), constant(means[:, columns])
         mu_P = (mu.reshape(0, 1, r) @ P).reshape(0, c)  # (C, c)
-        P_nu = (nu.reshape(0, 1, c) @ _mirrored(P)).reshape(0, r)  # (C, r)
+        P_nu = mu_P if rows == columns else (nu.reshape(0, 1, c) @ _mirrored(P)).reshape(0, r)
         form = _times(outer, P.reshape(0, r * c)) - _times(left, P_nu) - _times(right, mu_P)
         form = form + (mu * P_nu).sum(1)
         form = form if rows == columns else 2.0 * form  # the block above the diagonal
@@ -504,17 +504,22 @@ def certificate(
     """The certificate's ratio (Eqs. 7-9) and the coverage; NaN where `propose` gives NaN."""
     top = scores.max(1, keepdims=True)
     kept = 1.0 / exp(scores - top).sum(1) > settings.confidence
-    classes = constant(np.arange(source.moments.n_classes)[:, None])
-    member = (classes.equals(scores.argmax(1)) & kept).astype(np.float64)  # (C, B)
-    counts = member.sum(1, keepdims=True)
-    delta = member @ pulled / maximum(counts, 1.0) - source.means
+    assigned = scores.argmax(1)
+    alike = (assigned.reshape(-1, 1).equals(assigned) & kept).astype(np.float64)  # (B, B)
+    counts = alike.sum(1, keepdims=True)  # confident samples of every sample's class
+    means = GraphArray(op.gather(op.const(source.means), assigned.var))
+    delta = alike @ pulled / maximum(counts, 1.0) - means  # of every sample's class
     delta = where((counts > 0.0) & batch.active, delta, 0.0)[:, : source.rank]
     whitened = batch.supported(delta @ constant(source.whitener.T))
     margin = GraphArray(op.gather(op.const(source.margins), (batch.k - 1).var))
     ratio = sqrt((whitened * whitened).sum(1).max()) / (margin + settings.eps)
     representable = is_finite(scores) & is_finite(batch.covariance.astype(np.float32))
-    occupied = (counts > 0.0).astype(np.float64)
-    return Evidence(where(representable, ratio, np.nan), counts.sum(), occupied.sum())
+    classes = constant(np.arange(source.moments.n_classes)[:, None])
+    occupied = (classes.equals(assigned) & kept).astype(np.int32).max(1)
+    confident = kept.astype(np.float64).sum()
+    return Evidence(
+        where(representable, ratio, np.nan), confident, occupied.sum().astype(np.float64)
+    )
 
 
 def is_ordered(
