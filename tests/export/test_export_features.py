@@ -285,6 +285,29 @@ def test_exposed_outputs(six):
     np.testing.assert_array_equal(logits, outputs.logits)
 
 
+def test_widths_that_the_graph_does_not_declare(tmp_path):
+    """A shape computed in the graph: ONNX cannot infer what it makes."""
+    open_widths = Problem(tmp_path, 3, 6, 6.0, min_samples=2)
+    model = onnx.load(tmp_path / "model.onnx")
+    (identity,) = (node for node in model.graph.node if node.op_type == "Identity")
+    identity.op_type = "Reshape"
+    identity.input.append("shape")
+    shape = [onnx.helper.make_node("Shape", ["m"], ["s"])]
+    shape.append(onnx.helper.make_node("NonZero", ["s"], ["at"]))  # data-dependent
+    shape.append(onnx.helper.make_node("GatherND", ["s", "where"], ["shape"]))
+    shape.insert(2, onnx.helper.make_node("Transpose", ["at"], ["where"]))
+    nodes = list(model.graph.node)
+    del model.graph.node[:]
+    model.graph.node.extend([nodes[0], *shape, *nodes[1:]])
+    model.graph.output[0].type.tensor_type.shape.dim[1].ClearField("dim_value")
+    onnx.save(model, tmp_path / "open.onnx")
+    open_widths.model = wrap(tmp_path / "open.onnx")
+    open_widths.state = replace(open_widths.state, model_sha256=open_widths.model.sha256)
+    exposed = open_widths.model.exposed().graph.output[0].type.tensor_type
+    assert not exposed.shape.dim[1].dim_value
+    agrees(*open_widths.compiled(), open_widths.batch(40, seed=0)[0], "accepted")
+
+
 def test_models_that_cannot_be_compiled(six, problem):
     model = six.model.exposed()
     with pytest.raises(CasterError, match="the model has 8 features, and the state 6"):

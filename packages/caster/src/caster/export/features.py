@@ -148,10 +148,12 @@ class Source:
     @classmethod
     def of(cls, moments: SourceMoments) -> Self:
         """Widen stored moments."""
-        arrays = (np.asarray(x, np.float64) for x in (moments.U, moments.means))
+        U, means, covariances = (
+            np.asarray(x, np.float64) for x in (moments.U, moments.means, moments.covariances)
+        )
         missing = -moments.rank % LEAF
         pad = ((0, 0), (0, missing), (0, missing))
-        wide = SourceMoments(*arrays, moments.covariances.astype(np.float64), moments.counts)
+        wide = SourceMoments(U, means, covariances, moments.counts)
         return cls(wide, np.pad(moments.covariances.astype(np.float32), pad))
 
     @property
@@ -167,29 +169,31 @@ class Source:
     @cached_property
     def means(self) -> Numbers:  # (C, K)
         """Class means less the source mean."""
-        centred = self.moments.means - self.moments.mean
+        centred: Numbers = self.moments.means - self.moments.mean
         return np.pad(centred, ((0, 0), (0, self.room - self.rank)))
 
     @cached_property
     def slacks(self) -> Numbers:  # (rank,)
         """`SourceMoments.slack` of the stored moments in 1, 2, ... directions."""
-        variances = np.diagonal(self.moments.covariances, axis1=1, axis2=2)
-        return 4 * np.finfo(STATE_DTYPE).eps * np.max(np.cumsum(variances, axis=1), axis=0)
+        variances: Numbers = np.diagonal(self.moments.covariances, axis1=1, axis2=2)
+        traces: Numbers = np.max(np.cumsum(variances, axis=1), axis=0)
+        return 4 * float(np.finfo(STATE_DTYPE).eps) * traces
 
     @cached_property
     def whitener(self) -> Numbers:  # (rank, rank)
         """Inverse of the metric's factor; its leading blocks are those of fewer directions."""
-        return whiten(np.eye(self.rank), self.moments.metric).T
+        inverse: Numbers = whiten(np.eye(self.rank), self.moments.metric)
+        return inverse.T
 
     @cached_property
     def margins(self) -> Numbers:  # (rank,)
         """`SourceMoments.margin` in 1, 2, ... directions."""
         whitened = self.moments.means @ self.whitener.T
-        nearest = np.full(self.rank, np.inf)
+        nearest: Numbers = np.full(self.rank, np.inf)
         for c in range(len(whitened) - 1):
             steps = whitened[c + 1 :] - whitened[c]
             nearest = np.minimum(nearest, np.min(np.cumsum(steps * steps, axis=1), axis=0))
-        return np.sqrt(nearest)
+        return np.asarray(np.sqrt(nearest))
 
     @cached_property
     def dtype(self) -> type[np.floating[Any]]:
@@ -221,7 +225,7 @@ def transport(
 ) -> Answer:
     """Answer a batch as `FeatureTransport.adapt` does."""
     width = state.moments.U.shape[0]
-    if features.shape[1] != width:
+    if features.shape[1] not in (width, None):
         raise CasterError(f"the model has {features.shape[1]} features, and the state {width}")
     source = Source.of(state.moments)
     batch = Batch(features, source)
@@ -318,10 +322,10 @@ def _fallback(
     """Scores that answer a rejected batch: the head's, or Source-GDA's in all directions."""
     if state.head is not None:
         width = logits.shape[1]
-        if width <= max(state.head):
+        if width is not None and width <= max(state.head):
             needed = max(state.head) + 1
             raise CasterError(f"the model has {width} logits, and the state needs {needed}")
-        if state.head == tuple(range(width)):
+        if width is not None and state.head == tuple(range(width)):
             return logits
         return GraphArray(op.gather(logits.var, op.const(np.array(state.head)), axis=1))
     active = np.arange(source.room) < source.rank
@@ -379,8 +383,8 @@ Pivots = list[GraphArray]  # each (1, C)
 class Elimination:
     """Inverses of all class covariances plus a ridge, and the pivots that their determinants are.
 
-    With blocks A, -B and D of a symmetric matrix and H = B A^-1, the inverse of the Schur complement
-    D - H B' is the last block of the whole inverse, and the others follow from it by products.
+    With blocks A, -B and D of a symmetric matrix and H = B A^-1, the inverse T of the Schur
+    complement D - H B' is the last block of the inverse; the others are T H and A^-1 + H' T H.
     """
 
     source: Source
@@ -536,7 +540,7 @@ def is_ordered(
     neighbours = chosen[1:].equals(chosen[:-1]).astype(np.float32).sum() / (B - 1.0)
     tiny = float(np.finfo(np.float32).eps)
     error = sqrt(maximum(alike * (1.0 - alike), tiny) / (B - 1.0))
-    expected = np.sum(priors * priors)
+    expected = float(np.sum(priors * priors))
     excess = (alike - expected) / (1 - expected)
     return ((neighbours - alike) / error > MOST_NEIGHBOURS) | (excess > MOST_EXCESS)
 

@@ -118,8 +118,8 @@ def cast_outputs(model: ModelProto) -> None:
     set_outputs(model, [f"caster/{name}" for name in names])
 
 
-def set_row_outputs(model: ModelProto, widths: dict[str, int]) -> None:
-    """Replace the graph's outputs by these tensors as float32 matrices of these widths."""
+def set_row_outputs(model: ModelProto, widths: dict[str, int | None]) -> None:
+    """Replace the graph's outputs by these tensors as float32 matrices; None: width unknown."""
     from onnx import TensorProto, helper
 
     del model.graph.output[:]

@@ -118,8 +118,10 @@ class OnnxModel:
         model = self._guard.read()
         load_external_data_for_model(model, str(follow_links(model, self._path)))
         self.verify()  # after the weights were read
-        outputs = self._session.get_outputs()
-        widths = [math.prod(size for size in output.shape[1:]) for output in outputs]
+        inner = [output.shape[1:] for output in self._session.get_outputs()]
+        widths = [
+            math.prod(each) if all(isinstance(n, int) for n in each) else None for each in inner
+        ]
         set_row_outputs(model, {self._head.features: widths[0], self._head.logits: widths[1]})
         return model
 
