@@ -119,8 +119,10 @@ class OnnxModel:
         load_external_data_for_model(model, str(follow_links(model, self._path)))
         self.verify()  # after the weights were read
         inner = [output.shape[1:] for output in self._session.get_outputs()]
+        known = [each and all(isinstance(size, int) for size in each) for each in inner]
         widths = [
-            math.prod(each) if all(isinstance(n, int) for n in each) else None for each in inner
+            math.prod(each) if declared else None
+            for each, declared in zip(inner, known, strict=True)
         ]
         set_row_outputs(model, {self._head.features: widths[0], self._head.logits: widths[1]})
         return model
