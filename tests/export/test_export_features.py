@@ -20,7 +20,14 @@ from caster import Adapter, Caster, CasterError, SourceMoments, wrap
 from caster.adapt.fitting import bound_state
 from caster.config import Settings
 from caster.export import features as exported
-from caster.export.features import CODES, Source, class_scores, compile_features, inverse_root
+from caster.export.features import (
+    CODES,
+    Source,
+    class_scores,
+    compile_features,
+    inverse_root,
+    transport,
+)
 from caster.export.graph_arrays import constant
 from caster.models.onnx import OnnxModel
 from tests.support.graphs import compiled
@@ -257,6 +264,20 @@ def test_values_that_are_not_finite(six_compiled, six, size, value):
         frozen = sound.frozen.argmax(axis=1)
         np.testing.assert_array_equal(labels[:-1], frozen)
         assert np.all(np.isfinite(p[:-1]))
+
+
+def test_logits_that_are_nan(six):
+    features, logits = six.model(six.batch(64, seed=0)[0]).features, np.zeros((64, 6), np.float32)
+    function = compiled(
+        lambda f, z: list(transport(f, z, six.state, six.state.settings)),
+        features,
+        logits,
+        also_open=(1,),
+    )
+    logits[:, :] = np.eye(6)[np.random.default_rng(0).permutation(64) % 6]
+    assert REASON[function(features, logits)[4]] == "accepted"
+    logits[3, 2] = np.nan
+    assert REASON[function(features, logits)[4]] == "numerical"
 
 
 # --- the file ------------------------------------------------------------------------------------
