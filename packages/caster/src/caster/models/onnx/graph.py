@@ -118,6 +118,19 @@ def cast_outputs(model: ModelProto) -> None:
     set_outputs(model, [f"caster/{name}" for name in names])
 
 
+def set_row_outputs(model: ModelProto, widths: dict[str, int | None]) -> None:
+    """Replace the graph's outputs by these tensors as float32 matrices; None: width unknown."""
+    from onnx import TensorProto, helper
+
+    del model.graph.output[:]
+    for tensor, width in widths.items():
+        flat, rows = f"caster/{tensor}/flat", f"caster/{tensor}/rows"
+        model.graph.node.append(helper.make_node("Flatten", [tensor], [flat]))
+        model.graph.node.append(helper.make_node("Cast", [flat], [rows], to=TensorProto.FLOAT))
+        rows_of = helper.make_tensor_value_info(rows, TensorProto.FLOAT, [None, width])
+        model.graph.output.append(rows_of)
+
+
 def operator_of(node: NodeProto) -> str:
     """The operator of a node, with its domain unless it is a standard one."""
     return node.op_type if node.domain in STANDARD else f"{node.domain}.{node.op_type}"

@@ -25,6 +25,7 @@ from caster.models.onnx.graph import (
     listed,
     runtime_inputs,
     set_outputs,
+    set_row_outputs,
 )
 from caster.models.onnx.model_file import WeightGuard, check_model, follow_links, read_model
 from caster.models.preprocessing import Preprocessing
@@ -168,6 +169,18 @@ class OnnxModel:
         rows = self._as_rows("features", features, count), self._as_rows("logits", logits, count)
         return Outputs(*rows)
 
+    def exposed(self) -> ModelProto:
+        """The model with its weights, and outputs `features` and `logits`: rows of float32."""
+        model, _ = self.graph()
+        inner = [output.shape[1:] for output in self._session.get_outputs()]
+        known = [each and all(isinstance(size, int) for size in each) for each in inner]
+        widths = [
+            math.prod(each) if declared else None
+            for each, declared in zip(inner, known, strict=True)
+        ]
+        set_row_outputs(model, {self._head.features: widths[0], self._head.logits: widths[1]})
+        return model
+
     def linear_head(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:  # (n, d), (n,)
         """Weight and bias of the classifier, as the graph computes them from its constants."""
         model = self._guard.read()
@@ -187,6 +200,7 @@ class OnnxModel:
 
         model = self._guard.read()
         onnx.load_external_data_for_model(model, str(follow_links(model, self._path)))
+        self.verify()  # after the weights were read
         return model, self._head
 
     def _run(
