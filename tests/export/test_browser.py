@@ -13,7 +13,7 @@ import onnx.parser
 import pytest
 
 from tests.support import onnx_streams
-from tests.support.browser import browsing, serving_folder
+from tests.support.browser import HAS_WEBGPU, browsing, serving_folder
 
 # The running mean in double precision; a window of rows that starts empty; Loop; If.
 RUNNING_MEAN = """
@@ -56,7 +56,6 @@ stream (float[N,3] images, double[3] mean, int64 count, float[W,3] window) =>
     else_branch = some () => (int64 nought) { nought = Constant <value = int64 {0}> () }>
 }
 """
-HAS_WEBGPU = "navigator.gpu?.requestAdapter().then(Boolean)"
 
 
 def running_mean() -> onnx.ModelProto:

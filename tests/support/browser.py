@@ -28,11 +28,13 @@ FLAGS = (
     "--remote-debugging-pipe",
     "--no-sandbox",  # root has none, nor has a container; the pages are our own
     "--no-first-run",
+    "--hide-scrollbars",
     "--disable-dev-shm-usage",
     "--enable-unsafe-webgpu",
     "--use-webgpu-adapter=swiftshader",
 )
 SECONDS = 60.0
+HAS_WEBGPU = "navigator.gpu?.requestAdapter().then(Boolean)"
 
 
 @cache
@@ -131,7 +133,12 @@ class Page:
         return answer["result"]
 
     def open(self, url: str) -> None:
+        """Open a page and wait until it is parsed."""
         self.send("Page.navigate", url=url)
+        self.evaluate(
+            "document.readyState === 'loading'"
+            " && new Promise(done => addEventListener('DOMContentLoaded', () => done()))"
+        )
 
     def evaluate(self, expression: str, seconds: float = SECONDS) -> Any:
         """The JSON value of an expression, or of the promise it returns."""
