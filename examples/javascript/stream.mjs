@@ -16,7 +16,8 @@ export class Stream {
 
   reset() {
     const zeros = ({ name, type, shape }) => {
-      const dims = shape.map((size) => (typeof size === "number" ? size : 0));
+      // A free dimension is a name, or 2^32 - 1 if it has none.
+      const dims = shape.map((size) => (size < 2 ** 31 ? size : 0));
       const data = new ARRAYS[type](dims.reduce((a, b) => a * b, 1));
       return [name, new this.ort.Tensor(type, data, dims)];
     };

@@ -40,7 +40,7 @@ SCRIPT = """
   const state = {};
   for (const {name, type, shape} of session.inputMetadata)
     if (session.outputNames.includes("next." + name)) {
-      const dims = shape.map(size => typeof size === "number" ? size : 0);
+      const dims = shape.map(size => size < 2 ** 31 ? size : 0);  // free: a name, or 2^32 - 1
       state[name] = new ort.Tensor(type, new arrays[type](dims.reduce((a, b) => a * b, 1)), dims);
     }
   const answers = [];
