@@ -214,13 +214,9 @@ def browsing() -> Iterator[Page]:
         )
         os.close(to_browser)
         os.close(from_browser)
-        page = None
         try:
-            page = Page(reads, writes)
-            yield page
+            yield Page(reads, writes)
         finally:
-            if page is not None:
-                page._session = {}
             os.close(writes)  # the browser ends with its pipe
             os.close(reads)
             try:
