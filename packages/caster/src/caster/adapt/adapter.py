@@ -19,7 +19,6 @@ from caster.adapt.estimator import Caster
 from caster.adapt.feature_transport import Attempt
 from caster.adapt.feedback import Feedback
 from caster.adapt.layer_passes import PLAIN, LayerSettings
-from caster.adapt.source_moments import inputs_of
 from caster.core.adaptation import Adaptation
 from caster.core.arrays import as_real_array
 from caster.core.betting import ALPHA, BettingTest
@@ -27,6 +26,7 @@ from caster.core.linalg import Array, on_gpu
 from caster.errors import CasterError
 from caster.io import signed_tensors
 from caster.io.signed_tensors import Key
+from caster.models.batches import inputs_of
 from caster.models.heads import Columns
 from caster.models.protocol import (
     FrozenModel,
@@ -452,6 +452,8 @@ class Stream:
 
 def check_frozen(model: Any) -> None:
     """Reject what is not a frozen model."""
+    if hasattr(model, "new_stream"):
+        raise CasterError(f"{getattr(model, 'name', 'an Adapter')} adapts itself: call it instead")
     if not hasattr(model, "verify"):
         raise CasterError(f"{type(model).__name__} is not a frozen model: pass caster.wrap of it")
 

@@ -22,11 +22,11 @@ from caster.core.subspace import Basis, WithinScatter, held_out, retained_rank
 from caster.core.types import SourceMoments
 from caster.errors import CasterError
 from caster.io.labels import Labels, as_labels, encode
+from caster.models.batches import INPUTS, named
 from caster.state.source_check import SourceCheck
 
 Chunks = Iterable[tuple[Any, ...]]  # (features, labels) or (features, labels, logits)
-INPUTS = "pixel_values", "images", "image", "inputs", "x"  # names in a batch that is a dict
-LABELS = "labels", "label", "y", "target", "targets"
+LABELS = "labels", "label", "y", "target", "targets"  # names in a batch that is a dict
 MOST_KEPT = 2**24  # numbers of the projected samples that are kept to check the fit
 OUT_OF_RANGE = "the features are too large or too small for float32: rescale them"
 
@@ -203,7 +203,7 @@ def pair(batch: Any) -> tuple[Any, Any]:
     ([[0.5]], [1])
     """
     if isinstance(batch, Mapping):
-        return _named(batch, INPUTS), _named(batch, LABELS)
+        return named(batch, INPUTS), named(batch, LABELS)
     try:
         if is_array_api_obj(batch):  # one of two rows would unpack
             raise TypeError
@@ -213,31 +213,6 @@ def pair(batch: Any) -> tuple[Any, Any]:
             "every chunk or batch must be a pair: features or images, and labels"
         ) from None
     return inputs, labels
-
-
-def inputs_of(batch: Any) -> Any:
-    """The inputs of a batch, without labels or whatever else a DataLoader yields.
-
-    An array is a batch itself, and so is a list of arrays with equally many axes: its rows.
-
-    >>> inputs_of([np.zeros((2, 3)), np.array([0, 1])]).shape
-    (2, 3)
-    """
-    if isinstance(batch, Mapping):
-        return _named(batch, INPUTS)
-    if isinstance(batch, tuple | list) and batch:
-        axes, *others = (getattr(part, "ndim", 0) for part in batch)
-        if axes > 1 and all(other < axes for other in others):
-            return batch[0]
-    return batch
-
-
-def _named(batch: Mapping[Any, Any], names: tuple[str, ...]) -> Any:
-    for name in names:
-        if name in batch:
-            return batch[name]
-    has = ", ".join(map(str, batch)) or "nothing"
-    raise CasterError(f"a batch that is a dict must have one of {', '.join(names)}: it has {has}")
 
 
 def _check_finite(piece: Array, first_row: int) -> None:

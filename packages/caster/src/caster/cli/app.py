@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from caster._version import __version__
-from caster.cli import cache, demo, evaluate, fit, inspect, predict
+from caster.cli import cache, compile, demo, evaluate, fit, inspect, predict
 from caster.cli.console import Warnings, errors, option_of, say
 from caster.errors import MAKE_ROOM, CasterError, is_disk_full, machine_message
 
@@ -58,6 +58,7 @@ for _command in (
     fit.fit,
     predict.predict,
     evaluate.evaluate,
+    compile.compile,
     inspect.inspect,
     inspect.doctor,
     demo.demo,

@@ -1,7 +1,8 @@
-"""Commands that read a state file: inspect, doctor."""
+"""Commands that show what is in a file: inspect, doctor."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,11 +10,12 @@ import typer
 from rich.text import Text
 
 from caster.cli.console import counted, errors, new_table, output, say, size
-from caster.errors import one_line
+from caster.errors import CasterError, one_line
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from caster.models.onnx.compiled import StateTensor
     from caster.state import Layers, State
 
 LISTED = 20  # classes that `inspect` lists by default
@@ -27,13 +29,25 @@ StateFile = Annotated[Path, typer.Argument(metavar="STATE", help="State file, fr
 
 
 def inspect(
-    state: StateFile,
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="State file, or an .onnx file from `caster compile`."),
+    ],
     classes: Annotated[
         bool, typer.Option("--classes", help=f"List all classes, not only the first {LISTED}.")
     ] = False,
     key: KeyFile = None,
 ) -> None:
-    """Show a state file: classes, counts, sizes, margin, constants, digests, head, layers."""
+    """Show a state file, or a compiled model: classes, sizes, constants, digests, layers."""
+    if file.suffix == ".onnx":
+        if key is not None:
+            raise CasterError("--key is for state files: compile with --key to check a state")
+        _inspect_compiled(file, everything=classes)
+    else:
+        _inspect_state(file, key, everything=classes)
+
+
+def _inspect_state(state: Path, key: Path | None, *, everything: bool) -> None:
     from caster import state as states
 
     loaded = states.load(state, key)
@@ -59,7 +73,68 @@ def inspect(
     ):
         table.add_row(name, Text(value))
     output.print(table)
-    output.print(_class_table(loaded.classes.tolist(), counts.tolist(), everything=classes))
+    output.print(_class_table(loaded.classes.tolist(), counts.tolist(), everything=everything))
+
+
+def _inspect_compiled(path: Path, *, everything: bool) -> None:
+    from caster.models.onnx.compiled import NEXT, read_compiled
+
+    model, sha256, found = read_compiled(path)
+    state = {tensor.name for tensor in found.state}
+    table = new_table("field", "value", title=str(path))
+    table.columns[0].no_wrap = True
+    for name, value in (
+        ("mechanism", mechanism_in_words(found.mechanism)),
+        ("classes", f"{len(found.classes):,}"),
+        ("file", size(path.stat().st_size)),
+        ("constants", ", ".join(f"{k} {v}" for k, v in found.settings.items())),
+        ("file digest", sha256),
+        ("model digest", found.model_sha256),
+        ("preprocessing digest", found.preprocessing_sha256 or "not bound to preprocessing"),
+        ("state digest", found.state_sha256),
+        ("inputs", _values(value for value in model.graph.input if value.name not in state)),
+        ("outputs", _values(v for v in model.graph.output if not v.name.startswith(NEXT))),
+        ("reasons", ", ".join(f"{number} {name}" for number, name in enumerate(found.reasons))),
+        ("written by", f"caster {found.version}"),
+    ):
+        table.add_row(name, Text(one_line(value)))
+    output.print(table)
+    if found.state:
+        output.print(state_table(found.state))
+    output.print(_class_table(found.classes.tolist(), None, everything=everything))
+
+
+def _values(values: Iterable[Any]) -> str:
+    """Inputs or outputs of a graph, with types and shapes."""
+    from onnx.helper import tensor_dtype_to_np_dtype
+
+    listed = []
+    for value in values:
+        kind = value.type.tensor_type
+        sizes = (str(size.dim_value or size.dim_param or "any") for size in kind.shape.dim)
+        dtype = tensor_dtype_to_np_dtype(kind.elem_type).name
+        listed.append(f"{value.name} {dtype} ({', '.join(sizes)})")
+    return ", ".join(listed)
+
+
+def mechanism_in_words(mechanism: str, sites: int | None = None) -> str:
+    """A mechanism of a compiled file, with the number of its sites if that is known.
+
+    >>> mechanism_in_words("layers", 53)
+    'layers, aligned at 53 sites'
+    """
+    if mechanism == "features":
+        return "transport of the last features"
+    return "layers, aligned" + ("" if sites is None else f" at {counted(sites, 'site')}")
+
+
+def state_table(state: Sequence[StateTensor]) -> Table:
+    """The tensors that a stream hands from batch to batch."""
+    table = new_table("state", "type", "shape", "size", numbers=("size",))
+    for tensor in state:
+        shape = f"({', '.join(map(str, tensor.shape))})"
+        table.add_row(Text(one_line(tensor.name)), tensor.dtype, shape, size(tensor.nbytes))
+    return table
 
 
 def _head(loaded: State) -> str:
@@ -100,10 +175,12 @@ def _sites(layers: Layers) -> str:
     return ", ".join(listed)
 
 
-def _class_table(labels: list[Any], counts: list[int], *, everything: bool) -> Table:
+def _class_table(labels: list[Any], counts: list[int] | None, *, everything: bool) -> Table:
+    """The classes with their samples or, without counts, their indices."""
     shown = len(labels) if everything else min(LISTED, len(labels))
-    table = new_table("class", "samples", numbers=("samples",))
-    for label, count in zip(labels[:shown], counts[:shown], strict=True):
+    number = "index" if counts is None else "samples"
+    table = new_table("class", number, numbers=(number,))
+    for label, count in zip(labels[:shown], counts or range(len(labels)), strict=False):
         table.add_row(Text(one_line(str(label))), f"{count:,}")
     if shown < len(labels):
         table.caption = f"{len(labels) - shown:,} more: pass --classes to list them"

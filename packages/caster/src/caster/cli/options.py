@@ -101,6 +101,22 @@ MechanismOption = Annotated[
         "if the state has them and the model exposes them.",
     ),
 ]
+PreprocessingOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TOML",
+        help="TOML file with the preprocessing, or `in-graph`; timm and hf models bring their own.",
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
+HeadOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Name of the classifier layer, if it is not found automatically.",
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
 
 
 def limit_option(which: str) -> Any:
@@ -205,19 +221,11 @@ def _option(kind: Any, *names: str, help: str, **extra: Any) -> Any:
 
 MODEL_OPTIONS: dict[str, Any] = {
     "model": _option(str | None, metavar="M", help=f"{MODELS}, for images."),
-    "preprocessing": _option(
-        str | None,
-        metavar="TOML",
-        help="TOML file with the preprocessing, or `in-graph`; timm and hf models bring their own.",
-    ),
+    "preprocessing": PreprocessingOption,
     "checkpoint": _option(
         Path | None, metavar="FILE", help="Weights of timm:NAME or FILE.py:FACTORY (.safetensors)."
     ),
-    "head": _option(
-        str | None,
-        metavar="NAME",
-        help="Name of the classifier layer, if it is not found automatically.",
-    ),
+    "head": HeadOption,
     "provider": _option(
         list[str] | None,
         metavar="NAME",
@@ -306,6 +314,9 @@ def _wrapped(options: dict[str, Any], others: dict[str, Any]) -> FrozenModel | N
     named = model.endswith(".onnx") or model.startswith(("timm:", "hf:")) or ".py:" in model
     if not named:
         raise CasterError(f"{model} is not a model: give {MODELS}")
+    from caster.adapt.adapter import check_frozen
     from caster.models.wrap import wrap
 
-    return wrap(model, providers=providers or None, **options)
+    wrapped = wrap(model, providers=providers or None, **options)
+    check_frozen(wrapped)
+    return wrapped

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from caster._version import __version__
+from caster.adapt.adapter import Mechanism
 from caster.adapt.layer_passes import LayerSettings, has_full_map
+from caster.config import Settings
 from caster.core.verdict import Reason
-from caster.errors import CasterError
-from caster.io import labels
+from caster.errors import CasterError, StateError
 from caster.io.files import AnyPath, check_writable, replacing
 from caster.models.onnx import OnnxModel
+from caster.models.onnx.compiled import NEXT, Metadata, StateTensor
 from caster.models.protocol import preprocessing_sha256
 from caster.state import file as states
 from caster.state.file import State
@@ -29,27 +29,38 @@ def compile_model(
     state: State,
     path: AnyPath,
     *,
-    tau: float = LayerSettings.tau,
-    every: int = LayerSettings.every,
-) -> None:
-    """Write a graph that adapts `model` by mixture transport, batch by batch.
+    mechanism: Mechanism = "auto",
+    tau: float | None = None,
+    every: int = 1,
+) -> Metadata:
+    """Write a graph that adapts `model`, batch by batch; return what it says about itself.
 
-    The file's inputs are the images and a stream's state, its outputs the answer, the verdict and
-    the next state: see `caster.export.layer_graph`. Nothing is written if the model or the state
-    cannot be compiled.
+    The file's inputs are the images and the stream's state, its outputs the answer, the verdict
+    and the next state. Nothing is written if the model or the state cannot be compiled.
+
+    Parameters
+    ----------
+    mechanism : "layers" (`caster.export.layer_graph`) or "features" (`caster.export.features`).
+        "auto": layers, if the state has them with moments of classes.
+    tau : largest accepted ratio, instead of the mechanism's own.
+    every : compare with the frozen model in one of every so many windows while the verdict is
+        stable; of layers.
     """
-    check_writable(path, model.name)
     _check_installed()
+    if not isinstance(model, OnnxModel):
+        name = getattr(model, "name", type(model).__name__)
+        raise CasterError(f"only an ONNX file of a classifier can be compiled, not {name}")
+    check_writable(path, model.name)
     model.verify()
-    state.check_model(model.sha256)
-    state.check_preprocessing(preprocessing_sha256(model))
-    settings = LayerSettings(tau=tau, every=every)
+    _check_fitted(model, state)
     try:
-        found = compiled(model, state, settings)
+        settings = _settings(_resolved(mechanism, state), state, tau, every)
+        graph, metadata = compiled(model, state, settings)
     except CasterError as error:
-        raise CasterError(f"cannot compile {model.name}: {error}") from None
+        raise error.within(f"cannot compile {model.name}") from None
     with replacing(path) as temporary:
-        temporary.write_bytes(found.SerializeToString())
+        temporary.write_bytes(graph.SerializeToString())
+    return metadata
 
 
 def _check_installed() -> None:
@@ -59,8 +70,69 @@ def _check_installed() -> None:
         raise CasterError("compiling a model needs spox: pip install 'caster-tta[onnx]'") from None
 
 
-def compiled(model: OnnxModel, state: State, settings: LayerSettings) -> ModelProto:
-    """The graph that adapts a model, with its metadata."""
+def _check_fitted(model: OnnxModel, state: State) -> None:
+    """Reject a state of another model or of other images; nothing can be allowed here."""
+    if state.model_sha256 != model.sha256:
+        raise StateError(f"the state was fitted with another model: fit again with {model.name}")
+    if state.preprocessing_sha256 != preprocessing_sha256(model):
+        raise StateError(
+            "the state was fitted with another preprocessing: give the same one with {argument}",
+            argument="preprocessing",
+        )
+
+
+def _resolved(mechanism: Mechanism, state: State) -> Literal["layers", "features"]:
+    if mechanism not in get_args(Mechanism):
+        raise CasterError(f"mechanism is 'auto', 'layers' or 'features', not {mechanism!r}")
+    if mechanism == "auto":
+        classes = any(found.classes for found in (state.layers or {}).values())
+        return "layers" if classes and state.head is not None else "features"
+    return mechanism
+
+
+def _settings(
+    mechanism: Literal["layers", "features"], state: State, tau: float | None, every: int
+) -> LayerSettings | Settings:
+    """The constants of the mechanism."""
+    if mechanism == "layers":
+        return LayerSettings(tau=LayerSettings.tau if tau is None else tau, every=every)
+    if every != 1:
+        raise CasterError(
+            "{argument} is for layers: transport of features always compares", argument="every"
+        )
+    return state.settings if tau is None else replace(state.settings, tau=tau)
+
+
+def compiled(
+    model: OnnxModel, state: State, settings: LayerSettings | Settings
+) -> tuple[ModelProto, Metadata]:
+    """The graph that adapts a model, by the mechanism that has these settings, with metadata."""
+    if isinstance(settings, LayerSettings):
+        graph = _with_layers(model, state, settings)
+    else:
+        from caster.export.features import compile_features  # with spox
+
+        graph = compile_features(model.exposed(), state, settings)
+    metadata = Metadata(
+        version=__version__,
+        mechanism="layers" if isinstance(settings, LayerSettings) else "features",
+        model_sha256=model.sha256,
+        preprocessing_sha256=state.preprocessing_sha256 or "",
+        state_sha256=states.digest(state),
+        settings=asdict(settings),
+        classes=state.classes,
+        reasons=get_args(Reason),
+        state=_state_tensors(graph),
+    )
+    for key, value in metadata.texts().items():
+        graph.metadata_props.add(key=key, value=value)
+    if graph.ByteSize() > MAX_BYTES:
+        raise CasterError("the compiled graph is larger than 2 GB, the most that one file holds")
+    return graph, metadata
+
+
+def _with_layers(model: OnnxModel, state: State, settings: LayerSettings) -> ModelProto:
+    """Mixture transport of the state's sites."""
     from caster.export.embedding import in_opset
     from caster.export.layer_graph import Source, compile_layers  # with spox
     from caster.export.plausibility_graph import PlausibilityGraph
@@ -94,31 +166,20 @@ def compiled(model: OnnxModel, state: State, settings: LayerSettings) -> ModelPr
         2 if layout == "NHWC" else 0,
     )
     source = Source.of(layers, [site.positions for site in sites])
-    graph = compile_layers(twin, source, state.head, settings, is_plausible)
-    names = [value.name for value in graph.graph.input[1:]]
-    for name, text in metadata(model, state, settings, names).items():
-        entry = graph.metadata_props.add()
-        entry.key, entry.value = f"caster.{name}", text
-    if graph.ByteSize() > MAX_BYTES:
-        raise CasterError("the compiled graph is larger than 2 GB, the most that one file holds")
-    return graph
+    return compile_layers(twin, source, state.head, settings, is_plausible)
 
 
-def metadata(
-    model: OnnxModel,
-    state: State,
-    settings: LayerSettings,
-    names: Sequence[str],  # of the state's tensors
-) -> dict[str, str]:
-    """What the file says about itself, under `caster.`."""
-    return {
-        "version": __version__,
-        "mechanism": "layers",
-        "model_sha256": model.sha256,
-        "preprocessing_sha256": state.preprocessing_sha256 or "",
-        "state_sha256": states.digest(state),
-        "classes": labels.to_json(state.classes),
-        "settings": json.dumps(asdict(settings)),
-        "reasons": json.dumps(get_args(Reason)),
-        "state": json.dumps(names),
-    }
+def _state_tensors(graph: ModelProto) -> tuple[StateTensor, ...]:
+    """The inputs that the graph returns for the next batch."""
+    from onnx.helper import tensor_dtype_to_np_dtype
+
+    outputs = {output.name for output in graph.graph.output}
+    return tuple(
+        StateTensor(
+            given.name,
+            tensor_dtype_to_np_dtype(given.type.tensor_type.elem_type).name,
+            tuple(size.dim_value for size in given.type.tensor_type.shape.dim),
+        )
+        for given in graph.graph.input
+        if f"{NEXT}{given.name}" in outputs
+    )

@@ -13,9 +13,8 @@ A graph cannot raise: where `FeatureTransport` does, it rejects the batch as "nu
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, get_args
 
@@ -23,14 +22,13 @@ import numpy as np
 import spox.opset.ai.onnx.v18 as op
 from numpy.typing import NDArray
 
-from caster import state as states
-from caster._version import __version__
 from caster.config import STATE_DTYPE, Settings
 from caster.core.linalg import LARGEST_CONDITION, step_scales, whiten
 from caster.core.order import MOST_EXCESS, MOST_NEIGHBOURS
 from caster.core.types import SourceMoments
 from caster.core.verdict import Reason
 from caster.errors import CasterError
+from caster.export.embedding import in_opset
 from caster.export.graph_arrays import (
     GraphArray,
     choose,
@@ -48,7 +46,6 @@ from caster.export.graph_arrays import (
     under_construction,
     where,
 )
-from caster.io import labels
 from caster.state import State
 
 if TYPE_CHECKING:
@@ -81,11 +78,11 @@ def compile_features(
     Its input is the model's own, its outputs are those of `Answer`; it carries nothing from batch
     to batch. See `OnnxModel.exposed` for the model.
     """
-    from onnx import helper, inliner
+    from onnx import inliner
     from spox import argument, build, inline
 
     settings = state.settings if settings is None else settings
-    model = inliner.inline_local_functions(model)
+    model = in_opset(inliner.inline_local_functions(model))
     weights = {tensor.name for tensor in model.graph.initializer}
     (given,) = (value for value in model.graph.input if value.name not in weights)
     with under_construction():
@@ -96,17 +93,6 @@ def compile_features(
         outputs = {name: array.var for name, array in answer._asdict().items()}
         compiled = build({given.name: images}, outputs)
     _lift_constants(compiled.graph)
-    metadata = {
-        "caster": __version__,
-        "mechanism": "features",
-        "model_sha256": state.model_sha256 or "",
-        "state_sha256": states.digest(state),
-        "settings": json.dumps(asdict(settings)),
-        "classes": labels.to_json(state.classes),
-        "reasons": json.dumps(list(CODES)),
-        "state": json.dumps([]),  # names of the tensors that a stream carries on
-    }
-    helper.set_model_props(compiled, metadata)
     return compiled
 
 

@@ -41,6 +41,9 @@ def wrap(
 ) -> FrozenModel:
     """Wrap an nn.Module, "timm:NAME", the path of an .onnx file, or a function.
 
+    A file of `caster compile` adapts itself: it becomes a
+    `caster.models.onnx.compiled.CompiledModel`.
+
     Also "hf:FOLDER", a transformers image classifier in a local folder, and "FILE.py:FACTORY", a
     function in your own file that takes no arguments and returns any of the above. **That runs
     the code in the file.**
@@ -82,7 +85,8 @@ def wrap(
     if isinstance(model, str) and model.startswith(("timm:", "hf:")):
         return _from_library(model, options)
     if isinstance(model, str | os.PathLike) and str(model).endswith(".onnx"):
-        return _from_onnx(model, options)
+        opened: FrozenModel = _from_onnx(model, options)
+        return opened
     return _from_object(model, None, options)
 
 
@@ -117,10 +121,15 @@ def _from_library(spec: str, options: Options) -> FrozenModel:
     return _from_object(module, spec, options)
 
 
-def _from_onnx(path: str | os.PathLike[str], options: Options) -> FrozenModel:
-    _check_options(path, options, ("head", "preprocessing", "providers"))
+def _from_onnx(path: str | os.PathLike[str], options: Options) -> Any:
+    """An ONNX classifier, or a `CompiledModel` if the file adapts itself."""
     from caster.models.onnx import OnnxModel
+    from caster.models.onnx.compiled import CompiledModel, is_compiled
 
+    if is_compiled(path):
+        _check_options(path, options, ("providers",))
+        return CompiledModel(path, **options)
+    _check_options(path, options, ("head", "preprocessing", "providers"))
     return OnnxModel(Path(path), **options)
 
 

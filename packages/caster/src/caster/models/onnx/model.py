@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -78,7 +78,7 @@ class OnnxModel:
     ) -> None:
         self.name = str(path)
         self._path, self._providers = Path(path), list(providers)
-        _check_installed(self.name, self._providers)
+        check_installed(self.name, self._providers)
         model, sha256 = read_model(self._path)
         try:
             check_model(model)
@@ -111,6 +111,11 @@ class OnnxModel:
             return Outputs(*pieces[0])
         features, logits = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
         return Outputs(features, logits)
+
+    @property
+    def file_bytes(self) -> int:
+        """Size of the file and its external weights."""
+        return self._guard.file_bytes
 
     def verify(self) -> None:
         """Raise if any file has changed since the model was wrapped."""
@@ -155,14 +160,7 @@ class OnnxModel:
             raise CasterError(f"{self.name}: {error}") from None
         session = self._start(rewritten, weights)
 
-        def run(names: list[str] | None, feeds: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
-            try:
-                found: list[NDArray[Any]] = session.run(names, feeds)
-            except Exception as error:  # onnxruntime's errors have no other common base
-                raise CasterError(f"{self.name} failed on a batch: {_one_line(error)}") from None
-            return found
-
-        return run
+        return partial(run_session, self.name, session)
 
     def outputs(self, features: NDArray[Any], logits: NDArray[Any], count: int) -> Outputs:
         """Features and logits of so many images, as rows of float32."""
@@ -212,11 +210,8 @@ class OnnxModel:
         if count < size:
             # pad with copies of a row, not zeros: dynamic quantisation scales by all rows
             piece = np.concatenate([piece, np.repeat(piece[-1:], size - count, axis=0)])
-        session = self._session
-        try:
-            features, logits = session.run(None, {self._input.name: piece})
-        except Exception as error:  # onnxruntime's errors have no other common base
-            raise CasterError(f"{self.name} failed on a batch: {_one_line(error)}") from None
+        feeds = {self._input.name: piece}
+        features, logits = run_session(self.name, self._session, None, feeds)
         return (
             self._as_rows("features", features, size)[:count],
             self._as_rows("logits", logits, size)[:count],
@@ -254,29 +249,56 @@ class OnnxModel:
         return session
 
     def _start(self, model: ModelProto, weights: Path) -> Any:
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4  # errors are raised, so do not log them too
-        options.add_session_config_entry(WEIGHTS_FOLDER, str(weights))
         try:
-            session = onnxruntime.InferenceSession(
-                model.SerializeToString(),
-                options,
-                providers=self._providers,
-                enable_fallback=0,  # never switch providers silently
-            )
-        except Exception as error:  # onnxruntime's errors have no other common base
-            raise CasterError(f"cannot run {self.name}: {_one_line(error)}") from None
+            return start_session(self.name, model, self._providers, weights)
         finally:
             self.verify()  # after the runtime read the weights: they match the digest
-        dropped = [name for name in self._providers if name not in session.get_providers()]
-        if dropped:  # onnxruntime itself would run without it
-            raise CasterError(f"{dropped[0]} does not work on this machine")
-        return session
 
 
-def _check_installed(path: str, providers: list[str]) -> None:
+def start_session(
+    name: str,  # for messages
+    model: ModelProto,
+    providers: list[str],
+    weights: Path | None = None,  # folder of external ones
+) -> Any:
+    """A session on exactly these providers."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # errors are raised, so do not log them too
+    if weights is not None:
+        options.add_session_config_entry(WEIGHTS_FOLDER, str(weights))
+    try:
+        session = onnxruntime.InferenceSession(
+            model.SerializeToString(),
+            options,
+            providers=providers,
+            enable_fallback=0,  # never switch providers silently
+        )
+    except Exception as error:  # onnxruntime's errors have no other common base
+        raise CasterError(f"cannot run {name}: {_one_line(error)}") from None
+    dropped = [each for each in providers if each not in session.get_providers()]
+    if dropped:  # onnxruntime itself would run without it
+        raise CasterError(f"{dropped[0]} does not work on this machine")
+    return session
+
+
+def run_session(
+    name: str,  # of the model
+    session: Any,
+    outputs: list[str] | None,  # None: all
+    feeds: dict[str, NDArray[Any]],
+) -> list[NDArray[Any]]:
+    """Outputs of a session for one batch."""
+    try:
+        found: list[NDArray[Any]] = session.run(outputs, feeds)
+    except Exception as error:  # onnxruntime's errors have no other common base
+        raise CasterError(f"{name} failed on a batch: {_one_line(error)}") from None
+    return found
+
+
+def check_installed(path: str, providers: Sequence[str] | None = None) -> None:
+    """Raise if ONNX Runtime or one of these providers is missing."""
     try:
         import onnx  # noqa: F401
         import onnxruntime
@@ -284,6 +306,8 @@ def _check_installed(path: str, providers: list[str]) -> None:
         raise CasterError(
             f"reading {path} needs onnx and onnxruntime: pip install 'caster-tta[onnx]'"
         ) from None
+    if providers is None:
+        return
     available = onnxruntime.get_available_providers()
     unknown = [name for name in providers if name not in available]
     if unknown or not providers:

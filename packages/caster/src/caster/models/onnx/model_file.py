@@ -88,6 +88,12 @@ class WeightGuard:
         """Read the model again; raise if the file has changed."""
         return read_model(self._path, self._own)[0]
 
+    @property
+    def file_bytes(self) -> int:
+        """Size of all files."""
+        files = [self._path, *(_resolved(self._path, name) for name in self._weights)]
+        return sum(file.stat().st_size for file in files)
+
     def verify(self) -> None:
         """Raise if any file has changed."""
         if self._digest(file_digest(self._path)) != self.sha256:

@@ -1,0 +1,74 @@
+"""The compile command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from caster.cli.console import output, say, size
+from caster.cli.inspect import KeyFile, StateFile, mechanism_in_words, state_table
+from caster.cli.options import HeadOption, MechanismOption, PreprocessingOption, Tau
+from caster.errors import CasterError
+from caster.io.files import check_writable
+
+if TYPE_CHECKING:
+    from caster.models.onnx.compiled import Metadata
+
+
+def compile(
+    model: Annotated[
+        Path,
+        typer.Argument(metavar="MODEL.onnx", help="The classifier that the state was fitted with."),
+    ],
+    state: StateFile,
+    compiled: Annotated[
+        Path, typer.Option("--output", "-o", metavar="OUT.onnx", help="File to write.")
+    ],
+    mechanism: MechanismOption = "auto",
+    tau: Tau = None,
+    every: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Compare with the frozen model in one of every so many windows while the verdict "
+            "is stable: faster. For layers.",
+        ),
+    ] = 1,
+    preprocessing: PreprocessingOption = None,
+    head: HeadOption = None,
+    key: KeyFile = None,
+) -> None:
+    """Compile a model and its state into one ONNX file that adapts itself.
+
+    ONNX Runtime runs it anywhere, without caster. Its inputs are preprocessed images and the
+    state of the stream; its outputs are the answer, the verdict and the next state.
+    """
+    for path in (model, compiled):
+        if path.suffix != ".onnx":
+            raise CasterError(f"{path} is not an ONNX file: name an .onnx file")
+    check_writable(compiled, *(str(path) for path in (model, state, preprocessing, key) if path))
+    from caster import state as states
+    from caster.export import compile_model
+    from caster.models.wrap import wrap
+
+    wrapped: Any = wrap(str(model), head=head, preprocessing=preprocessing)
+    loaded = states.load(state, key)
+    found = compile_model(wrapped, loaded, compiled, mechanism=mechanism, tau=tau, every=every)
+    sites = len(loaded.layers or ()) if found.mechanism == "layers" else None
+    say(f"Mechanism: {mechanism_in_words(found.mechanism, sites)}.")
+    whole, parts = compiled.stat().st_size, (wrapped.file_bytes, state.stat().st_size)
+    say(f"Size: {size(whole)}; the model has {size(parts[0])}, the state {size(parts[1])}.")
+    _say_how(found, compiled)
+    say(f"Written: {compiled}")
+
+
+def _say_how(found: Metadata, compiled: Path) -> None:
+    """Print how a stream is started and carried on."""
+    if found.state:
+        output.print(state_table(found.state))
+        say("Start a stream with zeros of these shapes; after a batch, pass next.NAME as NAME.")
+    else:
+        say("Every batch stands alone: the images are the only input.")
+    say(f'In Python: caster.wrap("{compiled}").stream(batches)')

@@ -1,0 +1,272 @@
+"""ONNX files of `caster compile`, which adapt themselves: what they say, and streams of batches."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caster.core.adaptation import Adaptation
+from caster.core.verdict import Verdict
+from caster.errors import CasterError
+from caster.io import labels, signed_tensors
+from caster.io.files import AnyPath
+from caster.io.labels import Labels
+from caster.models.batches import inputs_of
+from caster.models.onnx.model import Input, check_installed, run_session, start_session
+from caster.models.onnx.model_file import check_model, read_model
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+PREFIX = "caster."  # of metadata properties
+NEXT = "next."  # of a state tensor among the outputs
+STREAM_FORMAT = "caster-compiled-stream 1"
+DTYPES = {  # of inputs, as ONNX Runtime calls them
+    "tensor(float)": "float32",
+    "tensor(float16)": "float16",
+    "tensor(double)": "float64",
+    "tensor(int64)": "int64",
+    "tensor(bool)": "bool",
+    "tensor(uint8)": "uint8",
+}
+StreamState = Mapping[str, NDArray[Any]]
+
+
+# --- metadata ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StateTensor:
+    """A tensor that a stream hands from batch to batch; zeros at its start."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    def zeros(self) -> NDArray[Any]:
+        """The tensor before the first batch."""
+        return np.zeros(self.shape, self.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Metadata:
+    """What a compiled file says about itself, in properties `caster.NAME`."""
+
+    version: str  # of caster
+    mechanism: str  # "layers" or "features"
+    model_sha256: str
+    preprocessing_sha256: str  # empty if the state is not bound to one
+    state_sha256: str
+    settings: dict[str, Any]  # the constants
+    classes: Labels
+    reasons: tuple[str, ...]  # of verdicts, by number
+    state: tuple[StateTensor, ...]
+
+    def texts(self) -> dict[str, str]:
+        """The properties."""
+        packed = {
+            "settings": json.dumps(self.settings),
+            "classes": labels.to_json(self.classes),
+            "reasons": json.dumps(self.reasons),
+            "state": json.dumps([asdict(tensor) for tensor in self.state]),
+        }
+        names = (field.name for field in fields(self))
+        return {f"{PREFIX}{name}": packed.get(name) or getattr(self, name) for name in names}
+
+    @classmethod
+    def of(cls, texts: Mapping[str, str]) -> Metadata:
+        """Read the properties; a missing or damaged one is an error."""
+        try:
+            found: dict[str, Any] = {f.name: texts[f"{PREFIX}{f.name}"] for f in fields(cls)}
+            state = [
+                StateTensor(str(each["name"]), np.dtype(each["dtype"]).name, _shape(each["shape"]))
+                for each in json.loads(found["state"])
+            ]
+            parsed = {
+                "settings": dict(json.loads(found["settings"])),
+                "classes": labels.from_json(found["classes"]),
+                "reasons": tuple(map(str, json.loads(found["reasons"]))),
+                "state": tuple(state),
+            }
+        except (KeyError, TypeError, ValueError, RecursionError):
+            raise CasterError("its metadata is damaged: compile it again") from None
+        return cls(**found | parsed)
+
+
+def _shape(sizes: Sequence[Any]) -> tuple[int, ...]:
+    if not all(type(size) is int and size >= 0 for size in sizes):
+        raise ValueError("not a shape")
+    return tuple(sizes)
+
+
+def is_compiled(path: AnyPath) -> bool:
+    """Whether `caster compile` wrote an ONNX file."""
+    check_installed(str(path))
+    return _says_so(read_model(Path(path))[0])
+
+
+def read_compiled(path: AnyPath) -> tuple[ModelProto, str, Metadata]:
+    """A compiled file: the model in it, its digest, and what it says about itself."""
+    check_installed(str(path))
+    model, sha256 = read_model(Path(path))
+    if not _says_so(model):
+        raise CasterError(f"{path} is not compiled: `caster compile` makes a model that adapts")
+    try:
+        return model, sha256, Metadata.of({each.key: each.value for each in model.metadata_props})
+    except CasterError as error:
+        raise error.within(str(path)) from None
+
+
+def _says_so(model: ModelProto) -> bool:
+    return any(entry.key == f"{PREFIX}mechanism" for entry in model.metadata_props)
+
+
+# --- streams -------------------------------------------------------------------------------------
+
+
+class CompiledModel:
+    """A file of `caster compile`: a model and its state in one, run by ONNX Runtime.
+
+    `caster.wrap("adaptive.onnx")` makes one.
+
+    Attributes
+    ----------
+    name : the path.
+    sha256 : digest of the file.
+    metadata : what the file says about itself.
+    classes : the labels, in the order of all scores.
+    """
+
+    def __init__(
+        self, path: AnyPath, *, providers: Sequence[str] = ("CPUExecutionProvider",)
+    ) -> None:
+        self.name = str(path)
+        check_installed(self.name, list(providers))
+        model, self.sha256, self.metadata = read_compiled(path)
+        self.classes = self.metadata.classes
+        try:
+            check_model(model)
+            self._session = start_session(self.name, model, list(providers))
+            self._images = self._declared_images()
+        except CasterError as error:
+            raise error.within(self.name) from None
+
+    def __repr__(self) -> str:
+        mechanism = self.metadata.mechanism
+        return f"CompiledModel({self.name!r}, {len(self.classes)} classes, {mechanism=})"
+
+    def __call__(self, batch: Any) -> Adaptation:
+        """Adapt to one preprocessed batch, independently of others."""
+        return self.new_stream()(batch)
+
+    def stream(self, batches: Iterable[Any]) -> Iterator[Adaptation]:
+        """Adapt to the batches of one stream, in their order."""
+        return map(self.new_stream(), batches)
+
+    def new_stream(self) -> CompiledStream:
+        """Start an independent stream: one per client, camera or data set."""
+        return CompiledStream(self)
+
+    def resume(self, state: StreamState | str | os.PathLike[str]) -> CompiledStream:
+        """Continue a stream from its `state()`, or from the file that it was saved to."""
+        if isinstance(state, str | os.PathLike):
+            state = _load_stream(state)
+        stream = CompiledStream(self)
+        stream._restore(state)
+        return stream
+
+    def run(self, batch: Any, state: StreamState) -> dict[str, NDArray[Any]]:
+        """All outputs of the file for a batch, by their names."""
+        feeds = {self._images.name: self._images.prepared(batch), **state}
+        names = [output.name for output in self._session.get_outputs()]
+        return dict(zip(names, run_session(self.name, self._session, names, feeds), strict=True))
+
+    def _declared_images(self) -> Input:
+        """The input that takes images; all others must be the state's, with `next.` outputs."""
+        expected = {tensor.name: tensor for tensor in self.metadata.state}
+        inputs = {each.name: each for each in self._session.get_inputs()}
+        outputs = {each.name for each in self._session.get_outputs()}
+        others = [each for name, each in inputs.items() if name not in expected]
+        missing = {f"{NEXT}{name}" for name in expected} - outputs
+        if len(others) != 1 or missing or not expected.keys() <= inputs.keys():
+            raise CasterError("its inputs are not those of its metadata: compile it again")
+        (images,) = others
+        shape = tuple(size if isinstance(size, int) else None for size in images.shape)
+        return Input(images.name, shape, DTYPES[images.type])
+
+
+class CompiledStream:
+    """One stream of a `CompiledModel`; it takes one thread at a time."""
+
+    def __init__(self, model: CompiledModel) -> None:
+        self.model = model
+        self.samples = 0  # seen so far
+        self._state: StreamState = {each.name: each.zeros() for each in model.metadata.state}
+
+    def __repr__(self) -> str:
+        return f"CompiledStream({self.samples:,} samples, {self.model.name!r})"
+
+    def __call__(self, batch: Any) -> Adaptation:
+        """Adapt to the next batch, as `Stream` does; adapted and frozen scores are not kept."""
+        found = self.model.run(inputs_of(batch), self._state)
+        self._state = {name: found[f"{NEXT}{name}"] for name in self._state}
+        ids = np.arange(self.samples, self.samples + len(found["labels"]))
+        self.samples += len(ids)
+        chosen = self.model.classes[found["labels"]]
+        with np.errstate(divide="ignore"):
+            scores = np.log(found["probabilities"])
+        reason: Any = self.model.metadata.reasons[int(found["reason"])]
+        verdict = Verdict(bool(found["accepted"]), reason, float(found["ratio"]))
+        return Adaptation(chosen, scores, chosen, None, None, verdict, ids=ids)
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Everything the stream remembers, as named NumPy arrays, to `resume` it exactly."""
+        return {
+            **{f"state.{name}": value for name, value in self._state.items()},
+            "samples": np.array(self.samples, np.int64),
+            "source": self._source,
+        }
+
+    def save(self, path: AnyPath) -> None:
+        """Write the state to a file, whole or not at all, for `CompiledModel.resume`."""
+        signed_tensors.write(self.state(), {"format": STREAM_FORMAT}, path)
+
+    @property
+    def _source(self) -> NDArray[np.uint8]:
+        return np.frombuffer(bytes.fromhex(self.model.sha256), np.uint8)
+
+    def _restore(self, state: StreamState) -> None:
+        if "source" in state and not np.array_equal(state["source"], self._source):
+            raise CasterError(f"this is a stream of another file than {self.model.name}")
+        try:
+            known = {name: np.asarray(state[f"state.{name}"]) for name in self._state}
+            self.samples = int(np.asarray(state["samples"]).item())
+            for name, start in self._state.items():
+                if (known[name].dtype, known[name].shape) != (start.dtype, start.shape):
+                    raise ValueError(f"{name} is of another kind")
+        except (KeyError, TypeError, ValueError):
+            raise CasterError("this is not the state of a compiled stream") from None
+        self._state = known
+
+
+def _load_stream(path: AnyPath) -> StreamState:
+    """Read a file of `CompiledStream.save`."""
+
+    def check(metadata: dict[str, str]) -> None:
+        if metadata.get("format") != STREAM_FORMAT:
+            raise CasterError(f"{path} is a safetensors file, but not a saved compiled stream")
+
+    return signed_tensors.read(path, "a saved stream", "CompiledStream.save", check)[0]
