@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from caster._version import __version__
 from caster.adapt.layer_passes import LayerSettings, has_full_map
@@ -19,7 +19,7 @@ from caster.state import file as states
 from caster.state.file import State
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
+    from onnx import ModelProto, ValueInfoProto
 
 MAX_BYTES = 2**31 - 1  # of one protobuf file
 
@@ -35,8 +35,9 @@ def compile_model(
     """Write a graph that adapts `model` by mixture transport, batch by batch.
 
     The file's inputs are the images and a stream's state, its outputs the answer, the verdict and
-    the next state: see `caster.export.layer_graph`. Nothing is written if the model or the state
-    cannot be compiled.
+    the next state: see `caster.export.layer_graph`. A stream starts from zeros of the shapes under
+    `caster.state` in the metadata, and every output next.X is the input X of the next batch.
+    Nothing is written if the model or the state cannot be compiled.
     """
     check_writable(path, model.name)
     _check_installed()
@@ -95,8 +96,7 @@ def compiled(model: OnnxModel, state: State, settings: LayerSettings) -> ModelPr
     )
     source = Source.of(layers, [site.positions for site in sites])
     graph = compile_layers(twin, source, state.head, settings, is_plausible)
-    names = [value.name for value in graph.graph.input[1:]]
-    for name, text in metadata(model, state, settings, names).items():
+    for name, text in metadata(model, state, settings, graph.graph.input[1:]).items():
         entry = graph.metadata_props.add()
         entry.key, entry.value = f"caster.{name}", text
     if graph.ByteSize() > MAX_BYTES:
@@ -108,7 +108,7 @@ def metadata(
     model: OnnxModel,
     state: State,
     settings: LayerSettings,
-    names: Sequence[str],  # of the state's tensors
+    tensors: Sequence[ValueInfoProto],  # that a stream carries on
 ) -> dict[str, str]:
     """What the file says about itself, under `caster.`."""
     return {
@@ -120,5 +120,15 @@ def metadata(
         "classes": labels.to_json(state.classes),
         "settings": json.dumps(asdict(settings)),
         "reasons": json.dumps(get_args(Reason)),
-        "state": json.dumps(names),
+        "state": json.dumps([_described(tensor) for tensor in tensors]),
     }
+
+
+def _described(tensor: ValueInfoProto) -> dict[str, Any]:
+    """What a host needs to make the zeros that a stream starts from."""
+    from onnx import helper
+
+    kind = tensor.type.tensor_type
+    dtype = helper.tensor_dtype_to_np_dtype(kind.elem_type)
+    shape = [size.dim_value for size in kind.shape.dim]
+    return {"name": tensor.name, "dtype": str(dtype), "shape": shape}
