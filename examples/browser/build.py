@@ -28,6 +28,7 @@ from caster.core.verdict import REASONS, Reason
 from caster.export import compile_model
 from caster.report.digits_demo import WHITE, Digits, split_digits
 from caster.report.mechanism import LAYER_REASONS
+from caster.state import file as states
 
 HERE = Path(__file__).parent
 PAGE = (HERE / "index.html", HERE / "page.mjs", HERE.parent / "javascript" / "stream.mjs")
@@ -85,8 +86,9 @@ def write_models(digits: Digits, output: Path) -> None:
         )
     rows = range(0, len(images), BATCH_SIZE)
     batches = [(images[i : i + BATCH_SIZE], digits.source_labels[i : i + BATCH_SIZE]) for i in rows]
-    caster.fit(caster.wrap(output / MODEL), batches).save(output / STATE)
-    compile_model(output / MODEL, output / STATE, output / ADAPTIVE)
+    model = caster.wrap(output / MODEL)
+    caster.fit(model, batches).save(output / STATE)
+    compile_model(model, states.load(output / STATE), output / ADAPTIVE)
 
 
 def train(images: Tensor, labels: Tensor) -> nn.Module:  # (n, 1, 8, 8), (n,)

@@ -1,8 +1,8 @@
 // A stream of batches through a file of `caster compile`: every output next.X becomes the input X
 // of the next batch. A stream starts from zeros of the declared shapes.
 
-const ARRAYS = { float32: Float32Array, float64: Float64Array, int32: Int32Array,
-  int64: BigInt64Array, bool: Uint8Array };
+const ARRAYS = { float32: Float32Array, float64: Float64Array, int64: BigInt64Array,
+  bool: Uint8Array };
 
 export class Stream {
   constructor(ort, session) {
@@ -16,10 +16,8 @@ export class Stream {
 
   reset() {
     const zeros = ({ name, type, shape }) => {
-      // A free dimension is a name, or 2^32 - 1 if it has none.
-      const dims = shape.map((size) => (size < 2 ** 31 ? size : 0));
-      const data = new ARRAYS[type](dims.reduce((a, b) => a * b, 1));
-      return [name, new this.ort.Tensor(type, data, dims)];
+      const data = new ARRAYS[type](shape.reduce((a, b) => a * b, 1));
+      return [name, new this.ort.Tensor(type, data, shape)];
     };
     this.state = Object.fromEntries(this.inputs.map(zeros));
   }

@@ -167,6 +167,14 @@ def test_a_stated_preprocessing_has_the_range():
     assert found.max((0, 2, 3)).tolist() == [255.0, 122.5, 58.75]
 
 
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_images_of_any_number_of_channels_have_extremes(count):
+    found = extremes((-1.0, 1.0), (count, 8, 8))
+    assert found.shape[1:] == (count, 8, 8)
+    np.testing.assert_array_equal(extremes((-1.0, 1.0), (8, 8, count), 2).shape[1:], (8, 8, count))
+    assert (found.min(), found.max()) == (-1.0, 1.0)
+
+
 def test_the_range_is_in_the_state_and_its_file(tmp_path):
     images = np.concatenate([images for images, _ in source().batches])
     fitted = state()

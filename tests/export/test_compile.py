@@ -51,8 +51,12 @@ def test_the_file_says_what_it_is(made):
     assert said["caster.state_sha256"] == states.digest(made.state)
     assert json.loads(said["caster.reasons"])[:2] == ["accepted", "ratio"]
     assert json.loads(said["caster.settings"])["tau"] == 1.0
-    names = json.loads(said["caster.state"])
+    tensors = json.loads(said["caster.state"])
+    names = [tensor["name"] for tensor in tensors]
     assert [value.name for value in model.graph.input][1:] == names
+    assert tensors[0] == {"name": "batches", "dtype": "int64", "shape": []}
+    C = problem.N_CLASSES
+    assert {"name": "certificate.rows", "dtype": "float32", "shape": [2, 256, C]} in tensors
     outputs = [value.name for value in model.graph.output]
     assert outputs[5:] == [f"next.{name}" for name in names]
 

@@ -109,7 +109,7 @@ def test_labels_of_a_stream_are_those_of_core(order, size):
 
     labels = stream_labels.StreamLabels.start(PRIOR)
     state = list(label_graph.initial_labels(PRIOR).values())
-    run = compiled(function, p[:size], *state, also_open=[5])
+    run = compiled(function, p[:size], *state)
     for start in range(0, len(p), size):
         batch = p[start : start + size]
         labels = labels.observe(batch)

@@ -15,7 +15,7 @@ import caster
 from caster.adapt.layer_passes import LayerSettings
 from caster.adapt.layer_transport import LayerTransport
 from caster.export import compile as compiling
-from caster.export.layer_graph import REASONS
+from caster.export.layer_graph import REASONS, Source, initial_state
 from caster.models.heads import Columns
 from caster.state import file as states
 from tests.support import mixture_problem as problem
@@ -151,13 +151,18 @@ def test_logits_that_are_not_finite_leave_no_trace(fitted):
     found = stream(batch)
     assert (found.accepted, found.reason, found.ratio) == (False, "numerical", np.inf)
     assert np.isfinite(found.probabilities).all()
-    same_state(stream.state, before)
+    same_state(stream.state, one_batch_later(before))
 
 
 def same_state(one, other):
     assert one.keys() == other.keys()
     for name, value in one.items():
         np.testing.assert_array_equal(value, other[name], err_msg=name)
+
+
+def one_batch_later(state):
+    """A state that did not learn from a batch."""
+    return {**state, "batches": np.asarray(state["batches"] + 1)}
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e9, 60.0])
@@ -196,20 +201,47 @@ def test_a_batch_without_any_image_is_rejected(fitted):
     theirs = in_python(fitted)
     expected = torch.softmax(torch.as_tensor(theirs(images + 1e6).scores).double(), dim=1)
     np.testing.assert_allclose(found.probabilities, expected, atol=1e-4)
-    same_state(stream.state, before)
+    same_state(stream.state, one_batch_later(before))
 
 
-def test_streams_start_from_the_initial_state_of_the_file(fitted):
-    """Initializers are the inputs' own values, so that a first run needs images only."""
+def test_zeros_stand_for_the_initial_state(fitted):
+    """After the first batch, zeros are zeros."""
+    settings, sites = LayerSettings(), fitted.model.sites
+    source = Source.of(list(fitted.state.layers.values()), [site.positions for site in sites])
+    initial = initial_state(source, settings.window)
+    told, started = CompiledStream(fitted.path()), CompiledStream(fitted.path())
+    assert {name: (each.dtype, each.shape) for name, each in initial.items()} == {
+        name: (each.dtype, each.shape) for name, each in started.state.items()
+    }
+    assert not any(each.any() for each in started.state.values())
+    told.state = one_batch_later(initial)
+    for batch in in_batches(stream_of("turning", 64), 16):
+        np.testing.assert_array_equal(told(batch).probabilities, started(batch).probabilities)
+        same_state(told.state, one_batch_later(started.state))
+
+
+def test_inputs_are_required_and_their_open_sizes_named(fitted):
+    """onnxruntime-web takes no value for an input with an initializer."""
     model = onnx.load(fitted.path())
-    initial = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
-    inputs = [value.name for value in model.graph.input]
-    assert inputs == ["x", *initial]
-    batch = stream_of("shuffled", 8)
-    told, untold = CompiledStream(fitted.path()), CompiledStream(fitted.path())
-    told.state = initial
-    for _ in range(2):
-        np.testing.assert_array_equal(told(batch).probabilities, untold(batch).probabilities)
+    inputs = {value.name for value in model.graph.input}
+    assert inputs.isdisjoint(each.name for each in model.graph.initializer)
+    assert {open_sizes(value) for value in (*model.graph.input, *model.graph.output)} == {
+        (),
+        ("n",),
+    }
+
+
+def open_sizes(value):
+    sizes = value.type.tensor_type.shape.dim
+    return tuple(size.dim_param for size in sizes if not size.HasField("dim_value"))
+
+
+@pytest.mark.parametrize("maps", ["diagonal", "full"])
+def test_onnx_runtime_loads_a_file_without_warnings(fitted, maps, capfd):
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 2
+    onnxruntime.InferenceSession(fitted.path(maps=maps), options)
+    assert capfd.readouterr().err == ""
 
 
 def test_weights_are_once_in_the_file_inside_the_loop(fitted):

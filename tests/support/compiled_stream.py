@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,19 +25,25 @@ class CompiledStream:
 
     def __init__(self, path) -> None:
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
         options.intra_op_num_threads = 1
         self.session = onnxruntime.InferenceSession(str(path), options)
         self.images = self.session.get_inputs()[0].name
         self.names = [output.name for output in self.session.get_outputs()]
-        self.state = {}
+        metadata = self.session.get_modelmeta().custom_metadata_map
+        self.state = {
+            tensor["name"]: np.zeros(tensor["shape"], tensor["dtype"])
+            for tensor in json.loads(metadata["caster.state"])
+        }
 
-    def __call__(self, images) -> Answer:
+    def run(self, images) -> dict[str, np.ndarray]:
+        """All outputs for a batch."""
         given = self.session.run(None, {self.images: images, **self.state})
         found = dict(zip(self.names, given, strict=True))
-        self.state = {
-            name.removeprefix(NEXT): each for name, each in found.items() if name.startswith(NEXT)
-        }
+        self.state = {name: found[NEXT + name] for name in self.state}
+        return found
+
+    def __call__(self, images) -> Answer:
+        found = self.run(images)
         return Answer(
             found["probabilities"],
             found["labels"],

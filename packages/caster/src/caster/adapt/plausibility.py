@@ -82,7 +82,7 @@ def extremes(ends: Range, shape: tuple[int, ...], channels: int = 0) -> NDArray[
     if len(shape) == 3:
         count, *sides = np.moveaxis(np.empty(shape), channels, 0).shape
         made = []
-        if count <= 3:
+        if 1 < count <= 3:
             corners = np.array(list(product((0.0, 1.0), repeat=count))[1:-1], np.float32)
             made.append(np.broadcast_to(corners[:, :, None, None], (len(corners), count, *sides)))
         for blocks in (blocks for blocks in BLOCKS if blocks < min(sides)):

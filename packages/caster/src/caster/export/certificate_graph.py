@@ -91,7 +91,7 @@ class CertificateGraph:
     """`LayerCertificate` on arrays of a graph."""
 
     stats: GraphArray  # (2, 2, 3): recent and settled, with aligned layers and frozen; NaN: none
-    rows: GraphArray  # (2, m, C) float32, of which the last `count` rows are known
+    rows: GraphArray  # (2, window, C) float32, of which the last `count` rows are known
     count: GraphArray  # () int64
     window: int
 
@@ -111,7 +111,8 @@ class CertificateGraph:
         new = stack([softmax(each) for each in (aligned, frozen)])
         n = length(aligned)
         count = minimum(self.count + n, maximum(n, self.window))
-        rows = concat([self.rows, new], axis=1)[:, -count:]
+        joined = concat([self.rows, new], axis=1)
+        rows = joined[:, -count:]
         finite = is_finite(rows)
         (ratio,) = choose(
             finite,
@@ -119,7 +120,7 @@ class CertificateGraph:
             lambda: [constant(math.nan) + 0.0],
         )
         count = where(finite, minimum(count, self.window), 0)
-        return replace(self, rows=rows[:, -self.window :], count=count), ratio
+        return replace(self, rows=joined[:, -self.window :], count=count), ratio
 
     def settle(self, settled: GraphArray) -> Self:
         """Make the window the reference for batches that are not compared, if `settled`."""
@@ -138,11 +139,11 @@ class CertificateGraph:
         return is_nan(settled).any() | has_fallen(confidence_stats(scores), reference)
 
 
-def initial_certificate(n_classes: int) -> dict[str, NDArray[Any]]:
+def initial_certificate(n_classes: int, window: int) -> dict[str, NDArray[Any]]:
     """What a stream remembers before its first batch."""
     return {
         "certificate": np.full((2, 2, 3), np.nan),
-        "certificate.rows": np.zeros((2, 1, n_classes), np.float32),
+        "certificate.rows": np.zeros((2, window, n_classes), np.float32),
         "certificate.count": np.array(0),
     }
 

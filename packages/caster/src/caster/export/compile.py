@@ -35,8 +35,10 @@ def compile_model(
 ) -> Metadata:
     """Write a graph that adapts `model`, batch by batch; return what it says about itself.
 
-    The file's inputs are the images and the stream's state, its outputs the answer, the verdict
-    and the next state. Nothing is written if the model or the state cannot be compiled.
+    The file's inputs are the images and a stream's state, its outputs the answer, the verdict and
+    the next state. A stream starts from zeros of the shapes under `caster.state` in the metadata,
+    and every output next.X is the input X of the next batch. Nothing is written if the model or
+    the state cannot be compiled.
 
     Parameters
     ----------

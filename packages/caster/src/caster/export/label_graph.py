@@ -227,7 +227,7 @@ class LabelGraph:
     """`StreamLabels` on arrays of a graph."""
 
     chain: ChainGraph
-    recent: GraphArray  # (m, C), of which the last `count` rows are known: a graph takes no (0, C)
+    recent: GraphArray  # (PRIOR_WINDOW, C), of which the last `count` rows are known
     count: GraphArray  # (), int64
     prior: GraphArray  # (C,), of a shuffled stream
     believed: GraphArray  # (), whether it is not the source's
@@ -240,9 +240,9 @@ class LabelGraph:
     def observe(self, p: GraphArray) -> Self:  # (n, C)
         """Take note of the probabilities of the next samples."""
         count = minimum(self.count + length(p), stream_labels.PRIOR_WINDOW)
-        recent = concat([self.recent, p])[-count:]
+        recent = concat([self.recent, p])[-stream_labels.PRIOR_WINDOW :]
         chain = self.chain.observe(p)
-        prior, believed = believed_prior(recent, chain.prior)
+        prior, believed = believed_prior(recent[-count:], chain.prior)
         return replace(
             self, chain=chain, recent=recent, count=count, prior=prior, believed=believed
         )
@@ -276,7 +276,7 @@ def initial_labels(prior: Floats) -> dict[str, NDArray[np.generic]]:
         "evidence": chain.evidence,
         "totals": chain.totals,
         "count": np.array(chain.count),
-        "recent": np.zeros((1, len(prior))),
+        "recent": np.zeros((stream_labels.PRIOR_WINDOW, len(prior))),
         "recent.count": np.array(0),
         "believed": np.array(False),
     }

@@ -76,7 +76,6 @@ if TYPE_CHECKING:
 Floats = NDArray[Any]
 REASONS: tuple[Reason, ...] = get_args(Reason)  # a verdict's reason is its position here
 PASSES = 5  # at most: three with aligned layers, a frozen one, one of samples that are no images
-WINDOWS = ("labels.recent", "frozen_labels.recent", "certificate.rows")  # as many rows as known
 NETWORK = "network"  # name of the embedded twin
 NEXT = "next."  # prefix of a state tensor's name among the outputs
 
@@ -148,12 +147,13 @@ class Source:
 # --- state ---------------------------------------------------------------------------------------
 
 
-def initial_state(source: Source) -> dict[str, NDArray[Any]]:
+def initial_state(source: Source, window: int) -> dict[str, NDArray[Any]]:
     """The state of a stream that has seen nothing, by the names of its tensors."""
     D, C = source.moments.shape[1], len(source.prior)
     shallow = sum(_compared_widths(source))
     labels = initial_labels(source.prior)
     return {
+        "batches": np.array(0),
         "past": np.zeros((2, D), np.float32),
         "past.count": np.array(0.0),
         **_initial_covariances(source),
@@ -162,8 +162,20 @@ def initial_state(source: Source) -> dict[str, NDArray[Any]]:
         "mixture": source.prior,
         **{f"labels.{name}": value for name, value in labels.items()},
         **{f"frozen_labels.{name}": value for name, value in labels.items()},
-        **initial_certificate(C),
+        **initial_certificate(C, window),
         "schedule": np.zeros(4, np.int64),
+    }
+
+
+def _begun(
+    state: Mapping[str, GraphArray],
+    initial: Mapping[str, NDArray[Any]],
+) -> dict[str, GraphArray]:
+    """The state, with its initial values in place of zeros before the first batch."""
+    is_first = state["batches"].equals(0)
+    return {
+        name: where(is_first, constant(initial[name]), each) if initial[name].any() else each
+        for name, each in state.items()
     }
 
 
@@ -374,6 +386,7 @@ class _Step:
             after[name] = where(~resets, after[name], 0.0)
         return {
             **after,
+            "batches": self._state["batches"] + 1,
             **{name: each for name, each in following.items() if name.startswith("frozen")},
             "certificate": certificate.stats,
             "certificate.rows": certificate.rows,
@@ -567,7 +580,8 @@ class _Step:
 
     def _rows(self, wanted: GraphArray) -> GraphArray:
         """All images if wanted, else one: a graph takes no fewer."""
-        return self._images[: where(wanted, self._n, 1)]
+        # Not `_n`: ONNX Runtime warns about a Loop that takes a number and a cast of it.
+        return self._images[: where(wanted, length(self._images), 1)]
 
     def _frozen_rows(self, wanted: GraphArray, others: GraphArray) -> GraphArray:
         """The rows of the frozen copy: images or, in a pass of their own, the implausible ones."""
@@ -654,48 +668,40 @@ def compile_layers(
 ) -> ModelProto:
     """The graph of one batch of a stream.
 
-    Inputs: the images, under the model's own name, and the state; each has its initial value as an
-    initializer. Outputs: `probabilities` (n, C), `labels` (n,) among the state's classes,
-    `accepted`, `ratio`, `reason` as a position in `REASONS`, and the next state.
+    Inputs: the images, under the model's own name, and the state, of which zeros start a stream.
+    Outputs: `probabilities` (n, C), `labels` (n,) among the state's classes, `accepted`, `ratio`,
+    `reason` as a position in `REASONS`, and the next state.
     """
-    from onnx import numpy_helper
-
     images = twin.graph.input[0]
     kind = images.type.tensor_type
     shape = tuple(size.dim_value or None for size in kind.shape.dim)
-    initial = initial_state(source)
-    open_shapes = {
-        name: tuple(
-            -1 if name in WINDOWS and axis == each.ndim - 2 else size
-            for axis, size in enumerate(each.shape)
-        )
-        for name, each in initial.items()
-    }
+    initial = initial_state(source, settings.window)
     with under_construction():
         inputs = {
             images.name: argument(Tensor(_dtype(kind.elem_type), shape)),
-            **{
-                name: argument(
-                    Tensor(each.dtype, tuple(None if s < 0 else s for s in open_shapes[name]))
-                )
-                for name, each in initial.items()
-            },
+            **{name: argument(Tensor(each.dtype, each.shape)) for name, each in initial.items()},
         }
-        state = {name: GraphArray(inputs[name]) for name in initial}
+        state = _begun({name: GraphArray(inputs[name]) for name in initial}, initial)
         batch = GraphArray(inputs[images.name])
         step = _Step(twin, source, columns, settings, is_plausible, batch, state)
         # A graph must state the shapes of its outputs, and spox loses them in branches.
         shapes: dict[str, tuple[int, ...]] = {
             **{"probabilities": (-1, len(source.prior)), "labels": (-1,)},
-            **{f"{NEXT}{name}": shape for name, shape in open_shapes.items()},
+            **{f"{NEXT}{name}": each.shape for name, each in initial.items()},
         }
         found = {name: each.reshape(*shapes.get(name, ())) for name, each in step.answer().items()}
         model = build(inputs, {name: each.var for name, each in found.items()})
     embed(model, {NETWORK: twin, FIRST_LAYERS: is_plausible.first_layers})
-    model.graph.initializer.extend(
-        numpy_helper.from_array(each, name) for name, each in initial.items()
-    )
+    _name_open_sizes(model)
     return model
+
+
+def _name_open_sizes(model: ModelProto) -> None:
+    """Name the batch size `n`, the same in all inputs and outputs, and other open sizes."""
+    for value in (*model.graph.input, *model.graph.output):
+        for axis, size in enumerate(value.type.tensor_type.shape.dim):
+            if not size.HasField("dim_value"):
+                size.dim_param = f"size{axis}" if axis else "n"
 
 
 def _dtype(number: int) -> Any:
