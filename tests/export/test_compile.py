@@ -16,6 +16,7 @@ import caster
 from caster import CasterError
 from caster.export import compile_model
 from caster.export.embedding import in_opset
+from caster.models.onnx.compiled import Metadata
 from caster.state import file as states
 from tests.support import mixture_problem as problem
 from tests.support.compiled_stream import CompiledStream
@@ -61,6 +62,31 @@ def test_the_file_says_what_it_is(made):
     assert outputs[5:] == [f"next.{name}" for name in names]
 
 
+def test_both_mechanisms_say_the_same_things(made, tmp_path):
+    path = tmp_path / "features.onnx"
+    returned = compile_model(made.model, made.state, path, mechanism="features", tau=0.5)
+    texts = [
+        {entry.key: entry.value for entry in onnx.load(file).metadata_props}
+        for file in (made.folder / "adaptive.onnx", path)
+    ]
+    assert list(texts[0]) == list(texts[1]) == list(returned.texts())
+    alike = [key for key in texts[0] if texts[0][key] == texts[1][key]]
+    assert texts[0].keys() - alike == {"caster.mechanism", "caster.settings", "caster.state"}
+    assert texts[1]["caster.mechanism"] == "features"
+    assert json.loads(texts[1]["caster.settings"])["tau"] == 0.5
+    assert texts[1]["caster.state"] == "[]"
+    assert Metadata.of(texts[1]).texts() == texts[1]
+
+
+def test_states_without_layers_or_classes_are_compiled_with_features(made, tmp_path):
+    plain = {site: replace(found, classes=None) for site, found in made.state.layers.items()}
+    for change in ({"layers": None}, {"layers": plain}, {"head": None}):
+        state = replace(made.state, **change)
+        found = compile_model(made.model, state, tmp_path / "out.onnx")
+        assert found.mechanism == "features"
+    assert compile_model(made.model, made.state, tmp_path / "out.onnx").mechanism == "layers"
+
+
 def test_the_file_is_hardly_larger_than_model_and_state(made):
     """Beside them it has the graph itself, which no network makes larger."""
     sizes = {name: (made.folder / name).stat().st_size for name in ("adaptive.onnx", "model.onnx")}
@@ -78,16 +104,18 @@ def test_the_file_is_hardly_larger_than_model_and_state(made):
     ],
 )
 def test_a_state_that_does_not_fit_writes_nothing(made, tmp_path, change, message):
+    state = replace(made.state, **change)
     with pytest.raises(CasterError, match=message) as caught:
-        compile_model(made.model, replace(made.state, **change), tmp_path / "out.onnx")
+        compile_model(made.model, state, tmp_path / "out.onnx", mechanism="layers")
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_state_without_classes_writes_nothing(made, tmp_path):
     layers = {site: replace(found, classes=None) for site, found in made.state.layers.items()}
+    state = replace(made.state, layers=layers)
     with pytest.raises(CasterError, match="no moments of classes"):
-        compile_model(made.model, replace(made.state, layers=layers), tmp_path / "out.onnx")
+        compile_model(made.model, state, tmp_path / "out.onnx", mechanism="layers")
     assert not list(tmp_path.iterdir())
 
 
@@ -101,6 +129,27 @@ def test_a_state_of_other_sites_writes_nothing(made, tmp_path):
 def test_the_model_itself_is_not_overwritten(made):
     with pytest.raises(CasterError, match="is an input"):
         compile_model(made.model, made.state, made.folder / "model.onnx")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mechanism": "both"}, "mechanism is"),
+        ({"tau": 0.0}, "tau must be"),
+        ({"every": 0}, "every must be"),
+        ({"mechanism": "features", "tau": -1.0}, "tau must be"),
+        ({"mechanism": "features", "every": 8}, "every= is for layers"),
+    ],
+)
+def test_options_that_make_no_sense_write_nothing(made, tmp_path, options, message):
+    with pytest.raises(CasterError, match=message):
+        compile_model(made.model, made.state, tmp_path / "out.onnx", **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_only_onnx_files_are_compiled(made, tmp_path):
+    with pytest.raises(CasterError, match="only an ONNX file"):
+        compile_model(problem.model(), made.state, tmp_path / "out.onnx")
 
 
 @pytest.mark.parametrize("opset", [13, 17, 20])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from functools import cache
 
@@ -18,7 +17,6 @@ from scipy.stats import multivariate_normal
 
 from caster import Adapter, Caster, CasterError, SourceMoments, wrap
 from caster.adapt.fitting import bound_state
-from caster.config import Settings
 from caster.export import features as exported
 from caster.export.features import (
     CODES,
@@ -284,15 +282,11 @@ def test_logits_that_are_nan(six):
 
 
 def test_the_file(six):
-    model = compile_features(six.model.exposed(), six.state, Settings(tau=0.5))
+    model = compile_features(six.model.exposed(), six.state)
     assert [(each.domain, each.version) for each in model.opset_import] == [("", 18)]
     assert [each.name for each in model.graph.input] == ["images"]
     names = ["probabilities", "labels", "accepted", "ratio", "reason"]
     assert [each.name for each in model.graph.output] == names
-    metadata = {entry.key: entry.value for entry in model.metadata_props}
-    assert metadata["model_sha256"] == six.model.sha256
-    assert json.loads(metadata["settings"])["tau"] == 0.5
-    assert json.loads(metadata["reasons"]) == REASON
     weight = numpy_helper.to_array(six.model.exposed().graph.initializer[1])
     stored = [numpy_helper.to_array(tensor) for tensor in model.graph.initializer]
     assert sum(np.array_equal(weight, each) for each in stored) == 1

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnxruntime
 
-from caster.export.layer_graph import NEXT, REASONS
+from caster.export.layer_graph import REASONS
+from caster.models.onnx.compiled import NEXT
 
 
 @dataclass

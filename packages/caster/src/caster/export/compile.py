@@ -77,8 +77,9 @@ def _check_fitted(model: OnnxModel, state: State) -> None:
     if state.model_sha256 != model.sha256:
         raise StateError(f"the state was fitted with another model: fit again with {model.name}")
     if state.preprocessing_sha256 != preprocessing_sha256(model):
+        same = "give the same one with" if state.preprocessing_sha256 else "it had none, leave out"
         raise StateError(
-            "the state was fitted with another preprocessing: give the same one with {argument}",
+            f"the state was fitted with another preprocessing: {same} {{argument}}",
             argument="preprocessing",
         )
 

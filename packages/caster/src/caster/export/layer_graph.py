@@ -69,6 +69,7 @@ from caster.export.label_graph import (
 )
 from caster.export.moment_graph import ClassTable
 from caster.export.plausibility_graph import FIRST_LAYERS, PlausibilityGraph
+from caster.models.onnx.compiled import NEXT
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -77,7 +78,6 @@ Floats = NDArray[Any]
 REASONS: tuple[Reason, ...] = get_args(Reason)  # a verdict's reason is its position here
 PASSES = 5  # at most: three with aligned layers, a frozen one, one of samples that are no images
 NETWORK = "network"  # name of the embedded twin
-NEXT = "next."  # prefix of a state tensor's name among the outputs
 
 
 class Phase(IntEnum):

@@ -196,16 +196,19 @@ class CompiledModel:
 
     def _declared_images(self) -> Input:
         """The input that takes images; all others must be the state's, with `next.` outputs."""
-        expected = {tensor.name: tensor for tensor in self.metadata.state}
-        inputs = {each.name: each for each in self._session.get_inputs()}
         outputs = {each.name for each in self._session.get_outputs()}
-        others = [each for name, each in inputs.items() if name not in expected]
-        missing = {f"{NEXT}{name}" for name in expected} - outputs
-        if len(others) != 1 or missing or not expected.keys() <= inputs.keys():
-            raise CasterError("its inputs are not those of its metadata: compile it again")
-        (images,) = others
+        inputs = {
+            each.name: StateTensor(each.name, DTYPES.get(each.type, each.type), tuple(each.shape))
+            for each in self._session.get_inputs()
+        }
+        for tensor in self.metadata.state:
+            if inputs.pop(tensor.name, None) != tensor or f"{NEXT}{tensor.name}" not in outputs:
+                raise CasterError(f"it has no state `{tensor.name}` as in its metadata")
+        if len(inputs) != 1:
+            raise CasterError(f"it has {len(inputs)} inputs for images, not one")
+        (images,) = inputs.values()
         shape = tuple(size if isinstance(size, int) else None for size in images.shape)
-        return Input(images.name, shape, DTYPES[images.type])
+        return Input(images.name, shape, images.dtype)
 
 
 class CompiledStream:
@@ -253,13 +256,13 @@ class CompiledStream:
             raise CasterError(f"this is a stream of another file than {self.model.name}")
         try:
             known = {name: np.asarray(state[f"state.{name}"]) for name in self._state}
-            self.samples = int(np.asarray(state["samples"]).item())
-            for name, start in self._state.items():
-                if (known[name].dtype, known[name].shape) != (start.dtype, start.shape):
-                    raise ValueError(f"{name} is of another kind")
+            samples = int(np.asarray(state["samples"]).item())
+            kinds = [[(a.dtype, a.shape) for a in s.values()] for s in (known, self._state)]
+            if samples < 0 or kinds[0] != kinds[1]:
+                raise ValueError("not a state of this graph")
         except (KeyError, TypeError, ValueError):
             raise CasterError("this is not the state of a compiled stream") from None
-        self._state = known
+        self.samples, self._state = samples, known
 
 
 def _load_stream(path: AnyPath) -> StreamState:

@@ -1,0 +1,189 @@
+"""`caster compile` and `caster inspect` of what it writes: real files, and clear refusals."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from typer.testing import CliRunner
+
+import caster
+from caster.cli.app import app
+from caster.models.onnx.compiled import read_compiled
+from tests.support import compiled_file
+from tests.support import mixture_problem as problem
+
+TOML = 'layout = "NCHW"\nrange = 1.0\nmean = 0.0\nstd = 1.0\n'
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return compiled_file.write(tmp_path_factory.mktemp("compile_cli"))
+
+
+def run(*args):
+    return CliRunner().invoke(app, [str(arg) for arg in args], env={"COLUMNS": "200"})
+
+
+@pytest.fixture
+def refused(tmp_path):
+    """Run a command that must fail in one line and write nothing."""
+
+    def refuse(*args):
+        result = run(*args)
+        assert result.exit_code == 1, result.output
+        assert result.stderr.startswith("caster: ")
+        assert result.stderr.count("\n") == 1
+        assert not (tmp_path / "out.onnx").exists()
+        assert not result.stdout
+        return result.stderr
+
+    return refuse
+
+
+def compile_args(made, output, **changed):
+    paths = {"model": made.folder / "model.onnx", "state": made.folder / "model.caster"} | changed
+    return "compile", paths["model"], paths["state"], "-o", output
+
+
+def fitted(model, made, **options):
+    batches = [(x, [made.names[i] for i in y]) for x, y in problem.source_batches()]
+    return caster.fit(model, batches, classes=made.names, **options)
+
+
+def test_compiles_layers_and_says_how_to_use_them(made, tmp_path):
+    path = tmp_path / "out.onnx"
+    result = run(*compile_args(made, path), "--every", 8, "--tau", 0.9)
+    assert result.exit_code == 0, result.output
+    _, _, found = read_compiled(path)
+    assert (found.mechanism, found.settings["every"], found.settings["tau"]) == ("layers", 8, 0.9)
+    said = result.stdout
+    assert f"{len(made.adapter.state.layers)} sites" in said
+    for tensor in found.state:
+        assert tensor.name in said
+    assert "zeros" in said
+    assert str(path) in said
+
+
+def test_the_printed_python_runs(made, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = run(*compile_args(made, "out.onnx"), "--mechanism", "features").stdout
+    (line,) = (line for line in said.splitlines() if line.startswith("In Python: "))
+    batches = made.batches(2)
+    outs = eval(line.removeprefix("In Python: "), {"caster": caster, "batches": batches})
+    assert [len(out.labels) for out in outs] == [64, 64]
+
+
+def test_inspect_explains_a_compiled_file(made):
+    for mechanism, path in made.paths.items():
+        result = run("inspect", path, "--classes")
+        assert result.exit_code == 0, result.output
+        _, sha256, found = read_compiled(path)
+        for text in (sha256, found.model_sha256, found.state_sha256, "0 accepted, 1 ratio"):
+            assert text in result.stdout
+        assert all(name in result.stdout for name in made.names)
+        assert all(tensor.name in result.stdout for tensor in found.state)
+        assert ("certificate.rows" in result.stdout) == (mechanism == "layers")
+        assert f"tau {found.settings['tau']}" in result.stdout
+
+
+def test_inspect_says_that_another_file_is_not_compiled(made, refused):
+    assert "is not compiled" in refused("inspect", made.folder / "model.onnx")
+    assert "--key" in refused("inspect", made.paths["layers"], "--key", made.folder / "model.onnx")
+
+
+def test_inputs_are_never_overwritten(made, refused):
+    for name in ("model.onnx", "model.caster"):
+        before = (made.folder / name).read_bytes()
+        output = made.folder / name
+        assert "caster: " in refused(*compile_args(made, output))
+        assert output.read_bytes() == before
+    assert "is an input" in refused(*compile_args(made, made.folder / "model.onnx"))
+
+
+def test_a_state_of_another_model_is_refused(made, refused, tmp_path):
+    other = onnx.load(made.folder / "model.onnx")
+    other.producer_name = "another"
+    onnx.save(other, tmp_path / "other.onnx")
+    args = compile_args(made, tmp_path / "out.onnx", model=tmp_path / "other.onnx")
+    assert "another model" in refused(*args)
+
+
+def test_another_preprocessing_is_refused(made, refused, tmp_path):
+    (tmp_path / "other.toml").write_text(TOML)
+    args = compile_args(made, tmp_path / "out.onnx")
+    said = refused(*args, "--preprocessing", tmp_path / "other.toml")
+    assert "it had none, leave out --preprocessing" in said
+    model = caster.wrap(made.folder / "model.onnx", preprocessing=tmp_path / "other.toml")
+    fitted(model, made).save(tmp_path / "prepared.caster")
+    args = compile_args(made, tmp_path / "out.onnx", state=tmp_path / "prepared.caster")
+    assert "give the same one with --preprocessing" in refused(*args)
+    given = "--preprocessing", tmp_path / "other.toml", "--mechanism", "features"
+    assert run(*args, *given).exit_code == 0
+
+
+def test_a_state_without_layers_has_none_to_align(made, refused, tmp_path):
+    adapter = fitted(made.model, made, layers=False)
+    adapter.save(tmp_path / "plain.caster")
+    args = compile_args(made, tmp_path / "out.onnx", state=tmp_path / "plain.caster")
+    assert "no layers" in refused(*args, "--mechanism", "layers")
+
+
+def test_models_that_cannot_be_compiled_are_refused(made, refused, tmp_path):
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 18]>'
+        "g (float[N, 6] x) => (float[N, 6] y) { h = Relu(x)  y = Softplus(h) }"
+    )
+    onnx.save(model, tmp_path / "bad.onnx")
+    args = compile_args(made, tmp_path / "out.onnx", model=tmp_path / "bad.onnx")
+    assert "linear" in refused(*args)
+    args = compile_args(made, tmp_path / "out.onnx", model=made.paths["layers"])
+    assert "only an ONNX file of a classifier" in refused(*args)
+    args = compile_args(made, tmp_path / "out.onnx", model=made.folder / "model.caster")
+    assert "is not an ONNX file" in refused(*args)
+
+
+@pytest.mark.parametrize("mechanism", ["layers", "features"])
+def test_custom_operators_are_refused(made, refused, tmp_path, mechanism):
+    graph = onnx.load(made.folder / "model.onnx")
+    node = next(node for node in graph.graph.node if node.op_type == "Relu")
+    gelu = onnx.helper.make_node("Gelu", node.input, node.output, domain="com.microsoft")
+    node.CopyFrom(gelu)
+    graph.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+    onnx.save(graph, tmp_path / "custom.onnx")
+    model = caster.wrap(tmp_path / "custom.onnx")
+    fitted(model, made).save(tmp_path / "custom.caster")
+    changed = {"model": tmp_path / "custom.onnx", "state": tmp_path / "custom.caster"}
+    args = compile_args(made, tmp_path / "out.onnx", **changed)
+    said = refused(*args, "--mechanism", mechanism)
+    assert "com.microsoft Gelu: only standard operators" in said
+
+
+def test_without_spox_it_says_what_to_install(made, refused, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "spox", None)
+    said = refused(*compile_args(made, tmp_path / "out.onnx"))
+    assert "pip install 'caster-tta[onnx]'" in said
+
+
+def test_a_signed_state_is_checked(made, refused, tmp_path):
+    key, other = tmp_path / "key", tmp_path / "other"
+    key.write_bytes(b"k" * 32)
+    other.write_bytes(b"o" * 32)
+    made.adapter.save(tmp_path / "signed.caster", key=key)
+    args = compile_args(made, tmp_path / "out.onnx", state=tmp_path / "signed.caster")
+    assert "sign" in refused(*args, "--key", other)
+    assert run(*args, "--key", key, "--mechanism", "features").exit_code == 0
+
+
+@pytest.mark.parametrize("command", ["predict", "evaluate", "fit"])
+def test_other_commands_say_that_it_adapts_itself(made, refused, tmp_path, command):
+    np.savez(tmp_path / "images.npz", images=np.zeros((4, 8, 8, 3), np.uint8), labels=np.arange(4))
+    state = [] if command == "fit" else [made.folder / "model.caster"]
+    output = [] if command == "evaluate" else ["-o", tmp_path / "out.csv"]
+    args = command, "--model", made.paths["layers"], *state, tmp_path / "images.npz", *output
+    assert "adapts itself" in refused(*args)
+    assert [Path(each).name for each in tmp_path.iterdir()] == ["images.npz"]

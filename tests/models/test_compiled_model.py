@@ -1,0 +1,183 @@
+"""Compiled files in Python: the answers of `Adapter`, streams that continue, and bad files."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+
+import caster
+from caster import CasterError
+from caster.models.onnx.compiled import CompiledModel, Metadata
+from tests.support import compiled_file
+
+MECHANISMS = ("layers", "features")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return compiled_file.write(tmp_path_factory.mktemp("compiled"))
+
+
+@pytest.fixture(scope="module")
+def opened(made):
+    return {name: caster.wrap(path) for name, path in made.paths.items()}
+
+
+def same(found, expected, atol=1e-4):
+    np.testing.assert_array_equal(found.labels, expected.labels)
+    np.testing.assert_array_equal(found.ids, expected.ids)
+    np.testing.assert_allclose(found.probabilities, expected.probabilities, atol=atol)
+    assert found.verdict.accepted == expected.verdict.accepted
+    assert found.verdict.reason == expected.verdict.reason
+    np.testing.assert_allclose(found.verdict.ratio, expected.verdict.ratio, rtol=1e-3)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_a_stream_answers_as_the_adapter(made, opened, mechanism):
+    model = opened[mechanism]
+    assert isinstance(model, CompiledModel)
+    assert model.classes.tolist() == made.names
+    expected = caster.Adapter(made.model, made.adapter.state, mechanism=mechanism).new_stream()
+    stream, batches = model.new_stream(), [*made.batches(), *made.batches(2, size=7)]
+    for batch in batches:
+        same(stream(batch), expected(batch))
+    assert stream.samples == expected.samples == sum(map(len, batches))
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_a_call_stands_alone_and_a_stream_does_not(made, opened, mechanism):
+    model, batches = opened[mechanism], made.batches(3)
+    outs = list(model.stream(batches))
+    alone = [model(batch) for batch in batches]
+    np.testing.assert_array_equal(alone[0].scores, outs[0].scores)
+    carried = not np.array_equal(alone[2].scores, outs[2].scores)
+    assert carried == (mechanism == "layers")
+    assert outs[0].adapted is None
+    assert outs[0].frozen is None
+    assert not outs[0].disputed.any()
+    np.testing.assert_allclose(np.exp(outs[0].scores).sum(1), 1, atol=1e-5)
+
+
+def test_batches_come_as_a_loader_yields_them(made, opened):
+    (batch,) = made.batches(1)
+    labels = np.zeros(len(batch), int)
+    expected = opened["layers"](batch).scores
+    for given in ((batch, labels), {"images": batch}, batch.astype(np.float64)):
+        np.testing.assert_array_equal(opened["layers"](given).scores, expected)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_a_saved_stream_continues_exactly(made, opened, mechanism, tmp_path):
+    model, batches = opened[mechanism], made.batches(4)
+    stream = model.new_stream()
+    for batch in batches[:2]:
+        stream(batch)
+    stream.save(tmp_path / "stream")
+    resumed = [model.resume(tmp_path / "stream"), model.resume(stream.state())]
+    for batch in batches[2:]:
+        expected = stream(batch)
+        for other in resumed:
+            found = other(batch)
+            np.testing.assert_array_equal(found.scores, expected.scores)
+            np.testing.assert_array_equal(found.ids, expected.ids)
+
+
+def test_states_of_other_streams_are_rejected(made, opened, tmp_path):
+    layers, features = opened["layers"], opened["features"]
+    state = layers.new_stream().state()
+    with pytest.raises(CasterError, match="another file"):
+        features.resume(state)
+    with pytest.raises(CasterError, match="not the state of a compiled stream"):
+        layers.resume({})
+    for name, value in (
+        ("state.mixture", np.zeros(3)),
+        ("state.batches", np.array(0.0)),
+        ("samples", np.zeros(2, int)),
+        ("samples", np.array(-1)),
+    ):
+        with pytest.raises(CasterError, match="not the state of a compiled stream"):
+            layers.resume({**state, name: value})
+    made.adapter.new_stream().save(tmp_path / "other")
+    with pytest.raises(CasterError, match="not a saved compiled stream"):
+        layers.resume(tmp_path / "other")
+
+
+def test_a_batch_that_does_not_fit_leaves_the_stream_as_it_was(made, opened):
+    stream, (batch,) = opened["layers"].new_stream(), made.batches(1)
+    with pytest.raises(CasterError, match="takes"):
+        stream(batch[0])
+    with pytest.raises(CasterError, match="no rows"):
+        stream(batch[:0])
+    assert stream.samples == 0
+    np.testing.assert_array_equal(stream(batch).scores, opened["layers"](batch).scores)
+
+
+def test_it_is_not_a_frozen_model(made, opened):
+    (batch,) = made.batches(1)
+    for use in (
+        lambda model: caster.fit(model, [(batch, np.arange(len(batch)) % 6)]),
+        lambda model: caster.Adapter(model, made.adapter.state),
+    ):
+        with pytest.raises(CasterError, match=r"layers.onnx adapts itself") as caught:
+            use(opened["layers"])
+        assert "\n" not in str(caught.value)
+    with pytest.raises(CasterError, match="an Adapter adapts itself"):
+        caster.Adapter(made.adapter, made.adapter.state)
+    with pytest.raises(CasterError, match="head= is not an option"):
+        caster.wrap(made.paths["layers"], head="linear")
+
+
+def damaged(made, path, change):
+    model = onnx.load(made.paths["layers"])
+    texts = {entry.key: entry.value for entry in model.metadata_props}
+    onnx.helper.set_model_props(model, change(texts))
+    onnx.save(model, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("caster.classes", None),
+        ("caster.reasons", "["),
+        ("caster.settings", "1"),
+        ("caster.state", '[{"name": "batches", "dtype": "float31", "shape": []}]'),
+        ("caster.state", '[{"name": "batches", "dtype": "int64", "shape": [-1]}]'),
+        ("caster.state", "[" * 100_000),
+    ],
+)
+def test_damaged_metadata_is_one_line(made, tmp_path, key, text):
+    def change(texts):
+        others = {name: value for name, value in texts.items() if name != key}
+        return others if text is None else others | {key: text}
+
+    path = damaged(made, tmp_path / "bad.onnx", change)
+    with pytest.raises(CasterError, match=r"bad.onnx: its metadata is damaged"):
+        caster.wrap(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensors: tensors[1:], "2 inputs for images"),
+        (lambda tensors: [{**tensors[0], "shape": [1]}, *tensors[1:]], "no state `batches`"),
+        (lambda tensors: [{**tensors[0], "dtype": "bool"}, *tensors[1:]], "no state `batches`"),
+        (lambda tensors: [*tensors, {**tensors[0], "name": "more"}], "no state `more`"),
+    ],
+)
+def test_a_state_that_the_graph_does_not_have_is_rejected(made, tmp_path, change, message):
+    def changed(texts):
+        return texts | {"caster.state": json.dumps(change(json.loads(texts["caster.state"])))}
+
+    with pytest.raises(CasterError, match=message):
+        caster.wrap(damaged(made, tmp_path / "bad.onnx", changed))
+
+
+def test_metadata_survives(opened):
+    found = opened["layers"].metadata
+    again = Metadata.of(found.texts())
+    assert again.texts() == found.texts()
+    assert again.state == found.state
