@@ -24,7 +24,7 @@ from caster.core import certificate, discriminant, moments, proposal, subspace, 
 from caster_bench import methods
 from caster_bench.methods import checks
 from tests.support import problem
-from tests.support.colours import CAST, TOML, patches, write_folder, write_model
+from tests.support.colours import CAST, NAMES, TOML, patches, write_folder, write_model
 from tests.support.fakes import FakeImages, answers, model
 
 ROOT = Path(__file__).parents[2]
@@ -66,11 +66,12 @@ def test_the_commands_of_a_page_run_as_they_are(tmp_path, monkeypatch, page):
         write_folder(tmp_path / "photos" / name, *patches(12, seed=len(name), cast=cast))
     text = (ROOT / page).read_text()
     lines = re.findall(r"^caster (.*model\.onnx.*)$", text, re.MULTILINE)
-    assert [line.split()[0] for line in lines] == ["fit", "evaluate", "predict"]
+    assert [line.split()[0] for line in lines] == ["fit", "evaluate", "predict", "compile"]
     for line in lines:
         result = CliRunner().invoke(app, shlex.split(line, comments=True))
         assert result.exit_code == 0, result.output
     assert len(Path("out.csv").read_text().splitlines()) == 1 + 8 * 12
+    assert caster.wrap("adaptive.onnx").classes.tolist() == sorted(NAMES)
 
 
 def test_the_readme_adapts_features():
@@ -125,7 +126,7 @@ def test_links_lead_somewhere(path):
 def test_every_command_and_option_named_in_the_documents_exists():
     commands = get_command(app).commands
     text = "".join(path.read_text() for path in DOCUMENTS)
-    words = "fit|predict|evaluate|inspect|doctor|methods|data|corrupt|cache|bench|demo"
+    words = "fit|predict|evaluate|compile|inspect|doctor|methods|data|corrupt|cache|bench|demo"
     named = set(re.findall(rf"caster ({words})\b", text))
     assert named == set(commands)
     below = [inner for c in commands.values() for inner in getattr(c, "commands", {}).values()]

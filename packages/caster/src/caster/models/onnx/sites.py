@@ -385,8 +385,8 @@ class _Network:
     def _channel_axis(self, tensor: str) -> int | None:
         """1 or -1, from the layers that read or wrote a tensor; None if they do not tell."""
         rank = len(self._shapes.get(tensor, []))
-        if rank == 2:
-            return -1
+        if rank <= 2:  # 0 if not known, such as after an operator that onnx does not know
+            return -1 if rank == 2 else None
         for axis in (
             *self._read_axes(tensor, range(rank)),
             *self._written_axes(tensor, range(rank)),
