@@ -4,16 +4,17 @@
     python benchmarks/compiled_layers.py resnet50.onnx --state resnet50.caster --batch 64
 
 Contenders: the bare session of the file; the host path, `Adapter` on the same file; and the file of
-`caster compile`. The last two compare every batch with the frozen model, or with `every=8` one
-window in eight. All run the same batches of a shuffled stream in turns, after enough batches for
-full maps and for skipped comparisons; a line per round, then median ratios. Images are random,
-and so is a state that is not given: values change the work only where a verdict does, so the last
-line counts verdicts. Needs the extra `onnx`.
+`caster compile`. The last two compare every batch with the frozen model or, with `every=8`, one
+window in eight once the verdict has been stable. All run the same batches of a shuffled stream in
+turns, after enough batches for full maps and skipped comparisons; a line per round, then the share
+of the bare images/s in a settled stream: 1/8 of its batches as the compared ones, 7/8 as the
+others. Images are random, and so is a state that is not given. Needs the extra `onnx`.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import tempfile
 import time
@@ -26,15 +27,15 @@ import onnxruntime
 from numpy.typing import NDArray
 
 import caster
-from caster.core.adaptation import Adaptation
 from caster.export import compile_model
 from caster.models.onnx import OnnxModel
 from caster.state import State, load
 from measure import PAUSE, machine
 
 EVERY = 8
+BARE = ("bare", 1)
 PER_CLASS = 2  # random images per class of a state that is not given
-Run = Callable[[NDArray[np.float32]], object]
+Run = Callable[[NDArray[np.float32]], str]  # a batch -> the reason of its verdict
 
 
 def random_images(count: int, shape: tuple[int, ...], seed: int) -> NDArray[np.float32]:
@@ -50,29 +51,34 @@ def fitted(model: OnnxModel, shape: tuple[int, ...], classes: int) -> State:
     return caster.fit(model, batches, layers=True).state
 
 
-def contenders(
-    model: OnnxModel, state: State, folder: Path, verdicts: dict[str, Counter[str]]
-) -> dict[str, Run]:
-    """Functions of a batch, by name; streams count their verdicts."""
+def contenders(model: OnnxModel, state: State, folder: Path) -> dict[tuple[str, int], Run]:
+    """Functions of a batch, by name and `every`; streams remember."""
     bare = onnxruntime.InferenceSession(model.name, providers=["CPUExecutionProvider"])
-    found: dict[str, Run] = {"bare": lambda batch: bare.run(None, {model.input_name: batch})}
+
+    def run_bare(batch: NDArray[np.float32]) -> str:
+        bare.run(None, {model.input_name: batch})
+        return "frozen"
+
+    found: dict[tuple[str, int], Run] = {BARE: run_bare}
     for every in (1, EVERY):
         path = folder / f"every_{every}.onnx"
         compile_model(model, state, path, mechanism="layers", every=every)
-        host = caster.Adapter(model, state, mechanism="layers", every=every)
-        compiled = caster.wrap(path)
-        for name, maker in (("host", host), ("compiled", compiled)):
-            label = f"{name}, every={every}"
-            verdicts[label] = Counter()
-            found[label] = counted(maker.new_stream(), verdicts[label])
+        host = caster.Adapter(model, state, mechanism="layers", every=every).new_stream()
+        compiled = caster.wrap(path).new_stream()
+        found["host", every] = lambda batch, stream=host: stream(batch).verdict.reason
+        found["compiled", every] = lambda batch, stream=compiled: stream(batch).verdict.reason
     return found
 
 
-def counted(stream: Callable[[object], Adaptation], verdicts: Counter[str]) -> Run:
-    def run(batch: NDArray[np.float32]) -> None:
-        verdicts[stream(batch).verdict.reason] += 1
-
-    return run
+def settled(times: list[float], reasons: list[str], every: int) -> float:
+    """Median seconds of a batch in a settled stream; NaN if it did not settle."""
+    resting = [taken for taken, reason in zip(times, reasons, strict=True) if reason == "rest"]
+    compared = [taken for taken, reason in zip(times, reasons, strict=True) if reason != "rest"]
+    if every == 1:
+        return statistics.median(compared)
+    if not resting or not compared:
+        return math.nan
+    return statistics.median(compared) / every + statistics.median(resting) * (1 - 1 / every)
 
 
 def main() -> None:
@@ -81,7 +87,7 @@ def main() -> None:
     parser.add_argument("--state", type=Path, help="its state; by default one of random images")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--size", type=int, default=224)
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=16)
     parser.add_argument("--settle", type=int, default=16, help="batches before the first round")
     args = parser.parse_args()
     model = caster.wrap(args.model)
@@ -90,32 +96,27 @@ def main() -> None:
     state = load(args.state) if args.state else fitted(model, shape, logits.shape[1])
     print(f"{machine()}, ONNX Runtime {onnxruntime.__version__}")
     print(f"C = {len(state.classes):,}, {len(state.layers):,} sites, batches of {args.batch}")
-    verdicts: dict[str, Counter[str]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        runs = contenders(model, state, Path(folder), verdicts)
-        for seed in range(args.settle):
-            batch = random_images(args.batch, shape, seed)
-            for run in runs.values():
-                run(batch)
-        for counts in verdicts.values():
-            counts.clear()
-        times: dict[str, list[float]] = {name: [] for name in runs}
-        for seed in range(args.settle, args.settle + args.rounds):
+        runs = contenders(model, state, Path(folder))
+        times: dict[tuple[str, int], list[float]] = {name: [] for name in runs}
+        reasons: dict[tuple[str, int], list[str]] = {name: [] for name in runs}
+        for seed in range(args.settle + args.rounds):
             batch = random_images(args.batch, shape, seed)
             for name, run in runs.items():
                 time.sleep(PAUSE)
                 start = time.perf_counter()
-                run(batch)
-                times[name].append(time.perf_counter() - start)
-            rates = (f"{name} {args.batch / taken[-1]:.1f}" for name, taken in times.items())
-            print("  " + "   ".join(rates))
+                reason = run(batch)
+                if seed >= args.settle:
+                    times[name].append(time.perf_counter() - start)
+                    reasons[name].append(reason)
+            if seed >= args.settle:
+                rates = (f"{args.batch / times[name][-1]:.1f} {reasons[name][-1]}" for name in runs)
+                print("  " + "   ".join(rates))
     for name, taken in times.items():
-        if name != "bare":
-            shares = [bare / own for bare, own in zip(times["bare"], taken, strict=True)]
-            print(
-                f"  {name} keeps {statistics.median(shares):.1%} of the bare images/s (median), "
-                f"{min(shares):.1%} to {max(shares):.1%}; verdicts: {dict(verdicts[name])}"
-            )
+        rate = args.batch / settled(taken, reasons[name], name[1])
+        share = settled(times[BARE], reasons[BARE], 1) * rate / args.batch
+        counts = dict(Counter(reasons[name]))
+        print(f"  {name[0]}, every={name[1]}: {rate:.1f} images/s, {share:.1%} of bare; {counts}")
 
 
 if __name__ == "__main__":
