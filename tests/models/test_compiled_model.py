@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -128,6 +131,24 @@ def test_it_is_not_a_frozen_model(made, opened):
         caster.Adapter(made.adapter, made.adapter.state)
     with pytest.raises(CasterError, match="head= is not an option"):
         caster.wrap(made.paths["layers"], head="linear")
+
+
+def test_the_python_of_the_page_runs(made, monkeypatch, tmp_path, capsys):
+    page = Path(__file__).parents[2] / "docs" / "compile.md"
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    assert len(blocks) == 2
+    monkeypatch.chdir(tmp_path)
+    batches = made.batches(3)
+    for path in made.paths.values():
+        shutil.copy(path, "adaptive.onnx")
+        reasons = [out.verdict.reason for out in caster.wrap("adaptive.onnx").stream(batches)]
+        for code in blocks:
+            names = {"batches": batches}
+            exec(code, names)
+            said = capsys.readouterr().out
+            at = [said.index(reason) for reason in reasons]
+            assert at == sorted(at)
+        assert names["reasons"][int(names["out"]["reason"])] == reasons[-1]
 
 
 def damaged(made, path, change):

@@ -320,7 +320,7 @@ class _Step:
             "probabilities": softmax(scores),
             "labels": scores.argmax(1),
             "accepted": accepted,
-            "ratio": ratio,
+            "ratio": ratio.astype(np.float32),
             "reason": reason,
             **{f"{NEXT}{name}": after[name] for name in self._state},
         }
