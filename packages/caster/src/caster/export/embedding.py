@@ -116,7 +116,7 @@ def _renamed(graph: GraphProto, prefix: str) -> GraphProto:
         for value in (*each.input, *each.output, *each.initializer, *each.value_info):
             value.name = prefix + value.name
         for node in each.node:
-            node.name = prefix + node.name
+            node.name = node.name and prefix + node.name  # unnamed nodes stay so: names are unique
             for names in (node.input, node.output):
                 names[:] = [name and prefix + name for name in names]
     return own
