@@ -39,6 +39,9 @@ figures: .venv/dev  ## redraw the figures in docs
 	$(BIN)/python docs/make_results.py
 	$(BIN)/python docs/make_demo.py
 	$(BIN)/python docs/make_corruptions.py
+	npm install --no-save onnxruntime-web
+	$(BIN)/python examples/browser/build.py build/browser
+	$(BIN)/python -m docs.make_browser build/browser
 
 .venv/base: requirements.lock $(wildcard packages/*/pyproject.toml)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "caster needs Python 3.11 or newer: make PYTHON=python3.12")'

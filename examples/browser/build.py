@@ -1,6 +1,6 @@
 """Build the page: train a small network on digits, fit, compile, and write everything it needs.
 
-    npm install onnxruntime-web
+    npm install --no-save onnxruntime-web
     python examples/browser/build.py build/browser
     python -m http.server --directory build/browser
 

@@ -1,4 +1,4 @@
-// A stream of batches through a file of `caster compile`: every output next.X becomes the input X
+// A stream of batches through a compiled file: every output next.X becomes the input X
 // of the next batch. A stream starts from zeros of the declared shapes.
 
 const ARRAYS = { float32: Float32Array, float64: Float64Array, int64: BigInt64Array,

@@ -407,9 +407,10 @@ class _ImageValues:
 
     def _diagonal(self, op: Op, scale: ir.Value, shift: ir.Value) -> ir.Value:
         if self._first and self._inner:  # one pass, and the runtime fuses an activation with it
-            c = self._site.width
-            weight = op("Reshape", scale, self._build.ints(c, 1, *(1 for _ in self._inner)))
-            return op("Conv", self._x, weight, shift, group=c)
+            c, ones = self._site.width, [1 for _ in self._inner]
+            weight = op("Reshape", scale, self._build.ints(c, 1, *ones))
+            sizes = {"kernel_shape": ones, "strides": ones, "dilations": ones}  # WebGPU needs them
+            return op("Conv", self._x, weight, shift, group=c, pads=[0] * 2 * len(ones), **sizes)
         return op("Add", op("Mul", self._x, scale), shift)
 
     def _among_added(self, aligned: ir.Value) -> ir.Value:
