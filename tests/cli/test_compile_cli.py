@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import caster
+from caster import CasterError
 from caster.cli.app import app
 from caster.models.onnx.compiled import read_compiled
 from tests.support import compiled_file
@@ -147,15 +148,25 @@ def test_models_that_cannot_be_compiled_are_refused(made, refused, tmp_path):
     assert "is not an ONNX file" in refused(*args)
 
 
-@pytest.mark.parametrize("mechanism", ["layers", "features"])
-def test_custom_operators_are_refused(made, refused, tmp_path, mechanism):
+def with_gelu(made, path, at):
+    """The model with an operator of ONNX Runtime's own instead of one of its Relus."""
     graph = onnx.load(made.folder / "model.onnx")
-    *_, node = (node for node in graph.graph.node if node.op_type == "Relu")
+    node = [node for node in graph.graph.node if node.op_type == "Relu"][at]
     gelu = onnx.helper.make_node("Gelu", node.input, node.output, domain="com.microsoft")
     node.CopyFrom(gelu)
     graph.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
-    onnx.save(graph, tmp_path / "custom.onnx")
-    model = caster.wrap(tmp_path / "custom.onnx")
+    onnx.save(graph, path)
+    return caster.wrap(path)
+
+
+def test_shapes_after_a_custom_operator_are_not_known(made, tmp_path):
+    with pytest.raises(CasterError, match="cannot tell which axis"):
+        _ = with_gelu(made, tmp_path / "custom.onnx", at=0).sites
+
+
+@pytest.mark.parametrize("mechanism", ["layers", "features"])
+def test_custom_operators_are_refused(made, refused, tmp_path, mechanism):
+    model = with_gelu(made, tmp_path / "custom.onnx", at=-1)
     fitted(model, made).save(tmp_path / "custom.caster")
     changed = {"model": tmp_path / "custom.onnx", "state": tmp_path / "custom.caster"}
     args = compile_args(made, tmp_path / "out.onnx", **changed)
