@@ -39,7 +39,8 @@ def fitted(tmp_path_factory):
     def path(**changed):
         settings = LayerSettings(**changed)
         found = folder / f"{len(list(folder.iterdir()))}.onnx"
-        found.write_bytes(compiling.compiled(model, state, settings).SerializeToString())
+        graph, _ = compiling.compiled(model, state, settings)
+        found.write_bytes(graph.SerializeToString())
         return found
 
     return SimpleNamespace(model=model, state=state, path=path)
