@@ -46,8 +46,10 @@ def shifted_batches(order: str) -> list[np.ndarray]:
     return np.split(images, np.cumsum(sizes)[:-1])
 
 
-OVERTAKES = """onnxruntime-web 1.30 on WebGPU writes what the CPU computed into buffers at once, which
-kernels still read that wait in its command queue: the moments of this network are wrong"""
+OVERTAKES = (
+    "onnxruntime-web 1.30 on WebGPU writes what the CPU computed into buffers at once, while "
+    "kernels in its command queue still read them: the moments of this network are wrong"
+)
 
 
 @pytest.mark.slow
