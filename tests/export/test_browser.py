@@ -46,11 +46,22 @@ def shifted_batches(order: str) -> list[np.ndarray]:
     return np.split(images, np.cumsum(sizes)[:-1])
 
 
+OVERTAKES = (
+    "onnxruntime-web 1.30 on WebGPU writes what the CPU computed into buffers at once, while "
+    "kernels in its command queue still read them: the moments of this network are wrong"
+)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ["shuffled", "sorted"])
 @pytest.mark.parametrize(
     "provider",
-    ["wasm", pytest.param("webgpu", marks=pytest.mark.whole)],  # a minute without a GPU
+    [
+        "wasm",
+        pytest.param(  # a minute without a GPU
+            "webgpu", marks=[pytest.mark.whole, pytest.mark.xfail(reason=OVERTAKES, strict=True)]
+        ),
+    ],
 )
 def test_a_compiled_stream_in_a_browser_is_that_in_python(folder, provider, order):
     batches = shifted_batches(order)
