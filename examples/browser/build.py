@@ -26,6 +26,7 @@ import caster
 from caster.adapt.layer_transport import LayerSettings
 from caster.core.verdict import REASONS, Reason
 from caster.export import compile_model
+from caster.models.onnx import OnnxModel
 from caster.report.digits_demo import WHITE, Digits, split_digits
 from caster.report.mechanism import LAYER_REASONS
 
@@ -85,8 +86,10 @@ def write_models(digits: Digits, output: Path) -> None:
         )
     rows = range(0, len(images), BATCH_SIZE)
     batches = [(images[i : i + BATCH_SIZE], digits.source_labels[i : i + BATCH_SIZE]) for i in rows]
-    caster.fit(caster.wrap(output / MODEL), batches).save(output / STATE)
-    compile_model(output / MODEL, output / STATE, output / ADAPTIVE)
+    model = OnnxModel(output / MODEL)
+    adapter = caster.fit(model, batches)
+    adapter.save(output / STATE)
+    compile_model(model, adapter.state, output / ADAPTIVE)
 
 
 def train(images: Tensor, labels: Tensor) -> nn.Module:  # (n, 1, 8, 8), (n,)
