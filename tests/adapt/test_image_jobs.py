@@ -43,6 +43,7 @@ def made(tmp_path_factory):
         Settings(),
         store=folder / "cache",
         batch_size=64,
+        layers=False,
     )
     return folder
 
@@ -359,6 +360,31 @@ def test_predictions_are_those_of_the_same_work_by_hand(made, tmp_path, out, bat
     ]
     changed = sum(row["prediction"] != row["frozen"] for row in rows)
     assert (summary.rows, summary.changed) == (128, changed)
+
+
+def test_by_default_layers_are_aligned_as_by_hand(made, tmp_path):
+    """Interrupted and continued, the table is that of the same stream in one piece."""
+    held, _ = fit(made, tmp_path)
+    assert list(map(len, (found.mean for found in held.layers.values()))) == [3]
+    adapter = Adapter(model_of(made), held)
+    with pytest.raises(KeyboardInterrupt):
+        predict(made, tmp_path, adapter=adapter, progress=interrupted("adapting", 64))
+    summary, rows = predict(made, tmp_path, adapter=adapter)
+    assert (summary.mechanism, summary.sites, summary.resumed) == ("layers", 1, 64)
+    stream, paths = adapter.new_stream(), target_paths(made)
+    for start in (0, 64):
+        out, part = stream(decoded(paths[start : start + 64])), rows[start : start + 64]
+        assert [row["prediction"] for row in part] == out.labels.tolist()
+        assert {row["reason"] for row in part} == {out.verdict.reason}
+        for row in part:
+            assert float(row["ratio"]) == pytest.approx(out.verdict.ratio, rel=1e-3)
+    _, logits = by_hand(SHIFTED)
+    assert [row["frozen"] for row in rows] == LABELS[logits.argmax(axis=1)].tolist()
+    found, _ = evaluate(made, tmp_path, adapter=adapter, batch_size=64, seed=None)
+    right = np.mean(
+        [row["prediction"] == label for row, label in zip(rows, LABELS[TARGET], strict=True)]
+    )
+    assert found["scores"]["gated"]["accuracy"] == pytest.approx(right)
 
 
 @pytest.mark.parametrize("seed", [0, 7])

@@ -26,6 +26,7 @@ from caster.cli import console
 from caster.cli.app import app
 from caster.io.images import open_images
 from caster.models.onnx import OnnxModel
+from caster.models.onnx.model import Input
 from caster_bench.data.corruptions import corrupt
 from tests.support.colours import CAST, NAMES, TOML, patches, write_folder, write_model
 
@@ -115,11 +116,12 @@ def test_fit_says_how_the_head_fares_and_asks_about_a_poor_one(typed, tmp_path):
 
 
 def test_predict_warns_of_sorted_images_and_mixes_them_if_told_to(typed):
-    result = typed("predict M @s.caster @target -o out.csv")
+    result = typed("predict M @s.caster @target --mechanism features -o out.csv")
     assert result.exit_code == 0, result.output
     assert re.fullmatch(r"caster: .*target is sorted by class, .*--shuffle 0\n", result.stderr)
     assert "80 rows in 2 batches" in result.stdout
-    mixed = typed("predict M @s.caster @target --shuffle 0 --no-safeguards -o out.csv")
+    line = "predict M @s.caster @target --mechanism features --shuffle 0 --no-safeguards"
+    mixed = typed(f"{line} -o out.csv")
     assert mixed.exit_code == 0
     assert "accepted" in mixed.stdout
     rows = [line.split(",") for line in Path("out.csv").read_text().splitlines()[1:]]
@@ -130,14 +132,14 @@ def test_predict_warns_of_sorted_images_and_mixes_them_if_told_to(typed):
 
 
 def test_one_batch_of_everything_is_no_cause_for_a_warning(typed):
-    result = typed("predict M @s.caster @target --batch-size 80 -o out.csv")
+    result = typed("predict M @s.caster @target --mechanism features --batch-size 80 -o out.csv")
     assert (result.exit_code, result.stderr) == (0, "")
     assert "80 rows in 1 batch\n" in re.sub(" +\n", "\n", result.stdout)
 
 
 def test_predict_on_files(typed):
     names = " ".join(f"@target/{NAMES[c]}/{i:03}.png" for i, c in enumerate(TARGET) if c < 3)
-    result = typed(f"predict M @s.caster {names} -o out.parquet")
+    result = typed(f"predict M @s.caster {names} --mechanism features -o out.parquet")
     assert result.exit_code == 0, result.output
     assert "30 rows in 1 batch" in result.stdout
     assert result.stderr == ""
@@ -145,7 +147,8 @@ def test_predict_on_files(typed):
 
 def test_evaluate_prints_and_writes(typed, made):
     result = typed(
-        "evaluate M @s.caster @target --batch-size 40 --seed 2 --no-safeguards -o page.html"
+        "evaluate M @s.caster @target --mechanism features --batch-size 40 --seed 2 "
+        "--no-safeguards -o page.html"
     )
     assert (result.exit_code, result.stderr) == (0, ""), result.output
     found = json.loads(Path("page.json").read_text())
@@ -174,8 +177,21 @@ def test_evaluate_prints_and_writes(typed, made):
     assert "<svg" in Path("page.html").read_text()
 
 
+def test_by_default_the_layers_of_a_graph_are_aligned(typed):
+    result = typed("predict M @s.caster @target -o out.csv")
+    assert result.exit_code == 0, result.output
+    assert "Mechanism: layer transport, at 1 site" in result.stdout
+    assert "is sorted by class" not in result.stderr
+    assert {row["method"] for row in read_csv("out.csv")} == {"layer-transport"}
+    result = typed("evaluate M @s.caster @target --batch-size 40 --seed 2 -o page.html")
+    assert result.exit_code == 0, result.output
+    found = json.loads(Path("page.json").read_text())
+    assert found["scores"]["gated"]["accuracy"] > found["scores"]["frozen"]["accuracy"] + 0.5
+    assert "layer transport, gated" in result.stdout
+
+
 def test_evaluate_in_order_warns(typed):
-    result = typed("evaluate M @s.caster @target --in-order --batch-size 20")
+    result = typed("evaluate M @s.caster @target --mechanism features --in-order --batch-size 20")
     assert result.exit_code == 0, result.output
     found = json.loads(Path("caster-evaluation.json").read_text())
     assert found["reasons"] == {"class_order": 4}
@@ -444,7 +460,9 @@ def test_no_output_takes_the_place_of_an_input(refusal, made, line):
 
 
 def test_a_cache_that_cannot_be_written(refusal, made):
-    said = refusal("evaluate M @s.caster @target -o o.html --cache @p.toml/below")
+    said = refusal(
+        "evaluate M @s.caster @target --mechanism features -o o.html --cache @p.toml/below"
+    )
     assert said.startswith(f"cannot cache features in {made}/p.toml/below: ")
     assert said.endswith("--cache")
 
@@ -503,15 +521,15 @@ def test_no_progress_where_nobody_watches(typed):
 
 def interrupted_at(monkeypatch, call):
     """Ctrl-C while the model has its so-many-th batch."""
-    answer, calls = OnnxModel.__call__, []
+    place, calls = Input.prepared, []
 
     def interrupted(self, batch):
         calls.append(len(batch))
         if len(calls) == call:
             raise KeyboardInterrupt
-        return answer(self, batch)
+        return place(self, batch)
 
-    monkeypatch.setattr(OnnxModel, "__call__", interrupted)
+    monkeypatch.setattr(Input, "prepared", interrupted)
     return calls
 
 
@@ -519,7 +537,11 @@ def interrupted_at(monkeypatch, call):
     ("line", "outputs"),
     [
         ("fit M @source --batch-size 40 -o s.caster", ["s.caster"]),
-        ("evaluate M @s.caster @target --batch-size 20 -o e.html", ["e.html", "e.json"]),
+        ("fit M @source --no-layers --batch-size 40 -o s.caster", ["s.caster"]),
+        (
+            "evaluate M @s.caster @target --mechanism features --batch-size 20 -o e.html",
+            ["e.html", "e.json"],
+        ),
     ],
 )
 def test_ctrl_c_leaves_nothing_half_written_and_the_next_run_goes_on(
@@ -552,12 +574,13 @@ SLOW = """
 import sys, time
 from caster.cli import main
 from caster.models.onnx import OnnxModel
-answer = OnnxModel.__call__
+from caster.models.onnx.model import Input
+place = OnnxModel.placed
 def slow(self, batch):
     print("batch", flush=True)
     time.sleep(0.3)
-    return answer(self, batch)
-OnnxModel.__call__ = slow
+    return place(self, batch)
+OnnxModel.placed = slow
 sys.argv = ["caster", *sys.argv[1:]]
 main()
 """
@@ -764,7 +787,7 @@ def test_limits(typed, made):
 
     assert "24 samples of 8 classes" in limited("fit M @source --limit 24 -o s").stdout
     assert (states.load("s").moments.counts == 3).all()
-    result = limited("predict M @s.caster @target --limit 12 -o o.csv")
+    result = limited("predict M @s.caster @target --mechanism features --limit 12 -o o.csv")
     assert "is sorted by class" in result.stderr
     table = read_csv("o.csv")
     assert [row["row"] for row in table] == [str(i) for i in range(12)]

@@ -15,6 +15,7 @@ from caster.report.digits_demo import split_digits
 from tests.support.browser import HAS_WEBGPU, Page, browsing, onnxruntime_web, serving_folder
 from tests.support.compiled_stream import CompiledStream
 from tests.support.onnx_streams import in_browser, same_answers
+from tests.support.sampling import sampled
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -78,7 +79,9 @@ def run_batches(page: Page, count: int) -> None:
     click(page, "start")
 
 
-@pytest.mark.parametrize("shift", [{"noise": 30}, {"fog": 40}, {"contrast": 50}], ids=str)
+@pytest.mark.parametrize(
+    "shift", sampled([{"noise": 30}, {"fog": 40}, {"contrast": 50}], 1), ids=str
+)
 def test_adapts_to_a_shift(page, shift):
     set_sliders(page, **shift)
     run_batches(page, 20)
@@ -205,7 +208,9 @@ def test_the_example_in_javascript_gives_the_same_in_node(site, tmp_path):
     (tmp_path / "node_modules").symlink_to(onnxruntime_web().parents[1])
     batches = noisy_batches(5)
     np.save(tmp_path / "images.npy", np.concatenate(batches))
-    command = [node, "predict.mjs", site / "adaptive.onnx", "images.npy", "32"]
+    # Its own dependencies are beside the link; what the link points to may not be `node_modules`.
+    node_here = [node, "--preserve-symlinks"]
+    command = [*node_here, "predict.mjs", site / "adaptive.onnx", "images.npy", "32"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stderr == ""
     stream = CompiledStream(site / "adaptive.onnx")

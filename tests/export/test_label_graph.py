@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from caster.export import label_graph
 from caster.export.graph_arrays import constant
 from tests.support.graphs import compiled, evaluate
 from tests.support.label_streams import classifier
+from tests.support.sampling import sampled
 
 C = 5
 PRIOR = np.array([0.3, 0.25, 0.2, 0.15, 0.1])
@@ -54,9 +57,10 @@ def in_chain(method, chain, p, *, gives_chain=False):
     return evaluate(function, p, *chain_parts(chain))
 
 
-@pytest.mark.parametrize("order", ["shuffled", "runs", "one class"])
-@pytest.mark.parametrize("n", [1, 13])
-@pytest.mark.parametrize("past", [0, 40, 800])
+CHAINS = product(["shuffled", "runs", "one class"], [1, 13], [0, 40, 800])
+
+
+@pytest.mark.parametrize(("order", "n", "past"), sampled(CHAINS, 6))
 def test_the_chain_is_that_of_core(order, n, past):
     chain, p = followed(order, past), probabilities(n, order, seed=1)
     seen = chain.observe(p)
@@ -93,8 +97,10 @@ def test_a_prior_is_believed_as_in_core(order, n):
     assert believed == (order == "tailed" and n >= 64)
 
 
-@pytest.mark.parametrize("order", ["shuffled", "runs", "tailed"])
-@pytest.mark.parametrize("size", [1, 48, 600])
+STREAMS = product(["shuffled", "runs", "tailed"], [1, 48, 600])
+
+
+@pytest.mark.parametrize(("order", "size"), sampled(STREAMS, 5))
 def test_labels_of_a_stream_are_those_of_core(order, size):
     """The state goes from batch to batch through the graph alone."""
     p = probabilities(max(4 * size, 120) if size < 600 else 1200, order)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 import onnxruntime
@@ -21,13 +23,20 @@ class Answer:
     reason: str
 
 
+@cache
+def _session(path: Path) -> onnxruntime.InferenceSession:
+    """The session of a file, shared by its streams: opening it takes longer than most tests."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = 1
+    return onnxruntime.InferenceSession(path, options)
+
+
 class CompiledStream:
     """A stream whose state goes from run to run."""
 
-    def __init__(self, path) -> None:
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
-        self.session = onnxruntime.InferenceSession(str(path), options)
+    def __init__(self, path: Path) -> None:
+        self.session = _session(path)
         self.images = self.session.get_inputs()[0].name
         self.names = [output.name for output in self.session.get_outputs()]
         metadata = self.session.get_modelmeta().custom_metadata_map

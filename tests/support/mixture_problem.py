@@ -45,11 +45,12 @@ def model(kind: str = "batch"):
     """Three layers that work pixel by pixel, three that see patterns, and a head."""
     norm = NORMS[kind]
     layers: list[nn.Module] = []
-    for before, after in ((3, 8), (8, 8), (8, 8)):
-        layers += [nn.Conv2d(before, after, 1), norm(after), nn.ReLU()]
-    for before, stride in ((8, 2), (16, 2), (16, 1)):
-        layers += [nn.Conv2d(before, 16, 3, stride, 1), norm(16), nn.ReLU()]
     with torch.random.fork_rng():
+        torch.manual_seed(1)
+        for before, after in ((3, 8), (8, 8), (8, 8)):
+            layers += [nn.Conv2d(before, after, 1), norm(after), nn.ReLU()]
+        for before, stride in ((8, 2), (16, 2), (16, 1)):
+            layers += [nn.Conv2d(before, 16, 3, stride, 1), norm(16), nn.ReLU()]
         torch.manual_seed(0)
         net = nn.Sequential(
             *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, N_CLASSES)

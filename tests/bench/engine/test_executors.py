@@ -119,6 +119,7 @@ def test_every_worker_of_a_cluster_has_a_core(nodes, workers, on_gpu, expected):
     assert (cluster.workers, cluster.helpers, cluster._gpu_share) == expected
 
 
+@pytest.mark.whole
 @pytest.mark.slow
 def test_local_workers_end_with_a_killed_run(tmp_path, checkpoints):
     sweep, out = sweep_of(tmp_path), tmp_path / "out"

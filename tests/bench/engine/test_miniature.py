@@ -244,6 +244,7 @@ def test_settings_inertness_and_times_are_recorded(records):
     assert frozen.cell.frozen["before"] == shared.cell.frozen["after"]
 
 
+@pytest.mark.whole
 def test_ray_makes_the_same_records(miniature, checkpoints, records, tmp_path):
     caster(
         *("run", SWEEP, "--out", tmp_path / "ray", "--root", checkpoints, "--only", "coverage"),

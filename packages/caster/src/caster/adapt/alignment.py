@@ -191,7 +191,7 @@ class Alignment:
     def reset(self) -> None:
         """Forget the past."""
         self.target.reset()
-        self._samples, self._twin.head = 0, None
+        self._samples, self._pass, self._twin.head = 0, WHOLE, None
 
     def resume(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Continue from a `state` of the target."""

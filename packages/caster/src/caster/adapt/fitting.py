@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,9 +32,6 @@ from caster.models.protocol import FrozenModel, Outputs, has_layers, preprocessi
 from caster.models.site_sums import rounded
 from caster.state import State
 from caster.state.source_check import SourceCheck
-
-if TYPE_CHECKING:
-    pass
 
 DOUBTFUL = 0.5  # accuracy of the head on the source below which its classes look mixed up
 

@@ -88,6 +88,7 @@ class LayerTransport:
 
     >>> from torch import nn
     >>> from caster import wrap
+    >>> from caster.adapt.layer_passes import PLAIN
     >>> net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 2))
     >>> [str(site) for site in LayerTransport(wrap(net), None, Columns(None), settings=PLAIN).sites]
     ['1:in']

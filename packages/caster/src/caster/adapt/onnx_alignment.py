@@ -131,6 +131,7 @@ class OnnxAlignment:
 
     def reset(self) -> None:
         """Forget the past."""
+        self._pass = WHOLE
         self.target.reset()
 
     def resume(self, state: Mapping[str, NDArray[Any]]) -> None:

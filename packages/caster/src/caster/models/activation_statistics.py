@@ -42,6 +42,7 @@ class ActivationStatistics(SiteSums):
     and from weights that were still changing. Covariances are measured at sites that support a full
     map.
 
+    >>> import torch
     >>> net = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
     >>> statistics = ActivationStatistics(TorchModel(net))
     >>> _ = statistics(torch.ones(5, 3), np.array([0, 2, 2, 0, 2]))
