@@ -17,7 +17,7 @@ from tests.support.compiled_stream import CompiledStream
 from tests.support.onnx_streams import in_browser, same_answers
 from tests.support.sampling import sampled
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.whole]  # trains and compiles a network
 ROOT = Path(__file__).parents[2]
 SEVEN = ((0.25, 0.2), (0.78, 0.2), (0.65, 0.45), (0.5, 0.7), (0.42, 0.9))  # a stroke, in shares
 
