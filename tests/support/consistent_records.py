@@ -136,7 +136,7 @@ class Consistent(Maker):
         if spec.method == "caster":
             return self.gated(spec)
         if spec.method == "caster-ungated":
-            return self.adapted(spec)
+            return self.transported(spec)
         if spec.method == "caster-mixed-metric":  # ends otherwise than A's gated ones
             return self.gated(spec, scale=10)
         if "+" in spec.method:
@@ -151,7 +151,7 @@ class Consistent(Maker):
         samples, batches = self.columns(replace(spec, method=method, settings=own))
         size = batches["size"]
         if gate == "certificate":
-            _, found = self.adapted(replace(spec, method="caster-ungated", settings=()))
+            _, found = self.transported(replace(spec, method="caster-ungated", settings=()))
             measured = {name: found[name] for name in ("ratio", "confident", "confident_classes")}
             reasons = self.verdicts(spec, size, *measured.values())
         else:
@@ -187,7 +187,7 @@ class Consistent(Maker):
         return samples, batches
 
     def gated(self, spec: Spec, scale: float = 1.0) -> tuple[dict[str, Any], dict[str, Any]]:
-        samples, batches = self.adapted(transport_of(spec))
+        samples, batches = self.transported(transport_of(spec))
         ratio = scale * batches["ratio"]
         counts = batches["confident"], batches["confident_classes"]
         reasons = self.verdicts(spec, batches["size"], ratio, *counts)

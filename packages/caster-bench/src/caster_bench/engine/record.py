@@ -63,7 +63,7 @@ def write_done(
     context: RunContext, spec: Spec, backbone: LoadedBackbone, stream: Stream, result: CellResult
 ) -> None:
     """Write the record of a completed cell."""
-    plan, found = list(stream), result.labels
+    plan, found = list(stream), result.predictions
     rows = np.concatenate([batch.rows for batch in plan])
     sizes = np.array([len(batch.rows) for batch in plan])
     samples = {
