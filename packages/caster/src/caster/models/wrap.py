@@ -126,10 +126,10 @@ def _from_onnx(path: str | os.PathLike[str], options: Options) -> Any:
     from caster.models.onnx import OnnxModel
     from caster.models.onnx.compiled import CompiledModel, is_compiled
 
+    _check_options(path, options, ("head", "preprocessing", "providers"))
     if is_compiled(path):
         _check_options(path, options, ("providers",))
         return CompiledModel(path, **options)
-    _check_options(path, options, ("head", "preprocessing", "providers"))
     return OnnxModel(Path(path), **options)
 
 
