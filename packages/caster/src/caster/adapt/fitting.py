@@ -57,7 +57,7 @@ def fit(
     classes : names of the model's outputs in their order, if the labels are neither column numbers
         nor, sorted, exactly the columns.
     use_head : False if the model's outputs are other classes altogether: only features are used.
-    layers : whether to measure the layers of a torch module, for layer transport: "auto" measures
+    layers : whether to measure the layers of a network, for layer transport: "auto" measures
         where it can.
     settings : those of `Caster`.
 
