@@ -84,8 +84,9 @@ def test_inspect_explains_a_compiled_file(made):
         result = run("inspect", path, "--classes")
         assert result.exit_code == 0, result.output
         _, sha256, found = read_compiled(path)
-        for text in (sha256, found.model_sha256, found.state_sha256, "0 accepted, 1 ratio"):
-            assert text in result.stdout
+        unwrapped = "".join(result.stdout.split())  # a narrow terminal wraps digests
+        for text in (sha256, found.model_sha256, found.state_sha256, "0accepted,1ratio"):
+            assert text in unwrapped
         assert all(name in result.stdout for name in made.names)
         assert all(tensor.name in result.stdout for tensor in found.state)
         assert ("certificate.rows" in result.stdout) == (mechanism == "layers")

@@ -332,7 +332,7 @@ def test_models_that_cannot_be_compiled(six, problem):
     with pytest.raises(CasterError, match="has 6 logits, and the state needs 8"):
         compile_features(model, replace(six.state, head=(0, 1, 2, 3, 4, 7)))
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
-    with pytest.raises(CasterError, match="one image at a time"):
+    with pytest.raises(CasterError, match="takes 1 image at a time"):
         compile_features(model, six.state)
 
 

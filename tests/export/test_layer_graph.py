@@ -91,12 +91,12 @@ def same_streams(batches, ours, theirs):
 
 KINDS = ("shuffled", "sorted", "turning", "tailed", "changing", "clean")
 STREAMS = [
-    *((kind, size, n) for kind in KINDS for size, n in ((8, 48), (64, 20))),
     *((kind, 1, 280) for kind in ("shuffled", "sorted")),
+    *((kind, size, n) for kind in KINDS for size, n in ((8, 48), (64, 20))),
 ]
 
 
-@pytest.mark.parametrize(("kind", "size", "batches"), sampled(STREAMS, 6))
+@pytest.mark.parametrize(("kind", "size", "batches"), sampled(STREAMS, 5))
 def test_streams_are_those_of_python(fitted, kind, size, batches):
     theirs = in_python(fitted)
     reasons = same_streams(

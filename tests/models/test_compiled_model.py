@@ -103,6 +103,9 @@ def test_states_of_other_streams_are_rejected(made, opened, tmp_path):
     ):
         with pytest.raises(CasterError, match="not the state of a compiled stream"):
             layers.resume({**state, name: value})
+    del state["source"]
+    with pytest.raises(CasterError, match="not the state of a compiled stream"):
+        layers.resume(state)
     made.adapter.new_stream().save(tmp_path / "other")
     with pytest.raises(CasterError, match="not a saved compiled stream"):
         layers.resume(tmp_path / "other")
@@ -202,3 +205,21 @@ def test_metadata_survives(opened):
     again = Metadata.of(found.texts())
     assert again.texts() == found.texts()
     assert again.state == found.state
+
+
+def test_weights_in_another_file_are_rejected(opened, tmp_path):
+    """Its digest would not cover them."""
+    model = onnx.load(opened["layers"].name)
+    onnx.save(model, tmp_path / "a.onnx", save_as_external_data=True, size_threshold=64)
+    with pytest.raises(CasterError, match="keeps weights in another file"):
+        caster.wrap(tmp_path / "a.onnx")
+
+
+def test_a_file_without_an_answer_is_rejected(opened, tmp_path):
+    model = onnx.load(opened["layers"].name)
+    kept = [output for output in model.graph.output if output.name != "reason"]
+    del model.graph.output[:]
+    model.graph.output.extend(kept)
+    onnx.save(model, tmp_path / "a.onnx")
+    with pytest.raises(CasterError, match="no output `reason`"):
+        caster.wrap(tmp_path / "a.onnx")

@@ -143,6 +143,7 @@ def test_unscorable_samples_get_the_class_of_the_largest_prior():
     assert clf.source_scores(mixed).argmax(axis=1).tolist() == expected
 
 
+@pytest.mark.whole
 def test_a_source_that_cannot_be_factored():
     """A state may hold covariances that no fit produces: batches are rejected without an error."""
     h, y = problem(dtype=np.float32)

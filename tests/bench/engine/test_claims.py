@@ -53,7 +53,7 @@ tests = [{{what = "it", {figure}, least = -1000}}]
 """
 
 
-pytestmark = pytest.mark.slow  # runs the miniature
+pytestmark = [pytest.mark.slow, pytest.mark.whole]  # runs the miniature
 
 
 @pytest.fixture(scope="module")

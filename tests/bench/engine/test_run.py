@@ -379,6 +379,7 @@ def test_timed_cells_come_last_one_by_one():
     ]
 
 
+@pytest.mark.whole
 @pytest.mark.slow
 def test_a_killed_worker_loses_only_its_group(tmp_path, checkpoints, small, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])

@@ -521,7 +521,7 @@ class BatchNormSite(AlignedSite):
         self._layer._buffers.update(self._own)
 
 
-# --- samples that are no images ------------------------------------------------------------------
+# --- implausible samples -------------------------------------------------------------------------
 
 
 def energies(values: Tensor, axis: int, samples: int, mean: Tensor) -> Tensor | None:

@@ -259,7 +259,8 @@ class TargetMoments:
                 shapes.pop("covariance", None)
             count = float(state[f"{name}.count"])
             parts = {part: np.asarray(state[f"{name}.{part}"]) for part in shapes}
-            if not 0 < count < math.inf or not all(
+            sound = 0 < count < math.inf and (parts["variance"] >= 0).all()
+            if not sound or not all(
                 value.shape == tuple(shapes[part]) and np.isfinite(value).all()
                 for part, value in parts.items()
             ):

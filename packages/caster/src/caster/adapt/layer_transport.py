@@ -300,7 +300,8 @@ class LayerTransport:
         kept = min(alignment.target.samples, max(0.0, self.settings.memory - len(batch)))
         settled = kept >= max(ENOUGH_PAST, 2 * len(batch)) and not labels.chain.is_correlated
         settled = settled and trusted
-        how = Pass(full=True, mixture=as_reference(mixture, source), past_only=True)
+        wanted = as_reference(mixture, source)
+        how = Pass(full=wanted is None, mixture=wanted, past_only=True)
         shallow = Pass(self._shallow)  # the mixture is not known yet
         first = self._aligned(batch, how if settled else shallow)
         fresh = alignment.target.change() > CHANGED

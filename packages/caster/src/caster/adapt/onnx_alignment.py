@@ -1,4 +1,4 @@
-"""A frozen ONNX graph with aligned layers: one session runs it frozen or aligned.
+"""A frozen ONNX graph with aligned layers, rewritten in memory.
 
 The graph measures a batch and maps its values in one run; this module gives it the past and the
 reference, and remembers what it measured.
@@ -92,8 +92,10 @@ class OnnxAlignment:
         ends: Range | None,
     ) -> Self:
         """Align a model with the moments of a state."""
+        if not layers:
+            raise CasterError(f"{model.name} needs a state with layers: fit again with layers")
         found = {each.site: each for each in model.sites}
-        for site in layers or ():
+        for site in layers:
             if site not in found:
                 raise CasterError(f"{model.name} has no tensor of the state's site {site}")
         if settings.maps == "full" and not settings.mixture:
@@ -101,8 +103,8 @@ class OnnxAlignment:
                 f"full maps of {model.name} come from a stream's past, which needs {{argument}}",
                 argument="mixture",
             )
-        sites = chosen_sites([*(layers or {})], settings)
-        kept = {site: layers[site] for site in sites} if layers else {}
+        sites = chosen_sites(list(layers), settings)
+        kept = {site: layers[site] for site in sites}
         source = source_moments(kept, settings)
         return cls(model, [found[s] for s in sites], source, settings.prior, settings.memory, ends)
 
@@ -149,7 +151,7 @@ class OnnxAlignment:
         return sum(map(nbytes, self._source.values()))
 
     def _inputs(self, samples: int, how: Pass) -> dict[str, NDArray[Any]]:
-        """What a pass is told: the maps where they are known, else what they are made of."""
+        """Inputs of a pass: the maps where they are known, else what they are made of."""
         D = self._columns[self.sites[-1]].stop
         given = np.stack([np.ones(D), np.zeros(D)])
         past, reference = given[::-1].copy(), np.ones((3, D))
@@ -206,7 +208,7 @@ class OnnxAlignment:
                     return A, b
         return to_source(target, reference, self._eps[site])
 
-    # --- samples that are no images ---
+    # --- implausible samples ---
 
     def _check_plausible(self, batch: NDArray[Any]) -> None:
         """Raise if samples are outside the range of images and implausible at the first site."""

@@ -84,7 +84,6 @@ def extremes(ends: Range, shape: tuple[int, ...], channels: int = 0) -> NDArray[
         made = []
         if 1 < count <= 3:
             corners = np.array(list(product((0.0, 1.0), repeat=count))[1:-1], np.float32)
-            corners = corners.reshape(-1, count)  # one channel has none
             made.append(np.broadcast_to(corners[:, :, None, None], (len(corners), count, *sides)))
         for blocks in (blocks for blocks in BLOCKS if blocks < min(sides)):
             rows, columns = (np.arange(side) * blocks // side for side in sides)

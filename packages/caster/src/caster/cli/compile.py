@@ -42,8 +42,8 @@ def compile(
 ) -> None:
     """Compile a model and its state into one ONNX file that adapts itself.
 
-    ONNX Runtime runs it anywhere, without caster. Its inputs are preprocessed images and the
-    state of the stream; its outputs are the answer, the verdict and the next state.
+    ONNX Runtime runs it on a CPU or in WebAssembly, without caster. Its inputs are preprocessed
+    images and the state of the stream; its outputs are the answer, the verdict and the next state.
     """
     for path in (model, compiled):
         if path.suffix != ".onnx":

@@ -1,4 +1,4 @@
-"""Adaptation compiled into an ONNX graph, for ONNX Runtime anywhere."""
+"""Adaptation compiled into an ONNX graph, for ONNX Runtime on a CPU or in WebAssembly."""
 
 from caster.export.compile import compile_model
 

@@ -103,8 +103,9 @@ def _type_of(value: Any) -> Any:
 
     tensor = value.type.tensor_type
     sizes = tuple(size.dim_value or size.dim_param or None for size in tensor.shape.dim)
-    if sizes[:1] == (1,):
-        raise CasterError("the model takes one image at a time: export it with an open batch size")
+    if sizes and isinstance(sizes[0], int):
+        images = f"{sizes[0]} image{'s' * (sizes[0] > 1)}"
+        raise CasterError(f"the model takes {images} at a time: export it with an open batch size")
     return Tensor(helper.tensor_dtype_to_np_dtype(tensor.elem_type), sizes or None)
 
 

@@ -76,7 +76,7 @@ if TYPE_CHECKING:
 
 Floats = NDArray[Any]
 REASONS: tuple[Reason, ...] = get_args(Reason)  # a verdict's reason is its position here
-PASSES = 5  # at most: three with aligned layers, a frozen one, one of samples that are no images
+PASSES = 5  # at most: three with aligned layers, a frozen one, one of implausible samples
 NETWORK = "network"  # name of the embedded twin
 
 

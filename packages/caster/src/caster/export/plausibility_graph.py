@@ -18,6 +18,7 @@ from caster.adapt.plausibility import SLACK, broad_limits, extremes, sharp_limit
 from caster.core.channels import ChannelMoments
 from caster.export.embedding import call, embed
 from caster.export.graph_arrays import GraphArray, choose, constant, under_construction
+from caster.models.onnx.model import run_session, start_session
 from caster.models.onnx.sites import OnnxSite
 
 if TYPE_CHECKING:
@@ -89,7 +90,6 @@ class PlausibilityGraph:
         return (step * step).mean(1)
 
     def _measured(self, images: NDArray[np.float32]) -> NDArray[Any]:  # (n, c)
-        import onnxruntime
         from onnx.helper import tensor_dtype_to_np_dtype
         from spox import Tensor, argument, build
 
@@ -100,8 +100,8 @@ class PlausibilityGraph:
             energies = self._energies(GraphArray(given)).reshape(-1, self.site.width)
             model = build({"images": given}, {"energies": energies.var})
         embed(model, {FIRST_LAYERS: self.first_layers})
-        session = onnxruntime.InferenceSession(model.SerializeToString())
-        (found,) = session.run(None, {"images": images.astype(dtype)})
+        session = start_session(FIRST_LAYERS, model, ["CPUExecutionProvider"])
+        (found,) = run_session(FIRST_LAYERS, session, None, {"images": images.astype(dtype)})
         return np.asarray(found)
 
 

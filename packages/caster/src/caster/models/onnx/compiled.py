@@ -21,12 +21,13 @@ from caster.io.files import AnyPath
 from caster.io.labels import Labels
 from caster.models.batches import inputs_of
 from caster.models.onnx.model import Input, check_installed, run_session, start_session
-from caster.models.onnx.model_file import check_model, read_model
+from caster.models.onnx.model_file import check_model, external_files, read_model
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
 PREFIX = "caster."  # of metadata properties
+ANSWER = ("probabilities", "labels", "accepted", "ratio", "reason")  # outputs beside the state
 NEXT = "next."  # of a state tensor among the outputs
 STREAM_FORMAT = "caster-compiled-stream 1"
 DTYPES = {  # of inputs, as ONNX Runtime calls them
@@ -124,6 +125,8 @@ def read_compiled(path: AnyPath) -> tuple[ModelProto, str, Metadata]:
     model, sha256 = read_model(Path(path))
     if not _says_so(model):
         raise CasterError(f"{path} is not compiled: `caster compile` makes a model that adapts")
+    if external_files(model):  # its digest would not cover them
+        raise CasterError(f"{path} keeps weights in another file: compile it again")
     try:
         return model, sha256, Metadata.of({each.key: each.value for each in model.metadata_props})
     except CasterError as error:
@@ -204,6 +207,9 @@ class CompiledModel:
         for tensor in self.metadata.state:
             if inputs.pop(tensor.name, None) != tensor or f"{NEXT}{tensor.name}" not in outputs:
                 raise CasterError(f"it has no state `{tensor.name}` as in its metadata")
+        missing = [name for name in ANSWER if name not in outputs]
+        if missing:
+            raise CasterError(f"it has no output `{missing[0]}`")
         if len(inputs) != 1:
             raise CasterError(f"it has {len(inputs)} inputs for images, not one")
         (images,) = inputs.values()
@@ -252,13 +258,14 @@ class CompiledStream:
         return np.frombuffer(bytes.fromhex(self.model.sha256), np.uint8)
 
     def _restore(self, state: StreamState) -> None:
-        if "source" in state and not np.array_equal(state["source"], self._source):
+        source = state.get("source")
+        if source is not None and not np.array_equal(source, self._source):
             raise CasterError(f"this is a stream of another file than {self.model.name}")
         try:
             known = {name: np.asarray(state[f"state.{name}"]) for name in self._state}
             samples = int(np.asarray(state["samples"]).item())
             kinds = [[(a.dtype, a.shape) for a in s.values()] for s in (known, self._state)]
-            if samples < 0 or kinds[0] != kinds[1]:
+            if source is None or samples < 0 or kinds[0] != kinds[1]:
                 raise ValueError("not a state of this graph")
         except (KeyError, TypeError, ValueError):
             raise CasterError("this is not the state of a compiled stream") from None

@@ -80,7 +80,7 @@ class WeightGuard:
         head: str | None,  # as the user named it: another head makes another model
     ) -> None:
         self._path, self._own, self._head = path, own, head
-        self._weights = _external_files(model)
+        self._weights = external_files(model)
         _weights_folder(path, {name: _resolved(path, name) for name in self._weights})
         self.sha256 = self._digest(own)
 
@@ -119,14 +119,14 @@ def follow_links(model: ModelProto, path: Path) -> Path:
     Hugging Face's cache holds links to the model and to its weights, which share one folder
     elsewhere. ONNX Runtime follows no link out of the folder it is given.
     """
-    real = {name: _resolved(path, name) for name in _external_files(model)}
+    real = {name: _resolved(path, name) for name in external_files(model)}
     folder = _weights_folder(path, real)
     for location in _locations(model):
         location.value = str(real[location.value].relative_to(folder))
     return folder
 
 
-def _external_files(model: ModelProto) -> tuple[str, ...]:
+def external_files(model: ModelProto) -> tuple[str, ...]:
     """Files that hold weights of a model, by the names it uses for them."""
     return tuple(sorted({location.value for location in _locations(model)}))
 

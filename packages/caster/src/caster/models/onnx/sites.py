@@ -338,7 +338,7 @@ class _Network:
     # --- one site --------------------------------------------------------------------------------
 
     def site(self, tensor: str) -> OnnxSite:
-        """The site at a tensor; raises if its channels cannot be told."""
+        """The site at a tensor; raises if its channels cannot be inferred."""
         shape = self._shapes.get(tensor)
         at = self._producer.get(tensor)
         node = (
