@@ -161,6 +161,7 @@ def test_reports_are_those_of_the_report_command(document, place, results, tmp_p
     }
 
 
+@pytest.mark.whole
 def test_another_machine_writes_the_same_bytes(place, tmp_path, rendered_figures):
     assert invoke(place, "-o", tmp_path / "here").exit_code == 0
     words = ["bench", "claims", place / "claims.toml", "--root", place, "-o", tmp_path / "there"]
