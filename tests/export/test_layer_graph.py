@@ -14,7 +14,7 @@ import torch
 import caster
 from caster.adapt.layer_passes import LayerSettings
 from caster.adapt.layer_transport import LayerTransport
-from caster.export import compile as compiling
+from caster.export import compiler as compiling
 from caster.export.layer_graph import REASONS, Source, initial_state
 from caster.models.heads import Columns
 from caster.state import file as states

@@ -19,7 +19,7 @@ from torch import nn
 
 from caster import CasterError
 from caster.models.onnx.graph import find_head
-from caster.models.onnx.sites import find_onnx_sites
+from caster.models.onnx.graph_sites import find_onnx_sites
 from tests.support.onnx_export import (
     EXPORTERS,
     Calibration,

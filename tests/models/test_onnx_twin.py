@@ -18,7 +18,7 @@ from torch import nn
 from caster import CasterError
 from caster.core.channels import ChannelMoments, shrunk, to_source
 from caster.models.onnx.graph import find_head
-from caster.models.onnx.sites import find_onnx_sites
+from caster.models.onnx.graph_sites import find_onnx_sites
 from caster.models.onnx.twin import measuring_model, twin_model
 from tests.support.onnx_export import Calibration, exported, images, seeded, session, values_at
 

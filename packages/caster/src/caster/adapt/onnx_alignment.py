@@ -42,9 +42,9 @@ from caster.core.channels import (
     to_source_full,
 )
 from caster.errors import CasterError
+from caster.models.onnx.graph_sites import OnnxSite
 from caster.models.onnx.layers import AlignedGraph
 from caster.models.onnx.model import OnnxModel
-from caster.models.onnx.sites import OnnxSite
 from caster.models.protocol import Outputs
 
 

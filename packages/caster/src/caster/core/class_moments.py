@@ -124,13 +124,12 @@ class ClassChannelMoments:
     def shrunk(self, samples: float) -> Self:
         """Shrink classes of few samples towards the moments of all, with weight n_c / (n_c + N).
 
-        Each class is replaced by a mixture of itself, with weight w_c = n_c / (n_c + N), and of a
-        background that all classes share, with weight 1 - w_c. The background is a mixture of the
-        classes too: class c has a weight proportional to pi_c (1 - w_c), where pi_c = n_c / n. So
-        every class adds to the background exactly what it loses, and the shrunk classes in the
-        source's proportions still have the pooled moments; as mixtures, they have no negative
-        variance. If all classes have the same number of samples, the background is the pooled
-        source. A class without samples gets the pooled moments.
+        Class c keeps the weight w_c = n_c / (n_c + N) and gets the rest, 1 - w_c, from a background
+        shared by all classes. The background is made of what the classes give up: class c has a
+        weight proportional to pi_c (1 - w_c) in it, where pi_c = n_c / n. Mixed in the source's
+        proportions, the shrunk classes therefore still have the pooled moments, and no variance can
+        become negative. With equally many samples per class the background is the pooled source.
+        A class without samples gets the pooled moments.
 
         >>> import numpy as np
         >>> means = np.array([[0.0], [4.0]])

@@ -18,8 +18,8 @@ from caster.adapt.plausibility import SLACK, broad_limits, extremes, sharp_limit
 from caster.core.channels import ChannelMoments
 from caster.export.embedding import call, embed
 from caster.export.graph_arrays import GraphArray, choose, constant, under_construction
+from caster.models.onnx.graph_sites import OnnxSite
 from caster.models.onnx.model import run_session, start_session
-from caster.models.onnx.sites import OnnxSite
 
 if TYPE_CHECKING:
     from onnx import ModelProto

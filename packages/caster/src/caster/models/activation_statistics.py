@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from caster.core.channels import ChannelMoments, Site
 from caster.errors import CasterError
 from caster.models.protocol import FrozenModel, Outputs
-from caster.models.site_sums import SiteSums, has_classes
+from caster.models.site_sums import SiteSums, check_labels, has_classes
 from caster.models.sites import find_sites, first_tensor, has_running_statistics
 from caster.models.torch import TorchModel
 from caster.models.torch_channels import (
@@ -72,8 +72,7 @@ class ActivationStatistics(SiteSums):
     ) -> Outputs:
         """Run the model on a batch and add its moments to the sums."""
         placed = self.model.placed(batch)
-        if len(placed) != len(targets):
-            raise CasterError(f"a batch of {len(placed)} images has {len(targets)} labels")
+        check_labels(placed, targets)
         if self._twin is None:
             self._twin = self._hooked(placed)
         self._samples, self._batch = len(placed), {}

@@ -63,6 +63,12 @@ class SiteSums:
         return rounded(self.sums, order)
 
 
+def check_labels(batch: Array, targets: NDArray[np.int64]) -> None:  # (n, ...), (n,)
+    """Raise unless every image of a batch has a label."""
+    if len(batch) != len(targets):
+        raise CasterError(f"a batch of {len(batch)} images has {len(targets)} labels")
+
+
 def has_classes(past: ChannelMoments | None) -> bool:
     """Whether a site's classes are summed: once left out, they are left out."""
     return past is None or past.classes is not None

@@ -9,12 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caster.core.channels import FULL_MAP_CHANNELS, ChannelMoments, Site
-from caster.errors import CasterError
+from caster.models.onnx.graph_sites import OnnxSite
 from caster.models.onnx.model import OnnxModel
-from caster.models.onnx.sites import OnnxSite
 from caster.models.onnx.twin import measuring_model, twin_model
 from caster.models.protocol import Outputs
-from caster.models.site_sums import Samples, SiteSums
+from caster.models.site_sums import Samples, SiteSums, check_labels
 
 ALIGNED = ["caster.features", "caster.logits", "caster.moments"]
 
@@ -64,8 +63,7 @@ class OnnxStatistics(SiteSums):
     ) -> Outputs:
         """Run the model on a batch and add its moments to the sums."""
         placed = self.model.placed(batch)
-        if len(placed) != len(targets):
-            raise CasterError(f"a batch of {len(placed)} images has {len(targets)} labels")
+        check_labels(placed, targets)
         outputs, found = self.model.measuring(placed)
         self.add(found, targets, (float(placed.min()), float(placed.max())))
         return outputs

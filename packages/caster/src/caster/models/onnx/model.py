@@ -34,8 +34,8 @@ from caster.models.protocol import SINGLE_IMAGE, Outputs
 if TYPE_CHECKING:
     from onnx import ModelProto
 
+    from caster.models.onnx.graph_sites import OnnxSite
     from caster.models.onnx.layers import MeasuringGraph
-    from caster.models.onnx.sites import OnnxSite
 
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 FLOATS = ("tensor(float)", "tensor(float16)", "tensor(double)", "tensor(bfloat16)")
@@ -135,7 +135,7 @@ class OnnxModel:
     @cached_property
     def sites(self) -> list[OnnxSite]:
         """Where the graph's layers can be measured and aligned, in topological order."""
-        from caster.models.onnx.sites import find_onnx_sites
+        from caster.models.onnx.graph_sites import find_onnx_sites
 
         model = self._guard.read()
         try:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caster.models.onnx.graph import Dataflow, Head, runtime_inputs
-from caster.models.onnx.sites import OnnxSite
+from caster.models.onnx.graph_sites import OnnxSite
 from caster.models.onnx.standard import inferred, shapes_of, standardised
 
 if TYPE_CHECKING:
