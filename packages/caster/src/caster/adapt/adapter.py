@@ -96,7 +96,7 @@ class Adapter:
         mechanism: Mechanism = "auto",
         tau: float | None = None,
         safeguards: bool = True,
-        every: int = 1,
+        every: int = LayerSettings.every,
         allow_other_model: bool = False,
         allow_other_preprocessing: bool = False,
         key: Key | None = None,

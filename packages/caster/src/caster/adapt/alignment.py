@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from caster.adapt.folding import FoldedModule, Map, convolutions_before
 from caster.adapt.layer_passes import (
     CHANGE_WINDOW,
     EPS,
@@ -36,7 +37,7 @@ from caster.adapt.plausibility import (
     sharp_limits,
     within,
 )
-from caster.core.channels import FULL_MAP_ROWS, ChannelMoments, Site
+from caster.core.channels import FULL_MAP_ROWS, ChannelMoments, Site, to_source
 from caster.errors import CasterError
 from caster.models import cuda
 from caster.models.activation_statistics import hook_on, is_batchnorm
@@ -52,8 +53,10 @@ from caster.models.torch_channels import (
     measure_full,
     merged,
     moved,
+    on_grid,
 )
 
+FOLDING_ERROR = 0.05  # of the largest logit: more than the rounding of bf16
 LEAVE_OUT = "leave it out with sites=, or adapt the last features only"
 
 log = logging.getLogger("caster")
@@ -73,6 +76,7 @@ class Alignment:
     _lane: cuda.GraphRunner | None = None
     _order: Sequence[Sequence[tuple[Site, int]]] = ()  # recorded moments: sites, and their arrays
     _shape: tuple[int, ...] = ()  # of an input
+    _folded: FoldedModule | None = None
 
     def __init__(
         self,
@@ -150,7 +154,7 @@ class Alignment:
 
     def __getstate__(self) -> dict[str, Any]:
         """Copy and pickle without recordings and what the first batch showed."""
-        shown = ("_shared", "_lane", "_order", "_limits", "_shape", "_plausible")
+        shown = ("_shared", "_lane", "_order", "_limits", "_shape", "_plausible", "_folded")
         kept = {name: part for name, part in vars(self).items() if name not in shown}
         return {**kept, "_limits": {}}
 
@@ -187,6 +191,38 @@ class Alignment:
     def accept(self) -> None:
         """Add the last batch to the past."""
         self.target.accept(self._pass.fresh)
+
+    def fold(self, batch: Any, how: Pass) -> None:
+        """Make the maps of a pass from the past constant, for `folded`; such a batch shows it."""
+        if self._folded is not None:
+            self._folded.fold(self._maps(how))
+            return
+        expected: Any = self(batch, how).logits
+        self.target.begin()
+        sites = [a.site for a in self._sites if a.site not in self.left_alone]
+        placed = self.model.placed(batch)
+        before = self._unhooked(lambda hooks: convolutions_before(self.model.twin(hooks), placed))
+        for known in (before, {}):  # a function may read what a convolution gives, unseen
+            self._folded = FoldedModule(self.model, {site: known.get(site) for site in sites})
+            self._folded.fold(self._maps(how))
+            error = (expected - self._folded(placed).logits).abs().max()
+            if error <= FOLDING_ERROR * expected.abs().max():
+                break
+
+    def folded(self, batch: Any) -> Outputs:
+        """Features and logits with the constant maps; nothing is measured."""
+        assert self._folded is not None
+        return self._folded(self.model.placed(batch))
+
+    def _maps(self, how: Pass) -> dict[Site, Map]:
+        """The maps of the past."""
+        maps = {}
+        for aligned in self._sites:
+            if aligned.site not in self.left_alone:
+                target = self.target.past[aligned.site]
+                reference = self._reference(aligned, how, target)
+                maps[aligned.site] = aligned.map(blended(target, reference, self.prior), reference)
+        return maps
 
     def reset(self) -> None:
         """Forget the past."""
@@ -254,7 +290,7 @@ class Alignment:
         own = site.of_images(values)
         if own is not values:
             own = own.contiguous()  # so that a GPU reads its channels side by side
-        batch = aligned.measure(own, self._samples, how.depth is None)
+        batch = aligned.measure(on_grid(site, own), self._samples, how.depth is None)
         if self._plausible is None:  # the first site
             self._plausible = self._judge(site, own, aligned.source_like(batch))
         target = self.target.add(site, batch, how.fresh)
@@ -263,13 +299,17 @@ class Alignment:
         alone = target.count <= 1 and own.numel() == own.shape[site.axis]
         if alone and self.prior == 0:  # a single value has no variance
             return None
-        reference = aligned.reference(how.mixture, target)
-        if not how.full and reference.covariance is not None:
-            reference = replace(reference, covariance=None)
+        reference = self._reference(aligned, how, target)
         result = aligned.apply(layer, own, blended(target, reference, self.prior), reference)
         if result is None or own is values:
             return result
         return torch.cat((values[:, : site.added], result), dim=1)
+
+    def _reference(self, aligned: AlignedSite, how: Pass, target: ChannelMoments) -> ChannelMoments:
+        reference = aligned.reference(how.mixture, target)
+        if how.full or reference.covariance is None:
+            return reference
+        return replace(reference, covariance=None)
 
     def _judge(self, site: Site, values: Tensor, source: ChannelMoments) -> Tensor:  # (n,)
         """Which samples are plausible, by their values at the first site."""
@@ -344,6 +384,7 @@ class AlignedSite:
     """A site, and the source's moments there."""
 
     is_measured = True  # False: the moments are the layer's own
+    _eps: Tensor  # (c,), added to variances
     _placed: ChannelMoments | None = (
         None  # the moments in the dtype and on the device of the values
     )
@@ -384,6 +425,10 @@ class AlignedSite:
         """Measure the values, with their covariance if `full` and the site can have a full map."""
         return measure(values, self.site.axis, samples)
 
+    def map(self, target: ChannelMoments, reference: ChannelMoments) -> Map:
+        """The map from the target's moments to the reference's."""
+        return to_source(target, reference, self._eps.to(target.mean))
+
     def apply(
         self, layer: nn.Module, values: Tensor, target: ChannelMoments, reference: ChannelMoments
     ) -> Tensor | None:
@@ -417,6 +462,7 @@ class FullMapSite(MappedSite):
     """
 
     _full: FullToSource | None = None
+    _positions = 0  # per sample, known once a batch has come
 
     def measure(self, values: Tensor, samples: int, full: bool) -> ChannelMoments:
         """Measure the values, and their covariance if `full`."""
@@ -426,14 +472,26 @@ class FullMapSite(MappedSite):
         self, layer: nn.Module, values: Tensor, target: ChannelMoments, reference: ChannelMoments
     ) -> Tensor:
         """Map the values to the reference."""
-        channels = values.shape[self.site.axis]
-        per_sample = values.numel() / channels / len(values)
-        enough = target.count * per_sample >= FULL_MAP_ROWS * channels
-        if not enough or target.covariance is None or reference.covariance is None:
+        self._positions = values[0].numel() // values.shape[self.site.axis]
+        if not self._is_full(target, reference):
             return super().apply(layer, values, target, reference)
+        return self._to(reference)(values, target, self.site.axis)
+
+    def map(self, target: ChannelMoments, reference: ChannelMoments) -> Map:
+        """The map from the target's moments to the reference's."""
+        if not self._is_full(target, reference):
+            return super().map(target, reference)
+        return self._to(reference).map(target)
+
+    def _is_full(self, target: ChannelMoments, reference: ChannelMoments) -> bool:
+        rows = target.count * self._positions
+        enough = rows >= FULL_MAP_ROWS * len(target.mean)
+        return enough and target.covariance is not None and reference.covariance is not None
+
+    def _to(self, reference: ChannelMoments) -> FullToSource:
         if self._full is None or self._full.source is not reference:
             self._full = FullToSource(reference, self._unit)
-        return self._full(values, target, self.site.axis)
+        return self._full
 
 
 def added_to_variances(source: ChannelMoments, unit: Tensor | None) -> Tensor:  # (c,)

@@ -147,6 +147,11 @@ class ComparisonSchedule:
         self._to_skip = 0  # samples
 
     @property
+    def left(self) -> int:
+        """Samples that may still be answered without comparison."""
+        return self._to_skip
+
+    @property
     def skips(self) -> bool:
         """Whether the next batch may be answered as the last one was."""
         return self._to_skip > 0

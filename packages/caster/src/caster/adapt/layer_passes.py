@@ -52,7 +52,7 @@ class LayerSettings:
     mixture: bool = True  # align with the batch's mixture of classes, else with the source's
     tau: float = 1.0  # largest accepted ratio
     window: int = 256  # samples behind the certificate
-    every: int = 1  # compare one window in this many while the verdict is stable
+    every: int = 128  # compare one window in this many while the verdict is stable
 
     def __post_init__(self) -> None:
         if not 0 <= self.prior < math.inf:
@@ -124,6 +124,12 @@ class AlignedNetwork(Protocol):
     def accept(self) -> None:
         """Add the last batch to the past."""
 
+    def fold(self, batch: Any, how: Pass) -> None:
+        """Make the maps of a pass from the past constant, for `folded`; such a batch shows it."""
+
+    def folded(self, batch: Any) -> Outputs:
+        """Features and logits with the constant maps; nothing is measured."""
+
     def reset(self) -> None:
         """Forget the past."""
 
@@ -185,6 +191,10 @@ class TargetMoments:
     def samples(self) -> float:
         """Samples behind the past, fractional if older ones are discounted."""
         return next((moments.count for moments in self.past.values()), 0.0)
+
+    def is_full(self, samples: int) -> bool:
+        """Whether so many samples more would make the past forget."""
+        return 0 < self.memory <= self.samples + samples
 
     def add(self, site: Site, batch: ChannelMoments, fresh: bool) -> ChannelMoments:
         """Add a batch at a site, until it is accepted or another pass is made; return the sum.

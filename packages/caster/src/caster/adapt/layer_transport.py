@@ -2,7 +2,9 @@
 
 Deep layers carry the classes of a batch, so the source's statistics to align with are those of the
 batch's own mixture of classes. A first pass, with shallow layers aligned, shows the mixture; a
-second one aligns all layers with it. A shuffled stream with a past needs one pass only.
+second one aligns all layers with it. A shuffled stream with a past needs one pass only, and once
+its memory is full and its verdict stable it rests: its maps stand still, folded into the weights,
+and nothing is measured or compared until its outputs change or a comparison is due.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from caster.adapt.layer_passes import (
     Pass,
     Range,
 )
+from caster.adapt.output_monitor import OutputMonitor
 from caster.core.arrays import as_real_array, like, to_numpy
 from caster.core.channels import ChannelMoments, Site
 from caster.core.discriminant import probabilities
@@ -71,6 +74,24 @@ class _Proposal:
     labels: StreamLabels | None = None
     mixture: NDArray[np.float64] | None = None  # (C,), behind the target's moments
     own: NDArray[np.float64] | None = None  # (C,), of this batch, if not the source's
+    settled: bool = False  # aligned by the past alone
+    fresh: bool = False  # the past is forgotten
+
+
+@dataclass(frozen=True, eq=False)
+class _Rest:
+    """A rest: its maps are folded into the network."""
+
+    correction: NDArray[np.float64] | None  # (C,), added to logits; None: the source's prior
+
+
+@dataclass(frozen=True, eq=False)
+class _RestingBatch:
+    """A batch that was launched in a rest, and whether it looks like those before."""
+
+    rest: _Rest
+    answer: LayerAnswer
+    is_usual: Callable[[], bool]  # waits
 
 
 class LayerTransport:
@@ -112,6 +133,9 @@ class LayerTransport:
         self._shallow = math.ceil(FIRST_PASS * len(self.sites))
         self._certificate = LayerCertificate(self.settings.window)
         self._schedule = ComparisonSchedule(self.settings.every, self.settings.window)
+        self._monitor = OutputMonitor()
+        self._rest: _Rest | None = None
+        self._launched = 0  # samples of a rest whose answer was not awaited yet
         self._guard = _SingleThread()
 
     @property
@@ -131,8 +155,30 @@ class LayerTransport:
 
     def __call__(self, batch: Any, frozen: Outputs | None = None) -> LayerAnswer:
         """Answer a batch behind the certificate; `frozen` is the model's output, if known."""
+        return self.begin(batch, frozen)()
+
+    def begin(self, batch: Any, frozen: Outputs | None = None) -> Callable[[], LayerAnswer]:
+        """Launch a batch; the function returned waits for its answer.
+
+        Answers must be awaited in the order of the batches. In a rest, the next batch may be
+        launched before that, so that a GPU need not wait for the host.
+        """
         with self._guard:
-            return self._answer_plausible(self.model.placed(batch), frozen, self._gated)
+            placed = self.model.placed(batch)
+            resting = self._launch(placed)
+
+        def finish() -> LayerAnswer:
+            with self._guard:
+                if resting is not None:
+                    self._launched -= len(placed)
+                    if resting.rest is self._rest and resting.is_usual():
+                        self._schedule.skipped(len(placed))
+                        return resting.answer
+                    self._monitor.begin()
+                self._rest = None
+                return self._answer_plausible(placed, frozen, self._gated)
+
+        return finish
 
     def align(self, batch: Any) -> LayerAnswer:
         """Answer a batch with aligned layers, without a certificate."""
@@ -148,6 +194,8 @@ class LayerTransport:
         stream._alignment = self._alignment.new_stream()
         stream._certificate = LayerCertificate(self.settings.window)
         stream._schedule = ComparisonSchedule(self.settings.every, self.settings.window)
+        stream._monitor = OutputMonitor()
+        stream._rest, stream._launched = None, 0
         stream._guard = _SingleThread()
         stream._forget_labels()
         return stream
@@ -162,6 +210,8 @@ class LayerTransport:
             self._alignment.reset()
             self._certificate.reset()
             self._schedule.reset()
+            self._monitor.reset()
+            self._rest = None
             self._forget_labels()
 
     def compare_every(self, windows: int) -> None:
@@ -176,6 +226,7 @@ class LayerTransport:
                 **self._alignment.target.state(),
                 **self._certificate.state(),
                 **self._label_state(),
+                **self._monitor.state(),
                 "schedule": self._schedule.state(),
             }
 
@@ -191,6 +242,8 @@ class LayerTransport:
             self._alignment.resume(state)
             self._certificate.resume(state)
             self._schedule.resume(state["schedule"])
+            self._monitor.resume(state)
+            self._rest = None
             if self._start is not None:
                 labels = self._start.resumed(state, "labels")
                 frozen = self._start.resumed(state, "frozen_labels")
@@ -212,6 +265,39 @@ class LayerTransport:
         """Size of what the stream remembers of its target."""
         known = [*self._label_state().values(), *self._certificate.state().values()]
         return self._alignment.target.nbytes + sum(array.nbytes for array in known)
+
+    def _launch(self, batch: Array) -> _RestingBatch | None:
+        """Launch a batch with constant maps if the stream rests."""
+        if not self._rests(len(batch)):
+            return None
+        if self._rest is None:
+            self._rest = self._begin_rest(batch)
+        outputs, correction = self._alignment.folded(batch), self._rest.correction
+        scores = self.columns(outputs.logits)
+        if correction is not None:
+            scores = scores + like(correction, scores, scores.dtype)
+        self._launched += len(batch)
+        verdict = Verdict(True, "rest", UNCHECKED)
+        answer = LayerAnswer(scores, verdict, scores, None, outputs.features)
+        return _RestingBatch(self._rest, answer, self._monitor.judge(outputs.features, scores))
+
+    def _rests(self, samples: int) -> bool:
+        """Whether the next samples are answered with constant maps, as long as they look alike."""
+        labels = self._labels
+        if labels is None or labels.chain.is_correlated or not self._monitor.is_ready:
+            return False
+        stands = self._schedule.accepted and self._schedule.left > self._launched
+        return stands and self._alignment.target.is_full(samples)
+
+    def _begin_rest(self, batch: Array) -> _Rest:
+        labels, mixture = self._labels, self._mixture
+        assert labels is not None
+        assert mixture is not None
+        wanted = as_reference(mixture, labels.chain.prior)
+        self._alignment.fold(batch, Pass(full=wanted is None, mixture=wanted, past_only=True))
+        if labels.is_source:
+            return _Rest(None)
+        return _Rest(np.log(labels.prior.clip(min=RARE) / labels.chain.prior))
 
     def _gated(self, batch: Array, before: Outputs | None) -> LayerAnswer:
         """Answer by the stable verdict if the batch is as sure as before, else compare."""
@@ -238,6 +324,7 @@ class LayerTransport:
             self._certificate.settle()
             if not answer.verdict.accepted:
                 self._alignment.reset()  # the next comparison is of another part of the stream
+                self._monitor.reset()
         return answer
 
     def _always(self, batch: Array, before: Outputs | None) -> LayerAnswer:
@@ -247,8 +334,12 @@ class LayerTransport:
 
     def _accept(self, after: _Proposal) -> None:
         """Add a batch to what the stream remembers."""
+        if after.fresh:
+            self._monitor.reset()
         self._alignment.accept()
         self._labels, self._mixture = after.labels, after.mixture
+        if after.settled:
+            self._monitor.learn(after.features, after.scores)
 
     def _ungated(self, after: _Proposal) -> LayerAnswer:
         verdict = Verdict(True, "rest", UNCHECKED)
@@ -326,7 +417,7 @@ class LayerTransport:
         if answers is not None:
             scores = like(np.log(answers.clip(min=RARE)), scores, scores.dtype)
         known = None if labels.is_source else own
-        return _Proposal(features, scores, labels, mixture, known)
+        return _Proposal(features, scores, labels, mixture, known, settled, fresh)
 
     def _aligned(self, batch: Array, how: Pass) -> tuple[Array, Array]:
         """Features, and logits of the classes, with aligned layers."""

@@ -10,6 +10,7 @@ definitions; tests compare them with this module.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
 Side = Literal["in", "out"]
 # Version tag of the stored statistics: a file with another tag is measured again.
-MEASURED = "image patches, all and per class, with covariances"
+MEASURED = "image patches on a grid, all and per class, with covariances"
+POSITIONS = 196  # of a sample that are measured, about: near ones say nearly the same
 FULL_MAP_CHANNELS = 128  # at most: every batch costs a square root of a c x c matrix
 FULL_MAP_ROWS = 50  # times c: the fewest values per channel, over samples and positions
 FULL_MAP_EPS = 1e-3  # added to eigenvalues, in units of a site's mean variance: less is noise
@@ -50,8 +52,32 @@ class Site:
         """
         return values[:, self.added :] if self.added else values
 
+    def on_grid(self, values: Array) -> Array:  # (n, ...) -> (n, ...)
+        """Select the values that are measured, on a regular grid of about `POSITIONS` positions.
+
+        >>> import numpy as np
+        >>> Site("conv1", "out", axis=1).on_grid(np.zeros((8, 64, 112, 56))).shape
+        (8, 64, 14, 14)
+        """
+        first, last = (2, values.ndim) if self.axis == 1 else (1, values.ndim - 1)
+        grid = measured_grid(values.shape[first:last])
+        if all(each.step == 1 for each in grid):
+            return values
+        return values[(slice(None),) * first + tuple(grid)]
+
     def __str__(self) -> str:
         return f"{self.module}:{self.side}"
+
+
+def measured_grid(sizes: Sequence[int]) -> list[slice]:
+    """Positions to measure along every axis, as far from its end as from its start.
+
+    >>> measured_grid((56, 14))
+    [slice(2, None, 4), slice(0, None, 1)]
+    """
+    per_axis = round(POSITIONS ** (1 / max(1, len(sizes))))
+    steps = [max(1, size // per_axis) for size in sizes]
+    return [slice(step // 2, None, step) for step in steps]
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +188,7 @@ def shrunk(target: ChannelMoments, source: ChannelMoments, prior: float) -> Chan
 
 
 def to_source(
-    target: ChannelMoments, source: ChannelMoments, eps: float
+    target: ChannelMoments, source: ChannelMoments, eps: float | Array
 ) -> tuple[Array, Array]:  # (c,), (c,)
     """Scale and shift that map a target's moments to the source's; eps is added to variances.
 

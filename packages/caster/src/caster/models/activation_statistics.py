@@ -26,6 +26,7 @@ from caster.models.torch_channels import (
     as_tensors,
     measure,
     measure_full,
+    on_grid,
     sample_moments,
     supports_full_map,
 )
@@ -91,7 +92,7 @@ class ActivationStatistics(SiteSums):
         return twin
 
     def _measure(self, site: Site, layer: nn.Module, activations: Tensor) -> None:
-        values = site.of_images(activations)
+        values = on_grid(site, site.of_images(activations))
         full = supports_full_map(values, site.axis)
         found = (measure_full if full else measure)(values, site.axis, self._samples)
         samples = None

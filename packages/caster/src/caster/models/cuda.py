@@ -163,11 +163,11 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def fetch(tensor: Tensor, stream: torch.cuda.Stream) -> Callable[[], NDArray[Any]]:
+def fetch(tensor: Tensor, stream: torch.cuda.Stream | None = None) -> Callable[[], NDArray[Any]]:
     """Start copying a tensor to the host; the function returned waits for that copy alone."""
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     host.copy_(tensor, non_blocking=True)
-    copied = stream.record_event()
+    copied = (stream or torch.cuda.current_stream(tensor.device)).record_event()
 
     def wait() -> NDArray[Any]:
         copied.synchronize()

@@ -50,7 +50,7 @@ def find_sites(model: TorchModel, batch: Any, user_hooks: bool = True) -> list[S
     """
     twin = model.twin(user_hooks)
     images = twin.placed(_random_images(twin.placed(batch)))
-    calls, _ = _traced(twin, images)
+    calls, _ = traced(twin, images)
     once = {name: layer for name, layer in twin.module.named_modules() if layer in calls}
     batchnorms = [site for site in batchnorm_sites(twin.module) if site.module in once]
     sites = [*batchnorms, *_residual_stream(_blocks(once, calls, NORMS), calls)]
@@ -78,7 +78,7 @@ def batchnorm_sites(module: nn.Module) -> list[Site]:
 
 def times_called(twin: TorchModel, batch: Any) -> dict[str, int]:
     """How often one pass calls each module of a twin."""
-    _, times = _traced(twin, twin.placed(batch)[:2])
+    _, times = traced(twin, twin.placed(batch)[:2])
     return {name: times[layer] for name, layer in twin.module.named_modules()}
 
 
@@ -120,7 +120,7 @@ class Call:
 Calls = dict[nn.Module, Call]
 
 
-def _traced(twin: TorchModel, images: Tensor) -> tuple[Calls, Counter[nn.Module]]:
+def traced(twin: TorchModel, images: Tensor) -> tuple[Calls, Counter[nn.Module]]:
     """Run a twin: the calls of modules that are called once, and how often each one is called."""
     calls: Calls = {}
     times: Counter[nn.Module] = Counter()

@@ -63,6 +63,9 @@ class TorchModel:
         self.channels_last = channels_last
         self.cuda_graph = cuda_graph
         self._parts = tuple(module.modules())  # cached: `placed` visits hundreds on every batch
+        # A hook that comes and goes would have a compiled module compiled again on every batch.
+        self.compiles = any(hasattr(m, "_orig_mod") or m._compiled_call_impl for m in self._parts)
+        self._compiled: Callable[[Tensor], tuple[Tensor, Any]] | None = None
         self._weight = next(module.parameters(), None)
         if head is not None and head not in dict(module.named_modules()):
             raise CasterError(f"{self.name} has no layer {head!r}: {_last_linear_layers(module)}")
@@ -99,6 +102,8 @@ class TorchModel:
             self.device.type, torch.bfloat16, self.bf16, cache_enabled=not self.cuda_graph
         )
         with torch.inference_mode(), autocast:
+            if self.compiles:
+                return self._run_compiled(batch)
             if self.head is None:
                 self.head, features, logits = self._find_head(batch)
                 return as_rows(features, self.head), logits
@@ -107,6 +112,18 @@ class TorchModel:
             if not inputs:
                 raise CasterError(f"{self.name} answered without using its layer {self.head!r}")
             return as_rows(inputs[-1], self.head), logits
+
+    def _run_compiled(self, batch: Tensor) -> tuple[Tensor, Tensor]:
+        """Run a copy that returns its features too, compiled with torch.compile's defaults."""
+        if self._compiled is None:
+            twin = self.twin()
+            if twin.head is None:
+                twin.head = twin._find_head(batch)[0]
+                names = (name for name, _ in self.module.named_modules())
+                self.head = next(name for name in names if plain_name(name) == twin.head)
+            self._compiled = torch.compile(_WithFeatures(twin.module, twin.head))
+        features, returned = answer_of(self._compiled, batch, self.name)
+        return as_rows(features, str(self.head)), logits_of(returned, self.name)
 
     def placed(self, batch: Any) -> Tensor:
         """Convert a batch to the module's dtype, memory format and device."""
@@ -199,6 +216,7 @@ class TorchModel:
                 if _is_own(hook) or not (user_hooks or is_from_torch(hook)):
                     del hooks[key]
         twin = copy.copy(self)
+        twin.compiles, twin._compiled = False, None
         twin.module = _uncompiled(module)
         twin._parts = tuple(twin.module.modules())
         twin.head = None if self.head is None else plain_name(self.head)
@@ -257,12 +275,30 @@ def _hooked(layers: Iterable[nn.Module], register: Callable[[nn.Module], Any]) -
                 handle.remove()
 
 
+class _WithFeatures(nn.Module):
+    """A module that returns the input of its head beside its output."""
+
+    def __init__(self, module: nn.Module, head: str) -> None:
+        super().__init__()
+        self.module = module
+        self._features: Tensor | None = None
+        module.get_submodule(head).register_forward_pre_hook(self._capture, with_kwargs=True)
+
+    def _capture(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._features = _first(args, kwargs)
+
+    def forward(self, batch: Tensor) -> tuple[Tensor | None, Any]:
+        returned = self.module(batch)
+        features, self._features = self._features, None
+        return features, returned
+
+
 def _first(args: Any, kwargs: dict[str, Any]) -> Tensor:
     first: Tensor = next(iter((*args, *kwargs.values())))
     return first
 
 
-def answer_of(module: nn.Module, batch: Tensor, name: str) -> Any:
+def answer_of(module: Callable[[Tensor], Any], batch: Tensor, name: str) -> Any:
     """Run a module on a batch; its own errors become a `CasterError`."""
     try:
         returned = module(batch)

@@ -18,6 +18,7 @@ from caster.core.channels import (
     FULL_MAP_CHANNELS,
     FULL_MAP_EPS,
     ChannelMoments,
+    Site,
     optimal_map,
 )
 from caster.core.class_moments import ClassChannelMoments
@@ -54,6 +55,16 @@ def all_tensors(moments: ChannelMoments, device: torch.device) -> ChannelMoments
 
 
 # --- moments -------------------------------------------------------------------------------------
+
+
+def on_grid(site: Site, values: Tensor) -> Tensor:
+    """`Site.on_grid`, with the channels side by side in memory where they were."""
+    picked: Tensor = site.on_grid(values)
+    if picked is values or values.ndim != 4:
+        return picked
+    last = values.is_contiguous(memory_format=torch.channels_last)
+    layout = torch.channels_last if last else torch.contiguous_format
+    return picked.contiguous(memory_format=layout)
 
 
 def measure(values: Tensor, axis: int, samples: int) -> ChannelMoments:
@@ -190,6 +201,24 @@ def moved(
     return _in_layout_of(values, view, mapped)
 
 
+def mapped_full(values: Tensor, A: Tensor, b: Tensor, axis: int) -> Tensor:  # (c, c), (c,)
+    """Map the channels of every position: x -> A x + b.
+
+    >>> A, b = torch.tensor([[0.0, 2.0], [1.0, 0.0]]), torch.tensor([1.0, 0.0])
+    >>> mapped_full(torch.tensor([[3.0, 4.0]]), A, b, axis=1)
+    tensor([[9., 3.]])
+    """
+    view = channels_second(values, axis)
+    rows = view.movedim(1, -1)
+    if rows.is_contiguous():
+        mapped = torch.addmm(b, rows.view(-1, len(b)).to(A.dtype), A.T).view(rows.shape)
+        mapped = mapped.movedim(-1, 1)
+    else:
+        flat = view.flatten(2).to(A.dtype)
+        mapped = torch.baddbmm(b[:, None], A.expand(len(flat), -1, -1), flat).view(view.shape)
+    return _in_layout_of(values, view, mapped.to(values.dtype))
+
+
 class FullToSource:
     """`to_source_full` for one site, applied to its values.
 
@@ -214,8 +243,8 @@ class FullToSource:
         self._variance = covariance.diagonal()
         self._root, _ = symmetric_roots(covariance, 0.0)
 
-    def __call__(self, values: Tensor, target: ChannelMoments, axis: int) -> Tensor:
-        """Map values with the target's moments to the source's moments."""
+    def map(self, target: ChannelMoments) -> tuple[Tensor, Tensor]:  # (c, c), (c,)
+        """A and b that map the target's moments to the source's."""
         assert target.covariance is not None
         C_t = _regularised(self._in_units(target.covariance), self._eps)
         A = optimal_map(C_t, self._root)
@@ -223,16 +252,11 @@ class FullToSource:
         diagonal = (self._variance / C_t.diagonal()).sqrt().diag()
         A = torch.where(A.isfinite().all(), A, diagonal)
         A = self._in_own_units(A).to(target.mean.dtype)
-        b = self.source.mean - A @ target.mean
-        view = channels_second(values, axis)
-        rows = view.movedim(1, -1)
-        if rows.is_contiguous():
-            mapped = torch.addmm(b, rows.view(-1, len(b)).to(A.dtype), A.T).view(rows.shape)
-            mapped = mapped.movedim(-1, 1)
-        else:
-            flat = view.flatten(2).to(A.dtype)
-            mapped = torch.baddbmm(b[:, None], A.expand(len(flat), -1, -1), flat).view(view.shape)
-        return _in_layout_of(values, view, mapped.to(values.dtype))
+        return A, self.source.mean - A @ target.mean
+
+    def __call__(self, values: Tensor, target: ChannelMoments, axis: int) -> Tensor:
+        """Map values with the target's moments to the source's moments."""
+        return mapped_full(values, *self.map(target), axis)
 
     def _in_units(self, covariance: Tensor) -> Tensor:  # (c, c)
         return self._unit[:, None] * covariance * self._unit

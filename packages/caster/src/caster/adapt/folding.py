@@ -1,0 +1,190 @@
+"""A torch module with constant maps at its sites, folded into its weights where they can be.
+
+While a stream rests, its maps stand still, and alignment costs next to nothing: a diagonal map of a
+BatchNorm's input becomes the layer's statistics, a full one the weights of the convolution before
+it. Hooks apply the others. Nothing is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from caster.core.channels import Site
+from caster.models.activation_statistics import hook_on, is_batchnorm
+from caster.models.cuda import GraphRunner
+from caster.models.protocol import Outputs, runs_on_gpu
+from caster.models.sites import batchnorm_sites, traced
+from caster.models.torch import TorchModel
+from caster.models.torch_channels import mapped_full
+
+Map = tuple[Tensor, Tensor]  # (c,) or (c, c), and (c,): x -> scale x + shift, or A x + shift
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+PLAIN_FORWARD = [kind.forward for kind in CONVOLUTIONS]  # not that of a subclass
+
+
+class FoldedModule:
+    """A twin of a torch module whose sites have constant maps; all other weights are shared.
+
+    What a map changes is copied once and then written in place, so that a recording or a compiled
+    graph follows. A compiled module is compiled again, with the defaults of torch.compile.
+
+    >>> site = Site("0", "in", 1)
+    >>> net = nn.Sequential(nn.BatchNorm1d(1, eps=0.0, affine=False), nn.Linear(1, 1)).eval()
+    >>> folded = FoldedModule(TorchModel(net), {site: None})
+    >>> folded.fold({site: (torch.tensor([2.0]), torch.tensor([1.0]))})
+    >>> folded(torch.tensor([[3.0]])).features
+    tensor([[7.]])
+    """
+
+    def __init__(
+        self,
+        model: TorchModel,
+        sites: Mapping[Site, str | None],  # with the convolution that takes full maps, if any
+    ) -> None:
+        self._twin = model.twin()
+        module = self._twin.module
+        self._maps = {site: SiteMap(module, site, name) for site, name in sites.items()}
+        self._twin.compiles = model.compiles
+        self._recorded = model.cuda_graph and runs_on_gpu(model)
+        self._lane: GraphRunner | None = None
+
+    def fold(self, maps: Mapping[Site, Map]) -> None:
+        """Take these maps."""
+        with torch.inference_mode(False), torch.no_grad():
+            for site, (scale, shift) in maps.items():
+                self._maps[site].set(scale, shift)
+
+    def __call__(self, placed: Tensor) -> Outputs:
+        """Features and logits of a batch that `TorchModel.placed` returned."""
+        if not self._recorded:
+            return Outputs(*self._run(placed))
+        if self._lane is None:
+            self._lane = GraphRunner(placed.device)
+        tensors = sum(found.tensors for found in self._maps.values())
+        (features, logits), _ = self._lane.run(lambda: (placed,), self._work, tensors)
+        return Outputs(features, logits)
+
+    def _run(self, placed: Tensor) -> tuple[Tensor, Tensor]:
+        features, logits = self._twin.run_placed(placed)
+        return features.float(), logits.float()
+
+    def _work(self, placed: Tensor) -> tuple[list[Tensor], object]:
+        """The recorded work, and the tensors it reads."""
+        return [*self._run(placed)], (self._twin.values(), self._maps)
+
+
+class SiteMap:
+    """The constant map of one site: in a BatchNorm, in the convolution before it, or in a hook."""
+
+    def __init__(self, module: nn.Module, site: Site, convolution: str | None) -> None:
+        self._module, self._site = module, site
+        layer = module.get_submodule(site.module)
+        self._batchnorm: Any = layer if is_batchnorm(module, site) else None
+        self._convolution: Any = convolution and module.get_submodule(convolution)
+        self._frozen: dict[str, Tensor] = {}  # the model's own values of what was replaced
+        self._hook: Map | None = None
+        self.tensors = 0  # that were created so far
+
+    def set(self, scale: Tensor, shift: Tensor) -> None:  # (c,) or (c, c), (c,)
+        """Take the map x -> scale x + shift, or A x + shift."""
+        if self._batchnorm is None:
+            self._set_hook(scale, shift)
+        elif scale.ndim == 1:
+            self._set_statistics(scale, shift)
+            self._set_full(None, shift)
+        else:
+            offset = self._set_full(scale, shift)
+            self._set_statistics(torch.ones_like(shift), offset)
+
+    def _set_statistics(self, scale: Tensor, shift: Tensor) -> None:
+        """Normalise x as the BatchNorm normalises scale x + shift."""
+        layer = self._batchnorm
+        mean, variance = (
+            self._own(layer._buffers, name).to(shift) for name in ("running_mean", "running_var")
+        )
+        layer.running_mean.copy_((mean - shift) / scale)
+        layer.running_var.copy_((variance + layer.eps) / scale**2 - layer.eps)
+
+    def _set_full(self, A: Tensor | None, shift: Tensor) -> Tensor:  # (c, c), (c,) -> (c,)
+        """Multiply by A, or by nothing; return the shift that is still to be made."""
+        layer = self._convolution
+        if layer is None:
+            if A is not None:
+                self._set_hook(A, shift)
+            elif self._hook is not None:
+                self._set_hook(torch.ones_like(shift), torch.zeros_like(shift))
+            return torch.zeros_like(shift)
+        if A is None:
+            if "weight" in self._frozen:
+                layer.weight.copy_(self._frozen["weight"])
+            return shift
+        own = self._own(layer._parameters, "weight")
+        layer.weight.copy_(torch.tensordot(A, own.to(A), 1))
+        if layer.bias is None:
+            return shift
+        bias: Tensor = layer.bias.to(shift)  # stays in the convolution, unmapped
+        return shift + A @ bias - bias
+
+    def _set_hook(self, scale: Tensor, shift: Tensor) -> None:
+        if self._hook is None:
+            hook_on(self._module, self._site, self._apply, "fit again")
+        if self._hook is None or self._hook[0].shape != scale.shape:
+            self._hook = torch.empty_like(scale), torch.empty_like(shift)
+            self.tensors += 1
+        for held, new in zip(self._hook, (scale, shift), strict=True):
+            held.copy_(new)
+
+    def _apply(self, layer: nn.Module, values: Tensor) -> Tensor:
+        assert self._hook is not None
+        scale, shift = self._hook
+        site = self._site
+        if scale.ndim == 2:
+            mapped = mapped_full(site.of_images(values), scale, shift, site.axis)
+            return torch.cat((values[:, : site.added], mapped), 1) if site.added else mapped
+        shape = [-1] + [1] * (values.ndim - 2 if site.axis == 1 else 0)
+        mapped = torch.addcmul(shift.view(shape), values, scale.view(shape)).to(values.dtype)
+        if site.added:
+            mapped[:, : site.added] = values[:, : site.added]
+        return mapped
+
+    def _own(self, held: dict[str, Any], name: str) -> Tensor:
+        """The model's own value of what a layer holds, which is replaced by a copy."""
+        if name not in self._frozen:
+            self._frozen[name] = held[name]
+            copy = held[name].detach().clone(memory_format=torch.preserve_format)
+            held[name] = nn.Parameter(copy, False) if name == "weight" else copy
+            self.tensors += 1
+        return self._frozen[name]
+
+
+def convolutions_before(twin: TorchModel, batch: Tensor) -> dict[Site, str]:
+    """For every BatchNorm, the convolution whose output it alone reads, by name.
+
+    >>> net = nn.Sequential(nn.Conv1d(1, 2, 1), nn.BatchNorm1d(2), nn.Flatten(), nn.Linear(2, 2))
+    >>> convolutions_before(TorchModel(net), torch.zeros(2, 1, 1))
+    {Site(module='1', side='in', axis=1, added=0): '0'}
+    """
+    calls, _ = traced(twin, batch[:2])
+    names = {layer: name for name, layer in twin.module.named_modules()}
+    found: dict[Site, str] = {}
+    for site in batchnorm_sites(twin.module):
+        layer = twin.module.get_submodule(site.module)
+        values = calls[layer].input if layer in calls else None
+        writers = [other for other, call in calls.items() if call.output is values]
+        readers = [other for other, call in calls.items() if call.input is values]
+        foldable = [names[other] for other in writers if _takes_full_map(other)]
+        if foldable and all(layer in reader.modules() for reader in readers):
+            found[site] = foldable[0]
+    return found
+
+
+def _takes_full_map(layer: Any) -> bool:
+    """Whether a map between all channels can be folded into the weight of a layer."""
+    if not isinstance(layer, CONVOLUTIONS) or type(layer).forward not in PLAIN_FORWARD:
+        return False
+    hooks = layer._forward_hooks or layer._forward_pre_hooks  # torch's own may compute the weight
+    return layer.groups == 1 and "weight" in layer._parameters and not hooks

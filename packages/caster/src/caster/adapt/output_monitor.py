@@ -1,0 +1,187 @@
+"""Whether a stream still looks as it did before it rested, by its outputs alone.
+
+While a stream rests, nothing inside the network is measured. What comes out of it still shows
+another shift or other classes: answers that are less sure, features whose mean has moved, or more
+neighbours with the same answer. Each is compared with what the stream itself showed before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from array_api_compat import array_namespace
+from numpy.typing import NDArray
+
+from caster.core.arrays import like, to_numpy
+from caster.core.channels import ChannelMoments
+from caster.core.confidence import ConfidenceStats, has_fallen
+from caster.core.discriminant import confidence
+from caster.core.linalg import Array, on_gpu
+
+BLOCK = 64  # samples that are judged together: fewer say too little
+MEMORY = 1024  # samples behind the moments of features
+FEWEST = 4  # blocks from which the variation between blocks is known
+ERRORS = 4.0  # standard errors by which a block may differ
+LEAST = 0.1  # standard error of the distance, at least
+
+
+class OutputMonitor:
+    """Outputs of one stream: learn what they are like, and later judge whether they still are.
+
+    The squared distance of a block's mean features from the reference, over what the means of so
+    many samples vary by, is 1 on average while nothing changes, whatever the distribution. How much
+    it varies from block to block depends on the features' correlations, and is learnt.
+
+    >>> rng = np.random.default_rng(0)
+    >>> monitor = OutputMonitor()
+    >>> for _ in range(12):
+    ...     monitor.learn(rng.normal(size=(64, 8)), rng.normal(size=(64, 4)))
+    >>> features, scores = rng.normal(size=(64, 8)), rng.normal(size=(64, 4))
+    >>> monitor.judge(features, scores)(), monitor.judge(features + 1.0, scores)()
+    (True, False)
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the stream."""
+        self._features: ChannelMoments | None = None
+        self._sure: ConfidenceStats | None = None
+        self._distances = np.zeros(3)  # blocks, and sums of their distances and squares of them
+        self._repeats = np.zeros(2)  # pairs of neighbours, and those with the same answer
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget samples that do not fill a block yet."""
+        self._pending: list[tuple[Array, Array]] = []
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether enough is known to judge by."""
+        return bool(self._distances[0] >= FEWEST)
+
+    def learn(self, features: Array, scores: Array) -> None:  # (n, d), (n, C)
+        """Add a batch to what the stream is like."""
+        block = self._filled(features, scores)
+        if block is None:
+            return
+        n, known = len(block[0]), self._features
+        numbers = to_numpy(self._numbers(*block))
+        if not np.isfinite(numbers).all():
+            return
+        total, squares, repeats, distance = numbers.tolist()
+        if known is not None and known.count >= MEMORY / 2:
+            found = distance / (1 / n + 1 / known.count)
+            self._distances += 1, found, found**2
+        sure = ConfidenceStats(float(n), total, squares)
+        self._sure = sure if self._sure is None else self._sure.at_most(MEMORY) + sure
+        self._repeats += n - 1, repeats
+        moments = ChannelMoments.of(block[0], 1)
+        fits = known is not None and n < MEMORY
+        self._features = known.at_most(MEMORY - n) + moments if known and fits else moments
+
+    def judge(self, features: Array, scores: Array) -> Callable[[], bool]:  # (n, d), (n, C)
+        """Launch a batch; the function returned waits, and tells whether nothing has changed."""
+        block = self._filled(features, scores)
+        if block is None:
+            return lambda: True
+        fetched = _fetched(self._numbers(*block))
+        n = len(block[0])
+        return lambda: self._is_usual(n, *fetched().tolist())
+
+    def _is_usual(
+        self, n: int, total: float, squares: float, repeats: float, distance: float
+    ) -> bool:
+        assert self._sure is not None
+        assert self._features is not None
+        if has_fallen(ConfidenceStats(float(n), total, squares), self._sure, ERRORS):
+            return False
+        blocks, sum_1, sum_2 = self._distances.tolist()
+        mean = sum_1 / blocks
+        deviation = max(LEAST, math.sqrt(max(0.0, sum_2 / blocks - mean**2)))
+        if not distance / (1 / n + 1 / self._features.count) <= mean + ERRORS * deviation:
+            return False
+        pairs, equal = self._repeats.tolist()
+        expected = (n - 1) * (equal + 1) / (pairs + 2)  # a count: about as large as its variance
+        return repeats <= expected + ERRORS * math.sqrt(expected) + 1
+
+    def _filled(self, features: Array, scores: Array) -> tuple[Array, Array] | None:
+        """The samples that wait, with a batch, once they fill a block."""
+        self._pending.append((features, scores))
+        if sum(len(each) for each, _ in self._pending) < BLOCK:
+            return None
+        waiting, self._pending = self._pending, []
+        if len(waiting) == 1:
+            return waiting[0]
+        xp = array_namespace(features)
+        first, second = zip(*waiting, strict=True)
+        return xp.concat([like(x, features) for x in first]), xp.concat(
+            [like(x, scores) for x in second]
+        )
+
+    def _numbers(self, features: Array, scores: Array) -> Array:  # (4,)
+        """Sums of confidences and their squares, equal neighbours, distance from the reference."""
+        xp = array_namespace(features)
+        p = confidence(scores)
+        answers = xp.argmax(scores, axis=1)
+        repeats = xp.sum(xp.astype(answers[1:] == answers[:-1], p.dtype))
+        parts = [xp.sum(p), xp.sum(p * p), repeats]
+        return xp.stack([*parts, xp.astype(self._distance(features), p.dtype)])
+
+    def _distance(self, features: Array) -> Array:  # ()
+        """Mean over the features of the squared step of their mean, in variances."""
+        xp = array_namespace(features)
+        mean = xp.mean(features, axis=0)
+        if self._features is None:
+            return xp.zeros_like(mean[0])
+        centre, variance = (like(x, mean) for x in (self._features.mean, self._features.variance))
+        steps = (mean - centre) ** 2 / xp.where(variance > 0, variance, xp.ones_like(variance))
+        return xp.mean(xp.where(variance > 0, steps, xp.zeros_like(steps)))
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Everything it remembers, as named arrays."""
+        found = {
+            "monitor.distances": self._distances.copy(),
+            "monitor.repeats": self._repeats.copy(),
+        }
+        if self._sure is not None and self._features is not None:
+            sure, known = self._sure, self._features
+            found["monitor.confidence"] = np.array([sure.count, sure.total, sure.squares])
+            found["monitor.count"] = np.array(known.count)
+            found["monitor.mean"] = to_numpy(known.mean)
+            found["monitor.variance"] = to_numpy(known.variance)
+        if self._pending:
+            first, second = zip(*self._pending, strict=True)
+            found["monitor.features"] = np.concatenate([to_numpy(x) for x in first])
+            found["monitor.scores"] = np.concatenate([to_numpy(x) for x in second])
+        return found
+
+    def resume(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Continue from a `state`; one that cannot be raises a ValueError."""
+        self.reset()
+        own = {name: np.asarray(part) for name, part in state.items() if name[:8] == "monitor."}
+        if not all(np.isfinite(part).all() for part in own.values()):
+            raise ValueError("impossible outputs")
+        self._distances = own["monitor.distances"].astype(float).reshape(3)
+        self._repeats = own["monitor.repeats"].astype(float).reshape(2)
+        if "monitor.count" in own:
+            mean, variance = own["monitor.mean"], own["monitor.variance"]
+            self._sure = ConfidenceStats(*own["monitor.confidence"].tolist())
+            self._features = ChannelMoments(float(own["monitor.count"]), mean, variance)
+            if mean.shape != variance.shape or mean.ndim != 1 or (variance < 0).any():
+                raise ValueError("impossible features")
+        if "monitor.features" in own:
+            self._pending = [(own["monitor.features"], own["monitor.scores"])]
+
+
+def _fetched(numbers: Array) -> Callable[[], NDArray[Any]]:
+    """Start copying numbers to the host; the function returned waits for them."""
+    if not on_gpu(numbers):
+        return lambda: to_numpy(numbers)
+    from caster.models import cuda
+
+    return cuda.fetch(numbers)
