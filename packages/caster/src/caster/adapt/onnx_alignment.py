@@ -43,7 +43,7 @@ from caster.core.channels import (
 )
 from caster.errors import CasterError
 from caster.models.onnx.graph_sites import OnnxSite
-from caster.models.onnx.layers import AlignedGraph
+from caster.models.onnx.layers import AlignedGraph, FoldedGraph
 from caster.models.onnx.model import OnnxModel
 from caster.models.protocol import Outputs
 
@@ -52,6 +52,7 @@ class OnnxAlignment:
     """An ONNX graph with aligned layers: see `AlignedNetwork`."""
 
     left_alone: frozenset[Site] = frozenset()
+    _folded: FoldedGraph | None = None
 
     def __init__(
         self,
@@ -64,6 +65,7 @@ class OnnxAlignment:
     ) -> None:
         self.model = model
         self.prior = prior
+        self._sites = list(sites)
         self.sites = [found.site for found in sites]
         self._source = source
         self._ends = ends
@@ -113,6 +115,7 @@ class OnnxAlignment:
         other = type(self).__new__(type(self))
         vars(other).update(vars(self))
         other.target = TargetMoments(self.target.memory, self.sites)
+        other._folded = None
         return other
 
     def __call__(self, batch: Any, how: Pass = WHOLE) -> Outputs:
@@ -130,6 +133,21 @@ class OnnxAlignment:
     def accept(self) -> None:
         """Add the last batch to the past."""
         self.target.accept(self._pass.fresh)
+
+    def fold(self, batch: Any, how: Pass) -> None:
+        """Make the maps of a pass from the past constant, for `folded`."""
+        maps = {
+            site: self._map(
+                site, self.target.past[site], self._reference(site, how.mixture), how.full
+            )
+            for site in self.sites
+        }
+        self._folded = FoldedGraph(self.model, self._sites, maps)
+
+    def folded(self, batch: Any) -> Outputs:
+        """Features and logits with the constant maps; nothing is measured."""
+        assert self._folded is not None
+        return self._folded(self.model.placed(batch))
 
     def reset(self) -> None:
         """Forget the past."""

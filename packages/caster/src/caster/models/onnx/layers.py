@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caster.core.channels import FULL_MAP_CHANNELS, ChannelMoments, Site
+from caster.models.onnx.folded import Map, folded_model
 from caster.models.onnx.graph_sites import OnnxSite
 from caster.models.onnx.model import OnnxModel
 from caster.models.onnx.twin import measuring_model, twin_model
@@ -47,6 +48,21 @@ class AlignedGraph:
             for site, (mean, variance) in columns.items()
         }
         return self._model.outputs(features, logits, len(batch)), found
+
+
+class FoldedGraph:
+    """The network with constant maps; nothing is measured."""
+
+    def __init__(
+        self, model: OnnxModel, sites: Sequence[OnnxSite], maps: Mapping[Site, Map]
+    ) -> None:
+        self._model = model
+        self._session = model.session(lambda proto, head: folded_model(proto, head, sites, maps))
+
+    def __call__(self, batch: NDArray[Any]) -> Outputs:
+        """Features and logits of a batch."""
+        features, logits = self._session(None, {self._model.input_name: batch})
+        return self._model.outputs(features, logits, len(batch))
 
 
 class OnnxStatistics(SiteSums):

@@ -128,17 +128,17 @@ class _Builder:
         self._dynamic = Dataflow(proto.graph).dynamic
         self._shapes = shapes_of(known)
         (self._images,) = (value.name for value in runtime_inputs(proto.graph))
-        self._model = ir.from_proto(proto)
-        self._graph = self._model.graph
-        self._tape = Tape(self._graph)
-        self.values = dict(self._graph.initializers)
-        self.values |= {v.name: v for v in self._graph.inputs}
-        self.values |= {v.name: v for node in self._graph for v in node.outputs}
+        self.model = ir.from_proto(proto)
+        self.graph = self.model.graph
+        self._tape = Tape(self.graph)
+        self.values = dict(self.graph.initializers)
+        self.values |= {v.name: v for v in self.graph.inputs}
+        self.values |= {v.name: v for node in self.graph for v in node.outputs}
         for value in (*known.value_info, *known.output):  # types only: shapes stay unsaid
             if value.name in self.values:
                 kind = ir.DataType(value.type.tensor_type.elem_type)
                 self.values[value.name].type = ir.TensorType(kind)
-        self._graph.outputs[:] = [self.values[head.features], self.values[head.logits]]
+        self.graph.outputs[:] = [self.values[head.features], self.values[head.logits]]
         self._inner = 0  # nodes in branches
         self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
 
@@ -146,7 +146,7 @@ class _Builder:
         """Copy all nodes that depend on the images; return the copies by their old names."""
         import onnx_ir as ir
 
-        clone = self._graph.clone()
+        clone = self.graph.clone()
         kept = {value.name: value for value in (*clone.inputs, *clone.initializers.values())}
         copies = {self._images: kept.pop(self._images)}
         shared = list(kept.values())
@@ -170,8 +170,8 @@ class _Builder:
         copies[self._images].shape = ir.Shape(self.shape_of(self._images))
         clone.outputs.clear()
         clone.inputs.clear()
-        self._graph.inputs.append(copies[self._images])
-        self._graph.extend(dynamic)
+        self.graph.inputs.append(copies[self._images])
+        self.graph.extend(dynamic)
         return copies
 
     def op(self, kind: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
@@ -188,7 +188,7 @@ class _Builder:
         import onnx_ir as ir
 
         value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
-        self._graph.inputs.append(value)
+        self.graph.inputs.append(value)
         return value
 
     def choose(
@@ -217,7 +217,7 @@ class _Builder:
         named = self.op("Identity", value)
         named.name, named.shape = name, ir.Shape(shape)
         named.type = ir.TensorType(ir.DataType.FLOAT)
-        self._graph.outputs.append(named)
+        self.graph.outputs.append(named)
 
     def constant(self, array: NDArray[Any]) -> ir.Value:
         """A constant, stored once."""
@@ -257,8 +257,8 @@ class _Builder:
         """The model, with its nodes in topological order."""
         import onnx_ir as ir
 
-        self._graph.sort()
-        return ir.to_proto(self._model)
+        self.graph.sort()
+        return ir.to_proto(self.model)
 
 
 class _Maps:

@@ -1,0 +1,120 @@
+"""An ONNX graph with constant maps at its sites, folded into its convolutions where they can be.
+
+ONNX Runtime runs it as fast as the model itself: weights that are constant can be laid out for the
+processor, and maps that are inputs cannot be part of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caster.core.channels import Site
+from caster.models.onnx.graph import Head
+from caster.models.onnx.graph_sites import OnnxSite
+from caster.models.onnx.twin import LAST, _Builder
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+    from onnx import ModelProto
+
+Map = tuple[NDArray[Any], NDArray[Any]]  # (c,) or (c, c), and (c,): scale x + shift, or A x + shift
+
+
+def folded_model(
+    model: ModelProto, head: Head, sites: Sequence[OnnxSite], maps: Mapping[Site, Map]
+) -> ModelProto:
+    """A graph that gives features and logits with these maps at the sites."""
+    from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+    build = _Builder(model, head)
+    for site in sites:
+        values = build.values[site.site.module]
+        readers = tuple(values.uses())
+        scale, shift = (np.asarray(part, np.float64) for part in maps[site.site])
+        aligned = _in_convolution(build, values, scale, shift)
+        if aligned is None:
+            aligned = _mapped(build, site, values, scale, shift)
+        for node, index in readers:
+            node.replace_input_with(index, aligned)
+        outputs = build.graph.outputs
+        outputs[:] = [aligned if each is values else each for each in outputs]
+    RemoveUnusedNodesPass()(build.model)
+    return build.finished()
+
+
+def _mapped(
+    build: _Builder, site: OnnxSite, values: ir.Value, scale: NDArray[Any], shift: NDArray[Any]
+) -> ir.Value:
+    """The values of a site, mapped by nodes of their own."""
+    op, first, x = build.op, site.site.axis == 1, build.as_float(values)
+    wide, added = x is not values, site.site.added
+    if added:
+        x = op("Slice", x, build.ints(added), build.ints(LAST), build.ints(1))
+    ones = [1] * (site.rank - 2 if first else 0)
+    offset = build.constant(shift.astype(np.float32).reshape(-1, *ones))
+    if scale.ndim == 1:  # which the runtime fuses with a convolution before it
+        mapped = op("Mul", x, build.constant(scale.astype(np.float32).reshape(-1, *ones)))
+        mapped = op("Add", mapped, offset)
+    elif first:
+        weight = build.constant(scale.astype(np.float32).reshape(*scale.shape, *ones))
+        mapped = op("Conv", x, weight, build.constant(shift.astype(np.float32)))
+    else:
+        mapped = op("Add", op("MatMul", x, build.constant(scale.T.astype(np.float32))), offset)
+    if wide and values.dtype is not None:
+        mapped = op("CastLike", mapped, values)
+    if added:
+        front = op("Slice", values, build.ints(0), build.ints(added), build.ints(1))
+        mapped = op("Concat", front, mapped, axis=1)
+    return mapped
+
+
+def _in_convolution(
+    build: _Builder, values: ir.Value, scale: NDArray[Any], shift: NDArray[Any]
+) -> ir.Value | None:
+    """The output of the convolution behind a site, with its map folded in; None if it cannot be.
+
+    With z = W x + b and a BatchNormalization y = g z + h behind it, A y + s is a convolution with
+    the weight A diag(g) W and the bias A (g b + h) + s.
+    """
+    node = values.producer()
+    g, h = np.ones(1), np.zeros(1)
+    if node is not None and node.op_type == "BatchNormalization":
+        parts = _constants(node.inputs[1:])
+        if parts is None:
+            return None
+        weight, bias, mean, variance = parts
+        g = weight / np.sqrt(variance + node.attributes.get_float("epsilon", 1e-5))
+        h = bias - g * mean
+        inner = node.inputs[0]
+        node = inner.producer() if inner is not None and len(inner.uses()) == 1 else None
+    parts = None if node is None or node.op_type != "Conv" else _constants(node.inputs[1:])
+    if node is None or parts is None:
+        return None
+    if scale.ndim == 2 and node.attributes.get_int("group", 1) > 1:
+        return None
+    W, b = parts[0], parts[1] if len(parts) > 1 else np.zeros(1)
+    columns, b = g.reshape(-1, 1) * W.reshape(len(W), -1), np.broadcast_to(g * b + h, len(W))
+    columns = scale[:, None] * columns if scale.ndim == 1 else scale @ columns
+    b = (scale * b if scale.ndim == 1 else scale @ b) + shift
+    inputs = (build.constant(part.astype(np.float32)) for part in (columns.reshape(W.shape), b))
+    attributes = {name: each.value for name, each in node.attributes.items()}
+    return build.op("Conv", cast("ir.Value", node.inputs[0]), *inputs, **attributes)
+
+
+def _constants(values: Sequence[ir.Value | None]) -> list[NDArray[np.float64]] | None:
+    """Float32 constants of the graph, widened; None if one of the values is something else."""
+    import onnx_ir as ir
+
+    held = [None if value is None else value.const_value for value in values]
+    found = []
+    for tensor in held:
+        if tensor is None or isinstance(tensor, ir.ExternalTensor):
+            return None
+        if tensor.dtype != ir.DataType.FLOAT:
+            return None
+        found.append(np.asarray(tensor.numpy(), np.float64))
+    return found
