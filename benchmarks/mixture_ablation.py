@@ -94,7 +94,7 @@ def true_mixture(labels: StreamLabels) -> StreamLabels:
     return TrueMixture(labels.chain, labels.recent)
 
 
-DEFAULT = LayerSettings()
+DEFAULT = LayerSettings(every=1)
 VARIANTS = {
     "plain: half depth": (PLAIN, None),
     "whole depth, no classes": (replace(DEFAULT, mixture=False, maps="diagonal"), None),

@@ -39,7 +39,7 @@ from caster.models.protocol import (
 from caster.state import State
 
 if TYPE_CHECKING:
-    from caster.adapt.layer_transport import LayerTransport
+    from caster.adapt.layer_transport import LayerAnswer, LayerTransport
 
 Mechanism = Literal["auto", "layers", "features"]
 STREAM_FORMAT = "caster-stream 1"
@@ -61,9 +61,9 @@ class Adapter:
         exposes them, and transports features otherwise.
     tau : largest accepted ratio, instead of the mechanism's own.
     safeguards : False leaves the transport of features to the paper's gate alone; see `Caster`.
-    every : compare with the frozen model in one of every so many windows while the verdict is
-        stable.
-        Saves most of the second pass of "layers"; such batches have the reason "rest" and no ratio.
+    every : compare with the frozen model in one of at most so many windows of 256 samples while the
+        verdict is stable. In between, "layers" costs little more than the frozen model; such
+        batches have the reason "rest" and no ratio. 1 compares every batch.
 
     Attributes
     ----------
@@ -141,12 +141,12 @@ class Adapter:
             return self._begin(inputs_of(batch))()
         with self._lock:  # calls from several threads take turns
             self._layers.reset()
-            return self._aligned(self._layers, inputs_of(batch), None)
+            return self._aligned(self._layers(inputs_of(batch)))
 
     def stream(self, batches: Iterable[Any]) -> Iterator[Adaptation]:
         """Adapt to the batches of one stream, in their order.
 
-        On a GPU the verdict of a batch is read while the next one is computed.
+        On a GPU the next batch is launched before the verdict of one is read.
 
         >>> import caster
         >>> model = caster.wrap(lambda batch: batch, version="example-2")
@@ -155,13 +155,14 @@ class Adapter:
         >>> [out.labels.tolist() for out in adapter.stream(batches)]
         [[0, 1], [1]]
         """
-        if self._layers is not None or not runs_on_gpu(self.model):
+        if not runs_on_gpu(self.model):
             yield from map(self.new_stream(), batches)
             return
+        begin = self._begin if self._layers is None else self.new_stream().begin
         finish: Callable[[], Adaptation] | None = None
         for batch in batches:
             try:
-                following = self._begin(inputs_of(batch))
+                following = begin(inputs_of(batch))
             except CasterError:
                 if finish is not None:  # the batch before still gets its answer
                     yield finish()
@@ -226,9 +227,8 @@ class Adapter:
             )
         return found
 
-    def _aligned(self, layers: LayerTransport, batch: Any, outputs: Outputs | None) -> Adaptation:
-        """Answer a batch with aligned layers, in labels."""
-        answer = layers(batch, outputs)
+    def _aligned(self, answer: LayerAnswer) -> Adaptation:
+        """The answer to a batch with aligned layers, in labels."""
         proposed = answer.scores if answer.adapted is None else answer.adapted
         labels, proposed = (self._labels(scores) for scores in (answer.scores, proposed))
         return Adaptation(
@@ -341,12 +341,25 @@ class Stream:
 
         With `outputs`, transport of features needs no batch: pass None.
         """
+        return self.begin(batch, outputs)()
+
+    def begin(self, batch: Any, outputs: Outputs | None = None) -> Callable[[], Adaptation]:
+        """Launch the next batch; the function returned waits for its answer.
+
+        Call these functions in the order of the batches. On a GPU, launch a batch before you wait
+        for the one before it, as `Adapter.stream` does.
+        """
+        adapter = self.adapter
         if self._layers is not None:
-            found = self.adapter._aligned(self._layers, inputs_of(batch), outputs)
-        elif outputs is not None:
-            found = self.adapter.adapt(outputs)
+            aligned = self._layers.begin(inputs_of(batch), outputs)
+            return lambda: self._noted(adapter._aligned(aligned()))
+        if outputs is None:
+            transported = adapter._begin(inputs_of(batch))
         else:
-            found = self.adapter._begin(inputs_of(batch))()
+            transported = adapter._begin_from(outputs)
+        return lambda: self._noted(transported())
+
+    def _noted(self, found: Adaptation) -> Adaptation:
         self._feedback.remember(found, self.samples)
         ids = np.arange(self.samples, self.samples + len(found.labels))
         self.samples += len(ids)

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from caster.adapt.folding import FoldedModule, Map, convolutions_before
+from caster.adapt.folding import FoldedModule, Map, foldable_convolutions
 from caster.adapt.layer_passes import (
     CHANGE_WINDOW,
     EPS,
@@ -201,7 +201,7 @@ class Alignment:
         self.target.begin()
         sites = [a.site for a in self._sites if a.site not in self.left_alone]
         placed = self.model.placed(batch)
-        before = self._unhooked(lambda hooks: convolutions_before(self.model.twin(hooks), placed))
+        before = self._unhooked(lambda hooks: foldable_convolutions(self.model.twin(hooks), placed))
         for known in (before, {}):  # a function may read what a convolution gives, unseen
             self._folded = FoldedModule(self.model, {site: known.get(site) for site in sites})
             self._folded.fold(self._maps(how))

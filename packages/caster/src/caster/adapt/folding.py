@@ -17,13 +17,13 @@ from caster.core.channels import Site
 from caster.models.activation_statistics import hook_on, is_batchnorm
 from caster.models.cuda import GraphRunner
 from caster.models.protocol import Outputs, runs_on_gpu
-from caster.models.sites import batchnorm_sites, traced
+from caster.models.sites import convolutions_before
 from caster.models.torch import TorchModel
 from caster.models.torch_channels import mapped_full
 
 Map = tuple[Tensor, Tensor]  # (c,) or (c, c), and (c,): x -> scale x + shift, or A x + shift
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-PLAIN_FORWARD = [kind.forward for kind in CONVOLUTIONS]  # not that of a subclass
+# Not of a subclass, which may normalise its weight.
+PLAIN_FORWARD = [kind.forward for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d)]
 
 
 class FoldedModule:
@@ -161,30 +161,16 @@ class SiteMap:
         return self._frozen[name]
 
 
-def convolutions_before(twin: TorchModel, batch: Tensor) -> dict[Site, str]:
-    """For every BatchNorm, the convolution whose output it alone reads, by name.
-
-    >>> net = nn.Sequential(nn.Conv1d(1, 2, 1), nn.BatchNorm1d(2), nn.Flatten(), nn.Linear(2, 2))
-    >>> convolutions_before(TorchModel(net), torch.zeros(2, 1, 1))
-    {Site(module='1', side='in', axis=1, added=0): '0'}
-    """
-    calls, _ = traced(twin, batch[:2])
-    names = {layer: name for name, layer in twin.module.named_modules()}
-    found: dict[Site, str] = {}
-    for site in batchnorm_sites(twin.module):
-        layer = twin.module.get_submodule(site.module)
-        values = calls[layer].input if layer in calls else None
-        writers = [other for other, call in calls.items() if call.output is values]
-        readers = [other for other, call in calls.items() if call.input is values]
-        foldable = [names[other] for other in writers if _takes_full_map(other)]
-        if foldable and all(layer in reader.modules() for reader in readers):
-            found[site] = foldable[0]
-    return found
+def foldable_convolutions(twin: TorchModel, batch: Tensor) -> dict[Site, str]:
+    """The convolutions before BatchNorms whose weight can take a full map, by name."""
+    found = convolutions_before(twin, batch)
+    get = twin.module.get_submodule
+    return {site: name for site, name in found.items() if _takes_full_map(get(name))}
 
 
 def _takes_full_map(layer: Any) -> bool:
     """Whether a map between all channels can be folded into the weight of a layer."""
-    if not isinstance(layer, CONVOLUTIONS) or type(layer).forward not in PLAIN_FORWARD:
+    if type(layer).forward not in PLAIN_FORWARD:
         return False
     hooks = layer._forward_hooks or layer._forward_pre_hooks  # torch's own may compute the weight
     return layer.groups == 1 and "weight" in layer._parameters and not hooks

@@ -19,7 +19,12 @@ from caster.core.channels import ChannelMoments, Site
 from caster.errors import CasterError
 from caster.models.protocol import FrozenModel, Outputs
 from caster.models.site_sums import SiteSums, check_labels, has_classes
-from caster.models.sites import find_sites, first_tensor, has_running_statistics
+from caster.models.sites import (
+    convolutions_before,
+    find_sites,
+    first_tensor,
+    has_running_statistics,
+)
 from caster.models.torch import TorchModel
 from caster.models.torch_channels import (
     all_tensors,
@@ -41,7 +46,7 @@ class ActivationStatistics(SiteSums):
 
     Inputs of BatchNorms are measured too: running statistics come from augmented training images
     and from weights that were still changing. Covariances are measured at sites that support a full
-    map.
+    map; not behind a grouped convolution, whose weight could not take it.
 
     >>> import torch
     >>> net = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
@@ -63,6 +68,7 @@ class ActivationStatistics(SiteSums):
         super().__init__({site: all_tensors(found, device) for site, found in (past or {}).items()})
         self.model = model
         self._twin: TorchModel | None = None  # made on the first batch, which shows the sites
+        self._grouped: set[Site] = set()  # behind a convolution that no full map can be folded into
         self._samples = 0  # in the current batch
         self._batch: dict[Site, tuple[ChannelMoments, tuple[Tensor, Tensor] | None]] = {}
 
@@ -84,6 +90,9 @@ class ActivationStatistics(SiteSums):
 
     def _hooked(self, batch: Tensor) -> TorchModel:
         sites = find_sites(self.model, batch)
+        before = convolutions_before(self.model.twin(), batch)
+        get = self.model.twin().module.get_submodule
+        self._grouped = {site for site, name in before.items() if get(name).groups != 1}
         twin = self.model.twin()
         for site in sites:
             hook_on(twin.module, site, partial(self._measure, site), "fit the last features only")
@@ -93,7 +102,7 @@ class ActivationStatistics(SiteSums):
 
     def _measure(self, site: Site, layer: nn.Module, activations: Tensor) -> None:
         values = on_grid(site, site.of_images(activations))
-        full = supports_full_map(values, site.axis)
+        full = supports_full_map(values, site.axis) and site not in self._grouped
         found = (measure_full if full else measure)(values, site.axis, self._samples)
         samples = None
         if has_classes(self.sums.get(site)):

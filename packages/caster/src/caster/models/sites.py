@@ -82,6 +82,26 @@ def times_called(twin: TorchModel, batch: Any) -> dict[str, int]:
     return {name: times[layer] for name, layer in twin.module.named_modules()}
 
 
+def convolutions_before(twin: TorchModel, batch: Any) -> dict[Site, str]:
+    """For every BatchNorm, the convolution whose output no other module reads, by name.
+
+    >>> net = nn.Sequential(nn.Conv1d(1, 2, 1), nn.BatchNorm1d(2), nn.Flatten(), nn.Linear(2, 2))
+    >>> {str(site): name for site, name in convolutions_before(TorchModel(net), [[[0.0]]]).items()}
+    {'1:in': '0'}
+    """
+    calls, _ = traced(twin, twin.placed(batch)[:2])
+    names = {layer: name for name, layer in twin.module.named_modules()}
+    found: dict[Site, str] = {}
+    for site in batchnorm_sites(twin.module):
+        layer = twin.module.get_submodule(site.module)
+        values = calls[layer].input if layer in calls else None
+        writers = [other for other, call in calls.items() if call.output is values]
+        readers = [other for other, call in calls.items() if call.input is values]
+        if all(layer in reader.modules() for reader in readers):
+            found |= {site: names[other] for other in writers if isinstance(other, _ConvNd)}  # noqa: B035
+    return found
+
+
 def has_running_statistics(layer: nn.Module) -> bool:
     """Whether a layer normalises by stored moments: a BatchNorm, a frozen one, or similar.
 

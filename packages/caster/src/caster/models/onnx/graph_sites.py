@@ -88,6 +88,7 @@ class OnnxSite:
     rank: int  # number of axes
     positions: int | None  # of image patches, per sample; None if open
     node: str  # that computes the tensor
+    grouped: bool = False  # behind a grouped convolution, whose weight could not take a full map
 
 
 def find_onnx_sites(model: ModelProto, head: Head) -> list[OnnxSite]:
@@ -360,7 +361,14 @@ class _Network:
         added = self._added(tensor) if len(shape) == 3 and axis == -1 else 0
         inner = [size for i, size in enumerate(shape) if i not in (0, axis % len(shape))]
         positions = None if None in inner else prod(filter(None, inner)) - added
-        return OnnxSite(Site(tensor, "out", axis, added), width, len(shape), positions, node)
+        site = Site(tensor, "out", axis, added)
+        return OnnxSite(site, width, len(shape), positions, node, self._is_grouped(tensor))
+
+    def _is_grouped(self, tensor: str) -> bool:
+        """Whether a grouped convolution, with a BatchNormalization or without, gives a tensor."""
+        norm = self._made_by(tensor, {"BatchNormalization"})
+        layer = self._made_by(tensor if norm is None else norm.input[0], CONVOLUTIONS)
+        return layer is not None and any(a.name == "group" and a.i != 1 for a in layer.attribute)
 
     def _added(self, tensor: str) -> int:
         """How many constant tokens are in front of those of the images."""

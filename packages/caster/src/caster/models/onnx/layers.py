@@ -21,7 +21,7 @@ ALIGNED = ["caster.features", "caster.logits", "caster.moments"]
 
 def supports_full_map(site: OnnxSite) -> bool:
     """Whether a site can have a full map: few channels, and more than one position."""
-    return site.rank > 2 and site.width <= FULL_MAP_CHANNELS
+    return site.rank > 2 and site.width <= FULL_MAP_CHANNELS and not site.grouped
 
 
 class AlignedGraph:

@@ -1,0 +1,287 @@
+"""The cost of adaptation on a long stream, as shares of the frozen model's images per second.
+
+    python benchmarks/speed.py                          # every network, in every way to run one
+    python benchmarks/speed.py resnet50 --way plain
+
+The frozen model, caster with layers and with features, and the other methods answer the same
+batches of 64, in turns. Ways: plain, recorded as CUDA graphs, and compiled by torch.compile; each
+share is of the frozen model run in the same way. On a GPU networks run in bf16 and channels last.
+caster runs with its defaults, comparisons with the frozen model included: a round of a long stream
+holds as many of them as it should, so it is long. Weights and images are random, which does not
+change the work; images show one of some patterns, so that answers differ, and every verdict is
+accepted, as on a long stream that gains. Memory is the peak that torch reserved, one contender at a
+time. Every network and way has its own process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from itertools import cycle, islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import caster
+from caster.models.torch import TorchModel
+from caster.state import State
+from caster_bench.engine.networks import build
+from caster_bench.methods.registry import create
+from caster_bench.methods.source import Source
+from measure import complete_torchvision, machine
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
+BATCH, BATCHES = 64, 8  # of images; different ones
+PATTERNS = 50
+ALWAYS = 1e9  # a threshold that accepts every batch
+NETWORKS = {  # pixels and classes
+    "resnet50": (224, 1000),
+    "vit_base": (224, 1000),
+    "efficientnet_lite0": (224, 1000),
+    "resnet18_32": (32, 10),
+    "convnext_32": (32, 10),
+}
+WAYS = ("plain", "recorded", "compiled") if ON_GPU else ("plain",)
+RIVALS = ("bn-adapt", "tent", "eata", "sar", "t3a")
+ROUNDS = 3
+# Batches of a round, and before the first one; other methods do the same on every batch.
+LONG, WARM = (512, 1100) if ON_GPU else (64, 64)
+SHORT = 32 if ON_GPU else 3
+
+Run = Callable[[int], None]  # answers so many batches
+
+
+def module(network: str) -> nn.Module:
+    """A network with random weights and BatchNorm statistics that fit them."""
+    size, classes = NETWORKS[network]
+    torch.manual_seed(0)
+    if network.endswith("_32"):
+        net = build(
+            {"resnet18_32": "resnet18", "convnext_32": "convnext_tiny"}[network], classes, size
+        )
+    else:
+        import timm
+
+        names = {"resnet50": "resnet50", "vit_base": "vit_base_patch16_224"}
+        net = timm.create_model(names.get(network, network), num_classes=classes)
+    net = net.to(DEVICE, memory_format=torch.channels_last)
+    with torch.no_grad():
+        net.train()(images(network, 64, 1)[0])
+    return net.eval()
+
+
+def images(network: str, count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Images of noise over one of some patterns, and which."""
+    size, _ = NETWORKS[network]
+    generator = torch.Generator().manual_seed(0)
+    patterns = torch.randn(PATTERNS, 3, 8, 8, generator=generator)
+    generator = torch.Generator().manual_seed(seed)
+    chosen = torch.randint(PATTERNS, (count,), generator=generator)
+    base = nn.functional.interpolate(patterns[chosen], size=(size, size))
+    noise = torch.randn(count, 3, size, size, generator=generator)
+    x = (base + noise).to(DEVICE).contiguous(memory_format=torch.channels_last)
+    return x, chosen
+
+
+def fitted(network: str, net: nn.Module) -> State:
+    """Source statistics of such images; every class has some, whatever they show."""
+    _, classes = NETWORKS[network]
+
+    def batches() -> Iterator[tuple[Tensor, Any]]:
+        for i in range(max(8, 2 * classes // BATCH + 1)):
+            x, chosen = images(network, BATCH, 100 + i)
+            labels = (torch.arange(BATCH) + i * BATCH) % classes
+            yield x, (chosen if classes == PATTERNS else labels).numpy()
+
+    return caster.fit(
+        TorchModel(net, bf16=ON_GPU, channels_last=True), batches(), layers=True
+    ).state
+
+
+def contenders(network: str, way: str, state: State) -> dict[str, Callable[[list[Tensor]], Run]]:
+    """Ways to answer batches, each made when it is needed: memory is measured one by one."""
+
+    def wrapped() -> TorchModel:
+        net = module(network)
+        net = torch.compile(net) if way == "compiled" else net
+        recorded = way == "recorded"
+        return TorchModel(net, bf16=ON_GPU, channels_last=True, cuda_graph=recorded)
+
+    def frozen(batches: list[Tensor]) -> Run:
+        net = module(network)
+        net = torch.compile(net) if way == "compiled" else net
+        answer = _recorded(net, batches[0]) if way == "recorded" else _plain(net)
+        return _repeating(answer, batches)
+
+    def adapted(mechanism: str) -> Callable[[list[Tensor]], Run]:
+        def make(batches: list[Tensor]) -> Run:
+            adapter = caster.Adapter(wrapped(), state, mechanism=mechanism, tau=ALWAYS, **OTHER)
+            stream = adapter.stream(cycle(batches))
+
+            def run(count: int) -> None:
+                for out in islice(stream, count):
+                    out.labels  # noqa: B018 - made by now
+                    REASONS[mechanism].append(out.verdict.reason)
+
+            return run
+
+        return make
+
+    def rival(name: str) -> Callable[[list[Tensor]], Run]:
+        def make(batches: list[Tensor]) -> Run:
+            source = Source(state=state, batches=[(b, np.arange(BATCH) % 10) for b in batches])
+            method = create(name, wrapped(), source)
+            return _repeating(lambda batch: method.predict(batch).logits.argmax(dim=1), batches)
+
+        return make
+
+    found = {"frozen": frozen, "layers": adapted("layers"), "features": adapted("features")}
+    if way != "plain":
+        return found
+    has_batchnorm = any(isinstance(m, nn.BatchNorm2d) for m in module(network).modules())
+    names = RIVALS if has_batchnorm else ("sar", "t3a")
+    return found | {name: rival(name) for name in names}
+
+
+OTHER = {"allow_other_model": True}  # the same weights, compiled or not
+REASONS: dict[str, list[str]] = {"layers": [], "features": []}
+
+
+def _plain(net: nn.Module) -> Callable[[Tensor], Tensor]:
+    def answer(batch: Tensor) -> Tensor:
+        with torch.inference_mode(), torch.autocast(DEVICE, torch.bfloat16, ON_GPU):
+            return net(batch).argmax(dim=1)
+
+    return answer
+
+
+def _recorded(net: nn.Module, batch: Tensor) -> Callable[[Tensor], Tensor]:
+    """The network as a CUDA graph."""
+    held = batch.clone()
+
+    def work() -> Tensor:
+        amp = torch.autocast("cuda", torch.bfloat16, cache_enabled=False)
+        with torch.inference_mode(), amp:
+            return net(held).argmax(dim=1)
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        work()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        labels = work()
+
+    def answer(batch: Tensor) -> Tensor:
+        held.copy_(batch)
+        graph.replay()
+        return labels.clone()
+
+    return answer
+
+
+def _repeating(answer: Callable[[Tensor], Tensor], batches: list[Tensor]) -> Run:
+    turns = cycle(batches)
+
+    def run(count: int) -> None:
+        for batch in islice(turns, count):
+            answer(batch)
+
+    return run
+
+
+def settle() -> None:
+    if ON_GPU:
+        torch.cuda.synchronize()
+
+
+def seconds(run: Run, count: int) -> float:
+    settle()
+    start = time.perf_counter()
+    run(count)
+    settle()
+    return (time.perf_counter() - start) / count
+
+
+def peak(make: Callable[[list[Tensor]], Run], batches: list[Tensor], count: int) -> float:
+    """Peak MiB reserved while one contender runs alone, after warm-up."""
+    torch._C._cuda_clearCublasWorkspaces()  # of the contender before
+    run = make(batches)
+    run(min(count, 48))
+    settle()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    run(count)
+    settle()
+    return torch.cuda.max_memory_reserved() / 2**20
+
+
+def measure(network: str, way: str) -> None:
+    state = fitted(network, module(network))
+    made = contenders(network, way, state)
+    ours = ("layers", "features")
+    memory = {}
+    if ON_GPU:
+        one = [images(network, BATCH, 7)[0]]
+        for name, make in made.items():
+            memory[name] = peak(make, one, 160 if name in ours else 8)
+            gc.collect()
+            torch.cuda.empty_cache()
+        del one
+    batches = [images(network, BATCH, 7 + i)[0] for i in range(BATCHES)]
+    runs = {name: make(batches) for name, make in made.items()}
+    for name, run in runs.items():
+        run(WARM if name in ours else SHORT)
+    for reasons in REASONS.values():
+        reasons.clear()
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(ROUNDS):
+        for name, run in runs.items():
+            times[name].append(seconds(run, LONG if name in ("frozen", *ours) else SHORT))
+    for name in runs:
+        rate = BATCH / statistics.median(times[name])
+        shares = [f / t for f, t in zip(times["frozen"], times[name], strict=True)]
+        columns = [network, way, name, f"{rate:,.0f}", f"{statistics.median(shares):.1%}"]
+        columns.append(f"{min(shares):.1%} to {max(shares):.1%}")
+        resting = REASONS.get(name)
+        compared = 1 - np.mean([r == "rest" for r in resting]) if name == "layers" else None
+        columns.append("" if compared is None else f"{compared:.1%}")
+        if ON_GPU:
+            columns += [f"{memory[name]:.0f}", f"{memory[name] / memory['frozen']:.3f}"]
+        print(f"| {' | '.join(columns)} |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("networks", nargs="*", help=f"of {', '.join(NETWORKS)}")
+    parser.add_argument("--way", choices=WAYS, action="append", help="plain, recorded or compiled")
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)  # in this process
+    args = parser.parse_args()
+    if args.here:
+        measure(args.networks[0], args.way[0])
+        return
+    place = torch.cuda.get_device_name() if ON_GPU else "CPU"
+    print(f"{place}, torch {torch.__version__}; {machine()}")
+    print(f"Batches of {BATCH}; medians and ranges of {ROUNDS} rounds of {LONG} batches.\n")
+    memory = " reserved, MiB | of frozen |" if ON_GPU else ""
+    print(f"| network | way | | images/s | of frozen | range | compared |{memory}")
+    print("|---|---|---|--:|--:|--:|--:|" + "--:|--:|" * ON_GPU, flush=True)
+    for network in args.networks or NETWORKS:
+        for way in args.way or WAYS:
+            command = [sys.executable, __file__, network, "--way", way, "--here"]
+            subprocess.run(command, check=False)
+
+
+if __name__ == "__main__":
+    complete_torchvision()
+    torch.backends.cudnn.benchmark = True
+    main()
