@@ -7,9 +7,10 @@ The frozen model, caster with layers and with features, and the other methods an
 batches of 64, in turns. Ways: plain, recorded as CUDA graphs, and compiled by torch.compile; each
 share is of the frozen model run in the same way. On a GPU networks run in bf16 and channels last.
 caster runs with its defaults, comparisons with the frozen model included: a round of a long stream
-holds as many of them as it should, so it is long. Weights and images are random, which does not
-change the work; images show one of some patterns, so that answers differ, and every verdict is
-accepted, as on a long stream that gains. Memory is the peak that torch reserved, one contender at a
+holds as many of them as it should, so it is long. Images are noise over one random pattern per
+class, and weights are random but for the classifier's, which are the features of those patterns: a
+network that answers all alike would look like a stream of one class. Every verdict is accepted, as
+on a long stream that gains. Memory is the peak that torch reserved, one contender at a
 time. Every network and way has its own process.
 """
 
@@ -40,7 +41,6 @@ from measure import complete_torchvision, machine
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
 BATCH, BATCHES = 64, 8  # of images; different ones
-PATTERNS = 50
 ALWAYS = 1e9  # a threshold that accepts every batch
 NETWORKS = {  # pixels and classes
     "resnet50": (224, 1000),
@@ -51,10 +51,9 @@ NETWORKS = {  # pixels and classes
 }
 WAYS = ("plain", "recorded", "compiled") if ON_GPU else ("plain",)
 RIVALS = ("bn-adapt", "tent", "eata", "sar", "t3a")
-ROUNDS = 3
 # Batches of a round, and before the first one; other methods do the same on every batch.
 LONG, WARM = (512, 1100) if ON_GPU else (64, 64)
-SHORT = 32 if ON_GPU else 3
+SHORT = 16 if ON_GPU else 3
 
 Run = Callable[[int], None]  # answers so many batches
 
@@ -74,36 +73,51 @@ def module(network: str) -> nn.Module:
         net = timm.create_model(names.get(network, network), num_classes=classes)
     net = net.to(DEVICE, memory_format=torch.channels_last)
     with torch.no_grad():
-        net.train()(images(network, 64, 1)[0])
-    return net.eval()
+        net.train()(images(network, BATCH, 1)[0])
+        features, x = [], []
+        net.eval().get_classifier().register_forward_pre_hook(lambda _, args: x.append(args[0]))
+        for first in range(0, classes, BATCH):
+            net(shown(network, torch.arange(first, min(first + BATCH, classes))))
+            features.append(x.pop())
+        means = torch.cat(features)
+        means = 10 * nn.functional.normalize(means - means.mean(0))
+        net.get_classifier().weight.copy_(means)
+        net.get_classifier().bias.copy_(-torch.cat(features).mean(0) @ means.T)
+    net.get_classifier()._forward_pre_hooks.clear()
+    return net
+
+
+def shown(network: str, labels: Tensor) -> Tensor:
+    """The patterns of these classes."""
+    size, classes = NETWORKS[network]
+    patterns = torch.randn(classes, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    found = nn.functional.interpolate(patterns[labels], size=(size, size)).to(DEVICE)
+    return found.contiguous(memory_format=torch.channels_last)
 
 
 def images(network: str, count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Images of noise over one of some patterns, and which."""
-    size, _ = NETWORKS[network]
-    generator = torch.Generator().manual_seed(0)
-    patterns = torch.randn(PATTERNS, 3, 8, 8, generator=generator)
+    """Patterns of random classes under noise, and their labels."""
+    _, classes = NETWORKS[network]
     generator = torch.Generator().manual_seed(seed)
-    chosen = torch.randint(PATTERNS, (count,), generator=generator)
-    base = nn.functional.interpolate(patterns[chosen], size=(size, size))
-    noise = torch.randn(count, 3, size, size, generator=generator)
-    x = (base + noise).to(DEVICE).contiguous(memory_format=torch.channels_last)
-    return x, chosen
+    labels = torch.randint(classes, (count,), generator=generator)
+    patterns = shown(network, labels)
+    return patterns + 0.3 * torch.randn_like(patterns), labels
 
 
 def fitted(network: str, net: nn.Module) -> State:
-    """Source statistics of such images; every class has some, whatever they show."""
+    """Source statistics of such images."""
     _, classes = NETWORKS[network]
+    model = TorchModel(net, bf16=ON_GPU, channels_last=True)
 
     def batches() -> Iterator[tuple[Tensor, Any]]:
-        for i in range(max(8, 2 * classes // BATCH + 1)):
-            x, chosen = images(network, BATCH, 100 + i)
-            labels = (torch.arange(BATCH) + i * BATCH) % classes
-            yield x, (chosen if classes == PATTERNS else labels).numpy()
+        for i in range(max(8, 4 * classes // BATCH)):
+            x, labels = images(network, BATCH, 100 + i)
+            yield x, labels.numpy()
+        for first in range(0, 2 * classes, BATCH):  # every class twice at least
+            labels = torch.arange(first, min(first + BATCH, 2 * classes)) % classes
+            yield shown(network, labels), labels.numpy()
 
-    return caster.fit(
-        TorchModel(net, bf16=ON_GPU, channels_last=True), batches(), layers=True
-    ).state
+    return caster.fit(model, batches(), layers=True).state
 
 
 def contenders(network: str, way: str, state: State) -> dict[str, Callable[[list[Tensor]], Run]]:
@@ -186,6 +200,7 @@ def _recorded(net: nn.Module, batch: Tensor) -> Callable[[Tensor], Tensor]:
         graph.replay()
         return labels.clone()
 
+    answer.reads = net  # type: ignore[attr-defined] - the graph does not keep the weights alive
     return answer
 
 
@@ -225,7 +240,7 @@ def peak(make: Callable[[list[Tensor]], Run], batches: list[Tensor], count: int)
     return torch.cuda.max_memory_reserved() / 2**20
 
 
-def measure(network: str, way: str) -> None:
+def measure(network: str, way: str, rounds: int) -> None:
     state = fitted(network, module(network))
     made = contenders(network, way, state)
     ours = ("layers", "features")
@@ -240,11 +255,11 @@ def measure(network: str, way: str) -> None:
     batches = [images(network, BATCH, 7 + i)[0] for i in range(BATCHES)]
     runs = {name: make(batches) for name, make in made.items()}
     for name, run in runs.items():
-        run(WARM if name in ours else SHORT)
+        run(WARM if name == "layers" else SHORT)
     for reasons in REASONS.values():
         reasons.clear()
     times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for name, run in runs.items():
             times[name].append(seconds(run, LONG if name in ("frozen", *ours) else SHORT))
     for name in runs:
@@ -264,20 +279,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("networks", nargs="*", help=f"of {', '.join(NETWORKS)}")
     parser.add_argument("--way", choices=WAYS, action="append", help="plain, recorded or compiled")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)  # in this process
     args = parser.parse_args()
     if args.here:
-        measure(args.networks[0], args.way[0])
+        measure(args.networks[0], args.way[0], args.rounds)
         return
     place = torch.cuda.get_device_name() if ON_GPU else "CPU"
     print(f"{place}, torch {torch.__version__}; {machine()}")
-    print(f"Batches of {BATCH}; medians and ranges of {ROUNDS} rounds of {LONG} batches.\n")
+    print(f"Batches of {BATCH}; medians and ranges of {args.rounds} rounds of {LONG} batches.\n")
     memory = " reserved, MiB | of frozen |" if ON_GPU else ""
     print(f"| network | way | | images/s | of frozen | range | compared |{memory}")
     print("|---|---|---|--:|--:|--:|--:|" + "--:|--:|" * ON_GPU, flush=True)
     for network in args.networks or NETWORKS:
         for way in args.way or WAYS:
             command = [sys.executable, __file__, network, "--way", way, "--here"]
+            command += ["--rounds", str(args.rounds)]
             subprocess.run(command, check=False)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from threading import Lock
@@ -94,6 +95,17 @@ class _RestingBatch:
     is_usual: Callable[[], bool]  # waits
 
 
+@dataclass(eq=False)
+class _BegunBatch:
+    """A batch without an answer so far."""
+
+    batch: Array
+    frozen: Outputs | None  # the model's output, if known
+    resting: _RestingBatch | None  # None: it waits for its turn
+    answer: LayerAnswer | None = None
+    error: Exception | None = None
+
+
 class LayerTransport:
     """One stream through a network whose layers are aligned with the source's moments.
 
@@ -135,7 +147,7 @@ class LayerTransport:
         self._schedule = ComparisonSchedule(self.settings.every, self.settings.window)
         self._monitor = OutputMonitor()
         self._rest: _Rest | None = None
-        self._launched = 0  # samples of a rest whose answer was not awaited yet
+        self._begun: deque[_BegunBatch] = deque()  # without an answer so far
         self._guard = _SingleThread()
 
     @property
@@ -160,25 +172,48 @@ class LayerTransport:
     def begin(self, batch: Any, frozen: Outputs | None = None) -> Callable[[], LayerAnswer]:
         """Launch a batch; the function returned waits for its answer.
 
-        Answers must be awaited in the order of the batches. In a rest, the next batch may be
-        launched before that, so that a GPU need not wait for the host.
+        Batches are answered in the order in which they were begun. In a rest, the next one may be
+        begun before an answer is awaited, so that a GPU need not wait for the host.
         """
         with self._guard:
             placed = self.model.placed(batch)
-            resting = self._launch(placed)
+            self._answer_waiting()
+            alone = all(other.resting is not None for other in self._begun)
+            begun = _BegunBatch(placed, frozen, self._launch(placed) if alone else None)
+            self._begun.append(begun)
+            self._answer_waiting()
 
         def finish() -> LayerAnswer:
             with self._guard:
-                if resting is not None:
-                    self._launched -= len(placed)
-                    if resting.rest is self._rest and resting.is_usual():
-                        self._schedule.skipped(len(placed))
-                        return resting.answer
-                    self._monitor.begin()
-                self._rest = None
-                return self._answer_plausible(placed, frozen, self._gated)
+                while begun.answer is None and begun.error is None:
+                    self._answer_first()
+            if begun.error is not None:
+                raise begun.error
+            assert begun.answer is not None
+            return begun.answer
 
         return finish
+
+    def _answer_waiting(self) -> None:
+        """Answer batches that were not launched: others cannot be, until they are answered."""
+        while self._begun and self._begun[0].resting is None:
+            self._answer_first()
+
+    def _answer_first(self) -> None:
+        """Answer the batch that was begun first."""
+        begun = self._begun.popleft()
+        resting, samples = begun.resting, len(begun.batch)
+        try:
+            if resting is not None:
+                if resting.rest is self._rest and resting.is_usual():
+                    self._schedule.skipped(samples)
+                    begun.answer = resting.answer
+                    return
+                self._monitor.begin()
+            self._rest = None
+            begun.answer = self._answer_plausible(begun.batch, begun.frozen, self._gated)
+        except Exception as error:  # for who waits for this batch
+            begun.error = error
 
     def align(self, batch: Any) -> LayerAnswer:
         """Answer a batch with aligned layers, without a certificate."""
@@ -195,7 +230,7 @@ class LayerTransport:
         stream._certificate = LayerCertificate(self.settings.window)
         stream._schedule = ComparisonSchedule(self.settings.every, self.settings.window)
         stream._monitor = OutputMonitor()
-        stream._rest, stream._launched = None, 0
+        stream._rest, stream._begun = None, deque()
         stream._guard = _SingleThread()
         stream._forget_labels()
         return stream
@@ -212,6 +247,7 @@ class LayerTransport:
             self._schedule.reset()
             self._monitor.reset()
             self._rest = None
+            self._begun.clear()
             self._forget_labels()
 
     def compare_every(self, windows: int) -> None:
@@ -276,7 +312,6 @@ class LayerTransport:
         scores = self.columns(outputs.logits)
         if correction is not None:
             scores = scores + like(correction, scores, scores.dtype)
-        self._launched += len(batch)
         verdict = Verdict(True, "rest", UNCHECKED)
         answer = LayerAnswer(scores, verdict, scores, None, outputs.features)
         return _RestingBatch(self._rest, answer, self._monitor.judge(outputs.features, scores))
@@ -286,7 +321,8 @@ class LayerTransport:
         labels = self._labels
         if labels is None or labels.chain.is_correlated or not self._monitor.is_ready:
             return False
-        stands = self._schedule.accepted and self._schedule.left > self._launched
+        launched = sum(len(begun.batch) for begun in self._begun)
+        stands = self._schedule.accepted and self._schedule.left > launched
         return stands and self._alignment.target.is_full(samples)
 
     def _begin_rest(self, batch: Array) -> _Rest:
