@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,6 @@ from numpy.typing import NDArray
 
 from caster.config import Settings
 from caster.core.discriminant import ridged_scores
-from caster.core.linalg import identity_like
 from caster.core.moments import ClassMoments
 from caster.core.proposal import try_transport
 from caster.core.subspace import active_rank
@@ -37,19 +37,19 @@ def check_source(
     """Classify the samples of every fold by the class moments of the other folds."""
     rng = np.random.default_rng(0)
     folds, fold = _folds(y, rng.permutation(len(y)), n_classes)
+    whole = ClassMoments.of(z, y, n_classes)
     rows, answers, verdicts = [], [], []
     for f in range(folds):
-        rest = fold != f
-        source = _moments(z[rest], y[rest], n_classes)
+        left_out = np.flatnonzero(fold == f)
+        source = _moments(whole - ClassMoments.of(z[left_out], y[left_out], n_classes))
         # In an order of its own: every class takes turns, which would balance the batches.
-        tested = rng.permutation(np.flatnonzero(fold == f))[: -(-MOST_CHECKED // folds)]
-        for batch in np.array_split(tested, max(1, round(len(tested) / BATCH))):
-            found, accepted = _answers(z[batch], source, settings)
-            if not accepted:
-                found[2] = found[0] if head is None else head[batch]
-            rows.append(batch)
-            answers.append(found)
-            verdicts.append(accepted)
+        tested = rng.permutation(left_out)[: -(-MOST_CHECKED // folds)]
+        found, accepted = _answers(
+            z[tested], source, None if head is None else head[tested], settings
+        )
+        rows.append(tested)
+        answers.append(found)
+        verdicts += accepted
     checked = np.concatenate(rows)
     gda, identity, gated = (a == y[checked] for a in np.concatenate(answers, axis=1))
     frozen = None if head is None else head[checked] == y[checked]
@@ -76,26 +76,38 @@ def _folds(y: Indices, order: Indices, n_classes: int) -> tuple[int, Indices]:
     return folds, fold
 
 
-def _moments(z: Floats, y: Indices, n_classes: int) -> SourceMoments:
-    found = ClassMoments.of(z, y, n_classes)
-    U = np.eye(z.shape[1])  # the samples are projected already
+def _moments(found: ClassMoments) -> SourceMoments:
+    U = np.eye(found.means.shape[1])  # the samples are projected already
     return SourceMoments(U, found.means, found.covariances, found.counts)
 
 
-def _answers(z: Floats, source: SourceMoments, settings: Settings) -> tuple[Indices, bool]:
-    """Predictions of Source-GDA, without a map and with transport (3, B), and its verdict."""
-    k = active_rank(source.rank, len(z))
-    active = source.restrict(k)
+def _answers(
+    z: Floats,  # (n, k)
+    source: SourceMoments,
+    head: Indices | None,  # (n,)
+    settings: Settings,
+) -> tuple[Indices, list[bool]]:  # (3, n), one per batch
+    """Predictions of Source-GDA, without a map and with gated transport, and the verdicts."""
+    restricted = cache(source.restrict)  # few sizes of batches, and each moment is computed once
+
+    @cache
+    def untransported(k: int) -> Indices:  # (n,)
+        ridge = settings.beta * np.eye(k)
+        return np.asarray(ridged_scores(z[:, :k], restricted(k), ridge).argmax(axis=1))
+
+    verdicts = []
     with threads_for(source.n_classes), np.errstate(all="ignore"):
-        gda, identity = (
-            ridged_scores(z[:, : m.rank], m, settings.beta * identity_like(m.within))
-            for m in (source, active)
-        )
-        if k == 0:
-            return np.stack([gda.argmax(axis=1)] * 3), False
-        proposal, verdict = try_transport(z[:, :k], active, settings)
-    found = [scores.argmax(axis=1) for scores in (gda, identity, proposal.scores)]
-    return np.stack(found), verdict.accepted
+        gda = untransported(source.rank)
+        identity, gated = gda.copy(), (gda if head is None else head).copy()
+        for rows in np.array_split(np.arange(len(z)), max(1, round(len(z) / BATCH))):
+            k, accepted = active_rank(source.rank, len(rows)), False
+            if k > 0:
+                identity[rows] = untransported(k)[rows]
+                proposal, verdict = try_transport(z[rows, :k], restricted(k), settings)
+                accepted = verdict.accepted
+                gated[rows] = proposal.assigned if accepted else gated[rows]
+            verdicts.append(accepted)
+    return np.stack([gda, identity, gated]), verdicts
 
 
 def _loss(frozen: NDArray[np.bool_], other: NDArray[np.bool_]) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import reduce
+from functools import cache, partial, reduce
 from operator import add
 from typing import Any
 
@@ -18,7 +18,7 @@ from caster.config import CHUNK_ELEMENTS, STATE_DTYPE, Settings
 from caster.core.arrays import as_real_array, like, to_numpy
 from caster.core.linalg import Array, failures
 from caster.core.moments import ClassMoments, ClassScatter
-from caster.core.subspace import Basis, WithinScatter, held_out, retained_rank
+from caster.core.subspace import Basis, HeldOutBasis, WithinScatter, retained_rank
 from caster.core.types import SourceMoments
 from caster.errors import CasterError
 from caster.io.labels import Labels, as_labels, encode
@@ -52,10 +52,11 @@ def fit_moments(
     _check_counts(to_numpy(scatter.counts), classes)
     S_w, basis = _basis(scatter, settings)
     kept = _Kept(C, int(basis.U.shape[1]))
+    held_out = cache(partial(HeldOutBasis.of, scatter, S_w, basis))  # by dtype
     moments = reduce(
         add,
         (
-            ClassMoments.of(kept.add(_held_out(h, y, scatter, S_w, basis), y, head), y, C)
+            ClassMoments.of(kept.add(held_out(h.dtype).project(h, y), y, head), y, C)
             for h, y, head in _pieces(chunks, classes)
         ),
     )
@@ -75,16 +76,6 @@ def fit_moments(
             "the samples vary in fewer directions than tell the classes apart: add samples"
         )
     return found, kept.check(scatter.total / scatter.width, settings)
-
-
-def _held_out(
-    h: Array, y: Array, scatter: ClassScatter, S_w: WithinScatter, basis: Basis
-) -> Array:  # (n, k)
-    """Project features, each on the basis of the others (leave-one-out)."""
-    xp = array_namespace(h)
-    z = xp.astype(h @ xp.astype(basis.U, h.dtype), xp.float64)
-    residuals = S_w.whiten(h - xp.astype(xp.take(scatter.means, y, axis=0), h.dtype))
-    return held_out(z, residuals, y, scatter, S_w, basis)
 
 
 class _Kept:
