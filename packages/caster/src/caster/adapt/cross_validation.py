@@ -34,14 +34,18 @@ def check_source(
     per_feature: float,
     settings: Settings,
 ) -> SourceCheck:
-    """Classify the samples of every fold by the class moments of the other folds."""
+    """Classify the samples of every fold by the class moments of the other folds.
+
+    In the dtype of the samples, as batches are.
+    """
     rng = np.random.default_rng(0)
     folds, fold = _folds(y, rng.permutation(len(y)), n_classes)
     whole = ClassMoments.of(z, y, n_classes)
     rows, answers, verdicts = [], [], []
     for f in range(folds):
         left_out = np.flatnonzero(fold == f)
-        source = _moments(whole - ClassMoments.of(z[left_out], y[left_out], n_classes))
+        rest = whole - ClassMoments.of(z[left_out], y[left_out], n_classes)
+        source = _moments(rest, z.dtype)
         # In an order of its own: every class takes turns, which would balance the batches.
         tested = rng.permutation(left_out)[: -(-MOST_CHECKED // folds)]
         found, accepted = _answers(
@@ -76,9 +80,10 @@ def _folds(y: Indices, order: Indices, n_classes: int) -> tuple[int, Indices]:
     return folds, fold
 
 
-def _moments(found: ClassMoments) -> SourceMoments:
-    U = np.eye(found.means.shape[1])  # the samples are projected already
-    return SourceMoments(U, found.means, found.covariances, found.counts)
+def _moments(found: ClassMoments, dtype: Any) -> SourceMoments:
+    U = np.eye(found.means.shape[1], dtype=dtype)  # the samples are projected already
+    means, covariances = (each.astype(dtype) for each in (found.means, found.covariances))
+    return SourceMoments(U, means, covariances, found.counts)
 
 
 def _answers(
@@ -92,7 +97,7 @@ def _answers(
 
     @cache
     def untransported(k: int) -> Indices:  # (n,)
-        ridge = settings.beta * np.eye(k)
+        ridge = settings.beta * np.eye(k, dtype=z.dtype)
         return np.asarray(ridged_scores(z[:, :k], restricted(k), ridge).argmax(axis=1))
 
     verdicts = []

@@ -103,7 +103,7 @@ class _Kept:
         """Cross-validate on the stored samples."""
         z, y, head = zip(*self._parts, strict=True)
         answers = None if any(part is None for part in head) else np.concatenate(head)
-        samples = np.concatenate(z).astype(np.float64), np.concatenate(y)
+        samples = np.concatenate(z), np.concatenate(y)
         return check_source(*samples, answers, len(self._counts), per_feature, settings)
 
 

@@ -103,7 +103,11 @@ def step_scales(low: float) -> tuple[float, ...]:
     return tuple(steps)
 
 
-def cholesky(matrices: Array) -> Array:  # (..., k, k) -> (..., k, k)
+def cholesky(
+    matrices: Array,  # (..., k, k)
+    *,
+    overwrite: bool = False,  # reuse the memory of the matrices
+) -> Array:  # (..., k, k)
     """Lower-triangular L with L L' = matrix, batched.
 
     >>> import numpy as np
@@ -125,7 +129,7 @@ def cholesky(matrices: Array) -> Array:  # (..., k, k) -> (..., k, k)
         except failures(xp):  # the exception does not say which matrix failed
             return xp.full_like(matrices, xp.nan)
     potrf = _lapack("potrf", matrices.dtype)
-    factors = xp.array(matrices, order="C")
+    factors = xp.array(matrices, order="C", copy=None if overwrite else True)
     for matrix in _stacked(factors):
         # LAPACK is column-major: the upper factor it leaves in place is our lower one.
         _, failed_at = potrf(matrix.T, lower=0, clean=1, overwrite_a=1)
