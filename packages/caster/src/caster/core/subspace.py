@@ -155,9 +155,11 @@ class HeldOutBasis:
         xp = array_namespace(scatter.means)
         m = scatter.counts @ scatter.means / scatter.total
         others = scatter.counts - 1
-        arrays = basis.U, scatter.means, S_w.factor, S_w.whiten(scatter.means - m)
         return cls(
-            *(xp.astype(array, dtype) for array in arrays),
+            U=xp.astype(basis.U, dtype),
+            means=xp.astype(scatter.means, dtype),
+            factor=xp.astype(S_w.factor, dtype),
+            offsets=xp.astype(S_w.whiten(scatter.means - m), dtype),
             centroids=scatter.means @ basis.U,
             g=(1 - S_w.shrinkage) * scatter.counts / (others * scatter.total),
             shares=basis.B / others[:, None],
