@@ -161,6 +161,21 @@ def whiten(
     return whitened
 
 
+def product(rows: Array, matrix: Array) -> Array:  # (n, d), (d, k) -> (n, k)
+    """The product of two matrices of one dtype, for use beside `whiten`.
+
+    SciPy's BLAS multiplies NumPy arrays, too: the idle threads of NumPy's own would spin on the
+    cores that the triangular solve of a large matrix needs.
+
+    >>> import numpy as np
+    >>> product(np.array([[1.0, 2.0]]), np.array([[3.0], [4.0]]))
+    array([[11.]])
+    """
+    if not is_numpy_array(rows):
+        return rows @ matrix
+    return _blas("gemm", rows.dtype)(1.0, matrix.T, rows.T).T
+
+
 @cache
 def _lapack(name: str, dtype: Any) -> Any:
     return scipy.linalg.get_lapack_funcs((name,), dtype=dtype)[0]

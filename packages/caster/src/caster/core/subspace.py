@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from array_api_compat import array_namespace
 
-from caster.core.linalg import Array, cholesky, identity_like, squares, whiten
+from caster.core.linalg import Array, cholesky, identity_like, product, squares, whiten
 from caster.core.moments import ClassScatter
 
 FLATNESS = 1e-4  # least within-class variance of a feature, relative to its total
@@ -172,7 +172,7 @@ class HeldOutBasis:
     ) -> Array:  # (n, k)
         """Project every sample on the basis of the others, in float64."""
         xp = array_namespace(h)
-        z = xp.astype(h @ self.U, xp.float64)
+        z = xp.astype(product(h, self.U), xp.float64)
         x = whiten(h - xp.take(self.means, y, axis=0), self.factor, overwrite=True)
         q = squares(x)
         x *= xp.take(self.offsets, y, axis=0)
