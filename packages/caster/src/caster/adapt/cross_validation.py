@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from caster.config import Settings
 from caster.core.discriminant import ridged_scores
+from caster.core.linalg import identity_like
 from caster.core.moments import ClassMoments
 from caster.core.proposal import try_transport
 from caster.core.subspace import active_rank
@@ -93,26 +93,33 @@ def _answers(
     settings: Settings,
 ) -> tuple[Indices, list[bool]]:  # (3, n), one per batch
     """Predictions of Source-GDA, without a map and with gated transport, and the verdicts."""
-    restricted = cache(source.restrict)  # few sizes of batches, and each moment is computed once
-
-    @cache
-    def untransported(k: int) -> Indices:  # (n,)
-        ridge = settings.beta * np.eye(k, dtype=z.dtype)
-        return np.asarray(ridged_scores(z[:, :k], restricted(k), ridge).argmax(axis=1))
-
+    batches = np.array_split(np.arange(len(z)), max(1, round(len(z) / BATCH)))
+    sizes = np.repeat([len(batch) for batch in batches], [len(batch) for batch in batches])
     verdicts = []
     with threads_for(source.n_classes), np.errstate(all="ignore"):
-        gda = untransported(source.rank)
+        gda = _untransported(z, source, settings)
         identity, gated = gda.copy(), (gda if head is None else head).copy()
-        for rows in np.array_split(np.arange(len(z)), max(1, round(len(z) / BATCH))):
-            k, accepted = active_rank(source.rank, len(rows)), False
-            if k > 0:
-                identity[rows] = untransported(k)[rows]
-                proposal, verdict = try_transport(z[rows, :k], restricted(k), settings)
-                accepted = verdict.accepted
-                gated[rows] = proposal.assigned if accepted else gated[rows]
-            verdicts.append(accepted)
+        actives = {}  # the sizes differ by one at most, so each moment is computed twice at most
+        for size in set(sizes.tolist()) - {1}:
+            k, rows = active_rank(source.rank, size), sizes == size
+            actives[size] = source.restrict(k)
+            if k < source.rank:
+                identity[rows] = _untransported(z[rows, :k], actives[size], settings)
+        for rows in batches:
+            active = actives.get(len(rows))
+            if active is None:  # a batch of one has no transport
+                verdicts.append(False)
+                continue
+            proposal, verdict = try_transport(z[rows, : active.rank], active, settings)
+            verdicts.append(verdict.accepted)
+            if verdict.accepted:
+                gated[rows] = proposal.assigned
     return np.stack([gda, identity, gated]), verdicts
+
+
+def _untransported(z: Floats, source: SourceMoments, settings: Settings) -> Indices:  # (n,)
+    ridge = settings.beta * identity_like(source.within)
+    return np.asarray(ridged_scores(z, source, ridge).argmax(axis=1))
 
 
 def _loss(frozen: NDArray[np.bool_], other: NDArray[np.bool_]) -> float:
