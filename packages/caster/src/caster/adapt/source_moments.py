@@ -19,6 +19,7 @@ from caster.core.arrays import as_real_array, like, to_numpy
 from caster.core.linalg import Array, failures
 from caster.core.moments import ClassMoments, ClassScatter
 from caster.core.subspace import Basis, HeldOutBasis, WithinScatter, retained_rank
+from caster.core.threads import one_blas_thread
 from caster.core.types import SourceMoments
 from caster.errors import CasterError
 from caster.io.labels import Labels, as_labels, encode
@@ -50,7 +51,9 @@ def fit_moments(
         raise CasterError(f"at least 2 classes are needed, the labels name {C} class")
     scatter = reduce(add, (ClassScatter.of(h, y, C) for h, y, _ in _pieces(chunks, classes)))
     _check_counts(to_numpy(scatter.counts), classes)
-    S_w, basis = _basis(scatter, settings)
+    # Two threads save little of a single factorisation, and wait for each other on a busy machine.
+    with one_blas_thread():
+        S_w, basis = _basis(scatter, settings)
     kept = _Kept(C, int(basis.U.shape[1]))
     held_out = cache(partial(HeldOutBasis.of, scatter, S_w, basis))  # by dtype
     moments = reduce(
