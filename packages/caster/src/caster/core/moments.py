@@ -90,9 +90,9 @@ class ClassMoments:
     ) -> Self:
         """Sum one chunk, accumulated in float64."""
         xp = array_namespace(z, y)
-        z = xp.astype(z, xp.float64)
-        counts, means = class_means(z, y, n_classes)
-        centred = z - xp.take(means, y, axis=0)
+        centred = xp.astype(z, xp.float64)  # our own copy, changed in place
+        counts, means = class_means(centred, y, n_classes)
+        centred -= xp.take(means, y, axis=0)
         by_class = xp.take(centred, xp.argsort(y), axis=0)
         scatters, start = [], 0
         with threads_for(n_classes):

@@ -173,10 +173,12 @@ class HeldOutBasis:
         """Project every sample on the basis of the others, in float64."""
         xp = array_namespace(h)
         z = xp.astype(product(h, self.U), xp.float64)
-        x = whiten(h - xp.take(self.means, y, axis=0), self.factor, overwrite=True)
+        x = xp.take(self.means, y, axis=0)
+        x -= h  # minus the residuals, in place
+        x = whiten(x, self.factor, overwrite=True)
         q = squares(x)
         x *= xp.take(self.offsets, y, axis=0)
-        t = q + xp.sum(x, axis=1)
+        t = q - xp.sum(x, axis=1)
         g, q, t = xp.take(self.g, y, axis=0), *(xp.astype(each, z.dtype) for each in (q, t))
         step = t / xp.clip(1 - g * q, min=xp.finfo(h.dtype).eps)
         own = xp.take(self.centroids, y, axis=0)
