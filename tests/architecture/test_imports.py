@@ -31,6 +31,33 @@ def test_the_command_line_starts_without_the_mathematics():
     assert loaded.strip() == "[]"
 
 
+HELP = """
+import sys
+started = set(sys.modules)
+sys.argv = ["caster", "--help"]
+import caster.cli
+try:
+    caster.cli.main()
+except SystemExit:
+    new = set(sys.modules) - started
+    print("\\n", *(name for name in new if name.split(".")[0] not in sys.stdlib_module_names))
+"""
+
+
+def test_help_imports_the_command_line_alone():
+    """Everything that --help waits for: the commands, typer, and what renders typer's help."""
+    loaded = set(python(HELP).splitlines()[-1].split())
+    ours = {name for name in loaded if name.startswith("caster") and ".cli" not in name}
+    assert ours <= {
+        "caster", "caster._version", "caster.config", "caster.errors",
+        "caster.io", "caster.io.files", "caster.report", "caster_bench",
+    }  # fmt: skip
+    rendering = "typer", "rich", "markdown_it", "mdurl", "pygments", "shellingham", "attr"
+    libraries = {name.split(".")[0] for name in loaded} - {"caster", "caster_bench"}
+    assert libraries <= {*rendering, "annotated_doc", "click"}  # of other versions of typer
+    assert "rich.progress" not in loaded
+
+
 def test_the_estimator_needs_no_optional_library():
     # scikit-learn loads pandas where it is installed, and pandas pyarrow.
     optional = "typer", "rich", *(name for name in OPTIONAL if name != "pyarrow")

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 from scipy.special import softmax
+from scipy.stats import multivariate_normal
 from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
 
 from caster.core import discriminant
@@ -44,6 +45,22 @@ def test_scores_without_ridge_are_scikit_learns_qda(kind):
     )  # both divide by n since scikit-learn 1.8
     got = discriminant.ridged_scores(kind.array(z), source, kind.array(np.zeros((4, 4))))
     close(got, qda.decision_function(z), 20 * kind.tolerance)
+
+
+@pytest.mark.parametrize("d", [4, 30])  # NumPy's own factors, and LAPACK's
+def test_source_scores_are_those_of_scipys_densities(kind, d):
+    z, y = problem(d=d, n=600)
+    source = source_moments(z, y, kind.array, kind.index)
+    means, covariances, priors, *_ = reference.moments(z, y, 5)
+    for beta in (0.3, 2.0, 0.3):  # the factors of another beta are not reused
+        got = discriminant.source_scores(kind.array(z[:20]), source, beta)
+        densities = [
+            multivariate_normal(mean, covariance + beta * np.eye(d)).logpdf(z[:20])
+            for mean, covariance in zip(means, covariances, strict=True)
+        ]
+        expected = np.stack(densities, axis=1) + np.log(priors) + d / 2 * np.log(2 * np.pi)
+        assert kind.holds(got)
+        close(got, expected, 20 * kind.tolerance)
 
 
 def test_blocks_of_classes_make_no_difference(monkeypatch):

@@ -109,3 +109,13 @@ def test_newton_schulz_returns_nan_beyond_its_reach():
     root, inverse = linalg.newton_schulz_roots(np.diag([1.0, 1e14]))
     assert np.isnan(root).all()
     assert np.isnan(inverse).all()
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_products_are_the_exact_ones(kind, order):
+    rng = np.random.default_rng(0)
+    rows, matrix = rng.integers(-9, 9, (7, 5)), rng.integers(-9, 9, (5, 3))
+    expected = [[sum(map(int.__mul__, r, c)) for c in matrix.T.tolist()] for r in rows.tolist()]
+    found = linalg.product(*(kind.array(np.array(m, float, order=order)) for m in (rows, matrix)))
+    assert kind.holds(found)
+    assert np.asarray(found).tolist() == expected

@@ -51,3 +51,16 @@ def test_a_large_offset_costs_no_precision(dtype, offset):
     scatter = ClassScatter.of(far[:99], y[:99], 5) + ClassScatter.of(far[99:], y[99:], 5)
     close(scatter.within / scatter.total, expected, 1e-6)
     close(scatter.means - offset, [h[y == c].mean(axis=0) for c in range(5)], 1e-6)
+
+
+def test_removed_samples_leave_the_moments_of_the_others(kind):
+    z, y = problem(d=4)
+    rest = np.arange(len(y)) % 3 > 0
+    whole = ClassMoments.of(kind.array(z + 100.0), kind.index(y), 5)
+    removed = ClassMoments.of(kind.array(z[~rest] + 100.0), kind.index(y[~rest]), 5)
+    left = whole - removed
+    for c in range(5):
+        rows = z[rest & (y == c)]
+        assert float(left.counts[c]) == len(rows)
+        close(left.means[c, :] - 100.0, rows.mean(axis=0), 100 * kind.tolerance)
+        close(left.covariances[c, :, :], np.cov(rows.T, bias=True), 100 * kind.tolerance)

@@ -6,7 +6,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from caster.core import subspace
 from caster.core.moments import ClassScatter
-from caster.core.subspace import Basis, WithinScatter
+from caster.core.subspace import Basis, HeldOutBasis, WithinScatter
 from tests.conftest import close, problem
 from tests.support import reference
 
@@ -23,8 +23,9 @@ def fitted(h, y, n_classes, k0):
 
 
 def matrix(S_w):
-    """S_w itself, from its factors."""
-    return S_w.scale[:, None] * (S_w.factor @ S_w.factor.T) * S_w.scale
+    """S_w itself, from its factor."""
+    factor = np.asarray(S_w.factor)
+    return factor @ factor.T
 
 
 @pytest.mark.parametrize(
@@ -46,8 +47,7 @@ def test_scatter_matrices_are_the_reference(kind, source):
     exact, S_b = reference.scatter_matrices(h, y, 5)
     variances = np.diag(exact)
     shrunk = (1 - S_w.shrinkage) * exact + S_w.shrinkage * np.diag(variances)
-    scale, factor = np.asarray(S_w.scale), np.asarray(S_w.factor)
-    close(scale[:, None] * (factor @ factor.T) * scale, shrunk, 10 * kind.tolerance)
+    close(matrix(S_w), shrunk, 10 * kind.tolerance)
     F = np.asarray(subspace.between_factor(scatter))
     close(F.T @ F, S_b, kind.tolerance)
 
@@ -128,9 +128,7 @@ def test_held_out_projections_are_the_reference(kind):
     h, y = few()
     arrays = kind.array(h), kind.index(y)
     scatter, S_w, basis = fitted(*arrays, 4, 3)
-    residuals = S_w.whiten(arrays[0] - kind.array(np.asarray(scatter.means)[y]))
-    z = kind.array(h @ np.asarray(basis.U))
-    found = subspace.held_out(z, residuals, arrays[1], scatter, S_w, basis)
+    found = HeldOutBasis.of(scatter, S_w, basis, arrays[0].dtype).project(*arrays)
 
     scatter, S_w, basis = fitted(h, y, 4, 3)
     rho, whole, m = S_w.shrinkage, matrix(S_w), h.mean(axis=0)
@@ -153,7 +151,7 @@ def test_held_out_classes_lie_as_far_apart_as_new_samples():
     h, new_h = (rng.standard_normal((len(c), 100)) + centres[c] for c in (y, new_y))
     scatter, S_w, basis = fitted(h, y, 5, 4)
     seen = h @ basis.U
-    unseen = subspace.held_out(seen, S_w.whiten(h - scatter.means[y]), y, scatter, S_w, basis)
+    unseen = HeldOutBasis.of(scatter, S_w, basis, h.dtype).project(h, y)
 
     def spread(z, y):  # between-class variance over within-class variance
         within, between = reference.scatter_matrices(z, y, 5)

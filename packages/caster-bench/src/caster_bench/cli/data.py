@@ -6,7 +6,6 @@ import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import DownloadColumn
 
 from caster.cli.console import output, progress_bar, say
 from caster.cli.options import DataRoot
@@ -60,6 +59,8 @@ def get(name: SetName, data_root: DataRoot = None) -> None:
     Interrupted downloads are resumed, and every file is verified against its published digest. For
     other sets, prints where to request access.
     """
+    from rich.progress import DownloadColumn
+
     from caster_bench.data.sets import download
     from caster_bench.data.sets.check import check as check_set
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 from array_api_compat import array_namespace
 
-from caster.core.discriminant import ridged_scores
-from caster.core.linalg import Array, identity_like
+from caster.core.discriminant import source_scores
+from caster.core.linalg import Array
 from caster.core.proposal import try_transport
 from caster.core.verdict import Verdict, reject
 from caster.models.protocol import FrozenModel, Outputs
@@ -118,8 +118,7 @@ class NoTransport(Caster):
         if z.shape[0] == 1:
             return self._gated(outputs, z, TOO_SMALL)
         with np.errstate(all="ignore"):
-            ridge = self._clf.settings.beta * identity_like(active.within)
-            scores = ridged_scores(z, active, ridge)
+            scores = source_scores(z, active, self._clf.settings.beta)
         xp = array_namespace(scores)
         if not bool(xp.all(xp.isfinite(scores))):
             return self._gated(outputs, scores, NUMERICAL)

@@ -34,22 +34,26 @@ def check_source(
     per_feature: float,
     settings: Settings,
 ) -> SourceCheck:
-    """Classify the samples of every fold by the class moments of the other folds."""
+    """Classify the samples of every fold by the class moments of the other folds.
+
+    In the dtype of the samples, as batches are.
+    """
     rng = np.random.default_rng(0)
     folds, fold = _folds(y, rng.permutation(len(y)), n_classes)
+    whole = ClassMoments.of(z, y, n_classes)
     rows, answers, verdicts = [], [], []
     for f in range(folds):
-        rest = fold != f
-        source = _moments(z[rest], y[rest], n_classes)
+        left_out = np.flatnonzero(fold == f)
+        rest = whole - ClassMoments.of(z[left_out], y[left_out], n_classes)
+        source = _moments(rest, z.dtype)
         # In an order of its own: every class takes turns, which would balance the batches.
-        tested = rng.permutation(np.flatnonzero(fold == f))[: -(-MOST_CHECKED // folds)]
-        for batch in np.array_split(tested, max(1, round(len(tested) / BATCH))):
-            found, accepted = _answers(z[batch], source, settings)
-            if not accepted:
-                found[2] = found[0] if head is None else head[batch]
-            rows.append(batch)
-            answers.append(found)
-            verdicts.append(accepted)
+        tested = rng.permutation(left_out)[: -(-MOST_CHECKED // folds)]
+        found, accepted = _answers(
+            z[tested], source, None if head is None else head[tested], settings
+        )
+        rows.append(tested)
+        answers.append(found)
+        verdicts += accepted
     checked = np.concatenate(rows)
     gda, identity, gated = (a == y[checked] for a in np.concatenate(answers, axis=1))
     frozen = None if head is None else head[checked] == y[checked]
@@ -76,26 +80,46 @@ def _folds(y: Indices, order: Indices, n_classes: int) -> tuple[int, Indices]:
     return folds, fold
 
 
-def _moments(z: Floats, y: Indices, n_classes: int) -> SourceMoments:
-    found = ClassMoments.of(z, y, n_classes)
-    U = np.eye(z.shape[1])  # the samples are projected already
-    return SourceMoments(U, found.means, found.covariances, found.counts)
+def _moments(found: ClassMoments, dtype: Any) -> SourceMoments:
+    U = np.eye(found.means.shape[1], dtype=dtype)  # the samples are projected already
+    means, covariances = (each.astype(dtype) for each in (found.means, found.covariances))
+    return SourceMoments(U, means, covariances, found.counts)
 
 
-def _answers(z: Floats, source: SourceMoments, settings: Settings) -> tuple[Indices, bool]:
-    """Predictions of Source-GDA, without a map and with transport (3, B), and its verdict."""
-    k = active_rank(source.rank, len(z))
-    active = source.restrict(k)
+def _answers(
+    z: Floats,  # (n, k)
+    source: SourceMoments,
+    head: Indices | None,  # (n,)
+    settings: Settings,
+) -> tuple[Indices, list[bool]]:  # (3, n), one per batch
+    """Predictions of Source-GDA, without a map and with gated transport, and the verdicts."""
+    batches = np.array_split(np.arange(len(z)), max(1, round(len(z) / BATCH)))
+    sizes = np.repeat([len(batch) for batch in batches], [len(batch) for batch in batches])
+    verdicts = []
     with threads_for(source.n_classes), np.errstate(all="ignore"):
-        gda, identity = (
-            ridged_scores(z[:, : m.rank], m, settings.beta * identity_like(m.within))
-            for m in (source, active)
-        )
-        if k == 0:
-            return np.stack([gda.argmax(axis=1)] * 3), False
-        proposal, verdict = try_transport(z[:, :k], active, settings)
-    found = [scores.argmax(axis=1) for scores in (gda, identity, proposal.scores)]
-    return np.stack(found), verdict.accepted
+        gda = _untransported(z, source, settings)
+        identity, gated = gda.copy(), (gda if head is None else head).copy()
+        actives = {}  # the sizes differ by one at most, so each moment is computed twice at most
+        for size in set(sizes.tolist()) - {1}:
+            k, rows = active_rank(source.rank, size), sizes == size
+            actives[size] = source.restrict(k)
+            if k < source.rank:
+                identity[rows] = _untransported(z[rows, :k], actives[size], settings)
+        for rows in batches:
+            active = actives.get(len(rows))
+            if active is None:  # a batch of one has no transport
+                verdicts.append(False)
+                continue
+            proposal, verdict = try_transport(z[rows, : active.rank], active, settings)
+            verdicts.append(verdict.accepted)
+            if verdict.accepted:
+                gated[rows] = proposal.assigned
+    return np.stack([gda, identity, gated]), verdicts
+
+
+def _untransported(z: Floats, source: SourceMoments, settings: Settings) -> Indices:  # (n,)
+    ridge = settings.beta * identity_like(source.within)
+    return np.asarray(ridged_scores(z, source, ridge).argmax(axis=1))
 
 
 def _loss(frozen: NDArray[np.bool_], other: NDArray[np.bool_]) -> float:

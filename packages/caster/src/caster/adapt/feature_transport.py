@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from caster.config import Settings
 from caster.core.adaptation import Adaptation
 from caster.core.arrays import DeviceCopies, as_real_array, like, to_numpy
-from caster.core.discriminant import ridged_scores
-from caster.core.linalg import Array, identity_like, on_gpu
+from caster.core.discriminant import source_scores
+from caster.core.linalg import Array, on_gpu
 from caster.core.order import is_ordered, order_evidence
 from caster.core.proposal import Proposal, propose
 from caster.core.subspace import active_rank
@@ -167,7 +167,7 @@ class FeatureTransport:
             moments = SourceMoments(
                 like(active.U, batch, batch.dtype),
                 like(active.means, batch, batch.dtype),
-                like(active.covariances, batch, batch.dtype),
+                like(np.ascontiguousarray(active.covariances), batch, batch.dtype),
                 like(active.counts, batch),
             )
             for oldest in list(self._placed)[: 1 - PLACED]:  # a copy: other threads add too
@@ -205,8 +205,7 @@ class FeatureTransport:
 
     def _source_scores(self, batch: Array, settings: Settings) -> Array:  # (B, d) -> (B, C)
         source = self.placed(batch, self.moments.rank)
-        ridge = settings.beta * identity_like(source.within)
-        scores = ridged_scores(batch @ source.U, source, ridge)
+        scores = source_scores(batch @ source.U, source, settings.beta)
         xp = array_namespace(scores)
         computed = xp.isfinite(xp.max(scores, axis=1, keepdims=True))  # NaN if any class's is
         return xp.where(computed, scores, xp.log(source.priors))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import reduce
+from functools import cache, partial, reduce
 from operator import add
 from typing import Any
 
@@ -18,7 +18,8 @@ from caster.config import CHUNK_ELEMENTS, STATE_DTYPE, Settings
 from caster.core.arrays import as_real_array, like, to_numpy
 from caster.core.linalg import Array, failures
 from caster.core.moments import ClassMoments, ClassScatter
-from caster.core.subspace import Basis, WithinScatter, held_out, retained_rank
+from caster.core.subspace import Basis, HeldOutBasis, WithinScatter, retained_rank
+from caster.core.threads import one_blas_thread
 from caster.core.types import SourceMoments
 from caster.errors import CasterError
 from caster.io.labels import Labels, as_labels, encode
@@ -50,12 +51,15 @@ def fit_moments(
         raise CasterError(f"at least 2 classes are needed, the labels name {C} class")
     scatter = reduce(add, (ClassScatter.of(h, y, C) for h, y, _ in _pieces(chunks, classes)))
     _check_counts(to_numpy(scatter.counts), classes)
-    S_w, basis = _basis(scatter, settings)
+    # Two threads save little of a single factorisation, and wait for each other on a busy machine.
+    with one_blas_thread():
+        S_w, basis = _basis(scatter, settings)
     kept = _Kept(C, int(basis.U.shape[1]))
+    held_out = cache(partial(HeldOutBasis.of, scatter, S_w, basis))  # by dtype
     moments = reduce(
         add,
         (
-            ClassMoments.of(kept.add(_held_out(h, y, scatter, S_w, basis), y, head), y, C)
+            ClassMoments.of(kept.add(held_out(h.dtype).project(h, y), y, head), y, C)
             for h, y, head in _pieces(chunks, classes)
         ),
     )
@@ -75,16 +79,6 @@ def fit_moments(
             "the samples vary in fewer directions than tell the classes apart: add samples"
         )
     return found, kept.check(scatter.total / scatter.width, settings)
-
-
-def _held_out(
-    h: Array, y: Array, scatter: ClassScatter, S_w: WithinScatter, basis: Basis
-) -> Array:  # (n, k)
-    """Project features, each on the basis of the others (leave-one-out)."""
-    xp = array_namespace(h)
-    z = xp.astype(h @ xp.astype(basis.U, h.dtype), xp.float64)
-    residuals = S_w.whiten(h - xp.astype(xp.take(scatter.means, y, axis=0), h.dtype))
-    return held_out(z, residuals, y, scatter, S_w, basis)
 
 
 class _Kept:
@@ -112,7 +106,7 @@ class _Kept:
         """Cross-validate on the stored samples."""
         z, y, head = zip(*self._parts, strict=True)
         answers = None if any(part is None for part in head) else np.concatenate(head)
-        samples = np.concatenate(z).astype(np.float64), np.concatenate(y)
+        samples = np.concatenate(z), np.concatenate(y)
         return check_source(*samples, answers, len(self._counts), per_feature, settings)
 
 

@@ -5,25 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from caster.errors import visible
 from caster.io import Progress as Report
+
+if TYPE_CHECKING:
+    from rich.progress import ProgressColumn, TaskID
 
 
 class PlainConsole(Console):
@@ -95,6 +89,14 @@ def progress_bar(*counts: ProgressColumn) -> Iterator[Report]:
 
     `counts` replaces the count of pieces; a total of 0 is unknown.
     """
+    from rich.progress import (  # no --help needs it
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
     bar = Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),

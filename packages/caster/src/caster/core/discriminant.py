@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from array_api_compat import array_namespace, is_numpy_array
 
-from caster.core.linalg import Array, cholesky, squares, whiten
+from caster.core.linalg import Array, cholesky, identity_like, squares, whiten
 from caster.core.types import AffineMap, SourceMoments
 
 
@@ -39,13 +41,33 @@ def ridged_scores(
     moments' slack then keeps the covariance of a small class positive definite despite rounding.
     """
     ridge = ridge + moments.slack
+    return _blockwise(
+        z, moments, lambda c: cholesky(moments.covariances[c, :, :] + ridge, overwrite=True)
+    )
+
+
+def source_scores(
+    z: Array,  # (B, k)
+    moments: SourceMoments,  # restricted to the same k
+    beta: float,
+) -> Array:  # (B, C)
+    """g_c of the source's own classes (Eq. 5 without a map), with covariances Sigma_c + beta I.
+
+    No batch changes the factors. They are cached for NumPy alone: a GPU has less memory for them.
+    """
+    if not is_numpy_array(z):
+        return ridged_scores(z, moments, beta * identity_like(moments.within))
+    factors = moments.factors(beta)
+    return _blockwise(z, moments, lambda c: factors[c])
+
+
+def _blockwise(
+    z: Array,  # (B, k)
+    moments: SourceMoments,
+    factors: Callable[[slice], Array],  # of a block of classes
+) -> Array:  # (B, C)
     blocks = [
-        gaussian_scores(
-            z,
-            moments.means[c, :],
-            cholesky(moments.covariances[c, :, :] + ridge),
-            moments.priors[c],
-        )
+        gaussian_scores(z, moments.means[c, :], factors(c), moments.priors[c])
         for c in _class_blocks(z, moments.n_classes)
     ]
     return blocks[0] if len(blocks) == 1 else array_namespace(z).concat(blocks, axis=1)

@@ -103,7 +103,11 @@ def step_scales(low: float) -> tuple[float, ...]:
     return tuple(steps)
 
 
-def cholesky(matrices: Array) -> Array:  # (..., k, k) -> (..., k, k)
+def cholesky(
+    matrices: Array,  # (..., k, k)
+    *,
+    overwrite: bool = False,  # reuse the memory of the matrices
+) -> Array:  # (..., k, k)
     """Lower-triangular L with L L' = matrix, batched.
 
     >>> import numpy as np
@@ -125,7 +129,7 @@ def cholesky(matrices: Array) -> Array:  # (..., k, k) -> (..., k, k)
         except failures(xp):  # the exception does not say which matrix failed
             return xp.full_like(matrices, xp.nan)
     potrf = _lapack("potrf", matrices.dtype)
-    factors = xp.array(matrices, order="C")
+    factors = xp.array(matrices, order="C", copy=None if overwrite else True)
     for matrix in _stacked(factors):
         # LAPACK is column-major: the upper factor it leaves in place is our lower one.
         _, failed_at = potrf(matrix.T, lower=0, clean=1, overwrite_a=1)
@@ -155,6 +159,21 @@ def whiten(
         # BLAS is column-major too, and solves the panel in place.
         trsm(1.0, L.T, panel.T, trans_a=1, overwrite_b=1)
     return whitened
+
+
+def product(rows: Array, matrix: Array) -> Array:  # (n, d), (d, k) -> (n, k)
+    """The product of two matrices of one dtype, for use beside `whiten`.
+
+    SciPy's BLAS multiplies NumPy arrays, too: the idle threads of NumPy's own would spin on the
+    cores that the triangular solve of a large matrix needs.
+
+    >>> import numpy as np
+    >>> product(np.array([[1.0, 2.0]]), np.array([[3.0], [4.0]]))
+    array([[11.]])
+    """
+    if not is_numpy_array(rows):
+        return rows @ matrix
+    return _blas("gemm", rows.dtype)(1.0, matrix.T, rows.T).T
 
 
 @cache

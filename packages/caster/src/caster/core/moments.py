@@ -14,6 +14,7 @@ from array_api_compat import array_namespace
 from array_api_extra import one_hot
 
 from caster.core.linalg import Array
+from caster.core.threads import threads_for
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +54,7 @@ class ClassScatter:
         scale = xp.where(scale > 0, scale, xp.ones_like(scale))
         centred /= scale
         within = xp.astype(centred.T @ centred, xp.float64)
-        within = within * xp.astype(scale, xp.float64) ** 2
+        within *= xp.astype(scale, xp.float64) ** 2
         return cls(counts, means + xp.astype(origin, xp.float64), within)
 
     def __add__(self, other: Self) -> Self:
@@ -89,21 +90,28 @@ class ClassMoments:
     ) -> Self:
         """Sum one chunk, accumulated in float64."""
         xp = array_namespace(z, y)
-        z = xp.astype(z, xp.float64)
-        counts, means = class_means(z, y, n_classes)
-        centred = z - xp.take(means, y, axis=0)
+        centred = xp.astype(z, xp.float64)  # our own copy, changed in place
+        counts, means = class_means(centred, y, n_classes)
+        centred -= xp.take(means, y, axis=0)
         by_class = xp.take(centred, xp.argsort(y), axis=0)
         scatters, start = [], 0
-        for count in (int(n) for n in counts):
-            rows = by_class[start : start + count, :]
-            scatters.append(rows.T @ rows)
-            start += count
+        with threads_for(n_classes):
+            for count in (int(n) for n in counts):
+                rows = by_class[start : start + count, :]
+                scatters.append(rows.T @ rows)
+                start += count
         return cls(counts, means, xp.stack(scatters))
 
     def __add__(self, other: Self) -> Self:
         counts, means, step, weight = _merge_means(self, other)
-        outer = step[:, :, None] * (step * weight[:, None])[:, None, :]
-        return type(self)(counts, means, self.scatters + other.scatters + outer)
+        return type(self)(counts, means, self.scatters + other.scatters + _outer(step, weight))
+
+    def __sub__(self, other: Self) -> Self:
+        """The moments without some of the samples; every class must keep one."""
+        counts = self.counts - other.counts
+        step = (self.means - other.means) * (self.counts / counts)[:, None]  # from other to rest
+        outer = _outer(step, counts * other.counts / self.counts)
+        return type(self)(counts, other.means + step, self.scatters - other.scatters - outer)
 
     @property
     def covariances(self) -> Array:  # (C, k, k)
@@ -133,6 +141,10 @@ def _merge_means(
     share = b.counts / xp.clip(counts, min=1.0)
     step = b.means - a.means
     return counts, a.means + step * share[:, None], step, a.counts * share
+
+
+def _outer(steps: Array, weights: Array) -> Array:  # (C, k), (C,) -> (C, k, k)
+    return steps[:, :, None] * (steps * weights[:, None])[:, None, :]
 
 
 def batch_moments(z: Array) -> tuple[Array, Array]:  # (B, k) -> (k,), (k, k)

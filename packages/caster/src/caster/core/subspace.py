@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from array_api_compat import array_namespace
 
-from caster.core.linalg import Array, cholesky, identity_like, squares, whiten
+from caster.core.linalg import Array, cholesky, identity_like, product, squares, whiten
 from caster.core.moments import ClassScatter
 
 FLATNESS = 1e-4  # least within-class variance of a feature, relative to its total
@@ -33,13 +33,12 @@ def active_rank(k0: int, batch_size: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class WithinScatter:
-    """S_w = D R D: scales D of the features, and R, their correlations shrunk towards I.
+    """S_w = D R D, with scales D of the features, and R, their correlations shrunk towards I.
 
     Shrinking correlations preserves every variance, so the units of a feature do not matter.
     """
 
-    scale: Array  # (d,), the diagonal of D
-    factor: Array  # (d, d), the Cholesky factor of R
+    factor: Array  # (d, d), the Cholesky factor of S_w: D times that of R
     shrinkage: float  # rho: R has 1 - rho of every empirical correlation
 
     @classmethod
@@ -56,24 +55,21 @@ class WithinScatter:
         rounding = 64 * xp.finfo(F.dtype).eps * xp.max(xp.abs(scatter.means), axis=0)
         varies = total > rounding**2
         scale = xp.sqrt(xp.where(varies, xp.maximum(within, FLATNESS * total), 1.0))
+        identity = identity_like(scatter.within)
         found = scatter.within / scatter.total / scale[:, None] / scale
-        off_diagonal = found - xp.linalg.diagonal(found) * identity_like(found)
-        rho = oas_shrinkage(
-            off_diagonal + identity_like(found), scatter.total - scatter.means.shape[0]
-        )
-        return cls(scale, cholesky((1 - rho) * off_diagonal + identity_like(found)), rho)
+        found = found * (1 - identity) + identity
+        rho = oas_shrinkage(found, scatter.total - scatter.means.shape[0])
+        return cls(scale[:, None] * cholesky((1 - rho) * found + rho * identity), rho)
 
     def whiten(self, rows: Array) -> Array:  # (n, d) -> (n, d)
         """Map rows x to S_w^-1/2 x, up to a rotation: distances become Mahalanobis distances."""
-        xp = array_namespace(rows)
-        return whiten(rows / xp.astype(self.scale, rows.dtype), xp.astype(self.factor, rows.dtype))
+        return whiten(rows, self.factor)
 
     def unwhiten_directions(self, rows: Array) -> Array:  # (k, d) -> (k, d)
         """Map directions among whitened rows to directions to project features on."""
         xp = array_namespace(rows)
         # L^-T v: reversing both axes turns L' into the lower-triangular factor `whiten` takes.
-        solved = whiten(xp.flip(rows, axis=1), xp.flip(self.factor.T))
-        return xp.flip(solved, axis=1) / self.scale
+        return xp.flip(whiten(xp.flip(rows, axis=1), xp.flip(self.factor.T)), axis=1)
 
 
 def oas_shrinkage(correlation: Array, n: float) -> float:  # (d, d), degrees of freedom
@@ -105,7 +101,7 @@ class Basis:
     """The leading generalised eigenvectors U of (S_b, S_w), scaled so that U' S_w U = I.
 
     U = S_w^-1 M' B, with the class means in the rows of M: B holds the weight of each class mean
-    in each direction, and allows removing a sample from both M and S_w (`held_out`).
+    in each direction, and allows removing a sample from both M and S_w (`HeldOutBasis`).
     """
 
     U: Array  # (d, k)
@@ -130,15 +126,9 @@ class Basis:
         return cls(U * sign, weights * left[:, :k] / strength[:k] * sign)
 
 
-def held_out(
-    z: Array,  # (n, k), source samples projected on U
-    residuals: Array,  # (n, d), the same samples minus their class means, whitened by S_w
-    y: Array,  # (n,), class indices
-    scatter: ClassScatter,
-    S_w: WithinScatter,
-    basis: Basis,
-) -> Array:  # (n, k)
-    """Project every sample on the basis fitted to the other samples.
+@dataclass(frozen=True, eq=False)
+class HeldOutBasis:
+    """For every source sample, the basis fitted to the other samples.
 
     U is fitted to the source: projected on it, the source's classes are tighter and further apart
     than those of new samples, without bound as d approaches N. Removing sample i from its class
@@ -150,16 +140,46 @@ def held_out(
 
     Scales, rho and B are those of all samples.
     """
-    xp = array_namespace(z)
-    F = between_factor(scatter)
-    weights = xp.sqrt(scatter.counts / scatter.total)
-    offsets = xp.astype(S_w.whiten(F / weights[:, None]), residuals.dtype)  # (C, d), of mu_c - m
-    q = squares(residuals)
-    t = q + xp.sum(residuals * xp.take(offsets, y, axis=0), axis=1)
-    counts = xp.take(scatter.counts, y, axis=0)
-    g = (1 - S_w.shrinkage) * counts / ((counts - 1) * scatter.total)
-    q, t = xp.astype(q, z.dtype), xp.astype(t, z.dtype)
-    step = t / xp.clip(1 - g * q, min=xp.finfo(residuals.dtype).eps)
-    own_means = xp.take(scatter.means @ basis.U, y, axis=0)
-    own_shares = xp.take(basis.B, y, axis=0) / (counts - 1)[:, None]
-    return z + step[:, None] * (g[:, None] * (z - own_means) - own_shares)
+
+    U: Array  # (d, k), in the features' dtype like the next three
+    means: Array  # (C, d)
+    factor: Array  # (d, d), of S_w
+    offsets: Array  # (C, d), mu_c - m, whitened
+    centroids: Array  # (C, k), U'mu_c, float64 like the next two
+    g: Array  # (C,)
+    shares: Array  # (C, k), B_c / (n - 1)
+
+    @classmethod
+    def of(cls, scatter: ClassScatter, S_w: WithinScatter, basis: Basis, dtype: Any) -> Self:
+        """Compute what all samples share, for features of one dtype."""
+        xp = array_namespace(scatter.means)
+        m = scatter.counts @ scatter.means / scatter.total
+        others = scatter.counts - 1
+        return cls(
+            U=xp.astype(basis.U, dtype),
+            means=xp.astype(scatter.means, dtype),
+            factor=xp.astype(S_w.factor, dtype),
+            offsets=xp.astype(S_w.whiten(scatter.means - m), dtype),
+            centroids=scatter.means @ basis.U,
+            g=(1 - S_w.shrinkage) * scatter.counts / (others * scatter.total),
+            shares=basis.B / others[:, None],
+        )
+
+    def project(
+        self,
+        h: Array,  # (n, d), source samples
+        y: Array,  # (n,), class indices
+    ) -> Array:  # (n, k)
+        """Project every sample on the basis of the others, in float64."""
+        xp = array_namespace(h)
+        z = xp.astype(product(h, self.U), xp.float64)
+        x = xp.take(self.means, y, axis=0)
+        x -= h  # minus the residuals, in place
+        x = whiten(x, self.factor, overwrite=True)
+        q = squares(x)
+        x *= xp.take(self.offsets, y, axis=0)
+        t = q - xp.sum(x, axis=1)
+        g, q, t = xp.take(self.g, y, axis=0), *(xp.astype(each, z.dtype) for each in (q, t))
+        step = t / xp.clip(1 - g * q, min=xp.finfo(h.dtype).eps)
+        own = xp.take(self.centroids, y, axis=0)
+        return z + step[:, None] * (g[:, None] * (z - own) - xp.take(self.shares, y, axis=0))

@@ -88,6 +88,20 @@ class SourceMoments:
     def _roots(self) -> dict[float, tuple[Array, Array]]:
         return {}
 
+    def factors(self, beta: float) -> Array:  # (C, k, k)
+        """Cholesky factors of the class covariances plus beta I, cached for the last beta."""
+        factors = self._factors.get(beta)
+        if factors is None:  # as in `roots`
+            ridge = self.slack + beta * identity_like(self.covariances)
+            factors = cholesky(self.covariances + ridge, overwrite=True)
+            self._factors.clear()
+            self._factors[beta] = factors
+        return factors
+
+    @cached_property
+    def _factors(self) -> dict[float, Array]:
+        return {}
+
     @cached_property
     def slack(self) -> Array:  # (k, k)
         """Largest rounding error of an eigenvalue of a class covariance, times I."""

@@ -154,7 +154,8 @@ class Preprocessing:
         if scale is None:
             row[...] = image
         elif row.dtype == np.float32:
-            np.multiply(image, scale, out=row)
+            row[...] = image  # converted first: a product of two dtypes goes through buffers
+            row *= scale
             row += shift
         else:  # round once, at the end
             row[...] = image * scale + shift
