@@ -11,7 +11,6 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from threading import Lock
 from typing import Any, Self
 
 import numpy as np
@@ -33,6 +32,7 @@ from caster.core.channels import ChannelMoments, Site
 from caster.core.discriminant import probabilities
 from caster.core.linalg import Array
 from caster.core.stream_labels import StreamLabels, as_reference, merged_mixture
+from caster.core.threads import SingleThread
 from caster.core.verdict import Verdict
 from caster.errors import CasterError
 from caster.models.heads import Columns
@@ -112,7 +112,7 @@ class LayerTransport:
         self._shallow = math.ceil(FIRST_PASS * len(self.sites))
         self._certificate = LayerCertificate(self.settings.window)
         self._schedule = ComparisonSchedule(self.settings.every, self.settings.window)
-        self._guard = _SingleThread()
+        self._guard = SingleThread()
 
     @property
     def sites(self) -> list[Site]:
@@ -148,7 +148,7 @@ class LayerTransport:
         stream._alignment = self._alignment.new_stream()
         stream._certificate = LayerCertificate(self.settings.window)
         stream._schedule = ComparisonSchedule(self.settings.every, self.settings.window)
-        stream._guard = _SingleThread()
+        stream._guard = SingleThread()
         stream._forget_labels()
         return stream
 
@@ -373,27 +373,6 @@ class LayerTransport:
 
 class _NotFiniteError(Exception):
     """Aligned logits are not finite: the batch is answered as frozen and leaves no trace."""
-
-
-class _SingleThread:
-    """Reject a second thread: the batches of a stream have an order."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-
-    def __enter__(self) -> None:
-        if not self._lock.acquire(blocking=False):
-            raise CasterError(
-                "two threads called one stream at once: give every thread and every client a "
-                "stream of its own, with new_stream()"
-            )
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and pickles start unlocked."""
-        return type(self), ()
 
 
 def aligned_network(

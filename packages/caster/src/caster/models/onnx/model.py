@@ -27,7 +27,13 @@ from caster.models.onnx.graph import (
     set_outputs,
     set_row_outputs,
 )
-from caster.models.onnx.model_file import WeightGuard, check_model, follow_links, read_model
+from caster.models.onnx.model_file import (
+    FileContent,
+    WeightGuard,
+    check_model,
+    follow_links,
+    read_model,
+)
 from caster.models.preprocessing import Preprocessing
 from caster.models.protocol import SINGLE_IMAGE, Outputs
 
@@ -75,11 +81,12 @@ class OnnxModel:
         head: str | None = None,
         preprocessing: Preprocessing | Literal["in-graph"] | None = None,
         providers: Sequence[str] = ("CPUExecutionProvider",),
+        content: FileContent | None = None,  # of the file, if it was read already
     ) -> None:
         self.name = str(path)
         self._path, self._providers = Path(path), list(providers)
         check_installed(self.name, self._providers)
-        model, sha256 = read_model(self._path)
+        model, sha256 = content or read_model(self._path)
         try:
             check_model(model)
             self._input = declared_input(model)
@@ -289,9 +296,13 @@ def run_session(
     outputs: list[str] | None,  # None: all
     feeds: dict[str, NDArray[Any]],
 ) -> list[NDArray[Any]]:
-    """Outputs of a session for one batch."""
+    """Outputs of a session for one batch; only what they need is run."""
+    import onnxruntime
+
+    options = onnxruntime.RunOptions()
+    options.only_execute_path_to_fetches = outputs is not None
     try:
-        found: list[NDArray[Any]] = session.run(outputs, feeds)
+        found: list[NDArray[Any]] = session.run(outputs, feeds, options)
     except Exception as error:  # onnxruntime's errors have no other common base
         raise CasterError(f"{name} failed on a batch: {_one_line(error)}") from None
     return found
