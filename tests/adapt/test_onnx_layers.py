@@ -14,6 +14,8 @@ import torch
 import caster
 from caster import CasterError, wrap
 from caster.adapt.layer_passes import ENOUGH
+from caster.models.onnx.layers import FirstSite
+from caster.models.onnx.twin import first_site_model
 from tests.support import mixture_problem, problem
 from tests.support.mixture_problem import make_images, shuffled
 from tests.support.onnx_export import exported
@@ -146,6 +148,33 @@ def test_streams_are_independent_and_resume_bit_for_bit(pair, tmp_path):
     adapter.new_stream()(-x[:64])  # disturbs no other stream
     for batch, scores in zip(np.split(x, 12)[7:], expected[7:], strict=True):
         assert np.array_equal(again(batch).scores, scores)
+
+
+@pytest.mark.parametrize("name", ["past", "recent"])
+def test_a_past_of_some_sites_is_rejected(pair, name):
+    _, adapter = pair("batch", "folded")
+    stream = adapter.new_stream()
+    stream(make_images(shuffled(64, seed=5), 6, shift=0.8))
+    state = stream.state()
+    site = next(key for key in state if key.startswith(name)).rpartition(".")[0]
+    kept = {key: value for key, value in state.items() if not key.startswith(f"{site}.")}
+    assert len(kept) < len(state)
+    with pytest.raises(CasterError, match="not the state of a stream"):
+        adapter.resume(kept)
+
+
+def test_the_first_layers_show_the_first_site(file):
+    """Without the rest of the network, and as the whole graph measures it."""
+    model = wrap(file("batch", "folded"))
+    x = make_images(shuffled(8, seed=5), 6)
+    first = model.sites[0]
+    (expected,) = (
+        samples for site, (_, samples) in model.measuring(x)[1].items() if site == first.site
+    )
+    np.testing.assert_array_equal(FirstSite(model, first)(x), expected)
+    whole, head = model.graph()
+    part = first_site_model(whole, head, first)
+    assert len(part.graph.initializer) < len(whole.graph.initializer)
 
 
 def test_samples_that_are_no_images_leave_no_trace(pair):

@@ -116,6 +116,19 @@ def measuring_model(
     return build.finished()
 
 
+def first_site_model(model: ModelProto, head: Head, site: OnnxSite) -> ModelProto:
+    """The layers of a frozen network up to its first site, which they measure sample by sample.
+
+    Outputs: `caster.sample_means` and `caster.sample_variances` (n, c).
+    """
+    build = _Builder(model, head)
+    found = _ImageValues(build, site, build.values[site.site.module]).sample_moments()
+    build.drop_outputs()
+    for name, part in zip(("caster.sample_means", "caster.sample_variances"), found, strict=True):
+        build.output(name, part, ["n", site.width])
+    return build.pruned()
+
+
 class _Builder:
     """A copy of a model as onnx-ir's graph, and the nodes that are added to it."""
 
@@ -252,6 +265,17 @@ class _Builder:
 
         known = value.dtype == ir.DataType.FLOAT
         return value if known else self.op("Cast", value, to=int(ir.DataType.FLOAT))
+
+    def drop_outputs(self) -> None:
+        """Remove the outputs so far."""
+        self._graph.outputs.clear()
+
+    def pruned(self) -> ModelProto:
+        """The model without what no output needs."""
+        from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+        RemoveUnusedNodesPass()(self._model)
+        return self.finished()
 
     def finished(self) -> ModelProto:
         """The model, with its nodes in topological order."""
