@@ -15,8 +15,9 @@ import caster
 from caster.adapt.layer_passes import LayerSettings
 from caster.adapt.layer_transport import LayerTransport
 from caster.export import compiler as compiling
-from caster.export.layer_graph import REASONS, Source, initial_state
+from caster.export.layer_graph import Source, initial_state
 from caster.models.heads import Columns
+from caster.models.onnx.compiled import REASONS
 from caster.state import file as states
 from tests.support import mixture_problem as problem
 from tests.support import sampling

@@ -9,11 +9,10 @@ from caster._version import __version__
 from caster.adapt.adapter import Mechanism
 from caster.adapt.layer_passes import LayerSettings, has_full_map
 from caster.config import Settings
-from caster.core.verdict import Reason
 from caster.errors import CasterError, StateError
 from caster.io.files import AnyPath, check_writable, replacing
 from caster.models.onnx import OnnxModel
-from caster.models.onnx.compiled import NEXT, Metadata, StateTensor
+from caster.models.onnx.compiled import NEXT, REASONS, Metadata, StateTensor
 from caster.models.protocol import preprocessing_sha256
 from caster.state import file as states
 from caster.state.file import State
@@ -124,7 +123,7 @@ def compiled(
         state_sha256=states.digest(state),
         settings=asdict(settings),
         classes=state.classes,
-        reasons=get_args(Reason),
+        reasons=REASONS,
         state=_state_tensors(graph),
     )
     for key, value in metadata.texts().items():

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,12 +23,13 @@ from spox import Tensor, argument, build
 from caster.adapt import layer_passes, layer_transport
 from caster.adapt.layer_passes import LayerSettings
 from caster.core.channels import ChannelMoments
-from caster.core.verdict import Reason
 from caster.export import moment_graph
 from caster.export.certificate_graph import (
     CertificateGraph,
     ScheduleGraph,
+    gating_ratio,
     initial_certificate,
+    reason_code,
 )
 from caster.export.embedding import call, embed
 from caster.export.full_map_graph import (
@@ -75,7 +76,6 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 Floats = NDArray[Any]
-REASONS: tuple[Reason, ...] = get_args(Reason)  # a verdict's reason is its position here
 PASSES = 5  # at most: three with aligned layers, a frozen one, one of implausible samples
 NETWORK = "network"  # name of the embedded twin
 
@@ -311,9 +311,9 @@ class _Step:
         fits = compares & (ratio <= self._settings.tau)
         stands = ~compares & ~found.failed & self._schedule.accepted
         accepted = fits | stands
-        reason = where(self._none, _code("implausible"), _code("numerical"))
-        reason = where(found.failed, reason, _code("rest"))
-        reason = where(compares, where(fits, _code("accepted"), _code("ratio")), reason)
+        reason = where(self._none, reason_code("implausible"), reason_code("numerical"))
+        reason = where(found.failed, reason, reason_code("rest"))
+        reason = where(compares, where(fits, reason_code("accepted"), reason_code("ratio")), reason)
         after = self._after(found, fits, following)
         scores = self._in_order(where(accepted, found.scores, found.frozen), found.others)
         return {
@@ -338,9 +338,8 @@ class _Step:
         before = _label_state(labels, "frozen_labels")
         after = choose(is_finite(found.frozen), observed, lambda: list(before.values()))
         frozen = _labels_of(dict(zip(before, after, strict=True)), "frozen_labels", self._pi_s)
-        both = where(errors > norms, errors, norms)
-        of_source = where(frozen.is_source, norms, both)
-        ratio = where(found.labels(self._pi_s).is_source, of_source, errors)
+        is_source = found.labels(self._pi_s).is_source
+        ratio = gating_ratio(errors, norms, is_source, frozen.is_source)
         return [ratio, *after, certificate.stats, certificate.rows, certificate.count]
 
     def _after(
@@ -653,10 +652,6 @@ class _Step:
 
         (scores,) = choose(labels.is_source, lambda: [logits], by_labels)
         return [scores, labels.advance(p).chain.last]
-
-
-def _code(reason: Reason) -> GraphArray:  # ()
-    return constant(REASONS.index(reason))
 
 
 def compile_layers(
