@@ -17,9 +17,10 @@ from torch import nn
 
 from caster import CasterError
 from caster.core.channels import ChannelMoments, shrunk, to_source
+from caster.models.onnx import twin as onnx_twin
 from caster.models.onnx.graph import find_head
 from caster.models.onnx.graph_sites import find_onnx_sites
-from caster.models.onnx.twin import measuring_model, twin_model
+from caster.models.onnx.twin import FOLDED, given_model, measuring_model, twin_model
 from tests.support.onnx_export import Calibration, exported, images, seeded, session, values_at
 
 VIT = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2}
@@ -131,6 +132,26 @@ def test_the_identity_changes_nothing(twin, full):
     (features, logits), aligned = twin.run(full=np.array(full), matrices=np.concatenate(identity))
     np.testing.assert_allclose(aligned["features"], features, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(aligned["logits"], logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("folded", [0, FOLDED])
+def test_given_maps_alone_are_those_of_the_twin(twin, folded, monkeypatch):
+    """In the weights or as a layer of their own, with and without full maps."""
+    monkeypatch.setattr(onnx_twin, "FOLDED", folded)
+    twin, batch = twin
+    rng = np.random.default_rng(0)
+    given = np.stack([rng.uniform(0.5, 1.5, twin.D), rng.normal(size=twin.D)])
+    A = [np.eye(s.width) + 0.1 * rng.normal(size=(s.width,) * 2) for s in twin.full]
+    for full, maps in ((twin.full, A), ([], [])):
+        packed = np.concatenate([np.zeros(0), *(each.ravel() for each in maps)])
+        changes = {"given": given, "full": np.array(bool(full))}
+        _, expected = twin.run(**changes, **({"matrices": packed} if full else {}))
+        alone = session(given_model(twin.model, twin.head, twin.sites, full))
+        feeds = {"caster.given": given, "caster.matrices": packed}
+        feeds = {name: value.astype(np.float32) for name, value in feeds.items()}
+        found = alone.run(None, {alone.get_inputs()[0].name: batch.numpy(), **feeds})
+        for one, name in zip(found, ("features", "logits"), strict=True):
+            np.testing.assert_allclose(one, expected[name], rtol=1e-4, atol=1e-4)
 
 
 def test_moments_and_covariances(twin):
