@@ -15,6 +15,7 @@ import caster
 from caster.adapt.layer_passes import LayerSettings
 from caster.adapt.layer_transport import LayerTransport
 from caster.export import compiler as compiling
+from caster.export import layer_graph
 from caster.export.layer_graph import Source, initial_state
 from caster.models.heads import Columns
 from caster.models.onnx.compiled import REASONS
@@ -112,6 +113,16 @@ def test_maps_of_a_settled_stream_are_those_of_python(fitted, maps):
     theirs, ours = in_python(fitted, maps=maps), CompiledStream(fitted.path(maps=maps))
     same_streams(in_batches(stream_of("shuffled", 15 * 32), 32), ours, theirs)
     assert ("past.covariances" in ours.state) == (maps == "full") == (theirs.full_maps > 0)
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "turning", "changing"])
+def test_a_settled_pass_in_pieces_is_that_of_python(fitted, kind, monkeypatch, tmp_path):
+    """Five images at a time, the last piece smaller; every pass is confirmed or interrupted."""
+    monkeypatch.setattr(layer_graph, "AT_ONCE", 5 * 3 * 8 * 8)
+    graph, _ = compiling.compiled(fitted.model, fitted.state, LayerSettings(every=2))
+    (tmp_path / "pieces.onnx").write_bytes(graph.SerializeToString())
+    batches = in_batches(stream_of(kind, 768), 64)
+    same_streams(batches, CompiledStream(tmp_path / "pieces.onnx"), in_python(fitted, every=2))
 
 
 @pytest.mark.parametrize("kind", sampled(["shuffled", "turning", "changing", "clean"], 2))

@@ -168,7 +168,8 @@ def _with_layers(model: OnnxModel, state: State, settings: LayerSettings) -> Mod
         2 if layout == "NHWC" else 0,
     )
     source = Source.of(layers, [site.positions for site in sites])
-    return compile_layers(twin, source, state.head, settings, is_plausible)
+    idle_rows = 0 if model.takes_empty_batches() else 1
+    return compile_layers(twin, source, state.head, settings, is_plausible, idle_rows)
 
 
 def _state_tensors(graph: ModelProto) -> tuple[StateTensor, ...]:

@@ -78,6 +78,11 @@ if TYPE_CHECKING:
 Floats = NDArray[Any]
 PASSES = 5  # at most: three with aligned layers, a frozen one, one of implausible samples
 NETWORK = "network"  # name of the embedded twin
+# Input values that a settled pass takes at once, four images of 224 x 224: what they become inside
+# the network fits the caches, and a map of values that are there costs half of what it costs behind
+# a whole batch. No other pass can be cut: its maps are made of the whole batch.
+AT_ONCE = 4 * 3 * 224 * 224
+LARGEST = 2**62  # a number of rows that no batch has
 
 
 class Phase(IntEnum):
@@ -232,6 +237,8 @@ class Carry(NamedTuple):
     failed: GraphArray  # (), whether aligned logits were not finite, or no sample an image
     others: GraphArray  # (m, C) frozen logits of implausible samples, once `has_others`
     has_others: GraphArray  # ()
+    rows: GraphArray  # () int64, of a settled pass so far
+    logits: GraphArray  # (n, C), theirs
     moments: GraphArray  # (2, D), of the batch in the last aligned pass
     covariances: GraphArray  # (sum of c^2,), in the same pass
     mixture: GraphArray  # (C,), behind the merged moments
@@ -277,8 +284,10 @@ class _Step:
         is_plausible: PlausibilityGraph,
         images: GraphArray,
         state: Mapping[str, GraphArray],
+        idle_rows: int,
     ) -> None:
         self._twin, self._source, self._columns = twin, source, columns
+        self._idle_rows = idle_rows
         self._settings, self._state = settings, state
         kept = is_plausible(images)
         self._all, self._kept, self._none = images, kept, ~kept.any()
@@ -294,10 +303,17 @@ class _Step:
         self._past = minimum(state["past.count"], room)  # samples of the past that still count
         self._schedule = ScheduleGraph(state["schedule"], settings.every, settings.window)
         self._certificate = _certificate_of(state, settings)
+        sizes = images.shape[1:]
+        known = all(isinstance(size, int) for size in sizes)
+        # Where the size of images is open, batches are not cut.
+        self._at_once = max(1, AT_ONCE // math.prod(sizes)) if known else LARGEST
+        self._settles = self._first_phase().equals(int(Phase.SETTLED))
+        self._settled_maps = self._maps_of_past()
 
     def answer(self) -> dict[str, GraphArray]:
         """All outputs of the graph."""
-        found = Carry(*repeat(PASSES, self._start(), self._pass))
+        pieces = self._n / self._at_once + 1  # of integers, at most
+        found = Carry(*repeat(pieces + PASSES, self._start(), self._pass))
         compares = found.has_scores & found.has_frozen
         state = self._state
         unmeasured = where(found.failed, constant(math.inf), math.nan)
@@ -412,6 +428,8 @@ class _Step:
             failed=self._none,
             others=constant(np.zeros((1, C), np.float32)),
             has_others=self._kept.all(),
+            rows=constant(0),
+            logits=nothing,
             moments=constant(np.zeros((2, D), np.float32)),
             covariances=constant(np.zeros(self._squares, np.float32)),
             mixture=self._state["mixture"],
@@ -433,21 +451,31 @@ class _Step:
         ran = ~is_phase[Phase.FROZEN] & ~is_others
         shows_frozen = ~before.has_frozen & (is_phase[Phase.FROZEN] | ~self._schedule.skips)
         shows_frozen = shows_frozen & ~is_others
-        logits_frozen, logits, moments, covariances = self._run(before, is_phase, shows_frozen)
-        frozen, others = choose(
-            is_others,
-            lambda: [before.frozen, logits_frozen],
-            lambda: [where(shows_frozen, logits_frozen, before.frozen), before.others],
+        settled = is_phase[Phase.SETTLED]
+        # Not `_n`: ONNX Runtime warns about a Loop that takes a number and a cast of it.
+        n = length(self._images)
+        rows = where(settled, minimum(before.rows + self._at_once, n), 0)
+        logits_frozen, *measured = self._run(before, is_phase, shows_frozen, rows)
+        logits, moments, covariances = choose(
+            settled,
+            lambda: self._joined(before, rows, *measured),
+            lambda: measured,
         )
+        (frozen,) = choose(shows_frozen, lambda: [logits_frozen], lambda: [before.frozen])
+        (others,) = choose(is_others, lambda: [logits_frozen], lambda: [before.others])
         found = before._replace(
             frozen=frozen,
             has_frozen=before.has_frozen | shows_frozen,
             others=others,
             has_others=before.has_others | is_others,
+            rows=rows,
+            logits=where(settled, logits, before.logits),
             moments=where(ran, moments, before.moments),
             covariances=where(ran, covariances, before.covariances),
         )
 
+        is_piece = settled & (rows < n)  # more of the batch is to come
+        ran = ran & ~is_piece
         finite = ran & is_finite(logits)
         first = is_phase[Phase.SETTLED] | is_phase[Phase.SHALLOW]
         changed = finite & first & self._has_changed(moments)
@@ -472,6 +500,7 @@ class _Step:
             **_label_parts(labels),
         )
         phase = self._next_phase(found, is_phase, changed, doubted)
+        phase = where(is_piece, constant(int(Phase.SETTLED)), phase)
         return ~phase.equals(int(Phase.DONE)), found._replace(phase=phase)
 
     def _next_phase(
@@ -509,25 +538,59 @@ class _Step:
         last = where(found.has_others, number(Phase.DONE), int(Phase.OTHERS))
         return where(done, last, following)
 
-    def _run(
-        self, before: Carry, is_phase: Mapping[Phase, GraphArray], shows_frozen: GraphArray
-    ) -> list[GraphArray]:  # (n or 1, C), (n or 1, C), (2, D), (sum of c^2,)
-        """Frozen and aligned logits, and the batch's moments; a copy not needed gets one row."""
-        settled, whole = is_phase[Phase.SETTLED], is_phase[Phase.WHOLE]
-        mixture = where(whole, before.mixture, self._state["mixture"])
-        as_source = ~(settled | whole) | is_reference(mixture, self._pi_s)
-        (reference,) = choose(
-            as_source,
-            lambda: [self._source.reference(None)],
-            lambda: [self._source.reference(mixture)],
-        )
-        past, count = self._state["past"], self._state["past.count"]
+    def _maps_of_past(self) -> list[GraphArray]:  # (2, D), (), (sum of c^2,)
+        """Scales and shifts of a settled pass, whether it has full maps, and their matrices."""
+        mixture, count = self._state["mixture"], self._state["past.count"]
+        full = self._settles & is_reference(mixture, self._pi_s)
+        reference = self._reference(mixture, self._settles & ~full)
         own = (count / (count + self._settings.prior)).astype(np.float32)
-        target = moment_graph.blended(past, reference[:2], own)
+        target = moment_graph.blended(self._state["past"], reference[:2], own)
         by_past = moment_graph.to_source(target, reference)
-        full = settled & as_source
         shift, matrices = self._full_maps(full, target, by_past)
-        by_past = stack([by_past[0], shift])
+        return [stack([by_past[0], shift]), full, matrices]
+
+    def _reference(self, mixture: GraphArray, mixed: GraphArray) -> GraphArray:  # (3, D)
+        """What to align with: the source's moments, under a mixture if `mixed`."""
+        (found,) = choose(
+            mixed,
+            lambda: [self._source.reference(mixture)],
+            lambda: [self._source.reference(None)],
+        )
+        return found
+
+    def _joined(
+        self,
+        before: Carry,
+        rows: GraphArray,  # () int64, with this piece
+        logits: GraphArray,  # (m, C)
+        moments: GraphArray,  # (2, D)
+        covariances: GraphArray,  # (sum of c^2,)
+    ) -> list[GraphArray]:  # (n, C), (2, D), (sum of c^2,)
+        """Logits and moments of a settled pass, with another piece of the batch."""
+        joined = concat([before.logits[: before.rows], logits, before.logits[rows:]])
+        share = ((rows - before.rows).astype(np.float64) / rows.astype(np.float64)).astype(
+            np.float32
+        )
+        merged = moment_graph.merged(before.moments, moments, share)
+        if self._source.full:
+            step = moments[0] - before.moments[0]
+            covariances = merged_covariances(
+                self._source.full, before.covariances, covariances, step, share
+            )
+        return [joined, merged, covariances]
+
+    def _run(
+        self,
+        before: Carry,
+        is_phase: Mapping[Phase, GraphArray],
+        shows_frozen: GraphArray,
+        rows: GraphArray,  # () int64, of a settled pass after this piece
+    ) -> list[GraphArray]:  # (n or less, C), (n or less, C), (2, D), (sum of c^2,)
+        """Frozen and aligned logits, and moments; a copy that is not needed gets few rows."""
+        settled, whole = is_phase[Phase.SETTLED], is_phase[Phase.WHOLE]
+        mixed = whole & ~is_reference(before.mixture, self._pi_s)
+        reference, past = self._reference(before.mixture, mixed), self._state["past"]
+        by_past, full, matrices = self._settled_maps
         D, sites = self._source.moments.shape[1], len(self._source.widths)
         untouched = constant(np.stack([np.ones(D), np.zeros(D)]), np.float32)
         shallow = constant(np.arange(sites) < math.ceil(layer_transport.FIRST_PASS * sites))
@@ -538,13 +601,13 @@ class _Step:
             NETWORK,
             self._twin,
             self._frozen_rows(shows_frozen, is_phase[Phase.OTHERS]),
-            self._rows(~is_phase[Phase.FROZEN] & ~is_phase[Phase.OTHERS]),
+            self._aligned_rows(is_phase, before.rows, rows),
             where(settled, by_past, untouched),  # caster.given
             (shallow | whole) & ~settled,  # caster.measured
             past,
             reference,
             shares.astype(np.float32),
-            full,
+            settled & full,
             matrices,
         )
         frozen, aligned = self._of_classes(outputs[1]), self._of_classes(outputs[3])
@@ -577,17 +640,24 @@ class _Step:
 
         return choose(full, found, lambda: [by_past[1], zeros])
 
-    def _rows(self, wanted: GraphArray) -> GraphArray:
-        """All images if wanted, else one: a graph takes no fewer."""
-        # Not `_n`: ONNX Runtime warns about a Loop that takes a number and a cast of it.
-        return self._images[: where(wanted, length(self._images), 1)]
+    def _aligned_rows(
+        self, is_phase: Mapping[Phase, GraphArray], start: GraphArray, stop: GraphArray
+    ) -> GraphArray:
+        """The rows of the aligned copy: a piece of a settled pass, or all; one if it idles.
+
+        No rows have no moments.
+        """
+        idles = is_phase[Phase.FROZEN] | is_phase[Phase.OTHERS]
+        settled = is_phase[Phase.SETTLED]
+        end = where(settled, stop, where(idles, constant(1), length(self._images)))
+        return self._images[where(settled, start, 0) : end]
 
     def _frozen_rows(self, wanted: GraphArray, others: GraphArray) -> GraphArray:
         """The rows of the frozen copy: images or, in a pass of their own, the implausible ones."""
         (rows,) = choose(
             others,
             lambda: [selected(self._all, ~self._kept)],
-            lambda: [self._rows(wanted)],
+            lambda: [self._images[: where(wanted, length(self._images), self._idle_rows)]],
         )
         return rows
 
@@ -660,6 +730,7 @@ def compile_layers(
     columns: Sequence[int],  # of the state's classes among the logits
     settings: LayerSettings,
     is_plausible: PlausibilityGraph,
+    idle_rows: int = 1,  # of the frozen copy in a pass that does not need it
 ) -> ModelProto:
     """The graph of one batch of a stream.
 
@@ -678,7 +749,7 @@ def compile_layers(
         }
         state = _begun({name: GraphArray(inputs[name]) for name in initial}, initial)
         batch = GraphArray(inputs[images.name])
-        step = _Step(twin, source, columns, settings, is_plausible, batch, state)
+        step = _Step(twin, source, columns, settings, is_plausible, batch, state, idle_rows)
         # A graph must state the shapes of its outputs, and spox loses them in branches.
         shapes: dict[str, tuple[int, ...]] = {
             **{"probabilities": (-1, len(source.prior)), "labels": (-1,)},

@@ -174,6 +174,18 @@ class OnnxModel:
         rows = self._as_rows("features", features, count), self._as_rows("logits", logits, count)
         return Outputs(*rows)
 
+    def takes_empty_batches(self) -> bool:
+        """Whether the graph runs without any image; some reshape what they cannot without one."""
+        shape = self.input_shape
+        if shape is None or None in shape[1:] or self._input.batch_size is not None:
+            return False
+        empty = np.zeros((0, *(size or 0 for size in shape[1:])), self._input.dtype)
+        try:
+            found = run_session(self.name, self._session, None, {self._input.name: empty})
+        except CasterError:
+            return False
+        return all(len(each) == 0 for each in found)
+
     def exposed(self) -> ModelProto:
         """The model with its weights, and outputs `features` and `logits`: rows of float32."""
         model, _ = self.graph()
