@@ -19,6 +19,7 @@ from caster.export import layer_graph
 from caster.export.layer_graph import Source, initial_state
 from caster.models.heads import Columns
 from caster.models.onnx.compiled import REASONS
+from caster.models.onnx.graph import all_graphs
 from caster.state import file as states
 from tests.support import mixture_problem as problem
 from tests.support import sampling
@@ -273,6 +274,19 @@ def test_weights_are_once_in_the_file_inside_the_loop(fitted):
     for weight in weights:
         assert inside.count(weight) == 1
         assert content.count(weight) == 1
+
+
+def test_moments_of_classes_are_once_in_the_file(fitted):
+    """They are all of it that is float16, and nearly all of a state with many classes."""
+    graphs = all_graphs(onnx.load(fitted.path(maps="full")).graph)
+    tensors = [
+        tensor
+        for graph in graphs
+        for tensor in (*graph.initializer, *(a.t for node in graph.node for a in node.attribute))
+        if tensor.data_type == onnx.TensorProto.FLOAT16
+    ]
+    channels = sum(len(m.mean) for m in fitted.state.layers.values() if m.classes is not None)
+    assert sum(np.prod(tensor.dims) for tensor in tensors) == 2 * C * channels
 
 
 def test_only_standard_operators_are_used(fitted):

@@ -239,6 +239,7 @@ class Carry(NamedTuple):
     has_others: GraphArray  # ()
     rows: GraphArray  # () int64, of a settled pass so far
     logits: GraphArray  # (n, C), theirs
+    given: GraphArray  # (2, D), its scales and shifts
     moments: GraphArray  # (2, D), of the batch in the last aligned pass
     covariances: GraphArray  # (sum of c^2,), in the same pass
     mixture: GraphArray  # (C,), behind the merged moments
@@ -308,7 +309,7 @@ class _Step:
         # Where the size of images is open, batches are not cut.
         self._at_once = max(1, AT_ONCE // math.prod(sizes)) if known else LARGEST
         self._settles = self._first_phase().equals(int(Phase.SETTLED))
-        self._settled_maps = self._maps_of_past()
+        self._full, self._by_past, self._matrices = self._maps_of_past()
 
     def answer(self) -> dict[str, GraphArray]:
         """All outputs of the graph."""
@@ -430,6 +431,7 @@ class _Step:
             has_others=self._kept.all(),
             rows=constant(0),
             logits=nothing,
+            given=constant(np.zeros((2, D), np.float32)),
             moments=constant(np.zeros((2, D), np.float32)),
             covariances=constant(np.zeros(self._squares, np.float32)),
             mixture=self._state["mixture"],
@@ -455,7 +457,7 @@ class _Step:
         # Not `_n`: ONNX Runtime warns about a Loop that takes a number and a cast of it.
         n = length(self._images)
         rows = where(settled, minimum(before.rows + self._at_once, n), 0)
-        logits_frozen, *measured = self._run(before, is_phase, shows_frozen, rows)
+        given, logits_frozen, *measured = self._run(before, is_phase, shows_frozen, rows)
         logits, moments, covariances = choose(
             settled,
             lambda: self._joined(before, rows, *measured),
@@ -470,6 +472,7 @@ class _Step:
             has_others=before.has_others | is_others,
             rows=rows,
             logits=where(settled, logits, before.logits),
+            given=given,
             moments=where(ran, moments, before.moments),
             covariances=where(ran, covariances, before.covariances),
         )
@@ -538,25 +541,22 @@ class _Step:
         last = where(found.has_others, number(Phase.DONE), int(Phase.OTHERS))
         return where(done, last, following)
 
-    def _maps_of_past(self) -> list[GraphArray]:  # (2, D), (), (sum of c^2,)
-        """Scales and shifts of a settled pass, whether it has full maps, and their matrices."""
-        mixture, count = self._state["mixture"], self._state["past.count"]
-        full = self._settles & is_reference(mixture, self._pi_s)
-        reference = self._reference(mixture, self._settles & ~full)
+    def _maps_of_past(self) -> list[GraphArray]:  # (), (2, D), (sum of c^2,)
+        """Whether a settled pass has full maps; then its scales, shifts and matrices.
+
+        They are the same for all pieces of the batch, and roots take long.
+        """
+        full = self._settles & is_reference(self._state["mixture"], self._pi_s)
+        target, by_past = self._to_reference(self._source.reference(None))
+        shift, matrices = self._full_maps(full, target, by_past)
+        return [full, stack([by_past[0], shift]), matrices]
+
+    def _to_reference(self, reference: GraphArray) -> tuple[GraphArray, GraphArray]:  # (2, D) each
+        """The past, shrunk towards what to align with, and its diagonal map."""
+        count = self._state["past.count"]
         own = (count / (count + self._settings.prior)).astype(np.float32)
         target = moment_graph.blended(self._state["past"], reference[:2], own)
-        by_past = moment_graph.to_source(target, reference)
-        shift, matrices = self._full_maps(full, target, by_past)
-        return [stack([by_past[0], shift]), full, matrices]
-
-    def _reference(self, mixture: GraphArray, mixed: GraphArray) -> GraphArray:  # (3, D)
-        """What to align with: the source's moments, under a mixture if `mixed`."""
-        (found,) = choose(
-            mixed,
-            lambda: [self._source.reference(mixture)],
-            lambda: [self._source.reference(None)],
-        )
-        return found
+        return target, moment_graph.to_source(target, reference)
 
     def _joined(
         self,
@@ -585,33 +585,41 @@ class _Step:
         is_phase: Mapping[Phase, GraphArray],
         shows_frozen: GraphArray,
         rows: GraphArray,  # () int64, of a settled pass after this piece
-    ) -> list[GraphArray]:  # (n or less, C), (n or less, C), (2, D), (sum of c^2,)
-        """Frozen and aligned logits, and moments; a copy that is not needed gets few rows."""
+    ) -> list[GraphArray]:  # (2, D), (n or less, C), (n or less, C), (2, D), (sum of c^2,)
+        """Given maps, frozen and aligned logits, and moments; a copy that idles gets few rows."""
         settled, whole = is_phase[Phase.SETTLED], is_phase[Phase.WHOLE]
-        mixed = whole & ~is_reference(before.mixture, self._pi_s)
-        reference, past = self._reference(before.mixture, mixed), self._state["past"]
-        by_past, full, matrices = self._settled_maps
+        mixture = where(whole, before.mixture, self._state["mixture"])
+        begun = settled & (before.rows > 0)  # an earlier piece found the maps
+        mixed = ((settled & ~begun) | whole) & ~is_reference(mixture, self._pi_s)
+        (reference,) = choose(  # only here: the moments of classes are large
+            mixed,
+            lambda: [self._source.reference(mixture)],
+            lambda: [self._source.reference(None)],
+        )
+        _, by_past = self._to_reference(reference)
+        by_past = where(self._full, self._by_past, by_past)
         D, sites = self._source.moments.shape[1], len(self._source.widths)
         untouched = constant(np.stack([np.ones(D), np.zeros(D)]), np.float32)
         shallow = constant(np.arange(sites) < math.ceil(layer_transport.FIRST_PASS * sites))
         kept = where(before.fresh, constant(0.0), self._past)
         behind = kept + self._samples
         shares = stack([self._samples / behind, behind / (behind + self._settings.prior)])
+        given = where(settled, where(begun, before.given, by_past), untouched)
         outputs = call(
             NETWORK,
             self._twin,
             self._frozen_rows(shows_frozen, is_phase[Phase.OTHERS]),
             self._aligned_rows(is_phase, before.rows, rows),
-            where(settled, by_past, untouched),  # caster.given
+            given,
             (shallow | whole) & ~settled,  # caster.measured
-            past,
+            self._state["past"],
             reference,
             shares.astype(np.float32),
-            settled & full,
-            matrices,
+            settled & self._full,
+            self._matrices,
         )
         frozen, aligned = self._of_classes(outputs[1]), self._of_classes(outputs[3])
-        return [frozen, aligned, *outputs[4:]]
+        return [given, frozen, aligned, *outputs[4:]]
 
     def _full_maps(
         self,
