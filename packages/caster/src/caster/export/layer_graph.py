@@ -239,7 +239,8 @@ class Carry(NamedTuple):
     has_others: GraphArray  # ()
     rows: GraphArray  # () int64, of a settled pass so far
     logits: GraphArray  # (n, C), theirs
-    given: GraphArray  # (2, D), its scales and shifts
+    given: GraphArray  # (2, D), its scales and shifts: those of full maps, until it finds others
+    matrices: GraphArray  # (sum of c^2,), of full maps
     moments: GraphArray  # (2, D), of the batch in the last aligned pass
     covariances: GraphArray  # (sum of c^2,), in the same pass
     mixture: GraphArray  # (C,), behind the merged moments
@@ -309,7 +310,7 @@ class _Step:
         # Where the size of images is open, batches are not cut.
         self._at_once = max(1, AT_ONCE // math.prod(sizes)) if known else LARGEST
         self._settles = self._first_phase().equals(int(Phase.SETTLED))
-        self._full, self._by_past, self._matrices = self._maps_of_past()
+        self._full = self._settles & is_reference(state["mixture"], self._pi_s)
 
     def answer(self) -> dict[str, GraphArray]:
         """All outputs of the graph."""
@@ -417,6 +418,7 @@ class _Step:
         C, D = len(self._source.prior), self._source.moments.shape[1]
         nothing = filled(0.0, [self._n, C], np.float32)
         no = constant(False)
+        by_past, matrices = self._maps_of_past()
         rests = self._schedule.skips & ~self._schedule.accepted
         phase = where(rests, constant(int(Phase.FROZEN)), self._first_phase())
         return Carry(
@@ -431,7 +433,8 @@ class _Step:
             has_others=self._kept.all(),
             rows=constant(0),
             logits=nothing,
-            given=constant(np.zeros((2, D), np.float32)),
+            given=by_past,
+            matrices=matrices,
             moments=constant(np.zeros((2, D), np.float32)),
             covariances=constant(np.zeros(self._squares, np.float32)),
             mixture=self._state["mixture"],
@@ -472,7 +475,7 @@ class _Step:
             has_others=before.has_others | is_others,
             rows=rows,
             logits=where(settled, logits, before.logits),
-            given=given,
+            given=where(settled, given, before.given),
             moments=where(ran, moments, before.moments),
             covariances=where(ran, covariances, before.covariances),
         )
@@ -541,15 +544,15 @@ class _Step:
         last = where(found.has_others, number(Phase.DONE), int(Phase.OTHERS))
         return where(done, last, following)
 
-    def _maps_of_past(self) -> list[GraphArray]:  # (), (2, D), (sum of c^2,)
-        """Whether a settled pass has full maps; then its scales, shifts and matrices.
+    def _maps_of_past(self) -> list[GraphArray]:  # (2, D), (sum of c^2,)
+        """Scales, shifts and matrices of a settled pass with full maps.
 
-        They are the same for all pieces of the batch, and roots take long.
+        The passes carry them: spox would compute in every pass what only passes use, and roots
+        take long.
         """
-        full = self._settles & is_reference(self._state["mixture"], self._pi_s)
         target, by_past = self._to_reference(self._source.reference(None))
-        shift, matrices = self._full_maps(full, target, by_past)
-        return [full, stack([by_past[0], shift]), matrices]
+        shift, matrices = self._full_maps(self._full, target, by_past)
+        return [stack([by_past[0], shift]), matrices]
 
     def _to_reference(self, reference: GraphArray) -> tuple[GraphArray, GraphArray]:  # (2, D) each
         """The past, shrunk towards what to align with, and its diagonal map."""
@@ -597,14 +600,14 @@ class _Step:
             lambda: [self._source.reference(None)],
         )
         _, by_past = self._to_reference(reference)
-        by_past = where(self._full, self._by_past, by_past)
         D, sites = self._source.moments.shape[1], len(self._source.widths)
         untouched = constant(np.stack([np.ones(D), np.zeros(D)]), np.float32)
         shallow = constant(np.arange(sites) < math.ceil(layer_transport.FIRST_PASS * sites))
         kept = where(before.fresh, constant(0.0), self._past)
         behind = kept + self._samples
         shares = stack([self._samples / behind, behind / (behind + self._settings.prior)])
-        given = where(settled, where(begun, before.given, by_past), untouched)
+        by_past = where(begun | self._full, before.given, by_past)
+        given = where(settled, by_past, untouched)
         outputs = call(
             NETWORK,
             self._twin,
@@ -616,7 +619,7 @@ class _Step:
             reference,
             shares.astype(np.float32),
             settled & self._full,
-            self._matrices,
+            before.matrices,
         )
         frozen, aligned = self._of_classes(outputs[1]), self._of_classes(outputs[3])
         return [given, frozen, aligned, *outputs[4:]]
