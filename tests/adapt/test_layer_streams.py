@@ -16,7 +16,7 @@ from torch import nn
 
 import caster
 from caster import Adapter, CasterError, wrap
-from caster.adapt.layer_transport import _SingleThread
+from caster.core.threads import SingleThread
 from caster.models.torch import TorchModel
 from caster_bench.methods.checks.fingerprint import fingerprint
 from caster_bench.methods.registry import create
@@ -112,7 +112,7 @@ def test_a_new_stream_is_as_constructed_and_shares_weights_and_source(name, kind
 
 
 def test_copies_of_a_stream_start_unlocked():
-    one = _SingleThread()
+    one = SingleThread()
     with one:
         for other in (copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
             with other:

@@ -42,6 +42,24 @@ def test_the_expected_error_of_a_sure_model_says_nothing():
     assert math.isnan(evaluate(ratio, sure, unsure * math.nan))
 
 
+@pytest.mark.parametrize(
+    ("errors", "norms", "is_source", "frozen_is_source", "expected"),
+    [
+        (1.3, 0.9, True, True, 0.9),  # shuffled: the norms alone
+        (0.7, 0.9, True, False, 0.9),  # frozen answers in runs: both must be small
+        (1.3, 0.9, True, False, 1.3),
+        (math.inf, 0.9, True, False, math.inf),
+        (1.3, 0.9, False, True, 1.3),  # in runs: the errors alone
+        (0.7, 0.9, False, False, 0.7),
+    ],
+)
+def test_both_ratios_must_agree_if_only_aligned_answers_look_shuffled(
+    errors, norms, is_source, frozen_is_source, expected
+):
+    given = (np.array(each) for each in (errors, norms, is_source, frozen_is_source))
+    assert evaluate(certificate_graph.gating_ratio, *given) == expected
+
+
 @pytest.mark.parametrize("total", [19.0, 14.0, math.nan])
 def test_confidence_falls_as_in_core(total):
     now, then = (25.0, total, 0.0), (100.0, 80.0, 68.0)

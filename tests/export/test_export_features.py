@@ -20,7 +20,6 @@ from caster import Adapter, Caster, CasterError, SourceMoments, wrap
 from caster.adapt.fitting import bound_state
 from caster.export import features as exported
 from caster.export.features import (
-    CODES,
     Source,
     class_scores,
     compile_features,
@@ -29,10 +28,10 @@ from caster.export.features import (
 )
 from caster.export.graph_arrays import constant
 from caster.models.onnx import OnnxModel
+from caster.models.onnx.compiled import REASONS
 from tests.support.graphs import compiled
 from tests.support.sampling import sampled
 
-REASON = list(CODES)
 PERMUTED = (2, 0, 5, 1, 4, 3)
 
 
@@ -115,7 +114,7 @@ def agrees(session, adapter, images, reason=None, tolerance=1e-6):
     expected = adapter(images)
     p, labels, accepted, ratio, code = session.run(None, {"images": images})
     verdict = expected.verdict
-    assert REASON[code] == verdict.reason
+    assert REASONS[code] == verdict.reason
     assert reason in (None, verdict.reason)
     assert bool(accepted) is verdict.accepted
     np.testing.assert_allclose(ratio, verdict.ratio, rtol=1e-4)
@@ -192,7 +191,7 @@ def test_float64_answers(six, ungated, size, scale, offset, seed):
         outputs.features.astype(np.float64), outputs.logits.astype(np.float64)
     )
     p, _, accepted, ratio, code = session.run(None, {"images": images})
-    assert (REASON[code], bool(accepted)) == (expected.verdict.reason, expected.verdict.accepted)
+    assert (REASONS[code], bool(accepted)) == (expected.verdict.reason, expected.verdict.accepted)
     np.testing.assert_allclose(ratio, expected.verdict.ratio, rtol=1e-5)
     np.testing.assert_allclose(p, expected.probabilities, rtol=0, atol=1e-5)
 
@@ -258,7 +257,7 @@ def test_values_that_are_not_finite(six_compiled, six, size, value):
     with pytest.raises(CasterError):
         adapter(images)
     p, labels, accepted, ratio, code = session.run(None, {"images": images})
-    assert (REASON[code], bool(accepted), ratio) == ("numerical", False, np.inf)
+    assert (REASONS[code], bool(accepted), ratio) == ("numerical", False, np.inf)
     sound = adapter(images[:-1]) if size > 1 else None
     if sound is not None:  # other images keep their frozen answer
         frozen = sound.frozen.argmax(axis=1)
@@ -275,9 +274,9 @@ def test_logits_that_are_nan(six):
         also_open=(1,),
     )
     logits[:, :] = np.eye(6)[np.random.default_rng(0).permutation(64) % 6]
-    assert REASON[function(features, logits)[4]] == "accepted"
+    assert REASONS[function(features, logits)[4]] == "accepted"
     logits[3, 2] = np.nan
-    assert REASON[function(features, logits)[4]] == "numerical"
+    assert REASONS[function(features, logits)[4]] == "numerical"
 
 
 # --- the file ------------------------------------------------------------------------------------

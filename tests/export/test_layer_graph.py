@@ -15,8 +15,11 @@ import caster
 from caster.adapt.layer_passes import LayerSettings
 from caster.adapt.layer_transport import LayerTransport
 from caster.export import compiler as compiling
-from caster.export.layer_graph import REASONS, Source, initial_state
+from caster.export import layer_graph
+from caster.export.layer_graph import Source, initial_state
 from caster.models.heads import Columns
+from caster.models.onnx.compiled import REASONS
+from caster.models.onnx.graph import all_graphs
 from caster.state import file as states
 from tests.support import mixture_problem as problem
 from tests.support import sampling
@@ -111,6 +114,16 @@ def test_maps_of_a_settled_stream_are_those_of_python(fitted, maps):
     theirs, ours = in_python(fitted, maps=maps), CompiledStream(fitted.path(maps=maps))
     same_streams(in_batches(stream_of("shuffled", 15 * 32), 32), ours, theirs)
     assert ("past.covariances" in ours.state) == (maps == "full") == (theirs.full_maps > 0)
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "turning", "changing"])
+def test_a_settled_pass_in_pieces_is_that_of_python(fitted, kind, monkeypatch, tmp_path):
+    """Five images at a time, the last piece smaller; every pass is confirmed or interrupted."""
+    monkeypatch.setattr(layer_graph, "AT_ONCE", 5 * 3 * 8 * 8)
+    graph, _ = compiling.compiled(fitted.model, fitted.state, LayerSettings(every=2))
+    (tmp_path / "pieces.onnx").write_bytes(graph.SerializeToString())
+    batches = in_batches(stream_of(kind, 768), 64)
+    same_streams(batches, CompiledStream(tmp_path / "pieces.onnx"), in_python(fitted, every=2))
 
 
 @pytest.mark.parametrize("kind", sampled(["shuffled", "turning", "changing", "clean"], 2))
@@ -261,6 +274,19 @@ def test_weights_are_once_in_the_file_inside_the_loop(fitted):
     for weight in weights:
         assert inside.count(weight) == 1
         assert content.count(weight) == 1
+
+
+def test_moments_of_classes_are_once_in_the_file(fitted):
+    """They are all of it that is float16, and nearly all of a state with many classes."""
+    graphs = all_graphs(onnx.load(fitted.path(maps="full")).graph)
+    tensors = [
+        tensor
+        for graph in graphs
+        for tensor in (*graph.initializer, *(a.t for node in graph.node for a in node.attribute))
+        if tensor.data_type == onnx.TensorProto.FLOAT16
+    ]
+    channels = sum(len(m.mean) for m in fitted.state.layers.values() if m.classes is not None)
+    assert sum(np.prod(tensor.dims) for tensor in tensors) == 2 * C * channels
 
 
 def test_only_standard_operators_are_used(fitted):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 
 import caster
 from caster import CasterError
+from caster.models.onnx import model_file
 from caster.models.onnx.compiled import CompiledModel, Metadata
 from tests.support import compiled_file
 
@@ -119,6 +121,28 @@ def test_a_batch_that_does_not_fit_leaves_the_stream_as_it_was(made, opened):
         stream(batch[:0])
     assert stream.samples == 0
     np.testing.assert_array_equal(stream(batch).scores, opened["layers"](batch).scores)
+
+
+def test_a_stream_takes_one_thread_at_a_time(made, opened, monkeypatch):
+    stream, (batch,) = opened["layers"].new_stream(), made.batches(1)
+
+    def second_thread(*args):
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(stream, batch).result()
+
+    monkeypatch.setattr(opened["layers"], "run", second_thread)
+    with pytest.raises(CasterError, match="two threads called one stream"):
+        stream(batch)
+    monkeypatch.undo()
+    assert len(stream(batch).labels) == len(batch)  # and is free again
+
+
+def test_a_file_is_read_once(made, monkeypatch):
+    read, calls = model_file.read_regular, []
+    monkeypatch.setattr(model_file, "read_regular", lambda path: calls.append(path) or read(path))
+    caster.wrap(made.paths["layers"])
+    caster.wrap(made.model.name)
+    assert list(map(str, calls)) == [str(made.paths["layers"]), made.model.name]
 
 
 def test_it_is_not_a_frozen_model(made, opened):

@@ -17,6 +17,7 @@ from torch import nn
 
 from caster import CasterError
 from caster.core.channels import ChannelMoments, shrunk, to_source
+from caster.models.onnx.folded import folded_model
 from caster.models.onnx.graph import find_head
 from caster.models.onnx.graph_sites import find_onnx_sites
 from caster.models.onnx.twin import measuring_model, twin_model
@@ -131,6 +132,27 @@ def test_the_identity_changes_nothing(twin, full):
     (features, logits), aligned = twin.run(full=np.array(full), matrices=np.concatenate(identity))
     np.testing.assert_allclose(aligned["features"], features, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(aligned["logits"], logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_constant_maps_are_those_of_the_twin(twin, full):
+    """In a convolution's weights or as nodes of their own, with and without full maps."""
+    twin, batch = twin
+    rng = np.random.default_rng(0)
+    given = np.stack([rng.uniform(0.5, 1.5, twin.D), rng.normal(size=twin.D)])
+    A = {s: np.eye(s.width) + 0.1 * rng.normal(size=(s.width,) * 2) for s in twin.full if full}
+    packed = np.concatenate([np.zeros(0), *(each.ravel() for each in A.values())])
+    changes = {"given": given, "full": np.array(full)} | ({"matrices": packed} if full else {})
+    _, expected = twin.run(**changes)
+    ends = np.cumsum([0, *(s.width for s in twin.sites)])
+    maps = {
+        s.site: (A.get(s, given[0, a:b]), given[1, a:b])
+        for s, a, b in zip(twin.sites, ends[:-1], ends[1:], strict=True)
+    }
+    folded = session(folded_model(twin.model, twin.head, twin.sites, maps))
+    found = folded.run(None, {folded.get_inputs()[0].name: batch.numpy()})
+    for one, name in zip(found, ("features", "logits"), strict=True):
+        np.testing.assert_allclose(one, expected[name], rtol=1e-4, atol=1e-4)
 
 
 def test_moments_and_covariances(twin):

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 
-from caster.export.layer_graph import REASONS
-from caster.models.onnx.compiled import NEXT
+from caster.models.onnx.compiled import NEXT, REASONS
 
 
 @dataclass

@@ -233,8 +233,13 @@ class Alignment:
         """Continue from a `state` of the target."""
         self.reset()
         sources = {aligned.site: aligned.source for aligned in self._sites}
+        # Which BatchNorms are not aligned is known after a batch.
+        batchnorms = [aligned.site for aligned in self._batchnorms]
         self.target.resume(
-            state, sources, lambda part: torch.as_tensor(part, device=self.model.device)
+            state,
+            sources,
+            lambda part: torch.as_tensor(part, device=self.model.device),
+            batchnorms if self._shared is None else self._shared,
         )
 
     @property

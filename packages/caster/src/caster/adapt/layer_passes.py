@@ -7,7 +7,7 @@ was rewritten. Both take a batch and a `Pass`, and remember a stream's target in
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from operator import add
@@ -254,8 +254,9 @@ class TargetMoments:
         state: Mapping[str, NDArray[Any]],
         sources: Mapping[Site, ChannelMoments],  # of the same shapes
         place: Callable[[NDArray[Any]], Array] = np.asarray,
+        optional: Collection[Site] = (),  # may have no past
     ) -> None:
-        """Continue from a `state`; one that cannot be raises a ValueError."""
+        """Continue from a `state`; one that cannot be, or lacks a site's past, is a ValueError."""
         self.reset()
         sites = {str(site): site for site in sources}
         for name in [name.removesuffix(".count") for name in state if name.endswith(".count")]:
@@ -277,6 +278,9 @@ class TargetMoments:
                 raise ValueError(site)
             kept = self.past if which == "past" else self.recent
             kept[sites[site]] = ChannelMoments(count, *map(place, parts.values()))
+        missing = (sources.keys() - self.past.keys()).difference(optional) if self.past else ()
+        if missing or self.recent.keys() != self._watched & self.past.keys():
+            raise ValueError("moments of some sites only")
 
     @property
     def nbytes(self) -> int:

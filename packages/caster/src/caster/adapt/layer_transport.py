@@ -14,7 +14,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from threading import Lock
 from typing import Any, Self
 
 import numpy as np
@@ -37,6 +36,7 @@ from caster.core.channels import ChannelMoments, Site
 from caster.core.discriminant import probabilities
 from caster.core.linalg import Array
 from caster.core.stream_labels import StreamLabels, as_reference, merged_mixture
+from caster.core.threads import SingleThread
 from caster.core.verdict import Verdict
 from caster.errors import CasterError
 from caster.models.heads import Columns
@@ -148,7 +148,7 @@ class LayerTransport:
         self._monitor = OutputMonitor()
         self._rest: _Rest | None = None
         self._begun: deque[_BegunBatch] = deque()  # without an answer so far
-        self._guard = _SingleThread()
+        self._guard = SingleThread()
 
     @property
     def sites(self) -> list[Site]:
@@ -231,7 +231,7 @@ class LayerTransport:
         stream._schedule = ComparisonSchedule(self.settings.every, self.settings.window)
         stream._monitor = OutputMonitor()
         stream._rest, stream._begun = None, deque()
-        stream._guard = _SingleThread()
+        stream._guard = SingleThread()
         stream._forget_labels()
         return stream
 
@@ -500,27 +500,6 @@ class LayerTransport:
 
 class _NotFiniteError(Exception):
     """Aligned logits are not finite: the batch is answered as frozen and leaves no trace."""
-
-
-class _SingleThread:
-    """Reject a second thread: the batches of a stream have an order."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-
-    def __enter__(self) -> None:
-        if not self._lock.acquire(blocking=False):
-            raise CasterError(
-                "two threads called one stream at once: give every thread and every client a "
-                "stream of its own, with new_stream()"
-            )
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and pickles start unlocked."""
-        return type(self), ()
 
 
 def aligned_network(

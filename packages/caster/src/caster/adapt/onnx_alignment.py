@@ -43,7 +43,7 @@ from caster.core.channels import (
 )
 from caster.errors import CasterError
 from caster.models.onnx.graph_sites import OnnxSite
-from caster.models.onnx.layers import AlignedGraph, FoldedGraph
+from caster.models.onnx.layers import AlignedGraph, FirstSite, FoldedGraph
 from caster.models.onnx.model import OnnxModel
 from caster.models.protocol import Outputs
 
@@ -65,8 +65,8 @@ class OnnxAlignment:
     ) -> None:
         self.model = model
         self.prior = prior
-        self._sites = list(sites)
         self.sites = [found.site for found in sites]
+        self._onnx_sites = sites
         self._source = source
         self._ends = ends
         self.target = TargetMoments(memory, self.sites)
@@ -84,6 +84,7 @@ class OnnxAlignment:
             for site, moments in source.items()
         }
         self._limits: dict[tuple[int, ...], NDArray[Any]] = {}  # of plausible energies, by shape
+        self._first: FirstSite | None = None  # made if samples leave the range of images
 
     @classmethod
     def of(
@@ -142,7 +143,7 @@ class OnnxAlignment:
             )
             for site in self.sites
         }
-        self._folded = FoldedGraph(self.model, self._sites, maps)
+        self._folded = FoldedGraph(self.model, self._onnx_sites, maps)
 
     def folded(self, batch: Any) -> Outputs:
         """Features and logits with the constant maps; nothing is measured."""
@@ -252,8 +253,9 @@ class OnnxAlignment:
     def _energies(self, batch: NDArray[Any]) -> NDArray[Any]:  # (n, c)
         """Mean squared distance from the source's mean at the first site, by sample."""
         site = self.sites[0]
-        _, found = self.model.measuring(batch)
-        means, variances = found[site][1]
+        if self._first is None:
+            self._first = FirstSite(self.model, self._onnx_sites[0])
+        means, variances = self._first(batch)
         return np.asarray(variances + (means - self._source[site].mean) ** 2)
 
 

@@ -1,4 +1,4 @@
-"""Limit BLAS to one thread for long sequences of small factorisations."""
+"""Threads: one at a time in a stream, and one for BLAS in sequences of small factorisations."""
 
 from __future__ import annotations
 
@@ -6,12 +6,36 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from threading import Lock
+from typing import Any
 
 from threadpoolctl import ThreadpoolController
+
+from caster.errors import CasterError
 
 MANY_CLASSES = 64  # from here on, setting the number of threads pays off
 
 _setting = Lock()
+
+
+class SingleThread:
+    """Reject a second thread: the batches of a stream have an order."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise CasterError(
+                "two threads called one stream at once: give every thread and every client a "
+                "stream of its own, with new_stream()"
+            )
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles start unlocked."""
+        return type(self), ()
 
 
 @contextmanager

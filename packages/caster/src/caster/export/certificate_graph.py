@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caster.adapt.layer_certificate import ERRORS, NORM
+from caster.core.verdict import Reason
 from caster.export.graph_arrays import (
     GraphArray,
     choose,
@@ -31,8 +32,28 @@ from caster.export.graph_arrays import (
     where,
 )
 from caster.export.matrix_roots import scaled_roots
+from caster.models.onnx.compiled import REASONS
 
 SMALLEST = 1e-8  # singular value, relative to the Frobenius norm, that the nuclear norm resolves
+
+
+# --- the verdict -------------------------------------------------------------------------------
+
+
+def reason_code(reason: Reason) -> GraphArray:  # ()
+    """The number of a verdict's reason."""
+    return constant(REASONS.index(reason))
+
+
+def gating_ratio(
+    errors: GraphArray,  # (), ratio of expected errors
+    norms: GraphArray,  # (), ratio of nuclear norms
+    is_source: GraphArray,  # (), whether the aligned answers are shuffled, in the source's mixture
+    frozen_is_source: GraphArray,  # (), whether the frozen ones are
+) -> GraphArray:  # ()
+    """The ratio that decides: both must agree where only the aligned answers look shuffled."""
+    both = where(errors > norms, errors, norms)
+    return where(is_source, where(frozen_is_source, norms, both), errors)
 
 
 # --- confidence ----------------------------------------------------------------------------------

@@ -9,11 +9,10 @@ from caster._version import __version__
 from caster.adapt.adapter import Mechanism
 from caster.adapt.layer_passes import LayerSettings, has_full_map
 from caster.config import Settings
-from caster.core.verdict import Reason
 from caster.errors import CasterError, StateError
 from caster.io.files import AnyPath, check_writable, replacing
 from caster.models.onnx import OnnxModel
-from caster.models.onnx.compiled import NEXT, Metadata, StateTensor
+from caster.models.onnx.compiled import NEXT, REASONS, Metadata, StateTensor
 from caster.models.protocol import preprocessing_sha256
 from caster.state import file as states
 from caster.state.file import State
@@ -124,7 +123,7 @@ def compiled(
         state_sha256=states.digest(state),
         settings=asdict(settings),
         classes=state.classes,
-        reasons=get_args(Reason),
+        reasons=REASONS,
         state=_state_tensors(graph),
     )
     for key, value in metadata.texts().items():
@@ -169,7 +168,8 @@ def _with_layers(model: OnnxModel, state: State, settings: LayerSettings) -> Mod
         2 if layout == "NHWC" else 0,
     )
     source = Source.of(layers, [site.positions for site in sites])
-    return compile_layers(twin, source, state.head, settings, is_plausible)
+    idle_rows = 0 if model.takes_empty_batches() else 1
+    return compile_layers(twin, source, state.head, settings, is_plausible, idle_rows)
 
 
 def _state_tensors(graph: ModelProto) -> tuple[StateTensor, ...]:

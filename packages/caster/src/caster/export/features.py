@@ -16,18 +16,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import spox.opset.ai.onnx.v18 as op
 from numpy.typing import NDArray
 
 from caster.config import STATE_DTYPE, Settings
-from caster.core.linalg import LARGEST_CONDITION, step_scales, whiten
+from caster.core.linalg import LARGEST_CONDITION, whiten
 from caster.core.order import MOST_EXCESS, MOST_NEIGHBOURS
 from caster.core.types import SourceMoments
 from caster.core.verdict import Reason
 from caster.errors import CasterError
+from caster.export.certificate_graph import reason_code
 from caster.export.embedding import in_opset
 from caster.export.graph_arrays import (
     GraphArray,
@@ -46,6 +47,7 @@ from caster.export.graph_arrays import (
     under_construction,
     where,
 )
+from caster.export.matrix_roots import scaled_roots
 from caster.state import State
 
 if TYPE_CHECKING:
@@ -55,7 +57,6 @@ Numbers = NDArray[np.float64]
 LEAF = 8  # order of the blocks that are inverted element by element
 DECOUPLED = 1e20  # variance added to directions that a batch does not support: they weigh nothing
 WIDE_ENTRIES = 2**21  # entries of the class covariances up to which they are inverted in float64
-CODES: dict[Reason, int] = {reason: code for code, reason in enumerate(get_args(Reason))}
 
 
 class Answer(NamedTuple):
@@ -223,7 +224,7 @@ def transport(
     sound = is_finite(features) & ~is_nan(fallback).any()
     ordered = is_ordered(chosen, batch.size, state.moments)
     reason, ratio = decide(evidence, sound, batch.size, ordered, state, settings)
-    accepted = reason.equals(CODES["accepted"])
+    accepted = reason.equals(reason_code("accepted"))
     adapted = softmax(scores).astype(np.float32)
     return Answer(
         where(accepted, adapted, softmax(fallback)),
@@ -283,17 +284,9 @@ def propose(
 def inverse_root(C: GraphArray, lam: float) -> GraphArray:  # (k, k) -> (k, k)
     """(C + lam I)^-1/2, as `newton_schulz_roots` computes it; NaN if it does not converge."""
     identity = constant(np.eye(C.shape[-1]))
-    matrix = C + lam * identity
-    scale = sqrt((matrix * matrix).sum())
-    # ONNX Runtime fuses constant factors of products, and rounds them to float32 in doing so.
-    factors = [float(np.float32(a**2)) for a in step_scales(LARGEST_CONDITION**-0.5)]
-    Y, Z = matrix / scale, 0.5 * factors[0] * identity
-    for following in (*factors[1:], 1.0):
-        T = 1.5 * identity - Z @ Y
-        Y, Z = Y @ T, following * (T @ Z)
-    off = 2.0 * (Z @ Y) - identity
-    root = Z / (sqrt(scale) * 0.5 * float(np.prod(np.sqrt(factors))))
-    return where((off * off).max() < 1e-12, root, np.nan)
+    root, inverse, scale = scaled_roots(C + lam * identity, identity, LARGEST_CONDITION**-0.5)
+    off = inverse @ root - identity
+    return where((off * off).max() < 1e-12, inverse / scale, np.nan)
 
 
 def _padded(x: GraphArray, source: Source, axes: int) -> GraphArray:  # (..., rank) -> (..., K)
@@ -556,7 +549,7 @@ def decide(
         unsupported = state.source_check is not None and not state.source_check.supported
         causes.append((constant(True), "source_check") if unsupported else (ordered, "class_order"))
     causes += [(failed, "numerical"), (single, "batch_too_small")]
-    reason = constant(CODES["accepted"])
+    reason = reason_code("accepted")
     for holds, cause in causes:
-        reason = where(holds, constant(CODES[cause]), reason)
+        reason = where(holds, reason_code(cause), reason)
     return reason, where(unmeasured | failed | single, constant(np.inf), ratio)

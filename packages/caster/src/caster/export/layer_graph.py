@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,12 +23,13 @@ from spox import Tensor, argument, build
 from caster.adapt import layer_passes, layer_transport
 from caster.adapt.layer_passes import LayerSettings
 from caster.core.channels import ChannelMoments
-from caster.core.verdict import Reason
 from caster.export import moment_graph
 from caster.export.certificate_graph import (
     CertificateGraph,
     ScheduleGraph,
+    gating_ratio,
     initial_certificate,
+    reason_code,
 )
 from caster.export.embedding import call, embed
 from caster.export.full_map_graph import (
@@ -75,9 +76,13 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 Floats = NDArray[Any]
-REASONS: tuple[Reason, ...] = get_args(Reason)  # a verdict's reason is its position here
 PASSES = 5  # at most: three with aligned layers, a frozen one, one of implausible samples
 NETWORK = "network"  # name of the embedded twin
+# Input values that a settled pass takes at once, four images of 224 x 224: what they become inside
+# the network fits the caches, and a map of values that are there costs half of what it costs behind
+# a whole batch. No other pass can be cut: its maps are made of the whole batch.
+AT_ONCE = 4 * 3 * 224 * 224
+LARGEST = 2**62  # a number of rows that no batch has
 
 
 class Phase(IntEnum):
@@ -232,6 +237,10 @@ class Carry(NamedTuple):
     failed: GraphArray  # (), whether aligned logits were not finite, or no sample an image
     others: GraphArray  # (m, C) frozen logits of implausible samples, once `has_others`
     has_others: GraphArray  # ()
+    rows: GraphArray  # () int64, of a settled pass so far
+    logits: GraphArray  # (n, C), theirs
+    given: GraphArray  # (2, D), its scales and shifts: those of full maps, until it finds others
+    matrices: GraphArray  # (sum of c^2,), of full maps
     moments: GraphArray  # (2, D), of the batch in the last aligned pass
     covariances: GraphArray  # (sum of c^2,), in the same pass
     mixture: GraphArray  # (C,), behind the merged moments
@@ -277,8 +286,10 @@ class _Step:
         is_plausible: PlausibilityGraph,
         images: GraphArray,
         state: Mapping[str, GraphArray],
+        idle_rows: int,
     ) -> None:
         self._twin, self._source, self._columns = twin, source, columns
+        self._idle_rows = idle_rows
         self._settings, self._state = settings, state
         kept = is_plausible(images)
         self._all, self._kept, self._none = images, kept, ~kept.any()
@@ -294,10 +305,17 @@ class _Step:
         self._past = minimum(state["past.count"], room)  # samples of the past that still count
         self._schedule = ScheduleGraph(state["schedule"], settings.every, settings.window)
         self._certificate = _certificate_of(state, settings)
+        sizes = images.shape[1:]
+        known = all(isinstance(size, int) for size in sizes)
+        # Where the size of images is open, batches are not cut.
+        self._at_once = max(1, AT_ONCE // math.prod(sizes)) if known else LARGEST
+        self._settles = self._first_phase().equals(int(Phase.SETTLED))
+        self._full = self._settles & is_reference(state["mixture"], self._pi_s)
 
     def answer(self) -> dict[str, GraphArray]:
         """All outputs of the graph."""
-        found = Carry(*repeat(PASSES, self._start(), self._pass))
+        pieces = self._n / self._at_once + 1  # of integers, at most
+        found = Carry(*repeat(pieces + PASSES, self._start(), self._pass))
         compares = found.has_scores & found.has_frozen
         state = self._state
         unmeasured = where(found.failed, constant(math.inf), math.nan)
@@ -311,9 +329,9 @@ class _Step:
         fits = compares & (ratio <= self._settings.tau)
         stands = ~compares & ~found.failed & self._schedule.accepted
         accepted = fits | stands
-        reason = where(self._none, _code("implausible"), _code("numerical"))
-        reason = where(found.failed, reason, _code("rest"))
-        reason = where(compares, where(fits, _code("accepted"), _code("ratio")), reason)
+        reason = where(self._none, reason_code("implausible"), reason_code("numerical"))
+        reason = where(found.failed, reason, reason_code("rest"))
+        reason = where(compares, where(fits, reason_code("accepted"), reason_code("ratio")), reason)
         after = self._after(found, fits, following)
         scores = self._in_order(where(accepted, found.scores, found.frozen), found.others)
         return {
@@ -338,9 +356,8 @@ class _Step:
         before = _label_state(labels, "frozen_labels")
         after = choose(is_finite(found.frozen), observed, lambda: list(before.values()))
         frozen = _labels_of(dict(zip(before, after, strict=True)), "frozen_labels", self._pi_s)
-        both = where(errors > norms, errors, norms)
-        of_source = where(frozen.is_source, norms, both)
-        ratio = where(found.labels(self._pi_s).is_source, of_source, errors)
+        is_source = found.labels(self._pi_s).is_source
+        ratio = gating_ratio(errors, norms, is_source, frozen.is_source)
         return [ratio, *after, certificate.stats, certificate.rows, certificate.count]
 
     def _after(
@@ -401,6 +418,7 @@ class _Step:
         C, D = len(self._source.prior), self._source.moments.shape[1]
         nothing = filled(0.0, [self._n, C], np.float32)
         no = constant(False)
+        by_past, matrices = self._maps_of_past()
         rests = self._schedule.skips & ~self._schedule.accepted
         phase = where(rests, constant(int(Phase.FROZEN)), self._first_phase())
         return Carry(
@@ -413,6 +431,10 @@ class _Step:
             failed=self._none,
             others=constant(np.zeros((1, C), np.float32)),
             has_others=self._kept.all(),
+            rows=constant(0),
+            logits=nothing,
+            given=by_past,
+            matrices=matrices,
             moments=constant(np.zeros((2, D), np.float32)),
             covariances=constant(np.zeros(self._squares, np.float32)),
             mixture=self._state["mixture"],
@@ -434,21 +456,32 @@ class _Step:
         ran = ~is_phase[Phase.FROZEN] & ~is_others
         shows_frozen = ~before.has_frozen & (is_phase[Phase.FROZEN] | ~self._schedule.skips)
         shows_frozen = shows_frozen & ~is_others
-        logits_frozen, logits, moments, covariances = self._run(before, is_phase, shows_frozen)
-        frozen, others = choose(
-            is_others,
-            lambda: [before.frozen, logits_frozen],
-            lambda: [where(shows_frozen, logits_frozen, before.frozen), before.others],
+        settled = is_phase[Phase.SETTLED]
+        # Not `_n`: ONNX Runtime warns about a Loop that takes a number and a cast of it.
+        n = length(self._images)
+        rows = where(settled, minimum(before.rows + self._at_once, n), 0)
+        given, logits_frozen, *measured = self._run(before, is_phase, shows_frozen, rows)
+        logits, moments, covariances = choose(
+            settled,
+            lambda: self._joined(before, rows, *measured),
+            lambda: measured,
         )
+        (frozen,) = choose(shows_frozen, lambda: [logits_frozen], lambda: [before.frozen])
+        (others,) = choose(is_others, lambda: [logits_frozen], lambda: [before.others])
         found = before._replace(
             frozen=frozen,
             has_frozen=before.has_frozen | shows_frozen,
             others=others,
             has_others=before.has_others | is_others,
+            rows=rows,
+            logits=where(settled, logits, before.logits),
+            given=where(settled, given, before.given),
             moments=where(ran, moments, before.moments),
             covariances=where(ran, covariances, before.covariances),
         )
 
+        is_piece = settled & (rows < n)  # more of the batch is to come
+        ran = ran & ~is_piece
         finite = ran & is_finite(logits)
         first = is_phase[Phase.SETTLED] | is_phase[Phase.SHALLOW]
         changed = finite & first & self._has_changed(moments)
@@ -473,6 +506,7 @@ class _Step:
             **_label_parts(labels),
         )
         phase = self._next_phase(found, is_phase, changed, doubted)
+        phase = where(is_piece, constant(int(Phase.SETTLED)), phase)
         return ~phase.equals(int(Phase.DONE)), found._replace(phase=phase)
 
     def _next_phase(
@@ -510,46 +544,85 @@ class _Step:
         last = where(found.has_others, number(Phase.DONE), int(Phase.OTHERS))
         return where(done, last, following)
 
+    def _maps_of_past(self) -> list[GraphArray]:  # (2, D), (sum of c^2,)
+        """Scales, shifts and matrices of a settled pass with full maps.
+
+        The passes carry them: spox would compute in every pass what only passes use, and roots
+        take long.
+        """
+        target, by_past = self._to_reference(self._source.reference(None))
+        shift, matrices = self._full_maps(self._full, target, by_past)
+        return [stack([by_past[0], shift]), matrices]
+
+    def _to_reference(self, reference: GraphArray) -> tuple[GraphArray, GraphArray]:  # (2, D) each
+        """The past, shrunk towards what to align with, and its diagonal map."""
+        count = self._state["past.count"]
+        own = (count / (count + self._settings.prior)).astype(np.float32)
+        target = moment_graph.blended(self._state["past"], reference[:2], own)
+        return target, moment_graph.to_source(target, reference)
+
+    def _joined(
+        self,
+        before: Carry,
+        rows: GraphArray,  # () int64, with this piece
+        logits: GraphArray,  # (m, C)
+        moments: GraphArray,  # (2, D)
+        covariances: GraphArray,  # (sum of c^2,)
+    ) -> list[GraphArray]:  # (n, C), (2, D), (sum of c^2,)
+        """Logits and moments of a settled pass, with another piece of the batch."""
+        joined = concat([before.logits[: before.rows], logits, before.logits[rows:]])
+        share = ((rows - before.rows).astype(np.float64) / rows.astype(np.float64)).astype(
+            np.float32
+        )
+        merged = moment_graph.merged(before.moments, moments, share)
+        if self._source.full:
+            step = moments[0] - before.moments[0]
+            covariances = merged_covariances(
+                self._source.full, before.covariances, covariances, step, share
+            )
+        return [joined, merged, covariances]
+
     def _run(
-        self, before: Carry, is_phase: Mapping[Phase, GraphArray], shows_frozen: GraphArray
-    ) -> list[GraphArray]:  # (n or 1, C), (n or 1, C), (2, D), (sum of c^2,)
-        """Frozen and aligned logits, and the batch's moments; a copy not needed gets one row."""
+        self,
+        before: Carry,
+        is_phase: Mapping[Phase, GraphArray],
+        shows_frozen: GraphArray,
+        rows: GraphArray,  # () int64, of a settled pass after this piece
+    ) -> list[GraphArray]:  # (2, D), (n or less, C), (n or less, C), (2, D), (sum of c^2,)
+        """Given maps, frozen and aligned logits, and moments; a copy that idles gets few rows."""
         settled, whole = is_phase[Phase.SETTLED], is_phase[Phase.WHOLE]
         mixture = where(whole, before.mixture, self._state["mixture"])
-        as_source = ~(settled | whole) | is_reference(mixture, self._pi_s)
-        (reference,) = choose(
-            as_source,
-            lambda: [self._source.reference(None)],
+        begun = settled & (before.rows > 0)  # an earlier piece found the maps
+        mixed = ((settled & ~begun) | whole) & ~is_reference(mixture, self._pi_s)
+        (reference,) = choose(  # only here: the moments of classes are large
+            mixed,
             lambda: [self._source.reference(mixture)],
+            lambda: [self._source.reference(None)],
         )
-        past, count = self._state["past"], self._state["past.count"]
-        own = (count / (count + self._settings.prior)).astype(np.float32)
-        target = moment_graph.blended(past, reference[:2], own)
-        by_past = moment_graph.to_source(target, reference)
-        full = settled & as_source
-        shift, matrices = self._full_maps(full, target, by_past)
-        by_past = stack([by_past[0], shift])
+        _, by_past = self._to_reference(reference)
         D, sites = self._source.moments.shape[1], len(self._source.widths)
         untouched = constant(np.stack([np.ones(D), np.zeros(D)]), np.float32)
         shallow = constant(np.arange(sites) < math.ceil(layer_transport.FIRST_PASS * sites))
         kept = where(before.fresh, constant(0.0), self._past)
         behind = kept + self._samples
         shares = stack([self._samples / behind, behind / (behind + self._settings.prior)])
+        by_past = where(begun | self._full, before.given, by_past)
+        given = where(settled, by_past, untouched)
         outputs = call(
             NETWORK,
             self._twin,
             self._frozen_rows(shows_frozen, is_phase[Phase.OTHERS]),
-            self._rows(~is_phase[Phase.FROZEN] & ~is_phase[Phase.OTHERS]),
-            where(settled, by_past, untouched),  # caster.given
+            self._aligned_rows(is_phase, before.rows, rows),
+            given,
             (shallow | whole) & ~settled,  # caster.measured
-            past,
+            self._state["past"],
             reference,
             shares.astype(np.float32),
-            full,
-            matrices,
+            settled & self._full,
+            before.matrices,
         )
         frozen, aligned = self._of_classes(outputs[1]), self._of_classes(outputs[3])
-        return [frozen, aligned, *outputs[4:]]
+        return [given, frozen, aligned, *outputs[4:]]
 
     def _full_maps(
         self,
@@ -578,17 +651,24 @@ class _Step:
 
         return choose(full, found, lambda: [by_past[1], zeros])
 
-    def _rows(self, wanted: GraphArray) -> GraphArray:
-        """All images if wanted, else one: a graph takes no fewer."""
-        # Not `_n`: ONNX Runtime warns about a Loop that takes a number and a cast of it.
-        return self._images[: where(wanted, length(self._images), 1)]
+    def _aligned_rows(
+        self, is_phase: Mapping[Phase, GraphArray], start: GraphArray, stop: GraphArray
+    ) -> GraphArray:
+        """The rows of the aligned copy: a piece of a settled pass, or all; one if it idles.
+
+        No rows have no moments.
+        """
+        idles = is_phase[Phase.FROZEN] | is_phase[Phase.OTHERS]
+        settled = is_phase[Phase.SETTLED]
+        end = where(settled, stop, where(idles, constant(1), length(self._images)))
+        return self._images[where(settled, start, 0) : end]
 
     def _frozen_rows(self, wanted: GraphArray, others: GraphArray) -> GraphArray:
         """The rows of the frozen copy: images or, in a pass of their own, the implausible ones."""
         (rows,) = choose(
             others,
             lambda: [selected(self._all, ~self._kept)],
-            lambda: [self._rows(wanted)],
+            lambda: [self._images[: where(wanted, length(self._images), self._idle_rows)]],
         )
         return rows
 
@@ -655,16 +735,13 @@ class _Step:
         return [scores, labels.advance(p).chain.last]
 
 
-def _code(reason: Reason) -> GraphArray:  # ()
-    return constant(REASONS.index(reason))
-
-
 def compile_layers(
     twin: ModelProto,
     source: Source,
     columns: Sequence[int],  # of the state's classes among the logits
     settings: LayerSettings,
     is_plausible: PlausibilityGraph,
+    idle_rows: int = 1,  # of the frozen copy in a pass that does not need it
 ) -> ModelProto:
     """The graph of one batch of a stream.
 
@@ -683,7 +760,7 @@ def compile_layers(
         }
         state = _begun({name: GraphArray(inputs[name]) for name in initial}, initial)
         batch = GraphArray(inputs[images.name])
-        step = _Step(twin, source, columns, settings, is_plausible, batch, state)
+        step = _Step(twin, source, columns, settings, is_plausible, batch, state, idle_rows)
         # A graph must state the shapes of its outputs, and spox loses them in branches.
         shapes: dict[str, tuple[int, ...]] = {
             **{"probabilities": (-1, len(source.prior)), "labels": (-1,)},

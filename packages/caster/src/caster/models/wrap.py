@@ -125,12 +125,16 @@ def _from_onnx(path: str | os.PathLike[str], options: Options) -> Any:
     """An ONNX classifier, or a `CompiledModel` if the file adapts itself."""
     from caster.models.onnx import OnnxModel
     from caster.models.onnx.compiled import CompiledModel, is_compiled
+    from caster.models.onnx.model import check_installed
+    from caster.models.onnx.model_file import read_model
 
     _check_options(path, options, ("head", "preprocessing", "providers"))
-    if is_compiled(path):
+    check_installed(str(path))
+    content = read_model(Path(path))
+    if is_compiled(content[0]):
         _check_options(path, options, ("providers",))
-        return CompiledModel(path, **options)
-    return OnnxModel(Path(path), **options)
+        return CompiledModel(path, content=content, **options)
+    return OnnxModel(Path(path), content=content, **options)
 
 
 def _from_object(model: Any, name: str | None, options: Options) -> FrozenModel:

@@ -8,20 +8,21 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from caster.core.adaptation import Adaptation
-from caster.core.verdict import Verdict
+from caster.core.threads import SingleThread
+from caster.core.verdict import Reason, Verdict
 from caster.errors import CasterError
 from caster.io import labels, signed_tensors
 from caster.io.files import AnyPath
 from caster.io.labels import Labels
 from caster.models.batches import inputs_of
 from caster.models.onnx.model import Input, check_installed, run_session, start_session
-from caster.models.onnx.model_file import check_model, external_files, read_model
+from caster.models.onnx.model_file import FileContent, check_model, external_files, read_model
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 PREFIX = "caster."  # of metadata properties
 ANSWER = ("probabilities", "labels", "accepted", "ratio", "reason")  # outputs beside the state
 NEXT = "next."  # of a state tensor among the outputs
+REASONS: tuple[Reason, ...] = get_args(Reason)  # a verdict's reason is its position here
 STREAM_FORMAT = "caster-compiled-stream 1"
 DTYPES = {  # of inputs, as ONNX Runtime calls them
     "tensor(float)": "float32",
@@ -113,17 +115,18 @@ def _shape(sizes: Sequence[Any]) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def is_compiled(path: AnyPath) -> bool:
-    """Whether `caster compile` wrote an ONNX file."""
-    check_installed(str(path))
-    return _says_so(read_model(Path(path))[0])
+def is_compiled(model: ModelProto) -> bool:
+    """Whether `caster compile` made a model."""
+    return any(entry.key == f"{PREFIX}mechanism" for entry in model.metadata_props)
 
 
-def read_compiled(path: AnyPath) -> tuple[ModelProto, str, Metadata]:
+def read_compiled(
+    path: AnyPath, content: FileContent | None = None
+) -> tuple[ModelProto, str, Metadata]:
     """A compiled file: the model in it, its digest, and what it says about itself."""
     check_installed(str(path))
-    model, sha256 = read_model(Path(path))
-    if not _says_so(model):
+    model, sha256 = content or read_model(Path(path))
+    if not is_compiled(model):
         raise CasterError(f"{path} is not compiled: `caster compile` makes a model that adapts")
     if external_files(model):  # its digest would not cover them
         raise CasterError(f"{path} keeps weights in another file: compile it again")
@@ -131,10 +134,6 @@ def read_compiled(path: AnyPath) -> tuple[ModelProto, str, Metadata]:
         return model, sha256, Metadata.of({each.key: each.value for each in model.metadata_props})
     except CasterError as error:
         raise error.within(str(path)) from None
-
-
-def _says_so(model: ModelProto) -> bool:
-    return any(entry.key == f"{PREFIX}mechanism" for entry in model.metadata_props)
 
 
 # --- streams -------------------------------------------------------------------------------------
@@ -154,11 +153,15 @@ class CompiledModel:
     """
 
     def __init__(
-        self, path: AnyPath, *, providers: Sequence[str] = ("CPUExecutionProvider",)
+        self,
+        path: AnyPath,
+        *,
+        providers: Sequence[str] = ("CPUExecutionProvider",),
+        content: FileContent | None = None,  # of the file, if it was read already
     ) -> None:
         self.name = str(path)
         check_installed(self.name, list(providers))
-        model, self.sha256, self.metadata = read_compiled(path)
+        model, self.sha256, self.metadata = read_compiled(path, content)
         self.classes = self.metadata.classes
         try:
             check_model(model)
@@ -224,12 +227,17 @@ class CompiledStream:
         self.model = model
         self.samples = 0  # seen so far
         self._state: StreamState = {each.name: each.zeros() for each in model.metadata.state}
+        self._guard = SingleThread()
 
     def __repr__(self) -> str:
         return f"CompiledStream({self.samples:,} samples, {self.model.name!r})"
 
     def __call__(self, batch: Any) -> Adaptation:
         """Adapt to the next batch, as `Stream` does; adapted and frozen scores are not kept."""
+        with self._guard:
+            return self._answer(batch)
+
+    def _answer(self, batch: Any) -> Adaptation:
         found = self.model.run(inputs_of(batch), self._state)
         self._state = {name: found[f"{NEXT}{name}"] for name in self._state}
         ids = np.arange(self.samples, self.samples + len(found["labels"]))
@@ -243,11 +251,12 @@ class CompiledStream:
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Everything the stream remembers, as named NumPy arrays, to `resume` it exactly."""
-        return {
-            **{f"state.{name}": value for name, value in self._state.items()},
-            "samples": np.array(self.samples, np.int64),
-            "source": self._source,
-        }
+        with self._guard:
+            return {
+                **{f"state.{name}": value for name, value in self._state.items()},
+                "samples": np.array(self.samples, np.int64),
+                "source": self._source,
+            }
 
     def save(self, path: AnyPath) -> None:
         """Write the state to a file, whole or not at all, for `CompiledModel.resume`."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from caster.core.channels import Site
 from caster.models.onnx.graph import Head
 from caster.models.onnx.graph_sites import OnnxSite
-from caster.models.onnx.twin import LAST, _Builder
+from caster.models.onnx.twin import LAST, GraphBuilder
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -30,7 +30,7 @@ def folded_model(
     """A graph that gives features and logits with these maps at the sites."""
     from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-    build = _Builder(model, head)
+    build = GraphBuilder(model, head)
     for site in sites:
         values = build.values[site.site.module]
         readers = tuple(values.uses())
@@ -47,7 +47,7 @@ def folded_model(
 
 
 def _mapped(
-    build: _Builder, site: OnnxSite, values: ir.Value, scale: NDArray[Any], shift: NDArray[Any]
+    build: GraphBuilder, site: OnnxSite, values: ir.Value, scale: NDArray[Any], shift: NDArray[Any]
 ) -> ir.Value:
     """The values of a site, mapped by nodes of their own."""
     op, first, x = build.op, site.site.axis == 1, build.as_float(values)
@@ -73,7 +73,7 @@ def _mapped(
 
 
 def _in_convolution(
-    build: _Builder, values: ir.Value, scale: NDArray[Any], shift: NDArray[Any]
+    build: GraphBuilder, values: ir.Value, scale: NDArray[Any], shift: NDArray[Any]
 ) -> ir.Value | None:
     """The output of the convolution behind a site, with its map folded in; None if it cannot be.
 

@@ -12,7 +12,7 @@ from caster.core.channels import FULL_MAP_CHANNELS, ChannelMoments, Site
 from caster.models.onnx.folded import Map, folded_model
 from caster.models.onnx.graph_sites import OnnxSite
 from caster.models.onnx.model import OnnxModel
-from caster.models.onnx.twin import measuring_model, twin_model
+from caster.models.onnx.twin import first_site_model, measuring_model, twin_model
 from caster.models.protocol import Outputs
 from caster.models.site_sums import Samples, SiteSums, check_labels
 
@@ -25,7 +25,7 @@ def supports_full_map(site: OnnxSite) -> bool:
 
 
 class AlignedGraph:
-    """The aligned copy of a network, and what it measures."""
+    """The aligned copy of a network, and what it measures; the frozen copy is not run."""
 
     def __init__(
         self, model: OnnxModel, sites: Sequence[OnnxSite], full: Sequence[OnnxSite]
@@ -112,6 +112,19 @@ class MeasuringGraph:
             covariance = matrices.get(each.site)
             found[each.site] = ChannelMoments(float(len(batch)), mean, variance, covariance), (m, v)
         return self._model.outputs(features, logits, len(batch)), found
+
+
+class FirstSite:
+    """The first layers of a frozen graph, measuring the first site sample by sample."""
+
+    def __init__(self, model: OnnxModel, site: OnnxSite) -> None:
+        self._name = model.input_name
+        self._session = model.session(lambda proto, head: first_site_model(proto, head, site))
+
+    def __call__(self, batch: NDArray[Any]) -> Samples:  # (n, c), (n, c)
+        """Mean and variance of every sample, in float64."""
+        mean, variance = self._session(None, {self._name: batch})
+        return mean.astype(np.float64), variance.astype(np.float64)
 
 
 def split_columns(joined: NDArray[Any], sites: Sequence[OnnxSite]) -> dict[Site, NDArray[Any]]:

@@ -27,7 +27,13 @@ from caster.models.onnx.graph import (
     set_outputs,
     set_row_outputs,
 )
-from caster.models.onnx.model_file import WeightGuard, check_model, follow_links, read_model
+from caster.models.onnx.model_file import (
+    FileContent,
+    WeightGuard,
+    check_model,
+    follow_links,
+    read_model,
+)
 from caster.models.preprocessing import Preprocessing
 from caster.models.protocol import SINGLE_IMAGE, Outputs
 
@@ -75,11 +81,12 @@ class OnnxModel:
         head: str | None = None,
         preprocessing: Preprocessing | Literal["in-graph"] | None = None,
         providers: Sequence[str] = ("CPUExecutionProvider",),
+        content: FileContent | None = None,  # of the file, if it was read already
     ) -> None:
         self.name = str(path)
         self._path, self._providers = Path(path), list(providers)
         check_installed(self.name, self._providers)
-        model, sha256 = read_model(self._path)
+        model, sha256 = content or read_model(self._path)
         try:
             check_model(model)
             self._input = declared_input(model)
@@ -166,6 +173,18 @@ class OnnxModel:
         """Features and logits of so many images, as rows of float32."""
         rows = self._as_rows("features", features, count), self._as_rows("logits", logits, count)
         return Outputs(*rows)
+
+    def takes_empty_batches(self) -> bool:
+        """Whether the graph runs without any image; some reshape what they cannot without one."""
+        shape = self.input_shape
+        if shape is None or None in shape[1:] or self._input.batch_size is not None:
+            return False
+        empty = np.zeros((0, *(size or 0 for size in shape[1:])), self._input.dtype)
+        try:
+            found = run_session(self.name, self._session, None, {self._input.name: empty})
+        except CasterError:
+            return False
+        return all(len(each) == 0 for each in found)
 
     def exposed(self) -> ModelProto:
         """The model with its weights, and outputs `features` and `logits`: rows of float32."""
@@ -289,9 +308,13 @@ def run_session(
     outputs: list[str] | None,  # None: all
     feeds: dict[str, NDArray[Any]],
 ) -> list[NDArray[Any]]:
-    """Outputs of a session for one batch."""
+    """Outputs of a session for one batch; only what they need is run."""
+    import onnxruntime
+
+    options = onnxruntime.RunOptions()
+    options.only_execute_path_to_fetches = outputs is not None
     try:
-        found: list[NDArray[Any]] = session.run(outputs, feeds)
+        found: list[NDArray[Any]] = session.run(outputs, feeds, options)
     except Exception as error:  # onnxruntime's errors have no other common base
         raise CasterError(f"{name} failed on a batch: {_one_line(error)}") from None
     return found

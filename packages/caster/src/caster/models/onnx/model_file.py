@@ -42,12 +42,13 @@ MAX_NODES = 100_000  # with functions expanded: ONNX Runtime takes minutes to lo
 MAX_STEPS = 10_000_000  # nodes run for a batch, as far as constant trip counts show
 ENDLESS = 2**63  # trips of a Loop without a trip count
 COPIES = ("Identity", "Cast")
+FileContent = tuple["ModelProto", str]  # of an ONNX file: its model, and the digest of its bytes
 
 
 def read_model(
     path: Path,
     sha256: str | None = None,  # required digest of the file; None for any
-) -> tuple[ModelProto, str]:
+) -> FileContent:
     """The model in a file, without its external weights, and the digest of the bytes read."""
     import onnx
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from caster.core.channels import POSITIONS, measured_grid
 from caster.models.onnx.graph import Dataflow, Head, runtime_inputs
 from caster.models.onnx.graph_sites import OnnxSite
 from caster.models.onnx.standard import inferred, shapes_of, standardised
@@ -48,7 +49,7 @@ def twin_model(
     """
     import onnx_ir as ir
 
-    build = _Builder(model, head)
+    build = GraphBuilder(model, head)
     op, D = build.op, sum(site.width for site in sites)
     squares = [site.width**2 for site in full_sites]
     copies = build.second_copy("caster.images")
@@ -66,7 +67,7 @@ def twin_model(
     for at, site in enumerate(sites):
         values = copies[site.site.module]
         readers = tuple(values.uses())
-        x = _ImageValues(build, site, values)
+        x = ImageValues(build, site, values)
         mean, variance = x.moments()
         moments.append((mean, variance))
         scale, shift = maps.at(at, mean, variance)
@@ -99,11 +100,11 @@ def measuring_model(
     `caster.sample_variances` (n, D) over the positions of each sample; `caster.covariances`
     (sum of c^2,) over all samples at the full sites.
     """
-    build = _Builder(model, head)
+    build = GraphBuilder(model, head)
     D, squares = (sum(s.width for s in sites), sum(s.width**2 for s in full_sites))
     means, variances, covariances = [], [], []
     for site in sites:
-        x = _ImageValues(build, site, build.values[site.site.module])
+        x = ImageValues(build, site, build.values[site.site.module])
         mean, variance = x.sample_moments()
         means.append(mean)
         variances.append(variance)
@@ -116,7 +117,20 @@ def measuring_model(
     return build.finished()
 
 
-class _Builder:
+def first_site_model(model: ModelProto, head: Head, site: OnnxSite) -> ModelProto:
+    """The layers of a frozen network up to its first site, which they measure sample by sample.
+
+    Outputs: `caster.sample_means` and `caster.sample_variances` (n, c).
+    """
+    build = GraphBuilder(model, head)
+    found = ImageValues(build, site, build.values[site.site.module]).sample_moments()
+    build.drop_outputs()
+    for name, part in zip(("caster.sample_means", "caster.sample_variances"), found, strict=True):
+        build.output(name, part, ["n", site.width])
+    return build.pruned()
+
+
+class GraphBuilder:
     """A copy of a model as onnx-ir's graph, and the nodes that are added to it."""
 
     def __init__(self, model: ModelProto, head: Head) -> None:
@@ -182,6 +196,10 @@ class _Builder:
         """The shape of a tensor in the second copy, whose open sizes are its own."""
         sizes = list(enumerate(self._shapes.get(tensor, ())))[1:]
         return ["caster.rows", *(n or f"caster.{tensor}.{axis}" for axis, n in sizes)]
+
+    def shape_at(self, tensor: str) -> list[int | None] | None:
+        """The shape of a tensor, None for open sizes; None if nothing is known of it."""
+        return self._shapes.get(tensor)
 
     def input(self, name: str, dtype: ir.DataType, shape: list[int]) -> ir.Value:
         """Add an input to the graph."""
@@ -253,6 +271,22 @@ class _Builder:
         known = value.dtype == ir.DataType.FLOAT
         return value if known else self.op("Cast", value, to=int(ir.DataType.FLOAT))
 
+    def replace_output(self, old: ir.Value, new: ir.Value) -> None:
+        """Let a value take the place of another among the outputs."""
+        outputs = self.graph.outputs
+        outputs[:] = [new if each is old else each for each in outputs]
+
+    def drop_outputs(self) -> None:
+        """Remove the outputs so far."""
+        self.graph.outputs.clear()
+
+    def pruned(self) -> ModelProto:
+        """The model without what no output needs."""
+        from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+        RemoveUnusedNodesPass()(self.model)
+        return self.finished()
+
     def finished(self) -> ModelProto:
         """The model, with its nodes in topological order."""
         import onnx_ir as ir
@@ -273,7 +307,7 @@ class _Maps:
 
     def __init__(
         self,
-        build: _Builder,
+        build: GraphBuilder,
         sites: Sequence[OnnxSite],
         given: ir.Value,
         measured: ir.Value,
@@ -315,10 +349,10 @@ class _Maps:
         return op("Where", measured, scale, given_scale), op("Where", measured, shift, given_shift)
 
 
-class _ImageValues:
+class ImageValues:
     """The values at a site that are aligned: those of image patches, in float32."""
 
-    def __init__(self, build: _Builder, site: OnnxSite, values: ir.Value) -> None:
+    def __init__(self, build: GraphBuilder, site: OnnxSite, values: ir.Value) -> None:
         self._build, self._site, self._values = build, site, values
         self._first = site.site.axis == 1
         x = build.as_float(values)
@@ -326,6 +360,38 @@ class _ImageValues:
             x = build.op("Slice", x, build.ints(site.site.added), build.ints(LAST), build.ints(1))
         self._x = x
         self._inner = tuple(range(2, site.rank)) if self._first else tuple(range(1, site.rank - 1))
+        self._measured = self._on_grid()
+
+    def _on_grid(self) -> ir.Value:
+        """The values that are measured, at the positions of `Site.on_grid`."""
+        build, axes = self._build, self._inner
+        if not axes:
+            return self._x
+        known = build.shape_at(self._site.site.module)
+        sizes = [None if known is None else known[axis] for axis in axes]
+        if self._site.site.added:
+            sizes = [None if size is None else size - self._site.site.added for size in sizes]
+        if None in sizes:
+            return self._on_open_grid()
+        steps = [each.step for each in measured_grid([int(size or 0) for size in sizes])]
+        if max(steps) == 1:
+            return self._x
+        if self._first and len(axes) == 2 and self._follows_layer():
+            # A pooling of single positions: the runtime's layout for convolutions supports it.
+            return build.op("MaxPool", self._x, kernel_shape=[1, 1], strides=steps)
+        return self._sliced(build.ints(*steps))
+
+    def _on_open_grid(self) -> ir.Value:
+        """The same where the graph leaves the sizes open."""
+        op, ints = self._build.op, self._build.ints
+        sizes = op("Gather", op("Shape", self._x), ints(*self._inner))
+        per_axis = round(POSITIONS ** (1 / len(self._inner)))
+        return self._sliced(op("Max", op("Div", sizes, ints(per_axis)), ints(1)))
+
+    def _sliced(self, steps: ir.Value) -> ir.Value:
+        ints, axes = self._build.ints, self._inner
+        starts, ends = ints(*(0 for _ in axes)), ints(*(LAST for _ in axes))
+        return self._build.op("Slice", self._x, starts, ends, ints(*axes), steps)
 
     def moments(self) -> tuple[ir.Value, ir.Value]:  # (c,), (c,)
         """Mean and variance over samples and positions.
@@ -340,12 +406,12 @@ class _ImageValues:
         op, ints = self._build.op, self._build.ints
         if not (self._first and self._inner and self._follows_layer()):
             axes = ints(0, *self._inner)
-            mean = op("ReduceMean", self._x, axes, keepdims=1)
-            d = op("Sub", self._x, mean)
+            mean = op("ReduceMean", self._measured, axes, keepdims=1)
+            d = op("Sub", self._measured, mean)
             variance = op("ReduceMean", op("Mul", d, d), axes, keepdims=0)
             return op("Reshape", mean, ints(-1)), variance
         means = []
-        for values in (self._x, op("Mul", self._x, self._x)):
+        for values in (self._measured, op("Mul", self._measured, self._measured)):
             samples = op("Squeeze", op("GlobalAveragePool", values), ints(*self._inner))
             wide = op("Cast", samples, to=int(ir.DataType.DOUBLE))
             means.append(op("ReduceMean", wide, ints(0), keepdims=0))
@@ -362,10 +428,12 @@ class _ImageValues:
         """Mean and variance of each sample over its positions; 0 where it has only one."""
         op = self._build.op
         if not self._inner:
-            return self._x, op("Mul", self._x, self._build.constant(np.zeros(1, np.float32)))
+            return self._measured, op(
+                "Mul", self._measured, self._build.constant(np.zeros(1, np.float32))
+            )
         axes = self._build.ints(*self._inner)
-        mean = op("ReduceMean", self._x, axes, keepdims=1)
-        d = op("Sub", self._x, mean)
+        mean = op("ReduceMean", self._measured, axes, keepdims=1)
+        d = op("Sub", self._measured, mean)
         variance = op("ReduceMean", op("Mul", d, d), axes, keepdims=0)
         return op("Squeeze", mean, axes), variance
 
@@ -375,13 +443,17 @@ class _ImageValues:
 
         op, ints, c = self._build.op, self._build.ints, self._site.width
         if self._first:  # sample by sample: no transposed copy of all values
-            x = op("Sub", op("Reshape", self._x, ints(0, c, -1)), op("Reshape", mean, ints(c, 1)))
+            x = op(
+                "Sub",
+                op("Reshape", self._measured, ints(0, c, -1)),
+                op("Reshape", mean, ints(c, 1)),
+            )
             products = op("MatMul", x, op("Transpose", x, perm=[0, 2, 1]))
             products = op("ReduceSum", products, ints(0), keepdims=0)
         else:
-            x = op("Sub", op("Reshape", self._x, ints(-1, c)), mean)
+            x = op("Sub", op("Reshape", self._measured, ints(-1, c)), mean)
             products = op("MatMul", op("Transpose", x, perm=[1, 0]), x)
-        rows = op("Div", op("Size", self._x), self._build.constant(np.array(c)))
+        rows = op("Div", op("Size", self._measured), self._build.constant(np.array(c)))
         return op("Div", products, op("Cast", rows, to=int(ir.DataType.FLOAT)))
 
     def mapped(self, scale: ir.Value, shift: ir.Value) -> ir.Value:
@@ -392,18 +464,21 @@ class _ImageValues:
         self, full: ir.Value, A: ir.Value, scale: ir.Value, shift: ir.Value
     ) -> ir.Value:
         """Map x to A x + shift where `full`, else to scale x + shift."""
-        build, c = self._build, self._site.width
-        ints = build.ints
-
-        def product(op: Op) -> ir.Value:
-            if not self._first:
-                return op("Add", op("MatMul", self._x, op("Transpose", A, perm=[1, 0])), shift)
-            x = op("Reshape", self._x, ints(0, c, -1))
-            y = op("Add", op("MatMul", A, x), op("Reshape", shift, ints(c, 1)))
-            return op("Reshape", y, op("Shape", self._x))
-
+        product = partial(self._product, A=A, shift=shift)
         diagonal = partial(self._diagonal, scale=scale, shift=shift)
-        return self._among_added(build.choose(full, product, diagonal))
+        return self._among_added(self._build.choose(full, product, diagonal))
+
+    def multiplied(self, A: ir.Value, shift: ir.Value) -> ir.Value:
+        """Map x to A x + shift."""
+        return self._among_added(self._product(self._build.op, A, shift))
+
+    def _product(self, op: Op, A: ir.Value, shift: ir.Value) -> ir.Value:
+        if self._first and self._inner:  # one pass
+            c, ones = self._site.width, [1 for _ in self._inner]
+            weight = op("Reshape", A, self._build.ints(c, c, *ones))
+            sizes = {"kernel_shape": ones, "strides": ones, "dilations": ones}
+            return op("Conv", self._x, weight, shift, pads=[0] * 2 * len(ones), **sizes)
+        return op("Add", op("MatMul", self._x, op("Transpose", A, perm=[1, 0])), shift)
 
     def _diagonal(self, op: Op, scale: ir.Value, shift: ir.Value) -> ir.Value:
         if self._first and self._inner:  # one pass, and the runtime fuses an activation with it
