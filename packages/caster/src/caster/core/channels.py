@@ -63,7 +63,7 @@ class Site:
         grid = measured_grid(values.shape[first:last])
         if all(each.step == 1 for each in grid):
             return values
-        return values[(slice(None),) * first + tuple(grid)]
+        return values[(*[slice(None)] * first, *grid, ...)]
 
     def __str__(self) -> str:
         return f"{self.module}:{self.side}"
