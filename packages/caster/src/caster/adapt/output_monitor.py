@@ -81,8 +81,10 @@ class OutputMonitor:
         self._sure = sure if self._sure is None else self._sure.at_most(MEMORY) + sure
         self._repeats += n - 1, repeats
         moments = ChannelMoments.of(block[0], 1)
-        fits = known is not None and n < MEMORY
-        self._features = known.at_most(MEMORY - n) + moments if known and fits else moments
+        if known is not None and n < MEMORY:  # of NumPy, if they come from a state
+            parts = (like(part, moments.mean) for part in (known.mean, known.variance))
+            moments = ChannelMoments(known.count, *parts).at_most(MEMORY - n) + moments
+        self._features = moments
 
     def judge(self, features: Array, scores: Array) -> Callable[[], bool]:  # (n, d), (n, C)
         """Launch a batch; the function returned waits, and tells whether nothing has changed."""
