@@ -36,8 +36,10 @@ def shifted():
     return np.split(images, 20), np.split(labels, 20)
 
 
-def make(fitted, mechanism, tau=NEVER, **options):
-    return Adapter(fitted.model, fitted.state, mechanism=mechanism, tau=tau, **options)
+def make(fitted, mechanism, tau=NEVER, every=1, **options):
+    """An adapter that compares every batch: labels count where both answers are known."""
+    options |= {"mechanism": mechanism, "tau": tau, "every": every}
+    return Adapter(fitted.model, fitted.state, **options)
 
 
 def same(one, other):

@@ -148,14 +148,25 @@ def test_another_shift_is_a_fresh_start(monkeypatch):
             assert {m.count for m in stream._layers._alignment.target.past.values()} == {SIZE}
 
 
-@pytest.mark.parametrize("name", ["in runs", "tailed"])
-def test_classes_that_alignment_hides_are_left_to_the_frozen_model(name):
+UNNOTICED = "accepted on the first run, it skips comparisons while the next one comes: 10 points"
+
+
+@pytest.mark.parametrize(
+    ("name", "every"),
+    [
+        ("in runs", 1),
+        pytest.param("in runs", 128, marks=pytest.mark.xfail(reason=UNNOTICED, strict=True)),
+        ("tailed", 1),
+        ("tailed", 128),
+    ],
+)
+def test_classes_that_alignment_hides_are_left_to_the_frozen_model(name, every):
     """This ViT separates classes in shallow layers, so the first pass makes them look shuffled."""
     images, labels = STREAMS[name]()
-    stream = fitted("vit").new_stream()
+    stream = Adapter(model("vit"), fitted("vit").state, every=every).new_stream()
     outs = [stream(images[i : i + SIZE]) for i in range(0, len(images), SIZE)]
     adapted = np.concatenate([labels_of(out) for out in outs])
-    frozen = np.concatenate([to_numpy(out.frozen).argmax(axis=1) for out in outs])
+    frozen = to_numpy(model("vit")(images).logits).argmax(axis=1)
     assert np.mean(adapted == labels) >= np.mean(frozen == labels) - 0.05
 
 

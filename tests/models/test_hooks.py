@@ -78,10 +78,11 @@ def test_a_hook_is_called_once_in_every_pass_over_the_data(layers, at, how):
             assert recorder.taken() == [32] * (1 + compared)  # the frozen pass and the aligned one
 
 
-def test_fitting_calls_a_hook_for_every_batch_and_once_to_find_sites():
+def test_fitting_calls_a_hook_for_every_batch_and_twice_to_find_sites():
+    """Once for the sites, and once for the convolutions before them."""
     frozen, recorder = hooked("network", "function")
     caster.fit(frozen, source().batches, layers=True)
-    assert recorder.taken() == [2] + [50] * 8
+    assert recorder.taken() == [2, 2] + [50] * 8
 
 
 @pytest.mark.parametrize("name", ["layer-transport", "layer-transport-ungated"])

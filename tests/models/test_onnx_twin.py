@@ -17,10 +17,12 @@ from torch import nn
 
 from caster import CasterError
 from caster.core.channels import ChannelMoments, shrunk, to_source
+from caster.models.activation_statistics import ActivationStatistics
 from caster.models.onnx.folded import folded_model
 from caster.models.onnx.graph import find_head
 from caster.models.onnx.graph_sites import find_onnx_sites
 from caster.models.onnx.twin import measuring_model, twin_model
+from caster.models.torch import TorchModel
 from tests.support.onnx_export import Calibration, exported, images, seeded, session, values_at
 
 VIT = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2}
@@ -276,7 +278,68 @@ def test_a_channel_far_from_zero():
     batch = images(64, 8)
     twin = Twin(exported(net, batch), batch)
     _, aligned = twin.run()
-    np.testing.assert_allclose(aligned["moments"], moments_of(twin.values(batch)[0]), rtol=2e-4)
+    (values,) = values_at(twin.model, [twin.sites[0].site.module], batch)
+    on_grid = rows(twin.sites[0], values[:, :, ::4, ::4])  # 64 // 14
+    np.testing.assert_allclose(aligned["moments"], moments_of(on_grid), rtol=2e-4)
+
+
+# --- the grid of positions that are measured -----------------------------------------------------
+
+
+def two_resolutions():
+    """Sites of the size of the images, and of half of it."""
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Conv2d(4, 6, 3, stride=2, padding=1),
+        nn.BatchNorm2d(6),
+        *pooled(6),
+    )
+
+
+GRIDS = [(32, 32, (2, 2), (1, 1)), (56, 28, (4, 2), (2, 1)), (59, 33, (4, 2), (2, 1))]
+
+
+@pytest.mark.parametrize(("height", "width", "first", "second"), GRIDS)
+@pytest.mark.parametrize("open_sizes", [False, True])
+def test_moments_on_the_grid(height, width, first, second, open_sizes):
+    """Steps are those of torch, also if the graph learns its sizes from the batch."""
+    batch = torch.randn(5, 3, height, width, generator=torch.Generator().manual_seed(1))
+    net = seeded(two_resolutions)
+    axes = {0: "rows"} | ({2: "height", 3: "width"} if open_sizes else {})
+    twin = Twin(exported(net, batch, dynamic_axes={"x": axes}), batch)
+    tapped = values_at(twin.model, [each.site.module for each in twin.sites], batch)
+    steps = dict(zip(twin.sites, (first, second), strict=True))
+    picked = [
+        rows(site, values[:, :, ::down, ::right])
+        for (site, (down, right)), values in zip(steps.items(), tapped, strict=True)
+    ]
+    expected = np.concatenate([moments_of(x) for x in picked], axis=1)
+    covariances = [np.cov(x.reshape(-1, x.shape[-1]).T, bias=True).ravel() for x in picked]
+    _, aligned = twin.run()
+    np.testing.assert_allclose(aligned["moments"], expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        aligned["covariances"], np.concatenate(covariances), rtol=1e-4, atol=1e-5
+    )
+    runs = session(measuring_model(twin.model, twin.head, twin.sites, twin.full))
+    feeds = {runs.get_inputs()[0].name: batch.numpy()}
+    _, _, means, variances, measured = runs.run(None, feeds)
+    for actual, find in ((means, np.mean), (variances, np.var)):
+        found = np.concatenate([find(x, axis=1) for x in picked], axis=1)
+        np.testing.assert_allclose(actual, found, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(measured, aligned["covariances"], rtol=1e-4, atol=1e-5)
+
+    # Torch's sites are before its BatchNorms, and those of the graph are behind them.
+    statistics = ActivationStatistics(TorchModel(net))
+    statistics(batch, np.zeros(len(batch), np.int64))
+    norms = [layer for layer in net if isinstance(layer, nn.BatchNorm2d)]
+    behind = []
+    for norm, found in zip(norms, statistics.moments().values(), strict=True):
+        scale = (norm.weight / (norm.running_var + norm.eps).sqrt()).detach().numpy()
+        mean = scale * (found.mean - norm.running_mean.numpy()) + norm.bias.detach().numpy()
+        behind.append(np.stack([mean, scale**2 * found.variance]))
+    np.testing.assert_allclose(np.concatenate(behind, axis=1), expected, rtol=1e-4, atol=1e-5)
 
 
 def pooled(channels):

@@ -81,6 +81,11 @@ def adapter(kind: str = "batch") -> caster.Adapter:
     return caster.fit(model(kind), source_batches())
 
 
+def compared(fitted: caster.Adapter) -> caster.Adapter:
+    """The same adapter, which compares every batch with the frozen model."""
+    return caster.Adapter(fitted.model, fitted.state, every=1)
+
+
 @dataclass(frozen=True)
 class Result:
     """Accuracies of a stream, the answers, and the labels."""
@@ -88,20 +93,21 @@ class Result:
     outs: list
     labels: np.ndarray
     size: int
+    frozen_labels: list  # of the model itself: a batch that was not compared has no frozen scores
 
     def _right(self, answers, batches) -> float:
         truth = np.split(self.labels, range(self.size, len(self.labels), self.size))
-        right = [np.asarray(answers(out)) == y for out, y in zip(self.outs, truth, strict=True)]
+        right = [np.asarray(found) == y for found, y in zip(answers, truth, strict=True)]
         return float(np.concatenate(right[batches]).mean())
 
     def accuracy(self, batches=slice(None)) -> float:
-        return self._right(lambda out: out.labels, batches)
+        return self._right([out.labels for out in self.outs], batches)
 
     def always(self, batches=slice(None)) -> float:
-        return self._right(lambda out: out.proposed, batches)
+        return self._right([out.proposed for out in self.outs], batches)
 
     def frozen(self, batches=slice(None)) -> float:
-        return self._right(lambda out: np.asarray(out.frozen).argmax(axis=1), batches)
+        return self._right(self.frozen_labels, batches)
 
     @property
     def accepted(self) -> float:
@@ -116,5 +122,6 @@ class Result:
 def run(images, labels, size: int = 64, stream=None) -> Result:
     """Answer a stream in batches."""
     stream = stream or adapter().new_stream()
-    outs = [stream(images[i : i + size]) for i in range(0, len(labels), size)]
-    return Result(outs, labels, size)
+    batches = [images[i : i + size] for i in range(0, len(labels), size)]
+    frozen = [stream.adapter.model(batch).logits.argmax(1) for batch in batches]
+    return Result([stream(batch) for batch in batches], labels, size, frozen)
