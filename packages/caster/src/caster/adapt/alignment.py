@@ -63,7 +63,7 @@ log = logging.getLogger("caster")
 
 T = TypeVar("T")
 STATISTICS = ("running_mean", "running_var")
-DERIVED = ("_placed", "_full", "_constants_of")
+DERIVED = ("_placed", "_full", "_positions", "_constants_of")
 
 
 class Alignment:
