@@ -12,7 +12,7 @@ import torch
 
 import caster
 from caster import Adapter, CasterError, wrap
-from caster.adapt.layer_passes import Pass
+from caster.adapt.layer_passes import ImplausibleSamples, Pass
 from caster.adapt.layer_transport import LayerTransport
 from caster.adapt.output_monitor import OutputMonitor
 from caster.core.arrays import to_numpy
@@ -302,6 +302,45 @@ def test_images_that_are_implausible_are_answered_as_frozen():
     assert out.implausible == 3
     same(out, reference(bad))
     assert not is_resting(stream)
+
+
+def settled_stream():
+    """A stream that rests from its next batch on."""
+    stream = fitted().new_stream()
+    for batch in batches_of(plain_images())[:FULL]:
+        stream(batch)
+    assert not is_resting(stream)
+    return stream
+
+
+ESCAPES = "the pass that checks folded maps is outside of what answers plausible samples"
+
+
+@pytest.mark.xfail(reason=ESCAPES, strict=True, raises=ImplausibleSamples)
+def test_implausible_images_may_come_when_a_rest_begins():
+    stream = settled_stream()
+    bad = batches_of(plain_images())[FULL].copy()
+    bad[:3] *= 1e6
+    assert stream(bad).implausible == 3
+
+
+@pytest.mark.xfail(reason=ESCAPES, strict=True, raises=ImplausibleSamples)
+def test_images_that_are_not_finite_may_come_when_a_rest_begins():
+    stream = settled_stream()
+    reference, batches = awake(stream), batches_of(plain_images())
+    bad = batches[FULL].copy()
+    bad[3] = np.nan
+    with pytest.raises(CasterError, match="not finite"):
+        stream(bad)
+    same_state(stream, reference)
+    out, expected = stream(batches[FULL]), reference(batches[FULL])
+    assert is_resting(stream)
+    torch.testing.assert_close(out.scores, expected.scores, rtol=1e-4, atol=1e-4)
+
+
+def test_maps_are_folded_into_convolutions():
+    folded = before_change(at=FULL + 1)._layers._alignment._folded
+    assert all(each._convolution is not None for each in folded._maps.values())
 
 
 SMALL = 16
