@@ -21,6 +21,7 @@ from caster.models.activation_statistics import ActivationStatistics
 from caster.models.onnx.folded import folded_model
 from caster.models.onnx.graph import find_head
 from caster.models.onnx.graph_sites import find_onnx_sites
+from caster.models.onnx.layers import supports_full_map
 from caster.models.onnx.twin import measuring_model, twin_model
 from caster.models.torch import TorchModel
 from tests.support.onnx_export import Calibration, exported, images, seeded, session, values_at
@@ -281,6 +282,23 @@ def test_a_channel_far_from_zero():
     (values,) = values_at(twin.model, [twin.sites[0].site.module], batch)
     on_grid = rows(twin.sites[0], values[:, :, ::4, ::4])  # 64 // 14
     np.testing.assert_allclose(aligned["moments"], moments_of(on_grid), rtol=2e-4)
+
+
+@pytest.mark.parametrize("exporter", ["folded", "unfolded"])
+def test_sites_behind_a_grouped_convolution(exporter):
+    """They get no full map, which the weight of the convolution could not take."""
+    net = seeded(
+        lambda: nn.Sequential(
+            *(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU()),
+            *(nn.Conv2d(4, 4, 3, groups=4), nn.BatchNorm2d(4), nn.ReLU()),
+            *(nn.Conv2d(4, 4, 3, groups=2), nn.BatchNorm2d(4)),
+            *pooled(4),
+        )
+    )
+    model = exported(net, images(10), exporter)
+    sites = find_onnx_sites(model, find_head(model, None))
+    assert [site.grouped for site in sites] == [False, True, True]
+    assert [supports_full_map(site) for site in sites] == [True, False, False]
 
 
 # --- the grid of positions that are measured -----------------------------------------------------

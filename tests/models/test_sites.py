@@ -13,7 +13,7 @@ from caster import CasterError, wrap
 from caster.adapt.layer_passes import selected
 from caster.core.channels import Site
 from caster.models.activation_statistics import ActivationStatistics
-from caster.models.sites import find_sites
+from caster.models.sites import convolutions_before, find_sites
 from tests.support import problem
 
 VIT = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2}
@@ -327,6 +327,51 @@ def test_moments_equal_those_of_the_activations():
         assert by_name[name].count == 70
         np.testing.assert_allclose(by_name[name].mean, rows.mean(axis=0), rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(by_name[name].variance, rows.var(axis=0), rtol=1e-4)
+
+
+class Convolutions(nn.Module):
+    """BatchNorms behind convolutions of several kinds, and behind none."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm1 = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+        self.wise, self.norm2 = nn.Conv2d(4, 4, 3, groups=4), nn.BatchNorm2d(4)
+        self.norm3 = nn.BatchNorm2d(4)  # behind another one
+        self.read, self.norm4 = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)
+        self.reader = nn.Conv2d(4, 4, 1)  # of what the convolution before gives
+        self.twice, self.norm5 = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)  # a pass calls it twice
+        self.stage, self.head = (
+            nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)),
+            nn.Linear(4, 3),
+        )
+
+    def forward(self, x):
+        x = self.norm3(self.norm2(self.wise(self.norm1(self.first(x)))))
+        x = self.read(x)
+        x = self.norm4(x) + self.reader(x)
+        x = self.norm5(self.twice(self.twice(x)))
+        return self.head(self.stage(x).mean((2, 3)))
+
+
+def convolutions():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Convolutions().eval()
+
+
+def test_convolutions_before_batchnorms():
+    found = convolutions_before(wrap(convolutions()).twin(), torch.zeros(2, 3, 12, 12))
+    by_name = {str(site): name for site, name in found.items()}
+    assert by_name == {"norm1:in": "first", "norm2:in": "wise", "stage.1:in": "stage.0"}
+
+
+def test_no_covariance_behind_a_grouped_convolution():
+    """A full map between its channels could not be folded into its weight."""
+    statistics = ActivationStatistics(wrap(convolutions()))
+    statistics(torch.randn(4, 3, 12, 12), np.zeros(4, np.int64))
+    known = {str(site): m.covariance is not None for site, m in statistics.moments().items()}
+    assert {name for name, has in known.items() if not has} == {"norm2:in"}
+    assert len(known) == 6
 
 
 def test_measuring_leaves_no_hooks_on_the_module():
