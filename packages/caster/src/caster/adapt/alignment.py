@@ -205,13 +205,22 @@ class Alignment:
         """Add the last batch to the past."""
         self.target.accept(self._pass.fresh)
 
-    def fold(self, batch: Any, how: Pass) -> None:
-        """Make the maps of a pass from the past constant, for `folded`; such a batch shows it."""
+    def fold(self, batch: Any, how: Pass) -> bool:
+        """Make the maps of a pass from the past constant, for `folded`.
+
+        The first time, a batch shows whether folded maps do what hooks do; False if it cannot.
+        """
         if self._folded is not None:
             self._folded.fold(self._maps(how))
-            return
-        expected: Any = self(batch, how).logits
-        self.target.begin()
+            return True
+        try:
+            expected: Any = self(batch, how).logits
+        except ImplausibleSamples:
+            return False
+        finally:
+            self.target.begin()
+        if not bool(expected.isfinite().all()):
+            return False
         sites = [a.site for a in self._sites if a.site not in self.left_alone]
         placed = self.model.placed(batch)
         before = self._unhooked(lambda hooks: foldable_convolutions(self.model.twin(hooks), placed))
@@ -221,6 +230,7 @@ class Alignment:
             error = (expected - self._folded(placed).logits).abs().max()
             if error <= FOLDING_ERROR * expected.abs().max():
                 break
+        return True
 
     def folded(self, batch: Any) -> Outputs:
         """Features and logits with the constant maps; nothing is measured."""

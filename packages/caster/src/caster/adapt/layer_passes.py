@@ -124,8 +124,11 @@ class AlignedNetwork(Protocol):
     def accept(self) -> None:
         """Add the last batch to the past."""
 
-    def fold(self, batch: Any, how: Pass) -> None:
-        """Make the maps of a pass from the past constant, for `folded`; such a batch shows it."""
+    def fold(self, batch: Any, how: Pass) -> bool:
+        """Make the maps of a pass from the past constant, for `folded`.
+
+        False if that needs a look at a batch, and this one has implausible samples.
+        """
 
     def folded(self, batch: Any) -> Outputs:
         """Features and logits with the constant maps; nothing is measured."""
