@@ -3,11 +3,12 @@
     python benchmarks/rest_accuracy.py MODEL SOURCE.npz TARGET.npz --preprocessing P.toml
 
 MODEL is anything that `caster --model` takes; the .npz files hold `images` (uint8) and `labels`.
-Conditions are clean images and the four spare corruptions at severity 5. Streams: `one shift`, shuffled images of one condition; `changing`, the conditions one after the
-other, several times, without a reset; `turning`, a shuffled stream that turns sorted; and `sorted`.
-Variants: `compared` compares every batch with the frozen model (every=1), `default` may rest,
-`unwatched` rests without a look at its outputs, and `all positions` measures every position of
-every layer, compared. Columns: accuracy in percent, and the share of batches in a rest.
+Conditions are clean images and the four spare corruptions at severity 5. Streams: `one shift`,
+shuffled images of one condition; `changing`, the conditions one after the other, several times,
+without a reset; `turning`, a shuffled stream that turns sorted; and `sorted`. Variants: `compared`
+compares every batch with the frozen model (every=1), `default` may rest, `unwatched` rests without
+a look at its outputs, and `all positions` measures every position of every layer, compared.
+Columns: accuracy in percent, and the share of batches that were answered without a comparison.
 """
 
 from __future__ import annotations
