@@ -3,12 +3,12 @@
     python benchmarks/rest_accuracy.py MODEL SOURCE.npz TARGET.npz --preprocessing P.toml
 
 MODEL is anything that `caster --model` takes; the .npz files hold `images` (uint8) and `labels`.
-Conditions are clean images and the four spare corruptions at severity 5. Streams, in batches of 64
-and 200: `one shift`, shuffled images of one condition; `changing`, the conditions one after the
-other, several times, without a reset; `turning`, a shuffled stream that turns sorted; and `sorted`.
-Variants: `compared` compares every batch with the frozen model (every=1), `default` may rest,
-`unwatched` rests without a look at its outputs, and `all positions` measures every position of
-every layer, compared. Columns: accuracy in percent, and the share of batches in a rest.
+Conditions are clean images and the four spare corruptions at severity 5. Streams: `one shift`,
+shuffled images of one condition; `changing`, the conditions one after the other, several times,
+without a reset; `turning`, a shuffled stream that turns sorted; and `sorted`. Variants: `compared`
+compares every batch with the frozen model (every=1), `default` may rest, `unwatched` rests without
+a look at its outputs, and `all positions` measures every position of every layer, compared.
+Columns: accuracy in percent, and the share of batches that were answered without a comparison.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from measure import machine
 from mixture_ablation import conditions
 from small_source_layers import batches, read
 
-SIZES = (64, 200)
 LENGTH = 1250  # images of a condition in `changing`, about 20 batches of 64
 Images = NDArray[Any]
 
@@ -87,6 +86,7 @@ def main() -> None:
     parser.add_argument("--checkpoint")
     parser.add_argument("--device")
     parser.add_argument("--limit", type=int, default=10_000, help="images of the target")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[64, 200], help="of a batch")
     given = parser.parse_args()
     print(machine())
     options = {name: getattr(given, name) for name in ("preprocessing", "checkpoint", "device")}
@@ -113,7 +113,7 @@ def main() -> None:
         f"{'B':>4}{'stream':>12}{'variant':>16}{'accuracy':>10}{'resting':>9}  of each", flush=True
     )
     for name, several in streams(shifted, truth):
-        for size in SIZES:
+        for size in given.sizes:
             for variant, (adapter, judge, positions) in variants.items():
                 with (
                     mock.patch.object(OutputMonitor, "judge", judge),

@@ -3,15 +3,17 @@
     python benchmarks/speed.py                          # every network, in every way to run one
     python benchmarks/speed.py resnet50 --way plain
 
-The frozen model, caster with layers and with features, and the other methods answer the same
-batches of 64, in turns. Ways: plain, recorded as CUDA graphs, and compiled by torch.compile; each
-share is of the frozen model run in the same way. On a GPU networks run in bf16 and channels last.
-caster runs with its defaults, comparisons with the frozen model included: a round of a long stream
-holds as many of them as it should, so it is long. Images are noise over one random pattern per
-class, and weights are random but for the classifier's, which are the features of those patterns: a
-network that answers all alike would look like a stream of one class. Every verdict is accepted, as
-on a long stream that gains. Memory is the peak that torch reserved, one contender at a
-time. Every network and way has its own process.
+The frozen model, caster with layers and with features, and other methods answer the same batches of
+64, in turns. Ways: plain, recorded as CUDA graphs, and compiled by torch.compile; each share is of
+the frozen model run in the same way. On a GPU networks run in bf16 and channels last.
+
+caster runs with its defaults on a stream that has been stable for long. Batches in a rest and the
+window of compared ones between two rests, with the folding after it, are timed separately and
+weighed as such a stream has them; `rest` is the share of rests alone. Images are noise over one
+random pattern per class, and weights are random but for the classifier's, which are the features of
+those patterns: a network that answers all alike would look like a stream of one class. Every
+verdict is accepted, as on a long stream that gains. Memory is the peak that torch reserved, one
+contender at a time. Every network and way has its own process.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import cycle, islice
 from typing import Any
 
@@ -31,6 +35,7 @@ import torch
 from torch import Tensor, nn
 
 import caster
+from caster.adapt.layer_transport import LayerTransport
 from caster.models.torch import TorchModel
 from caster.state import State
 from caster_bench.engine.networks import build
@@ -51,39 +56,56 @@ NETWORKS = {  # pixels and classes
 }
 WAYS = ("plain", "recorded", "compiled") if ON_GPU else ("plain",)
 RIVALS = ("bn-adapt", "tent", "eata", "sar", "t3a")
-# Batches of a round, and before the first one; other methods do the same on every batch.
-LONG, WARM = (512, 1100) if ON_GPU else (64, 64)
-SHORT = 16 if ON_GPU else 3
+LONG, SHORT = (200, 16) if ON_GPU else (6, 2)  # batches of a round; of other methods
+WARM = 48  # batches that fill the memory
+WINDOW = 8  # batches: those of a window, and four more
 
 Run = Callable[[int], None]  # answers so many batches
 
 
+class Network(nn.Module):
+    """A backbone whose features also show the image, in coarse blocks."""
+
+    def __init__(self, backbone: Any, classes: int) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = nn.Linear(backbone.num_features, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        features = self.backbone(x)
+        blocks = nn.functional.adaptive_avg_pool2d(x, 8).flatten(1)
+        missing = features.shape[1] - blocks.shape[1]
+        return self.head(features + 3 * nn.functional.pad(blocks, (0, missing)))
+
+
 def module(network: str) -> nn.Module:
-    """A network with random weights and BatchNorm statistics that fit them."""
+    """A network with random weights, BatchNorm statistics that fit them, and a fitting head."""
     size, classes = NETWORKS[network]
     torch.manual_seed(0)
     if network.endswith("_32"):
-        net = build(
-            {"resnet18_32": "resnet18", "convnext_32": "convnext_tiny"}[network], classes, size
-        )
+        names = {"resnet18_32": "resnet18", "convnext_32": "convnext_tiny"}
+        backbone = build(names[network], classes, size)
     else:
         import timm
 
         names = {"resnet50": "resnet50", "vit_base": "vit_base_patch16_224"}
-        net = timm.create_model(names.get(network, network), num_classes=classes)
-    net = net.to(DEVICE, memory_format=torch.channels_last)
+        backbone = timm.create_model(names.get(network, network), num_classes=classes)
+    backbone.reset_classifier(0)
+    net = Network(backbone, classes).to(DEVICE, memory_format=torch.channels_last)
+    features: list[Tensor] = []
+    hook = net.head.register_forward_pre_hook(lambda _, args: features.append(args[0]))
     with torch.no_grad():
         net.train()(images(network, BATCH, 1)[0])
-        features, x = [], []
-        net.eval().get_classifier().register_forward_pre_hook(lambda _, args: x.append(args[0]))
+        net.eval()
+        features.clear()
         for first in range(0, classes, BATCH):
             net(shown(network, torch.arange(first, min(first + BATCH, classes))))
-            features.append(x.pop())
         means = torch.cat(features)
-        means = 10 * nn.functional.normalize(means - means.mean(0))
-        net.get_classifier().weight.copy_(means)
-        net.get_classifier().bias.copy_(-torch.cat(features).mean(0) @ means.T)
-    net.get_classifier()._forward_pre_hooks.clear()
+        centred = means - means.mean(0)
+        net.head.weight.copy_(10 * nn.functional.normalize(centred))
+        net.head.bias.copy_(-net.head.weight @ means.mean(0))
+    hook.remove()
     return net
 
 
@@ -138,13 +160,16 @@ def contenders(network: str, way: str, state: State) -> dict[str, Callable[[list
     def adapted(mechanism: str) -> Callable[[list[Tensor]], Run]:
         def make(batches: list[Tensor]) -> Run:
             adapter = caster.Adapter(wrapped(), state, mechanism=mechanism, tau=ALWAYS, **OTHER)
-            stream = adapter.stream(cycle(batches))
+            stream = adapter.new_stream()
+            turns, begun = cycle(batches), deque([stream.begin(batches[0])])
 
-            def run(count: int) -> None:
-                for out in islice(stream, count):
-                    out.labels  # noqa: B018 - made by now
-                    REASONS[mechanism].append(out.verdict.reason)
+            def run(count: int) -> None:  # as `Adapter.stream` does
+                for batch in islice(turns, count):
+                    begun.append(stream.begin(batch) if ON_GPU else partial(stream, batch))
+                    begun.popleft()()
 
+            if stream._layers is not None:
+                STREAMS[id(run)] = stream._layers
             return run
 
         return make
@@ -166,7 +191,23 @@ def contenders(network: str, way: str, state: State) -> dict[str, Callable[[list
 
 
 OTHER = {"allow_other_model": True}  # the same weights, compiled or not
-REASONS: dict[str, list[str]] = {"layers": [], "features": []}
+STREAMS: dict[int, LayerTransport] = {}  # behind the runs with layers
+
+
+def begin_rest(run: Run) -> None:
+    """Let a stream with layers compare a window, and then rest for as long as it ever does."""
+    schedule = STREAMS[id(run)]._schedule
+    schedule._to_skip, schedule._stable = 0, 10**9
+    run(WINDOW)
+    assert STREAMS[id(run)]._rest is not None, "the stream does not rest"
+
+
+def long_stream(run: Run, count: int) -> tuple[float, float]:
+    """Seconds of a batch on a long stream with layers, and of one in a rest."""
+    resting = seconds(run, count)
+    compared = seconds(lambda _: begin_rest(run), 1) - 4 * resting  # four are resting again
+    every = STREAMS[id(run)].settings.every * STREAMS[id(run)].settings.window // BATCH
+    return (compared + (every - WINDOW + 4) * resting) / every, resting
 
 
 def _plain(net: nn.Module) -> Callable[[Tensor], Tensor]:
@@ -231,7 +272,7 @@ def peak(make: Callable[[list[Tensor]], Run], batches: list[Tensor], count: int)
     """Peak MiB reserved while one contender runs alone, after warm-up."""
     torch._C._cuda_clearCublasWorkspaces()  # of the contender before
     run = make(batches)
-    run(min(count, 48))
+    run(min(count, WARM))
     settle()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -247,8 +288,8 @@ def measure(network: str, way: str, rounds: int) -> None:
     memory = {}
     if ON_GPU:
         one = [images(network, BATCH, 7)[0]]
-        for name, make in made.items():
-            memory[name] = peak(make, one, 160 if name in ours else 8)
+        for name in ("frozen", *ours, *(("tent",) if "tent" in made else ())):
+            memory[name] = peak(made[name], one, 8 if name == "frozen" else 52)
             gc.collect()
             torch.cuda.empty_cache()
         del one
@@ -256,21 +297,25 @@ def measure(network: str, way: str, rounds: int) -> None:
     runs = {name: make(batches) for name, make in made.items()}
     for name, run in runs.items():
         run(WARM if name == "layers" else SHORT)
-    for reasons in REASONS.values():
-        reasons.clear()
+    begin_rest(runs["layers"])
     times: dict[str, list[float]] = {name: [] for name in runs}
+    rests = []
     for _ in range(rounds):
         for name, run in runs.items():
-            times[name].append(seconds(run, LONG if name in ("frozen", *ours) else SHORT))
+            if name == "layers":
+                taken, resting = long_stream(run, LONG)
+                rests.append(resting)
+            else:
+                taken = seconds(run, LONG if name in ("frozen", *ours) else SHORT)
+            times[name].append(taken)
     for name in runs:
         rate = BATCH / statistics.median(times[name])
         shares = [f / t for f, t in zip(times["frozen"], times[name], strict=True)]
         columns = [network, way, name, f"{rate:,.0f}", f"{statistics.median(shares):.1%}"]
         columns.append(f"{min(shares):.1%} to {max(shares):.1%}")
-        resting = REASONS.get(name)
-        compared = 1 - np.mean([r == "rest" for r in resting]) if name == "layers" else None
-        columns.append("" if compared is None else f"{compared:.1%}")
-        if ON_GPU:
+        alone = [f / t for f, t in zip(times["frozen"], rests, strict=True)]
+        columns.append(f"{statistics.median(alone):.1%}" if name == "layers" else "")
+        if name in memory:
             columns += [f"{memory[name]:.0f}", f"{memory[name] / memory['frozen']:.3f}"]
         print(f"| {' | '.join(columns)} |", flush=True)
 
@@ -289,7 +334,7 @@ def main() -> None:
     print(f"{place}, torch {torch.__version__}; {machine()}")
     print(f"Batches of {BATCH}; medians and ranges of {args.rounds} rounds of {LONG} batches.\n")
     memory = " reserved, MiB | of frozen |" if ON_GPU else ""
-    print(f"| network | way | | images/s | of frozen | range | compared |{memory}")
+    print(f"| network | way | | images/s | of frozen | range | rest |{memory}")
     print("|---|---|---|--:|--:|--:|--:|" + "--:|--:|" * ON_GPU, flush=True)
     for network in args.networks or NETWORKS:
         for way in args.way or WAYS:

@@ -229,8 +229,9 @@ class Adapter:
 
     def _aligned(self, answer: LayerAnswer) -> Adaptation:
         """The answer to a batch with aligned layers, in labels."""
-        proposed = answer.scores if answer.adapted is None else answer.adapted
-        labels, proposed = (self._labels(scores) for scores in (answer.scores, proposed))
+        labels = proposed = self._labels(answer.scores)
+        if answer.adapted is not None and answer.adapted is not answer.scores:
+            proposed = self._labels(answer.adapted)
         return Adaptation(
             labels,
             answer.scores,

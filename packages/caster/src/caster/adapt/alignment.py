@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice
+from types import MappingProxyType
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -49,6 +50,7 @@ from caster.models.torch_channels import (
     all_tensors,
     as_tensors,
     blended,
+    mapped_full,
     measure,
     measure_full,
     merged,
@@ -77,6 +79,7 @@ class Alignment:
     _order: Sequence[Sequence[tuple[Site, int]]] = ()  # recorded moments: sites, and their arrays
     _shape: tuple[int, ...] = ()  # of an input
     _folded: FoldedModule | None = None
+    _ready: Mapping[Site, Map] = MappingProxyType({})  # full maps of the current pass
 
     def __init__(
         self,
@@ -154,7 +157,16 @@ class Alignment:
 
     def __getstate__(self) -> dict[str, Any]:
         """Copy and pickle without recordings and what the first batch showed."""
-        shown = ("_shared", "_lane", "_order", "_limits", "_shape", "_plausible", "_folded")
+        shown = (
+            "_shared",
+            "_lane",
+            "_order",
+            "_limits",
+            "_shape",
+            "_plausible",
+            "_folded",
+            "_ready",
+        )
         kept = {name: part for name, part in vars(self).items() if name not in shown}
         return {**kept, "_limits": {}}
 
@@ -164,6 +176,7 @@ class Alignment:
         self._inspect_network(placed)
         self._samples, self._plausible, self._pass = len(placed), None, how
         self.target.begin()
+        self._ready = self._full_maps(how) if how.past_only else {}
         recorded = self.model.cuda_graph and runs_on_gpu(self.model)
         try:
             # A batch that fills the memory depends on nothing else, as a recording must.
@@ -192,13 +205,22 @@ class Alignment:
         """Add the last batch to the past."""
         self.target.accept(self._pass.fresh)
 
-    def fold(self, batch: Any, how: Pass) -> None:
-        """Make the maps of a pass from the past constant, for `folded`; such a batch shows it."""
+    def fold(self, batch: Any, how: Pass) -> bool:
+        """Make the maps of a pass from the past constant, for `folded`.
+
+        The first time, a batch shows whether folded maps do what hooks do; False if it cannot.
+        """
         if self._folded is not None:
             self._folded.fold(self._maps(how))
-            return
-        expected: Any = self(batch, how).logits
-        self.target.begin()
+            return True
+        try:
+            expected: Any = self(batch, how).logits
+        except ImplausibleSamples:
+            return False
+        finally:
+            self.target.begin()
+        if not bool(expected.isfinite().all()):
+            return False
         sites = [a.site for a in self._sites if a.site not in self.left_alone]
         placed = self.model.placed(batch)
         before = self._unhooked(lambda hooks: foldable_convolutions(self.model.twin(hooks), placed))
@@ -208,6 +230,7 @@ class Alignment:
             error = (expected - self._folded(placed).logits).abs().max()
             if error <= FOLDING_ERROR * expected.abs().max():
                 break
+        return True
 
     def folded(self, batch: Any) -> Outputs:
         """Features and logits with the constant maps; nothing is measured."""
@@ -216,13 +239,27 @@ class Alignment:
 
     def _maps(self, how: Pass) -> dict[Site, Map]:
         """The maps of the past."""
-        maps = {}
+        maps = self._full_maps(how)
         for aligned in self._sites:
-            if aligned.site not in self.left_alone:
-                target = self.target.past[aligned.site]
-                reference = self._reference(aligned, how, target)
-                maps[aligned.site] = aligned.map(blended(target, reference, self.prior), reference)
+            if aligned.site not in maps and aligned.site not in self.left_alone:
+                maps[aligned.site] = to_source(*self._from_past(aligned, how), aligned.eps)
         return maps
+
+    def _full_maps(self, how: Pass) -> dict[Site, Map]:
+        """The full maps of the past, at sites whose number of positions is known."""
+        sites = [
+            a for a in self._mapped if isinstance(a, FullMapSite) and a.site in self.target.past
+        ]
+        known = [(aligned, *self._from_past(aligned, how)) for aligned in sites]
+        full = [each for each in known if each[0].is_full(*each[1:])]
+        maps = FullToSource.maps([(aligned.to(wanted), past) for aligned, past, wanted in full])
+        return {aligned.site: found for (aligned, *_), found in zip(full, maps, strict=True)}
+
+    def _from_past(self, aligned: AlignedSite, how: Pass) -> tuple[ChannelMoments, ChannelMoments]:
+        """What a map from the past maps: the target's moments, and the reference's."""
+        target = self.target.past[aligned.site]
+        reference = self._reference(aligned, how, target)
+        return blended(target, reference, self.prior), reference
 
     def reset(self) -> None:
         """Forget the past."""
@@ -305,7 +342,12 @@ class Alignment:
         if alone and self.prior == 0:  # a single value has no variance
             return None
         reference = self._reference(aligned, how, target)
-        result = aligned.apply(layer, own, blended(target, reference, self.prior), reference)
+        ready = self._ready.get(site)
+        if ready is not None:
+            result: Tensor | None = mapped_full(own, *ready, site.axis)
+        else:
+            target = blended(target, reference, self.prior)
+            result = aligned.apply(layer, own, target, reference)
         if result is None or own is values:
             return result
         return torch.cat((values[:, : site.added], result), dim=1)
@@ -389,7 +431,7 @@ class AlignedSite:
     """A site, and the source's moments there."""
 
     is_measured = True  # False: the moments are the layer's own
-    _eps: Tensor  # (c,), added to variances
+    eps: Tensor  # (c,), added to variances
     _placed: ChannelMoments | None = (
         None  # the moments in the dtype and on the device of the values
     )
@@ -430,10 +472,6 @@ class AlignedSite:
         """Measure the values, with their covariance if `full` and the site can have a full map."""
         return measure(values, self.site.axis, samples)
 
-    def map(self, target: ChannelMoments, reference: ChannelMoments) -> Map:
-        """The map from the target's moments to the reference's."""
-        return to_source(target, reference, self._eps.to(target.mean))
-
     def apply(
         self, layer: nn.Module, values: Tensor, target: ChannelMoments, reference: ChannelMoments
     ) -> Tensor | None:
@@ -451,13 +489,13 @@ class MappedSite(AlignedSite):
     def __init__(self, site: Site, source: ChannelMoments, unit: Tensor | None = None) -> None:
         super().__init__(site, source)
         self._unit = unit  # (c,)
-        self._eps = added_to_variances(source, unit)
+        self.eps = added_to_variances(source, unit)
 
     def apply(
         self, layer: nn.Module, values: Tensor, target: ChannelMoments, reference: ChannelMoments
     ) -> Tensor:
         """Map the values to the reference."""
-        return moved(values, target, reference, self._eps.to(target.mean), self.site.axis)
+        return moved(values, target, reference, self.eps.to(target.mean), self.site.axis)
 
 
 class FullMapSite(MappedSite):
@@ -478,22 +516,18 @@ class FullMapSite(MappedSite):
     ) -> Tensor:
         """Map the values to the reference."""
         self._positions = values[0].numel() // values.shape[self.site.axis]
-        if not self._is_full(target, reference):
+        if not self.is_full(target, reference):
             return super().apply(layer, values, target, reference)
-        return self._to(reference)(values, target, self.site.axis)
+        return self.to(reference)(values, target, self.site.axis)
 
-    def map(self, target: ChannelMoments, reference: ChannelMoments) -> Map:
-        """The map from the target's moments to the reference's."""
-        if not self._is_full(target, reference):
-            return super().map(target, reference)
-        return self._to(reference).map(target)
-
-    def _is_full(self, target: ChannelMoments, reference: ChannelMoments) -> bool:
+    def is_full(self, target: ChannelMoments, reference: ChannelMoments) -> bool:
+        """Whether these moments support a full map."""
         rows = target.count * self._positions
         enough = rows >= FULL_MAP_ROWS * len(target.mean)
         return enough and target.covariance is not None and reference.covariance is not None
 
-    def _to(self, reference: ChannelMoments) -> FullToSource:
+    def to(self, reference: ChannelMoments) -> FullToSource:
+        """Full maps to a reference."""
         if self._full is None or self._full.source is not reference:
             self._full = FullToSource(reference, self._unit)
         return self._full
@@ -551,7 +585,7 @@ class BatchNormSite(AlignedSite):
         self.is_measured = source is not None
         known = source or ChannelMoments(1.0, *self._own.values())
         super().__init__(site, replace(known, covariance=None))
-        self._eps = added_to_variances(known, output_scale(layer))
+        self.eps = added_to_variances(known, output_scale(layer))
 
     def apply(
         self, layer: nn.Module, values: Tensor, target: ChannelMoments, reference: ChannelMoments
@@ -572,7 +606,7 @@ class BatchNormSite(AlignedSite):
         """The parts of the formula that no batch changes."""
         if self._constants_of is None or self._constants_of[0] is not source:
             eps: float = self._layer.eps  # type: ignore[assignment]
-            e = self._eps.to(source.mean)
+            e = self.eps.to(source.mean)
             mean, variance = (own.to(source.mean) for own in self._own.values())
             share = (variance + eps) / (source.variance + e)
             step = (source.mean - mean) / (source.variance + e).sqrt()

@@ -52,7 +52,7 @@ class LayerSettings:
     mixture: bool = True  # align with the batch's mixture of classes, else with the source's
     tau: float = 1.0  # largest accepted ratio
     window: int = 256  # samples behind the certificate
-    every: int = 128  # compare one window in this many while the verdict is stable
+    every: int = 512  # compare one window in this many while the verdict is stable
 
     def __post_init__(self) -> None:
         if not 0 <= self.prior < math.inf:
@@ -124,8 +124,11 @@ class AlignedNetwork(Protocol):
     def accept(self) -> None:
         """Add the last batch to the past."""
 
-    def fold(self, batch: Any, how: Pass) -> None:
-        """Make the maps of a pass from the past constant, for `folded`; such a batch shows it."""
+    def fold(self, batch: Any, how: Pass) -> bool:
+        """Make the maps of a pass from the past constant, for `folded`.
+
+        False if that needs a look at a batch, and this one has implausible samples.
+        """
 
     def folded(self, batch: Any) -> Outputs:
         """Features and logits with the constant maps; nothing is measured."""

@@ -308,6 +308,8 @@ class LayerTransport:
             return None
         if self._rest is None:
             self._rest = self._begin_rest(batch)
+        if self._rest is None:
+            return None
         outputs, correction = self._alignment.folded(batch), self._rest.correction
         scores = self.columns(outputs.logits)
         if correction is not None:
@@ -325,12 +327,15 @@ class LayerTransport:
         stands = self._schedule.accepted and self._schedule.left > launched
         return stands and self._alignment.target.is_full(samples)
 
-    def _begin_rest(self, batch: Array) -> _Rest:
+    def _begin_rest(self, batch: Array) -> _Rest | None:
+        """Fold the maps into the network; None if this batch cannot begin a rest."""
         labels, mixture = self._labels, self._mixture
         assert labels is not None
         assert mixture is not None
         wanted = as_reference(mixture, labels.chain.prior)
-        self._alignment.fold(batch, Pass(full=wanted is None, mixture=wanted, past_only=True))
+        how = Pass(full=wanted is None, mixture=wanted, past_only=True)
+        if not self._alignment.fold(batch, how):
+            return None
         if labels.is_source:
             return _Rest(None)
         return _Rest(np.log(labels.prior.clip(min=RARE) / labels.chain.prior))

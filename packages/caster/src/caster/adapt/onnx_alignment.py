@@ -135,7 +135,7 @@ class OnnxAlignment:
         """Add the last batch to the past."""
         self.target.accept(self._pass.fresh)
 
-    def fold(self, batch: Any, how: Pass) -> None:
+    def fold(self, batch: Any, how: Pass) -> bool:
         """Make the maps of a pass from the past constant, for `folded`."""
         maps = {
             site: self._map(
@@ -144,6 +144,7 @@ class OnnxAlignment:
             for site in self.sites
         }
         self._folded = FoldedGraph(self.model, self._onnx_sites, maps)
+        return True
 
     def folded(self, batch: Any) -> Outputs:
         """Features and logits with the constant maps; nothing is measured."""

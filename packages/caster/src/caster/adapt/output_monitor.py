@@ -50,6 +50,7 @@ class OutputMonitor:
     def reset(self) -> None:
         """Forget the stream."""
         self._features: ChannelMoments | None = None
+        self._weights: tuple[Array, Array] | None = None  # (d,), (d,): their mean, 1 / (d variance)
         self._sure: ConfidenceStats | None = None
         self._distances = np.zeros(3)  # blocks, and sums of their distances and squares of them
         self._repeats = np.zeros(2)  # pairs of neighbours, and those with the same answer
@@ -70,14 +71,13 @@ class OutputMonitor:
         if block is None:
             return
         n, known = len(block[0]), self._features
-        numbers = to_numpy(self._numbers(*block))
-        if not np.isfinite(numbers).all():
+        _, repeats, distance = to_numpy(self._numbers(*block)).tolist()
+        sure = ConfidenceStats.of(block[1])
+        if not math.isfinite(sure.total + distance):
             return
-        total, squares, repeats, distance = numbers.tolist()
         if known is not None and known.count >= MEMORY / 2:
             found = distance / (1 / n + 1 / known.count)
             self._distances += 1, found, found**2
-        sure = ConfidenceStats(float(n), total, squares)
         self._sure = sure if self._sure is None else self._sure.at_most(MEMORY) + sure
         self._repeats += n - 1, repeats
         moments = ChannelMoments.of(block[0], 1)
@@ -85,6 +85,7 @@ class OutputMonitor:
             parts = (like(part, moments.mean) for part in (known.mean, known.variance))
             moments = ChannelMoments(known.count, *parts).at_most(MEMORY - n) + moments
         self._features = moments
+        self._weights = None
 
     def judge(self, features: Array, scores: Array) -> Callable[[], bool]:  # (n, d), (n, C)
         """Launch a batch; the function returned waits, and tells whether nothing has changed."""
@@ -95,12 +96,10 @@ class OutputMonitor:
         n = len(block[0])
         return lambda: self._is_usual(n, *fetched().tolist())
 
-    def _is_usual(
-        self, n: int, total: float, squares: float, repeats: float, distance: float
-    ) -> bool:
+    def _is_usual(self, n: int, total: float, repeats: float, distance: float) -> bool:
         assert self._sure is not None
         assert self._features is not None
-        if has_fallen(ConfidenceStats(float(n), total, squares), self._sure, ERRORS):
+        if has_fallen(ConfidenceStats(float(n), total, 0.0), self._sure, ERRORS):
             return False
         blocks, sum_1, sum_2 = self._distances.tolist()
         mean = sum_1 / blocks
@@ -125,14 +124,16 @@ class OutputMonitor:
             [like(x, scores) for x in second]
         )
 
-    def _numbers(self, features: Array, scores: Array) -> Array:  # (4,)
-        """Sums of confidences and their squares, equal neighbours, distance from the reference."""
+    def _numbers(self, features: Array, scores: Array) -> Array:  # (3,)
+        """Sum of confidences, equal neighbours, distance from the reference.
+
+        On a GPU every operation costs more than what it computes, so there are few.
+        """
         xp = array_namespace(features)
-        p = confidence(scores)
+        sums = [xp.sum(confidence(scores)), self._distance(features)]
         answers = xp.argmax(scores, axis=1)
-        repeats = xp.sum(xp.astype(answers[1:] == answers[:-1], p.dtype))
-        parts = [xp.sum(p), xp.sum(p * p), repeats]
-        return xp.stack([*parts, xp.astype(self._distance(features), p.dtype)])
+        repeats = xp.astype(xp.sum(answers[1:] == answers[:-1]), sums[0].dtype)
+        return xp.stack([sums[0], repeats, xp.astype(sums[1], repeats.dtype, copy=False)])
 
     def _distance(self, features: Array) -> Array:  # ()
         """Mean over the features of the squared step of their mean, in variances."""
@@ -140,9 +141,15 @@ class OutputMonitor:
         mean = xp.mean(features, axis=0)
         if self._features is None:
             return xp.zeros_like(mean[0])
-        centre, variance = (like(x, mean) for x in (self._features.mean, self._features.variance))
-        steps = (mean - centre) ** 2 / xp.where(variance > 0, variance, xp.ones_like(variance))
-        return xp.mean(xp.where(variance > 0, steps, xp.zeros_like(steps)))
+        if self._weights is None:
+            centre, variance = (
+                like(x, mean) for x in (self._features.mean, self._features.variance)
+            )
+            varies = variance > 0
+            weights = varies / xp.where(varies, variance, xp.ones_like(variance)) / len(mean)
+            self._weights = centre, xp.astype(weights, mean.dtype)
+        centre, weights = self._weights
+        return xp.sum((mean - centre) ** 2 * weights)
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Everything it remembers, as named arrays."""

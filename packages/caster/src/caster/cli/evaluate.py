@@ -121,6 +121,7 @@ def evaluate(
                 key,
                 mechanism=mechanism,
                 tau=tau,
+                every=1,  # a page shows the ratio of every batch
                 no_safeguards=no_safeguards,
                 allow_other_model=allow_other_model,
                 allow_other_preprocessing=allow_other_preprocessing,

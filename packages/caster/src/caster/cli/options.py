@@ -194,6 +194,7 @@ def load_adapter(
     *,
     mechanism: Mechanism,
     tau: float | None,
+    every: int | None,  # None: the default
     no_safeguards: bool,
     allow_other_model: bool,
     allow_other_preprocessing: bool,
@@ -201,6 +202,7 @@ def load_adapter(
     """The model with its state, as `predict` and `evaluate` use them on images."""
     from caster.adapt.adapter import Adapter
     from caster.adapt.image_batches import stated_preprocessing
+    from caster.adapt.layer_passes import LayerSettings
     from caster.state import load
 
     stated_preprocessing(model)  # a clearer error than that its digest differs
@@ -209,6 +211,7 @@ def load_adapter(
         load(state, key),
         mechanism=mechanism,
         tau=tau,
+        every=LayerSettings.every if every is None else every,
         safeguards=not no_safeguards,
         allow_other_model=allow_other_model,
         allow_other_preprocessing=allow_other_preprocessing,

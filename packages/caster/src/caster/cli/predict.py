@@ -57,6 +57,15 @@ def predict(
     key: KeyFile = None,
     batch_size: BatchSize = 64,
     tau: Tau = None,
+    every: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Compare with the frozen model in at least one of N windows of 256 images while "
+            "the verdict is stable; 1: in every batch. Default: 512. For layers.",
+        ),
+    ] = None,
     no_safeguards: NoSafeguards = False,
     mechanism: MechanismOption = "auto",
     gate: Annotated[
@@ -140,6 +149,7 @@ def predict(
                 key,
                 mechanism=mechanism,
                 tau=tau,
+                every=every,
                 no_safeguards=no_safeguards,
                 allow_other_model=allow_other_model,
                 allow_other_preprocessing=allow_other_preprocessing,

@@ -60,8 +60,8 @@ def symmetric_roots(matrix: Array, lam: float) -> tuple[Array, Array]:  # (k, k)
     return (V * scales) @ V.T, (V / scales) @ V.T
 
 
-def newton_schulz_roots(matrix: Array) -> tuple[Array, Array]:  # (k, k) -> (k, k), (k, k)
-    """Both roots of a positive definite matrix by products alone, in float64.
+def newton_schulz_roots(matrix: Array) -> tuple[Array, Array]:  # (..., k, k) -> twice as much
+    """Both roots of a positive definite matrix by products alone, in float64, batched.
 
     An eigendecomposition on a GPU blocks the host, products do not. Each step maps the root's
     eigenvalues, scaled into (0, 1], from x to a x (3 - (a x)^2) / 2, closer to 1. If the condition
@@ -74,7 +74,7 @@ def newton_schulz_roots(matrix: Array) -> tuple[Array, Array]:  # (k, k) -> (k, 
     """
     xp = array_namespace(matrix)
     wide = xp.astype(matrix, xp.float64)
-    scale = xp.linalg.matrix_norm(wide)
+    scale = xp.linalg.matrix_norm(wide, keepdims=True)
     identity = identity_like(wide)
     middle = 1.5 * identity
     # Y omits all scale factors so far, and Z includes those of T = 3/2 I - a^2/2 Z Y: this saves
@@ -84,7 +84,7 @@ def newton_schulz_roots(matrix: Array) -> tuple[Array, Array]:  # (k, k) -> (k, 
     for following in (*steps[1:], 1.0):
         T = middle - Z @ Y
         Y, Z = Y @ T, following**2 * (T @ Z)
-    off = xp.max(xp.abs(2 * (Z @ Y) - identity))
+    off = xp.max(xp.abs(2 * (Z @ Y) - identity), axis=(-2, -1), keepdims=True)
     scale = xp.where(off < 1e-6, xp.sqrt(scale), xp.nan)
     product = math.prod(steps)
     root, inverse = Y * (product * scale), Z * (2 / product / scale)

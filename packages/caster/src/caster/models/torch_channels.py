@@ -8,7 +8,9 @@ few channels and many positions.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -245,14 +247,43 @@ class FullToSource:
 
     def map(self, target: ChannelMoments) -> tuple[Tensor, Tensor]:  # (c, c), (c,)
         """A and b that map the target's moments to the source's."""
+        C_t = self._covariance(target)
+        return self._of_values(optimal_map(C_t, self._root), C_t, target)
+
+    def _covariance(self, target: ChannelMoments) -> Tensor:  # (c, c)
         assert target.covariance is not None
-        C_t = _regularised(self._in_units(target.covariance), self._eps)
-        A = optimal_map(C_t, self._root)
+        return _regularised(self._in_units(target.covariance), self._eps)
+
+    def _of_values(
+        self, A: Tensor, C_t: Tensor, target: ChannelMoments
+    ) -> tuple[Tensor, Tensor]:  # (c, c), (c,)
         # A GPU computes roots without synchronising, NaN if it fails: then use the diagonal map.
         diagonal = (self._variance / C_t.diagonal()).sqrt().diag()
         A = torch.where(A.isfinite().all(), A, diagonal)
         A = self._in_own_units(A).to(target.mean.dtype)
         return A, self.source.mean - A @ target.mean
+
+    @classmethod
+    def maps(
+        cls, several: Sequence[tuple[Self, ChannelMoments]]
+    ) -> list[tuple[Tensor, Tensor]]:  # (c, c), (c,)
+        """Maps of several sites; on a GPU the roots of those of one width together."""
+        widths: dict[int, list[int]] = {}
+        for at, (_, target) in enumerate(several):
+            alone = -1 - at  # a CPU gains nothing by it
+            widths.setdefault(len(target.mean) if target.mean.is_cuda else alone, []).append(at)
+        found: dict[int, tuple[Tensor, Tensor]] = {}
+        for members in widths.values():
+            if len(members) == 1:
+                own, target = several[members[0]]
+                found[members[0]] = own.map(target)
+                continue
+            C_t = torch.stack([several[at][0]._covariance(several[at][1]) for at in members])
+            A = optimal_map(C_t, torch.stack([several[at][0]._root for at in members]))
+            for at, one, covariance in zip(members, A, C_t, strict=True):
+                own, target = several[at]
+                found[at] = own._of_values(one, covariance, target)
+        return [found[at] for at in range(len(several))]
 
     def __call__(self, values: Tensor, target: ChannelMoments, axis: int) -> Tensor:
         """Map values with the target's moments to the source's moments."""
