@@ -99,7 +99,8 @@ def main() -> None:
         rows = drawn(labels, each)
         parts = np.array_split(rows, max(1, len(rows) // BATCH))
         loaded = batches(model, source, rows)
-        adapter = caster.fit(model, zip(loaded, (labels[part] for part in parts), strict=True))
+        state = caster.fit(model, zip(loaded, (labels[part] for part in parts), strict=True)).state
+        adapter = caster.Adapter(model, state, every=1)
         for name, images in shifted.items():
             for stream in ("shuffled", "sorted"):
                 frozen, gated, always, share = gains(adapter, images, truth, stream == "sorted")

@@ -377,7 +377,8 @@ class Stream:
         probability at most `alpha`: docs/feedback.md says of which labels that is true.
 
         Returns how many labels counted. A second label of a sample is ignored, and so are those of
-        batches with the reason "rest". An unknown id or label is an error, and no label counts.
+        batches with the reason "rest": an adapter with `every=1` has none. An unknown id or label
+        is an error, and no label counts.
 
         >>> import caster
         >>> x, y = np.array([[0.0], [1.0], [4.0], [5.0]]), [0, 0, 1, 1]
