@@ -370,10 +370,12 @@ def test_a_small_batch_that_is_not_finite_is_an_error():
         stream(bad)
 
 
-@pytest.mark.xfail(reason=UNJUDGED, strict=True)
-def test_a_small_batch_that_is_implausible_is_answered_as_frozen():
+def test_a_small_batch_that_is_implausible_enters_no_statistics():
+    """Nothing is measured in a rest, so it is answered like others: docs/threat-model.md."""
     stream = resting_on_small_batches()
-    assert stream(1e6 * plain_images()[:SMALL]).implausible == SMALL
+    past = dict(stream._layers._alignment.target.past)
+    assert stream(1e6 * plain_images()[:SMALL]).verdict.reason == "rest"
+    assert stream._layers._alignment.target.past == past
 
 
 # --- batches begun ahead -------------------------------------------------------------------------
