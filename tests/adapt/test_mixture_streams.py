@@ -148,14 +148,11 @@ def test_another_shift_is_a_fresh_start(monkeypatch):
             assert {m.count for m in stream._layers._alignment.target.past.values()} == {SIZE}
 
 
-UNNOTICED = "accepted on the first run, it skips comparisons while the next one comes: 10 points"
-
-
 @pytest.mark.parametrize(
     ("name", "every"),
     [
         ("in runs", 1),
-        pytest.param("in runs", 128, marks=pytest.mark.xfail(reason=UNNOTICED, strict=True)),
+        ("in runs", 128),
         ("tailed", 1),
         ("tailed", 128),
     ],

@@ -359,21 +359,7 @@ def test_damaged_states_are_rejected(case):
         OutputMonitor().resume(state | {name: damage(state[name])})
 
 
-UNCHECKED = {
-    "monitor.count": "a monitor that claims to be ready, but has no reference",
-    "monitor.features": "scores that wait without features",
-}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.xfail(reason=UNCHECKED[name], strict=True))
-        if name in UNCHECKED
-        else name
-        for name in waiting_state()
-    ],
-)
+@pytest.mark.parametrize("name", waiting_state())
 def test_a_state_without_a_part_is_rejected(name):
     state = {key: part for key, part in waiting_state().items() if key != name}
     with pytest.raises((KeyError, ValueError)):

@@ -57,7 +57,7 @@ def fitted(tmp_path_factory):
 
 
 def in_python(fitted, **changed):
-    return fitted.transport(**changed).new_stream()
+    return fitted.transport(rests=False, **changed).new_stream()  # a file has no rests
 
 
 def in_batches(images, size):

@@ -166,10 +166,6 @@ def test_folded_maps_follow_without_compiling_again(compiled, kind, full):
     assert graphs[-1] == graphs[0] > 0
 
 
-COPIED = "the compiled copy does not get the weight that the first full map replaces"
-
-
-@pytest.mark.xfail(reason=COPIED, strict=True)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_full_map_follows_a_diagonal_one(compiled, kind):
     errors, _ = folded_in_turn(compiled, kind, (False, True))

@@ -54,9 +54,12 @@ class FoldedModule:
 
     def fold(self, maps: Mapping[Site, Map]) -> None:
         """Take these maps."""
+        before = self._tensors
         with torch.inference_mode(False), torch.no_grad():
             for site, (scale, shift) in maps.items():
                 self._maps[site].set(scale, shift)
+        if self._tensors != before:
+            self._twin.recompile()  # a compiled copy has the tensors of before
 
     def __call__(self, placed: Tensor) -> Outputs:
         """Features and logits of a batch that `TorchModel.placed` returned."""
@@ -64,9 +67,13 @@ class FoldedModule:
             return Outputs(*self._run(placed))
         if self._lane is None:
             self._lane = GraphRunner(placed.device)
-        tensors = sum(found.tensors for found in self._maps.values())
-        (features, logits), _ = self._lane.run(lambda: (placed,), self._work, tensors)
+        (features, logits), _ = self._lane.run(lambda: (placed,), self._work, self._tensors)
         return Outputs(features, logits)
+
+    @property
+    def _tensors(self) -> int:
+        """Tensors that maps have created so far."""
+        return sum(found.tensors for found in self._maps.values())
 
     def _run(self, placed: Tensor) -> tuple[Tensor, Tensor]:
         features, logits = self._twin.run_placed(placed)
@@ -131,6 +138,7 @@ class SiteMap:
 
     def _set_hook(self, scale: Tensor, shift: Tensor) -> None:
         if self._hook is None:
+            self.tensors += 1
             hook_on(self._module, self._site, self._apply, "fit again")
         if self._hook is None or self._hook[0].shape != scale.shape:
             self._hook = torch.empty_like(scale), torch.empty_like(shift)

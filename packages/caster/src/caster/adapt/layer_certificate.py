@@ -83,10 +83,15 @@ class LayerCertificate:
         after, before = map(nuclear_norm, self._rows)
         return NORM * before / after
 
+    def restart(self) -> None:
+        """Empty the window."""
+        self._recent = None
+        self._rows = self._rows[:, :0].copy()
+
     def settle(self) -> None:
         """Make the window the reference for batches that are answered without a comparison."""
-        self._recent, self._settled = None, self._recent
-        self._rows = self._rows[:, :0].copy()
+        self._settled = self._recent
+        self.restart()
 
     def has_dropped(self, scores: Array, aligned: bool) -> bool:  # (n, C)
         """Whether a batch answered without a comparison is less sure than the reference."""

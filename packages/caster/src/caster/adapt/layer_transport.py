@@ -83,7 +83,8 @@ class _Proposal:
 class _Rest:
     """A rest: its maps are folded into the network."""
 
-    correction: NDArray[np.float64] | None  # (C,), added to logits; None: the source's prior
+    mixture: NDArray[np.float64] | None  # (C,), if it is not the source's
+    correction: NDArray[np.float64] | None  # (C,), added to logits
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,6 +187,8 @@ class LayerTransport:
         def finish() -> LayerAnswer:
             with self._guard:
                 while begun.answer is None and begun.error is None:
+                    if not self._begun:
+                        raise CasterError("the stream was reset before this batch was answered")
                     self._answer_first()
             if begun.error is not None:
                 raise begun.error
@@ -195,18 +198,23 @@ class LayerTransport:
         return finish
 
     def _answer_waiting(self) -> None:
-        """Answer batches that were not launched: others cannot be, until they are answered."""
-        while self._begun and self._begun[0].resting is None:
+        """Answer batches that were not launched in this rest: others cannot be before them."""
+        while self._begun:
+            resting = self._begun[0].resting
+            if resting is not None and resting.rest is self._rest:
+                return
             self._answer_first()
 
     def _answer_first(self) -> None:
         """Answer the batch that was begun first."""
         begun = self._begun.popleft()
-        resting, samples = begun.resting, len(begun.batch)
         try:
+            resting = begun.resting
+            if resting is not None and resting.rest is not self._rest:  # that rest has ended
+                resting = self._launch(begun.batch)
             if resting is not None:
-                if resting.rest is self._rest and resting.is_usual():
-                    self._schedule.skipped(samples)
+                if resting.is_usual():
+                    self._schedule.skipped(len(begun.batch))
                     begun.answer = resting.answer
                     return
                 self._monitor.begin()
@@ -315,13 +323,15 @@ class LayerTransport:
         if correction is not None:
             scores = scores + like(correction, scores, scores.dtype)
         verdict = Verdict(True, "rest", UNCHECKED)
-        answer = LayerAnswer(scores, verdict, scores, None, outputs.features)
+        answer = LayerAnswer(scores, verdict, scores, None, outputs.features, self._rest.mixture)
         return _RestingBatch(self._rest, answer, self._monitor.judge(outputs.features, scores))
 
     def _rests(self, samples: int) -> bool:
         """Whether the next samples are answered with constant maps, as long as they look alike."""
         labels = self._labels
-        if labels is None or labels.chain.is_correlated or not self._monitor.is_ready:
+        if not self.settings.rests or labels is None or labels.chain.is_correlated:
+            return False
+        if not self._monitor.is_ready:
             return False
         launched = sum(len(begun.batch) for begun in self._begun)
         stands = self._schedule.accepted and self._schedule.left > launched
@@ -336,14 +346,17 @@ class LayerTransport:
         how = Pass(full=wanted is None, mixture=wanted, past_only=True)
         if not self._alignment.fold(batch, how):
             return None
+        self._certificate.restart()  # the next comparison is of another part of the stream
         if labels.is_source:
-            return _Rest(None)
-        return _Rest(np.log(labels.prior.clip(min=RARE) / labels.chain.prior))
+            return _Rest(None, None)
+        correction = np.log(labels.prior.clip(min=RARE) / labels.chain.prior)
+        return _Rest(labels.prior, correction)
 
     def _gated(self, batch: Array, before: Outputs | None) -> LayerAnswer:
         """Answer by the stable verdict if the batch is as sure as before, else compare."""
         after = None
-        if self._schedule.skips:
+        rests = self.settings.rests and self._labels is not None  # else any stable verdict stands
+        if self._schedule.skips and not rests:
             if self._schedule.accepted:
                 after = self._adapted(batch, trusted=True)
                 answer = self._ungated(after)
@@ -361,7 +374,7 @@ class LayerTransport:
         frozen = self._frozen_scores(before, after)
         self._accept(after)  # both passes succeeded: until here the batch left no trace
         answer = self._compared(after, frozen)
-        if self._schedule.compared(len(batch), answer.verdict.accepted):
+        if self._schedule.compared(len(batch), answer.verdict.accepted) and not rests:
             self._certificate.settle()
             if not answer.verdict.accepted:
                 self._alignment.reset()  # the next comparison is of another part of the stream

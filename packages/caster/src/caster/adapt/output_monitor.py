@@ -90,8 +90,9 @@ class OutputMonitor:
     def judge(self, features: Array, scores: Array) -> Callable[[], bool]:  # (n, d), (n, C)
         """Launch a batch; the function returned waits, and tells whether nothing has changed."""
         block = self._filled(features, scores)
-        if block is None:
-            return lambda: True
+        if block is None:  # only what is no number is noticed at once
+            total = _fetched(array_namespace(scores).sum(scores))
+            return lambda: math.isfinite(total())
         fetched = _fetched(self._numbers(*block))
         n = len(block[0])
         return lambda: self._is_usual(n, *fetched().tolist())
@@ -177,14 +178,21 @@ class OutputMonitor:
             raise ValueError("impossible outputs")
         self._distances = own["monitor.distances"].astype(float).reshape(3)
         self._repeats = own["monitor.repeats"].astype(float).reshape(2)
-        if "monitor.count" in own:
+        if min(*self._distances, *self._repeats) < 0:
+            raise ValueError("impossible sums")
+        if self._repeats[0] > 0 or "monitor.mean" in own:
             mean, variance = own["monitor.mean"], own["monitor.variance"]
             self._sure = ConfidenceStats(*own["monitor.confidence"].tolist())
             self._features = ChannelMoments(float(own["monitor.count"]), mean, variance)
             if mean.shape != variance.shape or mean.ndim != 1 or (variance < 0).any():
                 raise ValueError("impossible features")
-        if "monitor.features" in own:
-            self._pending = [(own["monitor.features"], own["monitor.scores"])]
+            if min(self._features.count, self._sure.count) <= 0:
+                raise ValueError("impossible counts")
+        if "monitor.features" in own or "monitor.scores" in own:
+            waiting = own["monitor.features"], own["monitor.scores"]
+            if {part.ndim for part in waiting} != {2} or len({len(part) for part in waiting}) > 1:
+                raise ValueError("impossible outputs")
+            self._pending = [waiting]
 
 
 def _fetched(numbers: Array) -> Callable[[], NDArray[Any]]:

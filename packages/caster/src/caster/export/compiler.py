@@ -97,7 +97,8 @@ def _settings(
 ) -> LayerSettings | Settings:
     """The constants of the mechanism."""
     if mechanism == "layers":
-        return LayerSettings(tau=LayerSettings.tau if tau is None else tau, every=every)
+        tau = LayerSettings.tau if tau is None else tau
+        return LayerSettings(tau=tau, every=every, rests=False)
     if every != 1:
         raise CasterError(
             "{argument} is for layers: transport of features always compares", argument="every"

@@ -125,6 +125,10 @@ class TorchModel:
         features, returned = answer_of(self._compiled, batch, self.name)
         return as_rows(features, str(self.head)), logits_of(returned, self.name)
 
+    def recompile(self) -> None:
+        """Compile again on the next batch, if at all: layers have other tensors now."""
+        self._compiled = None
+
     def placed(self, batch: Any) -> Tensor:
         """Convert a batch to the module's dtype, memory format and device."""
         if any(map(_TRAINING, self._parts)):
