@@ -147,8 +147,8 @@ def test_nothing_is_measured_in_a_rest(monkeypatch):
 
 
 def test_a_rest_ends_when_a_comparison_is_due():
-    y = shuffled(66 * SIZE, 11)
-    outs, resting = answered(fitted().new_stream(), batches_of(make_images(y, 13, 0.5)))
+    y = shuffled(66 * SIZE, 21)
+    outs, resting = answered(fitted().new_stream(), batches_of(make_images(y, 12, 0.5)))
     due = [i for i, out in enumerate(outs) if out.verdict.reason == "accepted"]
     assert due == [*range(FULL), 2 * FULL, 2 * FULL + 1]  # a rest as long as the verdict has stood
     assert resting == [i >= FULL and i not in due for i in range(66)]
