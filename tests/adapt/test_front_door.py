@@ -178,15 +178,11 @@ def test_a_head_that_is_seldom_right_is_warned_of(caplog):
     assert "check the order of its classes" in caplog.text
 
 
-def test_comparisons_can_be_skipped_while_the_verdict_is_stable(fitted, batches):
+def test_a_stream_too_short_to_rest_compares_every_batch(fitted, batches):
     adapter = Adapter(fitted.model, fitted.state, every=8, tau=1e6)
-    found = list(adapter.stream([*batches, *batches, *batches]))
-    skipped = [out for out in found if out.verdict.reason == "rest"]
-    assert skipped
-    for out in skipped:
-        assert out.frozen is None
-        assert np.isnan(out.verdict.ratio)
-        assert torch.equal(out.scores, out.adapted)
+    for out in adapter.stream([*batches, *batches, *batches]):
+        assert out.verdict.reason == "accepted"
+        assert out.frozen is not None
 
 
 def test_calls_from_several_threads_are_answered_as_alone(fitted, batches):
