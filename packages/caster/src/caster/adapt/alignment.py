@@ -229,8 +229,9 @@ class Alignment:
             self._folded.fold(self._maps(how))
             error = (expected - self._folded(placed).logits).abs().max()
             if error <= FOLDING_ERROR * expected.abs().max():
-                break
-        return True
+                return True
+        self._folded = None  # neither does what the hooks do
+        return False
 
     def folded(self, batch: Any) -> Outputs:
         """Features and logits with the constant maps; nothing is measured."""
