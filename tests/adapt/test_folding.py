@@ -158,10 +158,10 @@ def test_folded_maps_are_those_of_hooks(name, kind):
     frozen = network(name)(batch_of(name)).logits
     expected = expected_logits(name, maps)
     assert (expected - frozen).abs().max() > 0.01
-    close(folded(batch_of(name)).logits, expected)
+    close(folded(batch_of(name))[1], expected)
     plain = FoldedModule(network(name), dict.fromkeys(maps))  # nothing in a convolution
     plain.fold(maps)
-    close(plain(batch_of(name)).logits, expected)
+    close(plain(batch_of(name))[1], expected)
 
 
 def test_features_are_those_behind_the_maps():
@@ -169,9 +169,9 @@ def test_features_are_those_behind_the_maps():
     maps = random_maps("vit", "full")
     folded = FoldedModule(network("vit"), sites_of("vit"))
     folded.fold(maps)
-    found, head = folded(batch_of("vit")), network("vit").module.head
-    close(found.features @ head.weight.T.float() + head.bias.float(), found.logits)
-    close(found.logits, expected_logits("vit", maps))
+    (features, logits), head = folded(batch_of("vit")), network("vit").module.head
+    close(features @ head.weight.T.float() + head.bias.float(), logits)
+    close(logits, expected_logits("vit", maps))
 
 
 def test_which_convolutions_take_full_maps():
@@ -194,7 +194,7 @@ def test_folding_again_overwrites(name):
     for seed, kind in enumerate(["full", "diagonal", "mixed", "mixed", "full", "diagonal"]):
         maps = random_maps(name, kind, seed)
         folded.fold(maps)
-        close(folded(batch_of(name)).logits, expected_logits(name, maps))
+        close(folded(batch_of(name))[1], expected_logits(name, maps))
 
 
 def test_identities_give_the_frozen_answers():
@@ -206,7 +206,7 @@ def test_identities_give_the_frozen_answers():
         folded = FoldedModule(network(name), sites_of(name))
         folded.fold(random_maps(name, "full"))
         folded.fold(maps)
-        close(folded(batch_of(name)).logits, network(name)(batch_of(name)).logits)
+        close(folded(batch_of(name))[1], network(name)(batch_of(name)).logits)
 
 
 @pytest.mark.parametrize("name", AGREE)
@@ -241,10 +241,10 @@ def test_a_second_reader_needs_hooks():
     expected = expected_logits("read twice", maps)
     folded = FoldedModule(network("read twice"), sites_of("read twice"))
     folded.fold(maps)
-    assert (folded(batch_of("read twice")).logits - expected).abs().max() > 0.05
+    assert (folded(batch_of("read twice"))[1] - expected).abs().max() > 0.05
     hooked = FoldedModule(network("read twice"), dict.fromkeys(maps))
     hooked.fold(maps)
-    close(hooked(batch_of("read twice")).logits, expected)
+    close(hooked(batch_of("read twice"))[1], expected)
 
 
 # --- the maps of a stream's past -----------------------------------------------------------------
@@ -268,6 +268,10 @@ def alignment(name):
     return found
 
 
+def both(features, logits):
+    return features, logits
+
+
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_stream_s_maps_are_folded(name):
     aligned, batch = alignment(name).new_stream(), 1.4 * images(NETWORKS[name][1], 7) + 0.6
@@ -281,13 +285,13 @@ def test_a_stream_s_maps_are_folded(name):
     ):
         expected = aligned(batch, how)
         pending = dict(aligned.target.past)
-        aligned.fold(batch, how)
+        aligned.fold(batch, how, 1)
         assert aligned.target.past == pending
-        found = aligned.folded(batch)
+        features, logits = aligned.folded(batch, both)
         scale = expected.logits.abs().max()
         assert (expected.logits - frozen).abs().max() > 0.02 * scale
-        torch.testing.assert_close(found.logits / scale, expected.logits / scale, rtol=0, atol=1e-4)
-        torch.testing.assert_close(found.features, expected.features, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(logits / scale, expected.logits / scale, rtol=0, atol=1e-4)
+        torch.testing.assert_close(features, expected.features, rtol=1e-3, atol=1e-3)
     aligned.model.verify()
 
 
@@ -300,6 +304,6 @@ def test_a_fold_that_disagrees_is_made_with_hooks(monkeypatch):
         aligned = alignment("read twice").new_stream()
         aligned.target.past = dict(alignment("read twice").target.past)
         expected = aligned(batch, how).logits
-        aligned.fold(batch, how)
-        errors.append(float((aligned.folded(batch).logits - expected).abs().max()))
+        aligned.fold(batch, how, 1)
+        errors.append(float((aligned.folded(batch, both)[1] - expected).abs().max()))
     assert errors[0] < 1e-4 < 0.1 < errors[1]

@@ -95,8 +95,8 @@ def test_units_and_origins_of_features_do_not_matter(kind, seed, log_scale, offs
         other.learn(scale * (h + offset), scores)
     for _ in range(8):
         h, scores = draw()
-        expected = plain._numbers(h, scores)
-        found = other._numbers(scale * (h + offset), scores)
+        expected = plain.numbers(h, scores)
+        found = other.numbers(scale * (h + offset), scores)
         np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
@@ -124,9 +124,9 @@ def test_a_feature_that_never_varied_says_nothing():
         monitor.learn(h, scores)
     h, scores = draw()
     h[:, 0] = 7.0
-    expected = to_list(monitor._numbers(h, scores))
+    expected = to_list(monitor.numbers(h, scores))
     h[:, 0] = 8.0
-    assert to_list(monitor._numbers(h, scores)) == expected
+    assert to_list(monitor.numbers(h, scores)) == expected
 
 
 # --- changes, each noticed by its own part -------------------------------------------------------

@@ -411,8 +411,8 @@ def alarm_at(monkeypatch, batch):
     """A monitor that alarms on one batch of an unchanged stream."""
     judge = OutputMonitor.judge
 
-    def alarming(monitor, features, scores):
-        usual, alarm = judge(monitor, features, scores), len(seen) == batch
+    def alarming(monitor, features, scores, *numbers):
+        usual, alarm = judge(monitor, features, scores, *numbers), len(seen) == batch
         seen.append(scores)
         return lambda: usual() and not alarm
 

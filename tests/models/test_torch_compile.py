@@ -152,7 +152,7 @@ def folded_in_turn(compiled, kind, full):
         A = torch.eye(6) + 0.1 * torch.randn(6, 6, generator=torch.Generator().manual_seed(step))
         for each in folded:
             each.fold({site: (A if is_full else A.diagonal(), torch.full((6,), 0.1 * step))})
-        found, expected = (each(IMAGES).logits for each in folded)
+        found, expected = (each(IMAGES)[1] for each in folded)
         errors.append(float((found - expected).abs().max()))
         graphs.append(len(compiled["default"]))
     return errors, graphs

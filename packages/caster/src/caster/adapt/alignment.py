@@ -21,6 +21,7 @@ from caster.adapt.layer_passes import (
     CHANGE_WINDOW,
     EPS,
     WHOLE,
+    Answer,
     ImplausibleSamples,
     LayerSettings,
     Pass,
@@ -39,6 +40,7 @@ from caster.adapt.plausibility import (
     within,
 )
 from caster.core.channels import FULL_MAP_ROWS, ChannelMoments, Site, to_source
+from caster.core.linalg import Array
 from caster.errors import CasterError
 from caster.models import cuda
 from caster.models.activation_statistics import hook_on, is_batchnorm
@@ -205,14 +207,18 @@ class Alignment:
         """Add the last batch to the past."""
         self.target.accept(self._pass.fresh)
 
-    def fold(self, batch: Any, how: Pass) -> bool:
-        """Make the maps of a pass from the past constant, for `folded`.
+    def fold(self, batch: Any, how: Pass, batches: int) -> bool:
+        """Make the maps of a pass from the past constant, for about so many batches.
 
         The first time, a batch shows whether folded maps do what hooks do; False if it cannot.
         """
-        if self._folded is not None:
-            self._folded.fold(self._maps(how))
-            return True
+        if self._folded is None and not self._make_folded(batch, how):
+            return False
+        assert self._folded is not None
+        self._folded.fold(self._maps(how), batches)
+        return True
+
+    def _make_folded(self, batch: Any, how: Pass) -> bool:
         try:
             expected: Any = self(batch, how).logits
         except ImplausibleSamples:
@@ -227,16 +233,22 @@ class Alignment:
         for known in (before, {}):  # a function may read what a convolution gives, unseen
             self._folded = FoldedModule(self.model, {site: known.get(site) for site in sites})
             self._folded.fold(self._maps(how))
-            error = (expected - self._folded(placed).logits).abs().max()
+            _, logits = self._folded(placed)
+            error = (expected - logits).abs().max()
             if error <= FOLDING_ERROR * expected.abs().max():
                 return True
         self._folded = None  # neither does what the hooks do
         return False
 
-    def folded(self, batch: Any) -> Outputs:
-        """Features and logits with the constant maps; nothing is measured."""
+    def folded(self, batch: Any, answer: Answer) -> tuple[Array, ...]:
+        """Answer by the features and logits with the constant maps; nothing is measured."""
         assert self._folded is not None
-        return self._folded(self.model.placed(batch))
+        return self._folded(self.model.placed(batch), answer)
+
+    def unfold(self) -> None:
+        """Free the recording of batches with the constant maps."""
+        if self._folded is not None:
+            self._folded.release()
 
     def _maps(self, how: Pass) -> dict[Site, Map]:
         """The maps of the past."""

@@ -8,22 +8,29 @@ it. Hooks apply the others. Nothing is measured.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from caster.adapt.layer_passes import Answer
 from caster.core.channels import Site
 from caster.models.activation_statistics import hook_on, is_batchnorm
 from caster.models.cuda import GraphRunner
-from caster.models.protocol import Outputs, runs_on_gpu
+from caster.models.protocol import runs_on_gpu
 from caster.models.sites import convolutions_before
 from caster.models.torch import TorchModel
 from caster.models.torch_channels import mapped_full
 
 Map = tuple[Tensor, Tensor]  # (c,) or (c, c), and (c,): x -> scale x + shift, or A x + shift
+RECORDED = 256  # batches from which on a recording pays off
 # Not of a subclass, which may normalise its weight.
 PLAIN_FORWARD = [kind.forward for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d)]
+
+
+def _outputs(features: Tensor, logits: Tensor) -> tuple[Tensor, ...]:
+    return features, logits
 
 
 class FoldedModule:
@@ -36,7 +43,7 @@ class FoldedModule:
     >>> net = nn.Sequential(nn.BatchNorm1d(1, eps=0.0, affine=False), nn.Linear(1, 1)).eval()
     >>> folded = FoldedModule(TorchModel(net), {site: None})
     >>> folded.fold({site: (torch.tensor([2.0]), torch.tensor([1.0]))})
-    >>> folded(torch.tensor([[3.0]])).features
+    >>> folded(torch.tensor([[3.0]]))[0]
     tensor([[7.]])
     """
 
@@ -49,26 +56,44 @@ class FoldedModule:
         module = self._twin.module
         self._maps = {site: SiteMap(module, site, name) for site, name in sites.items()}
         self._twin.compiles = model.compiles
-        self._recorded = model.cuda_graph and runs_on_gpu(model)
+        # A replay would not call the user's hooks.
+        self._can_record = (model.cuda_graph or not model.has_hooks) and runs_on_gpu(model)
+        self._records = False
         self._lane: GraphRunner | None = None
 
-    def fold(self, maps: Mapping[Site, Map]) -> None:
-        """Take these maps."""
+    def fold(self, maps: Mapping[Site, Map], batches: int = 1) -> None:
+        """Take these maps, for about so many batches."""
         before = self._tensors
         with torch.inference_mode(False), torch.no_grad():
             for site, (scale, shift) in maps.items():
                 self._maps[site].set(scale, shift)
         if self._tensors != before:
             self._twin.recompile()  # a compiled copy has the tensors of before
+        self._records = self._can_record and batches >= RECORDED
+        self._twin.cuda_graph = self._records
 
-    def __call__(self, placed: Tensor) -> Outputs:
-        """Features and logits of a batch that `TorchModel.placed` returned."""
-        if not self._recorded:
-            return Outputs(*self._run(placed))
+    def __call__(self, placed: Tensor, answer: Answer = _outputs) -> tuple[Tensor, ...]:
+        """Answer by the features and logits of a batch that `TorchModel.placed` returned.
+
+        Both together are recorded as a CUDA graph if that pays off: what the module launches is
+        the same for every batch.
+        """
+        if not self._records:
+            return answer(*self._run(placed))
         if self._lane is None:
             self._lane = GraphRunner(placed.device)
-        (features, logits), _ = self._lane.run(lambda: (placed,), self._work, self._tensors)
-        return Outputs(features, logits)
+        try:
+            found, _ = self._lane.run(lambda: (placed,), partial(self._work, answer), answer)
+        except RuntimeError:  # the module waits for the GPU, which a recording cannot
+            self._can_record = self._records = False
+            self.release()
+            return self(placed, answer)
+        return tuple(found)
+
+    def release(self) -> None:
+        """Free the recording, which holds as much memory as a pass needs."""
+        if self._lane is not None:
+            self._lane.release()
 
     @property
     def _tensors(self) -> int:
@@ -79,9 +104,9 @@ class FoldedModule:
         features, logits = self._twin.run_placed(placed)
         return features.float(), logits.float()
 
-    def _work(self, placed: Tensor) -> tuple[list[Tensor], object]:
+    def _work(self, answer: Answer, placed: Tensor) -> tuple[list[Tensor], object]:
         """The recorded work, and the tensors it reads."""
-        return [*self._run(placed)], (self._twin.values(), self._maps)
+        return [*answer(*self._run(placed))], (self._twin.values(), self._maps, answer)
 
 
 class SiteMap:
@@ -154,7 +179,9 @@ class SiteMap:
             mapped = mapped_full(site.of_images(values), scale, shift, site.axis)
             return torch.cat((values[:, : site.added], mapped), 1) if site.added else mapped
         shape = [-1] + [1] * (values.ndim - 2 if site.axis == 1 else 0)
-        mapped = torch.addcmul(shift.view(shape), values, scale.view(shape)).to(values.dtype)
+        # Into half precision if the values have it, without a copy in between.
+        parts = shift.view(shape), values, scale.view(shape)
+        mapped = torch.addcmul(*parts, out=torch.empty_like(values))
         if site.added:
             mapped[:, : site.added] = values[:, : site.added]
         return mapped

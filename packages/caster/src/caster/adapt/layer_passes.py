@@ -31,6 +31,7 @@ CHANGE_WINDOW = 64  # samples that are compared with the past to notice another 
 CHANGE_SITES = 0.25  # share of the sites where they are: the first ones, where classes show least
 
 Moments = dict[Site, ChannelMoments]
+Answer = Callable[[Array, Array], tuple[Array, ...]]  # of features and logits
 Range = tuple[Any, Any]  # lowest and highest input values: numbers, or arrays of every channel's
 
 
@@ -125,14 +126,17 @@ class AlignedNetwork(Protocol):
     def accept(self) -> None:
         """Add the last batch to the past."""
 
-    def fold(self, batch: Any, how: Pass) -> bool:
-        """Make the maps of a pass from the past constant, for `folded`.
+    def fold(self, batch: Any, how: Pass, batches: int) -> bool:
+        """Make the maps of a pass from the past constant, for about so many batches.
 
         False if that needs a look at a batch, and this one has implausible samples.
         """
 
-    def folded(self, batch: Any) -> Outputs:
-        """Features and logits with the constant maps; nothing is measured."""
+    def folded(self, batch: Any, answer: Answer) -> tuple[Array, ...]:
+        """Answer by the features and logits with the constant maps; nothing is measured."""
+
+    def unfold(self) -> None:
+        """Free what only batches with the constant maps need."""
 
     def reset(self) -> None:
         """Forget the past."""

@@ -14,6 +14,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -24,14 +25,15 @@ from caster.adapt.layer_certificate import ComparisonSchedule, LayerCertificate
 from caster.adapt.layer_passes import (
     WHOLE,
     AlignedNetwork,
+    Answer,
     ImplausibleSamples,
     LayeredModel,
     LayerSettings,
     Pass,
     Range,
 )
-from caster.adapt.output_monitor import OutputMonitor
-from caster.core.arrays import as_real_array, like, to_numpy
+from caster.adapt.output_monitor import BLOCK, OutputMonitor
+from caster.core.arrays import DeviceCopies, as_real_array, like, to_numpy
 from caster.core.channels import ChannelMoments, Site
 from caster.core.discriminant import probabilities
 from caster.core.linalg import Array
@@ -84,7 +86,7 @@ class _Rest:
     """A rest: its maps are folded into the network."""
 
     mixture: NDArray[np.float64] | None  # (C,), if it is not the source's
-    correction: NDArray[np.float64] | None  # (C,), added to logits
+    answer: Answer  # features, scores, and the monitor's numbers of a block
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,7 +220,7 @@ class LayerTransport:
                     begun.answer = resting.answer
                     return
                 self._monitor.begin()
-            self._rest = None
+            self._end_rest()
             begun.answer = self._answer_plausible(begun.batch, begun.frozen, self._gated)
         except Exception as error:  # for who waits for this batch
             begun.error = error
@@ -254,7 +256,7 @@ class LayerTransport:
             self._certificate.reset()
             self._schedule.reset()
             self._monitor.reset()
-            self._rest = None
+            self._end_rest()
             self._begun.clear()
             self._forget_labels()
 
@@ -287,7 +289,7 @@ class LayerTransport:
             self._certificate.resume(state)
             self._schedule.resume(state["schedule"])
             self._monitor.resume(state)
-            self._rest = None
+            self._end_rest()
             if self._start is not None:
                 labels = self._start.resumed(state, "labels")
                 frozen = self._start.resumed(state, "frozen_labels")
@@ -318,13 +320,10 @@ class LayerTransport:
             self._rest = self._begin_rest(batch)
         if self._rest is None:
             return None
-        outputs, correction = self._alignment.folded(batch), self._rest.correction
-        scores = self.columns(outputs.logits)
-        if correction is not None:
-            scores = scores + like(correction, scores, scores.dtype)
+        features, scores, *numbers = self._alignment.folded(batch, self._rest.answer)
         verdict = Verdict(True, "rest", UNCHECKED)
-        answer = LayerAnswer(scores, verdict, scores, None, outputs.features, self._rest.mixture)
-        return _RestingBatch(self._rest, answer, self._monitor.judge(outputs.features, scores))
+        answer = LayerAnswer(scores, verdict, scores, None, features, self._rest.mixture)
+        return _RestingBatch(self._rest, answer, self._monitor.judge(features, scores, *numbers))
 
     def _rests(self, samples: int) -> bool:
         """Whether the next samples are answered with constant maps, as long as they look alike."""
@@ -344,13 +343,31 @@ class LayerTransport:
         assert mixture is not None
         wanted = as_reference(mixture, labels.chain.prior)
         how = Pass(full=wanted is None, mixture=wanted, past_only=True)
-        if not self._alignment.fold(batch, how):
+        if not self._alignment.fold(batch, how, self._schedule.left // len(batch)):
             return None
         self._certificate.restart()  # the next comparison is of another part of the stream
         if labels.is_source:
-            return _Rest(None, None)
+            return _Rest(None, partial(self._answer_resting, None))
         correction = np.log(labels.prior.clip(min=RARE) / labels.chain.prior)
-        return _Rest(labels.prior, correction)
+        return _Rest(labels.prior, partial(self._answer_resting, DeviceCopies(correction)))
+
+    def _answer_resting(
+        self,
+        correction: DeviceCopies | None,  # (C,), added to logits
+        features: Array,  # (n, d)
+        logits: Array,
+    ) -> tuple[Array, ...]:
+        """Features and scores and, if the batch fills a block, the monitor's numbers."""
+        scores = self.columns(logits)
+        if correction is not None:
+            scores = scores + array_namespace(scores).astype(correction(scores), scores.dtype)
+        filled = len(scores) >= BLOCK
+        return features, scores, *([self._monitor.numbers(features, scores)] if filled else [])
+
+    def _end_rest(self) -> None:
+        if self._rest is not None:
+            self._rest = None
+            self._alignment.unfold()
 
     def _gated(self, batch: Array, before: Outputs | None) -> LayerAnswer:
         """Answer by the stable verdict if the batch is as sure as before, else compare."""

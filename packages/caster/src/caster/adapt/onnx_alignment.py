@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from caster.adapt.layer_passes import (
     EPS,
     WHOLE,
+    Answer,
     ImplausibleSamples,
     LayerSettings,
     Moments,
@@ -41,6 +42,7 @@ from caster.core.channels import (
     to_source,
     to_source_full,
 )
+from caster.core.linalg import Array
 from caster.errors import CasterError
 from caster.models.onnx.graph_sites import OnnxSite
 from caster.models.onnx.layers import AlignedGraph, FirstSite, FoldedGraph
@@ -135,7 +137,7 @@ class OnnxAlignment:
         """Add the last batch to the past."""
         self.target.accept(self._pass.fresh)
 
-    def fold(self, batch: Any, how: Pass) -> bool:
+    def fold(self, batch: Any, how: Pass, batches: int) -> bool:
         """Make the maps of a pass from the past constant, for `folded`."""
         maps = {
             site: self._map(
@@ -146,10 +148,15 @@ class OnnxAlignment:
         self._folded = FoldedGraph(self.model, self._onnx_sites, maps)
         return True
 
-    def folded(self, batch: Any) -> Outputs:
-        """Features and logits with the constant maps; nothing is measured."""
+    def folded(self, batch: Any, answer: Answer) -> tuple[Array, ...]:
+        """Answer by the features and logits with the constant maps; nothing is measured."""
         assert self._folded is not None
-        return self._folded(self.model.placed(batch))
+        outputs = self._folded(self.model.placed(batch))
+        return answer(outputs.features, outputs.logits)
+
+    def unfold(self) -> None:
+        """Free the session with the constant maps."""
+        self._folded = None
 
     def reset(self) -> None:
         """Forget the past."""

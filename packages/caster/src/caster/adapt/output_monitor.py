@@ -71,7 +71,7 @@ class OutputMonitor:
         if block is None:
             return
         n, known = len(block[0]), self._features
-        _, repeats, distance = to_numpy(self._numbers(*block)).tolist()
+        _, repeats, distance = to_numpy(self.numbers(*block)).tolist()
         sure = ConfidenceStats.of(block[1])
         if not math.isfinite(sure.total + distance):
             return
@@ -87,14 +87,20 @@ class OutputMonitor:
         self._features = moments
         self._weights = None
 
-    def judge(self, features: Array, scores: Array) -> Callable[[], bool]:  # (n, d), (n, C)
+    def judge(
+        self,
+        features: Array,  # (n, d)
+        scores: Array,  # (n, C)
+        numbers: Array | None = None,  # (3,), the `numbers` of this batch, if known
+    ) -> Callable[[], bool]:
         """Launch a batch; the function returned waits, and tells whether nothing has changed."""
         block = self._filled(features, scores)
         if block is None:  # only what is no number is noticed at once
             total = _fetched(array_namespace(scores).sum(scores))
             return lambda: math.isfinite(total())
-        fetched = _fetched(self._numbers(*block))
-        n = len(block[0])
+        if numbers is None or block[0] is not features:
+            numbers = self.numbers(*block)
+        fetched, n = _fetched(numbers), len(block[0])
         return lambda: self._is_usual(n, *fetched().tolist())
 
     def _is_usual(self, n: int, total: float, repeats: float, distance: float) -> bool:
@@ -125,7 +131,7 @@ class OutputMonitor:
             [like(x, scores) for x in second]
         )
 
-    def _numbers(self, features: Array, scores: Array) -> Array:  # (3,)
+    def numbers(self, features: Array, scores: Array) -> Array:  # (n, d), (n, C) -> (3,)
         """Sum of confidences, equal neighbours, distance from the reference.
 
         On a GPU every operation costs more than what it computes, so there are few.

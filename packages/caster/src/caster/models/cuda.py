@@ -59,6 +59,13 @@ class GraphRunner:
             copies = packed.copies()
         return copies, partial(fetch, stream=caller)
 
+    def release(self) -> None:
+        """Free the recordings and their memory."""
+        with self._lock:
+            self.stream.synchronize()  # a replay may still run
+            self._settings, self._recorder = None, Recorder()
+        torch.cuda.empty_cache()
+
     def _enter(self, caller: torch.cuda.Stream) -> None:
         """Start after the caller's pending work, and after the copies of an earlier caller."""
         if self._caller != caller:
@@ -111,6 +118,7 @@ class _Recording:
         with torch.inference_mode(False):  # else they are writable in inference mode only
             self.inputs = [torch.empty_like(tensor).copy_(tensor) for tensor in inputs]
         work(*self.inputs)  # creates what is created once, outside the recording
+        torch.cuda.empty_cache()  # else the recording's memory comes on top of that of this run
         self.graph = torch.cuda.CUDAGraph()
         # thread_local: another thread, such as a data loader, may pin memory meanwhile.
         stream, errors = torch.cuda.current_stream(), "thread_local"

@@ -226,6 +226,12 @@ class TorchModel:
         twin.head = None if self.head is None else plain_name(self.head)
         return twin
 
+    @property
+    def has_hooks(self) -> bool:
+        """Whether the module has forward hooks of the user's."""
+        hooks = (hook for held in _forward_hooks(self.module) for hook in held.values())
+        return any(not (_is_own(hook) or is_from_torch(hook)) for hook in hooks)
+
     def values(self) -> list[Tensor]:
         """All parameters and buffers, on their current device."""
         return [value.detach() for value in (*self.module.parameters(), *self.module.buffers())]
