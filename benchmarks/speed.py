@@ -13,21 +13,26 @@ weighed as such a stream has them; `rest` is the share of rests alone. Images ar
 random pattern per class, and weights are random but for the classifier's, which are the features of
 those patterns: a network that answers all alike would look like a stream of one class. Every
 verdict is accepted, as on a long stream that gains. Memory is the peak that torch reserved, one
-contender at a time. Every network and way has its own process.
+contender at a time, over compared windows and rests. Every network and way has its own process.
+`--profile` prints instead where the time of a batch and of a compared window goes.
 """
 
 from __future__ import annotations
 
 import argparse
+import cProfile
 import gc
+import pstats
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import cycle, islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,7 +42,7 @@ from torch import Tensor, nn
 import caster
 from caster.adapt.layer_transport import LayerTransport
 from caster.models.torch import TorchModel
-from caster.state import State
+from caster.state import State, load
 from caster_bench.engine.networks import build
 from caster_bench.methods.registry import create
 from caster_bench.methods.source import Source
@@ -50,6 +55,7 @@ ALWAYS = 1e9  # a threshold that accepts every batch
 NETWORKS = {  # pixels and classes
     "resnet50": (224, 1000),
     "vit_base": (224, 1000),
+    "resnet50_10": (224, 10),
     "efficientnet_lite0": (224, 1000),
     "resnet18_32": (32, 10),
     "convnext_32": (32, 10),
@@ -89,7 +95,7 @@ def module(network: str) -> nn.Module:
     else:
         import timm
 
-        names = {"resnet50": "resnet50", "vit_base": "vit_base_patch16_224"}
+        names = {"resnet50_10": "resnet50", "vit_base": "vit_base_patch16_224"}
         backbone = timm.create_model(names.get(network, network), num_classes=classes)
     backbone.reset_classifier(0)
     net = Network(backbone, classes).to(DEVICE, memory_format=torch.channels_last)
@@ -126,9 +132,11 @@ def images(network: str, count: int, seed: int) -> tuple[Tensor, Tensor]:
     return patterns + 0.3 * torch.randn_like(patterns), labels
 
 
-def fitted(network: str, net: nn.Module) -> State:
-    """Source statistics of such images."""
+def fitted(network: str, net: nn.Module, path: Path) -> State:
+    """Source statistics of such images, from a file if an earlier process has made them."""
     _, classes = NETWORKS[network]
+    if path.exists():
+        return load(path)
     model = TorchModel(net, bf16=ON_GPU, channels_last=True)
 
     def batches() -> Iterator[tuple[Tensor, Any]]:
@@ -139,7 +147,9 @@ def fitted(network: str, net: nn.Module) -> State:
             labels = torch.arange(first, min(first + BATCH, 2 * classes)) % classes
             yield shown(network, labels), labels.numpy()
 
-    return caster.fit(model, batches(), layers=True).state
+    adapter = caster.fit(model, batches(), layers=True)
+    adapter.save(path)
+    return adapter.state
 
 
 def contenders(network: str, way: str, state: State) -> dict[str, Callable[[list[Tensor]], Run]]:
@@ -268,28 +278,60 @@ def seconds(run: Run, count: int) -> float:
     return (time.perf_counter() - start) / count
 
 
-def peak(make: Callable[[list[Tensor]], Run], batches: list[Tensor], count: int) -> float:
+def peak(make: Callable[[list[Tensor]], Run], batches: list[Tensor]) -> float:
     """Peak MiB reserved while one contender runs alone, after warm-up."""
     torch._C._cuda_clearCublasWorkspaces()  # of the contender before
     run = make(batches)
-    run(min(count, WARM))
+    rests = id(run) in STREAMS
+    run(WARM if rests else 8)
     settle()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    run(count)
+    for _ in range(2):
+        if rests:
+            begin_rest(run)
+        run(8)
     settle()
     return torch.cuda.max_memory_reserved() / 2**20
 
 
-def measure(network: str, way: str, rounds: int) -> None:
-    state = fitted(network, module(network))
+def profile(runs: dict[str, Run]) -> None:
+    """Print the milliseconds of a batch, and where a compared window spends them."""
+    from torch.profiler import ProfilerActivity
+
+    for name, run in runs.items():
+        if name == "layers":
+            begin_rest(run)
+        clock = seconds(run, 100)
+        with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as found:
+            run(20)
+            settle()
+        events = found.key_averages()
+        busy = sum(event.self_device_time_total for event in events) / 20e3
+        launched = sum(event.count for event in events if event.self_device_time_total) / 20
+        print(
+            f"{name}: {1e3 * clock:.3f} ms, of which the GPU works {busy:.3f} in {launched:.0f} "
+            "kernels and copies",
+            flush=True,
+        )
+    window = cProfile.Profile()
+    window.enable()
+    begin_rest(runs["layers"])
+    settle()
+    window.disable()
+    print("The compared window between two rests, and four batches of the next one:")
+    pstats.Stats(window).strip_dirs().sort_stats("cumtime").print_stats(45)
+
+
+def measure(network: str, way: str, rounds: int, path: Path, profiled: bool) -> None:
+    state = fitted(network, module(network), path)
     made = contenders(network, way, state)
     ours = ("layers", "features")
     memory = {}
-    if ON_GPU:
+    if ON_GPU and not profiled:
         one = [images(network, BATCH, 7)[0]]
         for name in ("frozen", *ours, *(("tent",) if "tent" in made else ())):
-            memory[name] = peak(made[name], one, 8 if name == "frozen" else 52)
+            memory[name] = peak(made[name], one)
             gc.collect()
             torch.cuda.empty_cache()
         del one
@@ -297,6 +339,9 @@ def measure(network: str, way: str, rounds: int) -> None:
     runs = {name: make(batches) for name, make in made.items()}
     for name, run in runs.items():
         run(WARM if name == "layers" else SHORT)
+    if profiled:
+        profile({name: runs[name] for name in ("frozen", *ours)})
+        return
     begin_rest(runs["layers"])
     times: dict[str, list[float]] = {name: [] for name in runs}
     rests = []
@@ -325,10 +370,11 @@ def main() -> None:
     parser.add_argument("networks", nargs="*", help=f"of {', '.join(NETWORKS)}")
     parser.add_argument("--way", choices=WAYS, action="append", help="plain, recorded or compiled")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)  # in this process
+    parser.add_argument("--profile", action="store_true", help="where the time of a batch goes")
+    parser.add_argument("--state", type=Path, help=argparse.SUPPRESS)  # measure in this process
     args = parser.parse_args()
-    if args.here:
-        measure(args.networks[0], args.way[0], args.rounds)
+    if args.state:
+        measure(args.networks[0], args.way[0], args.rounds, args.state, args.profile)
         return
     place = torch.cuda.get_device_name() if ON_GPU else "CPU"
     print(f"{place}, torch {torch.__version__}; {machine()}")
@@ -336,11 +382,12 @@ def main() -> None:
     memory = " reserved, MiB | of frozen |" if ON_GPU else ""
     print(f"| network | way | | images/s | of frozen | range | rest |{memory}")
     print("|---|---|---|--:|--:|--:|--:|" + "--:|--:|" * ON_GPU, flush=True)
-    for network in args.networks or NETWORKS:
-        for way in args.way or WAYS:
-            command = [sys.executable, __file__, network, "--way", way, "--here"]
-            command += ["--rounds", str(args.rounds)]
-            subprocess.run(command, check=False)
+    with tempfile.TemporaryDirectory() as folder:
+        for network in args.networks or NETWORKS:
+            for way in args.way or WAYS:
+                command = [sys.executable, __file__, network, "--way", way]
+                command += ["--rounds", str(args.rounds), "--state", f"{folder}/{network}.caster"]
+                subprocess.run([*command, *(["--profile"] if args.profile else [])], check=False)
 
 
 if __name__ == "__main__":
