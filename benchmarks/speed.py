@@ -332,6 +332,7 @@ def measure(network: str, way: str, rounds: int, path: Path, profiled: bool) -> 
         one = [images(network, BATCH, 7)[0]]
         for name in ("frozen", *ours, *(("tent",) if "tent" in made else ())):
             memory[name] = peak(made[name], one)
+            STREAMS.clear()
             gc.collect()
             torch.cuda.empty_cache()
         del one

@@ -65,7 +65,7 @@ class LaneOfTheCpu:
     def __init__(self, device):
         assert device.type == "cpu"
 
-    def run(self, first, work, settings):
+    def run(self, first, work, settings, overlap=False):
         outputs, _ = work(*first())
         return cuda.Packed.of(outputs).copies(), lambda tensor: tensor.numpy
 

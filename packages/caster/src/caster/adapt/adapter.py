@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -40,6 +40,7 @@ from caster.state import State
 
 if TYPE_CHECKING:
     from caster.adapt.layer_transport import LayerAnswer, LayerTransport
+    from caster.models.cuda import GraphRunner
 
 Mechanism = Literal["auto", "layers", "features"]
 STREAM_FORMAT = "caster-stream 1"
@@ -120,7 +121,7 @@ class Adapter:
         own = tau if self.mechanism == "features" else None
         self.clf = configured(Caster.from_state(held), own, safeguards)
         self._columns = Columns(held.head)
-        self._runners: dict[Any, Any] = {}  # one per GPU
+        self._runners: dict[tuple[str, Any], GraphRunner] = {}  # two per GPU
         self._layers: LayerTransport | None = None
         if self.mechanism == "layers":
             self._layers = self._layer_transport(tau, every)
@@ -256,32 +257,40 @@ class Adapter:
         model = self.model
         if not runs_on_gpu(model):
             return self._begin_from(model(batch))
-        if model.cuda_graph:
-            work = partial(self._work_with, model)
-            return self._begin_on_gpu(model.device, lambda: (model.placed(batch),), work)
-        return self._begin_on_gpu(model.device, lambda: model.run(batch), self._work)
+        run = partial(self._recorded, model) if model.cuda_graph else model.run
+        return self._begin_on_gpu(model.device, lambda: run(batch))
 
     def _begin_from(self, outputs: Outputs) -> Callable[[], Adaptation]:
         if on_gpu(outputs.features):  # from a function, which may use any CUDA stream
             made = (outputs.features, outputs.logits)[: 1 if outputs.logits is None else 2]
-            return self._begin_on_gpu(outputs.features.device, lambda: made, self._work)
+            return self._begin_on_gpu(outputs.features.device, lambda: made)
         answer = self.clf.adapt(outputs.features, self.head_logits(outputs))
         return lambda: answer
 
-    def _begin_on_gpu(
-        self,
-        device: Any,
-        first: Callable[[], tuple[Array, ...]],  # not recorded; gives the inputs of `work`
-        work: Callable[..., tuple[list[Array], object]],
-    ) -> Callable[[], Adaptation]:
+    def _recorded(self, model: TorchLike, batch: Any) -> Sequence[Array]:
+        """Features and logits of a model that is recorded."""
+        placed = model.placed(batch)
+
+        def work(batch: Array) -> tuple[Sequence[Array], object]:
+            return model.run(batch), model.values()
+
+        return self._runner("model", model.device).run(lambda: (placed,), work, "model")[0]
+
+    def _runner(self, kind: str, device: Any) -> GraphRunner:
         from caster.models.cuda import GraphRunner
 
-        runner = self._runners.get(device)
-        if runner is None:
-            runner = self._runners.setdefault(device, GraphRunner(device))
+        found = self._runners.get((kind, device))
+        return found or self._runners.setdefault((kind, device), GraphRunner(device))
+
+    def _begin_on_gpu(
+        self, device: Any, outputs: Callable[[], Sequence[Array]]
+    ) -> Callable[[], Adaptation]:
+        """Launch a model, and the adaptation beside what the caller launches next."""
         settings = self.clf.settings
-        (batch, *arrays), fetch = runner.run(first, work, settings)
+        runner = self._runner("adaptation", device)
+        (batch, *arrays), fetch = runner.run(outputs, self._work, settings, overlap=True)
         if batch.shape[0] == 1:
+            fetch(batch)()
             answer = self.clf.adapt(batch, *arrays)
             return lambda: answer
         attempt = Attempt.of(arrays)
@@ -305,11 +314,6 @@ class Adapter:
         attempt = transport.attempt(batch, logits, settings)
         active = transport.active(batch)
         return [batch, *attempt.arrays()], (active, active.roots(settings.lam))
-
-    def _work_with(self, model: TorchLike, batch: Array) -> tuple[list[Array], object]:
-        """The recorded work of a model that is recorded itself; it reads the weights too."""
-        arrays, read_from = self._work(*model.run(batch))
-        return arrays, (model.values(), read_from)
 
 
 class Stream:

@@ -82,6 +82,8 @@ class FoldedModule:
             return answer(*self._run(placed))
         if self._lane is None:
             self._lane = GraphRunner(placed.device)
+        if not self._lane.is_used:
+            torch.cuda.empty_cache()  # another stream cannot use what compared passes have left
         try:
             found, _ = self._lane.run(lambda: (placed,), partial(self._work, answer), answer)
         except RuntimeError:  # the module waits for the GPU, which a recording cannot

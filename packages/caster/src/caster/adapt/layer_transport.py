@@ -2,9 +2,10 @@
 
 Deep layers carry the classes of a batch, so the source's statistics to align with are those of the
 batch's own mixture of classes. A first pass, with shallow layers aligned, shows the mixture; a
-second one aligns all layers with it. A shuffled stream with a past needs one pass only, and once
-its memory is full and its verdict stable it rests: its maps stand still, folded into the weights,
-and nothing is measured or compared until its outputs change or a comparison is due.
+second one aligns all layers with it. A stream with a past needs one pass only: the maps of the past
+undo the shift, whichever classes come. Once a shuffled stream's memory is full and its verdict
+stable, it rests: its maps stand still, folded into the weights, and nothing is measured or compared
+until its outputs change or a comparison is due.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from caster.models.protocol import Outputs
 UNCHECKED = math.nan  # the ratio where no comparison was made
 # The next three were chosen on the four spare corruptions with ResNet-18 on CIFAR-10.
 FIRST_PASS = 0.5  # share of the sites that are aligned in it
-ENOUGH_PAST = 256  # samples of a shuffled stream from which on its past is all that a pass needs
+ENOUGH_PAST = 256  # samples from which on a stream's past is all that a pass needs
 CHANGED = 0.05  # nats by which recent samples differ from the past if the shift is another one
 # Share of an even class below which no class prior goes: a network's own prior is hardly ever as
 # uneven as a small source, and probabilities over a small prior would let a rare class win.
@@ -409,7 +410,7 @@ class LayerTransport:
             self._monitor.reset()
         self._alignment.accept()
         self._labels, self._mixture = after.labels, after.mixture
-        if after.settled:
+        if after.settled and after.labels is not None and not after.labels.chain.is_correlated:
             self._monitor.learn(after.features, after.scores)
 
     def _ungated(self, after: _Proposal) -> LayerAnswer:
@@ -460,8 +461,7 @@ class LayerTransport:
             return _Proposal(*self._aligned(batch, WHOLE))
         source, alignment = labels.chain.prior, self._alignment
         kept = min(alignment.target.samples, max(0.0, self.settings.memory - len(batch)))
-        settled = kept >= max(ENOUGH_PAST, 2 * len(batch)) and not labels.chain.is_correlated
-        settled = settled and trusted
+        settled = trusted and kept >= max(ENOUGH_PAST, 2 * len(batch))
         wanted = as_reference(mixture, source)
         how = Pass(full=wanted is None, mixture=wanted, past_only=True)
         shallow = Pass(self._shallow)  # the mixture is not known yet
@@ -472,7 +472,8 @@ class LayerTransport:
             first = self._aligned(batch, replace(shallow, fresh=True))
         p = _probabilities(first[1])
         seen = labels.observe(p)
-        if settled and (seen.chain.is_correlated or seen.is_source != labels.is_source):
+        kind = labels.chain.is_correlated, labels.is_source
+        if settled and kind != (seen.chain.is_correlated, seen.is_source):
             settled = False  # shallow layers must agree
             p = _probabilities(self._aligned(batch, shallow)[1])
             seen = labels.observe(p)

@@ -444,8 +444,7 @@ class _Step:
     def _first_phase(self) -> GraphArray:  # ()
         """The past is all that a pass needs if it is long, shuffled and trusted."""
         enough = maximum(2.0 * self._samples, float(layer_transport.ENOUGH_PAST))
-        settled = (self._past >= enough) & ~self._labels.chain.is_correlated
-        settled = settled & self._schedule.accepted
+        settled = (self._past >= enough) & self._schedule.accepted
         return where(settled, constant(int(Phase.SETTLED)), int(Phase.SHALLOW))
 
     def _pass(self, *carried: GraphArray) -> tuple[GraphArray, Carry]:
@@ -487,7 +486,8 @@ class _Step:
         changed = finite & first & self._has_changed(moments)
         observes = finite & ~is_phase[Phase.WHOLE] & ~changed
         labels, mixture = self._observed(observes, logits, before)
-        doubted = labels.chain.is_correlated | (labels.is_source ^ self._labels.is_source)
+        doubted = labels.chain.is_correlated ^ self._labels.chain.is_correlated
+        doubted = doubted | (labels.is_source ^ self._labels.is_source)
         doubted = observes & is_phase[Phase.SETTLED] & doubted
         ends = is_phase[Phase.WHOLE] | (is_phase[Phase.SETTLED] & ~changed & ~doubted)
         ends = finite & ends

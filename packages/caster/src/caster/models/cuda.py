@@ -44,20 +44,41 @@ class GraphRunner:
         first: Callable[[], Sequence[Tensor]],  # not recorded; returns the inputs of `work`
         work: Work,  # recorded
         settings: object,  # what the recording depends on; other settings record again
+        overlap: bool = False,
     ) -> tuple[list[Tensor], Fetch]:
-        """Copies of the outputs, and a function that copies a tensor to the host."""
+        """Copies of the outputs, and a function that copies a tensor to the host.
+
+        With `overlap`, what the caller launches next need not wait for the work: the outputs are
+        complete once a fetched tensor is.
+        """
         index = self.stream.device.index
         caller = torch.cuda.current_stream(index)
         with self._lock, torch.cuda.device(index):
             if settings != self._settings:
                 self._settings, self._recorder = settings, Recorder()
+            inputs = first()
             self._enter(caller)
             try:
-                packed = self._recorder(work, *first())
+                packed = self._recorder(work, *inputs)
+                copies = packed.copies() if overlap else []
             finally:
-                self._leave(caller)
-            copies = packed.copies()
-        return copies, partial(fetch, stream=caller)
+                self._leave(caller, overlap)
+            if not overlap:
+                return packed.copies(), partial(fetch, stream=caller)
+        for tensor in inputs:  # not freed before the work has read them
+            tensor.record_stream(self.stream)
+        for tensor in copies:
+            tensor.record_stream(caller)
+        return copies, self._fetch
+
+    def _fetch(self, tensor: Tensor) -> Callable[[], NDArray[Any]]:
+        with torch.cuda.stream(self.stream):
+            return fetch(tensor, self.stream)
+
+    @property
+    def is_used(self) -> bool:
+        """Whether anything has run since the start or the last `release`."""
+        return self._settings is not None
 
     def release(self) -> None:
         """Free the recordings and their memory."""
@@ -75,11 +96,12 @@ class GraphRunner:
         self.stream.wait_event(self._begun)
         torch.cuda.set_stream(self.stream)
 
-    def _leave(self, caller: torch.cuda.Stream) -> None:
+    def _leave(self, caller: torch.cuda.Stream, overlap: bool) -> None:
         """Make the caller's stream wait, since it may free memory that is read here."""
         torch.cuda.set_stream(caller)
-        self._done.record(self.stream)
-        caller.wait_event(self._done)
+        if not overlap:
+            self._done.record(self.stream)
+            caller.wait_event(self._done)
 
 
 class Recorder:
@@ -160,9 +182,8 @@ class Packed:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Collect garbage before the block and not in it: freeing a graph breaks a recording."""
+    """Collect no garbage in the block: freeing a graph breaks a recording."""
     enabled = gc.isenabled()
-    gc.collect()
     gc.disable()
     try:
         yield

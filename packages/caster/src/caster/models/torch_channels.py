@@ -8,6 +8,7 @@ few channels and many positions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Self
@@ -25,6 +26,8 @@ from caster.core.channels import (
 )
 from caster.core.class_moments import ClassChannelMoments
 from caster.core.linalg import identity_like, symmetric_roots
+
+AT_ONCE = 2**24  # values of half precision that a full map widens: a copy of all needs much memory
 
 
 def as_tensors(moments: ChannelMoments, like: Tensor | torch.device) -> ChannelMoments:
@@ -210,6 +213,12 @@ def mapped_full(values: Tensor, A: Tensor, b: Tensor, axis: int) -> Tensor:  # (
     >>> mapped_full(torch.tensor([[3.0, 4.0]]), A, b, axis=1)
     tensor([[9., 3.]])
     """
+    pieces = math.ceil(values.numel() / AT_ONCE)
+    if values.dtype != A.dtype and min(pieces, len(values)) > 1:
+        mapped = torch.empty_like(values)
+        for piece, own in zip(mapped.chunk(pieces), values.chunk(pieces), strict=True):
+            piece.copy_(mapped_full(own, A, b, axis))
+        return mapped
     view = channels_second(values, axis)
     rows = view.movedim(1, -1)
     if rows.is_contiguous():
