@@ -17,6 +17,7 @@ import numpy as np
 from array_api_compat import array_namespace
 from numpy.typing import NDArray
 
+from caster.config import LAYER_EVERY, LAYER_WINDOW
 from caster.core.arrays import to_numpy
 from caster.core.channels import ChannelMoments, Site, divergence
 from caster.core.linalg import Array
@@ -51,8 +52,8 @@ class LayerSettings:
     maps: Literal["diagonal", "full"] = "full"  # full where a site has few channels
     mixture: bool = True  # align with the batch's mixture of classes, else with the source's
     tau: float = 1.0  # largest accepted ratio
-    window: int = 256  # samples behind the certificate
-    every: int = 512  # compare one window in this many while the verdict is stable
+    window: int = LAYER_WINDOW  # samples behind the certificate
+    every: int = LAYER_EVERY  # compare one window in this many while the verdict is stable
     rests: bool = True  # go without a comparison in rests only, whose outputs are watched
 
     def __post_init__(self) -> None:
