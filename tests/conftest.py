@@ -99,6 +99,14 @@ def kind(request) -> Kind:
     return request.param
 
 
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory):
+    """A model compiled in both ways; tests must not change its files."""
+    from tests.support import compiled_file
+
+    return compiled_file.write(tmp_path_factory.mktemp("compiled"))
+
+
 def to_numpy(array) -> np.ndarray:
     return np.asarray(array)
 
