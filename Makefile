@@ -6,6 +6,8 @@ FREEZE := freeze --exclude-editable --exclude pip --exclude setuptools
 PACKAGES := --editable packages/caster --editable packages/caster-bench
 FAST := tests/core tests/state tests/io tests/adapt tests/architecture/test_documents.py
 
+unexport PYTHONDONTWRITEBYTECODE  # tests start many processes: compile the packages once
+
 .PHONY: setup lint check test test-all demo bench reproduction figures lock clean
 
 setup: .venv/dev  ## everything the other targets need

@@ -15,7 +15,6 @@ only, as with many classes, and moments of classes in float32 instead of the sto
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -39,7 +38,7 @@ from caster_bench.data.corruptions import corrupt
 from caster_bench.data.streams.stream import make_stream
 from caster_bench.data.streams.stream_settings import StreamSettings
 from measure import machine
-from small_source_layers import BATCH, batches, read
+from small_source_layers import BATCH, labelled_batches, options, read, wrapped
 
 SPARE = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
 SEVERITY = 5
@@ -175,23 +174,12 @@ def row(*cells: Any) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name in ("model", "source", "target"):
-        parser.add_argument(name)
-    parser.add_argument("--preprocessing")
-    parser.add_argument("--checkpoint")
-    parser.add_argument("--device")
-    parser.add_argument("--limit", type=int, default=2048, help="images of the target")
-    parser.add_argument("--sizes", type=int, nargs="+", default=[BATCH], help="of a batch")
-    given = parser.parse_args()
+    given = options(__doc__, limit=2048, sizes=[BATCH])
     print(machine())
-    options = {name: getattr(given, name) for name in ("preprocessing", "checkpoint", "device")}
-    model = caster.wrap(given.model, **{name: value for name, value in options.items() if value})
+    model = wrapped(given)
     assert model.preprocessing is not None
     source, labels = read(given.source)
-    parts = np.array_split(labels, max(1, len(labels) // BATCH))
-    loaded = batches(model, source, np.arange(len(labels)))
-    labelled = list(zip(loaded, parts, strict=True))
+    labelled = labelled_batches(model, source, labels, np.arange(len(labels)))
     adapter = caster.fit(model, labelled)
     target, truth = read(given.target, given.limit)
     truth = encode(truth, adapter.classes)

@@ -13,7 +13,6 @@ Columns: accuracy in percent, and the share of batches that were answered withou
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -27,7 +26,7 @@ from caster.core import channels
 from caster.core.arrays import to_numpy
 from measure import machine
 from mixture_ablation import conditions
-from small_source_layers import batches, read
+from small_source_layers import labelled_batches, options, read, wrapped
 
 LENGTH = 1250  # images of a condition in `changing`, about 20 batches of 64
 Images = NDArray[Any]
@@ -79,21 +78,11 @@ def always_usual(self: OutputMonitor, *outputs: Any) -> Callable[[], bool]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name in ("model", "source", "target"):
-        parser.add_argument(name)
-    parser.add_argument("--preprocessing")
-    parser.add_argument("--checkpoint")
-    parser.add_argument("--device")
-    parser.add_argument("--limit", type=int, default=10_000, help="images of the target")
-    parser.add_argument("--sizes", type=int, nargs="+", default=[64, 200], help="of a batch")
-    given = parser.parse_args()
+    given = options(__doc__, limit=10_000, sizes=[64, 200])
     print(machine())
-    options = {name: getattr(given, name) for name in ("preprocessing", "checkpoint", "device")}
-    model = caster.wrap(given.model, **{name: value for name, value in options.items() if value})
+    model = wrapped(given)
     source, labels = read(given.source)
-    parts = np.array_split(labels, max(1, len(labels) // 64))
-    labelled = list(zip(batches(model, source, np.arange(len(labels))), parts, strict=True))
+    labelled = labelled_batches(model, source, labels, np.arange(len(labels)))
     fitted = caster.fit(model, labelled)
     with mock.patch.object(channels, "POSITIONS", 10**9):
         everywhere = caster.fit(model, labelled)

@@ -13,6 +13,7 @@ mean of all.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ CONDITIONS = [None] + [
     for severity in (3, 5)
 ]
 BATCH = 64
+WRAP = ("preprocessing", "checkpoint", "device")  # options of `caster.wrap`
 
 
 def read(path: str, limit: int | None = None) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -50,6 +52,33 @@ def batches(model: FrozenModel, images: NDArray[Any], rows: NDArray[Any]) -> lis
     assert model.preprocessing is not None
     parts = np.array_split(rows, max(1, len(rows) // BATCH))
     return [model.preprocessing.batch(list(images[part])) for part in parts]
+
+
+def options(about: str, limit: int, sizes: Sequence[int] | None = None) -> argparse.Namespace:
+    """Parse MODEL SOURCE TARGET and their options; --sizes only with default sizes of a batch."""
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
+    for name in ("model", "source", "target"):
+        parser.add_argument(name)
+    for name in WRAP:
+        parser.add_argument(f"--{name}")
+    parser.add_argument("--limit", type=int, default=limit, help="images of the target")
+    if sizes is not None:
+        parser.add_argument("--sizes", type=int, nargs="+", default=sizes, help="of a batch")
+    return parser.parse_args()
+
+
+def wrapped(given: argparse.Namespace) -> FrozenModel:
+    """Wrap the model that was named."""
+    named = {name: getattr(given, name) for name in WRAP}
+    return caster.wrap(given.model, **{name: value for name, value in named.items() if value})
+
+
+def labelled_batches(
+    model: FrozenModel, images: NDArray[Any], labels: NDArray[Any], rows: NDArray[Any]
+) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+    """These rows in their order, as `caster.fit` takes them."""
+    parts = np.array_split(labels[rows], max(1, len(rows) // BATCH))
+    return list(zip(batches(model, images, rows), parts, strict=True))
 
 
 def gains(
@@ -72,17 +101,9 @@ def gains(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model")
-    parser.add_argument("source")
-    parser.add_argument("target")
-    parser.add_argument("--preprocessing")
-    parser.add_argument("--checkpoint")
-    parser.add_argument("--limit", type=int, default=2048, help="images of the target")
-    given = parser.parse_args()
+    given = options(__doc__, limit=2048)
     print(machine())
-    options = {"preprocessing": given.preprocessing, "checkpoint": given.checkpoint}
-    model = caster.wrap(given.model, **{k: v for k, v in options.items() if v})
+    model = wrapped(given)
     source, labels = read(given.source)
     target, truth = read(given.target, given.limit)
     shifted = {
@@ -97,9 +118,7 @@ def main() -> None:
     found = []
     for each in SIZES:
         rows = drawn(labels, each)
-        parts = np.array_split(rows, max(1, len(rows) // BATCH))
-        loaded = batches(model, source, rows)
-        state = caster.fit(model, zip(loaded, (labels[part] for part in parts), strict=True)).state
+        state = caster.fit(model, labelled_batches(model, source, labels, rows)).state
         adapter = caster.Adapter(model, state, every=1)
         for name, images in shifted.items():
             for stream in ("shuffled", "sorted"):

@@ -1,10 +1,14 @@
 """Problems and array namespaces that the tests share."""
+# ruff: noqa: E402 - some settings must precede the imports
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from functools import cache
+
+gc.disable()  # until all tests are collected: imports leave little to free
 
 os.environ["SCIPY_ARRAY_API"] = "1"  # or scikit-learn skips its check of array-API input
 # Some virtual machines report AMX but do not support it: torch's bfloat16 products then crash.
@@ -42,6 +46,12 @@ def pytest_collection_modifyitems(config, items) -> None:
         left_out = [item for item in items if item.get_closest_marker("whole")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("whole")]
+
+
+def pytest_collection_finish(session) -> None:
+    """Exclude modules and tests from garbage collections, which else walk all of torch."""
+    gc.freeze()
+    gc.enable()
 
 
 if "+cpu" in torch.__version__:  # a CUDA-built torchvision needs these two operators
@@ -87,6 +97,14 @@ KINDS = [
 @pytest.fixture(params=KINDS, ids=repr)
 def kind(request) -> Kind:
     return request.param
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory):
+    """A model compiled in both ways; tests must not change its files."""
+    from tests.support import compiled_file
+
+    return compiled_file.write(tmp_path_factory.mktemp("compiled"))
 
 
 def to_numpy(array) -> np.ndarray:

@@ -159,7 +159,7 @@ def test_chunks_of_labels_and_repeated_ones_are_one_call(fitted, shifted, cuts, 
 
 @pytest.mark.parametrize(
     ("position", "to_file", "mechanism"),
-    sampled(product(["open", "accepted", "revoked"], [False, True], MECHANISMS), 6),
+    sampled(product(["open", "accepted", "revoked"], [False, True], MECHANISMS), 4),
 )
 def test_a_stream_with_labels_resumes_exactly(
     fitted, shifted, mechanism, to_file, position, tmp_path

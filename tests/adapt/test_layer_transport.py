@@ -160,7 +160,7 @@ def right(method, batches):
             for case in product(["batch", "layer", "group", "vit"], [0.5, 1.0], [0.0, 0.5])
             if case != ("vit", 0.5, 0.5)
         ),
-        6,
+        4,
     ),
 )
 def test_class_by_class_all_is_refused(kind, depth, shift):

@@ -357,7 +357,7 @@ MODES = {
 }
 
 
-@pytest.mark.parametrize(("kind", "mode"), sampled(product(KINDS, MODES), 7))
+@pytest.mark.parametrize(("kind", "mode"), sampled(product(KINDS, MODES), 4))
 def test_a_resumed_stream_continues_bit_for_bit(kind, mode, tmp_path):
     seen, shift = MODES[mode]
     fitted = collapsing(kind) if mode == "rejected" else adapter(kind)

@@ -69,7 +69,7 @@ def images_of(y, kind):
 CASES = [(*kind, stream) for kind in KINDS for stream in [*STREAMS, "changed"]]
 
 
-@pytest.mark.parametrize(("kind", "exporter", "stream"), sampled(CASES, 7))
+@pytest.mark.parametrize(("kind", "exporter", "stream"), sampled(CASES, 4))
 def test_streams_of_both_agree(pair, kind, exporter, stream):
     y = STREAMS.get(stream, lambda y: y)(shuffled(512, seed=7))
     x = images_of(y, stream)
@@ -91,7 +91,7 @@ def test_streams_of_both_agree(pair, kind, exporter, stream):
 
 @pytest.mark.parametrize("size", [1, 7])
 def test_small_batches_agree(pair, size):
-    x = make_images(shuffled(84, seed=3), 4, shift=0.8)
+    x = make_images(shuffled(42 if size == 1 else 84, seed=3), 4, shift=0.8)
     one, other = (adapter.new_stream() for adapter in pair("batch", "folded"))
     for start in range(0, len(x), size):
         expected, found = (each(x[start : start + size]) for each in (one, other))

@@ -15,15 +15,14 @@ import caster
 from caster import CasterError
 from caster.cli.app import app
 from caster.models.onnx.compiled import read_compiled
-from tests.support import compiled_file
 from tests.support import mixture_problem as problem
 
 TOML = 'layout = "NCHW"\nrange = 1.0\nmean = 0.0\nstd = 1.0\n'
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    return compiled_file.write(tmp_path_factory.mktemp("compile_cli"))
+def made(compiled):
+    return compiled
 
 
 def run(*args):

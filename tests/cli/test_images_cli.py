@@ -266,6 +266,7 @@ def test_an_npz_of_images_without_a_model(refusal, made):
         ("fit @features.npz -o s --classes @names.txt", "--classes"),
         ("fit @features.npz -o s --batch-size 8", "--batch-size"),
         ("fit @features.npz -o s --cache .", "--cache"),
+        ("predict @s.caster @features.npz -o o.csv --every 4", "--every"),
         ("predict @s.caster @features.npz -o o.csv --shuffle 0", "--shuffle"),
         ("predict @s.caster @features.npz -o o.csv --skip-unreadable", "--skip-unreadable"),
         ("evaluate @s.caster @features.npz --allow-other-model", "--allow-other-model"),
@@ -274,6 +275,11 @@ def test_an_npz_of_images_without_a_model(refusal, made):
 )
 def test_options_of_images_without_a_model(refusal, line, option):
     assert refusal(line) == f"{option} requires --model"
+
+
+def test_comparisons_are_for_layers_only(refusal):
+    said = refusal("predict M @s.caster @target --mechanism features --every 4 -o o.csv")
+    assert said == "this adapter transports features, and --every is for layers: omit it"
 
 
 def test_models_that_will_not_do(refusal, made):

@@ -607,7 +607,7 @@ STEPS = {  # of one batch, and where an interrupt may come
 }
 
 
-@pytest.mark.parametrize(("step", "after"), sampled(product(STEPS, [False, True]), 4))
+@pytest.mark.parametrize(("step", "after"), sampled(product(STEPS, [False, True]), 3))
 def test_an_interrupt_at_any_step_of_a_batch_costs_no_row(typed, monkeypatch, step, after):
     line = "predict LN @LN.caster @target --shuffle 0 --batch-size 24 -o"
     assert typed(f"{line} whole.csv").exit_code == 0

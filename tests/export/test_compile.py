@@ -14,7 +14,9 @@ import torch
 
 import caster
 from caster import CasterError
-from caster.export import compile_model
+from caster.adapt.layer_passes import LayerSettings
+from caster.config import Settings
+from caster.export import compile_model, compiler
 from caster.export.embedding import in_opset
 from caster.models.onnx.compiled import Metadata
 from caster.state import file as states
@@ -79,13 +81,14 @@ def test_both_mechanisms_say_the_same_things(made, tmp_path):
     assert Metadata.of(texts[1]).texts() == texts[1]
 
 
-def test_states_without_layers_or_classes_are_compiled_with_features(made, tmp_path):
+def test_states_without_layers_or_classes_are_compiled_with_features(made, tmp_path, monkeypatch):
+    monkeypatch.setattr(compiler, "compiled", lambda *given: (onnx.ModelProto(), given[-1]))
     plain = {site: replace(found, classes=None) for site, found in made.state.layers.items()}
     for change in ({"layers": None}, {"layers": plain}, {"head": None}):
         state = replace(made.state, **change)
-        found = compile_model(made.model, state, tmp_path / "out.onnx")
-        assert found.mechanism == "features"
-    assert compile_model(made.model, made.state, tmp_path / "out.onnx").mechanism == "layers"
+        assert isinstance(compile_model(made.model, state, tmp_path / "out.onnx"), Settings)
+    whole = compile_model(made.model, made.state, tmp_path / "out.onnx")
+    assert isinstance(whole, LayerSettings)
 
 
 def test_the_file_is_hardly_larger_than_model_and_state(made):

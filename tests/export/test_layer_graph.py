@@ -40,9 +40,11 @@ def fitted(tmp_path_factory):
     caster.fit(model, problem.source_batches()).save(folder / "model.caster")
     state = states.load(folder / "model.caster")
 
-    @cache
     def path(**changed):
-        settings = LayerSettings(**changed)
+        return compiled(LayerSettings(**changed))
+
+    @cache
+    def compiled(settings):
         found = folder / f"{len(list(folder.iterdir()))}.onnx"
         graph, _ = compiling.compiled(model, state, settings)
         found.write_bytes(graph.SerializeToString())
@@ -116,14 +118,22 @@ def test_maps_of_a_settled_stream_are_those_of_python(fitted, maps):
     assert ("past.covariances" in ours.state) == (maps == "full") == (theirs.full_maps > 0)
 
 
+@pytest.fixture(scope="module")
+def in_pieces(fitted, tmp_path_factory):
+    """The path of a graph that runs five images at a time."""
+    path = tmp_path_factory.mktemp("pieces") / "pieces.onnx"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layer_graph, "AT_ONCE", 5 * 3 * 8 * 8)
+        graph, _ = compiling.compiled(fitted.model, fitted.state, LayerSettings(every=2))
+    path.write_bytes(graph.SerializeToString())
+    return path
+
+
 @pytest.mark.parametrize("kind", ["shuffled", "turning", "changing"])
-def test_a_settled_pass_in_pieces_is_that_of_python(fitted, kind, monkeypatch, tmp_path):
-    """Five images at a time, the last piece smaller; every pass is confirmed or interrupted."""
-    monkeypatch.setattr(layer_graph, "AT_ONCE", 5 * 3 * 8 * 8)
-    graph, _ = compiling.compiled(fitted.model, fitted.state, LayerSettings(every=2))
-    (tmp_path / "pieces.onnx").write_bytes(graph.SerializeToString())
+def test_a_settled_pass_in_pieces_is_that_of_python(fitted, in_pieces, kind):
+    """The last piece is smaller; every pass is confirmed or interrupted."""
     batches = in_batches(stream_of(kind, 768), 64)
-    same_streams(batches, CompiledStream(tmp_path / "pieces.onnx"), in_python(fitted, every=2))
+    same_streams(batches, CompiledStream(in_pieces), in_python(fitted, every=2))
 
 
 @pytest.mark.parametrize("kind", sampled(["shuffled", "turning", "changing", "clean"], 2))
@@ -152,7 +162,7 @@ def test_a_rejected_batch_is_the_frozen_answer_bit_for_bit(fitted):
     frozen.graph.node.append(onnx.helper.make_node("Softmax", [logits.name], ["p"], axis=-1))
     frozen.graph.output.append(onnx.helper.make_tensor_value_info("p", 1, ["n", C]))
     session = onnxruntime.InferenceSession(frozen.SerializeToString())
-    stream = CompiledStream(fitted.path(tau=1e-6))
+    stream = CompiledStream(fitted.path(every=1, window=32, tau=1e-6))
     for batch in in_batches(stream_of("shuffled", 48), 16):
         found = stream(batch)
         assert not found.accepted

@@ -16,14 +16,13 @@ import caster
 from caster import CasterError
 from caster.models.onnx import model_file
 from caster.models.onnx.compiled import CompiledModel, Metadata
-from tests.support import compiled_file
 
 MECHANISMS = ("layers", "features")
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    return compiled_file.write(tmp_path_factory.mktemp("compiled"))
+def made(compiled):
+    return compiled
 
 
 @pytest.fixture(scope="module")

@@ -120,7 +120,7 @@ SHAPES = {
 }
 
 
-@pytest.fixture(scope="module", params=sampled(SHAPES, 7))
+@pytest.fixture(scope="module", params=sampled(SHAPES, 4))
 def shown(request):
     found = made(**SHAPES[request.param])
     return found, page.render(found)

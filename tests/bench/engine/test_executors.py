@@ -82,7 +82,10 @@ def test_on_ray_a_failing_cell_and_a_killed_worker_stop_no_other(tmp_path, check
 
 @pytest.mark.parametrize(
     ("address", "why"),
-    [("127.0.0.1:{port}", "no Ray cluster at 127.0.0.1:"), ("nowhere", "is HOST:PORT of a Ray")],
+    [
+        pytest.param("127.0.0.1:{port}", "no Ray cluster at 127.0.0.1:", marks=pytest.mark.whole),
+        ("nowhere", "is HOST:PORT of a Ray"),
+    ],
 )
 def test_an_address_without_a_cluster_fails_within_seconds(tmp_path, checkpoints, address, why):
     with socket.socket() as bound:  # not listening

@@ -30,6 +30,7 @@ from caster_bench.studies.verify import verify
 from tests.support.inline import SMALL, run_inline, sweep_of
 from tests.support.miniature import ENVIRONMENT, command
 from tests.support.record_maker import of_format
+from tests.support.sampling import sampled
 
 
 def contents(out, without=()):
@@ -219,13 +220,16 @@ def truncated(path):
 
 @pytest.mark.parametrize(
     ("file", "damage"),
-    [
-        ("samples.parquet", truncated),
-        ("batches.parquet", lambda path: path.unlink()),
-        ("batches.parquet", lambda path: path.write_bytes(b"")),
-        ("cell.json", truncated),
-        ("cell.json", lambda path: path.unlink()),
-    ],
+    sampled(
+        [
+            ("samples.parquet", truncated),
+            ("batches.parquet", lambda path: path.unlink()),
+            ("batches.parquet", lambda path: path.write_bytes(b"")),
+            ("cell.json", truncated),
+            ("cell.json", lambda path: path.unlink()),
+        ],
+        3,
+    ),
 )
 def test_a_damaged_record_is_made_again(tmp_path, checkpoints, small, file, damage):
     sweep, before, _ = small
@@ -417,6 +421,31 @@ def test_a_killed_worker_loses_only_its_group(tmp_path, checkpoints, small, monk
     assert verify(sweep, out, checkpoints) == []
 
 
+def check_continued(small, out, checkpoints):
+    """The next run keeps the cells of an interrupted one and makes the others."""
+    kept = {folder.name: (folder / "cell.json").stat().st_mtime_ns for folder in scan(out).cells}
+    assert 0 < len(kept) < 6
+    summary, _ = run_inline(small[0], out, checkpoints)
+    assert (summary.already, summary.cells) == (len(kept), 6)
+    for name, written in kept.items():
+        assert (cells_of(out) / name / "cell.json").stat().st_mtime_ns == written
+    assert contents(out) == contents(small[1])
+
+
+def test_an_interrupt_counts_what_is_saved_and_the_next_run_continues(tmp_path, checkpoints, small):
+    out = tmp_path / "out"
+
+    def watch(status):
+        if scan(out).cells:
+            raise KeyboardInterrupt
+
+    message = r"^[1-5] of 6 cells are saved; run it again to continue$"
+    with pytest.raises(KeyboardInterrupt, match=message):
+        run_inline(small[0], out, checkpoints, watch=watch)
+    check_continued(small, out, checkpoints)
+
+
+@pytest.mark.whole
 @pytest.mark.slow
 def test_ctrl_c_ends_in_one_line_and_the_next_run_continues(tmp_path, checkpoints, small):
     out = tmp_path / "out"
@@ -438,13 +467,7 @@ def test_ctrl_c_ends_in_one_line_and_the_next_run_continues(tmp_path, checkpoint
     assert last.startswith("caster: interrupted, ")
     assert last.endswith(" of 6 cells are saved; run it again to continue")
     assert all(" images/s, " in line for line in progress)
-    kept = {folder.name: (folder / "cell.json").stat().st_mtime_ns for folder in scan(out).cells}
-    assert 0 < len(kept) < 6
-    summary, _ = run_inline(small[0], out, checkpoints)
-    assert (summary.already, summary.cells) == (len(kept), 6)
-    for name, written in kept.items():
-        assert (cells_of(out) / name / "cell.json").stat().st_mtime_ns == written
-    assert contents(out) == contents(small[1])
+    check_continued(small, out, checkpoints)
 
 
 def test_streams_of_several_conditions(tmp_path, checkpoints):

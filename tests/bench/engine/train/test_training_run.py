@@ -235,7 +235,7 @@ def test_patches_are_dropped_except_at_the_end_and_in_tests(pool, some):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("done", "graphs"), [(0, 2), (3, 1)])
+@pytest.mark.parametrize(("done", "graphs"), [(0, 2), pytest.param(3, 1, marks=pytest.mark.whole)])
 def test_a_network_is_compiled_once_for_each_number_of_patches(done, graphs, pool, monkeypatch):
     compiled = []
 

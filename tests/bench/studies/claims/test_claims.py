@@ -212,19 +212,35 @@ def test_a_study_that_is_not_complete_is_not_run_yet(parts):
     assert "| 168 |" in report  # cells of that software: the two of the study of cost are left out
 
 
-def test_a_study_that_awaits_a_backbone_is_judged_on_the_others(place, run, tmp_path, raw):
-    sweep, _ = run
-    gate, late = sweep.of("gate"), "vit"
-    folder = without(place, run, tmp_path, lambda spec: spec in gate and spec.backbone == late)
+LATE = "vit"
+
+
+@pytest.fixture(scope="module")
+def late(place, run, tmp_path_factory) -> Path:
+    """The study of the gate lacks a cell of one backbone."""
+    gate, folder = run[0].of("gate"), tmp_path_factory.mktemp("late")
+    return without(place, run, folder, lambda spec: spec in gate and spec.backbone == LATE)
+
+
+def linked(place: Path, folder: Path, claims: str = CLAIMS) -> Path:
+    """A repository with other claims on the same records."""
+    for name in ("every.toml", "records"):
+        (folder / name).symlink_to(place / name)
+    (folder / "claims.toml").write_text(claims)
+    return folder
+
+
+def test_a_study_that_awaits_a_backbone_is_judged_on_the_others(late, run, tmp_path, raw):
+    gate, folder = run[0].of("gate"), linked(late, tmp_path)
     done = invoke(folder, "-o", folder)
     assert done.exit_code == 0, done.output
     text = (folder / "CLAIMS.md").read_text()
     assert re.search(r"^### G1: .*reproduced so far$", text, re.MULTILINE)
     assert "### R1: reproduced\n" in text  # of another study
-    assert f"*So far:* the study gate is not recorded yet for {late}." in text
+    assert f"*So far:* the study gate is not recorded yet for {LATE}." in text
     assert "*So far*: some backbones of its study" in text
     assert "*Not run yet*:" in text  # of a claim about a sweep that is to come
-    held = [spec for spec in gate if spec.method == "caster" and spec.backbone != late]
+    held = [spec for spec in gate if spec.method == "caster" and spec.backbone != LATE]
     gains = [100 * record.gain for record in raw if record.spec in [s.plain() for s in held]]
     assert f"It came to {np.mean(gains):+.2f}." in text
     claims = folder / "claims.toml"
@@ -236,26 +252,25 @@ def test_a_study_that_awaits_a_backbone_is_judged_on_the_others(place, run, tmp_
 
 
 @pytest.mark.parametrize(("data", "verdict"), [("cifar10", "not run yet"), ("pets", " so far")])
-def test_a_claim_that_needs_data_is_judged_once_they_are_there(place, run, tmp_path, data, verdict):
-    gate = run[0].of("gate")
-    folder = without(place, run, tmp_path, lambda spec: spec in gate and spec.backbone == "vit")
-    claims = folder / "claims.toml"
-    claims.write_text(CLAIMS.replace('id = "G1"', f'id = "G1"\nneeds = ["{data}"]'))
+def test_a_claim_that_needs_data_is_judged_once_they_are_there(late, tmp_path, data, verdict):
+    needs = CLAIMS.replace('id = "G1"', f'id = "G1"\nneeds = ["{data}"]')
+    folder = linked(late, tmp_path, needs)
     assert invoke(folder, "-o", folder).exit_code == 0
     text = (folder / "CLAIMS.md").read_text()
     assert re.search(rf"^### G1: .*{verdict}$", text, re.MULTILINE)
     assert (" so far), " in text) == (verdict == " so far")
-    claims.write_text(CLAIMS.replace('id = "G1"', 'id = "G1"\nneeds = ["cifar"]'))
-    done = invoke(folder, "-o", folder)
+
+
+def test_a_claim_that_needs_unknown_data_stops_it(place, tmp_path):
+    needs = CLAIMS.replace('id = "G1"', 'id = "G1"\nneeds = ["cifar"]')
+    done = invoke(linked(place, tmp_path, needs), "-o", tmp_path)
     assert done.exit_code == 1
     assert "G1: data of every called 'cifar'" in " ".join(done.output.split())
 
 
 def test_a_part_may_have_words_and_no_claims(place, tmp_path):
-    for name in ("every.toml", "records"):
-        (tmp_path / name).symlink_to(place / name)
     more = '[[part]]\ntitle = "More"\nsweep = "every"\ntables = ["cost"]\n'
-    (tmp_path / "claims.toml").write_text(f'{CLAIMS}\n{more}text = "Also {{gain}}."\n')
+    linked(place, tmp_path, f'{CLAIMS}\n{more}text = "Also {{gain}}."\n')
     assert invoke(tmp_path, "-o", tmp_path).exit_code == 0
     text = (tmp_path / "CLAIMS.md").read_text().partition("## More")[2]
     assert "caster bench run every.toml --only cost" in text
@@ -299,10 +314,7 @@ def test_records_that_are_wrong_stop_it(place, tmp_path):
     ],
 )
 def test_a_claim_that_names_what_is_not_there_stops_it(place, tmp_path, old, new, told):
-    for name in ("every.toml", "records"):
-        (tmp_path / name).symlink_to(place / name)
-    (tmp_path / "claims.toml").write_text(CLAIMS.replace(old, new))
-    done = invoke(tmp_path, "-o", tmp_path)
+    done = invoke(linked(place, tmp_path, CLAIMS.replace(old, new)), "-o", tmp_path)
     assert done.exit_code == 1
     assert told in " ".join(str(done.exception or done.output).split()) + done.output
     assert not (tmp_path / "CLAIMS.md").exists()

@@ -229,7 +229,7 @@ class Adapter:
         return found
 
     def _aligned(self, answer: LayerAnswer) -> Adaptation:
-        """The answer to a batch with aligned layers, in labels."""
+        """Convert the answer of layer transport to labels."""
         labels = proposed = self._labels(answer.scores)
         if answer.adapted is not None and answer.adapted is not answer.scores:
             proposed = self._labels(answer.adapted)
@@ -249,7 +249,7 @@ class Adapter:
         return self.clf.transport.labels(array_namespace(scores).argmax(scores, axis=1))
 
     def adapt(self, outputs: Outputs) -> Adaptation:
-        """Adapt to features that the model gave already, by their transport."""
+        """Adapt to outputs of the model by transport of their features."""
         return self._begin_from(outputs)()
 
     def _begin(self, batch: Any) -> Callable[[], Adaptation]:
@@ -378,7 +378,7 @@ class Stream:
         marks the samples worth a label. Once they show a benefit, adapted answers are used whatever
         the certificate says; once they show harm, frozen ones; the verdict's reason is then
         "feedback", and every batch is compared. Over all of a stream, either decision is wrong with
-        probability at most `alpha`: docs/feedback.md says of which labels that is true.
+        probability at most `alpha`; docs/feedback.md states the conditions.
 
         Returns how many labels counted. A second label of a sample is ignored, and so are those of
         batches with the reason "rest": an adapter with `every=1` has none. An unknown id or label
@@ -403,7 +403,7 @@ class Stream:
 
     @property
     def betting(self) -> BettingTest:
-        """Where the test on labels stands: its position, and the labels won and lost in it."""
+        """State of the test on labels: its position, and the labels won and lost in it."""
         return self._feedback.test
 
     def state(self) -> dict[str, NDArray[Any]]:
@@ -434,7 +434,7 @@ class Stream:
         self._schedule_comparisons()
 
     def _judged(self, found: Adaptation) -> Adaptation:
-        """The answer that labels have decided on, where a batch has both."""
+        """The answer that labels have decided on, if the batch has both."""
         position = self.betting.position
         if position == "open" or found.adapted is None or found.frozen is None:
             return found
@@ -478,7 +478,7 @@ def check_frozen(model: Any) -> None:
 
 
 def configured(clf: Caster, tau: float | None, safeguards: bool) -> Caster:
-    """The estimator with another threshold, and without safeguards if so asked."""
+    """The estimator with another threshold, and without safeguards if requested."""
     changed = ({} if tau is None else {"tau": tau}) | ({} if safeguards else {"safeguards": False})
     if changed:
         clf = copy(clf).set_params(**changed)

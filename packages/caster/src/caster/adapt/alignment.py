@@ -76,10 +76,10 @@ class Alignment:
     At a BatchNorm the layer's statistics are replaced instead of its input.
     """
 
-    _shared: frozenset[Site] | None = None  # BatchNorms left alone, once a batch has shown them
+    _shared: frozenset[Site] | None = None  # BatchNorms called twice; None before a batch
     _lane: cuda.GraphRunner | None = None
     _order: Sequence[Sequence[tuple[Site, int]]] = ()  # recorded moments: sites, and their arrays
-    _shape: tuple[int, ...] = ()  # of an input
+    _shape: tuple[int, ...] = ()  # of one input, without the batch axis
     _folded: FoldedModule | None = None
     _ready: Mapping[Site, Map] = MappingProxyType({})  # full maps of the current pass
 
@@ -90,7 +90,7 @@ class Alignment:
         layers: Mapping[Site, ChannelMoments] | None,  # as tensors; None: BatchNorms' own
         prior: float,
         memory: int,
-        ends: Range | None = None,  # of input values: decides which samples are plausible
+        ends: Range | None = None,  # range of input values, to judge which samples are plausible
     ) -> None:
         self.model = model
         self.sites = list(sites)
@@ -103,7 +103,7 @@ class Alignment:
         self._layers = layers
         self._limits: dict[tuple[int, ...], Mapping[Site, Tensor]] = {}  # plausible, by input shape
         self._twin = model.twin()
-        self._twin.head = None  # known when a batch comes
+        self._twin.head = None  # set on the first batch
         parts = dict(self._twin.module.named_modules())
         batchnorms = batchnorm_sites(model.module)
         self._mapped: list[MappedSite] = []
@@ -158,7 +158,7 @@ class Alignment:
         return [*self._mapped, *self._batchnorms]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copy and pickle without recordings and what the first batch showed."""
+        """Copy and pickle without recordings and what was derived from batches."""
         shown = (
             "_shared",
             "_lane",
@@ -181,7 +181,7 @@ class Alignment:
         self._ready = self._full_maps(how) if how.past_only else {}
         recorded = self.model.cuda_graph and runs_on_gpu(self.model)
         try:
-            # A batch that fills the memory depends on nothing else, as a recording must.
+            # A recording cannot depend on the past: only a batch that fills the memory is recorded.
             memory = self.target.memory
             enough = max(memory, CHANGE_WINDOW) if memory else 0
             alone = len(placed) >= enough and how.mixture is None and not how.past_only
@@ -210,7 +210,8 @@ class Alignment:
     def fold(self, batch: Any, how: Pass, batches: int) -> bool:
         """Make the maps of a pass from the past constant, for about so many batches.
 
-        The first time, a batch shows whether folded maps do what hooks do; False if it cannot.
+        The first time, outputs with folded maps are compared with those of the hooks on the batch;
+        False if they differ, or if the batch does not allow a comparison.
         """
         if self._folded is None and not self._make_folded(batch, how):
             return False
@@ -230,14 +231,14 @@ class Alignment:
         sites = [a.site for a in self._sites if a.site not in self.left_alone]
         placed = self.model.placed(batch)
         before = self._unhooked(lambda hooks: foldable_convolutions(self.model.twin(hooks), placed))
-        for known in (before, {}):  # a function may read what a convolution gives, unseen
+        for known in (before, {}):  # `forward` may use a convolution's output elsewhere
             self._folded = FoldedModule(self.model, {site: known.get(site) for site in sites})
             self._folded.fold(self._maps(how))
             _, logits = self._folded(placed)
             error = (expected - logits).abs().max()
             if error <= FOLDING_ERROR * expected.abs().max():
                 return True
-        self._folded = None  # neither does what the hooks do
+        self._folded = None  # neither reproduces the hooks
         return False
 
     def folded(self, batch: Any, answer: Answer) -> tuple[Array, ...]:
@@ -251,7 +252,7 @@ class Alignment:
             self._folded.release()
 
     def _maps(self, how: Pass) -> dict[Site, Map]:
-        """The maps of the past."""
+        """Maps from past batches, at every aligned site."""
         maps = self._full_maps(how)
         for aligned in self._sites:
             if aligned.site not in maps and aligned.site not in self.left_alone:
@@ -259,7 +260,7 @@ class Alignment:
         return maps
 
     def _full_maps(self, how: Pass) -> dict[Site, Map]:
-        """The full maps of the past, at sites whose number of positions is known."""
+        """Full maps from past batches, where enough samples support them."""
         sites = [
             a for a in self._mapped if isinstance(a, FullMapSite) and a.site in self.target.past
         ]
@@ -269,7 +270,7 @@ class Alignment:
         return {aligned.site: found for (aligned, *_), found in zip(full, maps, strict=True)}
 
     def _from_past(self, aligned: AlignedSite, how: Pass) -> tuple[ChannelMoments, ChannelMoments]:
-        """What a map from the past maps: the target's moments, and the reference's."""
+        """Moments of past batches, shrunk by the prior, and the reference they are mapped to."""
         target = self.target.past[aligned.site]
         reference = self._reference(aligned, how, target)
         return blended(target, reference, self.prior), reference
@@ -283,7 +284,7 @@ class Alignment:
         """Continue from a `state` of the target."""
         self.reset()
         sources = {aligned.site: aligned.source for aligned in self._sites}
-        # Which BatchNorms are not aligned is known after a batch.
+        # Before a batch it is unknown which BatchNorms are not aligned: any may lack a past.
         batchnorms = [aligned.site for aligned in self._batchnorms]
         self.target.resume(
             state,
@@ -331,13 +332,13 @@ class Alignment:
         self._order = [[(site, len(parts_of(m))) for site, m in kept.items()] for kept in both]
         parts = [part for kept in both for m in kept.values() for part in parts_of(m).values()]
         known = self._plausible
-        if known is None:  # no site was met
+        if known is None:  # no site was reached
             known = torch.ones(len(placed), dtype=torch.bool, device=placed.device)
         read = self._twin.values(), self._mapped, self._batchnorms, self._limits
         return [*answer, known, *parts], read
 
     def _align(self, aligned: AlignedSite, layer: nn.Module, values: Tensor) -> Tensor | None:
-        """Return the aligned values of a site; None to leave them."""
+        """Return the aligned values of a site; None to leave them unchanged."""
         site, how = aligned.site, self._pass
         position = self._position[site]
         if site in self.left_alone or (how.depth is not None and position >= how.depth):
@@ -413,7 +414,7 @@ class Alignment:
             return self._unhooked(
                 lambda hooks: first_limits(self.model.twin(hooks), sources, images)
             )
-        except (CasterError, RuntimeError):  # RuntimeError: the range is of other channels
+        except (CasterError, RuntimeError):  # RuntimeError: the range has other channels
             return {}
 
     def _unhooked(self, look: Callable[[bool], T]) -> T:
@@ -445,9 +446,7 @@ class AlignedSite:
 
     is_measured = True  # False: the moments are the layer's own
     eps: Tensor  # (c,), added to variances
-    _placed: ChannelMoments | None = (
-        None  # the moments in the dtype and on the device of the values
-    )
+    _placed: ChannelMoments | None = None  # `source` in the dtype and on the device of the values
 
     def __init__(self, site: Site, source: ChannelMoments) -> None:
         self.site = site
@@ -474,7 +473,7 @@ class AlignedSite:
     def reference(
         self, mixture: NDArray[np.float64] | None, found: ChannelMoments
     ) -> ChannelMoments:
-        """The source's moments under a mixture of its classes, where they are known."""
+        """The source's moments under a mixture of its classes, if it has class moments."""
         classes = self.source.classes
         if mixture is None or classes is None:
             return self.source_like(found)
@@ -495,8 +494,9 @@ class AlignedSite:
 class MappedSite(AlignedSite):
     """A site whose values are mapped channel by channel.
 
-    What is added to variances, and a full map, depend on the units of the channels. At a BatchNorm
-    these are those of its output, by `unit`: folded into a convolution, it is the same site.
+    The constant added to variances and a full map depend on the units of the channels. At a
+    BatchNorm, `unit` converts them to those of its output, so that a BatchNorm folded into a
+    convolution is aligned in the same way.
     """
 
     def __init__(self, site: Site, source: ChannelMoments, unit: Tensor | None = None) -> None:
@@ -512,13 +512,13 @@ class MappedSite(AlignedSite):
 
 
 class FullMapSite(MappedSite):
-    """A site whose values get a full map, where the target's moments rest on enough of them.
+    """A site with a full map, used once the target's moments rest on enough values.
 
     The covariance of a mixture is not known, so a mixture other than the source's is diagonal.
     """
 
     _full: FullToSource | None = None
-    _positions = 0  # per sample, known once a batch has come
+    _positions = 0  # per sample; set by the first batch
 
     def measure(self, values: Tensor, samples: int, full: bool) -> ChannelMoments:
         """Measure the values, and their covariance if `full`."""
@@ -547,7 +547,7 @@ class FullMapSite(MappedSite):
 
 
 def added_to_variances(source: ChannelMoments, unit: Tensor | None) -> Tensor:  # (c,)
-    """EPS of the mean variance, in units of the channels times `unit`."""
+    """EPS times the mean variance of channels times `unit`, in the channels' own units."""
     variance = source.variance
     square = torch.ones_like(variance) if unit is None else unit.to(variance) ** 2
     tiny = torch.finfo(variance.dtype).tiny  # where every channel is dead
@@ -590,7 +590,7 @@ class BatchNormSite(AlignedSite):
     tensor([[8.]])
     """
 
-    _constants_of: tuple[ChannelMoments, tuple[Any, ...]] | None = None  # of these source moments
+    _constants_of: tuple[ChannelMoments, tuple[Any, ...]] | None = None  # for these source moments
 
     def __init__(self, site: Site, layer: nn.Module, source: ChannelMoments | None = None) -> None:
         self._layer = layer
@@ -613,10 +613,10 @@ class BatchNormSite(AlignedSite):
                 torch.addcmul(rest, share, target.variance),
             )
         for (name, own), part in zip(self._own.items(), replaced, strict=True):
-            layer._buffers[name] = part.to(own.dtype)  # as an attribute it takes ten times as long
+            layer._buffers[name] = part.to(own.dtype)  # setattr takes ten times as long
 
     def _constants(self, source: ChannelMoments) -> tuple[Any, ...]:
-        """The parts of the formula that no batch changes."""
+        """The parts of the formula that do not depend on the batch."""
         if self._constants_of is None or self._constants_of[0] is not source:
             eps: float = self._layer.eps  # type: ignore[assignment]
             e = self.eps.to(source.mean)
@@ -637,7 +637,7 @@ class BatchNormSite(AlignedSite):
 def energies(values: Tensor, axis: int, samples: int, mean: Tensor) -> Tensor | None:
     """Mean squared distance from the source's mean, by sample and channel: (n, ...) -> (n, c).
 
-    None where the first axis does not hold the samples, each as often as the others.
+    None if the first axis is not a multiple of the number of samples.
 
     >>> energies(torch.tensor([[3.0, 5.0], [0.0, 0.0]]), -1, 2, torch.tensor([1.0, 1.0]))
     tensor([[ 4., 16.],
@@ -648,7 +648,7 @@ def energies(values: Tensor, axis: int, samples: int, mean: Tensor) -> Tensor | 
     parts = values.reshape(samples, -1, *values.shape[1:])  # several where an image has windows
     channels = axis + 1 if axis > 0 else parts.ndim - 1
     others = [i for i in range(1, parts.ndim) if i != channels]
-    # Two reads that keep nothing; half precision would overflow.
+    # Two reductions without temporaries; half precision would overflow.
     wide = torch.promote_types(values.dtype, torch.float32)
     squares: Tensor = torch.linalg.vector_norm(parts, dim=others, dtype=wide) ** 2
     own = parts.mean(others, dtype=wide)
@@ -657,7 +657,7 @@ def energies(values: Tensor, axis: int, samples: int, mean: Tensor) -> Tensor | 
 
 
 def first_limits(
-    twin: TorchModel,  # to put hooks on
+    twin: TorchModel,  # gets hooks
     sources: dict[Site, ChannelMoments],
     images: Tensor,  # extreme ones
 ) -> dict[Site, Tensor]:  # (c,)

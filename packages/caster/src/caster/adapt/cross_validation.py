@@ -46,7 +46,7 @@ def check_source(
         left_out = np.flatnonzero(fold == f)
         rest = whole - ClassMoments.of(z[left_out], y[left_out], n_classes)
         source = _moments(rest, z.dtype)
-        # In an order of its own: every class takes turns, which would balance the batches.
+        # Shuffled: folds take every class in turn, and in that order batches would be balanced.
         tested = rng.permutation(left_out)[: -(-MOST_CHECKED // folds)]
         found, accepted = _answers(
             z[tested], source, None if head is None else head[tested], settings

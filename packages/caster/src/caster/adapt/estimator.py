@@ -106,8 +106,8 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> Self:
         """Fit source moments from arrays in memory.
 
-        With the frozen head's logits, transport is held against the head on the source, and is off
-        by default where it falls short of it.
+        With the frozen head's logits, the accuracy of transport on the source is compared with the
+        head's; by default transport is off if it is clearly lower.
         """
         if y is None:
             raise CasterError("Caster requires y to be passed, but the target y is None")

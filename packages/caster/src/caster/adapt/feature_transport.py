@@ -37,7 +37,7 @@ class Attempt:
     chosen: Array  # (B,), class indices by those
 
     def arrays(self) -> list[Array]:
-        """Every array in it, in a fixed order."""
+        """All its arrays, in a fixed order."""
         made, found = self.proposal, self.proposal.map
         proposed = [made.evidence, made.scores, made.assigned, found.A, found.b, found.inverse]
         return [*proposed, self.fallback, self.chosen]
@@ -51,7 +51,7 @@ class Attempt:
 
 
 class FeatureTransport:
-    """Stored source moments at work on batches of features."""
+    """Apply stored source moments to batches of features."""
 
     def __init__(self, moments: SourceMoments, classes: Labels, supported: bool) -> None:
         self.moments = moments

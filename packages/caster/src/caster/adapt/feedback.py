@@ -36,7 +36,7 @@ class Feedback:
             del self._disputed[oldest]
 
     def learn(self, ids: Any, labels: Any, classes: NDArray[Any], samples: int) -> int:
-        """Update the test by labels; return how many had a say. On an error, none counts."""
+        """Update the test by labels; return how many counted. On an error, none does."""
         ids = _checked(ids, samples)
         truth = encode(as_labels(labels), classes).tolist()
         if len(truth) != len(ids):
@@ -62,7 +62,7 @@ class Feedback:
         }
 
     def resume(self, state: Mapping[str, NDArray[Any]], samples: int, n_classes: int) -> None:
-        """Continue from a `state` of so many samples; one that cannot be raises a ValueError."""
+        """Continue from a `state` after so many samples; ValueError if it is invalid."""
         position, phase, wins, losses = map(int, state["feedback"])
         restarts = tuple(map(float, state["feedback.restarts"]))
         held = LAMBDAS.size if position == POSITIONS.index("accepted") else 0
@@ -85,7 +85,7 @@ class Feedback:
 
 
 def _checked(ids: Any, samples: int) -> list[int]:
-    """Ids as a list, all of samples that the stream answered and still remembers."""
+    """Ids as a list; an error unless the stream answered and still remembers all of them."""
     array = to_numpy(ids)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise CasterError("ids are a sequence of integers, as in out.ids")

@@ -194,7 +194,7 @@ def fit_images(
 
 
 def _measures_layers(model: FrozenModel, layers: LayerChoice, use_head: bool) -> bool:
-    """Whether the model's layers are measured, and an error if they cannot be."""
+    """Whether to measure the model's layers; an error if that is asked for and impossible."""
     if layers not in (False, True, "auto"):
         raise CasterError(f"layers are True, False or 'auto', not {layers!r}")
     if layers is False or (layers == "auto" and not (use_head and has_layers(model))):
@@ -206,12 +206,12 @@ def _measures_layers(model: FrozenModel, layers: LayerChoice, use_head: bool) ->
             "layer transport answers in the model's own classes: fit without layers, or with the "
             "model's head"
         )
-    activation_statistics_for(model)  # rejects what has none
+    activation_statistics_for(model)  # raises if the model has no layers to measure
     return True
 
 
 def _sites_are_found(model: FrozenModel) -> bool:
-    """Whether an ONNX graph has sites, and a warning if not; a torch module shows them later."""
+    """Whether an ONNX graph has sites, with a warning if not; a torch module's are found later."""
     try:
         getattr(model, "sites", None)
     except CasterError as error:
@@ -262,7 +262,7 @@ def _check_output(output: Path, model: FrozenModel, images: Images) -> None:
 
 
 def _check_classes(images: Images) -> tuple[Labels, NDArray[np.int64]]:  # (C,), (N,)
-    """The classes and every image's, rejected before any work if they cannot be fitted."""
+    """All classes and the class index of every image, checked before any work."""
     if images.labels is None:
         raise CasterError(f"{images.name} has no labels")
     classes = unique_labels(images.labels) if images.classes is None else images.classes

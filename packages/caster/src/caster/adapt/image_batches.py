@@ -22,7 +22,7 @@ from caster.models.protocol import FrozenModel, Outputs
 
 THREADS = min(8, os.cpu_count() or 1)
 
-# Measures the model while it runs, on images of these rows.
+# Runs the model on a batch and measures its layers; takes the rows of the images too.
 Through = Callable[[NDArray[Any], list[int]], Outputs]
 
 
@@ -34,7 +34,7 @@ class Group:
     prepared: NDArray[Any]
 
     def pieces(self) -> Iterator[Group]:
-        """The group, cut so that a model can take its images at once."""
+        """Split the group into parts that the model takes at once."""
         for start in range(0, len(self.positions), IMAGES_AT_ONCE):
             some = slice(start, start + IMAGES_AT_ONCE)
             yield Group(self.positions[some], self.prepared[some])
@@ -42,15 +42,15 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class ImageBatch:
-    """Images prepared for the model, and which ones they are."""
+    """Images prepared for the model, with their rows."""
 
     rows: list[int]  # of the images that could be read
     groups: list[Group]  # one, unless the preprocessing leaves images of several sizes
-    unreadable: dict[int, str]  # row to what is wrong with it
+    unreadable: dict[int, str]  # by row, what is wrong with the image
 
 
 def stated_preprocessing(model: FrozenModel) -> Preprocessing:
-    """The model's preprocessing, without which it cannot be given images."""
+    """The model's preprocessing; an error if it has none."""
     if model.preprocessing is None:
         raise CasterError(
             f"{model.name} does not say how images become batches: give {{argument}} FILE.toml, or "

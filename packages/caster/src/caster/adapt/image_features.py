@@ -55,7 +55,7 @@ class ImageFeatures:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The arrays there are."""
+        """Names of the arrays."""
         logits = ("logits",) if "logits" in self.entry.arrays else ()
         labels = () if self.images.labels is None else ("labels",)
         return ("features", *logits, *labels)
@@ -90,7 +90,7 @@ class ImageFeatures:
         return labels
 
     def chunks(self, names: tuple[str, ...], rows: int) -> Iterator[tuple[NDArray[Any], ...]]:
-        """These arrays side by side, so many rows at a time."""
+        """Yield these arrays together, in chunks of rows."""
         arrays = [self.read(name) for name in names]
         for start in range(0, self.rows, rows):
             yield tuple(array[start : start + rows] for array in arrays)
@@ -127,7 +127,7 @@ def extract(
 
 
 def activation_statistics_for(model: FrozenModel, past: Layers | None = None) -> Statistics:
-    """What measures a model's layers while it runs; `past` continues an earlier measurement."""
+    """Activation statistics of a model's layers; `past` continues an earlier measurement."""
     if hasattr(model, "twin"):
         from caster.models.activation_statistics import ActivationStatistics
 
@@ -147,7 +147,7 @@ def _key(model: FrozenModel, images: Images) -> str:
     preprocessing = stated_preprocessing(model)
     if model.sha256 is None:
         raise CasterError(f"{model.name} states no version: its features cannot be cached")
-    # The same weights, but other features.
+    # The same weights give other features in bfloat16.
     precision = " bf16" if getattr(model, "bf16", False) else ""
     return entry_key(model.sha256 + precision, preprocessing.sha256, images.sha256)
 
@@ -230,6 +230,6 @@ def _repaired(model: FrozenModel, images: Images, unreadable: Mapping[str, str])
 
 
 def _check_skipped(unreadable: Mapping[str, str], skip_unreadable: bool) -> None:
-    """Reject images that an earlier run was asked to skip and this one was not."""
+    """Reject images that an earlier run skipped, unless this one skips them too."""
     if unreadable and not skip_unreadable:
         raise unreadable_error(next(iter(unreadable.values())))

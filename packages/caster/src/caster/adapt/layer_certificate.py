@@ -1,16 +1,16 @@
 """The certificate of layer transport, and when it is measured.
 
-Why it works. Alignment that fits makes a network surer of its answers, sample by sample, without
-answering everything alike. On a shuffled stream both show in one number, the nuclear norm of the
-matrix of probabilities (Cui et al. 2020): it is large if rows are sure *and* together use all
-classes, as shuffled samples do. Its ratio to the frozen model's tells a helpful alignment from one
-that collapses. On a correlated stream few classes are right and the norm says nothing; there the
+Why it works. Good alignment makes a network more confident in every sample without giving all of
+them one answer. On a shuffled stream one number measures both, the nuclear norm of the matrix of
+probabilities (Cui et al. 2020): it is large if rows are confident *and* together use all classes,
+as shuffled samples do. Its ratio to the frozen model's separates a helpful alignment from one that
+collapses. On a correlated stream few classes are right and the norm says nothing; there the
 error that the answers themselves expect is compared with the frozen model's.
 
-Where it cannot. Both measure confidence, not correctness: a network that is surely and diversely
-wrong after alignment is accepted. On a correlated stream, confidence comes from the neighbours too,
-so predictions collapsed to one class pass for a run of it. Without labels no test can exclude
-either (Ben-David et al. 2010); `Stream.feedback` can, with a few.
+Where it fails. Both measure confidence, not correctness: a network that is confidently and
+diversely wrong after alignment is accepted. On a correlated stream, confidence comes from the
+neighbours too, so predictions collapsed to one class pass for a run of it. Without labels no test
+can exclude either (Ben-David et al. 2010); `Stream.feedback` can, with a few.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Pair = tuple[ConfidenceStats, ConfidenceStats]  # with aligned layers, and froze
 
 
 class LayerCertificate:
-    """Ratio that tells whether aligned layers help, over the last samples of one stream.
+    """Ratio that indicates whether aligned layers help, over the last samples of one stream.
 
     It covers the last `window` samples that were compared since the last skip: the newest batch
     and, if that is smaller, the ones before it. At most 1 is in favour of the alignment: the
@@ -76,7 +76,7 @@ class LayerCertificate:
         rows = np.stack([probabilities(each).astype(np.float32) for each in scores])
         if self._rows.shape[2] == rows.shape[2]:
             rows = np.concatenate([self._rows, rows], axis=1)
-        self._rows = rows[:, -max(self.window, len(aligned)) :].copy()  # a file needs them whole
+        self._rows = rows[:, -max(self.window, len(aligned)) :].copy()  # contiguous, to be saved
         if not np.isfinite(self._rows).all():  # NaN would never leave the window
             self._rows = self._rows[:, :0].copy()
             return math.nan
@@ -94,14 +94,14 @@ class LayerCertificate:
         self.restart()
 
     def has_dropped(self, scores: Array, aligned: bool) -> bool:  # (n, C)
-        """Whether a batch answered without a comparison is less sure than the reference."""
+        """Whether a batch answered without a comparison is less confident than the reference."""
         if self._settled is None:
             return True
         reference = self._settled[0 if aligned else 1]
         return has_fallen(ConfidenceStats.of(scores), reference, ERRORS)
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Everything it remembers; NaN where there is nothing."""
+        """Everything it remembers; NaN for statistics it does not have."""
         found = np.full((2, 2, 3), np.nan)
         for row, pair in zip(found, (self._recent, self._settled), strict=True):
             for part, stats in zip(row, pair or (), strict=False):

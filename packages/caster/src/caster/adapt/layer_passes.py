@@ -1,4 +1,4 @@
-"""What layer transport needs of a network with aligned layers, whichever runtime it has.
+"""The interface of a network with aligned layers, and what every runtime shares of it.
 
 `adapt.alignment` aligns a torch module with hooks, and `adapt.onnx_alignment` an ONNX graph that
 was rewritten. Both take a batch and a `Pass`, and remember a stream's target in `TargetMoments`.
@@ -17,22 +17,23 @@ import numpy as np
 from array_api_compat import array_namespace
 from numpy.typing import NDArray
 
+from caster.config import LAYER_EVERY, LAYER_WINDOW
 from caster.core.arrays import to_numpy
 from caster.core.channels import ChannelMoments, Site, divergence
 from caster.core.linalg import Array
 from caster.errors import CasterError
 from caster.models.protocol import FrozenModel, Outputs
 
-PARTS = ("mean", "variance", "covariance")  # of moments
+PARTS = ("mean", "variance", "covariance")  # arrays of `ChannelMoments`
 EPS = 1e-5  # of a site's mean variance, added to every variance: a dead channel stays dead
-FEW = 8.0  # samples by which the moments of a class are shrunk towards those of all
-ENOUGH = 256  # samples of the source behind a full map, as of the target
+FEW = 8.0  # weight of the pooled moments in those of a class, in samples
+ENOUGH = 256  # fewest source samples behind a full map
 CHANGE_WINDOW = 64  # samples that are compared with the past to notice another shift
-CHANGE_SITES = 0.25  # share of the sites where they are: the first ones, where classes show least
+CHANGE_SITES = 0.25  # share of the sites compared: the first ones, which depend least on classes
 
 Moments = dict[Site, ChannelMoments]
 Answer = Callable[[Array, Array], tuple[Array, ...]]  # of features and logits
-Range = tuple[Any, Any]  # lowest and highest input values: numbers, or arrays of every channel's
+Range = tuple[Any, Any]  # lowest and highest input values: scalars, or one per channel
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,8 @@ class LayerSettings:
     maps: Literal["diagonal", "full"] = "full"  # full where a site has few channels
     mixture: bool = True  # align with the batch's mixture of classes, else with the source's
     tau: float = 1.0  # largest accepted ratio
-    window: int = 256  # samples behind the certificate
-    every: int = 2048  # compare one window in this many while the verdict is stable
+    window: int = LAYER_WINDOW  # samples behind the certificate
+    every: int = LAYER_EVERY  # compare one window in this many while the verdict is stable
     rests: bool = True  # go without a comparison in rests only, whose outputs are watched
 
     def __post_init__(self) -> None:
@@ -81,10 +82,10 @@ PLAIN = LayerSettings(memory=64, depth=0.5, maps="diagonal", mixture=False)
 
 @dataclass(frozen=True, eq=False)
 class Pass:
-    """How one pass is aligned; by default at every site, as if the batch were the source's."""
+    """How to align one pass; by default at every site, with the source's mixture of classes."""
 
     depth: int | None = None  # number of sites, from the first on
-    full: bool = False  # maps, where the moments support them
+    full: bool = False  # use full maps where enough samples support them
     mixture: NDArray[np.float64] | None = None  # (C,), of the samples behind the target's moments
     past_only: bool = False  # moments from before this batch
     fresh: bool = False  # moments of this batch alone, as if there were no past
@@ -94,7 +95,7 @@ WHOLE = Pass(full=True)
 
 
 class ImplausibleSamples(Exception):  # noqa: N818 - no error: the others of the batch are answered
-    """Samples that no image could have produced: the batch has left no trace."""
+    """Samples that no image could have produced; the batch has not changed the stream."""
 
     def __init__(self, kept: Array) -> None:
         super().__init__()
@@ -105,7 +106,7 @@ class LayeredModel(FrozenModel, Protocol):
     """A frozen model whose layers can be aligned."""
 
     def placed(self, batch: Any) -> Array:
-        """A batch as the model takes it, checked."""
+        """Check a batch and convert it to the model's input."""
 
 
 class AlignedNetwork(Protocol):
@@ -129,7 +130,7 @@ class AlignedNetwork(Protocol):
     def fold(self, batch: Any, how: Pass, batches: int) -> bool:
         """Make the maps of a pass from the past constant, for about so many batches.
 
-        False if that needs a look at a batch, and this one has implausible samples.
+        False if they do not reproduce a pass, or if this batch does not allow that check.
         """
 
     def folded(self, batch: Any, answer: Answer) -> tuple[Array, ...]:
@@ -149,7 +150,7 @@ class AlignedNetwork(Protocol):
 
     @property
     def left_alone(self) -> frozenset[Site]:
-        """Sites that the first batch showed cannot be aligned."""
+        """Sites that cannot be aligned; known after the first batch."""
 
     @property
     def full_maps(self) -> int:
@@ -201,11 +202,11 @@ class TargetMoments:
         return next((moments.count for moments in self.past.values()), 0.0)
 
     def is_full(self, samples: int) -> bool:
-        """Whether so many samples more would make the past forget."""
+        """Whether this many more samples would fill the memory."""
         return 0 < self.memory <= self.samples + samples
 
     def add(self, site: Site, batch: ChannelMoments, fresh: bool) -> ChannelMoments:
-        """Add a batch at a site, until it is accepted or another pass is made; return the sum.
+        """Merge a batch with the past at a site, pending `accept`; return the merged moments.
 
         A `fresh` start ignores the past.
         """
@@ -229,7 +230,7 @@ class TargetMoments:
     def change(self) -> float:
         """How far the last samples, with the batch, are from the past: mean divergence.
 
-        0 while the past holds nothing else.
+        0 while the past consists of these samples only.
         """
         pairs = [
             (found, self.past[site]) for site, found in self.newest.items() if site in self.past
@@ -262,9 +263,9 @@ class TargetMoments:
         state: Mapping[str, NDArray[Any]],
         sources: Mapping[Site, ChannelMoments],  # of the same shapes
         place: Callable[[NDArray[Any]], Array] = np.asarray,
-        optional: Collection[Site] = (),  # may have no past
+        optional: Collection[Site] = (),  # sites that may lack a past
     ) -> None:
-        """Continue from a `state`; one that cannot be, or lacks a site's past, is a ValueError."""
+        """Continue from a `state`; ValueError if it is invalid or lacks a site's past."""
         self.reset()
         sites = {str(site): site for site in sources}
         for name in [name.removesuffix(".count") for name in state if name.endswith(".count")]:
@@ -333,7 +334,7 @@ def chosen_sites(found: list[Site], settings: LayerSettings) -> list[Site]:
 
 
 def has_full_map(source: ChannelMoments, settings: LayerSettings) -> bool:
-    """Whether a site has a full map, by what is known of the source there."""
+    """Whether the source's moments at a site support a full map."""
     enough = settings.maps == "full" and source.count >= ENOUGH
     return enough and source.covariance is not None
 
@@ -341,7 +342,8 @@ def has_full_map(source: ChannelMoments, settings: LayerSettings) -> bool:
 def source_moments(layers: Mapping[Site, ChannelMoments], settings: LayerSettings) -> Moments:
     """The moments of a state that these settings use, classes of few samples shrunk.
 
-    Mixed like the source, the classes have exactly its moments: a state rounds those of classes.
+    A state stores class moments rounded; they are centred so that the source's own mixture of them
+    has exactly its pooled moments.
     """
     used = {}
     for site, found in layers.items():

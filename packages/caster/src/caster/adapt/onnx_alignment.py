@@ -63,7 +63,7 @@ class OnnxAlignment:
         source: Moments,
         prior: float,
         memory: int,
-        ends: Range | None,  # of input values: decides which samples are plausible
+        ends: Range | None,  # range of input values, to judge which samples are plausible
     ) -> None:
         self.model = model
         self.prior = prior
@@ -86,7 +86,7 @@ class OnnxAlignment:
             for site, moments in source.items()
         }
         self._limits: dict[tuple[int, ...], NDArray[Any]] = {}  # of plausible energies, by shape
-        self._first: FirstSite | None = None  # made if samples leave the range of images
+        self._first: FirstSite | None = None  # built if samples leave the range of images
 
     @classmethod
     def of(
@@ -178,7 +178,7 @@ class OnnxAlignment:
         return sum(map(nbytes, self._source.values()))
 
     def _inputs(self, samples: int, how: Pass) -> dict[str, NDArray[Any]]:
-        """Inputs of a pass: the maps where they are known, else what they are made of."""
+        """Inputs of a pass: maps from past batches, or the moments to compute them from."""
         D = self._columns[self.sites[-1]].stop
         given = np.stack([np.ones(D), np.zeros(D)])
         past, reference = given[::-1].copy(), np.ones((3, D))
@@ -212,7 +212,7 @@ class OnnxAlignment:
         }
 
     def _reference(self, site: Site, mixture: NDArray[np.float64] | None) -> ChannelMoments:
-        """The source's moments under a mixture of its classes, where they are known."""
+        """The source's moments under a mixture of its classes, if it has class moments."""
         source = self._source[site]
         if mixture is None or source.classes is None:
             return source

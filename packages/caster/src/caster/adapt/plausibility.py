@@ -20,8 +20,8 @@ from caster.core.channels import ChannelMoments
 from caster.core.linalg import Array
 
 MARGIN = 2.0  # times the energy that extreme images have in a channel
-SLACK = 1e-3  # of the range: how far rounding may lead out of it
-GREYS = 9  # even images from the lowest value to the highest, for layers that raise contrasts
+SLACK = 1e-3  # of the range: tolerance for rounding
+GREYS = 9  # uniform images from the lowest value to the highest, for layers that raise contrast
 UNKNOWN_RANGE = 100.0  # times the source's variance, where the range of images is not known
 BLOCKS = (4, 16, 64)  # blocks a side of random images, beside single pixels
 DRAWS = 4  # random images of each kind
@@ -66,7 +66,7 @@ def within(ends: Range, batch: Array) -> Array:  # (n, ...) -> (n,)
 def extremes(ends: Range, shape: tuple[int, ...], channels: int = 0) -> NDArray[np.float32]:
     """Extreme images of a shape: constant ones, random blocks, random pixels.
 
-    `channels` is the axis of the channels, if there are three.
+    `channels` is the channel axis of images with three axes.
 
     >>> found = extremes((0.0, 1.0), (3, 8, 8))
     >>> found.shape, found.min(), found.max()

@@ -56,7 +56,7 @@ STAGE = "adapting"
 
 @dataclass
 class Summary:
-    """What a prediction run did."""
+    """Outcome of a prediction run."""
 
     mechanism: str = "features"
     rows: int = 0
@@ -310,7 +310,7 @@ class _Writer:
 
 @dataclass(frozen=True)
 class _Options:
-    """What a user chose that decides the rows of a table."""
+    """Options of the user that determine the rows of a table."""
 
     batch_size: int
     gate: bool
@@ -320,7 +320,7 @@ class _Options:
 
 
 class _Job:
-    """A run under way: its stream, its table, and how far it came."""
+    """A run in progress: its stream, its table and its position."""
 
     def __init__(self, stream: Stream, table: Table, summary: Summary, seen: int) -> None:
         self.stream, self.table, self.summary, self.seen = stream, table, summary, seen
@@ -415,7 +415,7 @@ def _resumable(
 
 
 def _identity(adapter: Adapter, images: Images, order: NDArray[np.intp], options: _Options) -> str:
-    """Digest of everything that decides the rows of a table."""
+    """Digest of everything that determines the rows of a table."""
     model: Any = adapter.model
     parts = [
         model.sha256,
@@ -466,7 +466,7 @@ def _values(labels: Labels) -> list[Any]:
 
 
 def _column_names(classes: Labels) -> list[str]:
-    """`p:` and the label; labels that print alike, such as 1 and "1", as Python writes them."""
+    """`p:` and the label, or its repr if two labels print alike, such as 1 and "1"."""
     labels = classes.tolist()
     names = [f"p:{label}" for label in labels]
     return names if len(set(names)) == len(names) else [f"p:{label!r}" for label in labels]

@@ -32,7 +32,7 @@ MOST_KEPT = 2**24  # numbers of the projected samples that are kept to check the
 OUT_OF_RANGE = "the features are too large or too small for float32: rescale them"
 
 
-@np.errstate(all="ignore")  # what leaves the range of numbers is found, and reported in one line
+@np.errstate(all="ignore")  # overflow is detected and reported in one line
 def fit_moments(
     chunks: Chunks, classes: Labels, settings: Settings
 ) -> tuple[SourceMoments, SourceCheck]:
@@ -154,7 +154,7 @@ def _pieces(chunks: Chunks, classes: Labels) -> Iterator[tuple[Array, Array, NDA
         raise CasterError(f"chunks must be a list of pairs, not {type(chunks).__name__}") from None
     for chunk in read:
         features, labels, *logits = chunk if _is_triple(chunk) else pair(chunk)
-        # JAX has no float64 unless told so at its start, and sums need it.
+        # JAX has no float64 unless it was enabled at start-up, and sums need it.
         features = to_numpy(features) if is_jax_array(features) else features
         h, y = as_real_array(features), encode(as_labels(labels), classes)
         if h.ndim != 2 or (width is not None and h.shape[1] != width) or h.shape[1] == 0:

@@ -245,6 +245,7 @@ FOR_IMAGES = {  # arguments that need a model, and their options
     "skip_unreadable": "--skip-unreadable",
     "data_root": "--data-root",
     "store": "--cache",
+    "every": "--every",
     "shuffle": "--shuffle",
     "classes": "--classes",
     "no_head": "--no-head",

@@ -28,6 +28,7 @@ from caster.cli.options import (
     say_skipped,
     with_model,
 )
+from caster.config import LAYER_EVERY, LAYER_WINDOW
 from caster.errors import CasterError
 
 if TYPE_CHECKING:
@@ -62,8 +63,9 @@ def predict(
         typer.Option(
             min=1,
             metavar="N",
-            help="Compare with the frozen model in at least one of N windows of 256 images while "
-            "the verdict is stable; 1: in every batch. Default: 512. For layers.",
+            help="Compare with the frozen model in at least one of N windows of "
+            f"{LAYER_WINDOW} images while the verdict is stable; 1: in every batch. "
+            f"Default: {LAYER_EVERY}. For layers.",
         ),
     ] = None,
     no_safeguards: NoSafeguards = False,
@@ -154,6 +156,11 @@ def predict(
                 allow_other_model=allow_other_model,
                 allow_other_preprocessing=allow_other_preprocessing,
             )
+            if every is not None and adapter.mechanism == "features":
+                raise CasterError(
+                    "this adapter transports features, and {argument} is for layers: omit it",
+                    argument="every",
+                )
             several = [Path(path) for path in target]
             images = opened(
                 target[0] if len(target) == 1 else several, data_root, limits, labelled=False

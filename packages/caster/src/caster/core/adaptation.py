@@ -32,7 +32,7 @@ class Adaptation:
     """
 
     labels: Array  # (B,), adapted if the verdict is accepted, else the frozen model's
-    scores: Array  # (B, C), what the labels are the argmax of
+    scores: Array  # (B, C), whose argmax are the labels
     proposed: Array  # (B,), the adapted labels, whatever the verdict
     adapted: Array | None  # (B, C), their scores; None if the batch could not be adapted
     frozen: Array | None  # (B, C), the frozen head's logits, or Source-GDA's; None: not computed

@@ -13,7 +13,7 @@ label, but then the test is about the samples so chosen. Labels may come late, a
 does not depend on what they say.
 
 Not guaranteed: anything if labels are chosen by whether an answer was right, as complaints are, or
-if near-copies of one sample are labelled, whose W the past tells; that a benefit lasts once it was
+if near-duplicates are labelled, whose W the past reveals; that a benefit lasts once it was
 shown; that harm is noticed within some number of labels.
 """
 

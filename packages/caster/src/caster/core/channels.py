@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Side = Literal["in", "out"]
 # Version tag of the stored statistics: a file with another tag is measured again.
 MEASURED = "image patches on a grid, all and per class, with covariances"
-POSITIONS = 196  # of a sample that are measured, about: near ones say nearly the same
+POSITIONS = 196  # measured per sample, about: neighbouring ones are redundant
 FULL_MAP_CHANNELS = 128  # at most: every batch costs a square root of a c x c matrix
 FULL_MAP_ROWS = 50  # times c: the fewest values per channel, over samples and positions
 FULL_MAP_EPS = 1e-3  # added to eigenvalues, in units of a site's mean variance: less is noise
@@ -41,7 +41,7 @@ class Site:
     module: str  # name within the network
     side: Side
     axis: int  # of the channels: 1 or -1
-    added: int = 0  # leading tokens that are not patches of the image, as a class token: left alone
+    added: int = 0  # leading tokens that are not image patches, such as a class token
 
     def of_images(self, values: Array) -> Array:  # (n, ...) -> (n, ...)
         """Select the values that are transported: those of image patches.
@@ -145,7 +145,7 @@ class ChannelMoments:
 def divergence(recent: ChannelMoments, past: ChannelMoments) -> Array:  # (c,)
     """Kullback-Leibler divergence of each channel's Gaussian from the past's, in nats.
 
-    A channel that has not varied so far says nothing, and gives 0.
+    A channel that has not varied so far gives 0.
 
     >>> import numpy as np
     >>> past = ChannelMoments(9.0, np.zeros(2), np.array([1.0, 0.0]))

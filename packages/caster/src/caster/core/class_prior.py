@@ -19,7 +19,7 @@ Floats = NDArray[np.float64]
 
 ROUNDS = 20  # of EM, at most
 CONVERGED = 1e-3  # change of all probabilities together, below which a round was the last
-FEWEST = 64  # samples on which another prior is believed
+FEWEST = 64  # samples needed to believe another prior
 # Nats per sample that a prior must explain, over log C: a single class would explain log C. Chosen
 # on the spare corruptions with ResNet-18 (C = 10), above what preferences explain and below a tail
 # of 100 : 1; that it scales with log C came after ResNet-18 with C = 100.

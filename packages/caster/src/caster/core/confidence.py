@@ -82,7 +82,7 @@ def expected_error_ratio(after: ConfidenceStats, before: ConfidenceStats) -> flo
 def nuclear_norm(p: NDArray[Any]) -> float:  # (n, C)
     """Sum of the singular values of a matrix of probabilities.
 
-    At most sqrt(n min(n, C)), if every row is sure and all classes come equally often.
+    At most sqrt(n min(n, C)), if every row is one-hot and all classes are equally frequent.
 
     >>> nuclear_norm(np.eye(4)), nuclear_norm(np.eye(4)[[0, 0, 0, 0]])
     (4.0, 2.0)

@@ -14,8 +14,8 @@ stream is shuffled while it leads. With rho = 0 the posterior is p_t itself.
 A shifted network prefers some classes, and a constant preference must not pass for runs. So the
 evidence for rho > 0 is measured against labels drawn independently from the frequencies seen so
 far. A strong preference still passes for runs: among ten classes, one that takes almost half of the
-predictions of an unsure network, or almost two thirds of those of a sure one. A single class with
-many errors gives the same predictions.
+predictions of an uncertain network, or almost two thirds of those of a confident one. A single
+class with many errors gives the same predictions.
 
 Everything runs in NumPy: n x C probabilities are few, and the recursion goes from sample to sample.
 """
@@ -45,8 +45,8 @@ LOG_PRIOR = np.log(np.array([SHUFFLED, *[(1 - SHUFFLED) / (len(RHO) - 1)] * (len
 WINDOW = 256  # samples over which evidence fades, so that a stream may change its order
 BOUND = 20.0  # of the log evidence: past it a change would go unnoticed for long
 HISTORY = 4096  # samples behind the frequencies
-AGREED = 64  # samples' worth of the source's mixture in them
-MOST = 0.8  # largest of them: a stream of one class is not a preference
+AGREED = 64  # weight of the source's mixture in them, in samples
+MOST = 0.8  # upper limit of each: a stream of one class is not a preference
 NEGLIGIBLE = 1e-4  # weight below which a pair is left out of the posterior
 
 

@@ -15,7 +15,7 @@ from caster.core.label_chain import LabelChain
 Floats = NDArray[np.float64]
 
 PRIOR_WINDOW = 512  # samples behind the prior of a shuffled stream
-# Total variation between two mixtures below which they are one: what estimates vary by.
+# Total variation below which two mixtures count as equal: the noise of an estimate.
 SAME = 0.02
 
 
@@ -24,7 +24,7 @@ class StreamLabels:
     """What a stream's past says about its classes, and the mixture of its moments.
 
     A correlated stream's answers go through the chain. A shuffled stream's are the network's own,
-    corrected where its class prior is clearly another one than the source's.
+    corrected if its class prior clearly differs from the source's.
 
     >>> labels = StreamLabels.start(np.full(4, 0.25))
     >>> shuffled = np.eye(4)[np.arange(64) * 7 % 4] * 0.6 + 0.1
@@ -44,7 +44,7 @@ class StreamLabels:
         return cls(LabelChain.start(prior), np.empty((0, len(prior))))
 
     def observe(self, p: NDArray[Any]) -> Self:  # (n, C)
-        """Take note of the probabilities of the next samples."""
+        """Update the evidence by the probabilities of the next samples."""
         recent = np.concatenate([self.recent, p])[-PRIOR_WINDOW:]
         return replace(self, chain=self.chain.observe(p), recent=recent)
 
@@ -87,7 +87,7 @@ class StreamLabels:
         }
 
     def resumed(self, state: Any, name: str) -> Self:
-        """Continue from a `state`; one that cannot be raises a ValueError."""
+        """Continue from a `state`; ValueError if it is invalid."""
         chain = self.chain
         names = ("last", "evidence", "totals")
         parts = {part: np.asarray(state[f"{name}.{part}"], np.float64) for part in names}
