@@ -62,7 +62,7 @@ def test_a_factor_that_fails_refuses_the_batch(as_on_gpu):
 class LaneOfTheCpu:
     """Runs what a lane records, and packs and copies it as one does."""
 
-    def __init__(self, device):
+    def __init__(self, device, first=False):
         assert device.type == "cpu"
 
     def run(self, first, work, settings, overlap=False):

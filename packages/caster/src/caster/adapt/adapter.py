@@ -280,7 +280,10 @@ class Adapter:
         from caster.models.cuda import GraphRunner
 
         found = self._runners.get((kind, device))
-        return found or self._runners.setdefault((kind, device), GraphRunner(device))
+        if found is None:
+            made = GraphRunner(device, first=kind == "model")
+            found = self._runners.setdefault((kind, device), made)
+        return found
 
     def _begin_on_gpu(
         self, device: Any, outputs: Callable[[], Sequence[Array]]

@@ -49,7 +49,6 @@ from caster.models.sites import batchnorm_sites, find_sites, times_called
 from caster.models.torch import TorchModel, plain_name
 from caster.models.torch_channels import (
     FullToSource,
-    all_tensors,
     as_tensors,
     blended,
     mapped_full,
@@ -57,6 +56,7 @@ from caster.models.torch_channels import (
     measure_full,
     merged,
     moved,
+    on_device,
     on_grid,
 )
 
@@ -141,7 +141,7 @@ class Alignment:
         if layers is not None:
             kept = {site: layers[site] for site in layers if site in sites}
             known = {
-                site: all_tensors(moments, model.device)
+                site: on_device(moments, model.device)
                 for site, moments in source_moments(kept, settings).items()
             }
         return cls(model, sites, known, settings.prior, settings.memory, ends)
