@@ -1,0 +1,202 @@
+"""How far a window of samples is from the source, and whether other classes explain it.
+
+Two samples are compared, the window (x) and a sketch of the source (y). Weights on the sketch give
+it another mixture of classes: against weights w_i = pi(y_i) / n(y_i), with pi the window's
+estimated mixture, only images that look different are a difference, not other classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import kolmogorov
+
+Floats = NDArray[np.float64]
+
+DRAWS = 199  # of a permutation or bootstrap test: its smallest p-value is 1 / 200
+PSEUDOCOUNT = 0.5  # of a class that one side lacks, or its PSI would be infinite
+
+
+@dataclass(frozen=True)
+class Distances:
+    """Distances of a window from the source; p-values of their being chance."""
+
+    ks: float  # largest Kolmogorov-Smirnov statistic over the classes' probabilities
+    ks_p: float  # with Bonferroni's correction
+    mmd: float  # squared, of projected features
+    mmd_p: float
+    wasserstein: float  # mean over the directions, in standard deviations within classes
+
+    @property
+    def p(self) -> float:
+        """That of both tests together."""
+        return min(1.0, 2 * min(self.ks_p, self.mmd_p))
+
+
+def distances(
+    window: tuple[Floats, Floats],  # (n, k), (n, C): projected features, probabilities
+    source: tuple[Floats, Floats],  # (m, k), (m, C)
+    rng: np.random.Generator,
+    weights: Floats | None = None,  # (m,), of the source's samples
+) -> Distances:
+    """Measure and test all distances."""
+    (z, p), (z_s, p_s) = window, source
+    found = ks_statistics(p, p_s, weights)
+    effective = len(p_s) if weights is None else effective_size(weights)
+    each = ks_p_values(found, len(p), effective)
+    mmd, mmd_p = mmd_test(z, z_s, rng, weights)
+    return Distances(
+        ks=float(found.max()),
+        ks_p=min(1.0, float(each.min()) * len(each)),
+        mmd=mmd,
+        mmd_p=mmd_p,
+        wasserstein=float(wasserstein_distances(z, z_s, weights).mean()),
+    )
+
+
+def mixture_weights(
+    labels: NDArray[Any],  # (m,), class indices of the sketch
+    pi: Floats,  # (C,), the mixture to imitate
+) -> Floats:  # (m,), adding up to 1
+    """Weights that give a sketch the mixture pi: w_i = pi(y_i) / n(y_i).
+
+    Classes without a sample in the sketch are left out.
+
+    >>> mixture_weights(np.array([0, 0, 1]), np.array([0.5, 0.5]))
+    array([0.25, 0.25, 0.5 ])
+    """
+    counts = np.bincount(labels, minlength=len(pi))
+    weights = pi[labels] / counts[labels]
+    return np.asarray(weights / weights.sum())
+
+
+def effective_size(weights: Floats) -> float:
+    """Number of equally weighted samples that vary as much: (sum w)^2 / sum w^2.
+
+    >>> effective_size(np.array([0.5, 0.5, 0.0]))
+    2.0
+    """
+    return float(weights.sum() ** 2 / (weights**2).sum())
+
+
+def ks_statistics(
+    x: Floats,  # (n, C)
+    y: Floats,  # (m, C)
+    weights: Floats | None = None,  # (m,)
+) -> Floats:  # (C,)
+    """sup |F_x - F_y| of every column.
+
+    >>> ks_statistics(np.array([[1.0], [2.0]]), np.array([[2.0], [3.0]]))
+    array([0.5])
+    """
+    values, gaps = _cdf_gaps(x, y, weights)
+    ends = np.ones(values.shape, np.bool_)  # of equal values, the last has all of their steps
+    ends[:-1] = values[1:] != values[:-1]
+    return np.asarray(np.abs(gaps * ends).max(axis=0))
+
+
+def ks_p_values(statistics: Floats, n: float, m: float) -> Floats:
+    """Kolmogorov's limit distribution at sizes n and m.
+
+    >>> ks_p_values(np.array([0.1, 0.3]), 100, 100).round(3)
+    array([0.699, 0.   ])
+    """
+    return np.asarray(kolmogorov(np.sqrt(n * m / (n + m)) * statistics))
+
+
+def wasserstein_distances(
+    x: Floats,  # (n, k)
+    y: Floats,  # (m, k)
+    weights: Floats | None = None,  # (m,)
+) -> Floats:  # (k,)
+    """The integral of |F_x - F_y| of every column: the distance in one dimension.
+
+    >>> wasserstein_distances(np.array([[0.0], [1.0]]), np.array([[2.0], [3.0]]))
+    array([2.])
+    """
+    values, gaps = _cdf_gaps(x, y, weights)
+    return np.asarray((np.abs(gaps[:-1]) * np.diff(values, axis=0)).sum(axis=0))
+
+
+def _cdf_gaps(x: Floats, y: Floats, weights: Floats | None) -> tuple[Floats, Floats]:
+    """All values of every column in order, and F_x - F_y after each of them."""
+    w = np.full(len(y), 1.0) if weights is None else weights
+    steps = np.concatenate([np.full(len(x), 1 / len(x)), -w / w.sum()])
+    both = np.concatenate([x, y])
+    order = np.argsort(both, axis=0, kind="stable")
+    return np.take_along_axis(both, order, axis=0), steps[order].cumsum(axis=0)
+
+
+def mmd_test(
+    x: Floats,  # (n, k)
+    y: Floats,  # (m, k)
+    rng: np.random.Generator,
+    weights: Floats | None = None,  # (m,)
+) -> tuple[float, float]:
+    """Squared maximum mean discrepancy with a Gaussian kernel, and its p-value.
+
+    The bandwidth is the median distance of two samples. Without weights the p-value is that of a
+    permutation test, exact at any size. Samples of different weight cannot be exchanged; with
+    weights, windows are drawn from the weighted sketch and compared with resampled sketches.
+
+    >>> rng = np.random.default_rng(0)
+    >>> x, y = rng.normal(size=(64, 2)), rng.normal(size=(128, 2))
+    >>> mmd_test(x, y, rng)[1] > 0.05, mmd_test(x + 1, y, rng)[1]
+    (True, 0.005)
+    """
+    n, m = len(x), len(y)
+    w = np.full(m, 1 / m) if weights is None else weights / weights.sum()
+    kernel = _gaussian_kernel(np.concatenate([x, y]))
+    a = np.concatenate([np.full(n, 1 / n), -w])
+    found = float(_quadratic(kernel, a[:, None])[0])
+    if weights is None:
+        null = _quadratic(kernel, rng.permuted(np.tile(a, (DRAWS, 1)), axis=1).T)
+    else:
+        resampled = rng.multinomial(m, np.full(m, 1 / m), DRAWS) * w  # (DRAWS, m)
+        drawn = rng.multinomial(n, w, DRAWS) / n - resampled / resampled.sum(axis=1, keepdims=True)
+        null = _quadratic(kernel[n:, n:], drawn.T)
+    return found, (1 + int((null >= found * (1 - 1e-9)).sum())) / (DRAWS + 1)
+
+
+def _gaussian_kernel(points: Floats) -> Floats:  # (N, k) -> (N, N)
+    squares = (points**2).sum(axis=1)
+    distances = np.maximum(squares[:, None] + squares - 2 * points @ points.T, 0.0)
+    median = np.median(distances[np.triu_indices(len(points), 1)])
+    return np.asarray(np.exp(-distances / (2 * (median or 1.0))))
+
+
+def _quadratic(kernel: Floats, a: Floats) -> Floats:  # (N, N), (N, draws) -> (draws,)
+    return np.asarray((a * (kernel @ a)).sum(axis=0))
+
+
+def population_stability(
+    counts: NDArray[Any],  # (C,), of the window's predicted classes
+    source: NDArray[Any],  # (C,)
+    rng: np.random.Generator,
+) -> tuple[float, float]:
+    """PSI = sum (p - q) log(p / q) of predicted classes, and the p-value of a permutation test.
+
+    The usual limits of 0.1 and 0.25 are for ten bins of thousands of samples; with more classes or
+    fewer samples chance alone exceeds them, so judge by the p-value.
+
+    >>> rng = np.random.default_rng(0)
+    >>> population_stability(np.array([50, 50]), np.array([500, 500]), rng)
+    (0.0, 1.0)
+    >>> value, p = population_stability(np.array([90, 10]), np.array([500, 500]), rng)
+    >>> round(value, 2), p
+    (0.85, 0.005)
+    """
+    total = counts + source
+    drawn = rng.multivariate_hypergeometric(total, int(counts.sum()), DRAWS)
+    found = float(_psi(counts, source))
+    null = _psi(drawn, total - drawn)
+    return found, (1 + int((null >= found - 1e-12).sum())) / (DRAWS + 1)
+
+
+def _psi(counts: NDArray[Any], source: NDArray[Any]) -> Floats:  # (..., C) -> (...)
+    p, q = (c + PSEUDOCOUNT for c in (counts, source))
+    p, q = (c / c.sum(axis=-1, keepdims=True) for c in (p, q))
+    return np.asarray(((p - q) * np.log(p / q)).sum(axis=-1))
