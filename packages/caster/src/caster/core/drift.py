@@ -39,6 +39,7 @@ class Distances:
 def distances(
     window: tuple[Floats, Floats],  # (n, k), (n, C): projected features, probabilities
     source: tuple[Floats, Floats],  # (m, k), (m, C)
+    kernel: NDArray[np.float32],  # (n + m, n + m), of both sides' features
     rng: np.random.Generator,
     weights: Floats | None = None,  # (m,), of the source's samples
 ) -> Distances:
@@ -47,7 +48,7 @@ def distances(
     found = ks_statistics(p, p_s, weights)
     effective = len(p_s) if weights is None else effective_size(weights)
     each = ks_p_values(found, len(p), effective)
-    mmd, mmd_p = mmd_test(z, z_s, rng, weights)
+    mmd, mmd_p = mmd_test(kernel, len(z), rng, weights)
     return Distances(
         ks=float(found.max()),
         ks_p=min(1.0, float(each.min()) * len(each)),
@@ -130,46 +131,58 @@ def _cdf_gaps(x: Floats, y: Floats, weights: Floats | None) -> tuple[Floats, Flo
     return np.take_along_axis(both, order, axis=0), steps[order].cumsum(axis=0)
 
 
-def mmd_test(
-    x: Floats,  # (n, k)
-    y: Floats,  # (m, k)
-    rng: np.random.Generator,
-    weights: Floats | None = None,  # (m,)
-) -> tuple[float, float]:
-    """Squared maximum mean discrepancy with a Gaussian kernel, and its p-value.
+def gaussian_kernel(points: Floats) -> NDArray[np.float32]:  # (N, k) -> (N, N)
+    """exp(-d^2 / (2 median d^2)): the median of all distances is the bandwidth.
 
-    The bandwidth is the median distance of two samples. Without weights the p-value is that of a
-    permutation test, exact at any size. Samples of different weight cannot be exchanged; with
-    weights, windows are drawn from the weighted sketch and compared with resampled sketches.
+    >>> gaussian_kernel(np.array([[0.0], [1.0]])).round(3)
+    array([[1.   , 0.368],
+           [0.368, 1.   ]], dtype=float32)
+    """
+    squares = (points**2).sum(axis=1)
+    found = np.maximum(squares[:, None] + squares - 2 * points @ points.T, 0.0).astype(np.float32)
+    scale = 2 * np.median(found)
+    found /= -(scale if scale > 0 else 1.0)
+    return np.asarray(np.exp(found, out=found))
+
+
+def mmd_test(
+    kernel: NDArray[np.float32],  # (n + m, n + m), the window's samples first
+    n: int,
+    rng: np.random.Generator,
+    weights: Floats | None = None,  # (m,), of the source's samples
+) -> tuple[float, float]:
+    """Squared maximum mean discrepancy, and its p-value.
+
+    Without weights the p-value is that of a permutation test, exact at any size. Samples of
+    different weight cannot be exchanged; with weights, windows are drawn from the weighted sketch
+    and compared with resampled sketches.
 
     >>> rng = np.random.default_rng(0)
     >>> x, y = rng.normal(size=(64, 2)), rng.normal(size=(128, 2))
-    >>> mmd_test(x, y, rng)[1] > 0.05, mmd_test(x + 1, y, rng)[1]
+    >>> same, other = (gaussian_kernel(np.concatenate([each, y])) for each in (x, x + 1))
+    >>> mmd_test(same, 64, rng)[1] > 0.05, mmd_test(other, 64, rng)[1]
     (True, 0.005)
     """
-    n, m = len(x), len(y)
+    m = len(kernel) - n
     w = np.full(m, 1 / m) if weights is None else weights / weights.sum()
-    kernel = _gaussian_kernel(np.concatenate([x, y]))
-    a = np.concatenate([np.full(n, 1 / n), -w])
-    found = float(_quadratic(kernel, a[:, None])[0])
+    found = _quadratic(kernel, np.concatenate([np.full(n, 1 / n), -w])[None])
     if weights is None:
-        null = _quadratic(kernel, rng.permuted(np.tile(a, (DRAWS, 1)), axis=1).T)
+        drawn = np.full((DRAWS, n + m), -1 / m)
+        chosen = np.argpartition(rng.random(drawn.shape), n, axis=1)[:, :n]
+        np.put_along_axis(drawn, chosen, 1 / n, axis=1)
+        null = _quadratic(kernel, drawn)
     else:
-        resampled = rng.multinomial(m, np.full(m, 1 / m), DRAWS) * w  # (DRAWS, m)
-        drawn = rng.multinomial(n, w, DRAWS) / n - resampled / resampled.sum(axis=1, keepdims=True)
-        null = _quadratic(kernel[n:, n:], drawn.T)
-    return found, (1 + int((null >= found * (1 - 1e-9)).sum())) / (DRAWS + 1)
+        rows = rng.choice(m, (DRAWS, n), p=w) + m * np.arange(DRAWS)[:, None]
+        windows = np.bincount(rows.ravel(), minlength=m * DRAWS).reshape(DRAWS, m) / n
+        sketches = rng.poisson(1.0, (DRAWS, m)) * w  # a bootstrap of the sketch
+        null = _quadratic(kernel[n:, n:], windows - sketches / sketches.sum(axis=1, keepdims=True))
+    exceeding = null >= found * (1 - 1e-6)  # up to rounding: a draw may be the window itself
+    return float(found[0]), (1 + int(exceeding.sum())) / (DRAWS + 1)
 
 
-def _gaussian_kernel(points: Floats) -> Floats:  # (N, k) -> (N, N)
-    squares = (points**2).sum(axis=1)
-    distances = np.maximum(squares[:, None] + squares - 2 * points @ points.T, 0.0)
-    median = np.median(distances[np.triu_indices(len(points), 1)])
-    return np.asarray(np.exp(-distances / (2 * (median or 1.0))))
-
-
-def _quadratic(kernel: Floats, a: Floats) -> Floats:  # (N, N), (N, draws) -> (draws,)
-    return np.asarray((a * (kernel @ a)).sum(axis=0))
+def _quadratic(kernel: NDArray[np.float32], a: Floats) -> Floats:  # (N, N), (draws, N) -> (draws,)
+    rows = a.astype(np.float32)
+    return np.asarray(((rows @ kernel) * rows).sum(axis=1, dtype=np.float64))
 
 
 def population_stability(
