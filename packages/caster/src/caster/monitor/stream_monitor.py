@@ -21,12 +21,27 @@ POINTS = 240  # batches of the timeline
 MOST_ALARMS = 100
 SOURCE_BOUNDS = 3  # upper bounds on the source behind a limit without labels
 
-ALARMS = {
-    "images": "Images look different from the source, whatever their classes.",
-    "classes": "Other classes come than in the source; the images themselves look as before.",
-    "risk": "The estimated error of the answers exceeds the source's by more than the tolerance.",
-    "labelled_risk": "Labels show more errors than on the source, by more than the tolerance.",
-    "revoked": "Labels show that adapted answers are worse than the frozen model's.",
+ALARMS = {  # what each means, and what to do
+    "images": (
+        "Images look different from the source, whatever their classes.",
+        "Check the camera and the preprocessing; label some samples to see whether answers suffer.",
+    ),
+    "classes": (
+        "Other classes come than in the source; the images themselves look as before.",
+        "Expected? Then do nothing: transport of features rejects such batches by itself.",
+    ),
+    "risk": (
+        "More answers are uncertain than the source's errors and the tolerance explain.",
+        "Label some samples: this alarm has none, and cannot tell doubt from error.",
+    ),
+    "labelled_risk": (
+        "Labels show more errors than on the source, by more than the tolerance.",
+        "Stop relying on the answers; find the cause, then fit again or retrain.",
+    ),
+    "revoked": (
+        "Labels show that adapted answers are worse than the frozen model's.",
+        "The frozen model answers now; evaluate adaptation on labelled data of this kind.",
+    ),
 }
 
 
@@ -142,22 +157,30 @@ class StreamMonitor:
         """Estimates for the last samples: frozen, adapted and served answers."""
         return self.points[-1]["accuracy"] if self.points else {}
 
+    @property
+    def cause(self) -> str | None:
+        """What differed in the last window: "images", "classes" or nothing.
+
+        Images that look different change predicted classes too, so they are the first suspect.
+        """
+        if self.drift is None:
+            return None
+        if self.drift["given_mixture"]["p"] <= LEVEL:
+            return "images"
+        return "classes" if self.drift["psi_p"] <= LEVEL else None
+
     def _judge_drift(self, record: Record) -> None:
         found = record["drift"]
         if found is None:
             return
         self.drift = found
-        # Images that look different change predicted classes too, so they are the first suspect.
-        images = found["given_mixture"]["p"] <= LEVEL
-        causes = {"images": images, "classes": found["psi_p"] <= LEVEL and not images}
-        for kind, seen in causes.items():
+        for kind in self._streaks:
+            seen = kind == self.cause
             self._streaks[kind] = self._streaks[kind] + 1 if seen else 0
             if self._streaks[kind] == CONSECUTIVE:
                 self._ring(kind, record)
             elif not seen:
-                for alarm in self.active:
-                    if alarm.kind == kind:
-                        alarm.until = record["position"]
+                self._end(kind, record)
 
     def _judge_risk(self, record: Record) -> None:
         confidence = record["confidence"].get(_served(record))
@@ -174,9 +197,7 @@ class StreamMonitor:
         if self.betting["position"] == "revoked" and not revoked:
             self._ring("revoked", record)
         elif self.betting["position"] != "revoked":
-            for alarm in self.active:
-                if alarm.kind == "revoked":
-                    alarm.until = record["position"]
+            self._end("revoked", record)
         if self.labelled_risk is not None:
             before = self.labelled_risk
             self.labelled_risk = before.after(record["labels"], record["wrong"])
@@ -186,6 +207,11 @@ class StreamMonitor:
     def _ring(self, kind: str, record: Record) -> None:
         self.alarms.append(Alarm(kind, record["position"], record["time"]))
         del self.alarms[:-MOST_ALARMS]
+
+    def _end(self, kind: str, record: Record) -> None:
+        for alarm in self.active:
+            if alarm.kind == kind:
+                alarm.until = record["position"]
 
     def _estimates(self) -> Record:
         """Of every kind of answer: ATC, its interval, and the difference of confidences."""
