@@ -52,7 +52,7 @@ def monitor(
 
 def _table(data: dict[str, Any]) -> Table:
     title = f"{counted(len(data['streams']), 'stream')}, {counted(data['samples'], 'sample')}"
-    numbers = ("samples", "accepted", "ratio", "distance", "est. accuracy", "uncertain", "limit")
+    numbers = ("samples", "accepted", "ratio", "distance", "est. accuracy", "uncertain")
     table = new_table("stream", *numbers, "alarms", numbers=numbers, title=title)
     for each in data["streams"]:
         served, risk, drift = each["accuracy"].get("served"), each["risk"], each["drift"]
@@ -63,8 +63,7 @@ def _table(data: dict[str, Any]) -> Table:
             "" if each["ratio"] is None else f"{each['ratio']:.2f}",
             "" if drift is None else f"{drift['given_mixture']['wasserstein']:.2f}",
             "" if served is None else f"{100 * served[0]:.1f} ({_span(served)})",
-            _percent(risk and risk["mean"], 1),
-            _percent(risk and risk["limit"], 1),
+            "" if risk is None else f"{100 * risk['mean']:.1f} of {_percent(risk['limit'], 1)}",
             ", ".join(each["active"]) or "none",
         )
     return table

@@ -53,12 +53,17 @@ class Calibration:
 
 @dataclass(frozen=True)
 class EstimatedAccuracy:
-    """Estimates for some samples, and the 95 % interval of the first by sampling error alone."""
+    """Two estimates for some samples, and an interval that spans both and their sampling error."""
 
     atc: float  # average thresholded confidence (Garg et al. 2022)
     doc: float  # difference of confidences (Guillory et al. 2021)
     low: float
     high: float
+
+    @property
+    def value(self) -> float:
+        """Their mean."""
+        return (self.atc + self.doc) / 2
 
 
 def estimate(
@@ -72,7 +77,7 @@ def estimate(
 
     >>> found = estimate(Calibration(0.1, 100, 10, 2, 0.95), samples=100, above=30, confidence=0.8)
     >>> round(found.atc, 2), round(found.doc, 2), round(found.low, 2), round(found.high, 2)
-    (0.7, 0.75, 0.59, 0.81)
+    (0.7, 0.75, 0.59, 0.86)
     """
     atc = 1 - above / samples
     doc = min(1.0, max(0.0, calibration.accuracy - (calibration.confidence - confidence)))
@@ -81,7 +86,8 @@ def estimate(
         _binomial_variance(calibration.errors, calibration.samples),
     )
     reach = Z * math.sqrt(sum(variances))
-    return EstimatedAccuracy(atc, doc, max(0.0, atc - reach), min(1.0, atc + reach))
+    low, high = min(atc, doc) - reach, max(atc, doc) + reach
+    return EstimatedAccuracy(atc, doc, max(0.0, low), min(1.0, high))
 
 
 def _binomial_variance(count: int, total: int) -> float:

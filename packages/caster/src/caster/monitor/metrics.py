@@ -29,8 +29,8 @@ HELP: dict[str, tuple[Literal["counter", "gauge"], str]] = {
     "drift_p_value": ("gauge", "P-value of the last window being like the source."),
     "drift_psi": ("gauge", "Population stability index of predicted classes."),
     "estimated_accuracy": ("gauge", "Estimated accuracy of the last samples, without labels."),
-    "estimated_accuracy_low": ("gauge", "Lower end of the 95 % interval of sampling error."),
-    "estimated_accuracy_high": ("gauge", "Upper end of the 95 % interval of sampling error."),
+    "estimated_accuracy_low": ("gauge", "Lower end of the interval of both estimates."),
+    "estimated_accuracy_high": ("gauge", "Upper end of the interval of both estimates."),
     "risk": ("gauge", "Mean loss so far: uncertain answers, or errors of labelled ones."),
     "risk_lower_bound": ("gauge", "Lower confidence sequence of the running risk."),
     "risk_limit": ("gauge", "Largest risk without an alarm."),
@@ -72,7 +72,8 @@ def _values(m: StreamMonitor) -> Iterator[tuple[str, float | None, dict[str, str
         yield "drift_p_value", m.drift["p"], {"given": "nothing"}
         yield "drift_p_value", given["p"], {"given": "mixture"}
         yield "drift_psi", m.drift["psi"], {}
-    for answer, (atc, low, high, doc) in m.accuracy.items():
+    for answer, (value, low, high, atc, doc) in m.accuracy.items():
+        yield "estimated_accuracy", value, {"answer": answer, "method": "mean"}
         yield "estimated_accuracy", atc, {"answer": answer, "method": "atc"}
         yield "estimated_accuracy", doc, {"answer": answer, "method": "doc"}
         yield "estimated_accuracy_low", low, {"answer": answer}

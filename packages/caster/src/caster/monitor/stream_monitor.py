@@ -214,13 +214,13 @@ class StreamMonitor:
                 alarm.until = record["position"]
 
     def _estimates(self) -> Record:
-        """Of every kind of answer: ATC, its interval, and the difference of confidences."""
+        """Of every kind of answer: the estimate, its interval, and the two behind it."""
         if self.calibrations is None:
             return {}
         found = {name: self._estimate(name, served=False) for name in self.calibrations}
         parts = [part for name in self.calibrations if (part := self._estimate(name, served=True))]
         total = sum(samples for samples, _ in parts)
-        served = [sum(n * values[i] for n, values in parts) / total for i in range(4) if parts]
+        served = [sum(n * values[i] for n, values in parts) / total for i in range(5) if parts]
         shown = {name: part[1] for name, part in found.items() if part} | {"served": served}
         return {name: [round(v, 4) for v in values] for name, values in shown.items() if values}
 
@@ -243,7 +243,7 @@ class StreamMonitor:
             return None
         calibration = self.calibrations[calibration_of(name, self.points[-1]["layers"])]
         e = estimate(calibration, samples, above, total / samples)
-        return samples, [e.atc, e.low, e.high, e.doc]
+        return samples, [e.value, e.low, e.high, e.atc, e.doc]
 
     # --- a snapshot, which begins every segment of the log ------------------------------------
 
