@@ -1,13 +1,14 @@
 """How far a window of samples is from the source, and whether other classes explain it.
 
-Two samples are compared, the window (x) and a sketch of the source (y). Weights on the sketch give
-it another mixture of classes: against weights w_i = pi(y_i) / n(y_i), with pi the window's
-estimated mixture, only images that look different are a difference, not other classes.
+Two samples are compared, the window (x) and a sketch of the source (y). Given the window's
+estimated mixture of classes pi, the sketch's samples have weights w_i = pi(c_i) / n(c_i), with c_i
+their classes: then only images that look different are a difference, not other classes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from scipy.special import kolmogorov
 Floats = NDArray[np.float64]
 
 DRAWS = 199  # of a permutation or bootstrap test: its smallest p-value is 1 / 200
+ROUNDING = 1e-7  # of a squared discrepancy in float32
 PSEUDOCOUNT = 0.5  # of a class that one side lacks, or its PSI would be infinite
 
 
@@ -36,19 +38,65 @@ class Distances:
         return min(1.0, 2 * min(self.ks_p, self.mmd_p))
 
 
+@dataclass(frozen=True, eq=False)
+class Mixture:
+    """Classes of a sketch's samples, and the mixture of classes it is to imitate.
+
+    Classes without a sample in the sketch are left out.
+
+    >>> Mixture(np.array([0, 0, 1]), np.array([0.5, 0.5])).weights
+    array([0.25, 0.25, 0.5 ])
+    """
+
+    classes: NDArray[Any]  # (m,), indices
+    pi: Floats  # (C,)
+
+    @cached_property
+    def weights(self) -> Floats:  # (m,), adding up to 1
+        """w_i = pi(c_i) / n(c_i)."""
+        counts = np.bincount(self.classes, minlength=len(self.pi))
+        weights = self.pi[self.classes] / counts[self.classes]
+        return np.asarray(weights / weights.sum())
+
+    def windows(self, n: int, draws: int, rng: np.random.Generator) -> Floats:  # (draws, m)
+        """Shares of the sketch's samples in windows of n: the mixture is fixed, the rest random."""
+        order = np.argsort(self.classes, kind="stable")
+        ends = self.weights[order].cumsum()
+        own = self.classes[order][np.searchsorted(ends, (np.arange(n) + 0.5) / n * ends[-1])]
+        first, counts = (
+            np.searchsorted(self.classes[order], own),
+            np.bincount(self.classes, minlength=len(self.pi))[own],
+        )
+        rows = order[first + (rng.random((draws, n)) * counts).astype(np.intp)]
+        cells = rows + len(order) * np.arange(draws)[:, None]
+        found = np.bincount(cells.ravel(), minlength=draws * len(order))
+        return found.reshape(draws, -1) / n
+
+    def sketches(self, draws: int, rng: np.random.Generator) -> Floats:  # (draws, m)
+        """Weights of resampled sketches, with the same mixture."""
+        member = np.eye(len(self.pi))[self.classes]  # (m, C)
+        drawn = rng.poisson(1.0, (draws, len(self.classes))) * self.weights
+        totals = drawn @ member  # (draws, C)
+        share = self.weights @ member
+        scale = np.divide(share, totals, out=np.zeros_like(totals), where=totals > 0)
+        found = drawn * scale[:, self.classes]
+        return np.asarray(found / found.sum(axis=1, keepdims=True))
+
+
 def distances(
     window: tuple[Floats, Floats],  # (n, k), (n, C): projected features, probabilities
     source: tuple[Floats, Floats],  # (m, k), (m, C)
     kernel: NDArray[np.float32],  # (n + m, n + m), of both sides' features
     rng: np.random.Generator,
-    weights: Floats | None = None,  # (m,), of the source's samples
+    mixture: Mixture | None = None,
 ) -> Distances:
-    """Measure and test all distances."""
+    """Measure and test all distances, given a mixture or as they are."""
     (z, p), (z_s, p_s) = window, source
+    weights = None if mixture is None else mixture.weights
     found = ks_statistics(p, p_s, weights)
     effective = len(p_s) if weights is None else effective_size(weights)
     each = ks_p_values(found, len(p), effective)
-    mmd, mmd_p = mmd_test(kernel, len(z), rng, weights)
+    mmd, mmd_p = mmd_test(kernel, len(z), rng, mixture)
     return Distances(
         ks=float(found.max()),
         ks_p=min(1.0, float(each.min()) * len(each)),
@@ -56,22 +104,6 @@ def distances(
         mmd_p=mmd_p,
         wasserstein=float(wasserstein_distances(z, z_s, weights).mean()),
     )
-
-
-def mixture_weights(
-    labels: NDArray[Any],  # (m,), class indices of the sketch
-    pi: Floats,  # (C,), the mixture to imitate
-) -> Floats:  # (m,), adding up to 1
-    """Weights that give a sketch the mixture pi: w_i = pi(y_i) / n(y_i).
-
-    Classes without a sample in the sketch are left out.
-
-    >>> mixture_weights(np.array([0, 0, 1]), np.array([0.5, 0.5]))
-    array([0.25, 0.25, 0.5 ])
-    """
-    counts = np.bincount(labels, minlength=len(pi))
-    weights = pi[labels] / counts[labels]
-    return np.asarray(weights / weights.sum())
 
 
 def effective_size(weights: Floats) -> float:
@@ -149,13 +181,13 @@ def mmd_test(
     kernel: NDArray[np.float32],  # (n + m, n + m), the window's samples first
     n: int,
     rng: np.random.Generator,
-    weights: Floats | None = None,  # (m,), of the source's samples
+    mixture: Mixture | None = None,
 ) -> tuple[float, float]:
     """Squared maximum mean discrepancy, and its p-value.
 
-    Without weights the p-value is that of a permutation test, exact at any size. Samples of
-    different weight cannot be exchanged; with weights, windows are drawn from the weighted sketch
-    and compared with resampled sketches.
+    Without a mixture the p-value is that of a permutation test, exact at any size. Samples of
+    different weight cannot be exchanged; given a mixture, windows of that mixture are drawn from
+    the sketch and compared with resampled sketches.
 
     >>> rng = np.random.default_rng(0)
     >>> x, y = rng.normal(size=(64, 2)), rng.normal(size=(128, 2))
@@ -164,19 +196,17 @@ def mmd_test(
     (True, 0.005)
     """
     m = len(kernel) - n
-    w = np.full(m, 1 / m) if weights is None else weights / weights.sum()
+    w = np.full(m, 1 / m) if mixture is None else mixture.weights
     found = _quadratic(kernel, np.concatenate([np.full(n, 1 / n), -w])[None])
-    if weights is None:
+    if mixture is None:
         drawn = np.full((DRAWS, n + m), -1 / m)
         chosen = np.argpartition(rng.random(drawn.shape), n, axis=1)[:, :n]
         np.put_along_axis(drawn, chosen, 1 / n, axis=1)
         null = _quadratic(kernel, drawn)
     else:
-        rows = rng.choice(m, (DRAWS, n), p=w) + m * np.arange(DRAWS)[:, None]
-        windows = np.bincount(rows.ravel(), minlength=m * DRAWS).reshape(DRAWS, m) / n
-        sketches = rng.poisson(1.0, (DRAWS, m)) * w  # a bootstrap of the sketch
-        null = _quadratic(kernel[n:, n:], windows - sketches / sketches.sum(axis=1, keepdims=True))
-    exceeding = null >= found * (1 - 1e-6)  # up to rounding: a draw may be the window itself
+        drawn = mixture.windows(n, DRAWS, rng) - mixture.sketches(DRAWS, rng)
+        null = _quadratic(kernel[n:, n:], drawn)
+    exceeding = null >= found - ROUNDING  # a draw may be the window itself
     return float(found[0]), (1 + int(exceeding.sum())) / (DRAWS + 1)
 
 

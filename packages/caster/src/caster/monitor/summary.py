@@ -116,14 +116,13 @@ def compare(window: tuple[Floats, Floats], state: State, rng: np.random.Generato
     rounded = p.astype(np.float16).astype(np.float64)  # as in the sketch: equal values tie
     source = sketch.features.astype(np.float64), sketch.probabilities.astype(np.float64)
     pi = estimated_prior(p, state.moments.priors.astype(np.float64), PRIOR_WEIGHT)
-    weights = drift.mixture_weights(sketch.labels, pi)
     counts, source_counts = (
         np.bincount(found.argmax(axis=1), minlength=p.shape[1]) for found in (p, source[1])
     )
     psi, psi_p = drift.population_stability(counts, source_counts, rng)
     kernel = drift.gaussian_kernel(np.concatenate([z, source[0]]))
     whole = drift.distances((z, rounded), source, kernel, rng)
-    given = drift.distances((z, rounded), source, kernel, rng, weights)
+    given = drift.distances((z, rounded), source, kernel, rng, drift.Mixture(sketch.labels, pi))
     found = {
         "samples": len(z),
         **asdict(whole),
