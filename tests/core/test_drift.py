@@ -13,7 +13,7 @@ from caster.monitor.summary import compare
 from tests.conftest import close
 from tests.support.monitored import N_CLASSES, PRIORS, draw, state
 
-SHIFT = 0.7  # of one direction, in deviations
+SHIFT = 1.0  # of one direction, in deviations
 THREE = np.where(np.arange(N_CLASSES) < 3, 1 / 3, 0.0)
 
 

@@ -31,6 +31,8 @@ from caster.state.source_check import SourceCheck
 Chunks = Iterable[tuple[Any, ...]]  # (features, labels) or (features, labels, logits)
 LABELS = "labels", "label", "y", "target", "targets"  # names in a batch that is a dict
 MOST_KEPT = 2**24  # numbers of the projected samples that are kept to check the fit
+# Not 0: a source that was itself drawn by a generator of that seed would be drawn in its order.
+SKETCH_SEED = int.from_bytes(b"sketch")
 OUT_OF_RANGE = "the features are too large or too small for float32: rescale them"
 
 
@@ -121,7 +123,7 @@ class _Drawn:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._rng = np.random.default_rng(0)
+        self._rng = np.random.default_rng(SKETCH_SEED)
         self._parts: list[NDArray[Any]] = []  # keys, features, classes, and logits if there are
 
     def add(self, z: Array, y: Array, logits: NDArray[Any] | None) -> Array:

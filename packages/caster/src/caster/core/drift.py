@@ -73,14 +73,11 @@ class Mixture:
         return found.reshape(draws, -1) / n
 
     def sketches(self, draws: int, rng: np.random.Generator) -> Floats:  # (draws, m)
-        """Weights of resampled sketches, with the same mixture."""
+        """Weights of sketches by the Bayesian bootstrap, with the same mixture."""
         member = np.eye(len(self.pi))[self.classes]  # (m, C)
-        drawn = rng.poisson(1.0, (draws, len(self.classes))) * self.weights
-        totals = drawn @ member  # (draws, C)
-        share = self.weights @ member
-        scale = np.divide(share, totals, out=np.zeros_like(totals), where=totals > 0)
-        found = drawn * scale[:, self.classes]
-        return np.asarray(found / found.sum(axis=1, keepdims=True))
+        drawn = rng.standard_exponential((draws, len(self.classes))) * self.weights
+        shares = (self.weights @ member)[self.classes]
+        return np.asarray(drawn / (drawn @ member)[:, self.classes] * shares)
 
 
 def distances(

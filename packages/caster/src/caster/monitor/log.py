@@ -192,7 +192,7 @@ def _replay(path: Path) -> tuple[Record, StreamMonitor, int]:
     try:
         header, end = next(lines)
         if header["format"] != FORMAT:
-            raise CasterError(f"{path} has the log format {header['format']}, not {FORMAT}")
+            raise ValueError("another format")
         monitor = _monitor(header)
         if header["snapshot"] is not None:
             monitor.restore(header["snapshot"])
@@ -200,7 +200,7 @@ def _replay(path: Path) -> tuple[Record, StreamMonitor, int]:
             monitor.update(record)
             end = after
     except (AttributeError, IndexError, KeyError, StopIteration, TypeError, ValueError):
-        raise CasterError(f"{path} is not a log of caster, or damaged: move it away") from None
+        raise CasterError(f"{path} is not a {FORMAT} file, or damaged: move it away") from None
     return header, monitor, end
 
 
