@@ -1,17 +1,21 @@
 """Alarms of the monitor on simulated streams, and estimated accuracy on shifted digits.
 
-    python benchmarks/monitor.py [risk] [drift] [accuracy]
+    python benchmarks/monitor.py [risk] [drift] [alarms] [accuracy] [cost]
 
 risk: false alarms of 2,000 streams whose risk is exactly the largest that must not ring, and
 samples until an alarm after errors become more frequent. The source's 512 samples are drawn anew
 for every stream. drift: shares of windows of 256 samples that differ at the 1 % and 5 % levels from
-a sketch of 512, drawn anew for every window. accuracy: errors of estimated accuracy on
-scikit-learn's digits, shifted in six ways. Takes a few minutes on one core.
+a sketch of 512, drawn anew for every window. alarms: streams like the source that ring. accuracy:
+errors of estimated accuracy on scikit-learn's digits, shifted in six ways. cost: of the log. Takes
+ten minutes on one core.
 """
 
 from __future__ import annotations
 
 import sys
+import tempfile
+import time
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +23,14 @@ from scipy.stats import beta
 from sklearn.model_selection import train_test_split
 
 import caster
+from caster import Caster
 from caster.config import Settings
 from caster.core.discriminant import probabilities
 from caster.core.estimated_accuracy import Calibration, estimate
 from caster.core.risk import RiskTest
 from caster.core.types import SourceMoments
-from caster.monitor.stream_monitor import TOLERANCE, limits
+from caster.monitor.log import StreamLog
+from caster.monitor.stream_monitor import TOLERANCE, StreamMonitor, limits
 from caster.monitor.summary import compare
 from caster.report.digits_demo import SEVERITIES, SHIFTS, generator, shifted, split_digits, train
 from caster.state import Sketch, State
@@ -121,6 +127,7 @@ def shown(delays: Floats) -> str:
 
 CLASSES, DIRECTIONS, SPREAD = 10, 9, 1.1
 WINDOW, WINDOWS = 256, 400
+STREAMS_WATCHED, WINDOWS_WATCHED = 100, 40
 MEANS = SPREAD * np.random.default_rng(1).standard_normal((CLASSES, DIRECTIONS))
 
 
@@ -175,6 +182,51 @@ def drift() -> None:
         print(f"| {words} | {' | '.join(shares)} |", flush=True)
 
 
+def alarms() -> None:
+    """Streams like the source, each with a sketch of its own that all of its windows share."""
+    rng = np.random.default_rng(0)
+    even = np.full(CLASSES, 1 / CLASSES)
+    rung = {"images": 0, "classes": 0}
+    for _ in range(STREAMS_WATCHED):
+        source = state(rng)
+        watched = StreamMonitor("s", [], None)
+        for i in range(WINDOWS_WATCHED):
+            z, p, _ = drawn(rng, WINDOW, even)
+            found = compare((z, p), source, rng)
+            batch = {"kind": "batch", "position": i * WINDOW, "samples": WINDOW, "time": 0.0}
+            verdict = {"accepted": True, "reason": "accepted", "ratio": None, "confidence": {}}
+            watched.update(batch | verdict | {"drift": found})
+        for kind in rung:
+            rung[kind] += any(alarm.kind == kind for alarm in watched.alarms)
+    print(
+        f"\n{STREAMS_WATCHED} streams of {WINDOWS_WATCHED} windows like the source: images rang in "
+        f"{rung['images']}, classes in {rung['classes']}"
+    )
+
+
+def cost() -> None:
+    """Processor time that the log of a batch takes."""
+    rng = np.random.default_rng(0)
+    source = state(rng)
+    transport = Caster.from_state(source)
+    batches = [drawn(rng, BATCH, np.full(CLASSES, 1 / CLASSES)) for _ in range(64)]
+    outs = [transport.adapt(z, np.log(p + 1e-30)) for z, p, _ in batches]
+    times = []
+    with tempfile.TemporaryDirectory() as folder, StreamLog(folder, "s", source) as log:
+        for i, out in enumerate(outs * 4):
+            begin = time.process_time()
+            log.append(out, position=i * BATCH, time=0.0)
+            drift_too = log.monitor.points[-1]["drift"] is not None
+            times.append((drift_too, time.process_time() - begin))
+        size = sum(path.stat().st_size for path in Path(folder).iterdir()) / len(times)
+    plain, whole = (1e3 * np.median([t for d, t in times if d == kind]) for kind in (False, True))
+    mean = 1e3 * np.mean([t for _, t in times])
+    print(
+        f"\nlog of a batch of {BATCH}, {CLASSES} classes: {plain:.1f} ms, with a window "
+        f"{whole:.0f} ms, {mean:.1f} ms on average; {size:.0f} bytes"
+    )
+
+
 # --- estimated accuracy --------------------------------------------------------------------------
 
 
@@ -219,7 +271,7 @@ def accuracy() -> None:
 
 def main() -> None:
     print(machine())
-    parts = {"risk": risk, "drift": drift, "accuracy": accuracy}
+    parts = {"risk": risk, "drift": drift, "alarms": alarms, "accuracy": accuracy, "cost": cost}
     for name in sys.argv[1:] or parts:
         parts[name]()
 

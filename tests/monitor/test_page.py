@@ -120,6 +120,25 @@ def test_the_dashboard_shows_metrics_that_exist():
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
 
 
+def test_the_code_of_the_document_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    first, second = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs/monitoring.md").read_text(), re.DOTALL
+    )
+    parts = [draw(rng, BATCH) for _ in range(3)]
+    truth = iter([([], []), ([5], [int(parts[0][2][5])]), ([], [])])
+    names = {
+        "adapter": adapter(),
+        "batches": [z for z, _, _ in parts],
+        "known_labels": lambda: next(truth),
+    }
+    exec(first, names)
+    assert (names["log"].monitor.batches, names["log"].monitor.labels) == (3, 1)
+    exec(second, {})
+    assert "caster_samples_total {'stream': 'gate 3'} 192.0" in capsys.readouterr().out
+
+
 # In a browser
 
 
