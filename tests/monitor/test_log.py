@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,13 @@ import pytest
 
 import caster
 from caster import CasterError
+from caster.adapt.prediction import predict_images
 from caster.core.betting import BettingTest
 from caster.monitor import log as logs
 from caster.monitor.log import StreamLog, names, read
 from tests.support import problem
+from tests.support.fakes import FakeImages, answers
+from tests.support.fakes import model as fake_model
 from tests.support.monitored import N_CLASSES, PRIORS, adapter, draw
 
 BATCH = 64
@@ -239,3 +243,19 @@ def test_aligned_layers_are_logged_with_the_frozen_features(tmp_path):
     assert log.monitor.drift["given_mixture"]["p"] <= 0.01
     assert {alarm.kind for alarm in log.monitor.active} & {"images", "risk"}
     assert all(line["layers"] for line in lines(tmp_path)[1:])
+
+
+def test_predict_reports_every_batch_of_images_and_its_position(tmp_path):
+    images = FakeImages(50)
+    features, _ = answers(images, range(50))
+    state = replace(caster.Caster().fit(features, images.labels)._state, head=(0, 1))
+    allowed = {"allow_other_model": True, "allow_other_preprocessing": True}
+    seen = []
+    predict_images(
+        caster.Adapter(fake_model(), state, **allowed),
+        images,
+        tmp_path / "out.csv",
+        batch_size=20,
+        observe=lambda out, position: seen.append((position, out.ids[0], len(out.labels))),
+    )
+    assert seen == [(0, 0, 20), (20, 20, 20), (40, 40, 10)]

@@ -11,6 +11,7 @@ import errno
 import json
 import os
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -30,8 +31,8 @@ from caster.monitor.summary import Record, Summarizer
 from caster.state import State
 
 FORMAT = "caster-log 1"
-SEGMENT_BYTES = 2**22  # a segment is closed above this size
-SEGMENTS = 8  # the newest are kept
+SEGMENT_BYTES = 2**19  # a segment is closed above this size: readers go through a whole one
+SEGMENTS = 32  # the newest are kept
 MEMORY = 65_536  # samples whose answers a label can be compared with
 LONGEST_ID = 120  # bytes
 
@@ -70,7 +71,7 @@ class StreamLog:
             "kind": "start",
             "format": FORMAT,
             "stream": stream_id,
-            "state": None if state is None else states.digest(state),
+            "state": None if state is None else _digest(state),
             "classes": [] if state is None else [str(c) for c in state.classes.tolist()],
             "calibrations": None if state is None else calibrations_of(state.sketch),
             "tolerance": tolerance,
@@ -168,6 +169,11 @@ class StreamLog:
         for old in segments[: 1 - SEGMENTS]:
             old.unlink(missing_ok=True)
         return os.open(path, os.O_WRONLY | os.O_APPEND)
+
+
+@lru_cache(maxsize=1)  # many streams share a state
+def _digest(state: State) -> str:
+    return states.digest(state)
 
 
 def names(folder: AnyPath) -> list[str]:

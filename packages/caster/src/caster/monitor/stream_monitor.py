@@ -228,7 +228,7 @@ class StreamMonitor:
         """Samples and estimates of the last batches that have this answer, or got it."""
         assert self.calibrations is not None
         samples = above = seen = 0
-        total = 0.0
+        total, layers = 0.0, False
         for point in reversed(self.points):
             if seen >= RECENT:
                 break
@@ -236,12 +236,13 @@ class StreamMonitor:
             confidence = point["confidence"].get(name)
             if confidence is None or (served and _served(point) != name):
                 continue
+            layers = point["layers"]
             samples += point["samples"]
             total += point["samples"] * confidence[0]
             above += confidence[1]
         if samples == 0:
             return None
-        calibration = self.calibrations[calibration_of(name, self.points[-1]["layers"])]
+        calibration = self.calibrations[calibration_of(name, layers)]
         e = estimate(calibration, samples, above, total / samples)
         return samples, [e.value, e.low, e.high, e.atc, e.doc]
 
