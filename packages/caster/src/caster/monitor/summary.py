@@ -85,6 +85,9 @@ class Summarizer:
             or out.frozen is None
         ):
             return None
+        if position == 0:  # a new stream
+            self._window.clear()
+            self._pause = 0
         if self._pause > 0:
             self._pause -= len(out.features)
             return None
@@ -93,9 +96,9 @@ class Summarizer:
         self._window.append((z, _probabilities(out.frozen)[:MOST]))
         if sum(len(part) for part, _ in self._window) < WINDOW:
             return None
-        window = tuple(np.concatenate(parts) for parts in zip(*self._window, strict=True))
+        z, p = (np.concatenate(parts) for parts in zip(*self._window, strict=True))
         self._window.clear()
-        found = compare(window, self._state, np.random.default_rng(position))  # type: ignore[arg-type]
+        found = compare((z, p), self._state, np.random.default_rng(position))
         self._pause = 0 if min(found["p"], found["psi_p"]) <= LEVEL else PAUSE
         return found
 
