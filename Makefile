@@ -41,6 +41,7 @@ figures: .venv/dev  ## redraw the figures in docs
 	$(BIN)/python docs/make_results.py
 	$(BIN)/python docs/make_demo.py
 	$(BIN)/python docs/make_corruptions.py
+	$(BIN)/python -m docs.make_monitor
 	npm install --no-save onnxruntime-web
 	$(BIN)/python examples/browser/build.py build/browser
 	$(BIN)/python -m docs.make_browser build/browser

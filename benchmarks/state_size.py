@@ -19,6 +19,7 @@ import torch
 
 import caster
 from caster import state as states
+from caster.state.sketch import Sketch, sketch_size
 from caster_bench.engine.networks import find
 from measure import machine
 
@@ -40,11 +41,20 @@ def batches(n_classes: int, side: int) -> Iterator[tuple[torch.Tensor, np.ndarra
         yield torch.randn(len(some), 3, side, side, generator=generator), some
 
 
+def sketch_bytes(n_classes: int, k: int) -> int:
+    """Of the sketch of a source with more samples than it holds."""
+    m = sketch_size(n_classes)
+    shapes = ((m, k), "f4"), ((m, n_classes), "f2"), ((m,), "i8"), ((m, 2), "f4"), ((m, 2), "u1")
+    arrays = Sketch(*(np.zeros(shape, dtype) for shape, dtype in shapes)).arrays()
+    return sum(array.nbytes for array in arrays.values())
+
+
 def row(case: str) -> str:
     name, n_classes, side = (int(part) if part.isdigit() else part for part in case.split(":"))
     torch.manual_seed(0)
     network = find(str(name)).make(n_classes, side, 0.0).eval()
-    state = caster.fit(caster.wrap(network), batches(int(n_classes), int(side))).state
+    labelled = batches(int(n_classes), int(side))
+    state = caster.fit(caster.wrap(network), labelled, sketch=False).state
     assert state.layers is not None
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "s.caster")
@@ -54,13 +64,18 @@ def row(case: str) -> str:
     groups = [sum(sizes.get(array, 0) for array in arrays) for arrays in GROUPS.values()]
     by_class = sum(found.classes is not None for found in state.layers.values())
     cells = [name, n_classes, len(state.layers), by_class]
-    cells += [f"{size / 1e6:.2f}" for size in (*groups, total)]
+    whole = sketch_bytes(int(n_classes), state.moments.rank)
+    cells += [f"{size / 1e6:.2f}" for size in (*groups, total, whole)]
     return " | ".join(map(str, cells))
 
 
 def main() -> None:
     print(machine())
-    print(" | ".join(["network", "classes", "sites", "with classes", *GROUPS, "file, MB"]))
+    print(
+        " | ".join(
+            ["network", "classes", "sites", "with classes", *GROUPS, "file, MB", "and a sketch"]
+        )
+    )
     for case in sys.argv[1:] or CASES:
         print(row(case), flush=True)
 

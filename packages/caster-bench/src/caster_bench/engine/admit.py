@@ -247,7 +247,9 @@ def _fit_state(
     # Only torch modules have layers; cells that need them fail by themselves on other models.
     layers = (blank.backbone, blank.data) in context.layers and hasattr(model, "module")
     use_head = blank.threshold is not None
-    return caster.fit(model, batches, use_head=use_head, layers=layers, **settings).state
+    # Nobody watches a sweep, and a sketch would change the digest that its records name.
+    options: dict[str, Any] = {"use_head": use_head, "layers": layers, "sketch": False}
+    return caster.fit(model, batches, **options, **settings).state
 
 
 def _accuracy(model: FrozenModel, target: StoredImages) -> float:

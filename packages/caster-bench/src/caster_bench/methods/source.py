@@ -43,7 +43,10 @@ class Source:
     def fit(cls, model: FrozenModel, batches: Iterable[Any], **settings: Any) -> Self:
         """Fit a state to labelled batches with `caster.fit`, and keep both."""
         stored = list(batches) if isinstance(batches, Iterator) else batches
-        return cls(state=fit(model, stored, **{"layers": False} | settings).state, batches=stored)
+        return cls(
+            state=fit(model, stored, **{"layers": False, "sketch": False} | settings).state,
+            batches=stored,
+        )
 
     @classmethod
     def of(cls, source: Source | State | str | os.PathLike[str] | None) -> Source:

@@ -242,6 +242,7 @@ class Adapter:
             answer.verdict,
             mixture=answer.mixture,
             implausible=answer.implausible,
+            features=answer.frozen_features,
         )
 
     def _labels(self, scores: Array) -> Array:

@@ -69,6 +69,35 @@ def check_source(
     )
 
 
+def held_out_scores(
+    z: Floats,  # (m, k), some samples, projected on a basis that has not seen them
+    y: Indices,  # (m,), class indices
+    whole: ClassMoments,  # of all samples
+    settings: Settings,
+) -> tuple[Floats, Floats]:  # (m, C), (m, C)
+    """Scores of Source-GDA and of transport, by the class moments of other samples.
+
+    Transport is that of batches of `BATCH`; where it fails numerically, Source-GDA answers.
+    """
+    n_classes = len(whole.counts)
+    folds, fold = _folds(y, np.arange(len(y)), n_classes)
+    gda = np.empty((len(z), n_classes), z.dtype)
+    adapted = np.empty_like(gda)
+    for f in range(folds):
+        left_out = np.flatnonzero(fold == f)
+        others = whole - ClassMoments.of(z[left_out], y[left_out], n_classes)
+        source = _moments(others, z.dtype)
+        with threads_for(source.n_classes), np.errstate(all="ignore"):
+            for rows in np.array_split(left_out, max(1, round(len(left_out) / BATCH))):
+                gda[rows] = adapted[rows] = _source_gda(z[rows], source, settings)
+                active = source.restrict(active_rank(source.rank, len(rows)))
+                if active.rank:
+                    proposal, verdict = try_transport(z[rows, : active.rank], active, settings)
+                    if verdict.has_proposal:
+                        adapted[rows] = proposal.scores
+    return gda, adapted
+
+
 def _folds(y: Indices, order: Indices, n_classes: int) -> tuple[int, Indices]:
     """The number of folds, and the fold of every sample, balanced within each class."""
     counts = np.bincount(y, minlength=n_classes)
@@ -118,8 +147,12 @@ def _answers(
 
 
 def _untransported(z: Floats, source: SourceMoments, settings: Settings) -> Indices:  # (n,)
+    return np.asarray(_source_gda(z, source, settings).argmax(axis=1))
+
+
+def _source_gda(z: Floats, source: SourceMoments, settings: Settings) -> Floats:  # (n, C)
     ridge = settings.beta * identity_like(source.within)
-    return np.asarray(ridged_scores(z, source, ridge).argmax(axis=1))
+    return np.asarray(ridged_scores(z, source, ridge))
 
 
 def _loss(frozen: NDArray[np.bool_], other: NDArray[np.bool_]) -> float:

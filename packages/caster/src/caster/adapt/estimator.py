@@ -53,6 +53,7 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     classes_ : the labels, in the order of every score and count.
     moments_ : `SourceMoments` of the source, NumPy float32: exactly what a state file holds.
     source_check_ : `SourceCheck`, cross-validated accuracies on the source.
+    sketch_ : `Sketch` of the source for the monitor, or None.
 
     Examples
     --------
@@ -103,11 +104,14 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         X: Any,  # (N, d)
         y: Any,  # (N,), labels of any hashable kind
         head_logits: Any = None,  # (N, C), columns in the order of the sorted labels
+        *,
+        sketch: bool = False,
     ) -> Self:
         """Fit source moments from arrays in memory.
 
         With the frozen head's logits, the accuracy of transport on the source is compared with the
-        head's; by default transport is off if it is clearly lower.
+        head's; by default transport is off if it is clearly lower. `sketch` stores some source
+        samples in the state, for the monitor to compare streams with: see docs/monitoring.md.
         """
         if y is None:
             raise CasterError("Caster requires y to be passed, but the target y is None")
@@ -116,12 +120,14 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             X = self._validated(X)
         labels = as_labels(_raveled(y))
         chunk = (X, labels) if head_logits is None else (X, labels, head_logits)
-        return self._fit([chunk], unique_labels(labels))
+        return self._fit([chunk], unique_labels(labels), sketch)
 
     def fit_stream(
         self,
         chunks: Chunks,
         classes: Any,
+        *,
+        sketch: bool = False,
     ) -> Self:
         """Fit from chunks of (features, labels[, logits]) that are read twice, not held.
 
@@ -135,12 +141,12 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         True
         """
         self.__dict__.pop("feature_names_in_", None)  # of an earlier fit; chunks have no names
-        return self._fit(chunks, as_labels(classes))
+        return self._fit(chunks, as_labels(classes), sketch)
 
-    def _fit(self, chunks: Chunks, classes: Labels) -> Self:
+    def _fit(self, chunks: Chunks, classes: Labels, sketch: bool) -> Self:
         settings = self.settings
-        moments, check = fit_moments(chunks, classes, settings)
-        return self._adopt(State(moments, classes, settings, source_check=check))
+        moments, check, drawn = fit_moments(chunks, classes, settings, sketch)
+        return self._adopt(State(moments, classes, settings, source_check=check, sketch=drawn))
 
     def adapt(
         self,
@@ -270,6 +276,7 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._state = state
         self.moments_, self.classes_ = state.moments, state.classes
         self.source_check_ = state.source_check
+        self.sketch_ = state.sketch
         self.n_features_in_ = int(state.moments.U.shape[0])
         supported = state.source_check is None or state.source_check.supported
         self._transport = FeatureTransport(state.moments, state.classes, supported)

@@ -76,7 +76,7 @@ class FeatureTransport:
             if batch.shape[0] == 1:
                 fallback, sound_head = self._fallback(batch, head_logits, settings)
                 _check_finite(batch, bool(sound_head))
-                return self._untransported(fallback, "batch_too_small")
+                return self._untransported(batch, fallback, "batch_too_small")
             attempt = self.attempt(batch, head_logits, settings)
             return self.conclude(batch, attempt, to_numpy(attempt.proposal.evidence), settings)
 
@@ -116,7 +116,7 @@ class FeatureTransport:
         verdict = decide(measured, len(self.classes), settings)
         if verdict.reason == "numerical" or not sound_head:
             _check_finite(batch, bool(sound_head))
-            return self._untransported(attempt.fallback, "numerical")
+            return self._untransported(batch, attempt.fallback, "numerical")
         if settings.safeguards and not self.supported:
             verdict = replace(verdict, accepted=False, reason="source_check")
         elif settings.safeguards and is_ordered(neighbours, excess):
@@ -128,7 +128,14 @@ class FeatureTransport:
         else:
             labels, scores = self.labels(attempt.chosen), attempt.fallback
         return Adaptation(
-            labels, scores, proposed, adapted, attempt.fallback, verdict, proposal.map
+            labels,
+            scores,
+            proposed,
+            adapted,
+            attempt.fallback,
+            verdict,
+            proposal.map,
+            features=batch,
         )
 
     def source_scores(self, batch: Any, settings: Settings) -> Array:  # (B, d) -> (B, C)
@@ -210,10 +217,11 @@ class FeatureTransport:
         computed = xp.isfinite(xp.max(scores, axis=1, keepdims=True))  # NaN if any class's is
         return xp.where(computed, scores, xp.log(source.priors))
 
-    def _untransported(self, fallback: Array, reason: Reason) -> Adaptation:
+    def _untransported(self, batch: Array, fallback: Array, reason: Reason) -> Adaptation:
         """Answer a batch that has no map by the fallback."""
         labels = self.labels(array_namespace(fallback).argmax(fallback, axis=1))
-        return Adaptation(labels, fallback, labels, None, fallback, reject(reason))
+        verdict = reject(reason)
+        return Adaptation(labels, fallback, labels, None, fallback, verdict, features=batch)
 
 
 def _check_finite(batch: Array, sound_head: bool = True) -> None:

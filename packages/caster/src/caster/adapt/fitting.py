@@ -47,6 +47,7 @@ def fit(
     classes: Any = None,
     use_head: bool = True,
     layers: LayerChoice = "auto",
+    sketch: bool = True,
     **settings: Any,
 ) -> Adapter:
     """Fit source statistics from labelled batches; the model sees each of them once.
@@ -59,6 +60,8 @@ def fit(
     use_head : False if the model's outputs are other classes altogether: only features are used.
     layers : whether to measure the layers of a network, for layer transport: "auto" measures
         where it can.
+    sketch : whether to store some source samples, projected on the state's directions, for the
+        monitor: see docs/monitoring.md.
     settings : those of `Caster`.
 
     The features of all batches stay in memory during the fit; `caster fit --model` keeps them on
@@ -84,7 +87,7 @@ def fit(
         (features, labels, *([] if head is None else [class_logits(logits, head)]))
         for features, labels, logits in chunks
     ]
-    clf = Caster(**settings).fit_stream(labelled, known)
+    clf = Caster(**settings).fit_stream(labelled, known, sketch=sketch)
     warn_of_poor_head(clf.source_check_)
     if statistics is None or head is None:
         return Adapter(model, bound_state(clf, model, head))
@@ -102,6 +105,7 @@ def fit_file(
     key: Key | None = None,
     limits: Limits = DEFAULT_LIMITS,
     limit: int | None = None,
+    sketch: bool = True,
 ) -> Caster:
     """Fit a state from a feature file, read twice in chunks, and save it.
 
@@ -116,7 +120,7 @@ def fit_file(
     limits.check("classes", len(classes), f"{source} has {len(classes):,} distinct labels")
     file = some_features(file, over_classes(labels, limit))
     passes = _Passes(file, _has_logits(file, len(classes)), None, progress)
-    clf = Caster(**vars(settings)).fit_stream(passes, classes)
+    clf = Caster(**vars(settings)).fit_stream(passes, classes, sketch=sketch)
     warn_of_poor_head(clf.source_check_)
     clf.save(output, key=signer)
     return clf
@@ -155,6 +159,7 @@ def fit_images(
     progress: Progress = silent,
     key: Key | None = None,
     limit: int | None = None,
+    sketch: bool = True,
 ) -> FittedImages:
     """Fit a state from labelled images, bound to the model, and save it.
 
@@ -186,7 +191,7 @@ def fit_images(
     )
     columns = head(features.outputs)
     passes = _Passes(features, columns is not None, columns, progress)
-    clf = Caster(**vars(settings)).fit_stream(passes, classes)
+    clf = Caster(**vars(settings)).fit_stream(passes, classes, sketch=sketch)
     warn_of_poor_head(clf.source_check_)
     found = _moments(features) if measured else None
     states.save(bound_state(clf, model, columns, found), output, signer)
@@ -238,6 +243,7 @@ def bound_state(
         layers=layers,
         input_range=input_range,
         source_check=clf.source_check_,
+        sketch=clf.sketch_,
     )
 
 

@@ -67,6 +67,7 @@ class LayerAnswer:
     features: Array | None = None  # (n, d), behind aligned layers
     mixture: NDArray[np.float64] | None = None  # (C,), of the batch, if not the source's
     implausible: int = 0  # samples that no image could have produced, answered as frozen
+    frozen_features: Array | None = None  # (n, d), the frozen model's, if it ran on all samples
 
 
 @dataclass(frozen=True, eq=False)
@@ -381,7 +382,13 @@ class LayerTransport:
             else:
                 before = before or self.model(batch)
                 logits = self.columns(before.logits)
-                answer = LayerAnswer(logits, Verdict(False, "rest", UNCHECKED), None, logits)
+                answer = LayerAnswer(
+                    logits,
+                    Verdict(False, "rest", UNCHECKED),
+                    None,
+                    logits,
+                    frozen_features=before.features,
+                )
             if not self._certificate.has_dropped(answer.scores, self._schedule.accepted):
                 if after is not None:
                     self._accept(after)
@@ -391,7 +398,7 @@ class LayerTransport:
         after = after or self._adapted(batch, self._schedule.accepted)
         frozen = self._frozen_scores(before, after)
         self._accept(after)  # both passes succeeded: until here the batch left no trace
-        answer = self._compared(after, frozen)
+        answer = replace(self._compared(after, frozen), frozen_features=before.features)
         if self._schedule.compared(len(batch), answer.verdict.accepted) and not rests:
             self._certificate.settle()
             if not answer.verdict.accepted:
@@ -531,7 +538,8 @@ class LayerTransport:
             for part in (getattr(answer, name),)
         }
         implausible = len(rest) + answer.implausible
-        return replace(answer, **filled, features=None, implausible=implausible)  # type: ignore[arg-type]
+        gone = {"features": None, "frozen_features": None}  # of the plausible samples alone
+        return replace(answer, **filled, **gone, implausible=implausible)  # type: ignore[arg-type]
 
 
 class _NotFiniteError(Exception):

@@ -53,6 +53,8 @@ SNAPSHOT_EVERY = 5.0  # seconds: what a crash may cost
 FORMAT = "caster-predict 1"
 STAGE = "adapting"
 
+Observe = Callable[[Adaptation, int], None]  # a batch, and its first sample's position
+
 
 @dataclass
 class Summary:
@@ -108,13 +110,14 @@ def predict_file(
     spreadsheet_safe: bool = False,
     probabilities: bool = False,
     limit: int | None = None,
+    observe: Observe | None = None,
     progress: Progress = silent,
 ) -> Summary:
     """Adapt a feature file batch by batch, in its own order, and write one row per sample.
 
     Without the gate the transported classifier answers every batch; one of a single row has no
     transport and gets the fallback. `probabilities` adds a column per class, `limit` takes that
-    many rows from the start.
+    many rows from the start; `observe` is called after every batch.
     """
     check_limit(limit)
     check_batch_size(batch_size)
@@ -136,6 +139,8 @@ def predict_file(
                 where = f"rows {start} to {start + len(features) - 1} of {target}"
                 raise CasterError(f"{where}: {error}") from None
             table.write(writer.columns(out, range(start, start + len(features))))
+            if observe is not None:
+                observe(out, start)
             progress(STAGE, summary.rows, file.rows)
     return summary
 
@@ -152,6 +157,7 @@ def predict_images(
     spreadsheet_safe: bool = False,
     probabilities: bool = False,
     limit: int | None = None,
+    observe: Observe | None = None,
     progress: Progress = silent,
 ) -> Summary:
     """Adapt to images batch by batch, and write one row per image as each batch is answered.
@@ -159,7 +165,8 @@ def predict_images(
     Images come in their own order, or shuffled by a seed: images sorted by class make batches of
     few classes. Rows go to OUTPUT.partial, which becomes OUTPUT at the end; an interrupted run that
     writes .csv continues there, with the stream as it was. `probabilities` adds a column per class;
-    `limit` takes that many images from the start, or at random if they are shuffled.
+    `limit` takes that many images from the start, or at random if they are shuffled; `observe` is
+    called after every batch.
     """
     check_limit(limit)
     check_batch_size(batch_size)
@@ -190,6 +197,8 @@ def predict_images(
                         out = answer_images(job.stream, batch, images.names)
                         names = [images.names[row] for row in batch.rows]
                         job.table.write(writer.columns(out, chosen[batch.rows].tolist(), names))
+                        if observe is not None:
+                            observe(out, job.stream.samples - len(out.labels))
                 progress(STAGE, job.seen, len(images))
         model.verify()
         if summary.rows == 0:

@@ -13,9 +13,10 @@ import numpy as np
 from array_api_compat import array_namespace, is_array_api_obj, is_jax_array
 from numpy.typing import NDArray
 
-from caster.adapt.cross_validation import check_source
+from caster.adapt.cross_validation import check_source, held_out_scores
 from caster.config import CHUNK_ELEMENTS, STATE_DTYPE, Settings
 from caster.core.arrays import as_real_array, like, to_numpy
+from caster.core.discriminant import probabilities
 from caster.core.linalg import Array, failures
 from caster.core.moments import ClassMoments, ClassScatter
 from caster.core.subspace import Basis, HeldOutBasis, WithinScatter, retained_rank
@@ -24,22 +25,25 @@ from caster.core.types import SourceMoments
 from caster.errors import CasterError
 from caster.io.labels import Labels, as_labels, encode
 from caster.models.batches import INPUTS, named
+from caster.state.sketch import Sketch, sketch_size
 from caster.state.source_check import SourceCheck
 
 Chunks = Iterable[tuple[Any, ...]]  # (features, labels) or (features, labels, logits)
 LABELS = "labels", "label", "y", "target", "targets"  # names in a batch that is a dict
 MOST_KEPT = 2**24  # numbers of the projected samples that are kept to check the fit
+# Not 0: a source that was itself drawn by a generator of that seed would be drawn in its order.
+SKETCH_SEED = int.from_bytes(b"sketch")
 OUT_OF_RANGE = "the features are too large or too small for float32: rescale them"
 
 
 @np.errstate(all="ignore")  # overflow is detected and reported in one line
 def fit_moments(
-    chunks: Chunks, classes: Labels, settings: Settings
-) -> tuple[SourceMoments, SourceCheck]:
+    chunks: Chunks, classes: Labels, settings: Settings, sketched: bool = False
+) -> tuple[SourceMoments, SourceCheck, Sketch | None]:
     """Fit in two passes over chunks of (features, labels) or (features, labels, logits).
 
     The first gives the subspace; the second the moments in it, of samples that the subspace has
-    not seen, and whether transport holds up on them.
+    not seen, whether transport holds up on them, and a sketch of them if wanted.
     """
     if isinstance(chunks, Iterator):
         raise CasterError(
@@ -54,13 +58,15 @@ def fit_moments(
     # Two threads save little of a single factorisation, and wait for each other on a busy machine.
     with one_blas_thread():
         S_w, basis = _basis(scatter, settings)
-    kept = _Kept(C, int(basis.U.shape[1]))
+    kept, drawn = _Kept(C, int(basis.U.shape[1])), _Drawn(sketch_size(C) if sketched else 0)
     held_out = cache(partial(HeldOutBasis.of, scatter, S_w, basis))  # by dtype
     moments = reduce(
         add,
         (
-            ClassMoments.of(kept.add(held_out(h.dtype).project(h, y), y, head), y, C)
-            for h, y, head in _pieces(chunks, classes)
+            ClassMoments.of(
+                drawn.add(kept.add(held_out(h.dtype).project(h, y), y, logits), y, logits), y, C
+            )
+            for h, y, logits in _pieces(chunks, classes)
         ),
     )
     if not np.array_equal(to_numpy(moments.counts), to_numpy(scatter.counts)):
@@ -78,7 +84,8 @@ def fit_moments(
         raise CasterError(
             "the samples vary in fewer directions than tell the classes apart: add samples"
         )
-    return found, kept.check(scatter.total / scatter.width, settings)
+    check = kept.check(scatter.total / scatter.width, settings)
+    return found, check, drawn.sketch(moments, settings) if sketched else None
 
 
 class _Kept:
@@ -89,7 +96,7 @@ class _Kept:
         self._counts = np.zeros(n_classes, dtype=np.int64)
         self._parts: list[tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]] = []
 
-    def add(self, z: Array, y: Array, head: NDArray[Any] | None) -> Array:
+    def add(self, z: Array, y: Array, logits: NDArray[Any] | None) -> Array:
         """Store samples within the quota of their class, and return all of them."""
         classes = to_numpy(y)
         counts = np.bincount(classes, minlength=len(self._counts))
@@ -99,7 +106,8 @@ class _Kept:
         rows = np.flatnonzero(rank + self._counts[classes] < self._quota)
         self._counts += counts
         kept = to_numpy(z)[rows].astype(STATE_DTYPE)
-        self._parts.append((kept, classes[rows], None if head is None else head[rows]))
+        head = None if logits is None else logits[rows].argmax(axis=1)
+        self._parts.append((kept, classes[rows], head))
         return z
 
     def check(self, per_feature: float, settings: Settings) -> SourceCheck:
@@ -108,6 +116,50 @@ class _Kept:
         answers = None if any(part is None for part in head) else np.concatenate(head)
         samples = np.concatenate(z), np.concatenate(y)
         return check_source(*samples, answers, len(self._counts), per_feature, settings)
+
+
+class _Drawn:
+    """A uniform sample of the source, of bounded size; the same for any division into chunks."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._rng = np.random.default_rng(SKETCH_SEED)
+        self._parts: list[NDArray[Any]] = []  # keys, features, classes, and logits if there are
+
+    def add(self, z: Array, y: Array, logits: NDArray[Any] | None) -> Array:
+        """Draw among the samples so far and these, and return all of these."""
+        if self._size:
+            keys = self._rng.random(z.shape[0])
+            arrays = [keys, to_numpy(z), to_numpy(y), *([] if logits is None else [logits])]
+            if self._parts:  # only keys below the largest one can be among the smallest
+                rows = (
+                    keys < self._parts[0].max() if len(self._parts[0]) == self._size else keys < 1
+                )
+                arrays = [
+                    np.concatenate([a, b[rows]]) for a, b in zip(self._parts, arrays, strict=True)
+                ]
+            smallest = np.argsort(arrays[0])[: self._size]
+            self._parts = [array[smallest] for array in arrays]
+        return z
+
+    def sketch(self, whole: ClassMoments, settings: Settings) -> Sketch | None:
+        """The drawn samples with their frozen and adapted answers; None if none is finite."""
+        _, z, y, *logits = self._parts
+        moments = ClassMoments(*map(to_numpy, (whole.counts, whole.means, whole.scatters)))
+        gda, adapted = held_out_scores(z, y, moments, settings)
+        answers = [probabilities(s.astype(np.float64)) for s in (*(logits or [gda]), adapted)]
+        uncertainty = np.stack([1 - p.max(axis=1) for p in answers], axis=1)
+        wrong = np.stack([p.argmax(axis=1) != y for p in answers], axis=1)
+        numbers = (z, *answers)  # a head may give infinite logits
+        rows = np.all([np.isfinite(array).all(axis=1) for array in numbers], axis=0)
+        found = Sketch(
+            features=z[rows].astype(STATE_DTYPE),
+            probabilities=answers[0][rows].astype(np.float16),
+            labels=y[rows].astype(np.int64),
+            uncertainty=uncertainty[rows].astype(STATE_DTYPE),
+            wrong=wrong[rows].astype(np.uint8),
+        )
+        return found if len(found) else None
 
 
 def _storable(covariances: NDArray[Any]) -> NDArray[Any]:  # (C, k, k)
@@ -146,7 +198,7 @@ def _basis(scatter: ClassScatter, settings: Settings) -> tuple[WithinScatter, Ba
 
 
 def _pieces(chunks: Chunks, classes: Labels) -> Iterator[tuple[Array, Array, NDArray[Any] | None]]:
-    """Yield (features, class indices, head's predictions), checked and in small pieces."""
+    """Yield (features, class indices, head's logits), checked and in small pieces."""
     width, seen = None, 0
     try:
         read = iter(chunks)
@@ -162,14 +214,14 @@ def _pieces(chunks: Chunks, classes: Labels) -> Iterator[tuple[Array, Array, NDA
             raise CasterError(f"features must be (samples, {width or 'features'}), not {shape}")
         if h.shape[0] != len(y):
             raise CasterError(f"{h.shape[0]} rows of features have {len(y)} labels")
-        head = _answers(logits[0], len(y), len(classes)) if logits else None
+        head = _checked_logits(logits[0], len(y), len(classes)) if logits else None
         width = h.shape[1]
         rows = max(1, CHUNK_ELEMENTS // max(width, len(classes)))
         for start in range(0, len(y), rows):
             stop = min(start + rows, len(y))
             _check_finite(h[start:stop, :], seen + start)
-            answers = None if head is None else head[start:stop]
-            yield h[start:stop, :], like(y[start:stop], h), answers
+            part = None if head is None else head[start:stop]
+            yield h[start:stop, :], like(y[start:stop], h), part
         seen += len(y)
     if seen == 0:
         raise CasterError("there are no samples to fit")
@@ -179,15 +231,14 @@ def _is_triple(chunk: Any) -> bool:
     return isinstance(chunk, tuple | list) and len(chunk) == 3
 
 
-def _answers(logits: Any, rows: int, n_classes: int) -> NDArray[Any]:  # (n,)
-    """Class indices predicted by the frozen head."""
+def _checked_logits(logits: Any, rows: int, n_classes: int) -> NDArray[Any]:  # (n, C)
+    """Logits of the frozen head, on the host."""
     found = to_numpy(as_real_array(logits))
     if found.shape != (rows, n_classes):
         raise CasterError(f"head_logits must be {(rows, n_classes)}, not {found.shape}")
     if np.isnan(found).any():
         raise CasterError("head_logits hold NaN: the frozen model's answer is undefined")
-    answers: NDArray[Any] = found.argmax(axis=1)
-    return answers
+    return found
 
 
 def pair(batch: Any) -> tuple[Any, Any]:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from caster._version import __version__
-from caster.cli import cache, compile, demo, evaluate, fit, inspect, predict
+from caster.cli import cache, compile, demo, evaluate, fit, inspect, monitor, predict
 from caster.cli.console import Warnings, errors, option_of, say
 from caster.errors import MAKE_ROOM, CasterError, is_disk_full, machine_message
 
@@ -61,6 +61,7 @@ for _command in (
     compile.compile,
     inspect.inspect,
     inspect.doctor,
+    monitor.monitor,
     demo.demo,
 ):
     app.command()(_safely(_command))

@@ -87,6 +87,14 @@ def fit(
     skip_unreadable: SkipUnreadable = False,
     data_root: DataRoot = None,
     store: Store = None,
+    no_sketch: Annotated[
+        bool,
+        typer.Option(
+            "--no-sketch",
+            help="Store no source samples in the state: `caster monitor` then shows neither drift, "
+            "risk nor estimated accuracy.",
+        ),
+    ] = False,
     limit: Annotated[int | None, limit_option("evenly over the classes")] = None,
     larger: MaxOption = None,
 ) -> None:
@@ -102,7 +110,16 @@ def fit(
     measured = None
     with progress_bar() as progress:
         if model is None:
-            clf = fit_file(features_path(source), state, settings, progress, key, limits, limit)
+            clf = fit_file(
+                features_path(source),
+                state,
+                settings,
+                progress,
+                key,
+                limits,
+                limit,
+                sketch=not no_sketch,
+            )
         else:
             from caster.io.feature_cache import default_store
 
@@ -120,6 +137,7 @@ def fit(
                 progress=progress,
                 key=key,
                 limit=limit,
+                sketch=not no_sketch,
             )
     say_skipped(skipped)
     moments = clf.moments_

@@ -69,6 +69,7 @@ def _inspect_state(state: Path, key: Path | None, *, everything: bool) -> None:
         ("head", _head(loaded)),
         ("layers", "not measured" if loaded.layers is None else layers_in_words(loaded.layers)),
         *([("  sites", _sites(loaded.layers))] if loaded.layers else []),
+        ("sketch", "none" if loaded.sketch is None else counted(len(loaded.sketch), "sample")),
         ("written by", f"caster {loaded.caster_version}, state format {states.VERSION}"),
     ):
         table.add_row(name, Text(value))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,9 +37,10 @@ from caster.errors import CasterError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from caster.adapt.prediction import Summary
+    from caster.adapt.prediction import Observe, Summary
     from caster.io.images import Images
     from caster.models.protocol import FrozenModel
+    from caster.state import State
 
 
 @with_model(output="table")
@@ -92,6 +96,13 @@ def predict(
     allow_other_preprocessing: OtherPreprocessing = False,
     limit: Annotated[int | None, limit_option("the first, or with --shuffle at random")] = None,
     larger: MaxOption = None,
+    log: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Log every batch there for `caster monitor`, as a stream with the name of OUT.",
+        ),
+    ] = None,
     spreadsheet_safe: Annotated[
         bool,
         typer.Option(
@@ -118,28 +129,33 @@ def predict(
     answered, to OUT.partial; the same command continues an interrupted .csv.
     """
     limits = limits_of(larger)
+    if log is not None and not gate:
+        raise CasterError("a log holds gated answers: drop --no-gate, or --log")
     with progress_bar() as progress:
         if model is None:
             if len(target) > 1:
                 raise CasterError("one file of features at a time, or images with --model")
+            from caster import state as states
             from caster.adapt.prediction import predict_file
 
-            summary = predict_file(
-                state,
-                features_path(target[0]),
-                table,
-                key=key,
-                batch_size=batch_size,
-                tau=tau,
-                safeguards=not no_safeguards,
-                mechanism=mechanism,
-                gate=gate,
-                limits=limits,
-                limit=limit,
-                spreadsheet_safe=spreadsheet_safe,
-                probabilities=probabilities,
-                progress=progress,
-            )
+            with _logging(log, table, None if log is None else states.load(state, key)) as observe:
+                summary = predict_file(
+                    state,
+                    features_path(target[0]),
+                    table,
+                    key=key,
+                    batch_size=batch_size,
+                    tau=tau,
+                    safeguards=not no_safeguards,
+                    mechanism=mechanism,
+                    gate=gate,
+                    limits=limits,
+                    limit=limit,
+                    spreadsheet_safe=spreadsheet_safe,
+                    probabilities=probabilities,
+                    observe=observe,
+                    progress=progress,
+                )
         else:
             from caster.adapt.prediction import predict_images
             from caster.io.prediction_table import check_table
@@ -167,22 +183,36 @@ def predict(
             )
             if shuffle is None and adapter.mechanism == "features":
                 _warn_of_order(images, min(batch_size, limit or batch_size))
-            summary = predict_images(
-                adapter,
-                images,
-                table,
-                batch_size=batch_size,
-                gate=gate,
-                shuffle=shuffle,
-                skip_unreadable=skip_unreadable,
-                limit=limit,
-                spreadsheet_safe=spreadsheet_safe,
-                probabilities=probabilities,
-                progress=progress,
-            )
+            with _logging(log, table, adapter.state) as observe:
+                summary = predict_images(
+                    adapter,
+                    images,
+                    table,
+                    batch_size=batch_size,
+                    gate=gate,
+                    shuffle=shuffle,
+                    skip_unreadable=skip_unreadable,
+                    limit=limit,
+                    spreadsheet_safe=spreadsheet_safe,
+                    probabilities=probabilities,
+                    observe=observe,
+                    progress=progress,
+                )
     say_skipped(summary.unreadable)
     output.print(_summary_table(summary))
     _say_outcome(summary, table, gate)
+
+
+@contextmanager
+def _logging(folder: Path | None, table: Path, state: State | None) -> Iterator[Observe | None]:
+    """What to call after every batch; None without a log."""
+    if folder is None:
+        yield None
+        return
+    from caster.monitor.log import StreamLog
+
+    with StreamLog(folder, table.stem, state) as log:
+        yield lambda out, position: log.append(out, position=position, time=time.time())
 
 
 def _warn_of_order(images: Images, batch_size: int) -> None:

@@ -43,6 +43,7 @@ class Adaptation:
     )
     implausible: int = 0  # samples that no image could have produced, answered as frozen
     ids: NDArray[np.int64] | None = None  # (B,), in their `Stream`, for its feedback
+    features: Array | None = None  # (B, d), the frozen model's; None: not computed
 
     @property
     def probabilities(self) -> Array:  # (B, C)

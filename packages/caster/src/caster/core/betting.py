@@ -55,7 +55,7 @@ def log_wealth(
     array([ 1.  , 43.62,  0.33])
     """
     wins, losses = (np.asarray(n, np.float64)[..., None] for n in (wins, losses))
-    return _log_mean(wins * np.log1p(LAMBDAS) + losses * np.log1p(-LAMBDAS))
+    return log_mean(wins * np.log1p(LAMBDAS) + losses * np.log1p(-LAMBDAS))
 
 
 def log_restarts(
@@ -76,10 +76,28 @@ def log_restarts(
     array([0.51, 0.95])
     """
     W = np.asarray(W, np.float64)[..., None]
-    return np.asarray(np.logaddexp(log_M, math.log(share(t))) + np.log1p(-LAMBDAS * W))
+    return restarted(log_M, np.log1p(-LAMBDAS * W), t)
 
 
-def _log_mean(logs: NDArray[np.float64]) -> NDArray[np.float64]:  # (..., L) -> (...)
+def restarted(
+    log_M: NDArray[np.float64],  # (..., L), M_{t-1}
+    log_factor: NDArray[np.float64],  # (..., L), of the wealth at t
+    t: int,
+) -> NDArray[np.float64]:  # (..., L)
+    """Logarithm of M_t = (M_{t-1} + share(t)) factor_t, with M_0 = 0: bets that start at every t.
+
+    >>> np.exp(restarted(np.array([-np.inf]), np.array([0.0]), 1))
+    array([0.5])
+    """
+    return np.asarray(np.logaddexp(log_M, math.log(share(t))) + log_factor)
+
+
+def log_mean(logs: NDArray[np.float64]) -> NDArray[np.float64]:  # (..., L) -> (...)
+    """Logarithm of the mean over stakes of exponentials.
+
+    >>> np.exp(log_mean(np.log([1.0, 3.0])))
+    np.float64(2.0)
+    """
     largest = logs.max(axis=-1, keepdims=True)
     return np.asarray(np.log(np.exp(logs - largest).mean(axis=-1)) + largest[..., 0])
 
@@ -121,7 +139,7 @@ class BettingTest:
         enough = -math.log(self.alpha * share(self.phase))
         if self.position == "accepted":
             log_M = log_restarts(np.array(self.restarts), W, wins + losses)
-            if _log_mean(log_M) >= enough:
+            if log_mean(log_M) >= enough:
                 return self._decided("revoked")
             return replace(self, wins=wins, losses=losses, restarts=tuple(log_M.tolist()))
         if log_wealth(wins, losses) >= enough:

@@ -3,7 +3,8 @@
 The file holds what cannot be recomputed: U, class means, packed upper triangles of the class
 covariances, and class counts. Priors, global and pooled moments and the margin follow from these.
 With layers it also holds the moments of every site of the network, concatenated, packed upper
-triangles of those covariances that were measured, and moments of the classes in float16.
+triangles of those covariances that were measured, and moments of the classes in float16. A sketch
+of the source is there for the monitor, unless it was left out.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from caster.io.layer_arrays import (
     unpacked,
 )
 from caster.io.signed_tensors import Arrays, Key
+from caster.state.sketch import PREFIX, Sketch, unpack_sketch
 from caster.state.source_check import SourceCheck
 
 FORMAT, VERSION = "caster-state", "1"
@@ -58,6 +60,7 @@ class State:
     layers: Layers | None = None  # moments per site; None: not requested
     input_range: tuple[float, float] | None = None  # of the source images; None: not measured
     source_check: SourceCheck | None = None  # None: built from moments alone
+    sketch: Sketch | None = None  # source samples for the monitor; None: left out
 
     def __repr__(self) -> str:
         bound = "no model" if self.model_sha256 is None else f"model {self.model_sha256[:12]}…"
@@ -137,6 +140,8 @@ def _content(state: State) -> tuple[Arrays, dict[str, str]]:
     if state.layers is not None:
         metadata["layers"] = site_table(state.layers)
         arrays |= pack_layers(state.layers, state.moments.counts)
+    if state.sketch is not None:
+        arrays |= state.sketch.arrays()
     if state.input_range is not None:
         metadata["input_range"] = json.dumps(state.input_range)
     return arrays, metadata
@@ -161,6 +166,11 @@ SCHEMA = {
     "layer_covariances": ArraySchema("float32", ("layer triangles",)),
     "layer_class_means": ArraySchema("float16", ("classes", "class channels")),
     "layer_class_deviations": ArraySchema("float16", ("classes", "class channels"), minimum=0),
+    "sketch_features": ArraySchema("float32", ("sketch", "directions")),
+    "sketch_probabilities": ArraySchema("float16", ("sketch", "classes"), minimum=0),
+    "sketch_labels": ArraySchema("int64", ("sketch",), minimum=0),
+    "sketch_uncertainty": ArraySchema("float32", ("sketch", "answers"), minimum=0),
+    "sketch_wrong": ArraySchema("uint8", ("sketch", "answers"), minimum=0),
 }
 
 
@@ -215,6 +225,7 @@ def _parse(arrays: Arrays, metadata: dict[str, str]) -> State:
             layers=None if rows is None else unpack_layers(arrays, rows),
             input_range=_parse_range(json.loads(metadata.get("input_range", "null"))),
             source_check=_parse_source_check(json.loads(metadata["source_check"])),
+            sketch=unpack_sketch(arrays, len(classes)),
         )
     except KeyError as error:
         raise CasterError(f"it lacks {error}") from None
@@ -235,7 +246,10 @@ def _sizes(arrays: Arrays, metadata: dict[str, str], n_classes: int) -> dict[str
         raise CasterError(
             f"its arrays do not fit together: {n_classes} classes, {d} features, {k} directions"
         )
-    return {"features": d, "classes": n_classes, "directions": k, "triangle": k * (k + 1) // 2}
+    sizes = {"features": d, "classes": n_classes, "directions": k, "triangle": k * (k + 1) // 2}
+    if f"{PREFIX}labels" in arrays:
+        sizes |= {"sketch": len(arrays[f"{PREFIX}labels"]), "answers": 2}
+    return sizes
 
 
 def _parse_head(columns: Any, n_classes: int) -> tuple[int, ...] | None:

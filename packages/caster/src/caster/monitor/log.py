@@ -1,0 +1,248 @@
+"""The log of a stream: one line of JSON per batch, append-only, in segments of bounded size.
+
+A segment begins with where the stream stood at its start, so that the newest one is enough to
+continue from and to show. A crash can tear only the last line: it is ignored when reading, and cut
+off by the next writer. A stream has one writer at a time.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caster import state as states
+from caster.core.adaptation import Adaptation, classes_of
+from caster.core.betting import ALPHA, BettingTest
+from caster.core.estimated_accuracy import Calibration
+from caster.errors import CasterError, visible
+from caster.io.files import AnyPath, open_regular, replacing
+from caster.io.labels import as_labels, encode
+from caster.monitor.stream_monitor import TOLERANCE, StreamMonitor, calibrations_of
+from caster.monitor.summary import Record, Summarizer
+from caster.state import State
+
+FORMAT = "caster-log 1"
+SEGMENT_BYTES = 2**19  # a segment is closed above this size: readers go through a whole one
+SEGMENTS = 32  # the newest are kept
+MEMORY = 65_536  # samples whose answers a label can be compared with
+LONGEST_ID = 120  # bytes
+
+
+class StreamLog:
+    """Append the batches and labels of one stream to its log.
+
+    With the `state` that answers, the log holds drift, risk and estimated accuracy if the state
+    has a sketch. `monitor` is where the stream stands; an existing log is continued.
+
+    >>> import tempfile
+    >>> import caster
+    >>> clf = caster.Caster().fit([[0.0], [1.0], [4.0], [5.0]], [0, 0, 1, 1])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with StreamLog(folder, "camera 7") as log:
+    ...         log.append(clf.adapt([[0.5], [4.5]]), position=0, time=0.0)
+    ...     names(folder), read(folder, "camera 7").reasons
+    (['camera 7'], Counter({'min_samples': 1}))
+    """
+
+    def __init__(
+        self,
+        folder: AnyPath,
+        stream_id: str,
+        state: State | None = None,
+        *,
+        tolerance: float = TOLERANCE,
+        alpha: float = ALPHA,
+    ) -> None:
+        self.folder, self.stream_id = Path(folder), stream_id
+        self._state = state
+        self._summarizer = Summarizer(state)
+        self._answers: NDArray[np.int32] | None = None  # (MEMORY,), by id modulo its length
+        self._first_answer: int | None = None
+        self._header: Record = {
+            "kind": "start",
+            "format": FORMAT,
+            "stream": stream_id,
+            "state": None if state is None else _digest(state),
+            "classes": [] if state is None else [str(c) for c in state.classes.tolist()],
+            "calibrations": None if state is None else calibrations_of(state.sketch),
+            "tolerance": tolerance,
+            "alpha": alpha,
+        }
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.monitor, self._file = self._open()
+        except OSError as error:
+            raise CasterError(f"cannot log to {self.folder}: {error.strerror}") from None
+
+    def __enter__(self) -> StreamLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+    def append(self, adaptation: Adaptation, *, position: int, time: float) -> None:
+        """Log a batch that begins at this position of the stream, at this time in seconds."""
+        self._write(self._summarizer.record(adaptation, position=position, time=time))
+        self._remember(classes_of(adaptation.scores), position)
+
+    def feedback(self, ids: Any, labels: Any, *, betting: BettingTest, time: float) -> None:
+        """Log true labels of samples, and the test of adapted against frozen answers after them.
+
+        Labels of samples that this object did not log, or longer ago, only count in that test.
+        """
+        if self._state is None:
+            raise CasterError("labels can be logged only with {argument}", argument="state")
+        truth = encode(as_labels(labels), self._state.classes)
+        known = [(i, c) for i, c in zip(ids, truth.tolist(), strict=True) if self._knows(int(i))]
+        answers = self._answers
+        wrong = sum(answers is not None and answers[i % MEMORY] != c for i, c in known)
+        test = {name: getattr(betting, name) for name in ("position", "phase", "wins", "losses")}
+        self._write(
+            {
+                "kind": "feedback",
+                "time": time,
+                "position": self.monitor.position,
+                "labels": len(known),
+                "wrong": int(wrong),
+                "betting": test | {"alpha": betting.alpha},
+            }
+        )
+
+    def _remember(self, answers: NDArray[np.intp], position: int) -> None:
+        if self._answers is None or position == 0:
+            self._answers = np.zeros(MEMORY, np.int32)
+            self._first_answer = position
+        ids = np.arange(position, position + len(answers))[-MEMORY:]
+        self._answers[ids % MEMORY] = answers[-MEMORY:]
+
+    def _knows(self, i: int) -> bool:
+        end = self.monitor.position
+        return self._first_answer is not None and max(self._first_answer, end - MEMORY) <= i < end
+
+    def _write(self, record: Record) -> None:
+        """Append a line, whole or not at all, and begin another segment if this one is full."""
+        line = json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        try:
+            size = os.fstat(self._file).st_size
+            if size > SEGMENT_BYTES:
+                full, self._file = self._file, self._begin_segment(self.monitor.snapshot())
+                os.close(full)
+                size = os.fstat(self._file).st_size
+            written = os.write(self._file, line)
+            if written < len(line):  # a full disk
+                os.ftruncate(self._file, size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            raise CasterError(f"cannot log to {self.folder}: {error.strerror}") from None
+        self.monitor.update(record)
+
+    def _open(self) -> tuple[StreamMonitor, int]:
+        """Continue the newest segment, unless it is of another state, or begin the first one."""
+        segments = _segments(self.folder, self.stream_id)
+        if segments:
+            header, monitor, end = _replay(segments[-1])
+            if all(header[name] == value for name, value in self._header.items()):
+                file = os.open(segments[-1], os.O_WRONLY | os.O_APPEND)
+                os.ftruncate(file, end)  # a torn line
+                return monitor, file
+        return _monitor(self._header), self._begin_segment(None)
+
+    def _begin_segment(self, snapshot: Record | None) -> int:
+        segments = _segments(self.folder, self.stream_id)
+        number = 1 + (int(segments[-1].name.split(".")[-2]) if segments else 0)
+        path = self.folder / f"{_file_name(self.stream_id)}.{number:06d}.jsonl"
+        with replacing(path) as temporary:  # a segment without its first line cannot be read
+            temporary.write_text(json.dumps(self._header | {"snapshot": snapshot}) + "\n")
+        for old in segments[: 1 - SEGMENTS]:
+            old.unlink(missing_ok=True)
+        return os.open(path, os.O_WRONLY | os.O_APPEND)
+
+
+@lru_cache(maxsize=1)  # many streams share a state
+def _digest(state: State) -> str:
+    return states.digest(state)
+
+
+def names(folder: AnyPath) -> list[str]:
+    """The streams that have a log in a folder."""
+    if not Path(folder).is_dir():
+        raise CasterError(f"{folder} is not a folder of logs: pass the one of `predict --log`")
+    found = {path.name.rsplit(".", 2)[0] for path in Path(folder).glob("*.*.jsonl")}
+    return sorted(unquote(name) for name in found)
+
+
+def read(folder: AnyPath, stream_id: str) -> StreamMonitor:
+    """Where a stream stands, from its newest segment."""
+    segments = _segments(Path(folder), stream_id)
+    if not segments:
+        raise CasterError(f"{folder} has no log of a stream {visible(stream_id)!r}")
+    return _replay(segments[-1])[1]
+
+
+def _replay(path: Path) -> tuple[Record, StreamMonitor, int]:
+    """The header of a segment, the monitor after its last whole line, and where that ends."""
+    lines = _lines(path)
+    try:
+        header, end = next(lines)
+        if header["format"] != FORMAT:
+            raise ValueError("another format")
+        monitor = _monitor(header)
+        if header["snapshot"] is not None:
+            monitor.restore(header["snapshot"])
+        for record, after in lines:
+            monitor.update(record)
+            end = after
+    except (AttributeError, IndexError, KeyError, StopIteration, TypeError, ValueError):
+        raise CasterError(f"{path} is not a {FORMAT} file, or damaged: move it away") from None
+    return header, monitor, end
+
+
+def _lines(path: Path) -> Iterator[tuple[Record, int]]:
+    """Every whole line and where it ends."""
+    end = 0
+    with open_regular(path) as file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            end += len(line)
+            yield json.loads(line), end
+
+
+def _monitor(header: Record) -> StreamMonitor:
+    found = header["calibrations"]
+    calibrations = found and {name: Calibration(**values) for name, values in found.items()}
+    options = {name: header[name] for name in ("tolerance", "alpha")}
+    return StreamMonitor(header["stream"], header["classes"], calibrations, **options)
+
+
+def _segments(folder: Path, stream_id: str) -> list[Path]:
+    name = _file_name(stream_id)
+    found = (path for path in folder.glob("*.jsonl") if path.name.rsplit(".", 2)[0] == name)
+    return sorted(found, key=lambda path: path.name)
+
+
+def _file_name(stream_id: str) -> str:
+    """A file name for any id.
+
+    >>> _file_name("cam/7"), _file_name("..")
+    ('cam%2F7', '%2E%2E')
+    """
+    name = quote(stream_id, safe="").replace(".", "%2E")
+    if not 1 <= len(name) <= LONGEST_ID:
+        raise CasterError(
+            f"a stream id has 1 to {LONGEST_ID} bytes, not {visible(stream_id)[:80]!r}"
+        )
+    return name

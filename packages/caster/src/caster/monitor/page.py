@@ -1,0 +1,88 @@
+"""Streams of a folder of logs as data, and as one self-contained HTML page that draws it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from importlib.resources import files
+
+from caster.core.risk import RiskTest
+from caster.io.files import AnyPath
+from caster.monitor import log
+from caster.monitor.stream_monitor import ALARMS, StreamMonitor
+from caster.monitor.summary import Record
+
+TIMELINES = 24  # streams drawn batch by batch, the last active ones; the others are in the table
+
+
+def from_folder(folder: AnyPath, stream: str | None = None, now: float | None = None) -> Record:
+    """Data of every stream that has a log in a folder, or of one of them."""
+    names = log.names(folder) if stream is None else [stream]
+    return from_monitors((log.read(folder, name) for name in names), now)
+
+
+def from_monitors(monitors: Iterable[StreamMonitor], now: float | None = None) -> Record:
+    """Data of streams at a time, as JSON: alarms and the last active streams come first."""
+    found = sorted(monitors, key=lambda m: (-len(m.active), -_last_time(m), m.stream))
+    return {
+        "time": now,
+        "streams": [_stream(m, drawn=i < TIMELINES) for i, m in enumerate(found)],
+        "samples": sum(m.position for m in found),
+        "batches": sum(m.batches for m in found),
+        "accepted": sum(m.accepted for m in found),
+        "alarms": sum(len(m.active) for m in found),
+        "texts": ALARMS,
+    }
+
+
+def render(data: Record, live: str | None = None) -> str:
+    """The page; with the address of its data, `live`, it asks for them every few seconds.
+
+    >>> render(from_monitors([]), live="monitor.json").startswith("<!DOCTYPE html>")
+    True
+    """
+    template = files("caster.monitor").joinpath("page.html").read_text("utf-8")
+    # "<" could end the element that holds the data
+    embedded = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
+    return template.replace("__LIVE__", json.dumps(live).replace("<", "\\u003c")).replace(
+        "__DATA__", embedded
+    )
+
+
+def _stream(monitor: StreamMonitor, drawn: bool) -> Record:
+    return {
+        "name": monitor.stream,
+        "classes": monitor.classes,
+        "samples": monitor.position,
+        "batches": monitor.batches,
+        "accepted": monitor.accepted,
+        "acceptance": monitor.acceptance,
+        "repeated": monitor.repeated,
+        "ratio": monitor.ratio,
+        "reasons": dict(monitor.reasons.most_common()),
+        "drift": monitor.drift,
+        "cause": monitor.cause,
+        "accuracy": monitor.accuracy,
+        "calibrated": monitor.calibrations is not None,
+        "risk": _risk(monitor.risk),
+        "labelled_risk": _risk(monitor.labelled_risk),
+        "labels": monitor.labels,
+        "labelled_errors": monitor.labelled_errors,
+        "betting": monitor.betting,
+        "alarms": [asdict(alarm) for alarm in reversed(monitor.alarms)],
+        "active": [alarm.kind for alarm in monitor.active],
+        "time": _last_time(monitor),
+        "points": list(monitor.points) if drawn else [],
+    }
+
+
+def _risk(test: RiskTest | None) -> Record | None:
+    if test is None:
+        return None
+    found = {"mean": test.mean, "lower": test.lower, "limit": test.limit}
+    return {**{name: round(value, 4) for name, value in found.items()}, "alarm": test.alarm}
+
+
+def _last_time(monitor: StreamMonitor) -> float:
+    return float(monitor.points[-1]["time"]) if monitor.points else 0.0
