@@ -60,15 +60,16 @@ def fit_moments(
         S_w, basis = _basis(scatter, settings)
     kept, drawn = _Kept(C, int(basis.U.shape[1])), _Drawn(sketch_size(C) if sketched else 0)
     held_out = cache(partial(HeldOutBasis.of, scatter, S_w, basis))  # by dtype
-    moments = reduce(
-        add,
-        (
-            ClassMoments.of(
-                drawn.add(kept.add(held_out(h.dtype).project(h, y), y, logits), y, logits), y, C
-            )
-            for h, y, logits in _pieces(chunks, classes)
-        ),
-    )
+    moments: ClassMoments | None = None
+    for h, y, logits in _pieces(chunks, classes):
+        z = held_out(h.dtype).project(h, y)
+        kept.add(z, y, logits)
+        drawn.add(z, y, logits)
+        if moments is None:
+            moments = ClassMoments.of(z, y, C)
+        else:
+            moments.include(z, y)
+    assert moments is not None
     if not np.array_equal(to_numpy(moments.counts), to_numpy(scatter.counts)):
         raise CasterError("the second pass over the chunks gave other samples than the first")
     found = SourceMoments(
@@ -96,8 +97,8 @@ class _Kept:
         self._counts = np.zeros(n_classes, dtype=np.int64)
         self._parts: list[tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]] = []
 
-    def add(self, z: Array, y: Array, logits: NDArray[Any] | None) -> Array:
-        """Store samples within the quota of their class, and return all of them."""
+    def add(self, z: Array, y: Array, logits: NDArray[Any] | None) -> None:
+        """Store samples within the quota of their class."""
         classes = to_numpy(y)
         counts = np.bincount(classes, minlength=len(self._counts))
         order = np.argsort(classes, kind="stable")
@@ -108,7 +109,6 @@ class _Kept:
         kept = to_numpy(z)[rows].astype(STATE_DTYPE)
         head = None if logits is None else logits[rows].argmax(axis=1)
         self._parts.append((kept, classes[rows], head))
-        return z
 
     def check(self, per_feature: float, settings: Settings) -> SourceCheck:
         """Cross-validate on the stored samples."""
@@ -126,21 +126,19 @@ class _Drawn:
         self._rng = np.random.default_rng(SKETCH_SEED)
         self._parts: list[NDArray[Any]] = []  # keys, features, classes, and logits if there are
 
-    def add(self, z: Array, y: Array, logits: NDArray[Any] | None) -> Array:
-        """Draw among the samples so far and these, and return all of these."""
-        if self._size:
-            keys = self._rng.random(z.shape[0])
-            arrays = [keys, to_numpy(z), to_numpy(y), *([] if logits is None else [logits])]
-            if self._parts:  # only keys below the largest one can be among the smallest
-                rows = (
-                    keys < self._parts[0].max() if len(self._parts[0]) == self._size else keys < 1
-                )
-                arrays = [
-                    np.concatenate([a, b[rows]]) for a, b in zip(self._parts, arrays, strict=True)
-                ]
-            smallest = np.argsort(arrays[0])[: self._size]
-            self._parts = [array[smallest] for array in arrays]
-        return z
+    def add(self, z: Array, y: Array, logits: NDArray[Any] | None) -> None:
+        """Draw among the samples so far and these."""
+        if not self._size:
+            return
+        keys = self._rng.random(z.shape[0])
+        arrays = [keys, to_numpy(z), to_numpy(y), *([] if logits is None else [logits])]
+        if self._parts:  # only keys below the largest one can be among the smallest
+            is_full = len(self._parts[0]) == self._size
+            rows = keys < (self._parts[0].max() if is_full else 1)
+            pairs = zip(self._parts, arrays, strict=True)
+            arrays = [np.concatenate([a, b[rows]]) for a, b in pairs]
+        smallest = np.argsort(arrays[0])[: self._size]
+        self._parts = [array[smallest] for array in arrays]
 
     def sketch(self, whole: ClassMoments, settings: Settings) -> Sketch | None:
         """The drawn samples with their frozen and adapted answers; None if none is finite."""

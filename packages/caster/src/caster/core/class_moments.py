@@ -15,6 +15,7 @@ from array_api_extra import one_hot
 
 from caster.core.channels import ChannelMoments
 from caster.core.linalg import Array
+from caster.core.moments import update_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +72,27 @@ class ClassChannelMoments:
         steps = means - origin - xp.take(offsets, targets, axis=0)
         seen = xp.astype(counts > 0, xp.float64)[:, None]
         return cls(counts, offsets + origin * seen, share @ (variances + steps**2))
+
+    def including(
+        self,
+        means: Array,  # (n, c) over the positions of one sample
+        variances: Array,  # (n, c)
+        targets: Array,  # (n,) class indices
+        n_classes: int,
+    ) -> Self:
+        """Add samples in place, and rows for classes that have none yet.
+
+        >>> import numpy as np
+        >>> x, y = np.array([[1.0], [3.0], [7.0]]), np.array([0, 0, 1])
+        >>> found = ClassChannelMoments.of_samples(x[:1], 0 * x[:1], y[:1], 1)
+        >>> found.including(x[1:], 0 * x[1:], y[1:], 2).means.tolist()
+        [[2.0], [7.0]]
+        """
+        total = self._with_rows(n_classes)
+        classes, own = array_namespace(means, targets).unique_inverse(targets)
+        chunk = type(self).of_samples(means, variances, own, int(classes.shape[0]))
+        update_rows(total, classes, chunk)
+        return total
 
     def __add__(self, other: Self) -> Self:
         n_classes = max(self.counts.shape[0], other.counts.shape[0])

@@ -7,8 +7,8 @@ follows Chan, Golub and LeVeque: sums are centred, so a large common offset cost
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Self
+from dataclasses import dataclass, fields
+from typing import Any, Self
 
 from array_api_compat import array_namespace
 from array_api_extra import one_hot
@@ -106,6 +106,24 @@ class ClassMoments:
         counts, means, step, weight = _merge_means(self, other)
         return type(self)(counts, means, self.scatters + other.scatters + _outer(step, weight))
 
+    def include(
+        self,
+        z: Array,  # (n, k)
+        y: Array,  # (n,), class indices
+    ) -> None:
+        """Add a chunk in place: `self + of(z, y)` touches all classes, this only the chunk's.
+
+        >>> import numpy as np
+        >>> z, y = np.array([[0.0], [2.0], [5.0]]), np.array([1, 1, 0])
+        >>> moments = ClassMoments.of(z[:1], y[:1], n_classes=3)
+        >>> moments.include(z[1:], y[1:])
+        >>> moments.counts.tolist(), moments.means.tolist(), moments.scatters.ravel().tolist()
+        ([1.0, 2.0, 0.0], [[5.0], [1.0], [0.0]], [0.0, 2.0, 0.0])
+        """
+        classes, own = array_namespace(z, y).unique_inverse(y)
+        chunk = type(self).of(z, own, int(classes.shape[0]))
+        update_rows(self, classes, chunk)
+
     def __sub__(self, other: Self) -> Self:
         """The moments without some of the samples; every class must keep one."""
         counts = self.counts - other.counts
@@ -117,6 +135,14 @@ class ClassMoments:
     def covariances(self) -> Array:  # (C, k, k)
         """Class covariances, divided by n_c."""
         return self.scatters / self.counts[:, None, None]
+
+
+def update_rows(total: Any, classes: Array, chunk: Any) -> None:  # (U,)
+    """Merge moments of some classes into those of all, in place."""
+    held = [getattr(total, field.name) for field in fields(total)]
+    merged = type(total)(*(part[classes, ...] for part in held)) + chunk
+    for field, part in zip(fields(total), held, strict=True):
+        part[classes, ...] = getattr(merged, field.name)
 
 
 def class_means(

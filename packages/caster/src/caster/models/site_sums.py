@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -34,7 +35,7 @@ class SiteSums:
 
     def __init__(self, past: Mapping[Site, ChannelMoments] | None = None) -> None:
         self.input_range: tuple[float, float] | None = None  # over all batches so far
-        self.sums = dict(past or {})  # in float64, where the batches' moments are
+        self.sums = copy.deepcopy(dict(past or {}))  # in float64, where the batches' moments are
         classes = (found.classes for found in self.sums.values())
         self._n_classes = max((len(each.counts) for each in classes if each), default=0)
 
@@ -52,11 +53,16 @@ class SiteSums:
         by_class = class_sites(widths, self._n_classes)
         for site, (found, samples) in batch.items():
             past = self.sums.get(site)
+            classes = None
             if site in by_class and samples is not None and has_classes(past):
-                placed = like(targets, samples[0])
-                classes = ClassChannelMoments.of_samples(*samples, placed, self._n_classes)
-                found = replace(found, classes=classes)
-            self.sums[site] = found if past is None else past + found
+                known = None if past is None else past.classes
+                more = (*samples, like(targets, samples[0]), self._n_classes)
+                if known is None:
+                    classes = ClassChannelMoments.of_samples(*more)
+                else:
+                    classes = known.including(*more)
+            total = found if past is None else replace(past, classes=None) + found
+            self.sums[site] = replace(total, classes=classes)
 
     def moments(self, order: NDArray[np.int64] | None = None) -> dict[Site, ChannelMoments]:
         """Moments so far, as a state stores them; `order` lists the indices of its classes."""
