@@ -18,7 +18,16 @@ from caster_bench.methods.gates import GATES, Gated, keywords, make_gate
 from caster_bench.methods.protocol import Method
 from caster_bench.methods.source import Source
 
-Need = Literal["torch", "torch module", "transformer", "linear head", "state", "source images"]
+Need = Literal[
+    "torch",
+    "torch module",
+    "transformer",
+    "residual blocks",
+    "linear head",
+    "images",
+    "state",
+    "source images",
+]
 Settings = Mapping[str, Any]
 EXTRAS = {"torch": "'caster-bench[methods]'"}
 GROUP = "caster_bench.methods"  # entry points of other packages
@@ -129,6 +138,12 @@ METHODS = (
         },
     ),
     Entry(
+        "lame",
+        "Predictions of a batch that near features share, by a fixed point.",
+        f"{_HERE}.lame:LAME",
+        ("torch",),
+    ),
+    Entry(
         "coral",
         "Batch features aligned with the source's mean and covariance, then the frozen classifier.",
         f"{_HERE}.coral:Coral",
@@ -225,6 +240,46 @@ METHODS = (
             "imagenet": _COTTA_IMAGENET | {"lr": 0.01},
             "imagenet-vit": _COTTA_IMAGENET | {"lr": 0.005},
         },
+    ),
+    Entry(
+        "note",
+        "Instance-aware BatchNorm, and entropy minimisation on a memory balanced over predictions.",
+        f"{_HERE}.note:NOTE",
+        ("torch module",),
+        gradients=True,
+    ),
+    Entry(
+        "rotta",
+        "Robust BatchNorm, and a student taught on recent, certain samples of all classes.",
+        f"{_HERE}.rotta:RoTTA",
+        ("torch module", "images"),
+        gradients=True,
+    ),
+    Entry(
+        "deyo",
+        "Entropy minimisation on samples that shuffled patches make less certain.",
+        f"{_HERE}.deyo:DeYO",
+        ("torch module", "images"),
+        gradients=True,
+        presets={
+            "imagenet": _IMAGENET["imagenet"] | {"drop": 0.3},
+            "imagenet-vit": {"optimizer": "sgd", "lr": 1e-3},
+        },
+    ),
+    Entry(
+        "roid",
+        "Likelihood ratio of certain, diverse samples, with averaged weights and a prior.",
+        f"{_HERE}.roid:ROID",
+        ("torch module", "images"),
+        gradients=True,
+        presets=_IMAGENET,
+    ),
+    Entry(
+        "pea",
+        "The output of every block aligned with the source's moments, weighted by their distance.",
+        f"{_HERE}.pea:PEA",
+        ("torch module", "residual blocks", "source images"),
+        presets={"imagenet": {"jump": 1.0}},
     ),
     Entry(
         "foa",
