@@ -326,8 +326,9 @@ def find_blocks(network: Network, batch: Tensor, name: str) -> list[Block]:
     """Residual blocks in the order of the network: the outermost modules that repeat.
 
     A block contains a normalisation and other weights; its class occurs at least twice, and half of
-    its instances or more keep the shape of their input, which rules out stages. Channels are axis 1
-    of maps if there is a convolution in it, else the last axis.
+    its instances or more keep the shape of their input, which rules out stages; if there is no such
+    class, one of them is enough. Channels are axis 1 of maps if there is a convolution in it, else
+    the last axis.
     """
     calls: dict[str, tuple[Tensor, Tensor | None]] = {}
     handles = []
@@ -348,11 +349,10 @@ def find_blocks(network: Network, batch: Tensor, name: str) -> list[Block]:
     by_class: dict[type, list[str]] = {}
     for path in calls:
         by_class.setdefault(type(network.module.get_submodule(path)), []).append(path)
-    found: set[str] = set()
-    for paths in by_class.values():
-        same = sum(_keeps_shape(*calls[path]) for path in paths)
-        if len(paths) > 1 and 2 * same >= len(paths):
-            found |= set(paths)
+    same = {k: sum(_keeps_shape(*calls[p]) for p in paths) for k, paths in by_class.items()}
+    repeated = {k: paths for k, paths in by_class.items() if len(paths) > 1 and same[k]}
+    most = {k: paths for k, paths in repeated.items() if 2 * same[k] >= len(paths)}
+    found = {path for paths in (most or repeated).values() for path in paths}
     outer = [p for p in found if not any(p.startswith(f"{other}.") for other in found)]
     order = [path for path, _ in network.module.named_modules()]
     blocks = []
