@@ -89,7 +89,8 @@ def test_training_uses_and_tracks_the_batch():
     mean, var = rows.mean(axis=1), rows.var(axis=1, ddof=1)
     expected = by_loop(x.reshape(4, 3, -1), mean, var, layer.eps, 2.0)
     np.testing.assert_allclose(found.numpy().reshape(expected.shape), expected, rtol=1e-9)
-    for now, old, new in zip((layer.running_mean, layer.running_var), before, (mean, var), strict=True):
+    after = layer.running_mean, layer.running_var
+    for now, old, new in zip(after, before, (mean, var), strict=True):
         np.testing.assert_allclose(now.numpy(), 0.9 * old.numpy() + 0.1 * new)
 
 

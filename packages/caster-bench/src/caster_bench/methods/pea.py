@@ -192,7 +192,7 @@ class PEA:
             seen[name].append(in_groups(x, self.group))
 
         for view in views:
-            self._run(view, visit)
+            check_finite(self._run(view, visit), self.name)
         distances = []
         for name, parts in seen.items():
             x, source = torch.cat(parts), self._source[name]
