@@ -226,7 +226,7 @@ def test_reset_is_as_constructed():
 
 
 def test_retained():
-    method, tent = create("eata", model(), source()), create("tent", model())
+    method, tent = create("eata", model(), source()), create("tent", model(), optimizer="sgd")
     size = 4 * sum(p.numel() for p in method.parameters.values())
     assert method.retained().statistics == 2 * size  # Fisher information and source values
     for batch in stream(2):

@@ -122,7 +122,7 @@ METHODS = (
     ),
     Entry(
         "knn",
-        "Majority vote of the nearest source features.",
+        "Vote of the nearest source features, weighted by similarity.",
         f"{_HERE}.knn:KNN",
         ("torch", "source images"),
     ),
@@ -203,6 +203,7 @@ METHODS = (
         gradients=True,
         presets={
             "cifar100": {"redundancy": 0.1},
+            "adam": {"optimizer": "adam", "lr": 1e-3},
             "imagenet": _IMAGENET["imagenet"] | _EATA_IMAGENET,
             "imagenet-vit": _IMAGENET_VIT["imagenet-vit"] | _EATA_IMAGENET,
         },
@@ -216,6 +217,7 @@ METHODS = (
         settings={"fisher_strength": 0.0},
         presets={
             "cifar100": {"redundancy": 0.1},
+            "adam": {"optimizer": "adam", "lr": 1e-3},
             "imagenet": _IMAGENET["imagenet"] | {"redundancy": 0.05},
             "imagenet-vit": _IMAGENET_VIT["imagenet-vit"] | {"redundancy": 0.05},
         },
