@@ -44,7 +44,11 @@ class CellResult:
 
 
 def identity_of(spec: Spec, admission: Admission) -> dict[str, Any]:
-    """Return everything that determines a cell's record; its digest is the cell's key."""
+    """Return everything that determines a cell's record; its digest is the cell's key.
+
+    A method's first revision is not stated: so records from before revisions were keep their keys.
+    """
+    revision = entry_of(spec.method).revision
     return {
         "spec": spec.plain(),
         "settings": settings_of(spec),  # all defaults too: another version may change them
@@ -56,7 +60,7 @@ def identity_of(spec: Spec, admission: Admission) -> dict[str, Any]:
         "classes": admission.classes,
         "threshold": admission.threshold,
         "refused": admission.reason,  # so that a rejected cell is another cell once admitted
-    }
+    } | ({} if revision in (None, 1) else {"revision": revision})
 
 
 def write_done(
@@ -142,6 +146,7 @@ def _describe_method(spec: Spec, method: Method) -> dict[str, Any]:
     return {
         "inert": bool(getattr(inner, "inert", False)),
         "gradients": entry_of(spec.method).gradients,
+        "revision": entry_of(spec.method).revision,
         "settings": settings_of(spec),
         "retained": asdict(method.retained()),
     }
