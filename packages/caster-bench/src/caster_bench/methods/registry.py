@@ -85,6 +85,7 @@ _HERE = "caster_bench.methods"
 _IMAGENET = {"imagenet": {"optimizer": "sgd", "lr": 2.5e-4}}
 _MIXTURE = {"memory": 2048, "depth": 1.0, "maps": "full", "mixture": True}
 _IMAGENET_VIT = {"imagenet-vit": {"optimizer": "sgd", "lr": 1e-3, "norms": ("layer",)}}
+_LAYER_NORM = {"layer-norm": _IMAGENET_VIT["imagenet-vit"]}  # the same rate on other data
 _COTTA_IMAGENET = {"optimizer": "sgd", "threshold": 0.1, "restore": 0.001, "symmetric": True}
 _EATA_IMAGENET = {"redundancy": 0.05, "fisher_strength": 2000.0}
 
@@ -193,7 +194,7 @@ METHODS = (
         f"{_HERE}.tent:Tent",
         ("torch module",),
         gradients=True,
-        presets=_IMAGENET | _IMAGENET_VIT,
+        presets=_IMAGENET | _IMAGENET_VIT | _LAYER_NORM,
     ),
     Entry(
         "eata",
@@ -206,7 +207,8 @@ METHODS = (
             "adam": {"optimizer": "adam", "lr": 1e-3},
             "imagenet": _IMAGENET["imagenet"] | _EATA_IMAGENET,
             "imagenet-vit": _IMAGENET_VIT["imagenet-vit"] | _EATA_IMAGENET,
-        },
+        }
+        | _LAYER_NORM,
     ),
     Entry(
         "eta",
@@ -220,7 +222,8 @@ METHODS = (
             "adam": {"optimizer": "adam", "lr": 1e-3},
             "imagenet": _IMAGENET["imagenet"] | {"redundancy": 0.05},
             "imagenet-vit": _IMAGENET_VIT["imagenet-vit"] | {"redundancy": 0.05},
-        },
+        }
+        | _LAYER_NORM,
     ),
     Entry(
         "sar",
