@@ -135,7 +135,7 @@ class PEA:
             visit = partial(self._align, weights, target)
             chunks = [torch.cat(views)] if self._together else views
             logits = torch.cat([self._run(chunk, visit) for chunk in chunks])
-            logits = logits.unflatten(0, (len(views), len(batch))).mean(dim=0)
+            logits = logits.reshape(len(views), len(batch), -1).mean(dim=0)
             check_finite(logits, self.name)
             self._target = target
             self._restart_if_unsure(float(entropy(logits).mean()))
@@ -274,7 +274,7 @@ def transported(x: Tensor, target: Running, source: SourceMoments) -> Tensor:  #
     """(x - μ_t) Σ_t^-½ Σ_s^½ + μ_s in every group of channels."""
     values, vectors = torch.linalg.eigh(target.covariance)
     whiten = (vectors * values.clamp_min(RIDGE).rsqrt()[:, None]) @ vectors.mT
-    moved = (x - target.mean).transpose(0, 1) @ (whiten @ source.root)
+    moved: Tensor = (x - target.mean).transpose(0, 1) @ (whiten @ source.root)
     return moved.transpose(0, 1) + source.mean
 
 
@@ -285,7 +285,8 @@ def in_groups(rows: Tensor, size: int) -> Tensor:  # (N, c) -> (N, G, g)
     [[1.0, 1.0], [1.0, 0.0]]
     """
     size = min(size, rows.shape[1])
-    return padded(rows, (0, -rows.shape[1] % size)).unflatten(1, (-1, size))
+    whole: Tensor = padded(rows, (0, -rows.shape[1] % size))
+    return whole.reshape(len(rows), -1, size)
 
 
 def _products(x: Tensor) -> Tensor:  # (N, G, g) -> (G, g, g)

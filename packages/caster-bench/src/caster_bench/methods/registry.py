@@ -85,7 +85,8 @@ _HERE = "caster_bench.methods"
 _IMAGENET = {"imagenet": {"optimizer": "sgd", "lr": 2.5e-4}}
 _MIXTURE = {"memory": 2048, "depth": 1.0, "maps": "full", "mixture": True}
 _IMAGENET_VIT = {"imagenet-vit": {"optimizer": "sgd", "lr": 1e-3, "norms": ("layer",)}}
-_LAYER_NORM = {"layer-norm": _IMAGENET_VIT["imagenet-vit"]}  # the same rate on other data
+# The same rate on other data.
+_LAYER_NORM: dict[str, Settings] = {"layer-norm": _IMAGENET_VIT["imagenet-vit"]}
 _COTTA_IMAGENET = {"optimizer": "sgd", "threshold": 0.1, "restore": 0.001, "symmetric": True}
 _EATA_IMAGENET = {"redundancy": 0.05, "fisher_strength": 2000.0}
 
@@ -207,8 +208,8 @@ METHODS = (
             "adam": {"optimizer": "adam", "lr": 1e-3},
             "imagenet": _IMAGENET["imagenet"] | _EATA_IMAGENET,
             "imagenet-vit": _IMAGENET_VIT["imagenet-vit"] | _EATA_IMAGENET,
-        }
-        | _LAYER_NORM,
+            **_LAYER_NORM,
+        },
     ),
     Entry(
         "eta",
@@ -222,8 +223,8 @@ METHODS = (
             "adam": {"optimizer": "adam", "lr": 1e-3},
             "imagenet": _IMAGENET["imagenet"] | {"redundancy": 0.05},
             "imagenet-vit": _IMAGENET_VIT["imagenet-vit"] | {"redundancy": 0.05},
-        }
-        | _LAYER_NORM,
+            **_LAYER_NORM,
+        },
     ),
     Entry(
         "sar",
