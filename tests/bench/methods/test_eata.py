@@ -237,7 +237,8 @@ def test_retained():
 
 @pytest.mark.parametrize("kind", NORMS)
 def test_every_norm_and_batch_size(kind):
-    method = create("eata", model(kind), source(kind), norms=NORMS[kind], redundancy=1.1)
+    settings = {"norms": NORMS[kind], "redundancy": 1.1, "preset": "adam"}
+    method = create("eata", model(kind), source(kind), **settings)
     start = learnt(method)
     for size in (1, 2, 64):
         (batch,) = stream(1, size=size, shift=0.0)

@@ -157,10 +157,10 @@ def other_package(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
 
-CANONICAL = {  # from the papers
+CANONICAL = {  # from the papers, the authors' code, or ports to CIFAR
     "tent": {"norms": ("batch",), "optimizer": "adam", "lr": 1e-3},
     "eata": {"norms": ("batch",), "margin_e0": 0.4, "redundancy": 0.4, "optimizer": "sgd",
-             "lr": 5e-3, "fisher_strength": 1.0, "fisher_samples": 2000},
+             "lr": 1e-3, "fisher_strength": 1.0, "fisher_samples": 2000},
     "sar": {"margin_e0": 0.4, "rho": 0.05, "recovery": 0.2, "lr": 1e-3},
     "cotta": {"optimizer": "adam", "lr": 1e-3, "ema": 0.999, "restore": 0.01,
               "augmentations": 32, "threshold": 0.92},

@@ -69,7 +69,7 @@ def test_the_best_mean_is_chosen_for_every_method(results):
         expected = averages[trial.spec.method, trial.spec.label]
         assert trial.accuracy.value == pytest.approx(expected)
         assert trial.accuracy.cells == 8
-        assert trial.authors == ("lr" not in trial.spec.label)
+        assert trial.published == ("lr" not in trial.spec.label)
 
 
 def test_the_section_names_the_entry_to_use_and_unequal_budgets(results):
@@ -99,5 +99,5 @@ def test_the_committed_sweep_gives_every_method_the_same_budget():
     first = {}
     for spec in sweep.cells:
         first.setdefault((spec.backbone, spec.method), spec)
-    for spec in first.values():  # the authors' setting is among them
+    for spec in first.values():  # a published setting comes first
         assert [name for name, _ in spec.settings] in ([], ["preset"])
