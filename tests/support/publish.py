@@ -126,7 +126,8 @@ def devkit(folder: Path, labels: Iterable[str], wnids: list[str]) -> None:
 def dtd(root: Path) -> None:
     names = ["banded/banded_0002.jpg", "zigzagged/zigzagged_0001.jpg", "banded/banded_0009.jpg"]
     put(root / "dtd/images", names)
-    for split, listed in {"train1": names[:1], "val1": names[1:2], "test10": names[1:]}.items():
+    splits = {"train1": names[:2], "val1": names[1:2], "test1": names[1:], "test10": names[1:]}
+    for split, listed in splits.items():
         put_text(root / f"dtd/labels/{split}.txt", listed)
 
 

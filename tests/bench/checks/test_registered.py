@@ -15,12 +15,17 @@ QUICK = {
     "t3a": {"filter_k": 5},
     "cotta": {"augmentations": 2},
     "foa": {"population": 4, "prompts": 1},
+    "note": {"memory": 24},
+    "rotta": {"memory": 24},
+    "pea": {"views": 1},
 }
 # More settings.
 VARIANTS = [
     ("bn-adapt", "batch", {"prior": 16.0}),
     ("t3a", "batch", {"filter_k": -1}),
     ("tent", "vit", {"norms": ("layer",)}),
+    ("lame", "vit", {"affinity": "knn"}),
+    ("deyo", "vit", {"patches": 2, "drop": 0.0}),
     ("layer-transport", "vit", {"tau": 99.0, "depth": 1.0}),
     ("layer-transport", "vit", {"window": 8, "every": 3}),  # rejects, then rests
     ("layer-transport", "vit", {"window": 8, "every": 3, "tau": 99.0}),  # accepts, then rests
@@ -37,9 +42,10 @@ def cases():
     first, more = [], []
     for entry in ENTRIES:
         needs, own = entry.needs, entry.gate is None
-        suited = entry.name, "vit" if "transformer" in needs else "batch", {}
+        of_blocks = {"transformer", "residual blocks"} & {*needs}
+        suited = entry.name, "vit" if of_blocks else "batch", {}
         (first if own else more).append(suited)
-        if own and "torch module" in needs and "transformer" not in needs:
+        if own and "torch module" in needs and not of_blocks:
             more.append((entry.name, "layer", {}))  # may be inert
             if "batch" in entry.options().get("norms", ()):
                 more.append((entry.name, "layer", {"norms": ("layer",)}))
@@ -62,14 +68,15 @@ def test_registered(name, kind, settings, check, monkeypatch):
 
 
 def test_learning_methods_have_forward():
-    learners = {"tent", "eata", "eta", "sar", "cotta", "foa"}
+    learners = {"tent", "eata", "eta", "sar", "cotta", "foa", "note", "rotta", "deyo", "roid"}
     assert learners == {e.name for e in ENTRIES if hasattr(e.maker(), "forward") and not e.gate}
 
 
 def test_some_methods_are_inert_on_layer_norm():
     inert = set()
-    for name in ("tent", "eata", "eta", "sar", "bn-adapt", "cotta"):
+    every = ("tent", "eata", "eta", "sar", "bn-adapt", "cotta", "note", "rotta", "deyo", "roid")
+    for name in every:
         method = methods.create(name, problem.model("layer"), problem.source("layer"))
         if method.inert:
             inert.add(name)
-    assert inert == {"tent", "eata", "eta", "bn-adapt"}
+    assert inert == {"tent", "eata", "eta", "bn-adapt", "note", "rotta"}

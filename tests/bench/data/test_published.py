@@ -14,10 +14,14 @@ from caster.io.images import open_images
 from caster_bench.data.corruptions import CORRUPTIONS
 from caster_bench.data.sets import SETS, find, open_set
 from caster_bench.data.sets.published import ARCHIVE_FAMILIES, class_names, corrupted_splits
+from caster_bench.engine.cell_settings import check_settings
+from caster_bench.sweeps import read
+from caster_bench.sweeps.spec import REPORTED
 from tests.support import publish
 from tests.support.publish import CAT, GOLDFISH, TEN, WNIDS, open_error
 
 FIRST, SECOND = WNIDS[:2]
+PACS = ["dog", "elephant", "giraffe", "guitar", "horse", "house", "person"]
 
 
 def test_every_set_is_there():
@@ -301,6 +305,15 @@ def test_class_folders_that_are_missing_or_strange(tmp_path):
     )
 
 
+def test_imagenet_c(tmp_path):
+    """Files have the names of ImageNet's val, as its publishers wrote them."""
+    for wnid in WNIDS:
+        publish.put(tmp_path / "ImageNet-C/fog/5" / wnid, ["ILSVRC2012_val_00000001.JPEG"])
+    images = open_set("imagenet-c:fog-5", tmp_path)
+    assert images.labels.tolist() == images.classes.tolist() == list(WNIDS)
+    assert images.names[7] == f"fog/5/{WNIDS[7]}/ILSVRC2012_val_00000001.JPEG"
+
+
 def test_imagenet_v2_folders_are_numbers(tmp_path):
     """Folder 2 is the third class: sorted as text it would be the 112th."""
     folder = tmp_path / "imagenetv2-threshold0.7-format-val"
@@ -426,11 +439,10 @@ def test_flowers_that_are_damaged(tmp_path, file, content, message):
 
 @pytest.mark.parametrize("folder", ["PACS", "PACS/kfold", "pacs_data"])
 def test_pacs(tmp_path, folder):
-    classes = ["dog", "elephant", "giraffe", "guitar", "horse", "house", "person"]
-    publish.class_folders(tmp_path / folder / "sketch", classes, 2, "png")
+    publish.class_folders(tmp_path / folder / "sketch", PACS, 2, "png")
     images = open_set("pacs:sketch", tmp_path)
-    assert images.classes.tolist() == classes
-    assert images.labels.tolist() == [c for c in classes for _ in range(2)]
+    assert images.classes.tolist() == PACS
+    assert images.labels.tolist() == [c for c in PACS for _ in range(2)]
     assert "is missing photo/ in" in open_error("pacs:photo", tmp_path)
 
 
@@ -451,6 +463,53 @@ def test_office_home(tmp_path, folder, split):
     assert images.classes.tolist() == images.labels.tolist() == list(classes)
     shutil.rmtree(tmp_path / folder / STYLES[split] / "Mug")
     assert f"is missing {STYLES[split]}/Mug/* in" in open_error(f"office-home:{split}", tmp_path)
+
+
+@pytest.fixture(scope="module")
+def every_set(thousand, tmp_path_factory):
+    """Miniatures of all sets that the sweep on published files names, with one corruption."""
+    root = tmp_path_factory.mktemp("every")
+    for name in ("imagenet", "sketch"):
+        (root / name).symlink_to(thousand / name)
+    publish.dtd(root)
+    publish.food101(root)
+    publish.flowers(root)
+    publish.tiny_imagenet(root)
+    publish.class_folders(root / "ImageNet-C/fog/5", WNIDS)
+    folder = root / "imagenetv2-matched-frequency-format-val"
+    publish.class_folders(folder, map(str, range(1000)), suffix="jpeg")
+    publish.class_folders(root / "imagenet-r", class_names("imagenet-r"), suffix="jpg")
+    for style in ("art_painting", "cartoon", "photo", "sketch"):
+        publish.class_folders(root / "PACS" / style, PACS, suffix="png")
+    for style in STYLES.values():
+        folder = root / "OfficeHomeDataset_10072016" / style
+        publish.class_folders(folder, class_names("office-home"), suffix="jpg")
+    return root
+
+
+def test_the_sweep_on_published_files_opens_every_set(every_set):
+    """Source and target have the same classes, and their images can be read."""
+    sweep = read(Path(__file__).parents[3] / "reproduction" / "sweeps" / "published.toml")
+    check_settings(sweep.cells)
+    names = {name for data in sweep.data.values() for name in (data.source, data.target)}
+    opened = {}
+    for name in names:
+        data, _, split = name.partition(":")
+        assert find(name)[2] == [split]
+        made = data != "pets" and (data != "imagenet-c" or split == "fog-5")  # pets: test_sets
+        if made:
+            opened[name] = open_set(name, every_set)
+    wanted = {"flowers102", "dtd", "food101", "tiny-imagenet", "imagenet-v2", "imagenet-r"}
+    wanted |= {"imagenet-sketch", "imagenet-c", "pacs", "office-home", "imagenet"}
+    assert {name.partition(":")[0] for name in opened} == wanted
+    for data in sweep.data.values():
+        if data.source in opened and data.target in opened:
+            source, target = opened[data.source], opened[data.target]
+            assert source.classes.tolist() == target.classes.tolist(), data.name
+            assert set(target.labels.tolist()) <= set(source.classes.tolist())
+            assert source.read(0).ndim == target.read(0).ndim == 3
+    corruptions = {data.target for data in sweep.data.values() if "imagenet-c:" in data.target}
+    assert corruptions == {f"imagenet-c:{name}-5" for name in REPORTED}
 
 
 def test_no_image_is_read_to_open_a_set(tmp_path, monkeypatch):

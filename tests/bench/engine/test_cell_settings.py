@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import inspect
 import json
+import subprocess
 from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from caster.errors import CasterError
 from caster_bench.engine.cell_settings import settings_of
 from caster_bench.engine.plan import make_plan
-from caster_bench.engine.record import identity_of
+from caster_bench.engine.record import commit, identity_of
 from caster_bench.engine.run_context import RunContext
 from caster_bench.methods import registry as catalogue
 from caster_bench.methods.registry import entries
@@ -23,6 +25,8 @@ from caster_bench.sweeps import Spec, read
 from caster_bench.sweeps.spec import REPORTED, SPARE
 from tests.support.inline import SMALL, sweep_of
 from tests.support.miniature import SWEEP
+
+HERE = Path(__file__).parent
 
 ADMISSION = Admission("r", "d", "ab", "cd", 0.9, 10, 0.8, True, None)
 
@@ -173,3 +177,27 @@ def test_the_documents_say_how_large_the_sweep_of_mixture_transport_is():
     text = (SWEEP.parents[2] / "docs" / "benchmark.md").read_text()
     streams = len({spec.stream for spec in sweep.cells})
     assert f"{len(sweep.cells):,} cells on {streams:,} streams" in " ".join(text.split())
+
+
+def test_a_record_names_the_commit(monkeypatch, tmp_path):
+    monkeypatch.delenv("CASTER_COMMIT", raising=False)
+    commit.cache_clear()
+    git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=HERE)
+    expected = git.stdout.strip() if git.returncode == 0 else "absent"
+    assert commit().removesuffix("-dirty") == expected
+    monkeypatch.setenv("CASTER_COMMIT", "0123abc")
+    commit.cache_clear()
+    assert commit() == "0123abc"
+    monkeypatch.delenv("CASTER_COMMIT")
+    monkeypatch.setenv("PATH", str(tmp_path))  # no git
+    commit.cache_clear()
+    assert commit() == "absent"
+    commit.cache_clear()
+
+
+def test_a_revision_is_part_of_the_identity_unless_it_is_the_first(monkeypatch):
+    first, later = (identity_of(Spec("r", "d", name), ADMISSION) for name in ("tent", "knn"))
+    assert "revision" not in first  # the keys of records from before stay as they were
+    assert later["revision"] == 2
+    monkeypatch.setattr("caster_bench.methods.tent.REVISION", 3)
+    assert identity_of(Spec("r", "d", "tent"), ADMISSION) == first | {"revision": 3}

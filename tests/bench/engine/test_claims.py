@@ -30,7 +30,7 @@ FIGURES = {  # a claim for every study: table, row, column, interval and rule
     "K1": 'table = "cost-ratios", row = {"other method" = "tent"}, column = "rate", '
     'interval = "95 %"',
 }
-PAPERS = [study for study in STUDIES if study != "layers"]  # layers are not in the paper
+PAPERS = [study for study in STUDIES if study not in ("layers", "tuning")]
 HEAD = """
 title = "The miniature's claims"
 intro = "In small."

@@ -226,7 +226,7 @@ def test_reset_is_as_constructed():
 
 
 def test_retained():
-    method, tent = create("eata", model(), source()), create("tent", model())
+    method, tent = create("eata", model(), source()), create("tent", model(), optimizer="sgd")
     size = 4 * sum(p.numel() for p in method.parameters.values())
     assert method.retained().statistics == 2 * size  # Fisher information and source values
     for batch in stream(2):
@@ -237,7 +237,8 @@ def test_retained():
 
 @pytest.mark.parametrize("kind", NORMS)
 def test_every_norm_and_batch_size(kind):
-    method = create("eata", model(kind), source(kind), norms=NORMS[kind], redundancy=1.1)
+    settings = {"norms": NORMS[kind], "redundancy": 1.1, "preset": "adam"}
+    method = create("eata", model(kind), source(kind), **settings)
     start = learnt(method)
     for size in (1, 2, 64):
         (batch,) = stream(1, size=size, shift=0.0)

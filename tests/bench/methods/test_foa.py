@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from caster import CasterError, wrap
+from caster_bench.engine.networks import build
 from caster_bench.methods.foa import FOA, Search
 from caster_bench.methods.registry import create
 from caster_bench.methods.source import Source
@@ -451,3 +452,18 @@ def test_by_name():
     assert isinstance(method, FOA)
     assert (method.prompts, method.population, method.strength) == (3, 4, 0.4)
     assert method.predict(stream(1)[0]).logits.shape == (32, 4)
+
+
+@pytest.mark.parametrize("name", ["mini-vit", "mini-deit", "mini-swin", "mini-convnext"])
+def test_works_on_every_vit_of_the_benchmark_and_on_no_other_network(name):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        frozen = wrap(build(name, 10))
+    images = np.random.default_rng(0).normal(size=(8, 3, 32, 32)).astype(np.float32)
+    given = Source(batches=[(images, np.zeros(8, int))])
+    if name in ("mini-vit", "mini-deit"):
+        method = create("foa", frozen, given, population=4, prompts=1)
+        assert method.predict(images).logits.shape == (8, 10)
+    else:
+        with pytest.raises(CasterError, match="foa needs a vision transformer with a class token"):
+            create("foa", frozen, given, population=4, prompts=1)

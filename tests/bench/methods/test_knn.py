@@ -1,4 +1,4 @@
-"""k-NN against scikit-learn and a plain loop, also for nearly identical rows."""
+"""k-NN against scikit-learn with DINO's weights and a plain loop, also for close rows."""
 
 from __future__ import annotations
 
@@ -48,22 +48,50 @@ def test_neighbours_match_a_plain_loop(drawn):
     assert found(bank, queries, k) == by_loop(bank, queries, k)
 
 
-@given(problems(), st.integers(0, 2**32 - 1))
-def test_shares_match_scikit_learn(drawn, seed):
+def unit(rows):
+    """Rows of length 1; a row of zeros stays."""
+    rows = np.asarray(rows, float)
+    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+
+
+def dino(k, temperature=0.07):
+    """scikit-learn's classifier on unit vectors, where |a - b|² = 2 - 2 ab."""
+    return KNeighborsClassifier(
+        k, algorithm="brute", weights=lambda d: np.exp((1 - d**2 / 2) / temperature)
+    )
+
+
+@given(problems(), st.integers(0, 2**32 - 1), st.sampled_from([0.07, 1.0]))
+def test_shares_match_scikit_learn(drawn, seed, temperature):
     """Except for ties at the k-th place, which scikit-learn breaks arbitrarily."""
     bank, queries, k = drawn
+    bank, queries = bank[bank.any(axis=1)], queries[queries.any(axis=1)]  # which have a direction
+    if not len(bank) or not len(queries):
+        return
+    k = min(k, len(bank))
     labels = np.random.default_rng(seed).integers(3, size=len(bank))
     labels[0] = 2  # three classes, the middle one may be empty
-    distances = np.sort(((bank[:, None] - queries) ** 2).sum(2), axis=0)
-    clear = np.ones(len(queries), bool) if k == len(bank) else distances[k - 1] < distances[k]
+    similarity = -np.sort(-(unit(bank) @ unit(queries).T), axis=0)
+    clear = similarity[k - 1] > similarity[k] + 1e-6 if k < len(bank) else np.full(len(queries), 1)
+    clear = clear.astype(bool)
     model = wrap(lambda batch: (batch, np.zeros((len(batch), 3))), version="example-1")
-    method = KNN(model, Source(batches=[(bank, labels)]), k=k)
+    method = KNN(model, Source(batches=[(bank, labels)]), k=k, temperature=temperature)
     shares = method.predict(queries).logits
     expected = np.zeros((len(queries), 3))
-    judge = KNeighborsClassifier(k, algorithm="brute").fit(bank.astype(float), labels)
-    expected[:, judge.classes_] = judge.predict_proba(queries.astype(float))
-    np.testing.assert_allclose(shares[clear], expected[clear], atol=1e-6)
-    assert np.array_equal(shares.argmax(1)[clear], judge.predict(queries.astype(float))[clear])
+    judge = dino(k, temperature).fit(unit(bank), labels)
+    expected[:, judge.classes_] = judge.predict_proba(unit(queries))
+    np.testing.assert_allclose(shares[clear], expected[clear], atol=1e-4)
+
+
+def test_equal_votes_and_lengths_would_be_noticed():
+    bank, labels = blobs(300)
+    queries, _ = blobs(40, seed=1)
+    model = wrap(lambda batch: (batch, np.zeros((len(batch), 3))), version="example-1")
+    shares = KNN(model, Source(batches=[(bank, labels)])).predict(queries).logits
+    wide = KNeighborsClassifier(20, algorithm="brute").fit(bank, labels)
+    even = KNeighborsClassifier(20, algorithm="brute").fit(unit(bank), labels)
+    assert np.abs(shares - wide.predict_proba(queries)).max() > 0.05
+    assert np.abs(shares - even.predict_proba(unit(queries))).max() > 0.01
 
 
 def near_duplicates(n=300, d=64):
@@ -153,14 +181,13 @@ def test_matches_scikit_learn_on_images(kind):
     model, source = problem.model(kind), problem.source(kind)
     method = create("knn", model, source)
     bank = np.concatenate([model(images).features.numpy() for images, _ in source.batches])
-    judge = KNeighborsClassifier(20, algorithm="brute").fit(
-        bank.astype(float), np.concatenate([labels for _, labels in source.batches])
-    )
+    judge = dino(20).fit(unit(bank), np.concatenate([labels for _, labels in source.batches]))
     for batch in (*problem.stream(2, 64), problem.stream(1, 1)[0], problem.stream(1, 2)[0]):
         given = method.predict(batch)
         features = model(batch).features.double().numpy()
         assert given.accepted
-        np.testing.assert_allclose(given.logits.numpy(), judge.predict_proba(features), atol=1e-6)
+        expected = judge.predict_proba(unit(features))
+        np.testing.assert_allclose(given.logits.numpy(), expected, atol=1e-4)
     assert problem.accuracy(method, shift=0.0) > 0.95
     assert problem.accuracy(method) > problem.accuracy(method.frozen) - 0.05
 

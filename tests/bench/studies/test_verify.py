@@ -259,6 +259,7 @@ def test_a_cell_of_another_checkpoint(run):
         ({"target": {}}, "changed or damaged"),
         ({"settings": None}, "method settings not stated"),
         ({"settings": {"lr": 1.0}}, "the choice of settings differs between cells"),
+        ({"revision": 2}, "the revision of a method differs between cells"),
         ({"settings": {"lr": 1.0}}, "method settings differ from the cell's identity"),
     ],
 )

@@ -36,6 +36,16 @@ def test_trains_stops_and_resumes(command, tmp_path):
     assert "finished checkpoint with another seed: name another file" in other.output
 
 
+def test_plain_training_has_its_own_default_file(files, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data = ["--data", files[0], "--test", files[1], "--device", "cpu", "--epochs", "1"]
+    done = caster("mini-resnet", "--plain", *data)
+    assert done.exit_code == 0, done.output
+    metadata = checkpoint.inspect(tmp_path / "checkpoints/mini-resnet-plain-train-0.safetensors")
+    assert (metadata.recipe.mixup, metadata.recipe.ema, metadata.recipe.operations) == (0, 0, 0)
+    assert "only ResNets have a plain recipe" in caster("mini-vit", "--plain", *data).output
+
+
 def test_ctrl_c(command, monkeypatch):
     def interrupted(*args, **settings):
         raise KeyboardInterrupt("0 of 2 epochs are saved; run it again to continue")

@@ -15,6 +15,7 @@ from torch import nn
 
 from caster.errors import CasterError
 from caster_bench.engine.networks import architectures, build
+from caster_bench.engine.train.augmentation import Pool
 from caster_bench.engine.train.recipe import RECIPES, Recipe
 from caster_bench.engine.train.trainer import (
     Muon,
@@ -285,6 +286,46 @@ def test_recipes():
         Recipe.of("resnet18", epochs=0)
     with pytest.raises(CasterError, match=r"a share of patches is from 0 to 1, not 1\.0"):
         replace(Recipe.of("vit_base"), drop_patches=1.0)
+
+
+def test_a_plain_resnet_has_crops_and_flips_only(digits):
+    recipe = Recipe.of("mini-resnet", plain=True)
+    usual = Recipe.of("mini-resnet")
+    kept = ("optimizer", "lr", "weight_decay", "epochs", "batch_size", "flip", "erase")
+    assert {getattr(recipe, name) == getattr(usual, name) for name in kept} == {True}
+    assert Recipe.from_json(recipe.to_json()) == recipe
+    assert Recipe.of("resnet18", plain=True).epochs == 30
+    with pytest.raises(CasterError, match="only ResNets have a plain recipe, not vit_base"):
+        Recipe.of("vit_base", plain=True)
+    # Neither mixed nor smoothed:
+    for seed in range(20):
+        images, targets = mixed(recipe, seed)
+        assert torch.equal(images[:, 0, 0, 0], torch.arange(4.0))
+        assert torch.equal(targets, torch.eye(4, 5))
+    # A batch holds crops of its images, and nothing else:
+    pixels, labels = (torch.from_numpy(part[:32]) for part in (digits[0].pixels, digits[0].labels))
+    pool = Pool.of(pixels, labels.long(), (0.0,) * 3, (1.0,) * 3)
+    (batch, found), *_ = pool.batches(replace(recipe, flip=True), torch.Generator().manual_seed(0))
+    padded = torch.nn.functional.pad(pixels.permute(0, 3, 1, 2), (4, 4, 4, 4))
+    crops = padded.unfold(2, 32, 1).unfold(3, 32, 1).permute(0, 2, 3, 1, 4, 5)
+    every = {crop.contiguous().numpy().tobytes() for crop in crops.flatten(0, 2)}
+    every |= {crop.flip(2).contiguous().numpy().tobytes() for crop in crops.flatten(0, 2)}
+    for image in (255 * batch).round().to(torch.uint8):
+        assert image.contiguous().numpy().tobytes() in every
+    assert sorted(found.tolist()) == sorted(labels.tolist())
+
+
+def test_without_averaging_the_weights_are_the_last():
+    net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    average = weight_average(net, Recipe.of("resnet18", plain=True).ema)
+    for step in range(3):
+        with torch.no_grad():
+            for value in net.parameters():
+                value.normal_(generator=torch.Generator().manual_seed(step))
+        net(torch.ones(5, 3) * torch.arange(5.0)[:, None])
+        average.update(net, step + 2)
+        for name, value in net.state_dict().items():
+            assert torch.equal(average.module.state_dict()[name], value), name
 
 
 def test_the_last_quarter_of_epochs_drops_no_patches():

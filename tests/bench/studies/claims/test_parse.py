@@ -28,7 +28,7 @@ id = "A1"
 says = "It gains."
 where = "Sec. 1"
 note = "By {gain}, see Sec. 4.3, at `tau = 0.8`."
-tests = [{what = "gain", table = "t", CELL, PAPER, near = 1, partly = "sign"}]
+tests = [{what = "gain", table = "t", CELL, PAPER, near = 1, direction = "sign"}]
 
 [[part.claim]]
 id = "A2"
@@ -65,7 +65,7 @@ def test_a_file_is_read(tmp_path):
     claims = parsed(tmp_path)
     first, second = claims.parts[0].claims
     (test,) = first.tests
-    assert test.rule == Rule("near", 1.0, "sign")
+    assert test.rule == Rule("near", 1.0, direction="sign")
     assert test.paper == Printed(("certificate", "gated"))
     assert (test.paper.value, test.paper.text) == (1.69, "1.69")
     assert second.why == "Nothing here has wings."

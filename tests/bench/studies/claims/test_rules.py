@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from caster.errors import CasterError
 from caster.report.intervals import Interval
 from caster_bench.studies.claims.rules import (
+    DIRECTION,
     NOT,
     NOT_RUN,
     PARTLY,
@@ -30,9 +31,19 @@ finite = st.floats(-100, 100)
     [
         (Rule("near", 1.0), 2.9, None, 2.0, REPRODUCED),
         (Rule("near", 1.0), 3.1, None, 2.0, NOT),
-        (Rule("near", 1.0), 3.5, Interval(2.9, 4.0), 2.0, REPRODUCED),  # the interval comes near
-        (Rule("near", 1.0, "sign"), 9.0, Interval(8.0, 10.0), 2.0, PARTLY),
-        (Rule("near", 1.0, "sign"), -9.0, Interval(-10.0, -8.0), 2.0, NOT),
+        (Rule("near", 1.0), 3.5, Interval(2.9, 4.0), 2.0, PARTLY),  # only the interval comes near
+        (Rule("near", 1.0), 2.5, Interval(-9.0, 9.0), 2.0, REPRODUCED),
+        (Rule("near", 1.0, direction="sign"), 9.0, Interval(8.0, 10.0), 2.0, DIRECTION),
+        (Rule("near", 1.0, direction="sign"), -9.0, Interval(-10.0, -8.0), 2.0, NOT),
+        (Rule("near", 1.0, 5.0, "sign"), 9.0, None, 2.0, DIRECTION),
+        (Rule("near", 1.0, direction="sign", null=1.5), 2.5, None, 2.0, PARTLY),
+        (Rule("near", 1.0, direction="sign", null=0.0), 2.5, None, 2.0, REPRODUCED),
+        (Rule("near", 1.0, direction="sign", null=1.5), 9.0, None, 2.0, DIRECTION),
+        (Rule("factor", 1.5, null=1.0), 1.2, None, 1.44, PARTLY),
+        (Rule("most", 0.8, null=0.0), 0.5, None, None, PARTLY),
+        (Rule("factor", 2.0, direction=10.0), 3.0, None, 18.0, DIRECTION),
+        (Rule("least", 3.9, direction=0.8), 1.0, None, None, DIRECTION),
+        (Rule("least", 3.9, direction=0.8), 0.5, None, None, NOT),
         (Rule("near", 1.0, 5.0), 6.0, Interval(5.5, 6.5), 2.0, PARTLY),
         (Rule("near", 1.0, 5.0), 7.5, Interval(6.5, 8.0), 2.0, NOT),
         (Rule("near", 0.0), 0.0, None, 0.0, REPRODUCED),
@@ -64,10 +75,11 @@ def test_a_verdict_is_what_its_rule_says(rule, ours, interval, paper, expected):
 
 
 @given(finite, finite, st.floats(0.01, 50), st.floats(0, 20))
-def test_a_wider_interval_is_never_further_from_the_paper(ours, paper, bound, half):
+def test_an_interval_decides_nothing_but_partly(ours, paper, bound, half):
     narrow, wide = Interval(ours, ours), Interval(ours - half, ours + half)
-    if judge(Rule("near", bound), ours, narrow, paper) == REPRODUCED:
-        assert judge(Rule("near", bound), ours, wide, paper) == REPRODUCED
+    alone, found = (judge(Rule("near", bound), ours, ends, paper) for ends in (narrow, wide))
+    assert found == alone or (alone, found) == (NOT, PARTLY)
+    assert (alone == REPRODUCED) == (abs(ours - paper) <= bound + 1e-9)
 
 
 @given(finite, st.floats(0, 20))
@@ -85,14 +97,21 @@ def test_what_no_rule_can_judge_is_an_error():
         judge(Rule("near", 1.0), 1.0, None, None)
     with pytest.raises(CasterError, match="the rule 'sign' has no 'partly'"):
         Rule("sign", 1.0, 2.0)
+    with pytest.raises(CasterError, match="the rule 'equals' has no 'direction'"):
+        Rule("equals", 1.0, direction=2.0)
     with pytest.raises(CasterError, match="only with the rule 'near'"):
-        Rule("least", 1.0, "sign")
+        Rule("least", 1.0, direction="sign")
 
 
 def test_a_claim_of_several_figures():
     assert together([REPRODUCED, REPRODUCED]) == REPRODUCED
     assert together([NOT, NOT]) == NOT
     assert together([REPRODUCED, NOT]) == PARTLY
+    assert together([DIRECTION, DIRECTION]) == DIRECTION
+    assert together([DIRECTION, NOT]) == DIRECTION
+    assert together([DIRECTION, REPRODUCED]) == PARTLY
+    assert together([PARTLY, NOT, NOT]) == DIRECTION  # fewer than half
+    assert together([PARTLY, NOT, UNTESTABLE]) == PARTLY
     assert together([REPRODUCED, UNTESTABLE]) == REPRODUCED
     assert together([UNTESTABLE, UNTESTABLE]) == UNTESTABLE
     assert together([REPRODUCED, NOT, NOT_RUN]) == NOT_RUN

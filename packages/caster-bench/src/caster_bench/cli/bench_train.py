@@ -11,8 +11,10 @@ from caster.cli.console import progress_bar, say
 from caster.cli.options import DataRoot
 
 if TYPE_CHECKING:
+    from caster_bench.engine.train.recipe import Recipe
     from caster_bench.engine.train.training_run import Outcome
 
+FOLDER = Path("checkpoints")  # where sweeps look for them
 Architecture = Annotated[
     str,
     typer.Argument(
@@ -40,7 +42,8 @@ Out = Annotated[
         "--out",
         "-o",
         metavar="FILE",
-        help="Checkpoint to write. [default: checkpoints/ARCHITECTURE-DATA-SEED.safetensors]",
+        help="Checkpoint to write. [default: checkpoints/ARCHITECTURE-DATA-SEED.safetensors, or "
+        "ARCHITECTURE-plain-DATA-SEED]",
     ),
 ]
 
@@ -54,6 +57,14 @@ def train(
     epochs: Annotated[
         int | None, typer.Option(min=1, help="Number of epochs. [default: the recipe's]")
     ] = None,
+    plain: Annotated[
+        bool,
+        typer.Option(
+            "--plain",
+            help="For ResNets: crops and flips only, without mixup, CutMix, RandAugment, label "
+            "smoothing and averaged weights.",
+        ),
+    ] = False,
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda or cuda:1. [default: the first GPU, or the CPU]")
     ] = None,
@@ -74,8 +85,11 @@ def train(
     from caster_bench.engine.executors.local import select_devices
 
     first = select_devices(device)[0]  # before torch is imported: it says how to install it
-    out = out or default_out(architecture, data, seed)
-    outcome = _train(architecture, data, test, out, seed, epochs, first, seconds, data_root)
+    from caster_bench.engine.train.recipe import Recipe
+
+    recipe = Recipe.of(architecture, epochs, plain=plain)
+    out = out or default_out(architecture, data, seed, plain)
+    outcome = _train(architecture, recipe, data, test, out, seed, first, seconds, data_root)
     if outcome.metadata is None:
         say(f"{outcome.epochs} of {outcome.of} epochs done; run it again to continue.")
     else:
@@ -85,24 +99,22 @@ def train(
 
 def _train(
     architecture: str,
+    recipe: Recipe,
     data: str,
     test: str | None,
     out: Path,
     seed: int,
-    epochs: int | None,
     device: str,
     seconds: float | None,
     data_root: Path | None,
 ) -> Outcome:
     from caster_bench.engine.train import training_run
     from caster_bench.engine.train.images import read, splits
-    from caster_bench.engine.train.recipe import Recipe
 
-    recipe = Recipe.of(architecture, epochs)
     source, held_out = splits(data, test)
     images = read(source, data_root)
-    if out == default_out(architecture, data, seed):
-        out.parent.mkdir(exist_ok=True)
+    if out.parent == FOLDER:
+        FOLDER.mkdir(exist_ok=True)
     with progress_bar() as progress:
         return training_run.train(
             architecture,
@@ -117,11 +129,12 @@ def _train(
         )
 
 
-def default_out(architecture: str, data: str, seed: int) -> Path:
+def default_out(architecture: str, data: str, seed: int, plain: bool = False) -> Path:
     """Return the default path of a checkpoint, where sweeps look for it.
 
     >>> str(default_out("resnet18", "cifar10", 0))
     'checkpoints/resnet18-cifar10-0.safetensors'
     """
     name = Path(data.partition(":")[0]).stem
-    return Path("checkpoints") / f"{architecture}-{name}-{seed}.safetensors"
+    kind = f"{architecture}-plain" if plain else architecture
+    return FOLDER / f"{kind}-{name}-{seed}.safetensors"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from caster_bench.engine.worker_cache import LoadedBackbone
     from caster_bench.methods.protocol import Method
 
+COMMIT = "CASTER_COMMIT"
 LIBRARIES = ("numpy", "scipy", "scikit-learn", "pyarrow", "torch", "timm")
 
 
@@ -44,7 +46,11 @@ class CellResult:
 
 
 def identity_of(spec: Spec, admission: Admission) -> dict[str, Any]:
-    """Return everything that determines a cell's record; its digest is the cell's key."""
+    """Return everything that determines a cell's record; its digest is the cell's key.
+
+    A method's first revision is not stated: so records from before revisions were keep their keys.
+    """
+    revision = entry_of(spec.method).revision
     return {
         "spec": spec.plain(),
         "settings": settings_of(spec),  # all defaults too: another version may change them
@@ -56,7 +62,7 @@ def identity_of(spec: Spec, admission: Admission) -> dict[str, Any]:
         "classes": admission.classes,
         "threshold": admission.threshold,
         "refused": admission.reason,  # so that a rejected cell is another cell once admitted
-    }
+    } | ({} if revision in (None, 1) else {"revision": revision})
 
 
 def write_done(
@@ -96,7 +102,7 @@ def write_done(
             "class_ordered": stream.is_class_ordered,
         },
         memory={"peak": result.peak_memory},
-        software=software(),
+        software=software() | {"commit": commit()},
         hardware=_hardware(context.device),
     )
     write(cells_of(context.out), cell, as_samples(samples), as_batches(batches))
@@ -113,7 +119,7 @@ def write_rejected(context: RunContext, spec: Spec, admission: Admission) -> Non
         frozen={},
         stream={},
         memory={},
-        software=software(),
+        software=software() | {"commit": commit()},
         hardware=_hardware(context.device),
     )
     write(cells_of(context.out), cell)
@@ -142,6 +148,7 @@ def _describe_method(spec: Spec, method: Method) -> dict[str, Any]:
     return {
         "inert": bool(getattr(inner, "inert", False)),
         "gradients": entry_of(spec.method).gradients,
+        "revision": entry_of(spec.method).revision,
         "settings": settings_of(spec),
         "retained": asdict(method.retained()),
     }
@@ -159,6 +166,27 @@ def software() -> dict[str, str]:
         except ModuleNotFoundError:
             found[library] = "absent"
     return found
+
+
+@cache
+def commit() -> str:
+    """Return the commit of this checkout, with "-dirty" if files differ from it.
+
+    A copy without its history states the commit in $CASTER_COMMIT; "absent" if neither is known.
+    """
+    if COMMIT in os.environ:
+        return os.environ[COMMIT]
+    here = Path(__file__)
+    with suppress(OSError, subprocess.CalledProcessError):
+        for command in (
+            ("ls-files", "--error-unmatch", here.name),  # not of a repository around the package
+            ("describe", "--always", "--exclude=*", "--abbrev=40", "--dirty"),
+        ):
+            done = subprocess.run(
+                ("git", "-C", str(here.parent), *command), check=True, capture_output=True
+            )
+        return done.stdout.decode().strip()
+    return "absent"
 
 
 @cache

@@ -17,7 +17,13 @@ from torch import Tensor, nn
 from caster.errors import CasterError
 from caster.models.protocol import FrozenModel
 from caster.models.torch import as_rows
-from caster_bench.methods.network import Network, gradients, require_torch, to_device
+from caster_bench.methods.network import (
+    Network,
+    gradients,
+    require_torch,
+    share_weights,
+    to_device,
+)
 from caster_bench.methods.protocol import (
     Frozen,
     Prediction,
@@ -86,7 +92,7 @@ class FOA:
         self.seed = seed
         with gradients(False):
             batches = self._source_images(source, samples)
-            self.network = _share_weights(Network(self.model, class_columns(source, name)))
+            self.network = share_weights(Network(self.model, class_columns(source, name)))
             self._tokens = PromptedTransformer(self.network, batches[0], name)
             layers = torch.cat([self._tokens(batch)[1] for batch in batches])
             self.source_std, self.source_mean = torch.std_mean(layers, dim=0)
@@ -174,14 +180,6 @@ class FOA:
         if samples - missing < 2:
             raise CasterError(f"{self.name} needs at least 2 source images to measure their spread")
         return batches
-
-
-def _share_weights(network: Network) -> Network:
-    """Replace the copied weights with the model's own: the copy is needed for its hooks only."""
-    pairs = zip(network.module.parameters(), network.model.module.parameters(), strict=True)
-    for own, shared in pairs:
-        own.data = shared.data
-    return network
 
 
 class Search:

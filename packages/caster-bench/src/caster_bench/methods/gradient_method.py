@@ -116,8 +116,7 @@ class GradientMethod:
                         "steps: pass a float32 module, with bf16=True for speed"
                     )
                 parameter.requires_grad_(True)
-            if "batch" in self.norms:
-                use_batch_statistics(self.network.module)
+            self.configure(self.network.module)
         self.optimizer = make_optimizer(
             self._optimizer_name, list(self.parameters.values()), self.lr
         )
@@ -125,6 +124,11 @@ class GradientMethod:
     def eligible(self, module: nn.Module) -> dict[str, nn.Parameter]:
         """Select the parameters of a module to learn, by name."""
         return affine_parameters(norm_layers(module, self.norms))
+
+    def configure(self, module: nn.Module) -> None:
+        """Prepare the normalisation layers of the network's copy."""
+        if "batch" in self.norms:
+            use_batch_statistics(module)
 
     def predict(self, images: Any) -> Prediction:
         """Answer with the current weights, then take a step."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import MethodType
 from typing import Any, Literal, get_args
 
 import torch
@@ -53,6 +54,14 @@ class Network:
         return Retained(
             parameters=nbytes(*self.module.parameters()), buffers=nbytes(*self.module.buffers())
         )
+
+
+def share_weights(network: Network) -> Network:
+    """Replace the copied weights with the model's own, for a copy that is needed for its hooks."""
+    pairs = zip(network.module.parameters(), network.model.module.parameters(), strict=True)
+    for own, shared in pairs:
+        own.data = shared.data
+    return network
 
 
 @contextmanager
@@ -118,6 +127,33 @@ def use_batch_statistics(module: nn.Module) -> None:
             layer.track_running_stats = False
             layer.register_forward_pre_hook(_use_source_for_single_values, with_kwargs=True)
             layer.register_forward_hook(_drop_statistics)
+
+
+def override_batchnorm(
+    module: nn.Module, forward: Callable[[_BatchNorm, Tensor], Tensor]
+) -> list[_BatchNorm]:
+    """Make every BatchNorm of a copy compute `forward(layer, values)`, and return these layers.
+
+    Parameters, buffers and hooks stay where they are.
+    """
+    layers = []
+    for layer in norm_layers(module, ("batch",)).values():
+        assert isinstance(layer, _BatchNorm)
+        layer.forward = MethodType(forward, layer)  # type: ignore[method-assign]
+        layers.append(layer)
+    return layers
+
+
+@contextmanager
+def training(layers: Sequence[nn.Module]) -> Iterator[None]:
+    """Set layers to training mode, and back: dropout and stochastic depth stay off."""
+    for layer in layers:
+        layer.training = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.training = False
 
 
 def store_source_statistics(layer: _BatchNorm) -> bool:

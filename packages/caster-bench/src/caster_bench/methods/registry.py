@@ -18,7 +18,16 @@ from caster_bench.methods.gates import GATES, Gated, keywords, make_gate
 from caster_bench.methods.protocol import Method
 from caster_bench.methods.source import Source
 
-Need = Literal["torch", "torch module", "transformer", "linear head", "state", "source images"]
+Need = Literal[
+    "torch",
+    "torch module",
+    "transformer",
+    "residual blocks",
+    "linear head",
+    "images",
+    "state",
+    "source images",
+]
 Settings = Mapping[str, Any]
 EXTRAS = {"torch": "'caster-bench[methods]'"}
 GROUP = "caster_bench.methods"  # entry points of other packages
@@ -76,6 +85,8 @@ _HERE = "caster_bench.methods"
 _IMAGENET = {"imagenet": {"optimizer": "sgd", "lr": 2.5e-4}}
 _MIXTURE = {"memory": 2048, "depth": 1.0, "maps": "full", "mixture": True}
 _IMAGENET_VIT = {"imagenet-vit": {"optimizer": "sgd", "lr": 1e-3, "norms": ("layer",)}}
+# The same rate on other data.
+_LAYER_NORM: dict[str, Settings] = {"layer-norm": _IMAGENET_VIT["imagenet-vit"]}
 _COTTA_IMAGENET = {"optimizer": "sgd", "threshold": 0.1, "restore": 0.001, "symmetric": True}
 _EATA_IMAGENET = {"redundancy": 0.05, "fisher_strength": 2000.0}
 
@@ -113,7 +124,7 @@ METHODS = (
     ),
     Entry(
         "knn",
-        "Majority vote of the nearest source features.",
+        "Vote of the nearest source features, weighted by similarity.",
         f"{_HERE}.knn:KNN",
         ("torch", "source images"),
     ),
@@ -127,6 +138,12 @@ METHODS = (
             "cifar100": {"filter_k": 100},
             "imagenet-vit": {"filter_k": 20},
         },
+    ),
+    Entry(
+        "lame",
+        "Predictions of a batch that near features share, by a fixed point.",
+        f"{_HERE}.lame:LAME",
+        ("torch",),
     ),
     Entry(
         "coral",
@@ -178,7 +195,7 @@ METHODS = (
         f"{_HERE}.tent:Tent",
         ("torch module",),
         gradients=True,
-        presets=_IMAGENET | _IMAGENET_VIT,
+        presets=_IMAGENET | _IMAGENET_VIT | _LAYER_NORM,
     ),
     Entry(
         "eata",
@@ -188,8 +205,10 @@ METHODS = (
         gradients=True,
         presets={
             "cifar100": {"redundancy": 0.1},
+            "adam": {"optimizer": "adam", "lr": 1e-3},
             "imagenet": _IMAGENET["imagenet"] | _EATA_IMAGENET,
             "imagenet-vit": _IMAGENET_VIT["imagenet-vit"] | _EATA_IMAGENET,
+            **_LAYER_NORM,
         },
     ),
     Entry(
@@ -201,8 +220,10 @@ METHODS = (
         settings={"fisher_strength": 0.0},
         presets={
             "cifar100": {"redundancy": 0.1},
+            "adam": {"optimizer": "adam", "lr": 1e-3},
             "imagenet": _IMAGENET["imagenet"] | {"redundancy": 0.05},
             "imagenet-vit": _IMAGENET_VIT["imagenet-vit"] | {"redundancy": 0.05},
+            **_LAYER_NORM,
         },
     ),
     Entry(
@@ -225,6 +246,46 @@ METHODS = (
             "imagenet": _COTTA_IMAGENET | {"lr": 0.01},
             "imagenet-vit": _COTTA_IMAGENET | {"lr": 0.005},
         },
+    ),
+    Entry(
+        "note",
+        "Instance-aware BatchNorm, and entropy minimisation on a memory balanced over predictions.",
+        f"{_HERE}.note:NOTE",
+        ("torch module",),
+        gradients=True,
+    ),
+    Entry(
+        "rotta",
+        "Robust BatchNorm, and a student taught on recent, certain samples of all classes.",
+        f"{_HERE}.rotta:RoTTA",
+        ("torch module", "images"),
+        gradients=True,
+    ),
+    Entry(
+        "deyo",
+        "Entropy minimisation on samples that shuffled patches make less certain.",
+        f"{_HERE}.deyo:DeYO",
+        ("torch module", "images"),
+        gradients=True,
+        presets={
+            "imagenet": _IMAGENET["imagenet"] | {"drop": 0.3},
+            "imagenet-vit": {"optimizer": "sgd", "lr": 1e-3},
+        },
+    ),
+    Entry(
+        "roid",
+        "Likelihood ratio of certain, diverse samples, with averaged weights and a prior.",
+        f"{_HERE}.roid:ROID",
+        ("torch module", "images"),
+        gradients=True,
+        presets=_IMAGENET,
+    ),
+    Entry(
+        "pea",
+        "The output of every block aligned with the source's moments, weighted by their distance.",
+        f"{_HERE}.pea:PEA",
+        ("torch module", "residual blocks", "source images"),
+        presets={"imagenet": {"jump": 1.0}},
     ),
     Entry(
         "foa",

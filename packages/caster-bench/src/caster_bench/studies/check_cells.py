@@ -215,6 +215,9 @@ def _differences(cells: Cells, timed: frozenset[Spec]) -> Iterator[Problem]:
         pairs: dict[tuple[Any, ...], Any] = {
             ("the version of caster",): cell.software.get("caster"),
             ("the choice of settings", spec.method, spec.settings): _resolved(cell),
+            ("the revision of a method", inner_and_gate(spec.method)[0]): cell.identity.get(
+                "revision", 1
+            ),
             ("the hardware of the cost study",): hardware if spec in timed else None,
             ("the checkpoint", spec.backbone): cell.identity.get("checkpoint"),
             ("the source data", spec.data): cell.identity.get("source"),

@@ -26,6 +26,7 @@ from caster_bench.studies import (
     layers,
     runtime_cost,
     specificity,
+    tuning,
 )
 from caster_bench.studies.naming import STAR, STAR_NOTE
 from caster_bench.studies.provenance import provenance_tables
@@ -41,9 +42,9 @@ from caster_bench.studies.tables import (
     in_markdown,
 )
 
-STUDIES = (  # in the paper's order, then layer transport
+STUDIES = (  # in the paper's order, then layer transport and how settings were chosen
     *(estimators, certificate, gate_policies, corruption, coverage, specificity, runtime_cost),
-    layers,
+    *(layers, tuning),
 )
 PAGE, TEXT, TABLES, FIGURES = "index.html", "report.md", "tables", "figures"
 TABLE_FORMATS = {"md": as_markdown, "tex": as_latex, "csv": as_csv}

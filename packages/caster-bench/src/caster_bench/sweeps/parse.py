@@ -26,8 +26,10 @@ from caster_bench.sweeps.spec import (
     ORDERS,
     SCHEDULES,
     SEVERITIES,
+    SPARE,
     STUDIES,
     THRESHOLDS,
+    TUNING,
     Backbone,
     Data,
     Spec,
@@ -223,11 +225,15 @@ def _grid(table: Any, backbones: list[str], data: list[str]) -> Grid:
     alone = table.get("alone", False)
     if not isinstance(alone, bool):
         raise CasterError(f"'alone' is true or false, not {alone!r}")
+    studies = frozenset(_names(table["study"], STUDIES, "study"))
+    conditions = _conditions(table, schedule)
+    if TUNING in studies and not {name for one in conditions for name, _ in one} <= {*SPARE}:
+        raise CasterError("settings are chosen on the spare corruptions only")
     return Grid(
-        studies=frozenset(_names(table["study"], STUDIES, "study")),
+        studies=studies,
         backbones=_names(table.get("backbones", backbones), backbones, "backbone"),
         data=_names(table.get("data", data), data, "data"),
-        conditions=_conditions(table, schedule),
+        conditions=conditions,
         methods=tuple(_named(m, "method") for m in _list(table["methods"], "methods")),
         seeds=_integers(table.get("seeds", [0]), "seeds", 0),
         batch_sizes=_integers(table.get("batch_sizes", [64]), "batch_sizes", 1),

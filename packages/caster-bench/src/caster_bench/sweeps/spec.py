@@ -50,7 +50,8 @@ ORDERS: dict[str, tuple[str, ...]] = {  # and their settings
 }
 CLASS_ORDERED = ("by-class", "dirichlet", "runs", "turning")  # batches lack classes on purpose
 THRESHOLDS = {"cifar10": 0.85, "cifar100": 0.55}  # of clean accuracy, from the paper
-STUDIES = (  # the paper's results, then layer transport
+TUNING = "tuning"
+STUDIES = (  # the paper's results, then layer transport, then how settings were chosen
     "estimators",
     "certificate",
     "gate",
@@ -59,6 +60,7 @@ STUDIES = (  # the paper's results, then layer transport
     "specificity",
     "cost",
     "layers",
+    TUNING,
 )
 GATE = "gate"  # the one setting that is itself a table
 PRESET = "preset"  # the setting that stands for several others

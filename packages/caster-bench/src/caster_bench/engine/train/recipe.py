@@ -5,13 +5,23 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Self
+from typing import Any, Self
 
 from caster.errors import CasterError
 from caster_bench.engine.networks import find
 
 WHOLE = 0.25  # share of the epochs, at the end, that drop no patches
 NEW = {"drop_patches": 0.0}  # fields that older checkpoints lack
+PLAIN_EPOCHS = 30
+PLAIN: dict[str, Any] = {  # crops and flips only, and the last weights
+    "label_smoothing": 0.0,
+    "operations": 0,
+    "magnitude": 0.0,
+    "mixup": 0.0,
+    "cutmix": 0.0,
+    "mixed": 0.0,
+    "ema": 0.0,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,14 +61,22 @@ class Recipe:
             raise CasterError("a recipe needs 1 epoch and batches of 2 images at least")
 
     @classmethod
-    def of(cls, architecture: str, epochs: int | None = None) -> Self:
-        """Return the recipe of a network, optionally with another number of epochs."""
+    def of(cls, architecture: str, epochs: int | None = None, *, plain: bool = False) -> Self:
+        """Return the recipe of a network, or its plain one, optionally with other epochs.
+
+        >>> Recipe.of("resnet18", plain=True).cutmix
+        0.0
+        """
         if find(architecture).name not in RECIPES:
             raise CasterError(
                 f"{architecture} is not trained here: its checkpoint has published weights"
             )
         recipe = RECIPES[architecture]
         assert isinstance(recipe, cls)
+        if plain:
+            if recipe.optimizer != "sgd":
+                raise CasterError(f"only ResNets have a plain recipe, not {architecture}")
+            recipe = replace(recipe, **PLAIN, epochs=min(recipe.epochs, PLAIN_EPOCHS))
         return recipe if epochs is None else replace(recipe, epochs=epochs)
 
     def drops(self, epoch: int) -> bool:

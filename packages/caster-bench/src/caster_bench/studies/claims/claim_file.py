@@ -30,7 +30,7 @@ CLAIM_KEYS = ("id", "says", "where", "tests", "why", "proof", "needs", "limits",
 CELL_KEYS = ("sweep", "table", "row", "column", "interval", "take")
 FIGURE_KEYS = (*CELL_KEYS, "less", "over")
 PAPER_KEYS = ("paper", "paper_less", "paper_over")
-TEST_KEYS = ("what", *FIGURE_KEYS, *PAPER_KEYS, *KINDS, "partly")
+TEST_KEYS = ("what", *FIGURE_KEYS, *PAPER_KEYS, *KINDS, "partly", "direction", "null")
 TYPED = re.compile(r"\d[.,]\d|\d ?%")  # a typed figure: decimals, thousands or percent
 FREE = re.compile(  # settings, named figures and sections of the paper may contain digits
     r"`[^`]*`|\{[^}]*\}|Secs?\. \d\.\d"
@@ -187,10 +187,12 @@ def _comparison(table: Any, sweep: str, sweeps: dict[str, str]) -> Comparison:
     kinds = [kind for kind in KINDS if kind in table]
     if len(kinds) != 1:
         raise CasterError(f"a test has exactly one rule of {', '.join(KINDS)}")
-    partly = table.get("partly")
-    if partly not in (None, SAME_SIGN):
-        partly = _bound("partly", partly)
-    rule = Rule(kinds[0], _bound(kinds[0], table[kinds[0]]), partly)
+    more: dict[str, Any] = {
+        name: table[name] if table[name] == SAME_SIGN else _bound(name, table[name])
+        for name in ("partly", "direction", "null")
+        if name in table
+    }
+    rule = Rule(kinds[0], _bound(kinds[0], table[kinds[0]]), **more)
     paper = _printed(table)
     if paper is None and rule.needs_paper:
         raise CasterError(f"the rule '{rule.kind}' needs a figure of the paper in 'paper'")

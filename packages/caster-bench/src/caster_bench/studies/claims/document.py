@@ -30,11 +30,15 @@ from caster_bench.studies.tables import NONE, as_markdown, in_markdown
 HOW = (
     "Our figures come with bootstrapped 95 % intervals over cells where possible; extremes, "
     "counts, standard deviations and exact values have none, nor do differences and ratios of "
-    "unpaired cells. *Within*: our interval, or the figure without one, comes that close to the "
-    "paper's figure. *At least*, *at most*, *positive*, *negative*: the figure and its whole "
-    "interval are. *Partly* is judged by the figure alone. A claim of several figures is "
-    "reproduced if all of them are, not reproduced if none is even partly, and partly reproduced "
-    "otherwise. *Not testable here* gives the reason."
+    "unpaired cells. *Within*: our figure is that close to the paper's; if only its interval "
+    "reaches that far, it is partly reproduced. *At least*, *at most*, *positive*, *negative*: the "
+    "figure and its whole interval are. *Partly* and *direction* are judged by the figure alone. "
+    "*Direction only*: the sign is the paper's, or the figure is on the paper's side of a bound "
+    "too wide to mean more. *No effect*: the figure of a method that does nothing; if it would "
+    "pass too, the verdict is partly at best. A claim of several figures is reproduced if all of "
+    "them are, and not reproduced if none shows even the direction; otherwise it is partly "
+    "reproduced if at least half of them are so or better, and direction only if fewer are. *Not "
+    "testable here* gives the reason."
 )
 NOT_RUN_MEANS = "*Not run yet*: its cells are not recorded, or not on the data it needs."
 SO_FAR_MEANS = (

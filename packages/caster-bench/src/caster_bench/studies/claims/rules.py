@@ -12,8 +12,9 @@ from caster_bench.studies.paper import printed
 from caster_bench.studies.tables import Column, Table, Value
 
 REPRODUCED, PARTLY, NOT = "reproduced", "partly reproduced", "not reproduced"
+DIRECTION = "direction only"
 UNTESTABLE, NOT_RUN = "not testable here", "not run yet"
-VERDICTS = (REPRODUCED, PARTLY, NOT, UNTESTABLE, NOT_RUN)
+VERDICTS = (REPRODUCED, PARTLY, DIRECTION, NOT, UNTESTABLE, NOT_RUN)
 KINDS = ("near", "factor", "sign", "least", "most", "equals")
 SIGNS = {"positive": 1.0, "negative": -1.0}
 SAME_SIGN = "sign"
@@ -27,8 +28,8 @@ Reports = Mapping[str, Mapping[str, Table]]  # sweep: tables by name
 class Rule:
     """A way to judge a figure.
 
-    near: our interval, or figure without one, comes within `bound` of the paper's figure.
-    factor: it comes within that factor of the paper's figure.
+    near: our figure is within `bound` of the paper's; if only its interval is, partly.
+    factor: the same, within that factor of the paper's figure.
     least, most: our figure and its whole interval are at least, at most `bound`.
     sign: our figure and its whole interval have the sign of `bound`.
     equals: our figure or word is `bound`.
@@ -36,14 +37,17 @@ class Rule:
 
     kind: str
     bound: float | str
-    partly: float | str | None = None  # a wider bound; or "sign": that of the paper's figure
+    partly: float | None = None  # a wider bound
+    direction: float | str | None = None  # a bound so wide that it shows a direction; or "sign"
+    null: float | None = None  # a figure with no effect: if it passes, passing means little
 
     def __post_init__(self) -> None:
         wide = self.kind in ("near", "factor", "least", "most")
-        if self.partly is not None and not wide:
-            raise CasterError(f"the rule '{self.kind}' has no 'partly'")
-        if self.partly == SAME_SIGN and self.kind != "near":
-            raise CasterError("'partly' can be \"sign\" only with the rule 'near'")
+        for name in ("partly", "direction"):
+            if getattr(self, name) is not None and not wide:
+                raise CasterError(f"the rule '{self.kind}' has no '{name}'")
+        if self.direction == SAME_SIGN and self.kind != "near":
+            raise CasterError("'direction' can be \"sign\" only with the rule 'near'")
 
     @property
     def needs_paper(self) -> bool:
@@ -53,13 +57,17 @@ class Rule:
     def words(self) -> str:
         """Describe the rule.
 
-        >>> Rule("near", 2.0, "sign").words(), Rule("least", 3.9, 0.8).words()
-        ("within 2 of the paper's; partly: same sign", 'at least 3.9; partly: at least 0.8')
+        >>> Rule("near", 2.0, direction="sign").words(), Rule("least", 3.9, 0.8).words()
+        ("within 2 of the paper's; direction: same sign", 'at least 3.9; partly: at least 0.8')
         """
-        if self.partly is None:
-            return _bounded(self.kind, self.bound)
-        wider = "same sign" if self.partly == SAME_SIGN else _bounded(self.kind, self.partly)
-        return f"{_bounded(self.kind, self.bound)}; partly: {wider}"
+        words = _bounded(self.kind, self.bound)
+        if self.partly is not None:
+            words += f"; partly: {_bounded(self.kind, self.partly)}"
+        if self.direction == SAME_SIGN:
+            words += "; direction: same sign"
+        elif self.direction is not None:
+            words += f"; direction: {_bounded(self.kind, self.direction)}"
+        return words if self.null is None else f"{words}; no effect is {self.null:g}"
 
 
 def _bounded(kind: str, bound: float | str) -> str:
@@ -78,8 +86,10 @@ def _bounded(kind: str, bound: float | str) -> str:
 def judge(rule: Rule, ours: Value, interval: Interval | None, paper: float | None) -> str:
     """Judge one figure.
 
-    >>> judge(Rule("near", 0.5, "sign"), 1.0, Interval(0.8, 1.2), 1.69)
+    >>> judge(Rule("near", 0.5), 1.4, Interval(0.8, 2.0), 1.69)
     'reproduced'
+    >>> judge(Rule("near", 3.0, direction="sign"), 0.8, None, 13.7)
+    'direction only'
     >>> judge(Rule("sign", 1.0), 1.0, Interval(-0.1, 2.0), None)
     'partly reproduced'
     """
@@ -89,28 +99,44 @@ def judge(rule: Rule, ours: Value, interval: Interval | None, paper: float | Non
         return REPRODUCED if _equal(ours, rule.bound) else NOT
     if isinstance(ours, str | bool | Interval):
         raise CasterError(f"the rule '{rule.kind}' needs a number, and the table has {ours!r}")
-    ends = interval or Interval(ours, ours)
+    if rule.needs_paper and paper is None:
+        raise CasterError(f"the rule '{rule.kind}' needs a figure of the paper")
+    found = _verdict(rule, ours, interval or Interval(ours, ours), paper)
+    if found == REPRODUCED and rule.null is not None:
+        means_little = _inside(rule.null, _allowed(rule, rule.bound, paper))
+        return PARTLY if means_little else found
+    return found
+
+
+def _verdict(rule: Rule, ours: float, ends: Interval, paper: float | None) -> str:
+    low, high = _allowed(rule, rule.bound, paper)
+    within = low <= ours <= high
     if rule.needs_paper:
-        if paper is None:
-            raise CasterError(f"the rule '{rule.kind}' needs a figure of the paper")
-        return _beside(rule, ours, ends, paper)
-    low, high = _range(rule, rule.bound)
-    if low <= ends.low and ends.high <= high and low <= ours <= high:
-        return REPRODUCED
-    wide = _range(rule, rule.bound if rule.partly is None else rule.partly)
-    return PARTLY if wide[0] <= ours <= wide[1] else NOT
+        if within:
+            return REPRODUCED
+        partly = ends.low <= high and ends.high >= low
+    else:
+        if within and low <= ends.low and ends.high <= high:
+            return REPRODUCED
+        partly = within
+    if partly or (rule.partly is not None and _inside(ours, _allowed(rule, rule.partly, paper))):
+        return PARTLY
+    if rule.direction == SAME_SIGN:
+        return DIRECTION if ours * (paper or 0.0) > 0 else NOT
+    if rule.direction is not None and _inside(ours, _allowed(rule, rule.direction, paper)):
+        return DIRECTION
+    return NOT
 
 
-def _beside(rule: Rule, ours: float, ends: Interval, paper: float) -> str:
-    low, high = _band(rule, rule.bound, paper)
-    if ends.low <= high and ends.high >= low:
-        return REPRODUCED
-    if rule.partly is None:
-        return NOT
-    if rule.partly == SAME_SIGN:
-        return PARTLY if ours * paper > 0 else NOT
-    low, high = _band(rule, rule.partly, paper)
-    return PARTLY if low <= ours <= high else NOT
+def _allowed(rule: Rule, bound: float | str, paper: float | None) -> tuple[float, float]:
+    """The range of figures that a bound allows."""
+    if rule.needs_paper and paper is not None:
+        return _band(rule, bound, paper)
+    return _range(rule, bound)
+
+
+def _inside(value: float, ends: tuple[float, float]) -> bool:
+    return ends[0] <= value <= ends[1]
 
 
 def _band(rule: Rule, bound: float | str, paper: float) -> tuple[float, float]:
@@ -138,16 +164,23 @@ def _equal(ours: Value, wanted: float | str) -> bool:
 
 
 def together(verdicts: Sequence[str]) -> str:
-    """Combine the verdicts on several figures: the common one, or else partly.
+    """Combine the verdicts on several figures.
+
+    The common one; else partly reproduced if at least half are reproduced or partly so, and
+    direction only if fewer are.
 
     >>> together(["reproduced", "not reproduced"]), together(["reproduced", "not run yet"])
     ('partly reproduced', 'not run yet')
+    >>> together(["reproduced", "not reproduced", "not reproduced"])
+    'direction only'
     """
-    found = set(verdicts)
-    if NOT_RUN in found:
+    if NOT_RUN in verdicts:
         return NOT_RUN
-    found -= {UNTESTABLE} if len(found) > 1 else set()
-    return found.pop() if len(found) == 1 else PARTLY
+    tested = [verdict for verdict in verdicts if verdict != UNTESTABLE]
+    if len(set(tested or verdicts)) == 1:
+        return (tested or list(verdicts))[0]
+    shown = sum(verdict in (REPRODUCED, PARTLY) for verdict in tested)
+    return PARTLY if 2 * shown >= len(tested) else DIRECTION
 
 
 class Absent(CasterError):  # noqa: N818 it may still be recorded
