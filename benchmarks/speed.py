@@ -61,7 +61,7 @@ NETWORKS = {  # pixels and classes
     "convnext_32": (32, 10),
 }
 WAYS = ("plain", "recorded", "compiled") if ON_GPU else ("plain",)
-RIVALS = ("bn-adapt", "tent", "eata", "sar", "t3a")
+RIVALS = ("bn-adapt", "tent", "eata", "sar", "t3a", "lame")
 LONG, SHORT = (200, 16) if ON_GPU else (6, 2)  # batches of a round; of other methods
 WARM = 48  # batches that fill the memory
 WINDOW = 8  # batches: those of a window, and four more
@@ -196,7 +196,7 @@ def contenders(network: str, way: str, state: State) -> dict[str, Callable[[list
     if way != "plain":
         return found
     has_batchnorm = any(isinstance(m, nn.BatchNorm2d) for m in module(network).modules())
-    names = RIVALS if has_batchnorm else ("sar", "t3a")
+    names = RIVALS if has_batchnorm else ("sar", "t3a", "lame")
     return found | {name: rival(name) for name in names}
 
 
