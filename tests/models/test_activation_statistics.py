@@ -11,6 +11,7 @@ import caster
 from caster.core.channels import ChannelMoments
 from caster.core.class_moments import ClassChannelMoments
 from caster.io import layer_arrays
+from caster.models import site_sums
 from caster.models.activation_statistics import ActivationStatistics
 from caster.models.site_sums import rounded
 from tests.support import problem
@@ -114,6 +115,18 @@ def test_measuring_goes_on_from_earlier_sums():
         for name in PARTS:
             one, other = getattr(found.classes, name), getattr(resumed[site].classes, name)
             assert torch.equal(one, other)
+
+
+def test_classes_that_are_known_well_are_not_measured_again(monkeypatch):
+    """The range of the images is that of all, and a class that comes late is measured."""
+    monkeypatch.setattr(site_sums, "ENOUGH", 10)
+    late = np.where(np.arange(120) < 100, np.arange(120) % 3, 3)
+    whole = statistics_of(batch=20, labels=late)
+    first = statistics_of(batch=20, labels=late, rows=slice(0, 40))
+    for site, found in whole.sums.items():
+        assert found.classes.counts.tolist() == [14, 13, 13, 20]
+        assert first.sums[site].classes.counts.tolist() == [14, 13, 13]
+    assert whole.input_range == (float(IMAGES.min()), float(IMAGES.max()))
 
 
 def test_classes_may_come_one_by_one_and_in_any_order():

@@ -77,14 +77,17 @@ class ActivationStatistics(SiteSums):
         batch: Any,
         targets: NDArray[np.int64],  # (n,), class indices
     ) -> Outputs:
-        """Run the model on a batch and add its moments to the sums."""
+        """Run the model on a batch, and add its moments to the sums if they need it."""
         placed = self.model.placed(batch)
         check_labels(placed, targets)
+        low, high = (float(end) for end in placed.aminmax())
+        if not self.needs(targets):
+            self.extend_range((low, high))
+            return self.model(placed)
         if self._twin is None:
             self._twin = self._hooked(placed)
         self._samples, self._batch = len(placed), {}
         outputs = self._twin(placed)
-        low, high = (float(end) for end in placed.aminmax())
         self.add(self._batch, targets, (low, high))  # after the pass: a failed pass adds nothing
         return outputs
 

@@ -17,6 +17,7 @@ from caster.core.linalg import Array
 from caster.errors import CasterError
 from caster.io.layer_arrays import class_sites, round_classes
 
+ENOUGH = 256  # samples of a class that are measured: 200 gain hardly more than 20
 Samples = tuple[Array, Array]  # mean and variance of every sample over its positions: (n, c) each
 
 
@@ -24,7 +25,8 @@ class SiteSums:
     """Moments of a source at every site, over all samples and per class.
 
     Classes are indices, and there may be more of them with every batch; the shallowest sites go
-    without them where a state has no room. `past` continues from earlier `sums`.
+    without them where a state has no room. Batches whose classes are all known well need not be
+    measured (`needs`). `past` continues from earlier `sums`.
 
     >>> site, samples = Site("norm", "in", -1), (np.array([[1.0], [3.0]]), np.zeros((2, 1)))
     >>> sums = SiteSums()
@@ -46,8 +48,7 @@ class SiteSums:
         ends: tuple[float, float],  # of the inputs
     ) -> None:
         """Add the moments of a batch at all sites, and of its samples where they are known."""
-        low, high = self.input_range or ends
-        self.input_range = min(low, ends[0]), max(high, ends[1])
+        self.extend_range(ends)
         self._n_classes = max(self._n_classes, int(targets.max()) + 1)
         widths = {site: len(found.mean) for site, (found, _) in batch.items()}
         by_class = class_sites(widths, self._n_classes)
@@ -63,6 +64,18 @@ class SiteSums:
                     classes = known.including(*more)
             total = found if past is None else replace(past, classes=None) + found
             self.sums[site] = replace(total, classes=classes)
+
+    def extend_range(self, ends: tuple[float, float]) -> None:
+        """Extend the range of input values by a batch's."""
+        low, high = self.input_range or ends
+        self.input_range = min(low, ends[0]), max(high, ends[1])
+
+    def needs(self, targets: NDArray[np.int64]) -> bool:  # (n,)
+        """Whether a class of these samples has fewer than `ENOUGH` measured ones."""
+        known = next((each.classes for each in self.sums.values() if each.classes), None)
+        if known is None or int(targets.max()) >= len(known.counts):
+            return True
+        return bool((to_numpy(known.counts)[targets] < ENOUGH).any())
 
     def moments(self, order: NDArray[np.int64] | None = None) -> dict[Site, ChannelMoments]:
         """Moments so far, as a state stores them; `order` lists the indices of its classes."""
