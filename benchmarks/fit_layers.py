@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -47,8 +48,9 @@ def main() -> None:
             for batch in loaded:
                 model(batch)
 
-        times = [(seconds(plain), seconds(lambda: caster.fit(model, source))) for _ in range(2)]
-        ratio = min(fit for _, fit in times) / min(plain for plain, _ in times)
+        fit = partial(caster.fit, model, source)
+        times = [(seconds(plain), seconds(fit)) for _ in range(2)]
+        ratio = min(took for _, took in times) / min(took for took, _ in times)
         print(
             f"{size:,} per class, {len(rows):,} images: plain {times[0][0]:.1f} s, fit "
             f"{times[0][1]:.1f} s, {ratio:.2f} plain passes",
