@@ -127,6 +127,15 @@ def test_classes_that_are_known_well_are_not_measured_again(monkeypatch):
         assert found.classes.counts.tolist() == [14, 13, 13, 20]
         assert first.sums[site].classes.counts.tolist() == [14, 13, 13]
     assert whole.input_range == (float(IMAGES.min()), float(IMAGES.max()))
+    counts = np.bincount(late)
+    for site, found in whole.moments(counts).items():
+        assert found.count == 120
+        assert found.classes.counts.tolist() == counts.tolist()
+        mixed = whole.sums[site].classes.mixture(torch.from_numpy(counts / 120))
+        np.testing.assert_allclose(found.mean, mixed.mean, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(found.variance, mixed.variance, rtol=1e-5)
+        if found.covariance is not None:
+            np.testing.assert_allclose(np.diag(found.covariance), found.variance, rtol=1e-4)
 
 
 def test_classes_may_come_one_by_one_and_in_any_order():

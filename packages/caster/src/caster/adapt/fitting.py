@@ -93,7 +93,7 @@ def fit(
         return Adapter(model, bound_state(clf, model, head))
     # A stated preprocessing knows the range of its values.
     ends = statistics.input_range if model.preprocessing is None else None
-    moments = statistics.moments(index.of(known))
+    moments = statistics.moments(clf.moments_.counts, index.of(known))
     return Adapter(model, bound_state(clf, model, head, moments, ends))
 
 
@@ -193,7 +193,7 @@ def fit_images(
     passes = _Passes(features, columns is not None, columns, progress)
     clf = Caster(**vars(settings)).fit_stream(passes, classes, sketch=sketch)
     warn_of_poor_head(clf.source_check_)
-    found = _moments(features) if measured else None
+    found = _moments(features, clf.moments_.counts) if measured else None
     states.save(bound_state(clf, model, columns, found), output, signer)
     return FittedImages(clf, features.unreadable, found)
 
@@ -255,10 +255,10 @@ def _has_logits(file: FeatureFile, n_classes: int) -> bool:
     return tuple(first.shape[1:]) == (n_classes,)
 
 
-def _moments(features: ImageFeatures) -> Layers:
+def _moments(features: ImageFeatures, counts: NDArray[Any]) -> Layers:  # (C,)
     if features.layers is None:
         raise CasterError("the layers were not measured on all images: fit again")
-    return rounded(features.layers)
+    return rounded(features.layers, counts)
 
 
 def _check_output(output: Path, model: FrozenModel, images: Images) -> None:

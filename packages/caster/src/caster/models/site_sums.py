@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,9 +78,11 @@ class SiteSums:
             return True
         return bool((to_numpy(known.counts)[targets] < ENOUGH).any())
 
-    def moments(self, order: NDArray[np.int64] | None = None) -> dict[Site, ChannelMoments]:
-        """Moments so far, as a state stores them; `order` lists the indices of its classes."""
-        return rounded(self.sums, order)
+    def moments(
+        self, counts: NDArray[Any] | None = None, order: NDArray[np.int64] | None = None
+    ) -> dict[Site, ChannelMoments]:
+        """Moments so far, as a state stores them: see `rounded`."""
+        return rounded(self.sums, counts, order)
 
 
 def check_labels(batch: Array, targets: NDArray[np.int64]) -> None:  # (n, ...), (n,)
@@ -94,11 +97,14 @@ def has_classes(past: ChannelMoments | None) -> bool:
 
 
 def rounded(
-    sums: Mapping[Site, ChannelMoments], order: NDArray[np.int64] | None = None
+    sums: Mapping[Site, ChannelMoments],
+    counts: NDArray[Any] | None = None,  # (C,), samples of each class, measured or not
+    order: NDArray[np.int64] | None = None,  # (C,), indices of the state's classes
 ) -> dict[Site, ChannelMoments]:
     """Sums of a source in NumPy, as a state stores them.
 
-    `order` lists the indices of the state's classes, if they are others.
+    Where classes are known, the moments of all samples are those of the classes in the proportions
+    of `counts`: they need not be those of the measured samples.
     """
     stored = {}
     for site, found in sums.items():
@@ -111,6 +117,21 @@ def rounded(
             each = (found.classes.counts, found.classes.means, found.classes.variances)
             rows = slice(None) if order is None else order
             classes = ClassChannelMoments(*(to_numpy(part)[rows] for part in each))
+            if counts is not None and not np.array_equal(counts, classes.counts):
+                classes = replace(classes, counts=counts.astype(np.float64))
+                pooled = _in_proportion(pooled, classes)
             pooled = replace(pooled, classes=round_classes(classes, pooled))
         stored[site] = pooled
     return stored
+
+
+def _in_proportion(measured: ChannelMoments, classes: ClassChannelMoments) -> ChannelMoments:
+    """Moments of the classes together; correlations are those of the measured samples."""
+    found = classes.pooled()
+    mean, variance = (part.astype(STATE_DTYPE) for part in (found.mean, found.variance))
+    if measured.covariance is None:
+        return ChannelMoments(found.count, mean, variance)
+    varies = measured.variance > 0
+    scale = np.sqrt(variance / np.where(varies, measured.variance, 1))
+    covariance = (measured.covariance * scale * scale[:, None]).astype(STATE_DTYPE)
+    return ChannelMoments(found.count, mean, variance, covariance)
