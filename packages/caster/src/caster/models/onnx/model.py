@@ -135,6 +135,11 @@ class OnnxModel:
         """The name of the input that takes the images."""
         return self._input.name
 
+    @property
+    def input_dtype(self) -> str:
+        """Its dtype, by NumPy's name."""
+        return self._input.dtype
+
     def placed(self, batch: Any) -> NDArray[Any]:
         """A batch as the graph takes it, checked."""
         return self._input.prepared(batch)
