@@ -112,7 +112,7 @@ def serve(
 
         async def run() -> None:
             rpc = grpc.aio.server(
-                [grpc_handlers(service, check_token)],
+                handlers=[grpc_handlers(service, check_token)],
                 options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", limit)],
             )
             host = f"[{options.host}]" if ":" in options.host else options.host
@@ -165,7 +165,8 @@ class _HttpServer(uvicorn.Server):
 
 def _bound(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio sends small packets at once (TCP_NODELAY) only if the protocol is named.
+    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind((host, port))

@@ -33,7 +33,7 @@ from caster.serve.tensors import Failure, RequestError, Tensors, datatype_of, fr
 
 FORMAT = "caster-served-stream 1"
 COUNTS = struct.Struct("<qq")  # batches and samples that were answered
-RETRY_SECONDS = 5.0  # between attempts to write, once one has failed
+RETRY_SECONDS = 1.0  # between attempts to write, once one has failed
 PROBE_BYTES = 1 << 16
 STATE, ANSWER = "state.", "answer."  # prefixes of arrays in a snapshot
 
