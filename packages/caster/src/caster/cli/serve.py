@@ -110,7 +110,7 @@ def serve(
             help="Batches of a stream between snapshots: as many are repeated after a crash.",
             rich_help_panel=STREAMS,
         ),
-    ] = 16,
+    ] = 64,
     idle: Annotated[
         float,
         typer.Option(
@@ -132,7 +132,7 @@ def serve(
     ] = 64.0,
     queue: Annotated[
         int, typer.Option(min=1, help="Requests that wait at a time.", rich_help_panel=LIMITS)
-    ] = 1024,
+    ] = 256,
     verify: Annotated[
         float,
         typer.Option(

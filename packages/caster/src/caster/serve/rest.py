@@ -79,10 +79,9 @@ def rest_app(
         ids, labels = given.get("ids"), given.get("labels")
         if not isinstance(ids, list) or not isinstance(labels, list):
             raise RequestError("feedback is JSON with lists `ids` and `labels`")
-        text = service.adapter.classes.dtype.kind not in "biuf"
         inputs = {
             "ids": from_values("ids", "INT64", [len(ids)], ids),
-            "labels": from_values("labels", "BYTES" if text else "INT64", [len(labels)], labels),
+            "labels": from_values("labels", service.label_datatype, [len(labels)], labels),
         }
         asked = InferRequest.of(inputs, given, request.headers.get(STREAM_HEADER))
         answer = await service.infer(asked)

@@ -50,9 +50,9 @@ class ServeOptions:
     streams: int = 64  # in memory
     max_streams: int = 10_000
     idle_seconds: float = 300.0
-    snapshot_every: int = 16  # batches
+    snapshot_every: int = 64  # batches
     request_mb: float = 64.0
-    queue: int = 1024
+    queue: int = 256
     verify_seconds: float = 300.0
     token_file: Path | None = None
     tls_cert: Path | None = None

@@ -115,6 +115,7 @@ class Service:
     ) -> None:
         self.adapter, self.name, self.metrics = adapter, name, Metrics()
         self.input_name, self.input_shape, self.input_dtype = _signature(adapter.model)
+        self.label_datatype = datatype_of(_label_dtype(adapter.classes.dtype))
         self.broken: str | None = None  # why the model cannot be used
         self._store, self._frozen, self._on_answer = store, frozen, on_answer
         self._batch, self._wait, self._limit = batch, wait, queue
@@ -134,10 +135,9 @@ class Service:
 
     def signature(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Inputs and outputs, as the protocol describes them."""
-        classes = self.adapter.classes
         outputs = [
-            ("labels", datatype_of(_label_dtype(classes.dtype)), [-1]),
-            ("probabilities", "FP32", [-1, len(classes)]),
+            ("labels", self.label_datatype, [-1]),
+            ("probabilities", "FP32", [-1, len(self.adapter.classes)]),
             ("accepted", "BOOL", [1]),
             ("reason", "BYTES", [1]),
             ("ratio", "FP64", [1]),
@@ -324,7 +324,7 @@ class Service:
             elif (known := served.repeated(position, waiting.samples)) is not None:
                 outcomes[waiting] = InferAnswer(known, _about(served, repeated=True))
             else:
-                message = f"stream {served.id} is at position {at:,}, not {position:,}"
+                message = f"stream {served.id} is at position {at}, not {position}"
                 if served.repeat:
                     message += f": repeat {served.repeat} batches from there"
                 outcomes[waiting] = RequestError(message, Failure.CONFLICT)

@@ -266,13 +266,15 @@ def opened_folder(folder: Path, adapter: Adapter) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     message = f"another server uses {folder}: name another folder with {{argument}}"
     with locked(folder / "lock", message, argument="folder"):
-        digest, source = states.digest(adapter.state), folder / "source"
+        source = folder / "source"
+        expected = f"{states.digest(adapter.state)} {adapter.mechanism}"
         if not source.exists():
             with replacing(source) as made:
-                made.write_text(digest)
-        if source.read_text() != digest:
+                made.write_text(expected)
+        if source.read_text() != expected:
             raise CasterError(
-                f"{folder} has streams of another state: name another folder with {{argument}}",
+                f"{folder} has streams of another state or mechanism: name another folder with "
+                "{argument}",
                 argument="folder",
             )
         yield
