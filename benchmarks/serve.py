@@ -41,7 +41,7 @@ from measure import machine
 
 CLASSES, PIXELS = 10, 32
 PARTS = ("load", "streams", "hour", "kills")
-WARM_UP = 2_560  # samples until a stream rests
+WARM_UP = 2_560  # samples after which a stream rests
 
 
 def images(n: int, seed: int, shift: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
@@ -174,7 +174,7 @@ def load(folder: Path, adapter: caster.Adapter, short: bool) -> None:
             for name, server in servers.items()
         }
         send(clients["bare"], data, 5)
-        send(clients["adapted"], data, WARM_UP // size)
+        send(clients["adapted"], batches(16, 64, seed=2), WARM_UP // 64)
         rounds, count = (7, 256 // size) if short else (20, 1024 // size)
         rates: dict[str, list[float]] = {name: [] for name in servers}
         answers: dict[str, list[Any]] = {name: [] for name in servers}

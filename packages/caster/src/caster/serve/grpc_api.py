@@ -9,9 +9,10 @@ from typing import Any
 import grpc
 
 from caster._version import __version__
+from caster.serve.batcher import InferRequest
 from caster.serve.grpc_messages import CLASSES, METHODS, SERVICE
 from caster.serve.rest import EXTENSIONS, STREAM_HEADER
-from caster.serve.service import InferRequest, Service
+from caster.serve.service import Service
 from caster.serve.tensors import (
     RequestError,
     Tensor,

@@ -16,7 +16,8 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from caster._version import __version__
-from caster.serve.service import InferAnswer, InferRequest, Service
+from caster.serve.batcher import InferAnswer, InferRequest
+from caster.serve.service import Service
 from caster.serve.tensors import (
     Failure,
     RequestError,

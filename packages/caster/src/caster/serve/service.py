@@ -1,7 +1,7 @@
-"""What the server does with a request, whatever protocol it came by: queue, batch, answer.
+"""What the server does with a request, whatever protocol it came by.
 
-Requests are queued per stream on the event loop. One worker thread runs the model and owns the
-streams: it takes the next stream's requests, joined to a batch, and answers them together.
+A request is checked on the event loop and queued. The worker thread runs the model and owns the
+streams; it answers the requests of a batch together.
 """
 
 from __future__ import annotations
@@ -10,11 +10,7 @@ import asyncio
 import logging
 import math
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,13 +22,13 @@ from caster.core.verdict import FROZEN, Verdict
 from caster.errors import CasterError
 from caster.models.preprocessing import Preprocessing
 from caster.models.protocol import error_line
+from caster.serve.batcher import Batcher, InferAnswer, InferRequest, Outcome, Waiting
 from caster.serve.metrics import Metrics
 from caster.serve.streams import ServedStream, StreamStore, split
 from caster.serve.tensors import Failure, RequestError, Tensor, Tensors, datatype_of
 
 NEXT = "next."  # of a state tensor among the outputs, as in compiled graphs
 FEEDBACK = {"ids", "labels"}  # inputs of a request that brings labels
-LONGEST_ID = 128
 NO_POSITION = -1  # of samples that are not part of their stream
 
 logger = logging.getLogger(__name__)
@@ -46,55 +42,6 @@ class OnAnswer(Protocol):
 
     def __call__(self, stream_id: str, adaptation: Adaptation, position: int) -> None:
         """Take the answer."""
-
-
-@dataclass(frozen=True)
-class InferRequest:
-    """One request: tensors, and which stream they belong to."""
-
-    inputs: Tensors
-    stream: str | None = None
-    position: int | None = None  # where the client believes its stream to be
-    wants_state: bool = False
-
-    @classmethod
-    def of(cls, inputs: Tensors, parameters: Mapping[str, Any], header: str | None) -> InferRequest:
-        """Read the parameters of a request; unknown ones are ignored."""
-        stream, position = parameters.get("stream", header), parameters.get("position")
-        if header is not None and header != stream:
-            raise RequestError("the header and the parameter name different streams")
-        usable = isinstance(stream, str) and 0 < len(stream) <= LONGEST_ID and stream.isprintable()
-        if stream is not None and not usable:
-            raise RequestError(f"the id of a stream has 1 to {LONGEST_ID} printable characters")
-        if position is not None and (type(position) is not int or position < 0):
-            raise RequestError("position is the number of samples answered so far")
-        return cls(inputs, stream, position, parameters.get("state") is True)
-
-
-@dataclass(frozen=True)
-class InferAnswer:
-    """The answer to one request."""
-
-    outputs: Tensors
-    parameters: dict[str, str | int | bool] = field(default_factory=dict)
-
-
-@dataclass(eq=False)
-class _Waiting:
-    """A request in a queue."""
-
-    request: InferRequest
-    images: Tensor | None  # None: it brings labels
-    future: asyncio.Future[InferAnswer]
-    arrived: float
-    timer: asyncio.TimerHandle | None = None
-
-    @property
-    def samples(self) -> int:
-        return 0 if self.images is None else len(self.images)
-
-
-_Outcome = InferAnswer | RequestError
 
 
 class Service:
@@ -118,16 +65,11 @@ class Service:
         self.label_datatype = datatype_of(_label_dtype(adapter.classes.dtype))
         self.broken: str | None = None  # why the model cannot be used
         self._store, self._frozen, self._on_answer = store, frozen, on_answer
-        self._batch, self._wait, self._limit = batch, wait, queue
         self._verify_seconds = verify_seconds
-        self._queues: dict[object, deque[_Waiting]] = {}  # by stream; others have their own
-        self._ready: dict[object, None] = {}  # keys of queues with a batch, in their order
-        self._waiting = 0
-        self._busy = False
-        self._worker = ThreadPoolExecutor(1, "caster-serve")
+        self._batcher = batcher = Batcher(self._run, batch=batch, wait=wait, limit=queue)
         self.metrics.watch(
             streams_in_memory=lambda: len(store),
-            queued_requests=lambda: self._waiting,
+            queued_requests=lambda: batcher.waiting,
             ready=lambda: self.broken is None,
             degraded=lambda: store.problem is not None,
             snapshots=lambda: store.snapshots,
@@ -164,16 +106,7 @@ class Service:
         images = None if request.inputs.keys() == FEEDBACK else self._images(request)
         if images is None and request.stream is None:
             raise RequestError("labels belong to a stream: name it")
-        if self._waiting >= self._limit:
-            raise RequestError(f"{self._waiting:,} requests wait already: try again", Failure.BUSY)
-        loop = asyncio.get_running_loop()
-        waiting = _Waiting(request, images, loop.create_future(), loop.time())
-        key: object = request.stream or waiting
-        queue = self._queues.setdefault(key, deque())
-        queue.append(waiting)
-        self._waiting += 1
-        self._schedule(key)
-        return await waiting.future
+        return await self._batcher.submit(request, images)
 
     def _images(self, request: InferRequest) -> Tensor:
         """The batch of a request, checked: nothing else may reach a stream."""
@@ -203,74 +136,20 @@ class Service:
                 raise RequestError(f"input {self.input_name!r} has values that are not finite")
         return images
 
-    def _schedule(self, key: object) -> None:
-        """Make a queue ready if its first batch is full or has waited long enough."""
-        queue = self._queues.get(key)
-        if not queue or key in self._ready:
-            return
-        loop, first = asyncio.get_running_loop(), queue[0]
-        joins = first.request.stream is not None and first.images is not None
-        full = sum(waiting.samples for waiting in queue) >= self._batch
-        if not joins or full or loop.time() >= first.arrived + self._wait:
-            self._ready[key] = None
-            self._start()
-        elif first.timer is None:
-            first.timer = loop.call_at(first.arrived + self._wait, self._schedule, key)
-
-    def _start(self) -> None:
-        """Give the worker the next batch, if it is free."""
-        while self._ready and not self._busy:
-            key = next(iter(self._ready))
-            del self._ready[key]
-            if taken := self._take(key):
-                self._busy = True
-                work = asyncio.get_running_loop().run_in_executor(self._worker, self._run, taken)
-                work.add_done_callback(partial(self._finish, key, taken))
-
-    def _take(self, key: object) -> list[_Waiting]:
-        """Requests at the head of a queue that make a batch; none of clients that have gone."""
-        queue, taken, samples = self._queues[key], list[_Waiting](), 0
-        while queue:
-            first = queue[0]
-            if not first.future.done():
-                if taken and not _joins(taken[0], first, samples, self._batch):
-                    break
-                taken.append(first)
-                samples += first.samples
-            queue.popleft()
-            self._waiting -= 1
-        if not queue:
-            del self._queues[key]
-        return taken
-
-    def _finish(
-        self, key: object, taken: list[_Waiting], done: asyncio.Future[list[_Outcome]]
-    ) -> None:
-        self._busy = False
-        for waiting, outcome in zip(taken, done.result(), strict=True):
-            if waiting.future.done():  # its client has gone
-                continue
-            if isinstance(outcome, RequestError):
-                waiting.future.set_exception(outcome)
-            else:
-                waiting.future.set_result(outcome)
-        self._schedule(key)
-        self._start()
-
     async def look_after(self) -> None:
         """Put idle streams away, and check the weights on a schedule; until it is cancelled."""
-        loop, verified = asyncio.get_running_loop(), time.monotonic()
+        verified = time.monotonic()
         while True:
             await asyncio.sleep(min(1.0, self._verify_seconds))
-            await loop.run_in_executor(self._worker, self._store.put_idle_away)
+            await self._batcher.call(self._store.put_idle_away)
             if time.monotonic() - verified >= self._verify_seconds:
-                await loop.run_in_executor(self._worker, self._verify)
+                await self._batcher.call(self._verify)
                 verified = time.monotonic()
 
     async def close(self) -> None:
         """Take a snapshot of every stream; after the last request."""
-        await asyncio.get_running_loop().run_in_executor(self._worker, self._store.close)
-        self._worker.shutdown()
+        await self._batcher.call(self._store.close)
+        self._batcher.close()
 
     # --- on the worker thread ---
 
@@ -281,7 +160,7 @@ class Service:
             self.broken = str(error)
             logger.error("%s: no request is answered any more", error)
 
-    def _run(self, taken: Sequence[_Waiting]) -> list[_Outcome]:
+    def _run(self, taken: Sequence[Waiting]) -> list[Outcome]:
         """Answer requests of one stream, or one without a stream."""
         try:
             return self._answered(taken)
@@ -294,7 +173,7 @@ class Service:
             failed = RequestError(f"the model failed: {error_line(error)}", Failure.INTERNAL)
             return [failed] * len(taken)
 
-    def _answered(self, taken: Sequence[_Waiting]) -> list[_Outcome]:
+    def _answered(self, taken: Sequence[Waiting]) -> list[Outcome]:
         request, images = taken[0].request, taken[0].images
         if request.stream is None:
             assert images is not None
@@ -311,11 +190,11 @@ class Service:
             return [self._learn(served, request)]
         return self._in_stream(served, taken)
 
-    def _in_stream(self, served: ServedStream, taken: Sequence[_Waiting]) -> list[_Outcome]:
+    def _in_stream(self, served: ServedStream, taken: Sequence[Waiting]) -> list[Outcome]:
         """Answer the requests that follow on each other as one batch of their stream."""
-        outcomes: dict[_Waiting, _Outcome] = {}
+        outcomes: dict[Waiting, Outcome] = {}
         at, repeat = served.stream.samples, served.repeat
-        accepted: list[_Waiting] = []
+        accepted: list[Waiting] = []
         for waiting in taken:
             position = waiting.request.position
             if position is None or position == at:
@@ -375,10 +254,10 @@ class Service:
             answer |= {f"{NEXT}{name}": np.asarray(a) for name, a in stream.state().items()}
         return InferAnswer(answer)
 
-    def _unadapted(self, taken: Sequence[_Waiting]) -> list[_Outcome]:
+    def _unadapted(self, taken: Sequence[Waiting]) -> list[Outcome]:
         """Answers of the frozen model, which leave their stream alone."""
         out = self._timed(self._frozen_answer, _joined(taken))
-        answer, at, outcomes = _outputs(out, NO_POSITION), 0, list[_Outcome]()
+        answer, at, outcomes = _outputs(out, NO_POSITION), 0, list[Outcome]()
         problem = self._store.problem
         for waiting in taken:
             parameters: dict[str, str | int | bool] = {"stream": str(waiting.request.stream)}
@@ -405,14 +284,7 @@ class Service:
         return Adaptation(labels, scores, labels, None, scores, verdict)
 
 
-def _joins(first: _Waiting, other: _Waiting, samples: int, limit: int) -> bool:
-    """Whether a request can be part of the batch that another one begins."""
-    if first.images is None or other.images is None or samples + other.samples > limit:
-        return False
-    return first.images.shape[1:] == other.images.shape[1:]
-
-
-def _joined(taken: Sequence[_Waiting]) -> Tensor:
+def _joined(taken: Sequence[Waiting]) -> Tensor:
     parts = [waiting.images for waiting in taken if waiting.images is not None]
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
