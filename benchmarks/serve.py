@@ -42,6 +42,7 @@ from measure import machine
 CLASSES, PIXELS = 10, 32
 PARTS = ("load", "streams", "hour", "kills")
 WARM_UP = 2_560  # samples after which a stream rests
+POOL = 4_096  # images; a stream that repeats few of them is not the same stream
 
 
 def images(n: int, seed: int, shift: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
@@ -121,11 +122,12 @@ class Client:
     """One client with its stream."""
 
     def __init__(self, server: Server, stream: str) -> None:
-        self.stream = stream
+        self.stream, self.sent = stream, 0
         self._client = triton.InferenceServerClient(server.rpc)
 
     def __call__(self, x: np.ndarray, **parameters: Any) -> Any:
         """Send a batch."""
+        self.sent += 1
         return self._client.infer(
             "model", inputs(x), parameters={"stream": self.stream, **parameters}
         )
@@ -151,9 +153,9 @@ def send(clients: list[Client], data: list[np.ndarray], count: int) -> tuple[flo
     taken: list[Any] = []
 
     def run(client: Client) -> None:
-        for i in range(count):
+        for _ in range(count):
             start = time.perf_counter()
-            out = client(data[i % len(data)])
+            out = client(data[client.sent % len(data)])
             taken.append((time.perf_counter() - start, out.as_numpy("reason").item()))
 
     threads = [threading.Thread(target=run, args=(client,)) for client in clients]
@@ -168,13 +170,13 @@ def send(clients: list[Client], data: list[np.ndarray], count: int) -> tuple[flo
 def load(folder: Path, adapter: caster.Adapter, short: bool) -> None:
     servers = {"bare": Server(folder, "bare", "--frozen"), "adapted": Server(folder, "adapted")}
     for size in (8, 64):
-        data = batches(16, size, seed=2)
+        data = batches(POOL // size, size, seed=2)
         clients = {
             name: [Client(server, f"{i} of {size}") for i in range(2)]
             for name, server in servers.items()
         }
         send(clients["bare"], data, 5)
-        send(clients["adapted"], batches(16, 64, seed=2), WARM_UP // 64)
+        send(clients["adapted"], batches(WARM_UP // 64, 64, seed=5), WARM_UP // 64)
         rounds, count = (7, 256 // size) if short else (20, 1024 // size)
         rates: dict[str, list[float]] = {name: [] for name in servers}
         answers: dict[str, list[Any]] = {name: [] for name in servers}
@@ -241,7 +243,7 @@ def check(out: Any, found: Any) -> None:
 def hour(folder: Path, adapter: caster.Adapter, short: bool) -> None:
     total, size = 600 if short else 3600, 8
     server = Server(folder, "hour")
-    client, data = Client(server, "camera"), batches(32, size, seed=3)
+    client, data = Client(server, "camera"), batches(POOL // size, size, seed=3)
     memory, start = [], time.perf_counter()
     for i in range(total):
         client(data[i % len(data)])
@@ -261,7 +263,7 @@ def hour(folder: Path, adapter: caster.Adapter, short: bool) -> None:
 def kills(folder: Path, adapter: caster.Adapter, short: bool) -> None:
     wanted, size = 5 if short else 30, 8
     server = Server(folder, "killed", "--snapshot-every", 8)
-    data = batches(64, size, seed=4)
+    data = batches(POOL // size, size, seed=4)
     stream = adapter.new_stream()
     expected: list[Any] = []
     rng, killed, repeated, i = random.Random(0), 0, 0, 0

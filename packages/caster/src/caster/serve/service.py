@@ -201,7 +201,7 @@ class Service:
                 accepted.append(waiting)
                 at += waiting.samples
             elif (known := served.repeated(position, waiting.samples)) is not None:
-                outcomes[waiting] = InferAnswer(known, _about(served, repeated=True))
+                outcomes[waiting] = InferAnswer(known, self._about(served.id, repeated=True))
             else:
                 message = f"stream {served.id} is at position {at}, not {position}"
                 if served.repeat:
@@ -214,12 +214,10 @@ class Service:
             answer = _outputs(out, position)
             served.repeat = 0
             self._store.answered(served, answer)
-            if self._on_answer is not None:
-                with self._store.writing():
-                    self._on_answer(served.id, out, position)
+            self._report(served.id, out, position)
             start = 0
             for waiting in accepted:
-                parameters = _about(served, batch_samples=len(out.labels))
+                parameters = self._about(served.id, batch_samples=len(out.labels))
                 if repeat:
                     parameters["repeat_batches"] = repeat
                 part = split(answer, start, waiting.samples)
@@ -227,6 +225,15 @@ class Service:
                 outcomes[waiting] = InferAnswer(part, parameters)
                 start += waiting.samples
         return [outcomes[waiting] for waiting in taken]
+
+    def _report(self, stream: str, out: Adaptation, position: int) -> None:
+        if self._on_answer is None:
+            return
+        try:
+            with self._store.writing():
+                self._on_answer(stream, out, position)
+        except Exception:  # whatever watches the server must not stop it
+            logger.exception("on_answer failed")
 
     def _learn(self, served: ServedStream, request: InferRequest) -> InferAnswer:
         ids, labels = request.inputs["ids"], request.inputs["labels"]
@@ -236,7 +243,9 @@ class Service:
         self.metrics.labels.inc(len(ids))
         self._store.changed(served)
         decision = served.stream.betting.position
-        return InferAnswer({"counted": np.array([counted])}, _about(served, decision=decision))
+        return InferAnswer(
+            {"counted": np.array([counted])}, self._about(served.id, decision=decision)
+        )
 
     def _stateless(self, request: InferRequest, images: Tensor) -> InferAnswer:
         """A batch of a stream that the client carries itself, if it carries one."""
@@ -258,14 +267,17 @@ class Service:
         """Answers of the frozen model, which leave their stream alone."""
         out = self._timed(self._frozen_answer, _joined(taken))
         answer, at, outcomes = _outputs(out, NO_POSITION), 0, list[Outcome]()
-        problem = self._store.problem
         for waiting in taken:
-            parameters: dict[str, str | int | bool] = {"stream": str(waiting.request.stream)}
-            if problem is not None:
-                parameters["warning"] = f"frozen answers: {problem}"
-            outcomes.append(InferAnswer(split(answer, at, waiting.samples), parameters))
+            part = split(answer, at, waiting.samples)
+            outcomes.append(InferAnswer(part, self._about(str(waiting.request.stream))))
             at += waiting.samples
         return outcomes
+
+    def _about(self, stream: str, **more: str | int | bool) -> dict[str, str | int | bool]:
+        """Parameters of an answer."""
+        problem = self._store.problem
+        warning = {} if problem is None else {"warning": f"streams cannot be stored: {problem}"}
+        return {"stream": stream, **more, **warning}
 
     def _timed(self, run: Callable[[Any], Adaptation], batch: Tensor) -> Adaptation:
         start = time.perf_counter()
@@ -287,10 +299,6 @@ class Service:
 def _joined(taken: Sequence[Waiting]) -> Tensor:
     parts = [waiting.images for waiting in taken if waiting.images is not None]
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
-def _about(served: ServedStream, **more: str | int | bool) -> dict[str, str | int | bool]:
-    return {"stream": served.id, **more}
 
 
 def _label_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
