@@ -59,7 +59,7 @@ def test_a_killed_server_resumes_and_says_what_to_repeat(files, tmp_path):
         assert found["counted"] == 0  # it has these labels already
         status, errors = server.stop()
     assert status == 0
-    assert "camera 1: resumed at sample 48; 2 batches" in errors
+    assert "camera 1: resumed at sample 48; repeat 2 batches" in errors
     with served.serving(files, *options, folder=tmp_path / "streams") as server:
         answer = rest_infer(server, {"x": images[7]}, parameters=stream)
         same(answer, outs[7])  # SIGTERM has stored all seven

@@ -24,7 +24,7 @@ from caster.models.preprocessing import Preprocessing
 from caster.models.protocol import error_line
 from caster.serve.batcher import Batcher, InferAnswer, InferRequest, Outcome, Waiting
 from caster.serve.metrics import Metrics
-from caster.serve.streams import ServedStream, StreamStore, split
+from caster.serve.streams import ServedStream, StreamStore, count_batches, split
 from caster.serve.tensors import Failure, RequestError, Tensor, Tensors, datatype_of
 
 NEXT = "next."  # of a state tensor among the outputs, as in compiled graphs
@@ -205,7 +205,7 @@ class Service:
             else:
                 message = f"stream {served.id} is at position {at}, not {position}"
                 if served.repeat:
-                    message += f": repeat {served.repeat} batches from there"
+                    message += f": repeat {count_batches(served.repeat)} from there"
                 outcomes[waiting] = RequestError(message, Failure.CONFLICT)
         if accepted:
             out = self._timed(served.stream, _joined(accepted))

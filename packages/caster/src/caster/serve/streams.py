@@ -213,10 +213,13 @@ class StreamStore:
         served.repeat = max(0, batches - served.batches)
         if served.repeat:
             logger.warning(
-                "stream %s: resumed at sample %d; %d batches answered after its last snapshot, up "
-                "to sample %d, have to be repeated",
-                stream_id, served.stream.samples, served.repeat, samples,
-            )  # fmt: skip
+                "stream %s: resumed at sample %d; repeat %s, answered after its last snapshot, up "
+                "to sample %d",
+                stream_id,
+                served.stream.samples,
+                count_batches(served.repeat),
+                samples,
+            )
         return served
 
     def _from_snapshot(self, stream_id: str, path: Path) -> ServedStream:
@@ -278,6 +281,15 @@ def opened_folder(folder: Path, adapter: Adapter) -> Iterator[None]:
                 argument="folder",
             )
         yield
+
+
+def count_batches(count: int) -> str:
+    """A number of batches in words.
+
+    >>> count_batches(1), count_batches(2)
+    ('1 batch', '2 batches')
+    """
+    return f"{count:,} batch{'' if count == 1 else 'es'}"
 
 
 def _file_name(stream_id: str) -> str:
