@@ -291,9 +291,7 @@ def kills(folder: Path, adapter: caster.Adapter, short: bool) -> None:
     stream = adapter.new_stream()
     expected: list[Any] = []
     rng, killed, repeated, i = random.Random(0), 0, 0, 0
-    client = Client(server, "camera")
-    timer = threading.Timer(rng.uniform(0.05, 1.0), server.kill)
-    timer.start()
+    client, left, timer = Client(server, "camera"), rng.randrange(1, 30), None
     while killed < wanted:
         try:
             found = client(data[i % len(data)], position=i * size)
@@ -303,18 +301,20 @@ def kills(folder: Path, adapter: caster.Adapter, short: bool) -> None:
                 back = int(place[1]) // size
                 repeated, i = repeated + i - back, back
                 continue
+            if timer is None:
+                raise
             timer.join()
             killed += 1
             server.start()
-            client = Client(server, "camera")
-            timer = threading.Timer(rng.uniform(0.05, 1.0), server.kill)
-            timer.start()
+            client, left, timer = Client(server, "camera"), rng.randrange(1, 30), None
             continue
         while len(expected) <= i:
             expected.append(stream(data[len(expected) % len(data)]))
         check(expected[i], found)
-        i += 1
-    timer.cancel()
+        i, left = i + 1, left - 1
+        if left <= 0 and timer is None:  # while one of the next requests is answered
+            timer = threading.Timer(rng.uniform(0, 0.1), server.kill)
+            timer.start()
     server.kill()
     print(f"{killed} kills, {i:,} batches, {repeated:,} repeated, all answers are the library's")
 
