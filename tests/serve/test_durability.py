@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import subprocess
 import sys
@@ -14,6 +15,9 @@ from tritonclient.utils import InferenceServerException
 from typer.testing import CliRunner
 
 from caster.cli.app import app
+from caster.serve.batcher import InferRequest
+from caster.serve.service import Service
+from caster.serve.streams import StreamStore
 from tests.support import served
 from tests.support.served import SIZE, batches, grpc_infer, in_process, rest_infer, same
 
@@ -150,6 +154,55 @@ def test_token_and_tls(files, tmp_path):
             (["--folder", tmp_path / "streams"], "another server uses"),
         ):
             assert message in refused(files, *more)
+
+
+def service(files, folder, **options):
+    folder.mkdir()
+    store = StreamStore(
+        files.adapter, folder, in_memory=4, total=9, snapshot_every=9, idle_seconds=9.0
+    )
+    defaults = {"name": "model", "batch": 64, "wait": 0.0, "queue": 9, "verify_seconds": 9.0}
+    return Service(files.adapter, store, **defaults | options)
+
+
+def test_on_answer_gets_every_batch_and_cannot_stop_the_server(files, tmp_path):
+    images, calls = batches(4, seed=5), []
+    problems = [None, ValueError("a bug"), OSError(28, "No space left on device")]
+
+    def on_answer(stream_id, adaptation, position):
+        calls.append((stream_id, adaptation.verdict, position))
+        if problem := problems[len(calls) - 1]:
+            raise problem
+
+    async def run():
+        served_model = service(files, tmp_path / "streams", on_answer=on_answer)
+        answers = [await served_model.infer(InferRequest({"x": x}, "a")) for x in images]
+        await served_model.close()
+        return answers
+
+    answers = asyncio.run(run())
+    outs = in_process(files, images[:3])
+    assert calls == [("a", out.verdict, out.ids[0]) for out in outs]
+    for answer, out in zip(answers, outs, strict=False):
+        same(answer.outputs, out)
+    assert answers[3].outputs["reason"].item() == "frozen"
+    assert "No space left" in answers[3].parameters["warning"]
+
+
+def test_a_request_whose_client_has_gone_is_not_part_of_its_stream(files, tmp_path):
+    first, second = batches(2, seed=6)
+
+    async def run():
+        served_model = service(files, tmp_path / "streams", wait=0.2)
+        gone = asyncio.create_task(served_model.infer(InferRequest({"x": first}, "a")))
+        stays = asyncio.create_task(served_model.infer(InferRequest({"x": second}, "a")))
+        await asyncio.sleep(0)
+        gone.cancel()
+        answer = await stays
+        await served_model.close()
+        return answer
+
+    same(asyncio.run(run()).outputs, files.adapter.new_stream()(second))
 
 
 def refused(files, *options):
