@@ -291,7 +291,7 @@ def kills(folder: Path, adapter: caster.Adapter, short: bool) -> None:
     stream = adapter.new_stream()
     expected: list[Any] = []
     rng, killed, repeated, i = random.Random(0), 0, 0, 0
-    client, left, timer = Client(server, "camera"), rng.randrange(1, 30), None
+    client, left, timer = Client(server, "camera"), rng.randrange(1, 12), None
     while killed < wanted:
         try:
             found = client(data[i % len(data)], position=i * size)
@@ -306,7 +306,7 @@ def kills(folder: Path, adapter: caster.Adapter, short: bool) -> None:
             timer.join()
             killed += 1
             server.start()
-            client, left, timer = Client(server, "camera"), rng.randrange(1, 30), None
+            client, left, timer = Client(server, "camera"), rng.randrange(1, 12), None
             continue
         while len(expected) <= i:
             expected.append(stream(data[len(expected) % len(data)]))
