@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from caster._version import __version__
-from caster.cli import cache, compile, demo, evaluate, fit, inspect, monitor, predict
+from caster.cli import cache, compile, demo, evaluate, fit, inspect, monitor, predict, serve
 from caster.cli.console import Warnings, errors, option_of, say
 from caster.errors import MAKE_ROOM, CasterError, is_disk_full, machine_message
 
@@ -59,6 +59,7 @@ for _command in (
     predict.predict,
     evaluate.evaluate,
     compile.compile,
+    serve.serve,
     inspect.inspect,
     inspect.doctor,
     monitor.monitor,

@@ -198,6 +198,7 @@ def load_adapter(
     no_safeguards: bool,
     allow_other_model: bool,
     allow_other_preprocessing: bool,
+    images: bool = True,  # False: batches come preprocessed
 ) -> Adapter:
     """The model with its state, as `predict` and `evaluate` use them on images."""
     from caster.adapt.adapter import Adapter
@@ -205,7 +206,8 @@ def load_adapter(
     from caster.adapt.layer_passes import LayerSettings
     from caster.state import load
 
-    stated_preprocessing(model)  # a clearer error than that its digest differs
+    if images:
+        stated_preprocessing(model)  # a clearer error than that its digest differs
     return Adapter(
         model,
         load(state, key),
@@ -258,11 +260,11 @@ FOR_IMAGES = {  # arguments that need a model, and their options
 Command = Callable[..., None]
 
 
-def with_model(output: str, beside: str | None = None) -> Callable[[Command], Command]:
+def with_model(output: str | None, beside: str | None = None) -> Callable[[Command], Command]:
     """Give a command the model's options; it gets the model itself, or None, as `model`.
 
-    `output` is its parameter for the file it writes, and `beside` the suffix of a second one:
-    neither may be a file that it reads.
+    `output` is its parameter for the file it writes, if any, and `beside` the suffix of a second
+    one: neither may be a file that it reads.
     """
 
     def decorate(command: Command) -> Command:
@@ -278,7 +280,8 @@ def with_model(output: str, beside: str | None = None) -> Callable[[Command], Co
         @wraps(command)
         def run(**given: Any) -> None:
             inputs = list(_files(value for name, value in given.items() if name != output))
-            for path in [given[output], *([given[output].with_suffix(beside)] if beside else [])]:
+            written = [] if output is None else [given[output]]
+            for path in [*written, *(path.with_suffix(beside) for path in written if beside)]:
                 check_writable(path, *inputs)
             model = _wrapped({name: given.pop(name) for name in MODEL_OPTIONS}, given)
             try:

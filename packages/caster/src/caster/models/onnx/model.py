@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from caster.models.onnx.graph_sites import OnnxSite
     from caster.models.onnx.layers import MeasuringGraph
 
+STOP_SPINNING = "session.force_spinning_stop"
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 FLOATS = ("tensor(float)", "tensor(float16)", "tensor(double)", "tensor(bfloat16)")
 DTYPES = {"FLOAT": "float32", "FLOAT16": "float16", "DOUBLE": "float64", "UINT8": "uint8"}
@@ -134,6 +135,11 @@ class OnnxModel:
     def input_name(self) -> str:
         """The name of the input that takes the images."""
         return self._input.name
+
+    @property
+    def input_dtype(self) -> str:
+        """Its dtype, by NumPy's name."""
+        return self._input.dtype
 
     def placed(self, batch: Any) -> NDArray[Any]:
         """A batch as the graph takes it, checked."""
@@ -285,6 +291,8 @@ def start_session(
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # errors are raised, so do not log them too
+    # A model has a session per graph: threads of one that has ended would spin against the next.
+    options.add_session_config_entry(STOP_SPINNING, "1")
     if weights is not None:
         options.add_session_config_entry(WEIGHTS_FOLDER, str(weights))
     try:

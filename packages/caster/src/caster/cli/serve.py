@@ -1,0 +1,205 @@
+"""The serve command."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from caster.cli.console import say
+from caster.cli.inspect import KeyFile, StateFile
+from caster.cli.options import (
+    MechanismOption,
+    NoSafeguards,
+    OtherModel,
+    OtherPreprocessing,
+    Tau,
+    load_adapter,
+    with_model,
+)
+from caster.errors import CasterError
+
+if TYPE_CHECKING:
+    from caster.models.protocol import FrozenModel
+
+NETWORK, STREAMS, LIMITS = "Network", "Streams", "Limits"
+
+
+@with_model(output=None)
+def serve(
+    state: StateFile,
+    model: FrozenModel | None,
+    key: KeyFile = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the model in requests. [default: its file's]")
+    ] = None,
+    mechanism: MechanismOption = "auto",
+    tau: Tau = None,
+    every: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Compare with the frozen model in at least one of N windows of 256 images while "
+            "the verdict is stable; 1: in every batch. Default: 512. For layers.",
+        ),
+    ] = None,
+    frozen: Annotated[
+        bool, typer.Option("--frozen", help="Answer with the frozen model only, to compare with.")
+    ] = False,
+    no_safeguards: NoSafeguards = False,
+    allow_other_model: OtherModel = False,
+    allow_other_preprocessing: OtherPreprocessing = False,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0: all.", rich_help_panel=NETWORK)
+    ] = "127.0.0.1",
+    http_port: Annotated[
+        int,
+        typer.Option(min=0, max=65535, help="REST; 0: any free port.", rich_help_panel=NETWORK),
+    ] = 8000,
+    grpc_port: Annotated[
+        int,
+        typer.Option(min=0, max=65535, help="gRPC; 0: any free port.", rich_help_panel=NETWORK),
+    ] = 8001,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="File with the bearer token of clients.", rich_help_panel=NETWORK
+        ),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(metavar="PEM", help="Certificate, for TLS.", rich_help_panel=NETWORK),
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(metavar="PEM", help="Its key.", rich_help_panel=NETWORK)
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--folder",
+            metavar="FOLDER",
+            help="Folder for the streams' files. [default: STATE.streams]",
+            rich_help_panel=STREAMS,
+        ),
+    ] = None,
+    batch: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Samples up to which waiting requests of a stream are joined.",
+            rich_help_panel=STREAMS,
+        ),
+    ] = 64,
+    wait: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            metavar="MS",
+            help="Milliseconds that a request waits for others of its stream to join it.",
+            rich_help_panel=STREAMS,
+        ),
+    ] = 0.0,
+    snapshot_every: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Batches of a stream between snapshots: as many are repeated after a crash.",
+            rich_help_panel=STREAMS,
+        ),
+    ] = 64,
+    idle: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            metavar="SECONDS",
+            help="Write out a stream, and free its memory, after so long without a request.",
+            rich_help_panel=STREAMS,
+        ),
+    ] = 300.0,
+    streams: Annotated[
+        int, typer.Option(min=1, help="Streams in memory at a time.", rich_help_panel=LIMITS)
+    ] = 64,
+    max_streams: Annotated[
+        int, typer.Option(min=1, help="Streams in the folder.", rich_help_panel=LIMITS)
+    ] = 10_000,
+    max_request: Annotated[
+        float,
+        typer.Option(min=0.001, metavar="MB", help="Size of a request.", rich_help_panel=LIMITS),
+    ] = 64.0,
+    queue: Annotated[
+        int, typer.Option(min=1, help="Requests that wait at a time.", rich_help_panel=LIMITS)
+    ] = 256,
+    verify: Annotated[
+        float,
+        typer.Option(
+            min=1,
+            metavar="SECONDS",
+            help="Check that the weights are unchanged, so often.",
+            rich_help_panel=LIMITS,
+        ),
+    ] = 300.0,
+) -> None:
+    """Serve a model by the Open Inference Protocol (KServe v2), over REST and gRPC.
+
+    A client names its stream in the header `caster-stream` or the parameter `stream`; every stream
+    has its own statistics and certificate, and outlives restarts. Inputs are preprocessed batches.
+    """
+    if model is None:
+        raise CasterError("name the model with --model")
+    from caster.serve import ServeOptions
+    from caster.serve import serve as run
+
+    adapter = load_adapter(
+        model,
+        state,
+        key,
+        mechanism=mechanism,
+        tau=tau,
+        every=every,
+        no_safeguards=no_safeguards,
+        allow_other_model=allow_other_model,
+        allow_other_preprocessing=allow_other_preprocessing,
+        images=False,
+    )
+    options = ServeOptions(
+        name=name or default_name(model.name),
+        folder=folder or state.with_name(f"{state.name}.streams"),
+        host=host,
+        http_port=http_port,
+        grpc_port=grpc_port,
+        batch=batch,
+        wait_ms=wait,
+        streams=streams,
+        max_streams=max_streams,
+        idle_seconds=idle,
+        snapshot_every=snapshot_every,
+        request_mb=max_request,
+        queue=queue,
+        verify_seconds=verify,
+        token_file=token_file,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        frozen=frozen,
+    )
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
+
+    def started(rest: str, rpc: str) -> None:
+        say(f"Serving {options.name}: REST at {rest}/v2/models/{options.name}, gRPC at {rpc}.")
+        say(f"Streams: {options.folder}. Stop with Ctrl-C or SIGTERM.")
+
+    run(adapter, options, started=started)
+    say("Stopped: every stream is stored.")
+
+
+def default_name(model: str) -> str:
+    """The name of a model from its file's, or from timm's or Hugging Face's.
+
+    >>> default_name("models/resnet.onnx"), default_name("timm:resnet50.a1_in1k")
+    ('resnet', 'resnet50.a1_in1k')
+    """
+    name = model.rpartition(":")[2]
+    return Path(name).name.removesuffix(".onnx")

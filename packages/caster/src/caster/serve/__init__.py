@@ -1,0 +1,14 @@
+"""A server for streams: the Open Inference Protocol (KServe v2) over REST and gRPC."""
+
+from caster.errors import CasterError
+
+try:
+    from caster.serve.server import ServeOptions, serve
+except ModuleNotFoundError as missing:
+    if str(missing.name).startswith("caster"):
+        raise
+    raise CasterError(
+        f"serving needs {missing.name}: install it with `pip install 'caster-tta[serve]'`"
+    ) from None
+
+__all__ = ["ServeOptions", "serve"]

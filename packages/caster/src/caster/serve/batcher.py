@@ -1,0 +1,165 @@
+"""Requests in queues, one a stream, joined to batches for one worker thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from caster.serve.tensors import Failure, RequestError, Tensor, Tensors
+
+LONGEST_ID = 128
+
+
+@dataclass(frozen=True)
+class InferRequest:
+    """One request: tensors, and which stream they belong to."""
+
+    inputs: Tensors
+    stream: str | None = None
+    position: int | None = None  # where the client believes its stream to be
+    wants_state: bool = False
+
+    @classmethod
+    def of(cls, inputs: Tensors, parameters: Mapping[str, Any], header: str | None) -> InferRequest:
+        """Read the parameters of a request; unknown ones are ignored."""
+        stream, position = parameters.get("stream", header), parameters.get("position")
+        if header is not None and header != stream:
+            raise RequestError("the header and the parameter name different streams")
+        usable = isinstance(stream, str) and 0 < len(stream) <= LONGEST_ID and stream.isprintable()
+        if stream is not None and not usable:
+            raise RequestError(f"the id of a stream has 1 to {LONGEST_ID} printable characters")
+        if position is not None and (type(position) is not int or position < 0):
+            raise RequestError("position is the number of samples answered so far")
+        return cls(inputs, stream, position, parameters.get("state") is True)
+
+
+@dataclass(frozen=True)
+class InferAnswer:
+    """The answer to one request."""
+
+    outputs: Tensors
+    parameters: dict[str, str | int | bool] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Waiting:
+    """A request in a queue."""
+
+    request: InferRequest
+    images: Tensor | None  # None: it brings labels
+    future: asyncio.Future[InferAnswer]
+    arrived: float
+    timer: asyncio.TimerHandle | None = None
+
+    @property
+    def samples(self) -> int:
+        """How many samples it has."""
+        return 0 if self.images is None else len(self.images)
+
+
+Outcome = InferAnswer | RequestError
+
+
+class Batcher:
+    """Queues on the event loop, and the thread that `run` answers their batches on."""
+
+    def __init__(
+        self,
+        run: Callable[[Sequence[Waiting]], list[Outcome]],  # requests of one stream, or one alone
+        *,
+        batch: int,  # samples up to which requests of a stream are joined
+        wait: float,  # seconds that a request may wait for others to join it
+        limit: int,  # requests that may wait
+    ) -> None:
+        self._run, self._batch, self._wait, self._limit = run, batch, wait, limit
+        self._queues: dict[object, deque[Waiting]] = {}  # by stream; others have their own
+        self._ready: dict[object, None] = {}  # keys of queues with a batch, in their order
+        self.waiting = 0
+        self._busy = False
+        self._worker = ThreadPoolExecutor(1, "caster-serve")
+
+    async def submit(self, request: InferRequest, images: Tensor | None) -> InferAnswer:
+        """Queue a request, and wait for its answer."""
+        if self.waiting >= self._limit:
+            raise RequestError(f"{self.waiting:,} requests wait already: try again", Failure.BUSY)
+        loop = asyncio.get_running_loop()
+        waiting = Waiting(request, images, loop.create_future(), loop.time())
+        key: object = request.stream or waiting
+        self._queues.setdefault(key, deque()).append(waiting)
+        self.waiting += 1
+        self._schedule(key)
+        return await waiting.future
+
+    async def call(self, function: Callable[[], None]) -> None:
+        """Run a function on the worker thread, between batches."""
+        await asyncio.get_running_loop().run_in_executor(self._worker, function)
+
+    def close(self) -> None:
+        """End the worker thread."""
+        self._worker.shutdown()
+
+    def _schedule(self, key: object) -> None:
+        """Make a queue ready if its first batch is full or has waited long enough."""
+        queue = self._queues.get(key)
+        if not queue or key in self._ready:
+            return
+        loop, first = asyncio.get_running_loop(), queue[0]
+        joins = first.request.stream is not None and first.images is not None
+        full = sum(waiting.samples for waiting in queue) >= self._batch
+        if not joins or full or loop.time() >= first.arrived + self._wait:
+            self._ready[key] = None
+            self._start()
+        elif first.timer is None:
+            first.timer = loop.call_at(first.arrived + self._wait, self._schedule, key)
+
+    def _start(self) -> None:
+        """Give the worker the next batch, if it is free."""
+        while self._ready and not self._busy:
+            key = next(iter(self._ready))
+            del self._ready[key]
+            if taken := self._take(key):
+                self._busy = True
+                work = asyncio.get_running_loop().run_in_executor(self._worker, self._run, taken)
+                work.add_done_callback(partial(self._finish, key, taken))
+
+    def _take(self, key: object) -> list[Waiting]:
+        """Requests at the head of a queue that make a batch; none of clients that have gone."""
+        queue, taken, samples = self._queues[key], list[Waiting](), 0
+        while queue:
+            first = queue[0]
+            if not first.future.done():
+                if taken and not _joins(taken[0], first, samples, self._batch):
+                    break
+                taken.append(first)
+                samples += first.samples
+            queue.popleft()
+            self.waiting -= 1
+        if not queue:
+            del self._queues[key]
+        return taken
+
+    def _finish(
+        self, key: object, taken: list[Waiting], done: asyncio.Future[list[Outcome]]
+    ) -> None:
+        self._busy = False
+        for waiting, outcome in zip(taken, done.result(), strict=True):
+            if waiting.future.done():  # its client has gone
+                continue
+            if isinstance(outcome, RequestError):
+                waiting.future.set_exception(outcome)
+            else:
+                waiting.future.set_result(outcome)
+        self._schedule(key)
+        self._start()
+
+
+def _joins(first: Waiting, other: Waiting, samples: int, limit: int) -> bool:
+    """Whether a request can be part of the batch that another one begins."""
+    if first.images is None or other.images is None or samples + other.samples > limit:
+        return False
+    return first.images.shape[1:] == other.images.shape[1:]

@@ -1,0 +1,228 @@
+"""One server process: ports, TLS, token, signals, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import signal
+import socket
+import ssl
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import uvicorn
+from starlette.routing import BaseRoute
+
+from caster.adapt.adapter import Adapter
+from caster.errors import CasterError
+from caster.io.files import AnyPath, read_regular
+from caster.serve.grpc_api import grpc_handlers
+from caster.serve.rest import rest_app
+from caster.serve.service import OnAnswer, Service
+from caster.serve.streams import StreamStore, opened_folder
+from caster.serve.tensors import Failure, RequestError
+
+DRAIN_SECONDS = 30  # for requests under way at the end
+LOCAL = ("127.0.0.1", "localhost", "::1")
+TOKEN_LENGTHS = range(16, 4097)
+
+CheckToken = Callable[[str | None], None]  # raises for another Authorization header
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """How to serve; `caster serve --help` explains each."""
+
+    name: str  # of the model
+    folder: Path  # of the streams
+    host: str = "127.0.0.1"
+    http_port: int = 8000  # 0: any that is free
+    grpc_port: int = 8001
+    batch: int = 64
+    wait_ms: float = 0.0
+    streams: int = 64  # in memory
+    max_streams: int = 10_000
+    idle_seconds: float = 300.0
+    snapshot_every: int = 64  # batches
+    request_mb: float = 64.0
+    queue: int = 256
+    verify_seconds: float = 300.0
+    token_file: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    frozen: bool = False
+
+
+def serve(
+    adapter: Adapter,
+    options: ServeOptions,
+    *,
+    on_answer: OnAnswer | None = None,
+    routes: Sequence[BaseRoute] = (),
+    started: Callable[[str, str], None] = lambda rest, rpc: None,
+) -> None:
+    """Serve a model until SIGTERM or Ctrl-C; then answer what has come, and store every stream.
+
+    `on_answer` is called after every batch of a stream; `routes` are added to those of HTTP, behind
+    the same token; `started` gets the addresses of REST and gRPC.
+    """
+    check_token = _token_check(options.token_file)
+    tls = _tls_files(options.tls_cert, options.tls_key)
+    if options.host not in LOCAL and (options.token_file is None or tls is None):
+        logger.warning("without a token and TLS, anyone who reaches %s can use it", options.host)
+    rest = _bound(options.host, options.http_port)
+    with closing(rest), opened_folder(options.folder, adapter):
+        store = StreamStore(
+            adapter,
+            options.folder,
+            in_memory=options.streams,
+            total=options.max_streams,
+            snapshot_every=options.snapshot_every,
+            idle_seconds=options.idle_seconds,
+        )
+        service = Service(
+            adapter,
+            store,
+            name=options.name,
+            batch=options.batch,
+            wait=options.wait_ms / 1000,
+            queue=options.queue,
+            verify_seconds=options.verify_seconds,
+            frozen=options.frozen,
+            on_answer=on_answer,
+        )
+        limit = int(options.request_mb * 1e6)
+        app = rest_app(service, request_bytes=limit, check_token=check_token, routes=routes)
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ssl_certfile=options.tls_cert,
+            ssl_keyfile=options.tls_key,
+            timeout_graceful_shutdown=DRAIN_SECONDS,
+        )
+
+        async def run() -> None:
+            rpc = grpc.aio.server(
+                handlers=[grpc_handlers(service, check_token)],
+                options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", limit)],
+            )
+            host = f"[{options.host}]" if ":" in options.host else options.host
+            port = _grpc_port(rpc, host, options.grpc_port, tls)
+            secure = "" if tls is None else "s"
+            rest_address = f"http{secure}://{host}:{rest.getsockname()[1]}"
+            await _until_stopped(
+                service, config, rest, rpc, lambda: started(rest_address, f"{host}:{port}")
+            )
+
+        asyncio.run(run())
+
+
+async def _until_stopped(
+    service: Service,
+    config: uvicorn.Config,
+    rest: socket.socket,
+    rpc: Any,
+    started: Callable[[], None],
+) -> None:
+    http = _HttpServer(config)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, http.stop)
+    await rpc.start()
+    background = asyncio.create_task(service.look_after())
+    started()
+    try:
+        await http.serve(sockets=[rest])
+        await rpc.stop(DRAIN_SECONDS)
+    finally:
+        background.cancel()
+        with suppress(asyncio.CancelledError):
+            await background
+        await service.close()
+
+
+class _HttpServer(uvicorn.Server):
+    """A server that leaves signals to us: uvicorn would raise them again at the end."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
+
+    def stop(self) -> None:
+        """End in order; if asked again, at once."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio sends small packets at once (TCP_NODELAY) only if the protocol is named.
+    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind((host, port))
+        found.listen(2048)  # which a second server on the port would not notice before
+    except OSError as error:
+        found.close()
+        raise _port_error(host, port, "http_port", error.strerror) from None
+    return found
+
+
+def _grpc_port(rpc: Any, host: str, port: int, tls: tuple[bytes, bytes] | None) -> int:
+    try:
+        if tls is None:
+            return int(rpc.add_insecure_port(f"{host}:{port}"))
+        certificate, key = tls
+        credentials = grpc.ssl_server_credentials([(key, certificate)])
+        return int(rpc.add_secure_port(f"{host}:{port}", credentials))
+    except RuntimeError:
+        raise _port_error(host, port, "grpc_port", "it is taken, or not yours to use") from None
+
+
+def _port_error(host: str, port: int, argument: str, why: str | None) -> CasterError:
+    return CasterError(
+        f"cannot listen on {host}:{port}: {why}: choose another port with {{argument}}",
+        argument=argument,
+    )
+
+
+def _tls_files(certificate: AnyPath | None, key: AnyPath | None) -> tuple[bytes, bytes] | None:
+    """The certificate and its key, checked; None: no TLS."""
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        raise CasterError("TLS needs a certificate and its key: --tls-cert and --tls-key")
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
+    except ssl.SSLError as error:
+        raise CasterError(f"{certificate} and {key} are not a certificate and its key: "
+                          f"{error.reason}") from None  # fmt: skip
+    return read_regular(certificate), read_regular(key)
+
+
+def _token_check(file: Path | None) -> CheckToken:
+    """A function that raises for requests without the token in a file; None: none is needed."""
+    if file is None:
+        return lambda header: None
+    token = read_regular(file).strip()
+    if len(token) not in TOKEN_LENGTHS:
+        raise CasterError(
+            f"the token in {file} has {len(token)} characters, and needs {TOKEN_LENGTHS[0]} or "
+            "more: `openssl rand -hex 32` makes one"
+        )
+
+    def check(header: str | None) -> None:
+        given = (header or "").encode(errors="replace")
+        if not hmac.compare_digest(given, b"Bearer " + token):
+            raise RequestError("the request has no valid bearer token", Failure.UNAUTHENTICATED)
+
+    return check
