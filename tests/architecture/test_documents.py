@@ -128,7 +128,10 @@ def test_links_lead_somewhere(path):
 def test_every_command_and_option_named_in_the_documents_exists():
     commands = get_command(app).commands
     text = "".join(path.read_text() for path in DOCUMENTS)
-    words = "fit|predict|evaluate|compile|serve|inspect|doctor|monitor|methods|data|corrupt|cache|bench|demo"
+    words = (
+        "fit|predict|evaluate|compile|serve|inspect|doctor|monitor|methods|data|corrupt|cache|bench"
+        "|demo"
+    )
     named = set(re.findall(rf"caster ({words})\b", text))
     assert named == set(commands)
     below = [inner for c in commands.values() for inner in getattr(c, "commands", {}).values()]

@@ -114,7 +114,7 @@ def test_many_streams_have_a_bounded_page(tmp_path):
 def test_the_dashboard_shows_metrics_that_exist():
     dashboard = json.loads((ROOT / "examples/monitoring/grafana.json").read_text())
     expressions = [t["expr"] for panel in dashboard["panels"] for t in panel["targets"]]
-    named = set(re.findall(r"caster_(\w+)", " ".join(expressions)))
+    named = set(re.findall(r"caster_stream_(\w+)", " ".join(expressions)))
     assert named <= set(HELP)
     assert {"alarm", "estimated_accuracy", "drift_psi", "risk", "batches_total"} <= named
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
@@ -136,7 +136,7 @@ def test_the_code_of_the_document_runs(tmp_path, monkeypatch, capsys):
     exec(first, names)
     assert (names["log"].monitor.batches, names["log"].monitor.labels) == (3, 1)
     exec(second, {})
-    assert "caster_samples_total {'stream': 'gate 3'} 192.0" in capsys.readouterr().out
+    assert "caster_stream_samples_total {'stream': 'gate 3'} 192.0" in capsys.readouterr().out
 
 
 # In a browser

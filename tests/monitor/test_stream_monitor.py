@@ -157,13 +157,13 @@ def test_every_metric_is_well_formed():
     got = list(metrics([found, other, monitor(adapter(sketch=False).state)]))
     names = [metric.name for metric in got]
     assert names == sorted(names, key=names.index)  # samples of one metric follow each other
-    assert len({(m.type, m.help) for m in got if m.name == "caster_alarm"}) == 1
-    assert {m.labels["kind"] for m in got if m.name == "caster_alarm"} == set(ALARMS)
+    assert len({(m.type, m.help) for m in got if m.name == "caster_stream_alarm"}) == 1
+    assert {m.labels["kind"] for m in got if m.name == "caster_stream_alarm"} == set(ALARMS)
     first = list(metrics([found]))
     assert len({(m.name, tuple(sorted(m.labels.items()))) for m in first}) == len(first)
     values = {(m.name, m.labels.get("kind", "")): m.value for m in first}
-    assert values["caster_alarm", "classes"] == 1.0
-    assert values["caster_alarm", "images"] == 0.0
-    assert values["caster_samples_total", ""] == 36 * BATCH
+    assert values["caster_stream_alarm", "classes"] == 1.0
+    assert values["caster_stream_alarm", "images"] == 0.0
+    assert values["caster_stream_samples_total", ""] == 36 * BATCH
     assert all(np.isfinite(m.value) and m.help.endswith(".") for m in got)
     assert all(m.type == ("counter" if m.name.endswith("_total") else "gauge") for m in got)

@@ -15,6 +15,7 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
+from caster.monitor import log
 from tests.support import served
 from tests.support.served import CLIENTS, NAMES, SIZE, batches, in_process, same
 
@@ -149,6 +150,27 @@ def test_labels_count_as_in_python(files, server):
         status, found = server.curl(path, body, *header)
         assert status == 400
         assert found["error"]
+
+
+def test_the_monitor_shows_every_stream_and_its_labels(files, server):
+    """By its page, its data and its metrics, all as the library's own log has them."""
+    images = batches(3, seed=71)
+    for batch in images:
+        served.rest_infer(server, {"x": batch}, parameters={"stream": "watched"})
+    outs = in_process(files, images)
+    labels = [str(label) for label in outs[0].labels[:4]]
+    header = "-H", "caster-stream: watched"
+    server.curl("/v2/models/model/feedback", {"ids": [0, 1, 2, 3], "labels": labels}, *header)
+    status, page = server.curl("/monitor")
+    assert status == 200
+    assert page.startswith("<!DOCTYPE html>")
+    status, data = server.curl("/monitor.json")
+    (found,) = (stream for stream in data["streams"] if stream["name"] == "watched")
+    logged = log.read(files.folder / "model.caster.logs", "watched")
+    assert found["batches"] == logged.batches == 3
+    assert found["accepted"] == sum(out.verdict.accepted for out in outs)
+    assert (found["labels"], found["labelled_errors"]) == (4, 0)
+    assert server.metric('caster_stream_samples_total{stream="watched"}') == 3 * SIZE
 
 
 def request(tensor, *, encoding=None, header=True, model="model", tail=b"", **changed):

@@ -19,6 +19,7 @@ from caster.cli.options import (
     load_adapter,
     with_model,
 )
+from caster.config import LAYER_EVERY, LAYER_WINDOW
 from caster.errors import CasterError
 
 if TYPE_CHECKING:
@@ -42,8 +43,9 @@ def serve(
         typer.Option(
             min=1,
             metavar="N",
-            help="Compare with the frozen model in at least one of N windows of 256 images while "
-            "the verdict is stable; 1: in every batch. Default: 512. For layers.",
+            help=f"Compare with the frozen model in at least one of N windows of {LAYER_WINDOW} "
+            f"images while the verdict is stable; 1: in every batch. Default: {LAYER_EVERY}. "
+            "For layers.",
         ),
     ] = None,
     frozen: Annotated[
@@ -85,6 +87,18 @@ def serve(
             rich_help_panel=STREAMS,
         ),
     ] = None,
+    logs: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder for the streams' logs, which /monitor shows. [default: STATE.logs]",
+            rich_help_panel=STREAMS,
+        ),
+    ] = None,
+    no_logs: Annotated[
+        bool,
+        typer.Option("--no-logs", help="Log nothing: no /monitor.", rich_help_panel=STREAMS),
+    ] = False,
     batch: Annotated[
         int,
         typer.Option(
@@ -150,6 +164,8 @@ def serve(
     """
     if model is None:
         raise CasterError("name the model with --model")
+    if logs is not None and no_logs:
+        raise CasterError("--logs names a folder, and --no-logs wants none: leave one out")
     from caster.serve import ServeOptions
     from caster.serve import serve as run
 
@@ -184,11 +200,14 @@ def serve(
         tls_cert=tls_cert,
         tls_key=tls_key,
         frozen=frozen,
+        logs=None if no_logs else logs or state.with_name(f"{state.name}.logs"),
     )
     logging.getLogger("asyncio").setLevel(logging.ERROR)
 
     def started(rest: str, rpc: str) -> None:
         say(f"Serving {options.name}: REST at {rest}/v2/models/{options.name}, gRPC at {rpc}.")
+        if options.logs is not None:
+            say(f"Monitor: {rest}/monitor, logs in {options.logs}.")
         say(f"Streams: {options.folder}. Stop with Ctrl-C or SIGTERM.")
 
     run(adapter, options, started=started)

@@ -77,8 +77,8 @@ class StreamLog:
             "tolerance": tolerance,
             "alpha": alpha,
         }
+        prepare(self.folder)
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
             self.monitor, self._file = self._open()
         except OSError as error:
             raise CasterError(f"cannot log to {self.folder}: {error.strerror}") from None
@@ -176,12 +176,23 @@ def _digest(state: State) -> str:
     return states.digest(state)
 
 
-def names(folder: AnyPath) -> list[str]:
-    """The streams that have a log in a folder."""
+def prepare(folder: AnyPath) -> None:
+    """Create a folder for logs, if there is none."""
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CasterError(f"cannot log to {folder}: {error.strerror}") from None
+
+
+def names(folder: AnyPath, since: float = 0.0) -> list[str]:
+    """The streams that have a log in a folder, written to since a time in seconds."""
     if not Path(folder).is_dir():
-        raise CasterError(f"{folder} is not a folder of logs: pass the one of `predict --log`")
-    found = {path.name.rsplit(".", 2)[0] for path in Path(folder).glob("*.*.jsonl")}
-    return sorted(unquote(name) for name in found)
+        raise CasterError(
+            f"{folder} is not a folder of logs: pass the one of `predict --log`, or STATE.logs of "
+            "`caster serve`"
+        )
+    paths = [p for p in Path(folder).glob("*.*.jsonl") if not since or p.stat().st_mtime >= since]
+    return sorted(unquote(name) for name in {path.name.rsplit(".", 2)[0] for path in paths})
 
 
 def read(folder: AnyPath, stream_id: str) -> StreamMonitor:

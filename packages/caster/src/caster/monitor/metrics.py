@@ -45,7 +45,7 @@ def metrics(monitors: Iterable[StreamMonitor]) -> Iterator[Metric]:
 
     >>> first, *_ = metrics([StreamMonitor("camera 7", [], None)])
     >>> first.name, first.labels, first.value
-    ('caster_samples_total', {'stream': 'camera 7'}, 0.0)
+    ('caster_stream_samples_total', {'stream': 'camera 7'}, 0.0)
     """
     found: dict[str, list[Metric]] = {name: [] for name in HELP}
     for monitor in monitors:
@@ -53,7 +53,7 @@ def metrics(monitors: Iterable[StreamMonitor]) -> Iterator[Metric]:
             if value is not None:
                 kind, words = HELP[name]
                 own = {"stream": monitor.stream, **labels}
-                found[name].append(Metric(f"caster_{name}", words, kind, own, float(value)))
+                found[name].append(Metric(f"caster_stream_{name}", words, kind, own, float(value)))
     for group in found.values():
         yield from group
 

@@ -26,6 +26,7 @@ from caster.serve.rest import rest_app
 from caster.serve.service import OnAnswer, Service
 from caster.serve.streams import StreamStore, opened_folder
 from caster.serve.tensors import Failure, RequestError
+from caster.serve.watch import StreamLogs
 
 DRAIN_SECONDS = 30  # for requests under way at the end
 LOCAL = ("127.0.0.1", "localhost", "::1")
@@ -58,6 +59,7 @@ class ServeOptions:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     frozen: bool = False
+    logs: Path | None = None  # folder; None: no log, and no page at /monitor
 
 
 def serve(
@@ -70,8 +72,8 @@ def serve(
 ) -> None:
     """Serve a model until SIGTERM or Ctrl-C; then answer what has come, and store every stream.
 
-    `on_answer` is called after every batch of a stream; `routes` are added to those of HTTP, behind
-    the same token; `started` gets the addresses of REST and gRPC.
+    `on_answer` is called after every batch of a stream, instead of the log; `routes` are added to
+    those of HTTP, behind the same token; `started` gets the addresses of REST and gRPC.
     """
     check_token = _token_check(options.token_file)
     tls = _tls_files(options.tls_cert, options.tls_key)
@@ -87,6 +89,10 @@ def serve(
             snapshot_every=options.snapshot_every,
             idle_seconds=options.idle_seconds,
         )
+        logs, on_feedback = None, None
+        if options.logs is not None:
+            logs = StreamLogs(options.logs, adapter.state)
+            on_answer, on_feedback = on_answer or logs.answered, logs.labelled
         service = Service(
             adapter,
             store,
@@ -97,7 +103,11 @@ def serve(
             verify_seconds=options.verify_seconds,
             frozen=options.frozen,
             on_answer=on_answer,
+            on_feedback=on_feedback,
         )
+        if logs is not None:
+            service.metrics.registry.register(logs)
+            routes = [*logs.routes(), *routes]
         limit = int(options.request_mb * 1e6)
         app = rest_app(service, request_bytes=limit, check_token=check_token, routes=routes)
         config = uvicorn.Config(
@@ -123,7 +133,11 @@ def serve(
                 service, config, rest, rpc, lambda: started(rest_address, f"{host}:{port}")
             )
 
-        asyncio.run(run())
+        try:
+            asyncio.run(run())
+        finally:
+            if logs is not None:
+                logs.close()
 
 
 async def _until_stopped(

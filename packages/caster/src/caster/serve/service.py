@@ -18,6 +18,7 @@ import numpy as np
 from caster.adapt.adapter import Adapter
 from caster.core.adaptation import Adaptation, classes_of
 from caster.core.arrays import to_numpy
+from caster.core.betting import BettingTest
 from caster.core.verdict import FROZEN, Verdict
 from caster.errors import CasterError
 from caster.models.preprocessing import Preprocessing
@@ -44,6 +45,10 @@ class OnAnswer(Protocol):
         """Take the answer."""
 
 
+# Called on the worker thread after labels have come: stream, ids, labels, and the test on them.
+OnFeedback = Callable[[str, Any, Any, BettingTest], None]
+
+
 class Service:
     """One model with its streams, behind a queue."""
 
@@ -59,12 +64,14 @@ class Service:
         verify_seconds: float,  # between checks of the weights
         frozen: bool = False,  # answer with the frozen model only
         on_answer: OnAnswer | None = None,
+        on_feedback: OnFeedback | None = None,
     ) -> None:
         self.adapter, self.name, self.metrics = adapter, name, Metrics()
         self.input_name, self.input_shape, self.input_dtype = _signature(adapter.model)
         self.label_datatype = datatype_of(_label_dtype(adapter.classes.dtype))
         self.broken: str | None = None  # why the model cannot be used
-        self._store, self._frozen, self._on_answer = store, frozen, on_answer
+        self._store, self._frozen = store, frozen
+        self._on_answer, self._on_feedback = on_answer, on_feedback
         self._verify_seconds = verify_seconds
         self._batcher = batcher = Batcher(self._run, batch=batch, wait=wait, limit=queue)
         self.metrics.watch(
@@ -214,7 +221,7 @@ class Service:
             answer = _outputs(out, position)
             served.repeat = 0
             self._store.answered(served, answer)
-            self._report(served.id, out, position)
+            self._report(self._on_answer, served.id, out, position)
             start = 0
             for waiting in accepted:
                 parameters = self._about(served.id, batch_samples=len(out.labels))
@@ -226,14 +233,14 @@ class Service:
                 start += waiting.samples
         return [outcomes[waiting] for waiting in taken]
 
-    def _report(self, stream: str, out: Adaptation, position: int) -> None:
-        if self._on_answer is None:
+    def _report(self, to: Callable[..., None] | None, *about: Any) -> None:
+        if to is None:
             return
         try:
             with self._store.writing():
-                self._on_answer(stream, out, position)
+                to(*about)
         except Exception:  # whatever watches the server must not stop it
-            logger.exception("on_answer failed")
+            logger.exception("the answer is sent, but could not be reported")
 
     def _learn(self, served: ServedStream, request: InferRequest) -> InferAnswer:
         ids, labels = request.inputs["ids"], request.inputs["labels"]
@@ -242,6 +249,7 @@ class Service:
         counted = served.stream.feedback(ids, labels)
         self.metrics.labels.inc(len(ids))
         self._store.changed(served)
+        self._report(self._on_feedback, served.id, ids, labels, served.stream.betting)
         decision = served.stream.betting.position
         return InferAnswer(
             {"counted": np.array([counted])}, self._about(served.id, decision=decision)

@@ -1,0 +1,93 @@
+"""The logs of served streams, their page, and their metrics."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from caster.core.adaptation import Adaptation
+from caster.core.betting import BettingTest
+from caster.errors import CasterError
+from caster.monitor import log, page
+from caster.monitor.metrics import metrics
+from caster.monitor.stream_monitor import StreamMonitor
+from caster.state import State
+
+OPEN_LOGS = 64
+RECENT_SECONDS = 3600  # streams without a batch for longer have no metrics
+
+
+class StreamLogs(Collector):
+    """The log of every served stream: written by the worker thread, read by everyone else."""
+
+    def __init__(self, folder: Path, state: State) -> None:
+        self.folder = folder
+        self._state = state
+        self._open: OrderedDict[str, log.StreamLog] = OrderedDict()  # the last used at the end
+        log.prepare(folder)
+
+    def answered(self, stream_id: str, adaptation: Adaptation, position: int) -> None:
+        """Log a batch."""
+        self._log(stream_id).append(adaptation, position=position, time=time.time())
+
+    def labelled(self, stream_id: str, ids: Any, labels: Any, betting: BettingTest) -> None:
+        """Log labels of samples."""
+        self._log(stream_id).feedback(ids, labels, betting=betting, time=time.time())
+
+    def close(self) -> None:
+        """Close the files."""
+        while self._open:
+            self._open.popitem()[1].close()
+
+    def _log(self, stream_id: str) -> log.StreamLog:
+        found = self._open.pop(stream_id, None)
+        if found is None:
+            while len(self._open) >= OPEN_LOGS:
+                self._open.popitem(last=False)[1].close()
+            found = log.StreamLog(self.folder, stream_id, self._state)
+        self._open[stream_id] = found
+        return found
+
+    def routes(self) -> list[Route]:
+        """The page of all streams, and its data."""
+        # Not async: files are read in other threads than the one that answers requests.
+        return [Route("/monitor", self._page), Route("/monitor.json", self._data)]
+
+    def _page(self, _: Request) -> Response:
+        data = page.from_folder(self.folder, now=time.time())
+        return HTMLResponse(page.render(data, live="monitor.json"))
+
+    def _data(self, _: Request) -> Response:
+        return JSONResponse(page.from_folder(self.folder, now=time.time()))
+
+    def collect(self) -> Iterator[Metric]:
+        """Metrics of the streams that were active in the last hour."""
+        for name, group in groupby(metrics(self._recent()), key=lambda metric: metric.name):
+            found = list(group)
+            labels = sorted({label for each in found for label in each.labels})
+            kind = CounterMetricFamily if found[0].type == "counter" else GaugeMetricFamily
+            family = kind(name, found[0].help, labels=labels)
+            for each in found:
+                family.add_metric([each.labels.get(label, "") for label in labels], each.value)
+            yield family
+
+    def describe(self) -> Iterable[Metric]:
+        """None: the streams are not known yet."""
+        return ()
+
+    def _recent(self) -> Iterator[StreamMonitor]:
+        for name in log.names(self.folder, since=time.time() - RECENT_SECONDS):
+            try:
+                yield log.read(self.folder, name)
+            except CasterError:  # damaged: the page names it
+                continue
