@@ -53,7 +53,6 @@ class LayerSettings:
     tau: float = 1.0  # largest accepted ratio
     window: int = 256  # samples behind the certificate
     every: int = 512  # compare one window in this many while the verdict is stable
-    rests: bool = True  # go without a comparison in rests only, whose outputs are watched
 
     def __post_init__(self) -> None:
         if not 0 <= self.prior < math.inf:

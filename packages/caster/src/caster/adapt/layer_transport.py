@@ -329,7 +329,7 @@ class LayerTransport:
     def _rests(self, samples: int) -> bool:
         """Whether the next samples are answered with constant maps, as long as they look alike."""
         labels = self._labels
-        if not self.settings.rests or labels is None or labels.chain.is_correlated:
+        if labels is None or labels.chain.is_correlated:
             return False
         if not self._monitor.is_ready:
             return False
@@ -355,7 +355,7 @@ class LayerTransport:
     def _gated(self, batch: Array, before: Outputs | None) -> LayerAnswer:
         """Answer by the stable verdict if the batch is as sure as before, else compare."""
         after = None
-        rests = self.settings.rests and self._labels is not None  # else any stable verdict stands
+        rests = self._labels is not None  # without classes, any stable verdict stands
         if self._schedule.skips and not rests:
             if self._schedule.accepted:
                 after = self._adapted(batch, trusted=True)

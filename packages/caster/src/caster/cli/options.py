@@ -84,6 +84,15 @@ Tau = Annotated[
     float | None,
     typer.Option(help="Largest accepted ratio. [default: the state's; 1 for layers]"),
 ]
+Every = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Compare with the frozen model in at least one of N windows of 256 images while the "
+        "verdict is stable; 1: in every batch. Default: 512. For layers.",
+    ),
+]
 NoSafeguards = Annotated[
     bool,
     typer.Option(

@@ -13,6 +13,7 @@ from caster.cli.options import (
     PANEL,
     BatchSize,
     DataRoot,
+    Every,
     MaxOption,
     MechanismOption,
     NoSafeguards,
@@ -57,15 +58,7 @@ def predict(
     key: KeyFile = None,
     batch_size: BatchSize = 64,
     tau: Tau = None,
-    every: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Compare with the frozen model in at least one of N windows of 256 images while "
-            "the verdict is stable; 1: in every batch. Default: 512. For layers.",
-        ),
-    ] = None,
+    every: Every = None,
     no_safeguards: NoSafeguards = False,
     mechanism: MechanismOption = "auto",
     gate: Annotated[
