@@ -1,18 +1,23 @@
 """What layers add to ONNX Runtime on a long stream: images/s against the bare session.
 
     python benchmarks/onnx_layers.py MODEL.onnx IMAGES.npz
+    python benchmarks/onnx_layers.py MODEL.onnx IMAGES.npz --compiled
 
 IMAGES.npz holds `images` (uint8, of the model's size) and `labels`; the graph normalises them
-itself. Two images of every class are fitted, the others come shuffled, as often as it takes. The
-stream is brought to a rest first; then the bare session, batches in a rest, and the compared window
-between two rests with the session folded after it are timed in turns. `long stream` weighs rests
-and windows as a stream has them that has been stable for long. Needs the extra `onnx`.
+itself. Two images of every class are fitted, the others come shuffled, as often as it takes, to
+`Adapter` or, with `--compiled`, to the file of `caster compile`. The stream is brought to a rest
+first; then the bare session, batches in a rest, and the compared window between two rests with the
+batch after it, which folds the maps, are timed in turns. `long stream` weighs rests and windows as
+a stream has them that has been stable for long. Shares are by the clock and, in brackets, by
+processor time, which other work on the machine disturbs less. Needs the extra `onnx`.
 """
 
 from __future__ import annotations
 
 import argparse
+import resource
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from itertools import cycle
@@ -22,20 +27,59 @@ import numpy as np
 import onnxruntime
 
 import caster
+from caster.adapt.layer_passes import LayerSettings
+from caster.export import compile_model
 from measure import PAUSE, machine
 
+FITTED = 16  # images of a batch that is fitted for a compiled file: larger ones take more memory
+STABLE = 10**9  # samples: a rest then lasts as long as it may
+Run = Callable[[np.ndarray], caster.Adaptation]
 
-def seconds(run: Callable[[], object]) -> float:
+
+def compiled_stream(adapter: caster.Adapter, path: Path) -> tuple[Run, Callable[[], None]]:
+    """A stream of a compiled file, and what makes its next batch a compared one."""
+    with tempfile.TemporaryDirectory() as folder:
+        out, state = Path(folder) / "adaptive.onnx", Path(folder) / "state.caster"
+        adapter.save(state)
+        compile_model(adapter.model, adapter.state, out)
+        parts = path.stat().st_size + state.stat().st_size
+        print(f"file: {out.stat().st_size / parts:.3f} times model and state", flush=True)
+        start = time.perf_counter()
+        stream = caster.wrap(out).new_stream()
+        print(f"loaded in {time.perf_counter() - start:.1f} s", flush=True)
+
+    def compare() -> None:
+        schedule = np.array([1, STABLE, 0, 0], np.int64)
+        stream._state = {**stream._state, "schedule": schedule}
+
+    return stream, compare
+
+
+def python_stream(adapter: caster.Adapter) -> tuple[Run, Callable[[], None]]:
+    """A stream of `Adapter`, and the same."""
+    stream = adapter.new_stream()
+    layers = stream._layers
+    assert layers is not None
+
+    def compare() -> None:
+        layers._schedule._to_skip, layers._schedule._stable = 0, STABLE
+
+    return stream, compare
+
+
+def seconds(run: Callable[[], object]) -> tuple[float, float]:
+    """Seconds of a run, by the clock and of the processor."""
     time.sleep(PAUSE)
-    start = time.perf_counter()
+    start = time.perf_counter(), time.process_time()
     run()
-    return time.perf_counter() - start
+    return time.perf_counter() - start[0], time.process_time() - start[1]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("images", type=Path)
+    parser.add_argument("--compiled", action="store_true", help="the file of `caster compile`")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
@@ -52,50 +96,65 @@ def main() -> None:
 
     size = args.batch
     model = caster.wrap(args.model)
-    parts = [source[i : i + size] for i in range(0, len(source), size)]
-    start = time.perf_counter()
-    adapter = caster.fit(model, [(batch_of(part), labels[part]) for part in parts])
-    fitting = time.perf_counter() - start
+    step = FITTED if args.compiled else size
+    parts = [source[i : i + step] for i in range(0, len(source), step)]
     bare = onnxruntime.InferenceSession(str(args.model), providers=["CPUExecutionProvider"])
-    start = time.perf_counter()
-    for part in parts:
-        bare.run(None, {model.input_name: batch_of(part)})
-    plain = time.perf_counter() - start
     print(f"{machine()}, ONNX Runtime {onnxruntime.__version__}")
-    print(f"{args.model.name}, C = {len(adapter.classes):,}, batches of {size}")
-    print(f"fit: {fitting / plain:.2f} times a plain pass over the same images", flush=True)
-    stream = adapter.new_stream()
-    rows = [target[i : i + size] for i in range(0, len(target) - size + 1, size)]
-    turns = cycle([batch_of(part) for part in rows])
-    layers = stream._layers
-    assert layers is not None
-    while layers._rest is None:
-        out = stream(next(turns))
-    print(f"resting after {stream.samples:,} images; {out.verdict}", flush=True)
-    window, every = layers.settings.window // size, layers.settings.every
+    start = time.perf_counter()
+    adapter = caster.fit(model, ((batch_of(part), labels[part]) for part in parts))
+    fitting = time.perf_counter() - start
+    print(f"{args.model.name}, C = {len(adapter.classes):,}, batches of {size}", flush=True)
+    if not args.compiled:
+        start = time.perf_counter()
+        for part in parts:
+            bare.run(None, {model.input_name: batch_of(part)})
+        plain = time.perf_counter() - start
+        print(f"fit: {fitting / plain:.2f} times a plain pass over the same images", flush=True)
+    made = compiled_stream(adapter, args.model) if args.compiled else python_stream(adapter)
+    stream, compare = made
+    turns = cycle([target[i : i + size] for i in range(0, len(target) - size + 1, size)])
+    seen, reason = 0, ""
+    while reason != "rest":
+        reason = stream(batch_of(next(turns))).verdict.reason
+        seen += size
+    print(f"resting after {seen:,} images", flush=True)
+    window, every = LayerSettings.window // size, LayerSettings.every
 
-    def compared() -> None:
-        layers._schedule._to_skip, layers._schedule._stable = 0, 10**9
-        for _ in range(window + 1):  # the last one folds, and rests again
-            stream(next(turns))
+    def compared(batches: list[np.ndarray]) -> None:
+        compare()
+        reasons = [stream(batch).verdict.reason for batch in batches]
+        assert "rest" not in reasons[:-1]
+        assert reasons[-1] == "rest"
 
-    times: dict[str, list[float]] = {"bare": [], "rest": [], "window": []}
+    times: dict[str, list[tuple[float, float]]] = {"bare": [], "rest": [], "window": []}
     for _ in range(args.rounds):
-        batch = next(turns)
+        batch = batch_of(next(turns))
         feeds = {model.input_name: batch}
         times["bare"].append(seconds(lambda feeds=feeds: bare.run(None, feeds)))
         times["rest"].append(seconds(lambda batch=batch: stream(batch)))
     for _ in range(2):
-        times["window"].append(seconds(compared))
-    middle = {name: statistics.median(taken) for name, taken in times.items()}
-    shares = [a / b for a, b in zip(times["bare"], times["rest"], strict=True)]
-    batches = every * window
-    long = (middle["window"] + (batches - window - 1) * middle["rest"]) / batches
-    print(f"bare: {size / middle['bare']:.1f} images/s")
-    spread = f"{min(shares):.1%} to {max(shares):.1%}"
-    print(f"rest: {statistics.median(shares):.1%} of bare ({spread})")
-    print(f"compared window and fold: {middle['window'] / middle['bare']:.1f} bare batches")
-    print(f"long stream: {statistics.median(shares) * middle['rest'] / long:.1%} of bare")
+        batches = [batch_of(next(turns)) for _ in range(window + 1)]  # the last one rests again
+        times["window"].append(seconds(lambda batches=batches: compared(batches)))
+
+    def shares(kind: int) -> tuple[float, list[float], float, float]:  # clock or processor
+        """Images/s of bare; shares of rests; the window in bare batches; share of long streams."""
+        middle = {name: statistics.median(t[kind] for t in taken) for name, taken in times.items()}
+        pairs = zip(times["bare"], times["rest"], strict=True)
+        rests = [one[kind] / other[kind] for one, other in pairs]
+        batches = every * window
+        long = (middle["window"] + (batches - window - 1) * middle["rest"]) / batches
+        share = statistics.median(rests) * middle["rest"] / long
+        return size / middle["bare"], rests, middle["window"] / middle["bare"], share
+
+    (rate, rests, windows, long), (_, own_rests, _, own_long) = shares(0), shares(1)
+    print(f"bare: {rate:.1f} images/s")
+    spread = f"{min(rests):.1%} to {max(rests):.1%}"
+    own = f"{statistics.median(own_rests):.1%}"
+    print(f"rest: {statistics.median(rests):.1%} of bare ({spread}; processor {own})")
+    print(f"compared window and fold: {windows:.1f} bare batches")
+    print(f"long stream: {long:.1%} of bare (processor {own_long:.1%})")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(f"peak memory: {peak:.1f} GB, of which {images.nbytes / 2**30:.1f} GB are the images")
 
 
 if __name__ == "__main__":

@@ -105,13 +105,19 @@ def test_labels_of_a_stream_are_those_of_core(order, size):
     """The state goes from batch to batch through the graph alone."""
     p = probabilities(max(4 * size, 120) if size < 600 else 1200, order)
 
-    def function(rows, last, evidence, totals, count, recent, m, believed):
+    def function(rows, last, evidence, totals, count, recent, m, prior, believed):
         chain = chain_in_graph(PRIOR, (last, evidence, totals, count))
-        seen = label_graph.LabelGraph(chain, recent, m, constant(PRIOR), believed).observe(rows)
+        seen = label_graph.LabelGraph(chain, recent, m, prior, believed).observe(rows)
         moved = seen.advance(rows)
         state = [getattr(moved.chain, name) for name in CHAIN]
-        state += [moved.recent, moved.count, moved.believed]
-        return [seen.mixture(rows), seen.answers(rows), seen.is_source, *state]
+        state += [moved.recent, moved.count, moved.prior, moved.believed]
+        return [
+            seen.mixture(rows),
+            seen.answers(rows),
+            seen.is_source,
+            seen.correction(1e-30),
+            *state,
+        ]
 
     labels = stream_labels.StreamLabels.start(PRIOR)
     state = list(label_graph.initial_labels(PRIOR).values())
@@ -119,12 +125,14 @@ def test_labels_of_a_stream_are_those_of_core(order, size):
     for start in range(0, len(p), size):
         batch = p[start : start + size]
         labels = labels.observe(batch)
-        mixture, answers, is_source, *state = run(batch, *state)
+        mixture, answers, is_source, correction, *state = run(batch, *state)
         np.testing.assert_allclose(mixture, labels.mixture(batch), atol=1e-9)
         expected = labels.answers(batch)
         assert is_source == (expected is None)
         if expected is not None:
             np.testing.assert_allclose(answers, expected, atol=1e-9)
+        if not labels.chain.is_correlated:
+            np.testing.assert_allclose(correction, np.log(labels.prior / PRIOR), atol=1e-9)
         labels = labels.advance(batch)
     if order != "shuffled":
         assert not is_source

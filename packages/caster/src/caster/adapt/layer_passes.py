@@ -55,7 +55,6 @@ class LayerSettings:
     tau: float = 1.0  # largest accepted ratio
     window: int = LAYER_WINDOW  # samples behind the certificate
     every: int = LAYER_EVERY  # compare one window in this many while the verdict is stable
-    rests: bool = True  # go without a comparison in rests only, whose outputs are watched
 
     def __post_init__(self) -> None:
         if not 0 <= self.prior < math.inf:

@@ -330,7 +330,7 @@ class LayerTransport:
     def _rests(self, samples: int) -> bool:
         """Whether the next samples are answered with constant maps, as long as they look alike."""
         labels = self._labels
-        if not self.settings.rests or labels is None or labels.chain.is_correlated:
+        if labels is None or labels.chain.is_correlated:
             return False
         if not self._monitor.is_ready:
             return False
@@ -374,7 +374,7 @@ class LayerTransport:
     def _gated(self, batch: Array, before: Outputs | None) -> LayerAnswer:
         """Answer by the stable verdict if the batch is as sure as before, else compare."""
         after = None
-        rests = self.settings.rests and self._labels is not None  # else any stable verdict stands
+        rests = self._labels is not None  # without classes, any stable verdict stands
         if self._schedule.skips and not rests:
             if self._schedule.accepted:
                 after = self._adapted(batch, trusted=True)
@@ -416,9 +416,9 @@ class LayerTransport:
         if after.fresh:
             self._monitor.reset()
         self._alignment.accept()
-        self._labels, self._mixture = after.labels, after.mixture
-        if after.settled and after.labels is not None and not after.labels.chain.is_correlated:
+        if after.settled and self._labels is not None and not self._labels.chain.is_correlated:
             self._monitor.learn(after.features, after.scores)
+        self._labels, self._mixture = after.labels, after.mixture
 
     def _ungated(self, after: _Proposal) -> LayerAnswer:
         verdict = Verdict(True, "rest", UNCHECKED)

@@ -9,7 +9,7 @@ import typer
 
 from caster.cli.console import output, say, size
 from caster.cli.inspect import KeyFile, StateFile, mechanism_in_words, state_table
-from caster.cli.options import HeadOption, MechanismOption, PreprocessingOption, Tau
+from caster.cli.options import Every, HeadOption, MechanismOption, PreprocessingOption, Tau
 from caster.errors import CasterError
 from caster.io.files import check_writable
 
@@ -28,14 +28,7 @@ def compile(
     ],
     mechanism: MechanismOption = "auto",
     tau: Tau = None,
-    every: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Compare with the frozen model in one of every so many windows while the verdict "
-            "is stable: faster. For layers.",
-        ),
-    ] = 1,
+    every: Every = None,
     preprocessing: PreprocessingOption = None,
     head: HeadOption = None,
     key: KeyFile = None,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from caster.cli.console import counted, errors, say
-from caster.config import Limits
+from caster.config import LAYER_EVERY, LAYER_WINDOW, Limits
 from caster.errors import CasterError
 from caster.io.files import check_writable
 
@@ -83,6 +83,15 @@ OtherPreprocessing = Annotated[
 Tau = Annotated[
     float | None,
     typer.Option(help="Largest accepted ratio. [default: the state's; 1 for layers]"),
+]
+Every = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help=f"Compare with the frozen model in at least one of N windows of {LAYER_WINDOW} images "
+        f"while the verdict is stable; 1: in every batch. Default: {LAYER_EVERY}. For layers.",
+    ),
 ]
 NoSafeguards = Annotated[
     bool,

@@ -16,6 +16,7 @@ from caster.cli.options import (
     PANEL,
     BatchSize,
     DataRoot,
+    Every,
     MaxOption,
     MechanismOption,
     NoSafeguards,
@@ -31,7 +32,6 @@ from caster.cli.options import (
     say_skipped,
     with_model,
 )
-from caster.config import LAYER_EVERY, LAYER_WINDOW
 from caster.errors import CasterError
 
 if TYPE_CHECKING:
@@ -62,16 +62,7 @@ def predict(
     key: KeyFile = None,
     batch_size: BatchSize = 64,
     tau: Tau = None,
-    every: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Compare with the frozen model in at least one of N windows of "
-            f"{LAYER_WINDOW} images while the verdict is stable; 1: in every batch. "
-            f"Default: {LAYER_EVERY}. For layers.",
-        ),
-    ] = None,
+    every: Every = None,
     no_safeguards: NoSafeguards = False,
     mechanism: MechanismOption = "auto",
     gate: Annotated[

@@ -11,6 +11,7 @@ import typer
 from caster.cli.console import say
 from caster.cli.inspect import KeyFile, StateFile
 from caster.cli.options import (
+    Every,
     MechanismOption,
     NoSafeguards,
     OtherModel,
@@ -19,7 +20,6 @@ from caster.cli.options import (
     load_adapter,
     with_model,
 )
-from caster.config import LAYER_EVERY, LAYER_WINDOW
 from caster.errors import CasterError
 
 if TYPE_CHECKING:
@@ -38,16 +38,7 @@ def serve(
     ] = None,
     mechanism: MechanismOption = "auto",
     tau: Tau = None,
-    every: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help=f"Compare with the frozen model in at least one of N windows of {LAYER_WINDOW} "
-            f"images while the verdict is stable; 1: in every batch. Default: {LAYER_EVERY}. "
-            "For layers.",
-        ),
-    ] = None,
+    every: Every = None,
     frozen: Annotated[
         bool, typer.Option("--frozen", help="Answer with the frozen model only, to compare with.")
     ] = False,

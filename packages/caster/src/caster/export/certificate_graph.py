@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from caster.adapt.layer_certificate import ERRORS, NORM
+from caster.adapt.layer_certificate import NORM
 from caster.core.verdict import Reason
 from caster.export.graph_arrays import (
     GraphArray,
@@ -34,6 +34,7 @@ from caster.export.graph_arrays import (
 from caster.export.matrix_roots import scaled_roots
 from caster.models.onnx.compiled import REASONS
 
+NOTHING = np.full((2, 3), np.nan)  # sums of no samples
 SMALLEST = 1e-8  # singular value, relative to the Frobenius norm, that the nuclear norm resolves
 
 
@@ -78,12 +79,16 @@ def expected_error_ratio(after: GraphArray, before: GraphArray) -> GraphArray:  
     return where(old <= 0.0, constant(math.inf), new / old)
 
 
-def has_fallen(now: GraphArray, then: GraphArray) -> GraphArray:  # (3,), (3,) -> ()
-    """Whether mean confidence fell by more than `ERRORS` standard errors, or is NaN."""
+def has_fallen(
+    now: GraphArray,  # (3,)
+    then: GraphArray,  # (3,)
+    errors: float,
+) -> GraphArray:  # ()
+    """Whether mean confidence fell by more than so many standard errors, or is NaN."""
     mean = then[1] / then[0]
     deviation = sqrt(maximum(then[2] / then[0] - mean * mean, 0.0))
     standard_error = deviation * sqrt(1.0 / now[0] + 1.0 / then[0])
-    return ~(now[1] / now[0] >= mean - ERRORS * standard_error)
+    return ~(now[1] / now[0] >= mean - errors * standard_error)
 
 
 def nuclear_norm(p: GraphArray, n_classes: int) -> GraphArray:  # (n, C) -> ()
@@ -111,20 +116,19 @@ def trace_of_root(gram: GraphArray) -> GraphArray:  # (k, k) -> ()
 class CertificateGraph:
     """`LayerCertificate` on arrays of a graph."""
 
-    stats: GraphArray  # (2, 2, 3): recent and settled, with aligned layers and frozen; NaN: none
+    stats: GraphArray  # (2, 3), with aligned layers and frozen; NaN: none
     rows: GraphArray  # (2, window, C) float32, of which the last `count` rows are known
     count: GraphArray  # () int64
     window: int
 
     def update(self, aligned: GraphArray, frozen: GraphArray) -> tuple[Self, GraphArray]:
         """Add the scores of a batch, and return the ratio of expected errors over the window."""
-        new, old = stack([confidence_stats(each) for each in (aligned, frozen)]), self.stats[0]
+        new, old = stack([confidence_stats(each) for each in (aligned, frozen)]), self.stats
         missing = self.window - length(aligned).astype(np.float64)
         usable = ~is_nan(old).any() & (missing > 0.0)
         new = where(usable, new + at_most(old, missing), new)
         ratio = expected_error_ratio(new[0], new[1])
-        recent = where(is_nan(ratio), constant(np.full((2, 3), np.nan)), new)
-        return replace(self, stats=stack([recent, self.stats[1]])), ratio
+        return replace(self, stats=where(is_nan(ratio), constant(NOTHING), new)), ratio
 
     def update_norms(self, aligned: GraphArray, frozen: GraphArray) -> tuple[Self, GraphArray]:
         """Add the probabilities of a batch, and return the ratio of norms over the window."""
@@ -143,27 +147,19 @@ class CertificateGraph:
         count = where(finite, minimum(count, self.window), 0)
         return replace(self, rows=joined[:, -self.window :], count=count), ratio
 
-    def settle(self, settled: GraphArray) -> Self:
-        """Make the window the reference for batches that are not compared, if `settled`."""
-        nothing = constant(np.full((2, 3), np.nan))
-        moved = stack([nothing, self.stats[0]])
+    def restart(self, restarts: GraphArray) -> Self:
+        """Empty the window, if `restarts`."""
         return replace(
             self,
-            stats=where(settled, moved, self.stats),
-            count=where(settled, constant(0), self.count),
+            stats=where(restarts, constant(NOTHING), self.stats),
+            count=where(restarts, constant(0), self.count),
         )
-
-    def has_dropped(self, scores: GraphArray, aligned: GraphArray) -> GraphArray:  # (n, C), ()
-        """Whether a batch answered without a comparison is less sure than the reference."""
-        settled = self.stats[1]
-        reference = where(aligned, settled[0], settled[1])
-        return is_nan(settled).any() | has_fallen(confidence_stats(scores), reference)
 
 
 def initial_certificate(n_classes: int, window: int) -> dict[str, NDArray[Any]]:
     """What a stream remembers before its first batch."""
     return {
-        "certificate": np.full((2, 2, 3), np.nan),
+        "certificate": NOTHING,
         "certificate.rows": np.zeros((2, window, n_classes), np.float32),
         "certificate.count": np.array(0),
     }

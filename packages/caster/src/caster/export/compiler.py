@@ -30,7 +30,7 @@ def compile_model(
     *,
     mechanism: Mechanism = "auto",
     tau: float | None = None,
-    every: int = 1,
+    every: int | None = None,
 ) -> Metadata:
     """Write a graph that adapts `model`, batch by batch; return what it says about itself.
 
@@ -45,7 +45,7 @@ def compile_model(
         "auto": layers, if the state has them with moments of classes.
     tau : largest accepted ratio, instead of the mechanism's own.
     every : compare with the frozen model in one of every so many windows while the verdict is
-        stable; of layers.
+        stable, as `Adapter` does, or 1: in every batch. Of layers; their own by default.
     """
     _check_installed()
     if not isinstance(model, OnnxModel):
@@ -93,13 +93,15 @@ def _resolved(mechanism: Mechanism, state: State) -> Literal["layers", "features
 
 
 def _settings(
-    mechanism: Literal["layers", "features"], state: State, tau: float | None, every: int
+    mechanism: Literal["layers", "features"], state: State, tau: float | None, every: int | None
 ) -> LayerSettings | Settings:
     """The constants of the mechanism."""
     if mechanism == "layers":
-        tau = LayerSettings.tau if tau is None else tau
-        return LayerSettings(tau=tau, every=every, rests=False)
-    if every != 1:
+        return LayerSettings(
+            tau=LayerSettings.tau if tau is None else tau,
+            every=LayerSettings.every if every is None else every,
+        )
+    if every is not None:
         raise CasterError(
             "{argument} is for layers: transport of features always compares", argument="every"
         )
@@ -137,8 +139,10 @@ def compiled(
 def _with_layers(model: OnnxModel, state: State, settings: LayerSettings) -> ModelProto:
     """Mixture transport of the state's sites."""
     from caster.export.embedding import in_opset
-    from caster.export.layer_graph import Source, compile_layers  # with spox
+    from caster.export.layer_graph import Source, compile_layers, pieces_of  # with spox
     from caster.export.plausibility_graph import PlausibilityGraph
+    from caster.models.onnx.layers import fixed_sizes
+    from caster.models.onnx.resting import Pieces
     from caster.models.onnx.twin import twin_model
 
     if state.layers is None:
@@ -158,19 +162,22 @@ def _with_layers(model: OnnxModel, state: State, settings: LayerSettings) -> Mod
     }
     layers = list(used.values())
     full = [found[site] for site, moments in used.items() if moments.covariance is not None]
-    twin = in_opset(twin_model(*model.graph(), sites, full))
+    takes_empty = model.takes_empty_batches()  # else every piece would cost a row elsewhere
+    shape = (model.input_shape or (None, None))[1:]
+    pieces = replace(pieces_of(shape), fixed=fixed_sizes(model)) if takes_empty else Pieces()
+    twin = in_opset(twin_model(*model.graph(), sites, full, pieces))
     layout = getattr(model.preprocessing, "layout", "NCHW")
     is_plausible = PlausibilityGraph.of(
         twin,
         sites[0],
         layers[0],
         state.input_range if model.preprocessing is None else model.preprocessing.value_range,
-        (model.input_shape or (None, None))[1:],
+        shape,
         2 if layout == "NHWC" else 0,
     )
-    source = Source.of(layers, [site.positions for site in sites])
-    idle_rows = 0 if model.takes_empty_batches() else 1
-    return compile_layers(twin, source, state.head, settings, is_plausible, idle_rows)
+    source = Source.of(layers, [site.positions for site in sites], state.moments.U.shape[0])
+    idle_rows = 0 if takes_empty else 1
+    return compile_layers(twin, source, state.head, settings, is_plausible, pieces, idle_rows)
 
 
 def _state_tensors(graph: ModelProto) -> tuple[StateTensor, ...]:

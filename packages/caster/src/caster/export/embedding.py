@@ -68,7 +68,7 @@ def call(name: str, model: ModelProto, *inputs: GraphArray) -> list[GraphArray]:
 
 def embed(model: ModelProto, parts: Mapping[str, ModelProto]) -> None:
     """Replace the placeholders in a model by the graphs they are named after."""
-    for graph in list(all_graphs(model.graph)):
+    for graph in reversed(list(all_graphs(model.graph))):  # nodes that stay are copied with theirs
         nodes = list(graph.node)
         if not any(node.domain == DOMAIN for node in nodes):
             continue
@@ -99,6 +99,8 @@ def _put(
         graph.node.append(helper.make_node("Identity", [given], [value.name]))
     graph.node.extend(own.node)
     graph.initializer.extend(own.initializer)
+    stated = (each for each in own.value_info if each.type.tensor_type.HasField("shape"))
+    graph.value_info.extend(stated)
     for value, wanted in zip(own.output, outputs, strict=True):
         graph.node.append(helper.make_node("Identity", [value.name], [wanted]))
 

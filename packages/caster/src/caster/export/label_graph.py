@@ -267,6 +267,11 @@ class LabelGraph:
         """Move past the samples."""
         return replace(self, chain=self.chain.advance(p))
 
+    def correction(self, least: float) -> GraphArray:  # (C,)
+        """What a prior of a shuffled stream adds to logits; no probability is below `least`."""
+        found = log(maximum(self.prior, least) / self.chain.prior)
+        return where(self.is_source, constant(0.0), found)
+
 
 def initial_labels(prior: Floats) -> dict[str, NDArray[np.generic]]:
     """What a stream remembers before its first sample."""
@@ -278,6 +283,7 @@ def initial_labels(prior: Floats) -> dict[str, NDArray[np.generic]]:
         "count": np.array(chain.count),
         "recent": np.zeros((stream_labels.PRIOR_WINDOW, len(prior))),
         "recent.count": np.array(0),
+        "prior": prior,
         "believed": np.array(False),
     }
 

@@ -3,8 +3,8 @@ state out.
 
 The graph follows `adapt.layer_transport`. Its passes through the network are the trips of a Loop,
 whose body holds the twin (`models.onnx.twin`) with its weights: ONNX Runtime optimises a network
-only where its weights are in the same graph. What the next pass is follows from what the last one
-showed, so the body is a state machine.
+only where its weights are in the same graph. Copies of the network that a pass does not need get no
+images. What the next pass is follows from what the last one showed, so the body is a state machine.
 """
 
 from __future__ import annotations
@@ -69,33 +69,45 @@ from caster.export.label_graph import (
     merged_mixture,
 )
 from caster.export.moment_graph import ClassTable
+from caster.export.monitor_graph import MonitorGraph, initial_monitor
 from caster.export.plausibility_graph import FIRST_LAYERS, PlausibilityGraph
 from caster.models.onnx.compiled import NEXT
+from caster.models.onnx.resting import Pieces
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
 Floats = NDArray[Any]
-PASSES = 5  # at most: three with aligned layers, a frozen one, one of implausible samples
+PASSES = 6  # at most, beside pieces: three with aligned layers, two of checks and others, a rest
 NETWORK = "network"  # name of the embedded twin
-# Input values that a settled pass takes at once, four images of 224 x 224: what they become inside
-# the network fits the caches, and a map of values that are there costs half of what it costs behind
-# a whole batch. No other pass can be cut: its maps are made of the whole batch.
-AT_ONCE = 4 * 3 * 224 * 224
+# Input values that a copy of a resting network takes at once, two images of 224 x 224: what they
+# become inside the network fits the caches. A settled pass takes twice as many. No other pass can
+# be cut: its maps are made of the whole batch.
+AT_ONCE = 2 * 3 * 224 * 224
 LARGEST = 2**62  # a number of rows that no batch has
+AT_REST = 32  # images that all copies of a resting network take together, at least
 
 
 class Phase(IntEnum):
     """What a pass through the twin is for."""
 
-    FROZEN = 0  # the frozen copy only
-    SETTLED = 1  # all sites, by the past
-    SHALLOW = 2  # the first sites, by the batch: shows its classes, and whether the shift changed
-    FRESH = 3  # the same without a past, which was of another shift
-    CONFIRM = 4  # the same after a settled pass that suggested other classes
-    WHOLE = 5  # all sites, by the batch, with the reference of its mixture
-    OTHERS = 6  # the frozen copy, of samples that no image could have produced
-    DONE = 7
+    REST = 0  # the resting copies, with constant maps
+    CHECK = 1  # no copy: which samples could be images
+    SETTLED = 2  # all sites, by the past
+    SHALLOW = 3  # the first sites, by the batch: shows its classes, and whether the shift changed
+    FRESH = 4  # the same without a past, which was of another shift
+    CONFIRM = 5  # the same after a settled pass that suggested other classes
+    WHOLE = 6  # all sites, by the batch, with the reference of its mixture
+    OTHERS = 7  # the frozen copy, of samples that no image could have produced
+    DONE = 8
+
+
+def pieces_of(shape: Sequence[int | None]) -> Pieces:
+    """How a resting network cuts a batch of images of this shape."""
+    if None in shape:
+        return Pieces()  # where the size of images is open, batches are not cut
+    rows = max(1, AT_ONCE // math.prod(size or 1 for size in shape))
+    return Pieces(math.ceil(AT_REST / rows), rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +119,7 @@ class Source:
     eps: Floats  # (D,) float32
     parts: tuple[tuple[int, ClassTable | None], ...]  # channels of sites in a row, and classes
     prior: Floats  # (C,) float64
+    features: int  # their number
     full: tuple[FullSite, ...] = ()  # sites with full maps
 
     @classmethod
@@ -114,6 +127,7 @@ class Source:
         cls,
         layers: Sequence[ChannelMoments],
         positions: Sequence[int | None],  # at a site, per sample; None: not known
+        features: int,
     ) -> Source:
         """The moments of a state, in the order of the sites: full maps where covariances are."""
         widths = tuple(len(found.mean) for found in layers)
@@ -133,6 +147,7 @@ class Source:
             np.repeat(eps, widths).astype(np.float32),
             tuple(parts),
             layer_transport.first_labels(layers).chain.prior,
+            features,
             full_sites(layers, positions),
         )
 
@@ -169,6 +184,10 @@ def initial_state(source: Source, window: int) -> dict[str, NDArray[Any]]:
         **{f"frozen_labels.{name}": value for name, value in labels.items()},
         **initial_certificate(C, window),
         "schedule": np.zeros(4, np.int64),
+        **{f"monitor.{name}": each for name, each in initial_monitor(source.features, C).items()},
+        "rest": np.array(False),  # whether the last batch was answered in a rest, by these maps:
+        "rest.maps": np.zeros((2, D), np.float32),
+        "rest.matrices": np.zeros(sum(site.width**2 for site in source.full), np.float32),
     }
 
 
@@ -194,14 +213,17 @@ def _compared_widths(source: Source) -> list[int]:
     return list(source.widths[: math.ceil(layer_passes.CHANGE_SITES * len(source.widths))])
 
 
+def _parts(state: Mapping[str, GraphArray], name: str) -> dict[str, GraphArray]:
+    """The tensors of a part of the state, by their names in it."""
+    prefix = f"{name}."
+    return {n.removeprefix(prefix): each for n, each in state.items() if n.startswith(prefix)}
+
+
 def _labels_of(state: Mapping[str, GraphArray], name: str, source: GraphArray) -> LabelGraph:
-    known = {
-        part.removeprefix(f"{name}."): each
-        for part, each in state.items()
-        if part.startswith(f"{name}.")
-    }
+    known = _parts(state, name)
     chain = ChainGraph(source, known["last"], known["evidence"], known["totals"], known["count"])
-    return LabelGraph(chain, known["recent"], known["recent.count"], source, known["believed"])
+    rows = known["recent"], known["recent.count"]
+    return LabelGraph(chain, *rows, known["prior"], known["believed"])
 
 
 def _certificate_of(state: Mapping[str, GraphArray], settings: LayerSettings) -> CertificateGraph:
@@ -218,6 +240,7 @@ def _label_state(labels: LabelGraph, name: str) -> dict[str, GraphArray]:
         f"{name}.count": chain.count,
         f"{name}.recent": labels.recent,
         f"{name}.recent.count": labels.count,
+        f"{name}.prior": labels.prior,
         f"{name}.believed": labels.believed,
     }
 
@@ -229,17 +252,21 @@ class Carry(NamedTuple):
     """What a pass leaves for the next one, and the last pass for the answer."""
 
     phase: GraphArray  # () int64, of the next pass
+    rested: GraphArray  # (), whether the batch was answered in a rest
+    kept: GraphArray  # (n,), samples that could be images
     fresh: GraphArray  # (), whether the past was of another shift
-    frozen: GraphArray  # (n, C) logits, once `compared`
+    frozen: GraphArray  # (k, C) logits, once `has_frozen`
     has_frozen: GraphArray  # ()
-    scores: GraphArray  # (n, C), with aligned layers, once `has_scores`
+    scores: GraphArray  # (k, C), with aligned layers, once `has_scores`
     has_scores: GraphArray  # ()
+    settled: GraphArray  # (), whether they come from the past alone
     failed: GraphArray  # (), whether aligned logits were not finite, or no sample an image
     others: GraphArray  # (m, C) frozen logits of implausible samples, once `has_others`
     has_others: GraphArray  # ()
-    rows: GraphArray  # () int64, of a settled pass so far
-    logits: GraphArray  # (n, C), theirs
-    given: GraphArray  # (2, D), its scales and shifts: those of full maps, until it finds others
+    rows: GraphArray  # () int64, of a pass in pieces so far
+    logits: GraphArray  # (rows, C), theirs
+    features: GraphArray  # (rows, d)
+    given: GraphArray  # (2, D), scales and shifts by the past: of full maps, until others are found
     matrices: GraphArray  # (sum of c^2,), of full maps
     moments: GraphArray  # (2, D), of the batch in the last aligned pass
     covariances: GraphArray  # (sum of c^2,), in the same pass
@@ -274,6 +301,33 @@ def _label_parts(labels: LabelGraph) -> dict[str, GraphArray]:
     }
 
 
+class _Kept:
+    """The samples of a batch that could be images, which measured passes are about."""
+
+    def __init__(
+        self, images: GraphArray, kept: GraphArray, state: Mapping[str, GraphArray]
+    ) -> None:
+        self._images, self._all, self.none = images, kept.all(), ~kept.any()
+        # A batch is never empty: without a plausible sample, the first stands for them.
+        self._rows = kept | (self.none & arange(length(images)).equals(0))
+        self.n = self._rows.astype(np.int64).sum()
+        self.samples = self.n.astype(np.float64)
+        self._past_count = state["past.count"]
+
+    def past(self, memory: int) -> GraphArray:  # ()
+        """Samples of the past that still count."""
+        return minimum(self._past_count, maximum(memory - self.samples, 0.0))
+
+    def __getitem__(self, rows: slice) -> GraphArray:
+        """Some of their images; all of a batch are not copied first."""
+        (found,) = choose(
+            self._all,
+            lambda: [self._images[rows]],
+            lambda: [selected(self._images, self._rows)[rows]],
+        )
+        return found
+
+
 class _Step:
     """The graph of one batch."""
 
@@ -287,53 +341,67 @@ class _Step:
         images: GraphArray,
         state: Mapping[str, GraphArray],
         idle_rows: int,
+        pieces: Pieces,
     ) -> None:
         self._twin, self._source, self._columns = twin, source, columns
-        self._idle_rows = idle_rows
-        self._settings, self._state = settings, state
-        kept = is_plausible(images)
-        self._all, self._kept, self._none = images, kept, ~kept.any()
-        # A graph takes no empty batch: without a plausible sample, the first stands for them.
-        first = arange(length(images)).equals(0)
-        self._images = selected(images, kept | (self._none & first))
+        self._settings, self._state, self._is_plausible = settings, state, is_plausible
+        self._images, self._idle_rows, self._pieces = images, idle_rows, pieces
         self._squares = sum(site.width**2 for site in source.full)
         self._pi_s = constant(source.prior)
         self._labels = _labels_of(state, "labels", self._pi_s)
-        self._n = length(self._images)
-        self._samples = self._n.astype(np.float64)
-        room = maximum(settings.memory - self._samples, 0.0)
-        self._past = minimum(state["past.count"], room)  # samples of the past that still count
         self._schedule = ScheduleGraph(state["schedule"], settings.every, settings.window)
-        self._certificate = _certificate_of(state, settings)
-        sizes = images.shape[1:]
-        known = all(isinstance(size, int) for size in sizes)
-        # Where the size of images is open, batches are not cut.
-        self._at_once = max(1, AT_ONCE // math.prod(sizes)) if known else LARGEST
-        self._settles = self._first_phase().equals(int(Phase.SETTLED))
-        self._full = self._settles & is_reference(state["mixture"], self._pi_s)
+        self._monitor = MonitorGraph(**_parts(state, "monitor"))
+        self._shuffled = ~self._labels.chain.is_correlated
+        self._rests = self._is_resting()
+        # The next comparison is of another part of the stream.
+        self._certificate = _certificate_of(state, settings).restart(self._rests)
+        enough = state["past.count"] >= float(layer_transport.ENOUGH_PAST)
+        same = is_reference(state["mixture"], self._pi_s)
+        self._full = (self._rests | (enough & self._schedule.accepted)) & same
+        self._known = self._rests & state["rest"]  # maps of the rest so far
+
+    def _is_resting(self) -> GraphArray:  # ()
+        """Whether the batch is answered with constant maps, as long as it looks like others."""
+        memory = self._settings.memory
+        samples = length(self._images).astype(np.float64)
+        if not memory:
+            return constant(False)
+        is_full = self._state["past.count"] + samples >= float(memory)
+        stands = self._schedule.accepted & self._schedule.skips
+        return self._shuffled & self._monitor.is_ready & stands & is_full
 
     def answer(self) -> dict[str, GraphArray]:
         """All outputs of the graph."""
-        pieces = self._n / self._at_once + 1  # of integers, at most
-        found = Carry(*repeat(pieces + PASSES, self._start(), self._pass))
+        pieces = length(self._images) / max(1, self._pieces.rows) + 1  # of integers, at most
+        found = Carry(*repeat(2 * pieces + PASSES, self._start(), self._pass))
         compares = found.has_scores & found.has_frozen
-        state = self._state
-        unmeasured = where(found.failed, constant(math.inf), math.nan)
-        names = [name for name in state if name.startswith(("frozen_labels.", "certificate"))]
+        certificate = self._certificate
+        unmeasured = where(found.failed & ~found.rested, constant(math.inf), math.nan)
+        names = [name for name in self._state if name.startswith("frozen_labels.")]
         ratio, *measured = choose(
             compares,
             lambda: self._compared(found),
-            lambda: [unmeasured, *(state[name] for name in names)],
+            lambda: [
+                unmeasured,
+                *(self._state[name] for name in names),
+                *(certificate.stats, certificate.rows, certificate.count),
+            ],
         )
+        names += ["certificate", "certificate.rows", "certificate.count"]
         following = dict(zip(names, measured, strict=True))
         fits = compares & (ratio <= self._settings.tau)
-        stands = ~compares & ~found.failed & self._schedule.accepted
-        accepted = fits | stands
-        reason = where(self._none, reason_code("implausible"), reason_code("numerical"))
-        reason = where(found.failed, reason, reason_code("rest"))
+        accepted = fits | found.rested
+        none = _Kept(self._images, found.kept, self._state).none
+        reason = where(none, reason_code("implausible"), reason_code("numerical"))
         reason = where(compares, where(fits, reason_code("accepted"), reason_code("ratio")), reason)
+        reason = where(found.rested, reason_code("rest"), reason)
         after = self._after(found, fits, following)
-        scores = self._in_order(where(accepted, found.scores, found.frozen), found.others)
+        (scores,) = choose(accepted, lambda: [found.scores], lambda: [found.frozen])
+        (scores,) = choose(
+            found.rested,
+            lambda: [scores],
+            lambda: [self._in_order(scores, found.others, found.kept)],
+        )
         return {
             "probabilities": softmax(scores),
             "labels": scores.argmax(1),
@@ -367,20 +435,17 @@ class _Step:
         following: Mapping[str, GraphArray],  # what a comparison leaves
     ) -> dict[str, GraphArray]:
         """The state after a batch: that before it if it failed."""
+        batch = _Kept(self._images, found.kept, self._state)
         compares = found.has_scores & found.has_frozen
-        skipped = where(found.failed, self._schedule.state, self._schedule.skipped(self._n).state)
-        schedule = replace(
-            self._schedule,
-            state=where(compares, self._schedule.compared(self._n, fits).state, skipped),
-        )
-        settles = compares & schedule.skips
-        certificate = _certificate_of(following, self._settings).settle(settles)
-        kept = where(found.fresh, constant(0.0), self._past)
-        share = (self._samples / (kept + self._samples)).astype(np.float32)
-        recent, recent_count = self._recent(found.moments, found.fresh)
+        rested = self._schedule.skipped(length(self._images)).state
+        unmeasured = where(found.rested, rested, self._schedule.state)
+        schedule = where(compares, self._schedule.compared(batch.n, fits).state, unmeasured)
+        kept = where(found.fresh, constant(0.0), batch.past(self._settings.memory))
+        share = (batch.samples / (kept + batch.samples)).astype(np.float32)
+        recent, recent_count = self._recent(found.moments, found.fresh, batch.samples)
         joined = {
             "past": moment_graph.merged(self._state["past"], found.moments, share),
-            "past.count": kept + self._samples,
+            "past.count": kept + batch.samples,
             "recent": recent,
             "recent.count": recent_count,
             "mixture": found.mixture,
@@ -396,44 +461,65 @@ class _Step:
             lambda: list(joined.values()),
             lambda: [self._state[name] for name in joined],
         )
-        after = dict(zip(joined, chosen, strict=True))
-        # The next comparison after a rest is of another part of the stream.
-        resets = settles & ~fits
-        for name in (name for name in after if name.startswith(("past", "recent"))):
-            after[name] = where(~resets, after[name], 0.0)
         return {
-            **after,
+            **dict(zip(joined, chosen, strict=True)),
             "batches": self._state["batches"] + 1,
-            **{name: each for name, each in following.items() if name.startswith("frozen")},
-            "certificate": certificate.stats,
-            "certificate.rows": certificate.rows,
-            "certificate.count": certificate.count,
-            "schedule": schedule.state,
+            **following,
+            "schedule": schedule,
+            **{f"monitor.{name}": each for name, each in self._monitored(found).items()},
+            "rest": found.rested,
+            "rest.maps": where(found.rested, found.given, 0.0),
+            "rest.matrices": where(found.rested, found.matrices, 0.0),
         }
+
+    def _monitored(self, found: Carry) -> dict[str, GraphArray]:
+        """The monitor after a batch."""
+        before = self._monitor.begin(self._rests & ~found.rested)
+        before = before.reset(found.has_scores & found.fresh)
+        parts = before.parts()
+        learns = found.has_scores & found.settled & self._shuffled
+        outputs = found.features, found.scores
+
+        def unlearnt() -> list[GraphArray]:
+            return choose(
+                found.rested,
+                lambda: list(before.wait(*outputs).parts().values()),
+                lambda: list(parts.values()),
+            )
+
+        after = choose(learns, lambda: list(before.learn(*outputs).parts().values()), unlearnt)
+        return dict(zip(parts, after, strict=True))
 
     # --- passes ---
 
     def _start(self) -> Carry:
         """Before the first pass."""
-        C, D = len(self._source.prior), self._source.moments.shape[1]
-        nothing = filled(0.0, [self._n, C], np.float32)
+        C, d, D = len(self._source.prior), self._source.features, self._source.moments.shape[1]
+        none = minimum(length(self._images), 0)  # not a constant, which passes do not change
+        nothing = filled(0.0, [none, C], np.float32)
         no = constant(False)
-        by_past, matrices = self._maps_of_past()
-        rests = self._schedule.skips & ~self._schedule.accepted
-        phase = where(rests, constant(int(Phase.FROZEN)), self._first_phase())
+        given, matrices = choose(
+            self._known,
+            lambda: [self._state["rest.maps"], self._state["rest.matrices"]],
+            self._maps_of_past,
+        )
         return Carry(
-            phase=where(self._none, constant(int(Phase.OTHERS)), phase),
+            phase=where(self._rests, constant(int(Phase.REST)), int(Phase.CHECK)),
+            rested=no,
+            kept=filled(1.0, [length(self._images)], np.float32) > 0.0,
             fresh=no,
             frozen=nothing,
             has_frozen=no,
             scores=nothing,
             has_scores=no,
-            failed=self._none,
-            others=constant(np.zeros((1, C), np.float32)),
-            has_others=self._kept.all(),
+            settled=no,
+            failed=no,
+            others=nothing,
+            has_others=no,
             rows=constant(0),
             logits=nothing,
-            given=by_past,
+            features=filled(0.0, [none, d], np.float32),
+            given=given,
             matrices=matrices,
             moments=constant(np.zeros((2, D), np.float32)),
             covariances=constant(np.zeros(self._squares, np.float32)),
@@ -441,73 +527,111 @@ class _Step:
             **_label_parts(self._labels),
         )
 
-    def _first_phase(self) -> GraphArray:  # ()
-        """The past is all that a pass needs if it is long, shuffled and trusted."""
-        enough = maximum(2.0 * self._samples, float(layer_transport.ENOUGH_PAST))
-        settled = (self._past >= enough) & self._schedule.accepted
+    def _first_phase(self, batch: _Kept) -> GraphArray:  # ()
+        """The past is all that a pass needs if it is long and trusted."""
+        enough = maximum(2.0 * batch.samples, float(layer_transport.ENOUGH_PAST))
+        settled = (batch.past(self._settings.memory) >= enough) & self._schedule.accepted
         return where(settled, constant(int(Phase.SETTLED)), int(Phase.SHALLOW))
 
     def _pass(self, *carried: GraphArray) -> tuple[GraphArray, Carry]:
         """Run the twin once, and decide what comes next."""
         before = Carry(*carried)
         is_phase = {phase: before.phase.equals(int(phase)) for phase in Phase}
-        is_others = is_phase[Phase.OTHERS]
-        ran = ~is_phase[Phase.FROZEN] & ~is_others
-        shows_frozen = ~before.has_frozen & (is_phase[Phase.FROZEN] | ~self._schedule.skips)
-        shows_frozen = shows_frozen & ~is_others
-        settled = is_phase[Phase.SETTLED]
-        # Not `_n`: ONNX Runtime warns about a Loop that takes a number and a cast of it.
-        n = length(self._images)
-        rows = where(settled, minimum(before.rows + self._at_once, n), 0)
-        given, logits_frozen, *measured = self._run(before, is_phase, shows_frozen, rows)
-        logits, moments, covariances = choose(
-            settled,
-            lambda: self._joined(before, rows, *measured),
-            lambda: measured,
+        is_others, rests, settled = (
+            is_phase[phase] for phase in (Phase.OTHERS, Phase.REST, Phase.SETTLED)
+        )
+        checks = is_phase[Phase.CHECK]
+        (kept,) = choose(checks, lambda: [self._is_plausible(self._images)], lambda: [before.kept])
+        batch = _Kept(self._images, before.kept, self._state)
+        ran = ~(rests | checks | is_others)  # with measured sites
+        shows_frozen = ran & ~before.has_frozen
+        n = where(rests, length(self._images), batch.n)
+        in_pieces = rests | settled
+        rows = where(in_pieces, minimum(before.rows + self._at_once(rests), n), 0)
+        given, logits_frozen, *outputs = self._run(before, batch, is_phase, shows_frozen, rows)
+        logits, features, moments, covariances = choose(
+            in_pieces,
+            lambda: self._joined(before, rests, rows, *outputs),
+            lambda: outputs,
         )
         (frozen,) = choose(shows_frozen, lambda: [logits_frozen], lambda: [before.frozen])
         (others,) = choose(is_others, lambda: [logits_frozen], lambda: [before.others])
+        is_piece = in_pieces & (rows < n)  # more of the batch is to come
         found = before._replace(
+            kept=kept,
             frozen=frozen,
             has_frozen=before.has_frozen | shows_frozen,
             others=others,
-            has_others=before.has_others | is_others,
-            rows=rows,
-            logits=where(settled, logits, before.logits),
-            given=where(settled, given, before.given),
+            has_others=before.has_others | is_others | (checks & kept.all()),
+            rows=where(is_piece, rows, 0),
+            logits=logits,
+            features=features,
+            given=where(in_pieces, given, before.given),
             moments=where(ran, moments, before.moments),
             covariances=where(ran, covariances, before.covariances),
         )
 
-        is_piece = settled & (rows < n)  # more of the batch is to come
         ran = ran & ~is_piece
         finite = ran & is_finite(logits)
-        first = is_phase[Phase.SETTLED] | is_phase[Phase.SHALLOW]
-        changed = finite & first & self._has_changed(moments)
+        first = settled | is_phase[Phase.SHALLOW]
+        changed = finite & first & self._has_changed(moments, batch.samples)
         observes = finite & ~is_phase[Phase.WHOLE] & ~changed
-        labels, mixture = self._observed(observes, logits, before)
+        labels, mixture = self._observed(observes, logits, before, batch)
         doubted = labels.chain.is_correlated ^ self._labels.chain.is_correlated
         doubted = doubted | (labels.is_source ^ self._labels.is_source)
-        doubted = observes & is_phase[Phase.SETTLED] & doubted
-        ends = is_phase[Phase.WHOLE] | (is_phase[Phase.SETTLED] & ~changed & ~doubted)
-        ends = finite & ends
-        scores, last = choose(
-            ends,
-            lambda: self._finished(logits, labels),
-            lambda: [before.scores, labels.chain.last],
+        doubted = observes & settled & doubted
+        answers = settled & ~changed & ~doubted
+        ends = finite & (is_phase[Phase.WHOLE] | answers)
+        rested, scores, last = self._answered(
+            rests & ~is_piece, ends, logits, features, labels, before
         )
         labels = replace(labels, chain=replace(labels.chain, last=last))
         found = found._replace(
+            rested=rested,
             fresh=before.fresh | changed,
             scores=scores,
             has_scores=before.has_scores | ends,
-            failed=before.failed | (ran & ~finite),
+            settled=before.settled | (ends & settled),
+            failed=before.failed | (ran & ~finite) | (checks & ~kept.any()),
             mixture=mixture,
             **_label_parts(labels),
         )
         phase = self._next_phase(found, is_phase, changed, doubted)
-        phase = where(is_piece, constant(int(Phase.SETTLED)), phase)
+        phase = where(is_piece, before.phase, phase)
         return ~phase.equals(int(Phase.DONE)), found._replace(phase=phase)
+
+    def _at_once(self, rests: GraphArray) -> GraphArray:  # ()
+        """Rows of a pass in pieces."""
+        rows = self._pieces.rows
+        if not rows:
+            return constant(LARGEST)
+        return where(rests, constant(self._pieces.copies * rows), 2 * rows)
+
+    def _answered(
+        self,
+        rests: GraphArray,  # (), whether a rest has logits of all samples
+        ends: GraphArray,  # (), whether a measured batch has its last ones
+        logits: GraphArray,
+        features: GraphArray,
+        labels: LabelGraph,
+        before: Carry,
+    ) -> list[GraphArray]:
+        """Whether the batch rested; its scores, and the last label's probabilities after it."""
+
+        def rested() -> list[GraphArray]:
+            correction = self._labels.correction(layer_transport.RARE).astype(np.float32)
+            scores = logits + correction
+            usual = self._monitor.is_usual(features, scores)
+            return [usual, scores, labels.chain.last]
+
+        def measured() -> list[GraphArray]:
+            return choose(
+                ends,
+                lambda: [before.rested, *self._finished(logits, labels)],
+                lambda: [before.rested, before.scores, labels.chain.last],
+            )
+
+        return choose(rests, rested, measured)
 
     def _next_phase(
         self,
@@ -521,28 +645,15 @@ class _Step:
         def number(phase: Phase) -> GraphArray:
             return constant(int(phase))
 
-        skips, accepted = self._schedule.skips, self._schedule.accepted
-        answered = found.has_scores | found.failed
-        (dropped,) = choose(
-            skips,
-            lambda: [
-                self._certificate.has_dropped(
-                    where(found.has_scores, found.scores, found.frozen), accepted
-                )
-            ],
-            lambda: [constant(False)],
-        )
-        # With an answer: the frozen one is needed too, unless the comparison is skipped.
-        stands = found.has_frozen | (found.has_scores & skips & ~dropped)
-        after_answer = where(stands, number(Phase.DONE), int(Phase.FROZEN))
-        after_frozen = where(skips & ~dropped, number(Phase.DONE), self._first_phase())
-        following = where(is_phase[Phase.FROZEN], after_frozen, number(Phase.WHOLE))
+        batch = _Kept(self._images, found.kept, self._state)
+        following = where(is_phase[Phase.CHECK], self._first_phase(batch), int(Phase.WHOLE))
         following = where(doubted, number(Phase.CONFIRM), following)
         following = where(changed, number(Phase.FRESH), following)
-        following = where(answered, after_answer, following)
-        done = is_phase[Phase.OTHERS] | following.equals(int(Phase.DONE))
+        answered = found.has_scores | found.failed
         last = where(found.has_others, number(Phase.DONE), int(Phase.OTHERS))
-        return where(done, last, following)
+        following = where(answered | is_phase[Phase.OTHERS], last, following)
+        after_rest = where(found.rested, number(Phase.DONE), int(Phase.CHECK))
+        return where(is_phase[Phase.REST], after_rest, following)
 
     def _maps_of_past(self) -> list[GraphArray]:  # (2, D), (sum of c^2,)
         """Scales, shifts and matrices of a settled pass with full maps.
@@ -564,65 +675,111 @@ class _Step:
     def _joined(
         self,
         before: Carry,
+        rests: GraphArray,
         rows: GraphArray,  # () int64, with this piece
         logits: GraphArray,  # (m, C)
+        features: GraphArray,  # (m, d)
         moments: GraphArray,  # (2, D)
         covariances: GraphArray,  # (sum of c^2,)
-    ) -> list[GraphArray]:  # (n, C), (2, D), (sum of c^2,)
-        """Logits and moments of a settled pass, with another piece of the batch."""
-        joined = concat([before.logits[: before.rows], logits, before.logits[rows:]])
+    ) -> list[GraphArray]:  # (rows, C), (rows, d), (2, D), (sum of c^2,)
+        """Outputs and moments of a pass with another piece of the batch; a rest has no moments."""
+        joined = [
+            concat([old[: before.rows], new])
+            for old, new in ((before.logits, logits), (before.features, features))
+        ]
         share = ((rows - before.rows).astype(np.float64) / rows.astype(np.float64)).astype(
             np.float32
         )
-        merged = moment_graph.merged(before.moments, moments, share)
-        if self._source.full:
+
+        def merged() -> list[GraphArray]:
+            found = moment_graph.merged(before.moments, moments, share)
+            if not self._source.full:
+                return [found, covariances]
             step = moments[0] - before.moments[0]
-            covariances = merged_covariances(
-                self._source.full, before.covariances, covariances, step, share
-            )
-        return [joined, merged, covariances]
+            parts = self._source.full, before.covariances, covariances, step, share
+            return [found, merged_covariances(*parts)]
+
+        return [*joined, *choose(rests, lambda: [before.moments, before.covariances], merged)]
 
     def _run(
         self,
         before: Carry,
+        batch: _Kept,
         is_phase: Mapping[Phase, GraphArray],
         shows_frozen: GraphArray,
-        rows: GraphArray,  # () int64, of a settled pass after this piece
-    ) -> list[GraphArray]:  # (2, D), (n or less, C), (n or less, C), (2, D), (sum of c^2,)
-        """Given maps, frozen and aligned logits, and moments; a copy that idles gets few rows."""
-        settled, whole = is_phase[Phase.SETTLED], is_phase[Phase.WHOLE]
+        rows: GraphArray,  # () int64, of a pass in pieces after this one
+    ) -> list[GraphArray]:  # (2, D), then (n or less, C) twice, (.., d), (2, D), (sum of c^2,)
+        """Given maps, frozen logits, aligned logits and features, and moments.
+
+        A copy that idles gets few rows or none.
+        """
+        settled, whole, rests = (is_phase[p] for p in (Phase.SETTLED, Phase.WHOLE, Phase.REST))
+        by_past = settled | rests
         mixture = where(whole, before.mixture, self._state["mixture"])
-        begun = settled & (before.rows > 0)  # an earlier piece found the maps
-        mixed = ((settled & ~begun) | whole) & ~is_reference(mixture, self._pi_s)
+        # Maps by the past are known after a piece, or a rest that has ended in this batch.
+        known = self._known | self._full | (by_past & (before.rows > 0)) | (settled & self._rests)
+        mixed = ((by_past & ~known) | whole) & ~is_reference(mixture, self._pi_s)
         (reference,) = choose(  # only here: the moments of classes are large
             mixed,
             lambda: [self._source.reference(mixture)],
             lambda: [self._source.reference(None)],
         )
-        _, by_past = self._to_reference(reference)
+        _, found = self._to_reference(reference)
         D, sites = self._source.moments.shape[1], len(self._source.widths)
         untouched = constant(np.stack([np.ones(D), np.zeros(D)]), np.float32)
         shallow = constant(np.arange(sites) < math.ceil(layer_transport.FIRST_PASS * sites))
-        kept = where(before.fresh, constant(0.0), self._past)
-        behind = kept + self._samples
-        shares = stack([self._samples / behind, behind / (behind + self._settings.prior)])
-        by_past = where(begun | self._full, before.given, by_past)
-        given = where(settled, by_past, untouched)
+        kept = where(before.fresh, constant(0.0), batch.past(self._settings.memory))
+        behind = kept + batch.samples
+        shares = stack([batch.samples / behind, behind / (behind + self._settings.prior)])
+        given = where(by_past, where(known, before.given, found), untouched)
         outputs = call(
             NETWORK,
             self._twin,
-            self._frozen_rows(shows_frozen, is_phase[Phase.OTHERS]),
-            self._aligned_rows(is_phase, before.rows, rows),
+            self._frozen_rows(batch, before.kept, shows_frozen, is_phase[Phase.OTHERS]),
+            self._aligned_rows(batch, is_phase, before.rows, rows),
             given,
             (shallow | whole) & ~settled,  # caster.measured
             self._state["past"],
             reference,
             shares.astype(np.float32),
             settled & self._full,
-            before.matrices,
+            self._resting_matrices(rests, given, before.matrices),
+            self._resting_rows(rests, before.rows, rows),
         )
-        frozen, aligned = self._of_classes(outputs[1]), self._of_classes(outputs[3])
-        return [given, frozen, aligned, *outputs[4:]]
+        names = [output.name for output in self._twin.graph.output]
+        named = dict(zip(names[2:], outputs[2:], strict=True))
+        parts = ("logits", "features")
+        logits, features = choose(
+            rests,
+            lambda: [named[f"caster.resting_{part}"] for part in parts],
+            lambda: [named[f"caster.{part}"] for part in parts],
+        )
+        return [
+            given,
+            self._of_classes(outputs[1]),
+            self._of_classes(logits),
+            features.reshape(-1, self._source.features),
+            named["caster.moments"],
+            named["caster.covariances"],
+        ]
+
+    def _resting_matrices(
+        self, rests: GraphArray, given: GraphArray, matrices: GraphArray
+    ) -> GraphArray:  # (sum of c^2,)
+        """The maps of full sites, diagonal in a rest without full maps."""
+        if not self._source.full:
+            return matrices
+
+        def diagonal() -> list[GraphArray]:
+            scales = (given[0][site.channels].reshape(-1, 1) for site in self._source.full)
+            each = (
+                s * constant(np.eye(f.width), np.float32)
+                for s, f in zip(scales, self._source.full, strict=True)
+            )
+            return [concat([matrix.reshape(-1) for matrix in each])]
+
+        (found,) = choose(rests & ~self._full, diagonal, lambda: [matrices])
+        return found
 
     def _full_maps(
         self,
@@ -652,69 +809,80 @@ class _Step:
         return choose(full, found, lambda: [by_past[1], zeros])
 
     def _aligned_rows(
-        self, is_phase: Mapping[Phase, GraphArray], start: GraphArray, stop: GraphArray
+        self,
+        batch: _Kept,
+        is_phase: Mapping[Phase, GraphArray],
+        start: GraphArray,
+        stop: GraphArray,
     ) -> GraphArray:
-        """The rows of the aligned copy: a piece of a settled pass, or all; one if it idles.
-
-        No rows have no moments.
-        """
-        idles = is_phase[Phase.FROZEN] | is_phase[Phase.OTHERS]
+        """The rows of the aligned copy: a piece of a settled pass, or all; few if it idles."""
+        idles = is_phase[Phase.REST] | is_phase[Phase.CHECK] | is_phase[Phase.OTHERS]
         settled = is_phase[Phase.SETTLED]
-        end = where(settled, stop, where(idles, constant(1), length(self._images)))
-        return self._images[where(settled, start, 0) : end]
+        end = where(settled, stop, where(idles, constant(self._idle_rows), batch.n))
+        return batch[where(settled, start, 0) : end]
 
-    def _frozen_rows(self, wanted: GraphArray, others: GraphArray) -> GraphArray:
+    def _resting_rows(self, rests: GraphArray, start: GraphArray, stop: GraphArray) -> GraphArray:
+        """The rows of the resting copies: implausible ones are not singled out."""
+        return self._images[where(rests, start, 0) : where(rests, stop, self._idle_rows)]
+
+    def _frozen_rows(
+        self, batch: _Kept, kept: GraphArray, wanted: GraphArray, others: GraphArray
+    ) -> GraphArray:
         """The rows of the frozen copy: images or, in a pass of their own, the implausible ones."""
         (rows,) = choose(
             others,
-            lambda: [selected(self._all, ~self._kept)],
-            lambda: [self._images[: where(wanted, length(self._images), self._idle_rows)]],
+            lambda: [selected(self._images, ~kept)],
+            lambda: [batch[: where(wanted, batch.n, self._idle_rows)]],
         )
         return rows
 
-    def _in_order(self, scores: GraphArray, others: GraphArray) -> GraphArray:  # (n, C)
+    def _in_order(
+        self, scores: GraphArray, others: GraphArray, kept: GraphArray
+    ) -> GraphArray:  # (n, C)
         """Scores of all samples in the order they came, from those kept and the others.
 
         Implausible samples whose logits are not finite have no class: their scores are 0.
         """
         broken = is_nan((others - others).sum(1, keepdims=True))
         both = concat([scores, where(~broken, others, 0.0)])
-        kept = self._kept.astype(np.int64)
-        at = where(self._kept, running_sum(kept), length(scores) + running_sum(1 - kept)) - 1
+        own = kept.astype(np.int64)
+        at = where(kept, running_sum(own), length(scores) + running_sum(1 - own)) - 1
         return taken(both, at)
 
     def _of_classes(self, logits: GraphArray) -> GraphArray:  # (n, any) -> (n, C)
         """The logits of the state's classes."""
         return taken(logits, constant(np.array(self._columns)), axis=1)
 
-    def _recent(self, moments: GraphArray, fresh: GraphArray) -> tuple[GraphArray, GraphArray]:
+    def _recent(
+        self, moments: GraphArray, fresh: GraphArray, samples: GraphArray
+    ) -> tuple[GraphArray, GraphArray]:
         """Moments of the last samples with the batch, at the sites where they are compared."""
         known = self._state["recent.count"]
-        room = maximum(layer_passes.CHANGE_WINDOW - self._samples, 0.0)
+        room = maximum(layer_passes.CHANGE_WINDOW - samples, 0.0)
         kept = where(fresh, constant(0.0), minimum(known, room))
-        count = kept + self._samples
-        share = (self._samples / count).astype(np.float32)
+        count = kept + samples
+        share = (samples / count).astype(np.float32)
         shallow = moments[:, : sum(_compared_widths(self._source))]
         return moment_graph.merged(self._state["recent"], shallow, share), count
 
-    def _has_changed(self, moments: GraphArray) -> GraphArray:  # (2, D) -> ()
+    def _has_changed(self, moments: GraphArray, samples: GraphArray) -> GraphArray:  # (2, D) -> ()
         """Whether the last samples are of another shift than the past."""
         widths = _compared_widths(self._source)
-        recent, count = self._recent(moments, constant(False))
+        recent, count = self._recent(moments, constant(False), samples)
         found = moment_graph.change(recent, self._state["past"][:, : sum(widths)], widths)
         return (count < self._state["past.count"]) & (found > layer_transport.CHANGED)
 
     def _observed(
-        self, observes: GraphArray, logits: GraphArray, before: Carry
+        self, observes: GraphArray, logits: GraphArray, before: Carry, batch: _Kept
     ) -> tuple[LabelGraph, GraphArray]:
         """Labels that have seen a batch, and the mixture behind the moments with it."""
-        kept = where(before.fresh, constant(0.0), self._past)
+        kept = where(before.fresh, constant(0.0), batch.past(self._settings.memory))
         was = before.labels(self._pi_s)
 
         def observed() -> list[GraphArray]:
             p = softmax(logits.astype(np.float64))
             seen = self._labels.observe(p)
-            merged = merged_mixture(self._state["mixture"], kept, seen.mixture(p), self._samples)
+            merged = merged_mixture(self._state["mixture"], kept, seen.mixture(p), batch.samples)
             return [merged, *_label_parts(seen).values()]
 
         mixture, *parts = choose(
@@ -741,7 +909,8 @@ def compile_layers(
     columns: Sequence[int],  # of the state's classes among the logits
     settings: LayerSettings,
     is_plausible: PlausibilityGraph,
-    idle_rows: int = 1,  # of the frozen copy in a pass that does not need it
+    pieces: Pieces,  # of the twin's resting copies
+    idle_rows: int = 1,  # of a copy in a pass that does not need it
 ) -> ModelProto:
     """The graph of one batch of a stream.
 
@@ -760,7 +929,7 @@ def compile_layers(
         }
         state = _begun({name: GraphArray(inputs[name]) for name in initial}, initial)
         batch = GraphArray(inputs[images.name])
-        step = _Step(twin, source, columns, settings, is_plausible, batch, state, idle_rows)
+        step = _Step(twin, source, columns, settings, is_plausible, batch, state, idle_rows, pieces)
         # A graph must state the shapes of its outputs, and spox loses them in branches.
         shapes: dict[str, tuple[int, ...]] = {
             **{"probabilities": (-1, len(source.prior)), "labels": (-1,)},

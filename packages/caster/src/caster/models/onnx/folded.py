@@ -7,15 +7,16 @@ processor, and maps that are inputs cannot be part of them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from caster.core.channels import Site
+from caster.models.onnx.builder import LAST, GraphBuilder
 from caster.models.onnx.graph import Head
 from caster.models.onnx.graph_sites import OnnxSite
-from caster.models.onnx.twin import LAST, GraphBuilder
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -72,49 +73,81 @@ def _mapped(
     return mapped
 
 
+@dataclass(frozen=True, eq=False)
+class Convolution:
+    """The convolution behind a site, with a BatchNormalization between them or not.
+
+    With z = W x + b and y = g z + h, A y + s is a convolution with the weight A diag(g) W and the
+    bias A (g b + h) + s.
+    """
+
+    node: ir.Node
+    weight: ir.Value
+    W: NDArray[np.float32]  # its values
+    gain: NDArray[np.float64]  # (c,), g
+    bias: NDArray[np.float64]  # (c,), g b + h
+
+    @classmethod
+    def behind(cls, values: ir.Value) -> Convolution | None:
+        """The convolution with constant weights whose output these values are, if there is one."""
+        node = values.producer()
+        g, h = np.ones(1), np.zeros(1)
+        if node is not None and node.op_type == "BatchNormalization":
+            parts = _constants(node.inputs[1:])
+            if parts is None:
+                return None
+            weight, bias, mean, variance = parts
+            g = weight / np.sqrt(variance + node.attributes.get_float("epsilon", 1e-5))
+            h = bias - g * mean
+            inner = node.inputs[0]
+            node = inner.producer() if inner is not None and len(inner.uses()) == 1 else None
+        if node is None or node.op_type != "Conv":
+            return None
+        weight_of, parts = _constant(node.inputs[1]), _constants(node.inputs[2:])
+        if weight_of is None or parts is None:
+            return None
+        b = parts[0] if parts else np.zeros(1)
+        found = (np.broadcast_to(each, weight_of.shape[0]) for each in (g, g * b + h))
+        return cls(node, cast("ir.Value", node.inputs[1]), weight_of, *found)
+
+    @property
+    def grouped(self) -> bool:
+        """Whether an output depends on some of the inputs only."""
+        return self.node.attributes.get_int("group", 1) > 1
+
+    def with_weights(self, build: GraphBuilder, weight: ir.Value, bias: ir.Value) -> ir.Value:
+        """The output with others."""
+        attributes = {name: each.value for name, each in self.node.attributes.items()}
+        inputs = cast("ir.Value", self.node.inputs[0]), weight, bias
+        return build.op("Conv", *inputs, **attributes)
+
+
 def _in_convolution(
     build: GraphBuilder, values: ir.Value, scale: NDArray[Any], shift: NDArray[Any]
 ) -> ir.Value | None:
-    """The output of the convolution behind a site, with its map folded in; None if it cannot be.
-
-    With z = W x + b and a BatchNormalization y = g z + h behind it, A y + s is a convolution with
-    the weight A diag(g) W and the bias A (g b + h) + s.
-    """
-    node = values.producer()
-    g, h = np.ones(1), np.zeros(1)
-    if node is not None and node.op_type == "BatchNormalization":
-        parts = _constants(node.inputs[1:])
-        if parts is None:
-            return None
-        weight, bias, mean, variance = parts
-        g = weight / np.sqrt(variance + node.attributes.get_float("epsilon", 1e-5))
-        h = bias - g * mean
-        inner = node.inputs[0]
-        node = inner.producer() if inner is not None and len(inner.uses()) == 1 else None
-    parts = None if node is None or node.op_type != "Conv" else _constants(node.inputs[1:])
-    if node is None or parts is None:
+    """The output of the convolution behind a site, with its map folded in; None if it cannot be."""
+    found = Convolution.behind(values)
+    if found is None or (scale.ndim == 2 and found.grouped):
         return None
-    if scale.ndim == 2 and node.attributes.get_int("group", 1) > 1:
-        return None
-    W, b = parts[0], parts[1] if len(parts) > 1 else np.zeros(1)
-    columns, b = g.reshape(-1, 1) * W.reshape(len(W), -1), np.broadcast_to(g * b + h, len(W))
+    W = found.W
+    columns = found.gain.reshape(-1, 1) * W.reshape(len(W), -1)
     columns = scale[:, None] * columns if scale.ndim == 1 else scale @ columns
-    b = (scale * b if scale.ndim == 1 else scale @ b) + shift
-    inputs = (build.constant(part.astype(np.float32)) for part in (columns.reshape(W.shape), b))
-    attributes = {name: each.value for name, each in node.attributes.items()}
-    return build.op("Conv", cast("ir.Value", node.inputs[0]), *inputs, **attributes)
+    b = (scale * found.bias if scale.ndim == 1 else scale @ found.bias) + shift
+    parts = (build.constant(part.astype(np.float32)) for part in (columns.reshape(W.shape), b))
+    return found.with_weights(build, *parts)
 
 
 def _constants(values: Sequence[ir.Value | None]) -> list[NDArray[np.float64]] | None:
     """Float32 constants of the graph, widened; None if one of the values is something else."""
+    found = [_constant(value) for value in values]
+    return None if any(x is None for x in found) else [np.asarray(x, np.float64) for x in found]
+
+
+def _constant(value: ir.Value | None) -> NDArray[np.float32] | None:
+    """A float32 constant of the graph; None if the value is something else."""
     import onnx_ir as ir
 
-    held = [None if value is None else value.const_value for value in values]
-    found = []
-    for tensor in held:
-        if tensor is None or isinstance(tensor, ir.ExternalTensor):
-            return None
-        if tensor.dtype != ir.DataType.FLOAT:
-            return None
-        found.append(np.asarray(tensor.numpy(), np.float64))
-    return found
+    tensor = None if value is None else value.const_value
+    if tensor is None or isinstance(tensor, ir.ExternalTensor):
+        return None
+    return tensor.numpy() if tensor.dtype == ir.DataType.FLOAT else None

@@ -56,6 +56,16 @@ class Dataflow:
                 reached.update(name for name in node.output if name)  # "": an omitted output
         return reached
 
+    def from_sizes(self) -> list[str]:
+        """Tensors that depend on the sizes of the input alone, and that others need."""
+        found: set[str] = set()
+        for node in self.nodes:
+            inputs = self.dynamic.intersection(_read_by(node))
+            if inputs and (node.op_type in ("Shape", "Size") or inputs <= found):
+                found.update(node.output)
+        others = (node for node in self.nodes if not found.issuperset(node.output))
+        return sorted(found.intersection(name for node in others for name in _read_by(node)))
+
     def data_inputs(self, node: NodeProto) -> list[str]:
         """Inputs of a node that are not constants, in order."""
         return [name for name in node.input if name in self.dynamic]

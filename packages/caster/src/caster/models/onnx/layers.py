@@ -10,9 +10,16 @@ from numpy.typing import NDArray
 
 from caster.core.channels import FULL_MAP_CHANNELS, ChannelMoments, Site
 from caster.models.onnx.folded import Map, folded_model
+from caster.models.onnx.graph import Dataflow
 from caster.models.onnx.graph_sites import OnnxSite
 from caster.models.onnx.model import OnnxModel
-from caster.models.onnx.twin import first_site_model, measuring_model, twin_model
+from caster.models.onnx.standard import standardised
+from caster.models.onnx.twin import (
+    exposing_model,
+    first_site_model,
+    measuring_model,
+    twin_model,
+)
 from caster.models.protocol import Outputs
 from caster.models.site_sums import Samples, SiteSums, check_labels
 
@@ -63,6 +70,24 @@ class FoldedGraph:
         """Features and logits of a batch."""
         features, logits = self._session(None, {self._model.input_name: batch})
         return self._model.outputs(features, logits, len(batch))
+
+
+def fixed_sizes(model: OnnxModel) -> dict[str, NDArray[Any]]:
+    """Values that a graph computes from sizes, the same whatever the number of images.
+
+    Such as a padding; empty if images can have any size.
+    """
+    shape = model.input_shape or (None, None)
+    tensors = Dataflow(standardised(*model.graph()).graph).from_sizes()
+    if None in shape[1:] or not tensors:
+        return {}
+    run = model.session(lambda proto, head: exposing_model(proto, head, tensors))
+    one, other = (
+        run(None, {model.input_name: model.placed(np.zeros((n, *shape[1:]), np.float32))})
+        for n in (2, 3)
+    )
+    pairs = zip(tensors, one, other, strict=True)
+    return {name: each for name, each, again in pairs if np.array_equal(each, again)}
 
 
 class OnnxStatistics(SiteSums):
