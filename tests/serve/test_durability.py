@@ -15,9 +15,11 @@ from tritonclient.utils import InferenceServerException
 from typer.testing import CliRunner
 
 from caster.cli.app import app
+from caster.monitor import log
 from caster.serve.batcher import InferRequest
 from caster.serve.service import Service
 from caster.serve.streams import StreamStore
+from caster.serve.watch import StreamLogs
 from tests.support import served
 from tests.support.served import SIZE, batches, grpc_infer, in_process, rest_infer, same
 
@@ -236,3 +238,15 @@ def test_clear_refusals(files, tmp_path, monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert "pip install 'caster-tta[serve]'" in refused(files)
+
+
+def test_any_id_of_a_stream_can_be_logged(files, tmp_path):
+    """A log that cannot be written would stop the adaptation of all streams."""
+    logs = StreamLogs(tmp_path, files.adapter.state)
+    out = files.adapter(batches(1, seed=3)[0])
+    ids = ["x" * 128, "x" * 127 + "y", "/" * 128, "日" * 128, "a"]
+    for stream_id in ids:
+        logs.answered(stream_id, out, 0)
+    logs.close()
+    assert len(log.names(tmp_path)) == len(ids)
+    assert all(log.read(tmp_path, name).batches == 1 for name in log.names(tmp_path))

@@ -34,7 +34,7 @@ FORMAT = "caster-log 1"
 SEGMENT_BYTES = 2**19  # a segment is closed above this size: readers go through a whole one
 SEGMENTS = 32  # the newest are kept
 MEMORY = 65_536  # samples whose answers a label can be compared with
-LONGEST_ID = 120  # bytes
+LONGEST_ID = 200  # bytes of its quoted form, which names files
 
 
 class StreamLog:

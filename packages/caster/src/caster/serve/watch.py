@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -50,6 +52,9 @@ class StreamLogs(Collector):
             self._open.popitem()[1].close()
 
     def _log(self, stream_id: str) -> log.StreamLog:
+        if len(quote(stream_id, safe="")) > log.LONGEST_ID // 2:  # for the name of a file
+            digest = hashlib.sha256(stream_id.encode()).hexdigest()
+            stream_id = f"{stream_id[:8]}... ({digest[:16]})"
         found = self._open.pop(stream_id, None)
         if found is None:
             while len(self._open) >= OPEN_LOGS:
