@@ -15,7 +15,10 @@ from torch import nn
 import caster
 from caster import Adapter, CasterError, wrap
 from caster.adapt.alignment import Alignment
+from caster.adapt.layer_passes import LayerSettings
+from caster.adapt.layer_transport import LayerTransport
 from caster.core.arrays import to_numpy
+from caster.models.heads import Columns
 from caster.models.protocol import Outputs
 from caster.models.torch import TorchModel
 from tests.support.problem import N_CLASSES, make_images, model, site_moments, source
@@ -132,14 +135,25 @@ def test_a_correlated_stream_is_aligned_with_its_own_mixture(monkeypatch):
         if i:
             assert stream._layers._labels.chain.is_correlated
             assert out.mixture.sum() == pytest.approx(1)
-        if i * SIZE < 256:
-            assert [how.depth for how in made] == [2, None]
-            assert not made[-1].past_only
+        assert [how.depth for how in made] == [2, None]
+        assert not made[-1].past_only
+        assert not i or made[-1].mixture is not None
+
+
+def test_a_correlated_stream_with_a_full_memory_takes_one_pass(monkeypatch):
+    settings = LayerSettings(memory=320)
+    stream = LayerTransport(model(), fitted().state.layers, Columns(None), settings=settings)
+    passes = Passes(monkeypatch)
+    for i, batch in enumerate(batches_of("in runs")):
+        out = stream(batch)
+        made = passes.taken()
+        if (i + 1) * SIZE < 320:
+            assert len(made) == 2
         else:  # the past, with its mixture, shows the shift
             (how,) = made
             assert how.past_only
-            assert how.depth is None
-        assert not i or made[-1].mixture is not None
+            assert how.mixture is not None
+            assert out.mixture.sum() == pytest.approx(1)
 
 
 def test_another_shift_is_a_fresh_start(monkeypatch):

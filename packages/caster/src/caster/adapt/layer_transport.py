@@ -2,8 +2,9 @@
 
 Deep layers carry the classes of a batch, so the source's statistics to align with are those of the
 batch's own mixture of classes. A first pass, with shallow layers aligned, shows the mixture; a
-second one aligns all layers with it. A stream with a past needs one pass only: the maps of the past
-undo the shift, whichever classes come. Once a shuffled stream's memory is full and its verdict
+second one aligns all layers with it. A stream with a past needs one pass only, a correlated one
+with a full memory: the maps of the past undo the shift, whichever classes come. Once a shuffled
+stream's memory is full and its verdict
 stable, it rests: its maps stand still, folded into the weights, and nothing is measured or compared
 until its outputs change or a comparison is due.
 """
@@ -469,6 +470,8 @@ class LayerTransport:
         source, alignment = labels.chain.prior, self._alignment
         kept = min(alignment.target.samples, max(0.0, self.settings.memory - len(batch)))
         settled = trusted and kept >= max(ENOUGH_PAST, 2 * len(batch))
+        if labels.chain.is_correlated:  # a few runs by chance look alike, and would go on so
+            settled = settled and alignment.target.is_full(len(batch))
         wanted = as_reference(mixture, source)
         how = Pass(full=wanted is None, mixture=wanted, past_only=True)
         shallow = Pass(self._shallow)  # the mixture is not known yet

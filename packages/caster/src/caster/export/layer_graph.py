@@ -363,12 +363,15 @@ class _Step:
     def _is_resting(self) -> GraphArray:  # ()
         """Whether the batch is answered with constant maps, as long as it looks like others."""
         memory = self._settings.memory
-        samples = length(self._images).astype(np.float64)
         if not memory:
             return constant(False)
-        is_full = self._state["past.count"] + samples >= float(memory)
+        is_full = self._is_full(length(self._images).astype(np.float64))
         stands = self._schedule.accepted & self._schedule.skips
         return self._shuffled & self._monitor.is_ready & stands & is_full
+
+    def _is_full(self, samples: GraphArray) -> GraphArray:  # () -> ()
+        """Whether the memory is, with so many samples."""
+        return self._state["past.count"] + samples >= float(self._settings.memory)
 
     def answer(self) -> dict[str, GraphArray]:
         """All outputs of the graph."""
@@ -531,6 +534,7 @@ class _Step:
         """The past is all that a pass needs if it is long and trusted."""
         enough = maximum(2.0 * batch.samples, float(layer_transport.ENOUGH_PAST))
         settled = (batch.past(self._settings.memory) >= enough) & self._schedule.accepted
+        settled = settled & (self._shuffled | self._is_full(batch.samples))
         return where(settled, constant(int(Phase.SETTLED)), int(Phase.SHALLOW))
 
     def _pass(self, *carried: GraphArray) -> tuple[GraphArray, Carry]:
