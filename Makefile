@@ -30,8 +30,9 @@ lint: .venv/dev
 demo: .venv/base  ## run the demo and write caster-demo.html
 	$(BIN)/caster demo
 
-reproduction: .venv/dev  ## rewrite reproduction/README.md and reproduction/report from the records
+reproduction: .venv/dev  ## rewrite reproduction/README.md and report, and the leaderboard, from the records
 	$(BIN)/caster bench claims reproduction/claims.toml
+	$(BIN)/caster bench leaderboard reproduction/sweeps/mixture.toml reproduction/sweeps/reproduction.toml reproduction/sweeps/layers.toml --records reproduction/records -o docs
 
 bench: .venv/dev  ## speed and memory, as ratios against peers in the same run
 	$(BIN)/python benchmarks/fit.py

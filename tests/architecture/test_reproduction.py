@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import ast
 import csv
+import re
+import shlex
+import subprocess
+import sys
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -74,6 +78,42 @@ def test_committed_reports_of_the_smaller_sweeps_are_what_the_records_give(tmp_p
         assert differences(committed, made, {*files(committed), *files(made)}) == []
 
 
+@pytest.mark.slow
+@pytest.mark.whole
+def test_the_committed_leaderboard_is_what_the_records_give(tmp_path):
+    (command,) = re.findall(r"caster (bench leaderboard .*)", (ROOT / "Makefile").read_text())
+    words = shlex.split(command)
+    words[-1] = str(tmp_path)
+    subprocess.run([sys.executable, "-m", "caster", *words], cwd=ROOT, check=True, timeout=900)
+    assert differences(ROOT / "docs", tmp_path, {"leaderboard.md", "leaderboard.html"}) == []
+
+
+def test_the_leaderboard_has_the_figures_of_the_reports():
+    """A quick check, against tables that another study makes of the same records."""
+    text = (ROOT / "docs" / "leaderboard.md").read_text()
+    tables = ROOT / CLAIMS.reports / "reproduction" / "tables"
+    blocks = text.partition("### 1,024 images, severity 5\n")[2].split("\n\n")
+    for data in ("CIFAR-10-C", "CIFAR-100-C"):
+        with (tables / f"corruption-fifteen-{data}-star.csv").open() as file:
+            reported = list(csv.DictReader(file))
+        for family in ("BN", "LN"):
+            start = f"{data}\\*, {family} ("
+            at = next(i for i, block in enumerate(blocks) if block.startswith(start))
+            assert "batches of 64: 60 streams" in blocks[at]
+            rows = [line.strip("| ").split(" | ") for line in blocks[at - 1].splitlines()[2:]]
+            accuracy = {method: value for method, value, *_ in rows}
+            assert len(reported) > 5
+            for row in reported:
+                assert accuracy[row["method"]] == f"{float(row[family]):.2f}"
+
+
+def test_the_leaderboard_is_of_these_sweeps():
+    """A quick check that whoever edits a recorded sweep runs `make reproduction`."""
+    text = (ROOT / "docs" / "leaderboard.md").read_text()
+    for name in ("reproduction", "layers"):
+        assert read(ROOT / CLAIMS.sweeps[name]).sha256 in text
+
+
 def test_committed_files_are_of_these_claims_and_sweeps():
     """A quick check that whoever edits the claims or a sweep runs `make reproduction`."""
     document = (ROOT / CLAIMS.document).read_text()
@@ -85,6 +125,15 @@ def test_committed_files_are_of_these_claims_and_sweeps():
     for file in CLAIMS.sweeps.values():
         sweep = read(ROOT / file)
         assert sweep.sha256 in (ROOT / CLAIMS.reports / sweep.name / "report.md").read_text()
+
+
+def test_the_first_page_has_eight_claims():
+    document = (ROOT / CLAIMS.document).read_text()
+    first = document.partition("\n## ")[0]
+    core = [claim for part in CLAIMS.parts for claim in part.claims if claim.core]
+    assert len(core) == 8
+    assert re.findall(r"^\| \*\*(\w+)\.\*\*", first, re.MULTILINE) == [claim.id for claim in core]
+    assert len(first.split()) < 200 * 10  # words read in ten minutes
 
 
 def test_a_difference_is_one_line(tmp_path):

@@ -33,6 +33,7 @@ FIGURES = {  # a claim for every study: table, row, column, interval and rule
 PAPERS = [study for study in STUDIES if study not in ("layers", "tuning")]
 HEAD = """
 title = "The miniature's claims"
+summary = "The first page."
 intro = "In small."
 records = "records"
 document = "REPRODUCTION.md"

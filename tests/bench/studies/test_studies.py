@@ -111,6 +111,24 @@ def test_certificate(results, raw, run):
     assert found.pooled.gated.value == pytest.approx(found.curve.at(0.8))
 
 
+def test_ranks_within_backbones_and_over_all(results, raw, run):
+    """With SciPy's correlation of the medians of raw ratios."""
+    found = certificate.measure(results)[0]
+    groups = defaultdict(list)
+    always = [spec.plain() for spec in run[0].of("certificate") if spec.method == "caster-ungated"]
+    for record in (record for record in raw if record.spec in always):
+        title = run[0].backbones[record.backbone].title
+        groups[title].append((np.median(record.batches["ratio"]), record.gain))
+    every = [pair for group in groups.values() for pair in group]
+    expected = {title: spearmanr(np.array(own)).statistic for title, own in groups.items()}
+    assert len(expected) > 2
+    for title, value in expected.items():
+        assert found.ranks[title].value == pytest.approx(value)
+    single = list(expected.values())
+    assert found.ranks["one backbone, mean"].value == pytest.approx(mean(single))
+    assert found.ranks["all backbones"].value == pytest.approx(spearmanr(np.array(every)).statistic)
+
+
 def test_the_best_threshold_of_every_data_set(results):
     """Against a loop over all thresholds that change anything, and none."""
     (found,) = certificate.measure(results)

@@ -146,7 +146,7 @@ def test_every_transport_has_its_certificates(settings):
     assert found["caster-ungated"].taus == (0.8, 3.0)
     section = certificate.section(results)
     files = [table.name for table in section.tables] + [p.name for p in section.figures]
-    assert len(set(files)) == len(files) == 10
+    assert len(set(files)) == len(files) == 12
 
 
 def test_a_transport_with_a_threshold_of_its_own_is_gated_at_it(tmp_path):
@@ -278,7 +278,7 @@ def test_other_streams_are_pooled_apart(tmp_path):
     ]
     assert usual.pooled.ungated.value == pytest.approx(mean(gains))
     names = [table.name for table in certificate.section(results).tables]
-    assert len(names) == len(set(names)) == 6
+    assert len(names) == len(set(names)) == 8
 
 
 def words(folder, corruptions, severities):

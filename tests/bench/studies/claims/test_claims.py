@@ -29,6 +29,7 @@ pytestmark = pytest.mark.usefixtures("listed_figures")
 
 CLAIMS = """
 title = "What it claims"
+summary = "The first page."
 intro = "The gate gains {gain} points."
 records = "records"
 document = "CLAIMS.md"
@@ -50,6 +51,7 @@ says = "It gains."
 where = "Sec. 4.4"
 limits = "Made up."
 note = "It came to {gain}."
+core = "Because of {gain}."
 tests = [
     {what = "over never", CELL "over never", interval = "over never, 95 %", least = -100},
     {what = "over always", CELL "over always", paper = ["gate", "pooled", "gated"], near = 0.5},
@@ -124,6 +126,24 @@ def test_every_claim_is_there_with_its_verdict(document):
     assert "*Limits.* Made up." in document
     assert "caster bench run every.toml --only gate" in document
     assert "| `later.toml` | - | - | 0 | no sweep yet |" in document
+
+
+def test_core_claims_are_on_the_first_page(document):
+    first = document.partition("\n## ")[0]
+    (gain,) = re.findall(r"The gate gains (\S+) points", document)
+    (row,) = (line for line in first.splitlines() if line.startswith("| **"))
+    assert row.startswith("| **G1.** It gains. | over never: paper -, ours ")
+    assert "<br>over always: paper 60.05, ours " in row
+    assert row.endswith(f"reproduced** | Because of {gain}. |")
+    assert "Of 5 claims: " in first
+
+
+def test_digests_are_last(document, raw):
+    headings = re.findall(r"^## (.*)$", document, re.MULTILINE)
+    assert headings[-1] == "Checkpoints and data"
+    last = document.rpartition("\n## ")[2]
+    assert {record.cell["identity"]["checkpoint"] for record in raw} <= set(last.split())
+    assert not re.search(r"[0-9a-f]{64}", document.removesuffix(last))
 
 
 def test_figures_are_those_of_the_raw_records(document, raw, run):

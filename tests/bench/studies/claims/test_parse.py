@@ -12,6 +12,7 @@ from caster_bench.studies.tables import Column, Table
 
 TEXT = """
 title = "Claims"
+summary = "The first page."
 intro = "Gains of {gain}."
 records = "records"
 document = "CLAIMS.md"

@@ -26,7 +26,7 @@ def register(app: typer.Typer, safely: Callable[[Command], Command]) -> None:
     _add_group(
         app,
         "bench",
-        "Benchmark sweeps: plan, run, verify, report, pack.",
+        "Benchmark sweeps: plan, run, verify, report, pack, rank.",
         {
             "plan": bench.plan,
             "run": bench.run,
@@ -34,6 +34,7 @@ def register(app: typer.Typer, safely: Callable[[Command], Command]) -> None:
             "report": bench_report.report,
             "pack": bench_report.pack,
             "claims": bench_report.claims,
+            "leaderboard": bench_report.leaderboard,
             "train": bench_train.train,
         },
         safely,

@@ -1,4 +1,4 @@
-"""The commands `caster bench verify`, `report`, `pack` and `claims`."""
+"""The commands `caster bench verify`, `report`, `pack`, `claims` and `leaderboard`."""
 
 from __future__ import annotations
 
@@ -153,6 +153,46 @@ def claims(
         f"Written: {into / parsed.document}"
         f"{f', and reports in {folder}' if folder.exists() else ''}"
     )
+
+
+def leaderboard(
+    sweeps: Annotated[list[Path], typer.Argument(metavar="SWEEP", help="TOML files of sweeps.")],
+    records: Annotated[
+        Path,
+        typer.Option(metavar="DIR", help="Folder with the packed records of each sweep, by name."),
+    ],
+    folder: Annotated[
+        Path, typer.Option("--output", "-o", metavar="DIR", help="Folder of the page.")
+    ],
+    root: Root = None,
+) -> None:
+    """Rank all methods on all kinds of streams, in a sortable page and its text.
+
+    Rows come from verified records only. A backbone counts once all of its cells in a study are
+    recorded, and a method is ranked on a board if it ran on all of its streams. If anything is
+    wrong in the records, it is listed and nothing is written.
+    """
+    from caster.report import check_can_draw
+
+    check_can_draw()
+    from caster_bench.records import Pack
+    from caster_bench.studies.leaderboard import PAGE, TEXT, write_leaderboard
+    from caster_bench.studies.results import load_recorded
+    from caster_bench.sweeps import read
+
+    if not folder.is_dir():  # before the records are verified, which takes minutes
+        raise CasterError(f"cannot write to {folder}: there is no such folder", argument="folder")
+    recorded = []
+    for file in sweeps:
+        sweep = read(file)
+        pack = Pack(records / sweep.name)
+        with progress_bar() as progress:
+            found, problems = load_recorded(sweep, pack, root, progress)
+        if problems:
+            raise _listed(problems, pack)
+        recorded.append(found)
+    write_leaderboard(recorded, [file.as_posix() for file in sweeps], folder)
+    say(f"Written: {folder / TEXT} and {folder / PAGE}")
 
 
 def _verified(

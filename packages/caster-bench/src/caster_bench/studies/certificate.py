@@ -19,6 +19,7 @@ from caster_bench.studies.results import Mean, Results, correlation_interval, me
 from caster_bench.studies.score import PLATEAU, Curve, Score, gated_gain, transport_of
 from caster_bench.studies.tables import (
     INTERVAL,
+    NONE,
     Column,
     Section,
     StudyFigure,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 OTHERS = ", other streams"
+EVERY, WITHIN, SINGLE = "all backbones", "one backbone, mean", "one backbone"  # correlated cells
 LOSS = 0.10  # a cell that loses more accuracy is degenerate
 TITLE = "What the certificate detects"
 HOW = (
@@ -91,6 +93,15 @@ class Bands:
     over_always: Mean  # gated minus ungated, cell by cell
 
 
+@dataclass(frozen=True)
+class Rank:
+    """Rank correlation of certificate and gain over some cells."""
+
+    cells: int
+    value: float | None  # None for fewer than three cells
+    interval: Interval | None
+
+
 @dataclass(frozen=True, eq=False)
 class Certificate:
     """All cells of a transport, its gain by threshold, and the same for the mixed metric."""
@@ -102,6 +113,7 @@ class Certificate:
     by_setting: dict[str, Bands]
     best: dict[str, float]  # by setting: mean gain at its own best threshold
     mixed: dict[str, Bands]  # by method name
+    ranks: dict[str, Rank]  # over all cells, within backbones on average, and within each
     tau: float  # the transport's own threshold
     taus: tuple[float, ...]  # thresholds of the recorded gated cells
     curve: Curve
@@ -120,7 +132,11 @@ def measure(results: Results) -> tuple[Certificate, ...]:
     methods = [method for method, _ in groups]
     return tuple(
         _of_transport(
-            method if methods.count(method) == 1 else f"{method}, τ {tau:g}", group, scores, data_of
+            method if methods.count(method) == 1 else f"{method}, τ {tau:g}",
+            group,
+            scores,
+            data_of,
+            {score.spec: results.title(score.spec) for score in group},
         )
         for (method, tau), group in groups.items()
     )
@@ -138,7 +154,11 @@ def _usual(specs: Sequence[Spec]) -> tuple[object, ...] | None:
 
 
 def _of_transport(
-    name: str, always: Sequence[Score], scores: Mapping[Spec, Score], data_of: Mapping[Spec, str]
+    name: str,
+    always: Sequence[Score],
+    scores: Mapping[Spec, Score],
+    data_of: Mapping[Spec, str],
+    backbone_of: Mapping[Spec, str],
 ) -> Certificate:
     """Measure cells with one threshold."""
     transports = {score.spec: score for score in always}
@@ -151,6 +171,7 @@ def _of_transport(
     return replace(
         found,
         mixed={method: bands(group) for method, group in wrong.items()},
+        ranks=ranks(always, backbone_of),
         taus=tuple(sorted({gate.tau for gate in gates if gate.spec.method == GATED})),
     )
 
@@ -177,11 +198,41 @@ def of_cells(
         },
         best={setting: Curve.of(scores).best for setting, scores in group.items()},
         mixed={},
+        ranks={},
         tau=tau,
         taus=(),
         curve=curve,
         plateau=curve.plateau(),
     )
+
+
+def ranks(always: Sequence[Score], backbone_of: Mapping[Spec, str]) -> dict[str, Rank]:
+    """Correlate certificate and gain over all cells and within backbones.
+
+    The two can differ in sign: a backbone with higher certificates than another may gain less.
+    """
+    groups = defaultdict(list)
+    for score in always:
+        groups[backbone_of[score.spec]].append(score)
+    single = {backbone: _rank(group) for backbone, group in sorted(groups.items())}
+    values = [rank.value for rank in single.values() if rank.value is not None]
+    return {
+        EVERY: _rank(always),
+        WITHIN: _mean_rank(len(always), values),
+        **single,
+    }
+
+
+def _mean_rank(count: int, values: Sequence[float]) -> Rank:
+    if not values:
+        return Rank(count, None, None)
+    found = mean(values)
+    return Rank(count, found.value, found.interval)
+
+
+def _rank(scores: Sequence[Score]) -> Rank:
+    both = [s.certificate for s in scores], [s.gain for s in scores]
+    return Rank(len(scores), spearman(*both), correlation_interval(*both))
 
 
 def bands(points: Sequence[Point]) -> Bands:
@@ -284,6 +335,7 @@ def all_tables(found: Certificate, ending: str) -> tuple[Table, ...]:
     tables = (
         summary_table(found, "certificate-summary", paper),
         setting_table(found),
+        _rank_table(found),
         _thresholds(found),
     )
     of = f"{found.method}. " if ending else ""
@@ -397,6 +449,22 @@ def setting_table(found: Certificate, name: str = "certificate-data", what: str 
             Column("rank correlation", "+.2f"),
         ),
         tuple(rows),
+    )
+
+
+def _rank_table(found: Certificate) -> Table:
+    return Table(
+        "certificate-ranks",
+        "Rank correlation of certificate and gain of always transporting, over all cells and those "
+        "of one backbone; the interval of the mean is over backbones.",
+        (
+            *(Column("cells of"), Column("kind"), Column("cells", "d")),
+            *(Column("rank correlation", "+.2f"), Column(INTERVAL, "+.2f")),
+        ),
+        tuple(
+            (which, NONE if which in (EVERY, WITHIN) else SINGLE, r.cells, r.value, r.interval)
+            for which, r in found.ranks.items()
+        ),
     )
 
 

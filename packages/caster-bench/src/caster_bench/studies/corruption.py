@@ -60,6 +60,7 @@ class Entry:
     inert: bool  # in every cell
     conditions: dict[str, dict[Conditions, float]]  # accuracy by backbone and condition
     worst: dict[str, float]  # largest loss of any cell to the frozen head, by backbone
+    harm: float  # share of samples that only the frozen head gets right, averaged as accuracy is
     whole: bool  # whether it has all cells that any method has
 
 
@@ -139,15 +140,18 @@ def _convention(
 
 def entry(scores: Sequence[Score], results: Results, streams: int) -> Entry:
     """Average seeds within a condition, conditions within a backbone, then backbones."""
-    seeds = defaultdict(list)
+    seeds, harms = defaultdict(list), defaultdict(list)
     conditions: dict[str, dict[Conditions, float]] = defaultdict(dict)
+    harmed: dict[str, list[float]] = defaultdict(list)
     worst: dict[str, float] = defaultdict(float)
     for score in scores:
         title = results.title(score.spec)
         seeds[title, score.spec.conditions].append(score.accuracy)
+        harms[title, score.spec.conditions].append(score.harm)
         worst[title] = max(worst[title], -score.gain)
     for (title, condition), accuracies in seeds.items():
         conditions[title][condition] = fmean(accuracies)
+        harmed[title].append(fmean(harms[title, condition]))
     backbones = {title: fmean(group.values()) for title, group in conditions.items()}
     values = list(backbones.values())
     found = mean_of_means([list(group.values()) for group in conditions.values()])
@@ -158,6 +162,7 @@ def entry(scores: Sequence[Score], results: Results, streams: int) -> Entry:
         inert=all(score.inert for score in scores),
         conditions=dict(conditions),
         worst=dict(worst),
+        harm=fmean(map(fmean, harmed.values())),
         whole=len(scores) == streams,
     )
 

@@ -250,7 +250,7 @@ def measure_methods(results: Results) -> tuple[MethodRow, ...]:
 
     Only methods that ran on all streams of a kind are compared there.
     """
-    scores = [s for s in results.of("layers") if not s.spec.alone and not _is_other(s.spec)]
+    scores = [s for s in results.of("layers") if not s.spec.alone and not is_other(s.spec)]
     wanted = {score.spec.stream for score in scores if score.spec.method == MIXTURE}
     called_as = names(score.spec for score in scores)
     kinds: dict[tuple[str, str, int], dict[str, dict[Spec, Score]]] = {}
@@ -274,7 +274,7 @@ def measure_methods(results: Results) -> tuple[MethodRow, ...]:
     )
 
 
-def _is_other(spec: Spec) -> bool:
+def is_other(spec: Spec) -> bool:
     """Whether a cell aligns layers with other settings than the registered ones."""
     return bool(spec.settings) and spec.method in (*ALIGNING, *ALIGNING.values())
 

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from caster_bench.studies.results import Results
 
 
+CHECKPOINTS, DATA = "checkpoints", "data"  # tables with digests
+
+
 @dataclass(frozen=True)
 class Provenance:
     """Provenance of one cell; many cells share it."""
@@ -60,7 +63,7 @@ def provenance_tables(results: Results) -> list[Table]:
     }
     return [
         Table(
-            "checkpoints",
+            CHECKPOINTS,
             "Backbones: clean accuracy in percent, SHA-256 of checkpoint and source moments.",
             (
                 *(Column("backbone"), Column("data"), Column("clean", ".2f")),
@@ -72,7 +75,7 @@ def provenance_tables(results: Results) -> list[Table]:
             ),
         ),
         Table(
-            "data",
+            DATA,
             "Data sets, with SHA-256 of their content.",
             (Column("data"), Column("part"), Column("what")),
             tuple((*key, text) for key, text in sorted(data.items())),

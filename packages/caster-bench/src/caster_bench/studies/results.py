@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from caster.report.intervals import RESAMPLES, SEED, Interval, between, of_means, of_statistic
-from caster_bench.records import REFUSED, Record, Records
+from caster_bench.records import REFUSED, Pack, Record, Records
 from caster_bench.studies.check_cells import Problem
 from caster_bench.studies.naming import names
 from caster_bench.studies.provenance import Provenance
 from caster_bench.studies.score import Score
 from caster_bench.studies.score import score as score_of
 from caster_bench.studies.verify import Examined, Progress, examine
-from caster_bench.sweeps import STUDIES, Spec, Sweep, part_of
+from caster_bench.sweeps import STUDIES, Spec, Sweep, part_of, without
 
 Streams = dict[Spec, dict[str, Score]]  # stream: scores by method
 Values = Sequence[float] | NDArray[np.float64]
@@ -138,6 +138,44 @@ def load(
     if examined.problems:
         return None, examined.problems
     return _results(sweep, examined), []
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What is recorded of a sweep: the backbones whose cells of a study are all there."""
+
+    sweep: Sweep
+    cells: dict[str, int]  # study: number of recorded cells
+    pending: dict[str, tuple[str, ...]]  # study: backbones not fully recorded
+    results: Results | None  # of the others; None if nothing is recorded
+
+
+def load_recorded(
+    sweep: Sweep, pack: Pack, root: Path | None = None, progress: Progress | None = None
+) -> tuple[Recorded, list[Problem]]:
+    """Return what is fully recorded, or everything wrong in the records; pending ones are verified.
+
+    A pack that does not exist holds nothing, and all of the sweep is pending.
+    """
+    studies = [study for study in STUDIES if sweep.of(study)]
+    everyone = {study: _backbones(sweep.of(study)) for study in studies}
+    nothing = Recorded(sweep, dict.fromkeys(studies, 0), everyone, None)
+    if not pack.folder.exists():
+        return nothing, []
+    results, problems = load(sweep, pack, root, progress, needed=())
+    if results is None:
+        return nothing, problems
+    pending = {
+        study: _backbones([spec for spec in sweep.of(study) if spec not in results.sweep.cells])
+        for study in studies
+    }
+    whole = restrict(results, without(sweep, pending))
+    counts = {study: len(results.sweep.of(study)) for study in studies}
+    return Recorded(sweep, counts, pending, whole if whole.sweep.cells else None), []
+
+
+def _backbones(specs: Iterable[Spec]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(spec.backbone for spec in specs))
 
 
 def restrict(results: Results, part: Sweep) -> Results:

@@ -24,9 +24,10 @@ from caster_bench.studies.claims.rules import (
 from caster_bench.sweeps.parse import check_keys, text, within
 from caster_bench.sweeps.spec import frozen_value, known
 
-FILE_KEYS = ("title", "intro", "records", "document", "reports", "sweeps", "values", "part")
+TEXT_KEYS = ("title", "summary", "intro", "records", "document", "reports")
+FILE_KEYS = (*TEXT_KEYS, "sweeps", "values", "part")
 PART_KEYS = ("title", "sweep", "text", "tables", "figures", "claim")
-CLAIM_KEYS = ("id", "says", "where", "tests", "why", "proof", "needs", "limits", "note")
+CLAIM_KEYS = ("id", "says", "where", "tests", "why", "proof", "needs", "limits", "note", "core")
 CELL_KEYS = ("sweep", "table", "row", "column", "interval", "take")
 FIGURE_KEYS = (*CELL_KEYS, "less", "over")
 PAPER_KEYS = ("paper", "paper_less", "paper_over")
@@ -60,6 +61,7 @@ class Claim:
     needs: tuple[str, ...]  # data sets that its figures must include
     limits: str | None  # limits of our test, known before any run
     note: str | None  # how the result differs from the paper, and why
+    core: str | None  # on the first page: why it came out as it did, in a sentence or two
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ class Claims:
     """All claims, and where their evidence is; paths are relative to one root."""
 
     title: str
+    summary: str  # first page, before its table
     intro: str
     records: str  # folder with one pack per sweep, by name
     document: str  # file to write
@@ -111,9 +114,11 @@ def _claims(table: dict[str, Any]) -> Claims:
     ids = [claim.id for part in parts for claim in part.claims]
     if twice := [each for each in ids if ids.count(each) > 1]:
         raise CasterError(f"there are two claims {twice[0]}")
-    keys = ("title", "intro", "records", "document", "reports")
     claims = Claims(
-        **{key: text(table, key) for key in keys}, sweeps=sweeps, values=values, parts=tuple(parts)
+        **{key: text(table, key) for key in TEXT_KEYS},
+        sweeps=sweeps,
+        values=values,
+        parts=tuple(parts),
     )
     for where, words in _written(claims):
         with within(where):
@@ -123,10 +128,12 @@ def _claims(table: dict[str, Any]) -> Claims:
 
 def _written(claims: Claims) -> Iterable[tuple[str, str]]:
     """Texts written after the runs, which refer to measured figures by name."""
+    yield "summary", claims.summary
     yield "intro", claims.intro
     for part in claims.parts:
         yield part.title, part.text or ""
-        yield from ((claim.id, claim.note or "") for claim in part.claims)
+        for claim in part.claims:
+            yield claim.id, f"{claim.note or ''} {claim.core or ''}"
 
 
 def _check_text(words: str, values: dict[str, Figure]) -> None:
@@ -178,6 +185,7 @@ def _claim(table: Any, sweep: str, sweeps: dict[str, str]) -> Claim:
         needs=_texts(table, "needs"),
         limits=_optional(table, "limits"),
         note=_optional(table, "note"),
+        core=_optional(table, "core"),
     )
 
 

@@ -6,7 +6,7 @@ their records are verified all the same.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,10 +29,10 @@ from caster_bench.studies.claims.rules import (
 )
 from caster_bench.studies.provenance import provenance_tables
 from caster_bench.studies.report import sections
-from caster_bench.studies.results import Results, load, restrict
+from caster_bench.studies.results import Results, load_recorded
 from caster_bench.studies.tables import Section, Table
 from caster_bench.studies.verify import Progress
-from caster_bench.sweeps import STUDIES, Spec, Sweep, read, without
+from caster_bench.sweeps import STUDIES, Sweep, read
 from caster_bench.sweeps.spec import known
 
 
@@ -102,31 +102,9 @@ def _evidence(
     if not (root / file).exists():
         return Evidence(file, None, {}, {}, None, ()), []
     sweep = read(root / file)
-    pack = Pack(records / sweep.name)
-    studies = _studies(sweep)
-    everyone = {study: _backbones(sweep.of(study)) for study in studies}
-    nothing = Evidence(file, sweep, dict.fromkeys(studies, 0), everyone, None, ())
-    if not pack.folder.exists():
-        return nothing, []
-    results, problems = load(sweep, pack, root, progress, needed=())
-    if results is None:
-        return nothing, problems
-    recorded = {study: len(results.sweep.of(study)) for study in studies}
-    pending = {
-        study: _backbones([spec for spec in sweep.of(study) if spec not in results.sweep.cells])
-        for study in studies
-    }
-    results = restrict(results, without(sweep, pending))
-    made = sections(results) if results.sweep.cells else []
-    return Evidence(file, sweep, recorded, pending, results if made else None, tuple(made)), []
-
-
-def _backbones(specs: Iterable[Spec]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(spec.backbone for spec in specs))
-
-
-def _studies(sweep: Sweep) -> list[str]:
-    return [study for study in STUDIES if sweep.of(study)]
+    found, problems = load_recorded(sweep, Pack(records / sweep.name), root, progress)
+    made = () if found.results is None else tuple(sections(found.results))
+    return Evidence(file, sweep, found.cells, found.pending, found.results, made), problems
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,367 @@
+"""The leaderboard: all methods on all kinds of streams, from the verified records of sweeps.
+
+A board is a set of streams on which methods are compared. Only methods that ran on all of them have
+a row, and streams that a later sweep adds do not count: nobody gains by leaving out a stream or
+drops the others by adding one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+
+from caster.errors import CasterError
+from caster.report import html
+from caster_bench.studies import runtime_cost
+from caster_bench.studies.corruption import FAMILIES, FROZEN, Entry, entry, unequal
+from caster_bench.studies.layers_streams import is_other, is_spare
+from caster_bench.studies.naming import STAR, STAR_NOTE, names, order_of, titles
+from caster_bench.studies.report import as_html
+from caster_bench.studies.results import Recorded, Results
+from caster_bench.studies.score import Score
+from caster_bench.studies.tables import (
+    INTERVAL,
+    Column,
+    Table,
+    Value,
+    as_markdown,
+    in_markdown,
+    percent,
+    points,
+)
+from caster_bench.sweeps import Spec, Sweep
+
+TEXT, PAGE = "leaderboard.md", "leaderboard.html"
+PUBLISHED = 10_000  # images of a stream in most published tables
+HARDEST = 5  # their severity
+MANY = 5  # methods, from which a board is in the text too
+PLACE = (Column("protocol"), Column("stream"), Column("B", "d"), Column("family"), Column("data"))
+EXTENT = (Column("networks"), Column("streams", "d"))
+RESULTS = (
+    *(Column("method"), Column("top-1", ".2f"), Column(INTERVAL, ".2f"), Column("gain", "+.2f")),
+    *(Column("harm, %", ".2f"), Column("worst loss", ".2f"), Column("backward pass")),
+    *(Column("speed, %", ".0f"), Column("memory, %", ".0f"), Column("cost measured on")),
+)
+
+
+@dataclass(frozen=True)
+class Board:
+    """What the streams of a comparison have in common."""
+
+    images: int  # of the target set
+    severities: tuple[int, ...]  # empty: clean
+    order: str  # of the stream, with its schedule
+    batch_size: int
+    family: str
+    data: str
+
+    @property
+    def protocol(self) -> str:
+        """Images and severities.
+
+        >>> Board(1024, (1, 3, 5), "shuffled", 64, "BN", "CIFAR-10-C*").protocol
+        '1,024 images, severities 1, 3, 5'
+        """
+        few = "severity" if len(self.severities) == 1 else "severities"
+        words = f"{few} {', '.join(map(str, self.severities))}" if self.severities else "clean"
+        return f"{self.images:,} images, {words}"
+
+    @property
+    def is_published(self) -> bool:
+        """Whether it has the size and the severity of most published tables."""
+        return self.images >= PUBLISHED and self.severities == (HARDEST,)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Speed and memory relative to the frozen model, and the network they were measured on."""
+
+    speed: float | None
+    memory: float | None
+    network: str
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A method on a board."""
+
+    method: str
+    entry: Entry
+    gain: float
+    backward: bool
+    cost: Cost | None  # None: not measured
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """A board, its methods from best to worst, and those that lack streams of it."""
+
+    board: Board
+    standings: tuple[Standing, ...]
+    left_out: str  # a sentence; empty if there are none
+
+    @property
+    def streams(self) -> int:
+        """Number of its streams."""
+        return self.standings[0].entry.mean.cells
+
+    @property
+    def networks(self) -> str:
+        """Its networks, seeds counted once."""
+        return "; ".join(self.standings[0].entry.backbones)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The results of several sweeps, and which of them has a stream first."""
+
+    results: Results
+    homes: dict[Spec, int]  # stream: number of the sweep
+
+
+def merge(recorded: Sequence[Results]) -> Pool:
+    """Pool sweeps by the digests of checkpoints and test sets, whatever their names are.
+
+    Of a cell that several sweeps have, the first one counts, so that none replaces another's.
+    """
+    whole = Sweep("leaderboard", "Leaderboard", {}, {}, {}, {}, "")
+    pool = Pool(Results(whole, whole, {}, {}, {}), {})
+    for number, results in enumerate(recorded):
+        sweep, title = results.sweep, titles(results.sweep)
+        for spec, score in results.scores.items():
+            own = results.provenance[spec]
+            backbone, data = str(own.checkpoint), str(own.target).partition(", ")[2]
+            same = replace(spec, backbone=backbone, data=data)
+            whole.backbones.setdefault(backbone, sweep.backbones[spec.backbone])
+            whole.data.setdefault(data, replace(sweep.data[spec.data], name=title[spec.data]))
+            whole.cells[same] = whole.cells.get(same, frozenset()) | sweep.cells[spec]
+            pool.results.scores.setdefault(same, replace(score, spec=same))
+            pool.results.provenance.setdefault(same, own)
+            pool.homes.setdefault(same.stream, number)
+    return pool
+
+
+def rank(pool: Pool) -> tuple[Ranking, ...]:
+    """Rank the methods of every board; boards without two comparable methods are left out."""
+    results = pool.results
+    scores = [score for spec, score in results.scores.items() if _counts(spec, score)]
+    method_of = names(score.spec for score in scores)
+    costs = measure_cost(results)
+    found = []
+    for board, group in _boards(scores, pool).items():
+        methods = defaultdict(list)
+        for score in group:
+            methods[method_of[score.spec]].append(score)
+        streams = len({score.spec.stream for score in group})
+        entries = {method: entry(own, results, streams) for method, own in methods.items()}
+        whole = {method: each for method, each in entries.items() if each.whole}
+        if FROZEN not in whole or len(whole) < 2:
+            continue
+        standings = [
+            Standing(
+                method,
+                each,
+                each.mean.value - whole[FROZEN].mean.value,
+                any(score.backward for score in methods[method]),
+                costs.get((board.family, method)),
+            )
+            for method, each in whole.items()
+        ]
+        standings.sort(key=lambda standing: (-standing.entry.mean.value, standing.method))
+        found.append(Ranking(board, tuple(standings), unequal(entries)))
+    return _in_order(found)
+
+
+def _in_order(rankings: Sequence[Ranking]) -> tuple[Ranking, ...]:
+    """Order boards by protocol, then stream, each with those that compare most methods first.
+
+    The published protocol precedes all others, and shuffled streams those in another order.
+    """
+    most: dict[str, int] = defaultdict(int)
+    for ranking in rankings:
+        protocol = ranking.board.protocol
+        most[protocol] = max(most[protocol], len(ranking.standings))
+
+    def place(ranking: Ranking) -> tuple[object, ...]:
+        board, methods = ranking.board, len(ranking.standings)
+        easier = board.severities != (HARDEST,)
+        return (
+            *(not board.is_published, -most[board.protocol], -board.images, easier, board.protocol),
+            *(board.order != "shuffled", board.order, -methods, -board.batch_size),
+            *(board.data, board.family),
+        )
+
+    return tuple(sorted(rankings, key=place))
+
+
+def _counts(spec: Spec, score: Score) -> bool:
+    """Whether a cell can be ranked.
+
+    It needs a head to compare with. Streams of only spare corruptions, on which settings are
+    chosen, and other settings of layer and mixture transport are reported elsewhere.
+    """
+    return not (spec.alone or score.frozen is None or is_spare(spec) or is_other(spec))
+
+
+def _boards(scores: Sequence[Score], pool: Pool) -> dict[Board, list[Score]]:
+    """Scores of every board: at the hardest severity, and at all of them if there are more."""
+    sizes: dict[str, int] = defaultdict(int)
+    for score in scores:
+        if score.spec.schedule == "each":
+            sizes[score.spec.data] = max(sizes[score.spec.data], score.n)
+    groups = defaultdict(list)
+    for score in scores:
+        groups[_board(score.spec, pool.results, sizes)].append(score)
+    found: dict[Board, list[Score]] = defaultdict(list)
+    for board, every in groups.items():
+        home = min(pool.homes[score.spec.stream] for score in every)
+        group = [score for score in every if pool.homes[score.spec.stream] == home]
+        severities = {severity for s in group for _, severity in s.spec.conditions}
+        found[replace(board, severities=tuple(sorted(severities)))] += group
+        hardest = [s for s in group if {severity for _, severity in s.spec.conditions} == {HARDEST}]
+        if hardest and severities != {HARDEST}:
+            found[replace(board, severities=(HARDEST,))] += hardest
+    return found
+
+
+def _board(spec: Spec, results: Results, sizes: Mapping[str, int]) -> Board:
+    """The board of a stream, before it is divided by severity; clean streams have their own."""
+    data = results.sweep.data[spec.data].name + (STAR if spec.conditions else "")
+    family = FAMILIES[results.sweep.backbones[spec.backbone].family]
+    return Board(sizes[spec.data], (), order_of(spec), spec.batch_size, family, data)
+
+
+def measure_cost(results: Results) -> dict[tuple[str, str], Cost]:
+    """Cost by family and method, on the network where most methods were measured."""
+    families = {each.title: FAMILIES[each.family] for each in results.sweep.backbones.values()}
+    rows = runtime_cost.measure(results)
+    compared = Counter(row.setting for row in rows)
+    frozen = {row.setting: row.memory for row in rows if row.method == FROZEN}
+    found: dict[tuple[str, str], Cost] = {}
+    for row in sorted(rows, key=lambda row: -compared[row.setting]):
+        base = frozen.get(row.setting)
+        memory = row.memory / base if row.memory and base else None
+        key = families[row.backbone], row.method
+        found.setdefault(key, Cost(row.share, memory, row.backbone))
+    return found
+
+
+def board_table(ranking: Ranking) -> Table:
+    """Tabulate one board; the caption says what it is."""
+    board = ranking.board
+    caption = (
+        f"{board.data}, {board.family} ({ranking.networks}), {board.order}, batches of "
+        f"{board.batch_size}: {ranking.streams:,} streams. {ranking.left_out}"
+    )
+    return Table("board", caption.strip(), RESULTS, tuple(map(_values, ranking.standings)))
+
+
+def whole_table(rankings: Sequence[Ranking]) -> Table:
+    """Tabulate all boards, which every row names."""
+    rows = [
+        (*_place(ranking.board), *_values(standing), ranking.networks, ranking.streams)
+        for ranking in rankings
+        for standing in ranking.standings
+    ]
+    caption = f"{len(rankings):,} boards. {STAR_NOTE}"
+    return Table("leaderboard", caption, (*PLACE, *RESULTS, *EXTENT), tuple(rows))
+
+
+def _place(board: Board) -> tuple[Value, ...]:
+    return board.protocol, board.order, board.batch_size, board.family, board.data
+
+
+def _values(standing: Standing) -> tuple[Value, ...]:
+    found, cost = standing.entry, standing.cost
+    return (
+        *(standing.method, points(found.mean.value), percent(found.mean.interval)),
+        *(points(standing.gain), points(found.harm), points(max(0.0, *found.worst.values()))),
+        standing.backward,
+        *((None, None, None) if cost is None else _shares(cost)),
+    )
+
+
+def _shares(cost: Cost) -> tuple[Value, ...]:
+    return points(cost.speed), points(cost.memory), cost.network
+
+
+def write_leaderboard(recorded: Sequence[Recorded], files: Sequence[str], folder: Path) -> None:
+    """Write the page and its text to a folder, replacing earlier ones."""
+    results = [each.results for each in recorded if each.results is not None]
+    rankings = rank(merge(results)) if results else ()
+    if not rankings:
+        raise CasterError("no sweep has two methods on the same streams: there is nothing to rank")
+    summary = summarise(recorded, files, rankings)
+    html.write(_markdown(rankings, summary, files, results), folder / TEXT)
+    html.write(_page(rankings, summary), folder / PAGE)
+
+
+def summarise(
+    recorded: Sequence[Recorded], files: Sequence[str], rankings: Sequence[Ranking]
+) -> list[str]:
+    """Sentences about what is recorded and what is not."""
+    found = []
+    if not any(ranking.board.is_published for ranking in rankings):
+        sizes = sorted({ranking.board.images for ranking in rankings}, reverse=True)
+        found.append(
+            "Only short streams are recorded so far, of test sets of "
+            f"{_listed([f'{size:,}' for size in sizes])} images. Most published tables have "
+            f"{PUBLISHED:,} images per stream, which gives methods that learn far more batches to "
+            "learn from: an order found here need not hold there."
+        )
+    for each, file in zip(recorded, files, strict=True):
+        pending = sorted({name for names in each.pending.values() for name in names})
+        if each.results is None:
+            found.append(f"{file} is not recorded yet.")
+        elif pending:
+            found.append(f"{file}: {', '.join(pending)} not fully recorded yet and not ranked.")
+    return found
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
+def _markdown(
+    rankings: Sequence[Ranking],
+    summary: Sequence[str],
+    files: Sequence[str],
+    results: Sequence[Results],
+) -> str:
+    shown = [ranking for ranking in rankings if len(ranking.standings) > MANY]
+    blocks = []
+    for protocol, group in groupby(shown, key=lambda ranking: ranking.board.protocol):
+        blocks.append(f"### {protocol}")
+        blocks += [as_markdown(board_table(ranking)).rstrip() for ranking in group]
+    devices = {
+        dict(each.provenance[spec].hardware)["device"]
+        for each in results
+        for spec in each.scores
+        if spec.alone
+    }
+    return html.fill(
+        "caster_bench.studies",
+        "leaderboard.md",
+        summary=" ".join(map(in_markdown, summary)),
+        boards="\n\n".join(blocks),
+        shown=len(shown),
+        others=len(rankings) - len(shown),
+        many=MANY,
+        devices=_listed(sorted(devices)) or "no device yet",
+        star=in_markdown(STAR_NOTE),
+        files=" ".join(files),
+        digests=[(each.sweep.name, f"{len(each.scores):,}", each.whole.sha256) for each in results],
+    )
+
+
+def _page(rankings: Sequence[Ranking], summary: Sequence[str]) -> str:
+    return html.fill(
+        "caster_bench.studies",
+        "leaderboard.html",
+        summary=summary,
+        places=len(PLACE),
+        table=as_html(whole_table(rankings)),
+    )

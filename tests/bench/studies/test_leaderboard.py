@@ -1,0 +1,189 @@
+"""The leaderboard, against records as any other program would read them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+from typer.testing import CliRunner
+
+from caster.cli.app import app
+from caster_bench.engine.pack import pack
+from caster_bench.records import Pack
+from caster_bench.studies.leaderboard import Ranking, merge, rank
+from caster_bench.studies.results import load_recorded
+from caster_bench.sweeps import read
+from tests.bench.studies.conftest import REFUSED
+from tests.support.browser import browsing, serving_folder
+from tests.support.consistent_records import SWEEP, Consistent
+
+GRID = """
+[[grid]]
+study = "corruption"
+data = ["cifar10"]
+corruptions = ["fog"]
+severities = [5]
+seeds = [0, 1]
+batch_sizes = [16]
+methods = ["frozen", "roid"]
+"""
+EXTRA = GRID.replace("seeds = [0, 1]", "seeds = [0, 1, 2]")  # streams that the board does not have
+PARTIAL = GRID.replace("seeds = [0, 1]", "seeds = [0]")
+
+
+LONG = GRID.replace('"cifar10"', '"imagenet"').replace("seeds = [0, 1]", 'backbones = ["vit"]')
+
+
+def submission(grid: str) -> str:
+    """A sweep of one more method, with the backbones and data of the other."""
+    head = SWEEP.partition("[[grid]]")[0]
+    return head.replace('"every"', '"mine"') + grid
+
+
+@pytest.fixture(scope="module")
+def place(run, tmp_path_factory) -> Path:
+    """A repository with one sweep and its packed records."""
+    sweep, out = run
+    root = tmp_path_factory.mktemp("leaderboard")
+    shutil.copy(out.parent / "every.toml", root)
+    (root / "records").mkdir()
+    assert pack(sweep, out, Pack(root / "records" / "every"))[1] == []
+    return root
+
+
+def invoke(place: Path, *sweeps: str):
+    words = [*(place / name for name in sweeps), "--records", place / "records", "-o", place]
+    return CliRunner().invoke(app, ["bench", "leaderboard", *map(str, words)])
+
+
+def with_submission(place: Path, folder: Path, grid: str, n: int = 96) -> Path:
+    """The same repository and the records of another sweep, on streams of n images."""
+    shutil.copytree(place, folder, dirs_exist_ok=True)
+    (folder / "mine.toml").write_text(submission(grid))
+    sweep = read(folder / "mine.toml")
+    out = Consistent(sweep, n=n, refused=REFUSED).make(folder / "run")
+    assert pack(sweep, out, Pack(folder / "records" / "mine"))[1] == []
+    return folder
+
+
+def all_ranked(place: Path, *sweeps: str) -> tuple[Ranking, ...]:
+    found = []
+    for name in sweeps:
+        sweep = read(place / name)
+        recorded, problems = load_recorded(sweep, Pack(place / "records" / sweep.name))
+        assert problems == []
+        found.append(recorded.results)
+    return rank(merge(found))
+
+
+def ranked(place: Path, *sweeps: str) -> dict[str, Ranking]:
+    """Rankings by family of CIFAR-10-C* at severity 5."""
+    return {
+        ranking.board.family: ranking
+        for ranking in all_ranked(place, *sweeps)
+        if (ranking.board.data, ranking.board.severities) == ("CIFAR-10-C*", (5,))
+    }
+
+
+def test_rows_are_those_of_the_raw_records(place, raw):
+    """Spare corruptions, which this board's streams have too, do not count."""
+    ranking = ranked(place, "every.toml")["LN"]
+    means = [standing.entry.mean.value for standing in ranking.standings]
+    assert means == sorted(means, reverse=True)
+    for standing in ranking.standings:
+        cell = ("vit", "cifar10", "fog-5", standing.method)  # swin is refused
+        group = [r for r in raw if (r.backbone, r.data, r.condition, r.method) == cell]
+        assert len(group) == 2  # seeds
+        assert standing.entry.mean.value == pytest.approx(fmean(r.accuracy for r in group))
+        assert standing.entry.harm == pytest.approx(fmean(r.harm for r in group))
+        assert standing.gain == pytest.approx(fmean(r.gain for r in group))
+        worst = max(0.0, *(-record.gain for record in group))
+        assert max(0.0, *standing.entry.worst.values()) == pytest.approx(worst)
+
+
+def test_a_method_that_lacks_streams_is_named_and_not_ranked(place, tmp_path):
+    both = with_submission(place, tmp_path, PARTIAL)
+    ranking = ranked(both, "every.toml", "mine.toml")["LN"]
+    assert "roid" not in [standing.method for standing in ranking.standings]
+    assert "roid (1 cell)" in ranking.left_out
+
+
+def test_streams_that_a_submission_adds_change_nothing_for_others(place, tmp_path):
+    before = ranked(place, "every.toml")["LN"]
+    after = ranked(with_submission(place, tmp_path, EXTRA), "every.toml", "mine.toml")["LN"]
+    assert after.streams == before.streams
+    kept = [standing for standing in after.standings if standing.method != "roid"]
+    assert [s.entry for s in kept] == [s.entry for s in before.standings]
+    assert len(after.standings) == len(before.standings) + 1
+
+
+def test_the_published_protocol_is_first(place, tmp_path):
+    """Although other boards compare more methods, and a later sweep has it."""
+    both = with_submission(place, tmp_path, LONG, n=10_000)
+    first, *others = all_ranked(both, "every.toml", "mine.toml")
+    assert first.board.protocol == "10,000 images, severity 5"
+    assert [standing.method for standing in first.standings].count("frozen") == 1
+    assert len(first.standings) == 2 < max(len(each.standings) for each in others)
+    assert not any(each.board.is_published for each in others)
+
+
+def test_the_command_writes_both_pages_or_nothing(place, tmp_path):
+    shutil.copytree(place, tmp_path, dirs_exist_ok=True)
+    done = invoke(tmp_path, "every.toml")
+    assert done.exit_code == 0, done.output
+    text = (tmp_path / "leaderboard.md").read_text()
+    assert "Only short streams are recorded so far" in text
+    assert "## Submit a method" in text
+    (tmp_path / "leaderboard.md").unlink()
+    path = next((tmp_path / "records" / "every").glob("*--*.parquet"))
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    done = invoke(tmp_path, "every.toml")
+    assert done.exit_code == 1
+    assert "problem" in done.output
+    assert not (tmp_path / "leaderboard.md").exists()
+    shutil.rmtree(tmp_path / "records")
+    done = invoke(tmp_path, "every.toml")
+    assert done.exit_code == 1
+    assert "there is nothing to rank" in " ".join(done.output.split())
+
+
+SORTED = """(() => {
+  const shown = [...document.querySelector("table").tBodies[0].rows].filter(row => !row.hidden);
+  return shown.map(row => [...row.cells].map(cell => cell.textContent));
+})()"""
+
+
+def test_the_page_sorts_and_filters_in_a_browser(place, tmp_path):
+    shutil.copytree(place, tmp_path, dirs_exist_ok=True)
+    assert invoke(tmp_path, "every.toml").exit_code == 0
+    page_text = (tmp_path / "leaderboard.html").read_text()
+    assert not re.search(r"(src|href)=\"(https?:)?//", page_text)  # nothing from elsewhere
+    with serving_folder(tmp_path) as address, browsing() as page:
+        page.open(address + "leaderboard.html")
+        headings = "[...document.querySelectorAll('th[scope=col]')]"
+        titles = page.evaluate(f"{headings}.map(heading => heading.textContent)")
+        first = page.evaluate(SORTED)
+        assert len({tuple(row[:5]) for row in first}) == 1  # one board
+        column = titles.index("harm, %")
+        press = f"document.querySelectorAll('th[scope=col] button')[{column}].click()"
+        for sign in (-1, 1):
+            page.evaluate(press)
+            values = [float(row[column]) for row in page.evaluate(SORTED)]
+            assert values == sorted(values, key=lambda value: sign * value)
+            assert len(set(values)) > 2
+        page.evaluate(
+            "document.querySelectorAll('select').forEach("
+            "s => { s.value = 'all'; s.dispatchEvent(new Event('change')); })"
+        )
+        everything = page.evaluate(SORTED)
+        assert len({tuple(row[:5]) for row in everything}) > 2
+        speeds = [row[titles.index("speed, %")] for row in everything]
+        page.evaluate(press.replace(f"[{column}]", f"[{titles.index('speed, %')}]"))
+        after = [row[titles.index("speed, %")] for row in page.evaluate(SORTED)]
+        assert "-" in after
+        assert after == sorted(after, key=lambda x: (x == "-", 0 if x == "-" else -float(x)))
+        assert sorted(after) == sorted(speeds)
+        assert not [error for error in page.errors if "favicon" not in error]
