@@ -92,6 +92,7 @@ sphinx_gallery_conf = {
     "min_reported_time": 0,
     "remove_config_comments": True,
     "show_memory": False,
+    "thumbnail_size": (480, 336),
     "show_signature": False,
     "write_computation_times": False,
 }
@@ -104,9 +105,9 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_extra_path = ["_root"]  # index.html of the site, which leads to docs/
 html_show_sourcelink = False
-html_sidebars = {"docs/index": []}
+html_sidebars = {name: [] for name in ("docs/index", "docs/start", "docs/api")}
 html_theme_options = {
-    "header_links_before_dropdown": 7,
+    "header_links_before_dropdown": 8,
     "navbar_align": "left",
     "navbar_end": ["theme-switcher"],
     "navbar_persistent": ["search-button"],

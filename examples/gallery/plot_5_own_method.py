@@ -69,8 +69,8 @@ checks.check_method(lambda: Repaired(model, Source()), batches)
 print(f"{len(checks.ALL)} checks passed")
 
 # %%
-# Now a comparison means something. On a shuffled stream in light fog the correction helps; on a
-# stream sorted by class its assumption is wrong, and it does harm.
+# Now a comparison means something. The correction helps in light fog, and less so on a stream that
+# is sorted by class, where the running mean is that of the last few classes.
 
 foggy = digits.fog(target, density=0.25)
 rows = {"shuffled": np.arange(len(labels)), "sorted by class": np.argsort(labels, kind="stable")}

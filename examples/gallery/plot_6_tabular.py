@@ -31,7 +31,8 @@ print(f"frozen, same instruments: {frozen.score(target, labels):.1%}")
 
 logits = cross_val_predict(frozen, source, source_labels, method="decision_function")
 clf = caster.Caster().fit(source, source_labels, logits)
-clf.source_check_
+check = clf.source_check_
+print(f"on the source: frozen {check.head:.1%}, transport {check.gated:.1%}")
 
 # %%
 # The new instruments have other gains and offsets, different for each column. ``drift`` is how far

@@ -23,7 +23,8 @@ def listed(page: Path) -> list[Path]:
     """The pages in a page's tables of contents."""
     tables = re.findall(r"```\{toctree\}\n(.*?)```", page.read_text(), re.DOTALL)
     lines = [line for table in tables for line in table.splitlines() if line]
-    names = [line for line in lines if not line.startswith(":")]
+    entries = [line for line in lines if not line.startswith(":")]
+    names = [re.sub(r".*<(.*)>", r"\1", entry) for entry in entries]  # title <page>, or page
     return [(page.parent / f"{name}.md").resolve() for name in names]
 
 
