@@ -60,7 +60,7 @@ figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
 image = axes.imshow(accuracy, cmap="cividis", vmin=0, vmax=1, aspect="auto")
 for (i, j), value in np.ndenumerate(accuracy):
     axes.text(j, i, f"{value:.0%}", ha="center", va="center", color="w" if value < 0.6 else "k")
-axes.set_xticks(range(len(NAMES)), NAMES)
+axes.set_xticks(range(len(NAMES)), [name.replace("-", "-\n") for name in NAMES])
 axes.set_yticks(range(len(SHIFTS)), SHIFTS)
 axes.set(xlabel="method", ylabel="shift")
 figure.colorbar(image, label="accuracy")
