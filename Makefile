@@ -8,7 +8,7 @@ FAST := tests/core tests/state tests/io tests/adapt tests/architecture/test_docu
 
 unexport PYTHONDONTWRITEBYTECODE  # tests start many processes: compile the packages once
 
-.PHONY: setup lint check test test-all demo bench reproduction figures lock clean
+.PHONY: setup lint check test test-all demo bench docs reproduction figures lock clean
 
 setup: .venv/dev  ## everything the other targets need
 
@@ -34,6 +34,9 @@ reproduction: .venv/dev  ## rewrite reproduction/README.md and report, and the l
 	$(BIN)/caster bench claims reproduction/claims.toml
 	$(BIN)/caster bench leaderboard reproduction/sweeps/mixture.toml reproduction/sweeps/reproduction.toml reproduction/sweeps/layers.toml --records reproduction/records -o docs
 
+docs: .venv/docs  ## build the site into build/site, and run its examples
+	$(BIN)/python -m sphinx -W --keep-going -q -c docs . build/site
+
 bench: .venv/dev  ## speed and memory, as ratios against peers in the same run
 	$(BIN)/python benchmarks/fit.py
 	$(BIN)/python benchmarks/adapt.py
@@ -43,6 +46,7 @@ figures: .venv/dev  ## redraw the figures in docs
 	$(BIN)/python docs/make_demo.py
 	$(BIN)/python docs/make_corruptions.py
 	$(BIN)/python -m docs.make_monitor
+	$(BIN)/python docs/make_gallery.py
 	npm install --no-save onnxruntime-web
 	$(BIN)/python examples/browser/build.py build/browser
 	$(BIN)/python -m docs.make_browser build/browser
@@ -58,7 +62,11 @@ figures: .venv/dev  ## redraw the figures in docs
 	$(PIP) install --quiet -r requirements-dev.lock
 	touch $@
 
-lock:  ## rewrite both lock files with the newest versions that the packages allow
+.venv/docs: .venv/dev requirements-docs.lock
+	$(PIP) install --quiet -r requirements-docs.lock
+	touch $@
+
+lock:  ## rewrite the lock files with the newest versions that the packages allow
 	rm -rf .venv
 	$(PYTHON) -m venv .venv
 	$(PIP) install --quiet --upgrade 'pip>=25.1'  # for --group
@@ -67,6 +75,9 @@ lock:  ## rewrite both lock files with the newest versions that the packages all
 	$(PIP) install --quiet $(PACKAGES) --group dev
 	(echo '# What the checks and tests add to requirements.lock. Written by `make lock`.'; \
 	  $(PIP) $(FREEZE) | sed 's/+cpu$$//' | grep -vxFf requirements.lock) > requirements-dev.lock
+	$(PIP) install --quiet --group docs
+	(echo '# What the site adds to both, for `make docs`. Written by `make lock`.'; \
+	  $(PIP) $(FREEZE) | sed 's/+cpu$$//' | grep -vxFf requirements.lock -f requirements-dev.lock) > requirements-docs.lock
 
 clean:
 	rm -rf .venv

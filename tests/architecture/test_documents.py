@@ -91,7 +91,7 @@ def test_the_readme_adapts_features():
 
 def test_the_readme_table_has_the_figures_of_the_records():
     tables = ROOT / "reproduction" / "report" / "reproduction" / "tables"
-    methods = ("frozen", "tent", "eata", "sar", "caster", "layer-transport")
+    methods = ("frozen", "bn-adapt", "t3a", "tent", "eata", "sar", "caster", "layer-transport")
     lines = (ROOT / "README.md").read_text().splitlines()
     rows = {}
     for line in lines:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from caster.core.arrays import to_numpy
 from caster.core.discriminant import probabilities
 from caster.core.linalg import Array
+from caster.core.notebook import html_table
 from caster.core.types import AffineMap
 from caster.core.verdict import Verdict
 
@@ -70,6 +71,15 @@ class Adaptation:
         verdict = reason if reason == decided else f"{decided}: {reason}"
         samples = f"{B} sample{'' if B == 1 else 's'}"
         return f"Adaptation({samples}, {C} classes, {verdict}, ratio={self.verdict.ratio:.3g})"
+
+    def _repr_html_(self) -> str:
+        B, C = self.scores.shape
+        rows: dict[str, object] = {"samples": B, "classes": C, **self.verdict.summary()}
+        if self.adapted is not None and self.frozen is not None:
+            rows["adapted and frozen answers differ"] = f"on {int(self.disputed.sum())} samples"
+        if self.implausible:
+            rows["implausible samples"] = self.implausible
+        return html_table("Adaptation", rows)
 
 
 def classes_of(scores: Array) -> NDArray[np.intp]:  # (B, C) -> (B,)

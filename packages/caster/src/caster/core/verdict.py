@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from caster.config import Settings
+from caster.core.notebook import html_table
 
 Reason = Literal[
     "accepted",
@@ -73,6 +74,22 @@ class Verdict:
         measured = f", confident={self.confident}, classes={self.classes}" if self.confident else ""
         head = f"accepted={self.accepted}, reason={self.reason!r}, ratio={self.ratio:.4g}"
         return f"Verdict({head}{measured})"
+
+    def _repr_html_(self) -> str:
+        return html_table("Verdict", self.summary())
+
+    def summary(self) -> dict[str, str]:
+        """Decision, reason and evidence, in words.
+
+        >>> Verdict(accepted=False, reason="ratio", ratio=1.2).summary()
+        {'verdict': 'rejected: certificate above tau', 'ratio': '1.2'}
+        """
+        decided = "accepted" if self.accepted else "rejected"
+        why = "" if self.reason == decided else f": {REASONS.get(self.reason, self.reason)}"
+        found = {"verdict": decided + why, "ratio": f"{self.ratio:.4g}"}
+        if self.confident:
+            found["confident samples"] = f"{self.confident}, in {self.classes} classes"
+        return found
 
     @property
     def has_proposal(self) -> bool:

@@ -22,6 +22,7 @@ import numpy as np
 
 from caster._version import __version__
 from caster.config import STATE_DTYPE, Settings
+from caster.core.notebook import html_table
 from caster.core.types import SourceMoments
 from caster.errors import CasterError, StateError
 from caster.io import labels, signed_tensors
@@ -66,6 +67,20 @@ class State:
         bound = "no model" if self.model_sha256 is None else f"model {self.model_sha256[:12]}…"
         layers = "no layers" if self.layers is None else f"{len(self.layers)} layer sites"
         return f"State({self.moments!r}, {bound}, {layers})"
+
+    def _repr_html_(self) -> str:
+        features, directions = self.moments.U.shape
+        digests = (self.model_sha256, self.preprocessing_sha256)
+        model, preprocessing = (found and f"{found[:12]}…" for found in digests)
+        rows = {
+            "source": f"{int(self.moments.counts.sum()):,} samples of {len(self.classes)} classes",
+            "features": f"{features}, of which {directions} directions are stored",
+            "layer sites": "none" if self.layers is None else len(self.layers),
+            "model": model or "not bound",
+            "preprocessing": preprocessing or "not stated",
+            "sketch for the monitor": "none" if self.sketch is None else "stored",
+        }
+        return html_table("State", rows)
 
     def check_origin(
         self,
