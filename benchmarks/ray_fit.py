@@ -47,6 +47,7 @@ class Drawn:
         return self.rows
 
     def chunks(self, model: Any, head: Any, found: Any) -> Iterator[tuple[NDArray[Any], ...]]:
+        """Draw chunks of features and labels."""
         means = np.random.default_rng(0).standard_normal((self.classes, self.width), np.float32)
         rng = np.random.default_rng((1, self.seed))
         for start in range(0, self.rows, CHUNK):
@@ -63,6 +64,8 @@ def read(model: Any, block: Drawn, index: int) -> None:
 
 
 def peak(model: Any, block: int, index: int) -> tuple[int, float]:
+    import caster.adapt.ray_jobs  # noqa: F401 - loaded before anything is timed
+
     time.sleep(1.0)  # so that every worker takes one
     return os.getpid(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
@@ -115,6 +118,7 @@ def main() -> None:
         for i, start in enumerate(starts)
     ]
     ray.init(
+        address="local",
         num_cpus=max(given.workers),
         num_gpus=0,
         include_dashboard=False,
@@ -134,15 +138,15 @@ def main() -> None:
         detail = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in stages.items())
         ratio = stages["whole fit"] / (2 * reading)
         print(f"{workers} workers: drawing {reading:.1f} s; {detail}")
-        print(f"  {ratio:.2f} times drawing twice; peak memory of a worker {memory:.2f} GB")
-        first, second = list(stages.values())[:2]
-        rates = [given.rows / seconds / workers for seconds in (reading, first, second)]
         print(
-            "  rows per second and worker: drawing {:,.0f}, pass 1 {:,.0f}, pass 2 {:,.0f}".format(
-                *rates
-            ),
+            f"  {ratio:.2f} times drawing twice; peak memory of a worker {memory:.2f} GB",
             flush=True,
         )
+        first, second = list(stages.values())[:2]
+        rates = [given.rows / seconds / workers for seconds in (reading, first, second)]
+        names = ("drawing", "pass 1", "pass 2")
+        shown = ", ".join(f"{name} {rate:,.0f}" for name, rate in zip(names, rates, strict=True))
+        print(f"  rows per second and worker: {shown}", flush=True)
     ray.shutdown()
     sizes(blocks[0])
 

@@ -79,9 +79,10 @@ class ImageBlock:
             targets=self.targets,
             allow_empty=True,
         )
-        found.unreadable, found.layers = features.unreadable, features.layers
+        found.unreadable = features.unreadable
         if not features.rows:
             return
+        found.layers = features.layers
         logits = features.outputs.logits
         found.columns = None if logits is None else int(logits.shape[1])
         names = ("features", "labels", *(() if head is None else ("logits",)))

@@ -152,7 +152,7 @@ class Pool(Generic[B]):
         running: dict[Any, tuple[Any, int, B]] = {}
         lost: Counter[int] = Counter()
         more = True
-        while more or waiting or running:
+        while True:
             for worker in list(self._idle):
                 chosen = self._choose(waiting, self._nodes[worker]) or next(coming, None)
                 if chosen is None:
@@ -161,8 +161,8 @@ class Pool(Generic[B]):
                 self._idle.remove(worker)
                 index, block = chosen
                 running[worker.run.remote(reference, block, index)] = (worker, index, block)
-            if not (running or self._starting):
-                continue
+            if not (more or waiting or running):
+                return  # without waiting for workers that still start
             ready, _ = ray.wait([*running, *self._starting], num_returns=1, timeout=PATIENCE)
             if not ready and not running:
                 log.warning("the Ray cluster has no room for a worker: still waiting")
