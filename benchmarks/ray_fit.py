@@ -18,6 +18,7 @@ import resource
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -63,11 +64,19 @@ def read(model: Any, block: Drawn, index: int) -> None:
         pass
 
 
-def peak(model: Any, block: int, index: int) -> tuple[int, float]:
+def peak(model: Any, block: int, index: int) -> tuple[float, float]:
+    """Peak gigabytes of this worker, and how many of them are Ray's shared object store.
+
+    What a worker sends passes through that store, whose pages count for every process that has
+    touched them.
+    """
     import caster.adapt.ray_jobs  # noqa: F401 - loaded before anything is timed
 
     time.sleep(1.0)  # so that every worker takes one
-    return os.getpid(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+    status = Path("/proc/self/status").read_text().splitlines()
+    shared = next(int(line.split()[1]) for line in status if line.startswith("RssShmem"))
+    whole = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return whole * 1024 / 1e9, shared * 1024 / 1e9
 
 
 def timed(pool: Pool[Any], blocks: list[Drawn]) -> tuple[float, dict[str, float]]:
@@ -134,14 +143,13 @@ def main() -> None:
     for workers in given.workers:
         with Pool[Any](no_model, workers) as pool:
             reading, stages = timed(pool, blocks)
-            memory = max(used for *_, (_, used) in pool.map(peak, list(range(2 * workers))))
+            memory = max(used for *_, used in pool.map(peak, list(range(2 * workers))))
         detail = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in stages.items())
         ratio = stages["whole fit"] / (2 * reading)
         print(f"{workers} workers: drawing {reading:.1f} s; {detail}")
-        print(
-            f"  {ratio:.2f} times drawing twice; peak memory of a worker {memory:.2f} GB",
-            flush=True,
-        )
+        whole, shared = memory
+        used = f"{whole:.2f} GB, {shared:.2f} GB of it pages of the object store"
+        print(f"  {ratio:.2f} times drawing twice; peak memory of a worker {used}")
         first, second = list(stages.values())[:2]
         rates = [given.rows / seconds / workers for seconds in (reading, first, second)]
         names = ("drawing", "pass 1", "pass 2")
