@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import signal
 import sys
@@ -22,7 +23,7 @@ from caster import state as states
 from caster.adapt import ray_blocks
 from caster.adapt.fitting import fit_file
 from caster.adapt.ray_jobs import _Tree, fit_blocks, fit_parquet
-from caster.adapt.ray_pool import Pool, no_model
+from caster.adapt.ray_pool import Pool, check_address, no_model
 from caster.cli.app import app
 from caster.config import Settings
 from tests.conftest import problem
@@ -254,9 +255,22 @@ def test_streams_on_the_command_line(typed, tmp_path):
     assert "2 streams would write" in result.stderr
 
 
-def test_bad_addresses(typed, tmp_path):
+def test_addresses_and_workers_are_checked_before_anything_starts(typed):
     result = typed("fit --workers 2 x.parquet -o s.caster")
     assert "--workers requires --ray" in result.stderr
+    with pytest.raises(CasterError, match="HOST:PORT of a Ray cluster, not 'nowhere'"):
+        check_address("nowhere")
+    with pytest.raises(CasterError, match=r"no Ray cluster at 127\.0\.0\.1:1"):
+        check_address("127.0.0.1:1")
+
+
+def test_an_onnx_model_travels_as_its_file(typed):
+    model = caster.wrap("m.onnx", preprocessing="p.toml")
+    batch = np.random.default_rng(0).random((3, 3, 6, 6), dtype=np.float32)
+    expected = model(batch)  # with an open session
+    copy = pickle.loads(pickle.dumps(model))
+    assert (copy.sha256, copy.preprocessing) == (model.sha256, model.preprocessing)
+    np.testing.assert_array_equal(copy(batch).logits, expected.logits)
 
 
 @pytest.mark.whole
