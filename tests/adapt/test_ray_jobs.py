@@ -197,6 +197,12 @@ def test_images_on_the_command_line(typed, tmp_path):
     assert "160 samples of 8 classes" in result.output
     equal(states.load("one.caster"), states.load("two.caster"), SAME)
     assert states.load("two.caster").layers
+
+
+@pytest.mark.whole
+def test_an_unreadable_image_is_named(typed, tmp_path):
+    write_folder(tmp_path / "source", *patches(20))
+    model = "--model m.onnx --preprocessing p.toml"
     broken = sorted(Path("source").rglob("*.png"))[70]
     broken.write_bytes(b"no image")
     result = typed(f"fit {model} source -o no.caster --cache c3 --ray local --workers 1")
