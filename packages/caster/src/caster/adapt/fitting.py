@@ -54,7 +54,7 @@ def fit(
 
     Parameters
     ----------
-    batches : pairs (inputs, labels), or dicts with "pixel_values" and "labels".
+    batches : pairs (inputs, labels), or dicts with "pixel_values" and "labels"; a Ray Dataset.
     classes : names of the model's outputs in their order, if the labels are neither column numbers
         nor, sorted, exactly the columns.
     use_head : False if the model's outputs are other classes altogether: only features are used.
@@ -65,10 +65,16 @@ def fit(
     settings : those of `Caster`.
 
     The features of all batches stay in memory during the fit; `caster fit --model` keeps them on
-    disk.
+    disk. A Ray Dataset of inputs or `features`, and labels, is fitted on its cluster, where the
+    model sees it twice and no features are kept: see docs/clusters.md.
     """
+    if type(batches).__module__.startswith("ray.data"):
+        from caster.adapt.ray_jobs import fit_dataset
+
+        constants = Caster(**settings).settings
+        return fit_dataset(model, batches, classes, use_head, layers, sketch, constants)
     check_frozen(model)
-    measured = _measures_layers(model, layers, use_head)
+    measured = measures_layers(model, layers, use_head)
     statistics = activation_statistics_for(model) if measured else None
     chunks, columns = [], None
     index = LabelIndex()
@@ -119,7 +125,7 @@ def fit_file(
     classes = unique_labels(labels)
     limits.check("classes", len(classes), f"{source} has {len(classes):,} distinct labels")
     file = some_features(file, over_classes(labels, limit))
-    passes = _Passes(file, _has_logits(file, len(classes)), None, progress)
+    passes = _Passes(file, has_logits(file, len(classes)), None, progress)
     clf = Caster(**vars(settings)).fit_stream(passes, classes, sketch=sketch)
     warn_of_poor_head(clf.source_check_)
     clf.save(output, key=signer)
@@ -167,12 +173,12 @@ def fit_images(
     spread evenly over the classes.
     """
     check_limit(limit)
-    measured = _measures_layers(model, layers, use_head)
-    _check_output(output, model, images)
+    measured = measures_layers(model, layers, use_head)
+    check_output(output, model, images)
     signer = None if key is None else key_bytes(key)
     if limit is not None and images.labels is not None:
         images = some_images(images, over_classes(images.labels, limit))
-    classes, targets = _check_classes(images)
+    classes, targets = check_classes(images)
 
     def head(outputs: Outputs) -> tuple[int, ...] | None:
         if not use_head or outputs.logits is None:
@@ -198,7 +204,7 @@ def fit_images(
     return FittedImages(clf, features.unreadable, found)
 
 
-def _measures_layers(model: FrozenModel, layers: LayerChoice, use_head: bool) -> bool:
+def measures_layers(model: FrozenModel, layers: LayerChoice, use_head: bool) -> bool:
     """Whether to measure the model's layers; an error if that is asked for and impossible."""
     if layers not in (False, True, "auto"):
         raise CasterError(f"layers are True, False or 'auto', not {layers!r}")
@@ -247,7 +253,7 @@ def bound_state(
     )
 
 
-def _has_logits(file: FeatureFile, n_classes: int) -> bool:
+def has_logits(file: FeatureFile, n_classes: int) -> bool:
     """Whether the file has a head's logits of these classes, to compare transport with."""
     if "logits" not in file.names:
         return False
@@ -261,13 +267,14 @@ def _moments(features: ImageFeatures, counts: NDArray[Any]) -> Layers:  # (C,)
     return rounded(features.layers, counts)
 
 
-def _check_output(output: Path, model: FrozenModel, images: Images) -> None:
+def check_output(output: Path, model: FrozenModel, images: Images) -> None:
+    """Reject an output that cannot be written, is an input or looks like an image."""
     check_writable(output, model.name, images.name)
     if output.suffix.lower() in formats():
         raise CasterError(f"{output} has the name of an image: give the state another one")
 
 
-def _check_classes(images: Images) -> tuple[Labels, NDArray[np.int64]]:  # (C,), (N,)
+def check_classes(images: Images) -> tuple[Labels, NDArray[np.int64]]:  # (C,), (N,)
     """All classes and the class index of every image, checked before any work."""
     if images.labels is None:
         raise CasterError(f"{images.name} has no labels")

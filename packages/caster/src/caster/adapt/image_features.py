@@ -106,6 +106,7 @@ def extract(
     check: Check | None = None,
     targets: NDArray[np.int64] | None = None,
     progress: Progress = silent,
+    allow_empty: bool = False,
 ) -> ImageFeatures:
     """Features and logits of all images, from the cache or computed and cached.
 
@@ -121,7 +122,7 @@ def extract(
     if entry is None:
         raise CasterError(f"the features cached in {store} were removed or damaged: run again")
     _check_skipped(entry.manifest.unreadable, skip_unreadable)
-    if entry.manifest.kept == 0:
+    if entry.manifest.kept == 0 and not allow_empty:
         raise CasterError(f"none of the images of {images.name} can be read")
     return ImageFeatures(Path(images.name), images, entry)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
-from functools import cache, partial, reduce
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
 from operator import add
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from array_api_compat import array_namespace, is_array_api_obj, is_jax_array
@@ -50,19 +51,67 @@ def fit_moments(
             "the chunks can be read only once, and fitting reads them twice: "
             "pass a list, or an object that can be iterated over again"
         )
+    if len(classes) < 2:
+        raise CasterError(f"at least 2 classes are needed, the labels name {len(classes)} class")
+    subspace = Subspace.of(class_scatter(chunks, classes), classes, settings)
+    return held_out_sums(chunks, classes, subspace, sketched).fitted(subspace, settings)
+
+
+def class_scatter(chunks: Chunks, classes: Labels) -> ClassScatter:
+    """Sum the first pass."""
     C = len(classes)
-    if C < 2:
-        raise CasterError(f"at least 2 classes are needed, the labels name {C} class")
-    scatter = reduce(add, (ClassScatter.of(h, y, C) for h, y, _ in _pieces(chunks, classes)))
-    _check_counts(to_numpy(scatter.counts), classes)
-    # Two threads save little of a single factorisation, and wait for each other on a busy machine.
-    with one_blas_thread():
-        S_w, basis = _basis(scatter, settings)
-    kept, drawn = _Kept(C, int(basis.U.shape[1])), _Drawn(sketch_size(C) if sketched else 0)
-    held_out = cache(partial(HeldOutBasis.of, scatter, S_w, basis))  # by dtype
+    return reduce(add, (ClassScatter.of(h, y, C) for h, y, _ in _pieces(chunks, classes)))
+
+
+@dataclass(frozen=True, eq=False)
+class Subspace:
+    """The subspace of a first pass, and what projects the samples of the second."""
+
+    scatter: ClassScatter
+    S_w: WithinScatter
+    basis: Basis
+
+    @classmethod
+    @np.errstate(all="ignore")
+    def of(cls, scatter: ClassScatter, classes: Labels, settings: Settings) -> Self:
+        """Find the basis, and raise if the samples do not support one."""
+        _check_counts(to_numpy(scatter.counts), classes)
+        # Two threads save little of one factorisation, and wait for each other on a busy machine.
+        with one_blas_thread():
+            return cls(scatter, *_basis(scatter, settings))
+
+    @property
+    def rank(self) -> int:
+        """Number of directions k."""
+        return int(self.basis.U.shape[1])
+
+    def held_out(self, dtype: Any) -> HeldOutBasis:
+        """The basis that projects features of one dtype, computed on first use."""
+        if dtype not in self._by_dtype:
+            self._by_dtype[dtype] = HeldOutBasis.of(self.scatter, self.S_w, self.basis, dtype)
+        return self._by_dtype[dtype]
+
+    @cached_property
+    def _by_dtype(self) -> dict[Any, HeldOutBasis]:
+        return {}
+
+
+@np.errstate(all="ignore")
+def held_out_sums(
+    chunks: Chunks,
+    classes: Labels,
+    subspace: Subspace,
+    sketched: bool,
+    before: NDArray[np.int64] | None = None,  # (C,)
+) -> HeldOutSums:
+    """Sum the second pass; `before` counts the samples of each class in earlier chunks."""
+    C = len(classes)
+    before = np.zeros(C, dtype=np.int64) if before is None else before
+    kept = _Kept(before, subspace.rank)
+    drawn = _Drawn(sketch_size(C) if sketched else 0, int(before.sum()))
     moments: ClassMoments | None = None
     for h, y, logits in _pieces(chunks, classes):
-        z = held_out(h.dtype).project(h, y)
+        z = subspace.held_out(h.dtype).project(h, y)
         kept.add(z, y, logits)
         drawn.add(z, y, logits)
         if moments is None:
@@ -70,31 +119,51 @@ def fit_moments(
         else:
             moments.include(z, y)
     assert moments is not None
-    if not np.array_equal(to_numpy(moments.counts), to_numpy(scatter.counts)):
-        raise CasterError("the second pass over the chunks gave other samples than the first")
-    found = SourceMoments(
-        U=np.ascontiguousarray(to_numpy(basis.U), dtype=STATE_DTYPE),
-        means=to_numpy(moments.means).astype(STATE_DTYPE),
-        covariances=_storable(to_numpy(moments.covariances)),
-        counts=to_numpy(moments.counts).astype(np.int64),
-    )
-    metric = replace(found).metric  # of a copy, which takes the cached values with it
-    if not all(np.isfinite(array).all() for array in (found.means, found.covariances)):
-        raise CasterError(OUT_OF_RANGE)
-    if not np.isfinite(metric).all():
-        raise CasterError(
-            "the samples vary in fewer directions than tell the classes apart: add samples"
+    return HeldOutSums(moments, kept, drawn)
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOutSums:
+    """Moments of samples that the subspace has not seen, and some of these samples.
+
+    Samples are chosen by their position in the source, so parts of it choose the same ones.
+    """
+
+    moments: ClassMoments
+    kept: _Kept
+    drawn: _Drawn
+
+    @np.errstate(all="ignore")
+    def fitted(
+        self, subspace: Subspace, settings: Settings
+    ) -> tuple[SourceMoments, SourceCheck, Sketch | None]:
+        """The moments as a state stores them, whether transport holds up, and the sketch."""
+        moments, scatter = self.moments, subspace.scatter
+        if not np.array_equal(to_numpy(moments.counts), to_numpy(scatter.counts)):
+            raise CasterError("the second pass over the chunks gave other samples than the first")
+        found = SourceMoments(
+            U=np.ascontiguousarray(to_numpy(subspace.basis.U), dtype=STATE_DTYPE),
+            means=to_numpy(moments.means).astype(STATE_DTYPE),
+            covariances=_storable(to_numpy(moments.covariances)),
+            counts=to_numpy(moments.counts).astype(np.int64),
         )
-    check = kept.check(scatter.total / scatter.width, settings)
-    return found, check, drawn.sketch(moments, settings) if sketched else None
+        metric = replace(found).metric  # of a copy, which takes the cached values with it
+        if not all(np.isfinite(array).all() for array in (found.means, found.covariances)):
+            raise CasterError(OUT_OF_RANGE)
+        if not np.isfinite(metric).all():
+            raise CasterError(
+                "the samples vary in fewer directions than tell the classes apart: add samples"
+            )
+        check = self.kept.check(scatter.total / scatter.width, settings)
+        return found, check, self.drawn.sketch(moments, settings)
 
 
 class _Kept:
     """The first samples of every class, within a memory quota, for `check_source`."""
 
-    def __init__(self, n_classes: int, k: int) -> None:
-        self._quota = max(2, MOST_KEPT // (n_classes * k))
-        self._counts = np.zeros(n_classes, dtype=np.int64)
+    def __init__(self, before: NDArray[np.int64], k: int) -> None:  # (C,)
+        self._quota = max(2, MOST_KEPT // (len(before) * k))
+        self._counts = before.copy()
         self._parts: list[tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]] = []
 
     def add(self, z: Array, y: Array, logits: NDArray[Any] | None) -> None:
@@ -110,6 +179,11 @@ class _Kept:
         head = None if logits is None else logits[rows].argmax(axis=1)
         self._parts.append((kept, classes[rows], head))
 
+    def __add__(self, later: Self) -> Self:
+        both = copy(later)  # which counts these samples
+        both._parts = self._parts + later._parts
+        return both
+
     def check(self, per_feature: float, settings: Settings) -> SourceCheck:
         """Cross-validate on the stored samples."""
         z, y, head = zip(*self._parts, strict=True)
@@ -121,9 +195,10 @@ class _Kept:
 class _Drawn:
     """A uniform sample of the source, of bounded size; the same for any division into chunks."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, before: int) -> None:
         self._size = size
-        self._rng = np.random.default_rng(SKETCH_SEED)
+        bits = np.random.PCG64(SKETCH_SEED)
+        self._rng = np.random.Generator(bits.advance(before))  # one step per sample
         self._parts: list[NDArray[Any]] = []  # keys, features, classes, and logits if there are
 
     def add(self, z: Array, y: Array, logits: NDArray[Any] | None) -> None:
@@ -131,10 +206,18 @@ class _Drawn:
         if not self._size:
             return
         keys = self._rng.random(z.shape[0])
-        arrays = [keys, to_numpy(z), to_numpy(y), *([] if logits is None else [logits])]
+        self._draw([keys, to_numpy(z), to_numpy(y), *([] if logits is None else [logits])])
+
+    def __add__(self, other: Self) -> Self:
+        both = copy(self)
+        if other._parts:
+            both._draw(other._parts)
+        return both
+
+    def _draw(self, arrays: list[NDArray[Any]]) -> None:
         if self._parts:  # only keys below the largest one can be among the smallest
             is_full = len(self._parts[0]) == self._size
-            rows = keys < (self._parts[0].max() if is_full else 1)
+            rows = arrays[0] < (self._parts[0].max() if is_full else 1)
             pairs = zip(self._parts, arrays, strict=True)
             arrays = [np.concatenate([a, b[rows]]) for a, b in pairs]
         smallest = np.argsort(arrays[0])[: self._size]
@@ -142,6 +225,8 @@ class _Drawn:
 
     def sketch(self, whole: ClassMoments, settings: Settings) -> Sketch | None:
         """The drawn samples with their frozen and adapted answers; None if none is finite."""
+        if not self._size:
+            return None
         _, z, y, *logits = self._parts
         moments = ClassMoments(*map(to_numpy, (whole.counts, whole.means, whole.scatters)))
         gda, adapted = held_out_scores(z, y, moments, settings)

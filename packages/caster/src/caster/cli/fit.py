@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,12 +15,15 @@ from caster.cli.options import (
     PANEL,
     DataRoot,
     MaxOption,
+    RayOption,
     SkipUnreadable,
     Store,
+    Workers,
     features_path,
     limit_option,
     limits_of,
     opened,
+    ray_pool,
     say_skipped,
     with_model,
 )
@@ -27,6 +32,7 @@ from caster.errors import CasterError
 from caster.io.files import read_regular
 
 if TYPE_CHECKING:
+    from caster.cli.options import MakeModel
     from caster.models.protocol import FrozenModel
 
 
@@ -43,6 +49,7 @@ def fit(
     ],
     state: Annotated[Path, typer.Option("--output", "-o", metavar="STATE", help="File to write.")],
     model: FrozenModel | None,
+    make_model: MakeModel | None,
     k_max: Annotated[int, typer.Option(help="Largest number of directions.")] = Settings.k_max,
     lam: Annotated[float, typer.Option(help="Shrinkage of the map (λ).")] = Settings.lam,
     beta: Annotated[float, typer.Option(help="Ridge of class covariances (β).")] = Settings.beta,
@@ -97,19 +104,37 @@ def fit(
     ] = False,
     limit: Annotated[int | None, limit_option("evenly over the classes")] = None,
     larger: MaxOption = None,
+    ray: RayOption = None,
+    workers: Workers = None,
 ) -> None:
     """Fit source statistics, and write them to one small file.
 
     A feature file is read twice, in chunks, and may be larger than memory. On images the model runs
     once and its features are cached: a second fit reads no image, and an interrupted one resumes.
+    With --ray the same happens on a cluster, for image files or a folder of .parquet.
     """
     from caster.adapt.fitting import fit_file, fit_images
 
     settings, limits = Settings(k_max=k_max, lam=lam, beta=beta), limits_of(larger)
     skipped: list[str] = []
     measured = None
-    with progress_bar() as progress:
-        if model is None:
+    if workers is not None and ray is None:
+        raise CasterError("--workers requires --ray")
+    with ExitStack() as stack:
+        pool = (
+            None if ray is None else stack.enter_context(ray_pool(ray, workers, make_model, model))
+        )
+        progress = stack.enter_context(progress_bar())
+        if model is None and pool is not None:
+            from caster.adapt.ray_jobs import fit_parquet
+
+            if limit is not None:
+                raise CasterError("--limit of features is for one machine: omit --ray")
+            data = Path(source)
+            clf = fit_parquet(
+                pool, data, state, settings, progress, key, limits, sketch=not no_sketch
+            )
+        elif model is None:
             clf = fit_file(
                 features_path(source),
                 state,
@@ -123,7 +148,12 @@ def fit(
         else:
             from caster.io.feature_cache import default_store
 
-            clf, skipped, measured = fit_images(
+            fit_them = fit_images
+            if pool is not None:
+                from caster.adapt.ray_jobs import fit_images_on_ray
+
+                fit_them = partial(fit_images_on_ray, pool)
+            clf, skipped, measured = fit_them(
                 model,
                 opened(source, data_root, limits),
                 state,

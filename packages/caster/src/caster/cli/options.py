@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -18,9 +19,12 @@ from caster.errors import CasterError
 from caster.io.files import check_writable
 
 if TYPE_CHECKING:
-    from caster.adapt.adapter import Adapter, Mechanism
+    from caster.adapt.adapter import Adapter
+    from caster.adapt.ray_pool import Pool
     from caster.io.images import Images
     from caster.models.protocol import FrozenModel
+
+    MakeModel = partial[FrozenModel]
 
 MODEL_PANEL = "The model"
 MODELS = "MODEL.onnx, timm:NAME, hf:FOLDER or FILE.py:FACTORY"
@@ -108,6 +112,25 @@ MechanismOption = Annotated[
         "--mechanism",
         help="Align the layers inside the network, or transport its last features. auto: layers, "
         "if the state has them and the model exposes them.",
+    ),
+]
+CLUSTER = "A Ray cluster"
+RayOption = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        metavar="ADDRESS",
+        help="HOST:PORT of a Ray cluster, or `local` to start Ray here. All nodes must see the "
+        "files at the same paths.",
+        rich_help_panel=CLUSTER,
+    ),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Most workers, each with a copy of the model. [default: one per GPU, or per core]",
+        rich_help_panel=CLUSTER,
     ),
 ]
 PreprocessingOption = Annotated[
@@ -201,32 +224,27 @@ def load_adapter(
     state: Path,
     key: Path | None,
     *,
-    mechanism: Mechanism,
-    tau: float | None,
-    every: int | None,  # None: the default
+    every: int | None,
     no_safeguards: bool,
-    allow_other_model: bool,
-    allow_other_preprocessing: bool,
     images: bool = True,  # False: batches come preprocessed
+    **others: Any,  # options of the Adapter itself
 ) -> Adapter:
     """The model with its state, as `predict` and `evaluate` use them on images."""
     from caster.adapt.adapter import Adapter
     from caster.adapt.image_batches import stated_preprocessing
-    from caster.adapt.layer_passes import LayerSettings
     from caster.state import load
 
     if images:
         stated_preprocessing(model)  # a clearer error than that its digest differs
-    return Adapter(
-        model,
-        load(state, key),
-        mechanism=mechanism,
-        tau=tau,
-        every=LayerSettings.every if every is None else every,
-        safeguards=not no_safeguards,
-        allow_other_model=allow_other_model,
-        allow_other_preprocessing=allow_other_preprocessing,
-    )
+    return Adapter(model, load(state, key), **adapter_options(every, no_safeguards, **others))
+
+
+def adapter_options(every: int | None, no_safeguards: bool, **others: Any) -> dict[str, Any]:
+    """The options of an `Adapter` from those of a command; `every` None is the default."""
+    from caster.adapt.layer_passes import LayerSettings
+
+    every = LayerSettings.every if every is None else every
+    return {"every": every, "safeguards": not no_safeguards, **others}
 
 
 def _option(kind: Any, *names: str, help: str, **extra: Any) -> Any:
@@ -272,13 +290,16 @@ Command = Callable[..., None]
 def with_model(output: str | None, beside: str | None = None) -> Callable[[Command], Command]:
     """Give a command the model's options; it gets the model itself, or None, as `model`.
 
+    A command with a parameter `make_model` gets a function there that wraps the model elsewhere.
     `output` is its parameter for the file it writes, if any, and `beside` the suffix of a second
     one: neither may be a file that it reads.
     """
 
     def decorate(command: Command) -> Command:
-        # The model's type is for mypy: importing it would slow down every --help.
-        own = inspect.signature(command, eval_str=True, locals={"FrozenModel": object})
+        # The models' types are for mypy: importing them would slow down every --help.
+        own = inspect.signature(
+            command, eval_str=True, locals={"FrozenModel": object, "MakeModel": object}
+        )
         shared = [
             inspect.Parameter(
                 name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=DEFAULTS.get(name)
@@ -291,8 +312,12 @@ def with_model(output: str | None, beside: str | None = None) -> Callable[[Comma
             inputs = list(_files(value for name, value in given.items() if name != output))
             written = [] if output is None else [given[output]]
             for path in [*written, *(path.with_suffix(beside) for path in written if beside)]:
-                check_writable(path, *inputs)
-            model = _wrapped({name: given.pop(name) for name in MODEL_OPTIONS}, given)
+                if not (path.is_dir() and given.get("ray")):  # a table per stream goes there
+                    check_writable(path, *inputs)
+            make = _maker({name: given.pop(name) for name in MODEL_OPTIONS}, given)
+            model = None if make is None else make()
+            if "make_model" in own.parameters:
+                given["make_model"] = make
             try:
                 command(model=model, **given)
             except KeyboardInterrupt as stopped:
@@ -300,7 +325,7 @@ def with_model(output: str | None, beside: str | None = None) -> Callable[[Comma
                 raise KeyboardInterrupt(*(stopped.args or kept)) from None
 
         kept = [p.replace(kind=p.KEYWORD_ONLY) for p in own.parameters.values()]
-        parameters = [*(p for p in kept if p.name != "model"), *shared]
+        parameters = [*(p for p in kept if p.name not in ("model", "make_model")), *shared]
         run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters}
         return run
@@ -317,7 +342,7 @@ def _files(values: Any) -> Iterator[str | Path]:
                 yield from [path] if os.path.isfile(path) else []
 
 
-def _wrapped(options: dict[str, Any], others: dict[str, Any]) -> FrozenModel | None:
+def _maker(options: dict[str, Any], others: dict[str, Any]) -> MakeModel | None:
     model, providers = options.pop("model"), options.pop("provider")
     if model is None:
         unsupported = [f"--{name.replace('_', '-')}" for name, value in options.items() if value]
@@ -330,9 +355,30 @@ def _wrapped(options: dict[str, Any], others: dict[str, Any]) -> FrozenModel | N
     named = model.endswith(".onnx") or model.startswith(("timm:", "hf:")) or ".py:" in model
     if not named:
         raise CasterError(f"{model} is not a model: give {MODELS}")
+    return partial(_wrapped, model, providers=providers or None, **options)
+
+
+def _wrapped(model: str, **options: Any) -> FrozenModel:
     from caster.adapt.adapter import check_frozen
     from caster.models.wrap import wrap
 
-    wrapped = wrap(model, providers=providers or None, **options)
+    wrapped = wrap(model, **options)
     check_frozen(wrapped)
     return wrapped
+
+
+@contextmanager
+def ray_pool(
+    address: str, workers: int | None, make: MakeModel | None, model: FrozenModel | None
+) -> Iterator[Pool[Any]]:
+    """Workers on a cluster; on its GPUs if it has any and the model can use them."""
+    from caster.adapt.ray_pool import Pool, connected, has_gpus, no_model
+
+    with connected(address):
+        chosen = {} if make is None else make.keywords
+        on_gpu = any("CPU" not in name for name in chosen.get("providers") or ())
+        if hasattr(model, "twin") and chosen.get("device") != "cpu":
+            on_gpu = has_gpus()
+            make = partial(make, device="cuda") if make is not None and on_gpu else make
+        with Pool[Any](make or no_model, workers, on_gpu) as pool:
+            yield pool

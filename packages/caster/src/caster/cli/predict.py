@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,13 +22,17 @@ from caster.cli.options import (
     NoSafeguards,
     OtherModel,
     OtherPreprocessing,
+    RayOption,
     SkipUnreadable,
     Tau,
+    Workers,
+    adapter_options,
     features_path,
     limit_option,
     limits_of,
     load_adapter,
     opened,
+    ray_pool,
     say_skipped,
     with_model,
 )
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from caster.adapt.prediction import Observe, Summary
+    from caster.cli.options import MakeModel
     from caster.io.images import Images
     from caster.models.protocol import FrozenModel
     from caster.state import State
@@ -52,13 +57,21 @@ def predict(
             metavar="INPUTS...",
             help="Features: one .npz or .parquet with `features` and, as the frozen answer, "
             "`logits`. With --model images: a folder, image files, a .txt list of them, an .npz "
-            "with `images`, or a published set.",
+            "with `images`, or a published set. With --ray: one stream each, a folder or a .txt "
+            "list.",
         ),
     ],
     table: Annotated[
-        Path, typer.Option("--output", "-o", metavar="OUT", help=".csv or .parquet to write.")
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="OUT",
+            help=".csv or .parquet to write; with --ray a folder, for a .csv per stream.",
+        ),
     ],
     model: FrozenModel | None,
+    make_model: MakeModel | None,
     key: KeyFile = None,
     batch_size: BatchSize = 64,
     tau: Tau = None,
@@ -111,6 +124,8 @@ def predict(
             rich_help_panel="The table",
         ),
     ] = False,
+    ray: RayOption = None,
+    workers: Workers = None,
 ) -> None:
     """Predict with adaptation, batch by batch in the order of the inputs.
 
@@ -122,6 +137,43 @@ def predict(
     limits = limits_of(larger)
     if log is not None and not gate:
         raise CasterError("a log holds gated answers: drop --no-gate, or --log")
+    if workers is not None and ray is None:
+        raise CasterError("--workers requires --ray")
+    if ray is not None:
+        if model is None or log is not None:
+            raise CasterError("--ray needs images and --model, and takes no --log")
+        options: dict[str, Any] = {
+            "mechanism": mechanism,
+            "tau": tau,
+            "every": every,
+            "no_safeguards": no_safeguards,
+            "allow_other_model": allow_other_model,
+            "allow_other_preprocessing": allow_other_preprocessing,
+        }
+        adapter = load_adapter(model, state, key, **options)
+        streams = [opened(path, data_root, limits, labelled=False) for path in target]
+        from caster.adapt.ray_jobs import predict_streams
+
+        with ray_pool(ray, workers, make_model, model) as pool, progress_bar() as progress:
+            found = predict_streams(
+                pool,
+                adapter.state,
+                streams,
+                table,
+                adapter_options=adapter_options(**options),
+                progress=progress,
+                batch_size=batch_size,
+                gate=gate,
+                shuffle=shuffle,
+                skip_unreadable=skip_unreadable,
+                limit=limit,
+                spreadsheet_safe=spreadsheet_safe,
+                probabilities=probabilities,
+            )
+        say_skipped([line for summary in found.values() for line in summary.unreadable])
+        output.print(_streams_table(found))
+        say(f"Written: {table}")
+        return
     with progress_bar() as progress:
         if model is None:
             if len(target) > 1:
@@ -243,6 +295,16 @@ def _mechanism(summary: Summary) -> str:
         return "transport of the last features"
     full = f", {summary.full_maps:,} with full maps" if summary.full_maps else ""
     return f"layer transport, at {counted(summary.sites, 'site')}{full}"
+
+
+def _streams_table(found: dict[Path, Summary]) -> Table:
+    numbers = ("rows", "batches", "accepted", "median ratio")
+    table = new_table("stream", *numbers, numbers=numbers, title=counted(len(found), "stream"))
+    for path, summary in found.items():
+        accepted = summary.reasons["accepted"] + summary.reasons["rest"]
+        cells = (f"{summary.rows:,}", f"{summary.batches:,}", f"{accepted / summary.batches:.1%}")
+        table.add_row(path.stem, *cells, f"{summary.median_ratio:.3g}")
+    return table
 
 
 def _summary_table(summary: Summary) -> Table:

@@ -11,7 +11,7 @@ import math
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -232,9 +232,14 @@ def _text_width(dtype: np.dtype[Any]) -> int:
 
 
 class ParquetFile:
-    """An Apache Parquet file, read with pyarrow (the extra `parquet`)."""
+    """An Apache Parquet file or some of its row groups, read with pyarrow (extra `parquet`)."""
 
-    def __init__(self, path: Path, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self,
+        path: Path,
+        limits: Limits = DEFAULT_LIMITS,
+        groups: Sequence[int] | None = None,  # all by default
+    ) -> None:
         self.path, self.limits = path, limits
         try:
             import pyarrow.parquet
@@ -252,7 +257,10 @@ class ParquetFile:
                 read_dictionary=[field.name for field in schema if _is_text(field.type)],
                 page_checksum_verification=True,  # for pages that have a checksum
             )
-            self.rows = int(self._file.metadata.num_rows)
+            found = range(metadata.num_row_groups)
+            self.group_rows = [int(metadata.row_group(group).num_rows) for group in found]
+            self._groups = list(found if groups is None else groups)
+            self.rows = sum(self.group_rows[group] for group in self._groups)
         repeated = [name for name in self.names if self.names.count(name) > 1]
         if repeated:
             raise CasterError(f"{path} has two columns named `{repeated[0]}`")
@@ -262,7 +270,7 @@ class ParquetFile:
         size = self.rows * max(OBJECT_BYTES, 8 * self.width(name))
         _check_bytes(self.limits, name, self.path, size)
         with self._damage():
-            return self._array(name, self._file.read([name]).column(0))
+            return self._array(name, self._file.read_row_groups(self._groups, [name]).column(0))
 
     def chunks(self, names: tuple[str, ...], rows: int) -> Iterator[tuple[NDArray[Any], ...]]:
         """Read these columns side by side, `rows` at a time."""
@@ -302,7 +310,7 @@ class ParquetFile:
         import pyarrow
 
         pending = None
-        for batch in self._file.iter_batches(batch_size=rows, columns=list(names)):
+        for batch in self._file.iter_batches(rows, self._groups, list(names)):
             table = pyarrow.Table.from_batches([batch])
             pending = table if pending is None else pyarrow.concat_tables([pending, table])
             while pending.num_rows >= rows:

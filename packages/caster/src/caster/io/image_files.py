@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -155,6 +155,12 @@ class FileImages:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def part(self, rows: NDArray[np.intp]) -> FileImages:
+        """Some of the images, with a digest of their own."""
+        labels = None if self.labels is None else self.labels[rows]
+        names = tuple(self.names[row] for row in rows)
+        return replace(self, names=names, labels=labels, skipped=())
 
     def read(self, index: int) -> ImageArray:
         """Decode one image."""

@@ -6,10 +6,10 @@ Every node must see the run's folder, the checkpoints and the data at the same p
 from __future__ import annotations
 
 import logging
-import socket
 from dataclasses import replace
 from typing import Any
 
+from caster.adapt.ray_pool import HERE, check_address
 from caster.errors import CasterError
 from caster_bench.engine.executors import (
     DIED,
@@ -22,8 +22,6 @@ from caster_bench.engine.executors import (
 from caster_bench.engine.run_context import CPU, CUDA, RunContext
 
 AUTO = "auto"  # GPUs if the cluster has any, known only once it is reached
-HERE = "local"  # Ray's name for a new cluster on this machine
-SECONDS_TO_REACH = 5.0
 
 
 def cluster_device(device: str, gpus: float) -> str:
@@ -105,7 +103,7 @@ class RayExecutor:
 
     def _connect(self, address: str | None, workers: int | None) -> None:
         if address is not None:
-            _check_address(address)
+            check_address(address, argument="address")
         try:
             self._ray.init(
                 address=address or HERE,
@@ -143,16 +141,3 @@ class RayExecutor:
         if worker is not None:
             self._idle.append(worker)
         return finished
-
-
-def _check_address(address: str) -> None:
-    """Raise if nothing listens at an address: Ray would retry for minutes."""
-    host, _, port = address.rpartition("://")[2].rpartition(":")
-    if not (host and port.isdigit()):
-        raise CasterError(
-            f"{{argument}} is HOST:PORT of a Ray cluster, not {address!r}", argument="address"
-        )
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), SECONDS_TO_REACH).close()
-    except (OSError, OverflowError) as error:
-        raise CasterError(f"no Ray cluster at {address}: {error}") from None

@@ -86,6 +86,7 @@ class OnnxModel:
     ) -> None:
         self.name = str(path)
         self._path, self._providers = Path(path), list(providers)
+        self._named_head = head
         check_installed(self.name, self._providers)
         model, sha256 = content or read_model(self._path)
         try:
@@ -104,6 +105,17 @@ class OnnxModel:
 
     def __repr__(self) -> str:
         return f"OnnxModel({self.name!r}, input={_in_words(self.input_shape or ())})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Read the file again where a copy is made: a session stays in its process."""
+        again = partial(
+            type(self),
+            self._path.absolute(),
+            head=self._named_head,
+            preprocessing=self.preprocessing,
+            providers=self._providers,
+        )
+        return again, ()
 
     @property
     def sha256(self) -> str:

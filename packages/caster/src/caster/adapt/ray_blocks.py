@@ -1,0 +1,204 @@
+"""Parts of a source that a worker of a cluster reads: image files, Parquet files, a Ray Dataset.
+
+Their size depends on the source alone, so that the number of workers does not change any sum. All
+nodes must see files at the same paths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caster.adapt.image_features import activation_statistics_for, extract
+from caster.adapt.source_moments import LABELS, pair
+from caster.config import CHUNK_ELEMENTS, DEFAULT_LIMITS, IMAGES_AT_ONCE, Limits
+from caster.core.arrays import to_numpy
+from caster.errors import CasterError
+from caster.io.feature_files import ParquetFile
+from caster.io.image_files import FileImages
+from caster.io.labels import Labels, as_labels, encode
+from caster.io.layer_arrays import Layers
+from caster.models.batches import named
+from caster.models.heads import class_logits
+
+BLOCKS, FEWEST_ROWS, MOST_ROWS = 64, 1024, 65536  # of a source, and rows of a block
+
+Head = tuple[int, ...] | None
+Chunk = tuple[NDArray[Any], ...]  # features, labels, and logits if there is a head
+
+
+@dataclass
+class Findings:
+    """What reading a block shows besides its chunks."""
+
+    columns: int | None = None  # of the logits
+    layers: Layers | None = None
+    ends: tuple[float, float] | None = None  # of the inputs, where layers are measured
+    unreadable: list[str] = field(default_factory=list)
+
+
+class Block(Protocol):
+    """A part of a source that a worker reads."""
+
+    def __len__(self) -> int: ...
+
+    def chunks(self, model: Any, head: Head, found: Findings) -> Iterator[Chunk]:
+        """Read it in the order of its rows; with `head`, chunks have those columns' logits."""
+        ...
+
+
+@dataclass(frozen=True)
+class ImageBlock:
+    """Image files that go through the model once: the node caches their features."""
+
+    images: FileImages
+    targets: NDArray[np.int64] | None  # (n,), to measure the layers
+    store: Path
+    batch_size: int
+    skip_unreadable: bool
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __str__(self) -> str:
+        return f"the block of images from {self.images.names[0]} to {self.images.names[-1]}"
+
+    def chunks(self, model: Any, head: Head, found: Findings) -> Iterator[Chunk]:
+        """Features from the cache or the model."""
+        features = extract(
+            model,
+            self.images,
+            self.store,
+            batch_size=self.batch_size,
+            skip_unreadable=self.skip_unreadable,
+            targets=self.targets,
+            allow_empty=True,
+        )
+        found.unreadable = features.unreadable
+        if not features.rows:
+            return
+        found.layers = features.layers
+        logits = features.outputs.logits
+        found.columns = None if logits is None else int(logits.shape[1])
+        names = ("features", "labels", *(() if head is None else ("logits",)))
+        rows = max(1, CHUNK_ELEMENTS // features.outputs.features.shape[1])
+        for values, labels, *logits in features.chunks(names, rows):
+            yield (values, labels, *(class_logits(part, head) for part in logits))
+
+
+@dataclass(frozen=True)
+class ParquetBlock:
+    """Row groups of a Parquet file with `features`, `labels` and perhaps `logits`."""
+
+    path: Path
+    groups: tuple[int, ...]
+    rows: int
+    limits: Limits = DEFAULT_LIMITS
+    names: tuple[str, ...] = ("features", "labels")
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __str__(self) -> str:
+        return f"the block of row groups {self.groups[0]} to {self.groups[-1]} of {self.path}"
+
+    def chunks(self, model: Any, head: Head, found: Findings) -> Iterator[Chunk]:
+        """Read in chunks; a block need not fit into memory."""
+        file = ParquetFile(self.path, self.limits, self.groups)
+        rows = max(1, CHUNK_ELEMENTS // file.width("features"))
+        yield from file.chunks(self.names, rows)
+
+
+@dataclass(frozen=True)
+class DatasetBlock:
+    """A block of a Ray Dataset, with features or with inputs of the model."""
+
+    reference: Any
+    rows: int
+    measured: bool  # whether to measure the layers
+    classes: Labels  # (C,)
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __str__(self) -> str:
+        return f"a block of {self.rows:,} rows of the dataset"
+
+    def chunks(self, model: Any, head: Head, found: Findings) -> Iterator[Chunk]:
+        """Run the model, unless there is a column `features`."""
+        import ray
+        from ray.data.block import BlockAccessor
+
+        batch = BlockAccessor.for_block(ray.get(self.reference)).to_batch_format("numpy")
+        if "features" in batch:
+            labels = named(batch, LABELS)
+            logits = batch.get("logits")
+            found.columns = None if logits is None else int(logits.shape[1])
+            more = () if head is None else (class_logits(logits, head),)
+            yield (batch["features"], labels, *more)
+            return
+        inputs, labels = pair(batch)
+        # In the second pass the layers are known, and so is the head.
+        statistics = activation_statistics_for(model) if self.measured and head is None else None
+        for start in range(0, len(labels), IMAGES_AT_ONCE):
+            some = slice(start, start + IMAGES_AT_ONCE)
+            if statistics is None:
+                outputs = model(inputs[some])
+            else:
+                outputs = statistics(inputs[some], encode(as_labels(labels[some]), self.classes))
+            logits = None if outputs.logits is None else to_numpy(outputs.logits)
+            found.columns = None if logits is None else int(logits.shape[1])
+            more = () if head is None else (class_logits(logits, head),)
+            yield (to_numpy(outputs.features), labels[some], *more)
+        if statistics is not None:
+            found.layers = {site: _on_host(sums) for site, sums in statistics.sums.items()}
+            found.ends = statistics.input_range
+
+
+def _on_host(sums: Any) -> Any:
+    """Moments in NumPy, which travels between machines with and without a GPU."""
+    parts = {name: getattr(sums, name) for name in ("mean", "variance", "covariance")}
+    found = {name: None if part is None else to_numpy(part) for name, part in parts.items()}
+    if sums.classes is not None:
+        each = (sums.classes.counts, sums.classes.means, sums.classes.variances)
+        found["classes"] = type(sums.classes)(*map(to_numpy, each))
+    return replace(sums, **found)
+
+
+def block_rows(total: int) -> int:
+    """Rows of a block, by the size of the source alone: sums must not depend on the workers.
+
+    >>> block_rows(50_000), block_rows(1_281_167), block_rows(10**9)
+    (1024, 20019, 65536)
+    """
+    return min(MOST_ROWS, max(FEWEST_ROWS, -(-total // BLOCKS)))
+
+
+def parquet_blocks(source: Path, limits: Limits = DEFAULT_LIMITS) -> list[ParquetBlock]:
+    """The blocks of a Parquet file, or of a folder of them in the order of their names."""
+    paths = sorted(source.glob("*.parquet")) if source.is_dir() else [source]
+    if not paths or source.suffix == ".npz":
+        raise CasterError(
+            f"{source} is not a Parquet file or a folder of them, which a cluster can read in "
+            "parts: write one, or fit without {argument}",
+            argument="ray",
+        )
+    files = [ParquetFile(path, limits) for path in paths]
+    rows, blocks = block_rows(sum(file.rows for file in files)), []
+    for file in files:
+        for name in ("features", "labels"):
+            if name not in file.names:
+                raise CasterError(f"{file.path} has no `{name}` (it has {', '.join(file.names)})")
+        groups: list[int] = []
+        for group in range(len(file.group_rows)):
+            groups.append(group)
+            held = sum(file.group_rows[g] for g in groups)
+            if held >= rows or group == len(file.group_rows) - 1:
+                blocks.append(ParquetBlock(file.path, tuple(groups), held, limits))
+                groups = []
+    return blocks
