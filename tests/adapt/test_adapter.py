@@ -416,9 +416,9 @@ def test_another_head_is_another_model(net, path):
 
 def test_another_preprocessing_is_refused_unless_allowed_by_name(net, path):
     other = Preprocessing(range=1.0, mean=(0.5,) * 3, std=(0.25,) * 3, layout="NCHW")
-    for stated in (other, None):
+    for stated, problem in ((other, "another preprocessing"), (None, "none is given")):
         model = wrap(net, preprocessing=stated)
-        assert "fitted with another preprocessing" in refusal(model, path)
+        assert problem in refusal(model, path)
         refusal(model, path, allow_other_model=True)
         Adapter(model, path, allow_other_preprocessing=True)(SHIFTED)
     Adapter(wrap(net, preprocessing=HALF), str(path))
@@ -523,6 +523,7 @@ def contents(path):
 def test_layout_of_version_2(net, path):
     arrays, metadata = contents(path)
     shapes = {name: (array.dtype.name, array.shape) for name, array in arrays.items()}
+    shapes = {name: shape for name, shape in shapes.items() if not name.startswith("sketch_")}
     assert shapes == {
         "U": ("float32", (16, 3)),
         "means": ("float32", (4, 3)),

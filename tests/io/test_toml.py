@@ -50,6 +50,7 @@ alone = false
 """
 CLAIMS = """
 title = "Claims"
+summary = "Few words."
 intro = "Gain {gain}."
 records = "records"
 document = "CLAIMS.md"

@@ -128,7 +128,7 @@ def test_classes_that_are_known_well_are_not_measured_again(monkeypatch):
         assert first.sums[site].classes.counts.tolist() == [14, 13, 13]
     assert whole.input_range == (float(IMAGES.min()), float(IMAGES.max()))
     counts = np.bincount(late)
-    for site, found in whole.moments(counts).items():
+    for site, found in whole.moments(counts=counts).items():
         assert found.count == 120
         assert found.classes.counts.tolist() == counts.tolist()
         mixed = whole.sums[site].classes.mixture(torch.from_numpy(counts / 120))

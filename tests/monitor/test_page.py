@@ -70,13 +70,14 @@ def test_a_log_of_ungated_answers_is_rejected(folder):
     assert "--no-gate" in done.output
 
 
-def test_the_table_names_streams_and_alarms(folder, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "120")
+def test_the_table_names_streams_and_alarms(folder):
+    """On a terminal of 80 columns."""
     done = invoke("monitor", folder)
     assert done.exit_code == 0
     assert "3 streams" in done.output
     (row,) = [line for line in done.output.splitlines() if line.startswith(" turning")]
-    assert "classes" in row
+    assert "revoked" in row
+    assert "classes" in done.output
     assert "turning, since sample 1," in done.output
     assert "without a sketch" in done.output
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -99,8 +100,8 @@ def accuracy(method, shift: float = 0.5, n: int = 640, size: int = 32, seed: int
 
 
 def site_moments(frozen, batches):
-    """Moments at a model's sites over batches of source images, all of one class."""
+    """Moments at a model's sites over batches of source images, without classes."""
     statistics = ActivationStatistics(frozen)
-    for batch in batches:
-        statistics(batch, np.zeros(len(batch), dtype=np.int64))
-    return statistics.moments()
+    for batch in batches:  # a class that is frequent would not be measured to its end
+        statistics(batch, np.arange(len(batch)))
+    return {site: replace(found, classes=None) for site, found in statistics.moments().items()}

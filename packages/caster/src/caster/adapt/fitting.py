@@ -99,7 +99,7 @@ def fit(
         return Adapter(model, bound_state(clf, model, head))
     # A stated preprocessing knows the range of its values.
     ends = statistics.input_range if model.preprocessing is None else None
-    moments = statistics.moments(clf.moments_.counts, index.of(known))
+    moments = statistics.moments(index.of(known), clf.moments_.counts)
     return Adapter(model, bound_state(clf, model, head, moments, ends))
 
 
@@ -264,7 +264,7 @@ def has_logits(file: FeatureFile, n_classes: int) -> bool:
 def _moments(features: ImageFeatures, counts: NDArray[Any]) -> Layers:  # (C,)
     if features.layers is None:
         raise CasterError("the layers were not measured on all images: fit again")
-    return rounded(features.layers, counts)
+    return rounded(features.layers, counts=counts)
 
 
 def check_output(output: Path, model: FrozenModel, images: Images) -> None:

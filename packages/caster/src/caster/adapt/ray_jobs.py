@@ -270,7 +270,7 @@ def fit_images_on_ray(
     if measured:
         if first.layers is None:
             raise CasterError("the layers were not measured on all images: fit again")
-        found = rounded(first.layers, clf.moments_.counts)
+        found = rounded(first.layers, counts=clf.moments_.counts)
     states.save(bound_state(clf, model, head, found), output, signer)
     return FittedImages(clf, first.unreadable, found)
 
@@ -352,7 +352,8 @@ def fit_dataset(
         return Adapter(model, bound_state(clf, model, head))
     ends = first.ends if model.preprocessing is None else None
     return Adapter(
-        model, bound_state(clf, model, head, rounded(first.layers, clf.moments_.counts), ends)
+        model,
+        bound_state(clf, model, head, rounded(first.layers, counts=clf.moments_.counts), ends),
     )
 
 

@@ -11,10 +11,13 @@ import typer
 from rich.text import Text
 
 from caster.cli.console import counted, errors, new_table, output, say
+from caster.errors import CasterError
 from caster.io.files import check_writable
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+LARGE = 1000  # a ratio from which on its size says nothing
 
 
 def monitor(
@@ -36,6 +39,8 @@ def monitor(
     if page is not None:
         check_writable(page)
     data = from_folder(log, stream, time.time())
+    if not data["streams"]:
+        raise CasterError(f"{log} has no logs of streams: pass the folder of `predict --log`")
     if as_json:
         typer.echo(json.dumps(data))
     else:
@@ -52,19 +57,19 @@ def monitor(
 
 def _table(data: dict[str, Any]) -> Table:
     title = f"{counted(len(data['streams']), 'stream')}, {counted(data['samples'], 'sample')}"
-    numbers = ("samples", "accepted", "ratio", "distance", "est. accuracy", "uncertain")
-    table = new_table("stream", *numbers, "alarms", numbers=numbers, title=title)
+    numbers = ("samples", "accepted", "ratio", "drift", "accuracy", "uncertain")
+    table = new_table("stream", "alarms", *numbers, numbers=numbers, title=title)
     for each in data["streams"]:
         served, risk, drift = each["accuracy"].get("served"), each["risk"], each["drift"]
         table.add_row(
             Text(each["name"]),
+            ", ".join(each["active"]) or "none",
             f"{each['samples']:,}",
             _percent(each["acceptance"], 0),
-            "" if each["ratio"] is None else f"{each['ratio']:.2f}",
+            _ratio(each["ratio"]),
             "" if drift is None else f"{drift['given_mixture']['wasserstein']:.2f}",
-            "" if served is None else f"{100 * served[0]:.1f} ({_span(served)})",
-            "" if risk is None else f"{100 * risk['mean']:.1f} of {_percent(risk['limit'], 1)}",
-            ", ".join(each["active"]) or "none",
+            "" if served is None else _span(served),
+            "" if risk is None else f"{100 * risk['mean']:.0f} of {_percent(risk['limit'], 0)}",
         )
     return table
 
@@ -82,8 +87,15 @@ def _say_alarms(stream: dict[str, Any], texts: dict[str, tuple[str, str]]) -> No
         )
 
 
+def _ratio(ratio: float | None) -> str:
+    if ratio is None:
+        return ""
+    return f"{ratio:.2f}" if ratio < LARGE else f">{LARGE}"
+
+
 def _span(values: list[float]) -> str:
-    return f"{100 * values[1]:.0f}-{100 * values[2]:.0f}"
+    """An interval of the estimated accuracy."""
+    return f"{100 * values[1]:.0f}-{100 * values[2]:.0f} %"
 
 
 def _percent(share: float | None, digits: int) -> str:

@@ -79,10 +79,10 @@ class SiteSums:
         return bool((to_numpy(known.counts)[targets] < ENOUGH).any())
 
     def moments(
-        self, counts: NDArray[Any] | None = None, order: NDArray[np.int64] | None = None
+        self, order: NDArray[np.int64] | None = None, counts: NDArray[Any] | None = None
     ) -> dict[Site, ChannelMoments]:
         """Moments so far, as a state stores them: see `rounded`."""
-        return rounded(self.sums, counts, order)
+        return rounded(self.sums, order, counts)
 
 
 def check_labels(batch: Array, targets: NDArray[np.int64]) -> None:  # (n, ...), (n,)
@@ -98,8 +98,8 @@ def has_classes(past: ChannelMoments | None) -> bool:
 
 def rounded(
     sums: Mapping[Site, ChannelMoments],
-    counts: NDArray[Any] | None = None,  # (C,), samples of each class, measured or not
     order: NDArray[np.int64] | None = None,  # (C,), indices of the state's classes
+    counts: NDArray[Any] | None = None,  # (C,), samples of each class, measured or not
 ) -> dict[Site, ChannelMoments]:
     """Sums of a source in NumPy, as a state stores them.
 

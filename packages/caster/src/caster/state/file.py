@@ -111,10 +111,16 @@ def _check_same(what: str, fitted: str | None, given: str | None) -> None:
                 "{argument}",
                 argument=f"allow_other_{what}",
             )
-        digests = [sha256 and f"{sha256[:12]}…" for sha256 in (fitted, given)]
+        if given is None:
+            raise StateError(
+                f"the state was fitted with a {what}, and none is given: state the same one, or "
+                "allow it with {argument}",
+                argument=f"allow_other_{what}",
+            )
+        digests = [f"{sha256[:12]}…" for sha256 in (fitted, given)]
         raise StateError(
-            f"the state was fitted with another {what} (digest {digests[0] or 'none'}, not "
-            f"{digests[1] or 'none'}): fit again with this one, or allow it with {{argument}}",
+            f"the state was fitted with another {what} (digest {digests[0]}, not {digests[1]}): "
+            "fit again with this one, or allow it with {argument}",
             argument=f"allow_other_{what}",
         )
 
