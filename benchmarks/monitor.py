@@ -212,7 +212,8 @@ def cost() -> None:
     batches = [drawn(rng, BATCH, np.full(CLASSES, 1 / CLASSES)) for _ in range(64)]
     outs = [transport.adapt(z, np.log(p + 1e-30)) for z, p, _ in batches]
     times = []
-    with tempfile.TemporaryDirectory() as folder, StreamLog(folder, "s", source) as log:
+    with tempfile.TemporaryDirectory() as folder:
+        log = StreamLog(folder, "s", source)
         for i, out in enumerate(outs * 4):
             begin = time.process_time()
             log.append(out, position=i * BATCH, time=0.0)

@@ -68,17 +68,17 @@ def write_logs(folder: Path) -> None:
     for name, (before, after, rows) in streams.items():
         stream = adapter.new_stream()
         rng = generator(name)
-        with StreamLog(folder, name, adapter.state) as log:
-            for i in range(BATCHES):
-                chosen = rng.choice(whole if i < TURN else rows, BATCH)
-                position, time = i * BATCH, START + 30.0 * i
-                out = stream((before if i < TURN else after)[chosen])
-                log.append(out, position=position, time=time)
-                if name == "south gate":
-                    ids = out.ids[:LABELLED]
-                    truth = data.target_labels[chosen[:LABELLED]]
-                    stream.feedback(ids, truth)
-                    log.feedback(ids, truth, betting=stream.betting, time=time)
+        log = StreamLog(folder, name, adapter.state)
+        for i in range(BATCHES):
+            chosen = rng.choice(whole if i < TURN else rows, BATCH)
+            position, time = i * BATCH, START + 30.0 * i
+            out = stream((before if i < TURN else after)[chosen])
+            log.append(out, position=position, time=time)
+            if name == "south gate":
+                ids = out.ids[:LABELLED]
+                truth = data.target_labels[chosen[:LABELLED]]
+                stream.feedback(ids, truth)
+                log.feedback(ids, truth, betting=stream.betting, time=time)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from caster import CasterError
 from caster.adapt.prediction import predict_images
 from caster.core.betting import BettingTest
 from caster.monitor import log as logs
+from caster.monitor import page
 from caster.monitor.log import StreamLog, names, read
 from tests.support import problem
 from tests.support.fakes import FakeImages, answers
@@ -37,9 +38,9 @@ def batches(count: int, seed: int = 0, priors=PRIORS, shift: float = 0.0):
 
 def write(folder, name="s", count=5, first=0, **options) -> StreamLog:
     stream = adapter().new_stream()
-    with StreamLog(folder, name, adapter().state) as log:
-        for i, (z, _) in enumerate(batches(count, **options)):
-            log.append(stream(z), position=(first + i) * BATCH, time=float(first + i))
+    log = StreamLog(folder, name, adapter().state)
+    for i, (z, _) in enumerate(batches(count, **options)):
+        log.append(stream(z), position=(first + i) * BATCH, time=float(first + i))
     return log
 
 
@@ -52,8 +53,8 @@ def test_a_line_holds_what_the_answer_says(tmp_path):
     stream = adapter().new_stream()
     ((z, _),) = batches(1)
     out = stream(z)
-    with StreamLog(tmp_path, "s", adapter().state) as log:
-        log.append(out, position=0, time=12.5)
+    log = StreamLog(tmp_path, "s", adapter().state)
+    log.append(out, position=0, time=12.5)
     header, line = lines(tmp_path)
     assert header["classes"] == [str(c) for c in range(N_CLASSES)]
     assert (line["position"], line["samples"], line["time"]) == (0, BATCH, 12.5)
@@ -139,8 +140,8 @@ def test_a_stream_continues_and_counts_what_it_repeats(tmp_path):
 
 def test_another_state_begins_another_segment(tmp_path):
     write(tmp_path, count=3)
-    with StreamLog(tmp_path, "s") as log:
-        assert log.monitor.batches == 0
+    log = StreamLog(tmp_path, "s")
+    assert log.monitor.batches == 0
     assert len(list(tmp_path.iterdir())) == 2
     assert read(tmp_path, "s").calibrations is None
 
@@ -153,22 +154,22 @@ def test_an_id_that_is_no_file_name_is_rejected(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["..", "a/b", "a.b.000001", "%2F", "con\n"])
 def test_any_other_id_stays_in_its_folder(tmp_path, name):
-    with StreamLog(tmp_path / "logs", name):
-        pass
+    StreamLog(tmp_path / "logs", name)
+    pass
     assert names(tmp_path / "logs") == [name]
     assert [path.name for path in tmp_path.iterdir()] == ["logs"]
 
 
 def test_a_full_disk_leaves_whole_lines(tmp_path, monkeypatch):
     stream, (z, _) = adapter().new_stream(), next(batches(1))
-    with StreamLog(tmp_path, "s", adapter().state) as log:
-        log.append(stream(z), position=0, time=0.0)
-        real = os.write
-        monkeypatch.setattr(os, "write", lambda file, data: real(file, data[:100]))
-        with pytest.raises(CasterError, match="No space left"):
-            log.append(stream(z), position=BATCH, time=1.0)
-        monkeypatch.undo()
-        log.append(stream(z), position=BATCH, time=2.0)
+    log = StreamLog(tmp_path, "s", adapter().state)
+    log.append(stream(z), position=0, time=0.0)
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda file, data: real(file, data[:100]))
+    with pytest.raises(CasterError, match="No space left"):
+        log.append(stream(z), position=BATCH, time=1.0)
+    monkeypatch.undo()
+    log.append(stream(z), position=BATCH, time=2.0)
     assert [line.get("time") for line in lines(tmp_path)] == [None, 0.0, 2.0]
 
 
@@ -178,9 +179,9 @@ import numpy as np
 from tests.support.monitored import adapter, draw
 from caster.monitor.log import StreamLog
 stream, rng = adapter().new_stream(), np.random.default_rng(0)
-with StreamLog(sys.argv[1], "s", adapter().state) as log:
-    for i in itertools.count():
-        log.append(stream(draw(rng, 64)[0]), position=i * 64, time=float(i))
+log = StreamLog(sys.argv[1], "s", adapter().state)
+for i in itertools.count():
+    log.append(stream(draw(rng, 64)[0]), position=i * 64, time=float(i))
 """
 
 
@@ -205,24 +206,25 @@ def test_a_killed_writer_loses_nothing_that_was_logged(tmp_path):
 
 def test_labels_are_compared_with_the_logged_answers(tmp_path):
     stream = adapter().new_stream()
-    with StreamLog(tmp_path, "s", adapter().state) as log:
-        for i, (z, truth) in enumerate(batches(3)):
-            out, y = stream(z), truth
-            log.append(out, position=i * BATCH, time=0.0)
-        ids = out.ids[::2]
-        stream.feedback(ids, y[::2])
-        log.feedback(ids, y[::2], betting=stream.betting, time=1.0)
-        assert log.monitor.labels == len(ids)
-        assert log.monitor.labelled_errors == (out.labels[::2] != y[::2]).sum()
-        assert log.monitor.betting["position"] == stream.betting.position
-    with StreamLog(tmp_path, "s", adapter().state) as log:  # it did not log those answers
-        log.feedback(ids, y[::2], betting=stream.betting, time=2.0)
-        assert log.monitor.labels == len(ids)
+    log = StreamLog(tmp_path, "s", adapter().state)
+    for i, (z, truth) in enumerate(batches(3)):
+        out, y = stream(z), truth
+        log.append(out, position=i * BATCH, time=0.0)
+    ids = out.ids[::2]
+    stream.feedback(ids, y[::2])
+    log.feedback(ids, y[::2], betting=stream.betting, time=1.0)
+    assert log.monitor.labels == len(ids)
+    assert log.monitor.labelled_errors == (out.labels[::2] != y[::2]).sum()
+    assert log.monitor.betting["position"] == stream.betting.position
+    log = StreamLog(tmp_path, "s", adapter().state)  # it did not log those answers
+    log.feedback(ids, y[::2], betting=stream.betting, time=2.0)
+    assert log.monitor.labels == len(ids)
     assert read(tmp_path, "s").labels == len(ids)
 
 
 def test_labels_need_a_state(tmp_path):
-    with StreamLog(tmp_path, "s") as log, pytest.raises(CasterError, match="labels can be logged"):
+    log = StreamLog(tmp_path, "s")
+    with pytest.raises(CasterError, match="labels can be logged"):
         log.feedback([0], [0], betting=BettingTest(), time=0.0)
 
 
@@ -235,11 +237,11 @@ def test_aligned_layers_are_logged_with_the_frozen_features(tmp_path):
     fitted = caster.fit(problem.model(), list(labelled))
     assert fitted.mechanism == "layers"
     stream = fitted.new_stream()
-    with StreamLog(tmp_path, "s", fitted.state) as log:
-        for i in range(8):
-            out = stream(problem.make_images(64, seed=i, shift=0.5)[0])
-            assert out.features.shape == (64, 16)
-            log.append(out, position=64 * i, time=0.0)
+    log = StreamLog(tmp_path, "s", fitted.state)
+    for i in range(8):
+        out = stream(problem.make_images(64, seed=i, shift=0.5)[0])
+        assert out.features.shape == (64, 16)
+        log.append(out, position=64 * i, time=0.0)
     assert log.monitor.drift["given_mixture"]["p"] <= 0.01
     assert {alarm.kind for alarm in log.monitor.active} & {"images", "risk"}
     assert all(line["layers"] for line in lines(tmp_path)[1:])
@@ -259,3 +261,24 @@ def test_predict_reports_every_batch_of_images_and_its_position(tmp_path):
         observe=lambda out, position: seen.append((position, out.ids[0], len(out.labels))),
     )
     assert seen == [(0, 0, 20), (20, 20, 20), (40, 40, 10)]
+
+
+def test_a_damaged_log_is_set_aside_and_named(tmp_path):
+    write(tmp_path, count=2)
+    write(tmp_path, count=2, name="other")
+    (path,) = (p for p in tmp_path.iterdir() if p.name.startswith("s."))
+    path.write_text("damaged\n" + path.read_text())
+    data = page.from_folder(tmp_path)
+    assert [stream["name"] for stream in data["streams"]] == ["other"]
+    assert path.name in data["damaged"][0]
+    assert write(tmp_path, count=2).monitor.batches == 2
+    assert page.from_folder(tmp_path)["damaged"] == []
+
+
+def test_a_label_counts_once(tmp_path):
+    """Repeated ones would not be losses that the past does not know."""
+    log = write(tmp_path, count=1)
+    label = adapter().state.classes[0]
+    for _ in range(3):
+        log.feedback([1, 1, 2], [label] * 3, betting=BettingTest(), time=0.0)
+    assert log.monitor.labels == 2

@@ -38,15 +38,15 @@ def folder(tmp_path_factory) -> Path:
     done = invoke("predict", made / "s.caster", made / "target.npz", *options)
     assert done.exit_code == 0, done.output
     rng, stream = np.random.default_rng(2), adapter().new_stream()
-    with StreamLog(made / "logs", "turning", adapter().state) as log:
-        for i in range(40):
-            z, _, y = draw(rng, BATCH, PRIORS if i < 20 else FEW)
-            out = stream(z)
-            log.append(out, position=i * BATCH, time=1.79e9 + i)
-            stream.feedback(out.ids[:4], y[:4])
-            log.feedback(out.ids[:4], y[:4], betting=stream.betting, time=1.79e9 + i)
-    with StreamLog(made / "logs", HOSTILE, adapter(sketch=False).state) as log:
-        log.append(adapter(sketch=False)(z), position=0, time=0.0)
+    log = StreamLog(made / "logs", "turning", adapter().state)
+    for i in range(40):
+        z, _, y = draw(rng, BATCH, PRIORS if i < 20 else FEW)
+        out = stream(z)
+        log.append(out, position=i * BATCH, time=1.79e9 + i)
+        stream.feedback(out.ids[:4], y[:4])
+        log.feedback(out.ids[:4], y[:4], betting=stream.betting, time=1.79e9 + i)
+    log = StreamLog(made / "logs", HOSTILE, adapter(sketch=False).state)
+    log.append(adapter(sketch=False)(z), position=0, time=0.0)
     return made / "logs"
 
 
@@ -103,8 +103,8 @@ def test_what_cannot_be_shown_ends_in_one_line(folder, tmp_path):
 def test_many_streams_have_a_bounded_page(tmp_path):
     out = adapter()(draw(np.random.default_rng(0), BATCH)[0])
     for i in range(30):
-        with StreamLog(tmp_path, f"s{i}", adapter().state) as log:
-            log.append(out, position=0, time=float(i))
+        log = StreamLog(tmp_path, f"s{i}", adapter().state)
+        log.append(out, position=0, time=float(i))
     data = page.from_folder(tmp_path)
     assert len(data["streams"]) == 30
     assert [s["name"] for s in data["streams"] if s["points"]] == [

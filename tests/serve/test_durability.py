@@ -210,6 +210,7 @@ def test_a_request_whose_client_has_gone_is_not_part_of_its_stream(files, tmp_pa
 def refused(files, *options):
     """The one line of a command that fails before it serves."""
     fixed = ["--http-port", 0, "--grpc-port", 0, "--folder", files.folder / "refused"]
+    fixed += [] if "--logs" in options else ["--logs", files.folder / "refused-logs"]
     arguments = ["serve", *files.arguments, *map(str, [*fixed, *options])]
     result = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
     assert result.exit_code == 1, result.output
@@ -247,6 +248,5 @@ def test_any_id_of_a_stream_can_be_logged(files, tmp_path):
     ids = ["x" * 128, "x" * 127 + "y", "/" * 128, "日" * 128, "a"]
     for stream_id in ids:
         logs.answered(stream_id, out, 0)
-    logs.close()
     assert len(log.names(tmp_path)) == len(ids)
     assert all(log.read(tmp_path, name).batches == 1 for name in log.names(tmp_path))

@@ -47,6 +47,8 @@ def monitor(
         output.print(_table(data))
         for each in data["streams"]:
             _say_alarms(each, data["texts"])
+    for problem in data["damaged"]:
+        say(f"caster: {problem}", errors)
     if page is not None:
         from caster.io.files import replacing
 

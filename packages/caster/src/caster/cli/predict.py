@@ -254,8 +254,8 @@ def _logging(folder: Path | None, table: Path, state: State | None) -> Iterator[
         return
     from caster.monitor.log import StreamLog
 
-    with StreamLog(folder, table.stem, state) as log:
-        yield lambda out, position: log.append(out, position=position, time=time.time())
+    log = StreamLog(folder, table.stem, state)
+    yield lambda out, position: log.append(out, position=position, time=time.time())
 
 
 def _warn_of_order(images: Images, batch_size: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 from collections.abc import Iterator
 from functools import lru_cache
@@ -34,7 +35,10 @@ FORMAT = "caster-log 1"
 SEGMENT_BYTES = 2**19  # a segment is closed above this size: readers go through a whole one
 SEGMENTS = 32  # the newest are kept
 MEMORY = 65_536  # samples whose answers a label can be compared with
+LABELLED = -1  # instead of an answer: no label can be compared with it
 LONGEST_ID = 200  # bytes of its quoted form, which names files
+
+logger = logging.getLogger(__name__)
 
 
 class StreamLog:
@@ -47,8 +51,8 @@ class StreamLog:
     >>> import caster
     >>> clf = caster.Caster().fit([[0.0], [1.0], [4.0], [5.0]], [0, 0, 1, 1])
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with StreamLog(folder, "camera 7") as log:
-    ...         log.append(clf.adapt([[0.5], [4.5]]), position=0, time=0.0)
+    ...     log = StreamLog(folder, "camera 7")
+    ...     log.append(clf.adapt([[0.5], [4.5]]), position=0, time=0.0)
     ...     names(folder), read(folder, "camera 7").reasons
     (['camera 7'], Counter({'min_samples': 1}))
     """
@@ -79,19 +83,9 @@ class StreamLog:
         }
         prepare(self.folder)
         try:
-            self.monitor, self._file = self._open()
+            self.monitor, self._path = self._open()
         except OSError as error:
             raise CasterError(f"cannot log to {self.folder}: {error.strerror}") from None
-
-    def __enter__(self) -> StreamLog:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._file)
 
     def append(self, adaptation: Adaptation, *, position: int, time: float) -> None:
         """Log a batch that begins at this position of the stream, at this time in seconds."""
@@ -106,9 +100,11 @@ class StreamLog:
         if self._state is None:
             raise CasterError("labels can be logged only with {argument}", argument="state")
         truth = encode(as_labels(labels), self._state.classes)
-        known = [(i, c) for i, c in zip(ids, truth.tolist(), strict=True) if self._knows(int(i))]
-        answers = self._answers
-        wrong = sum(answers is not None and answers[i % MEMORY] != c for i, c in known)
+        known: dict[int, int] = {}  # a second label of a sample is not a second observation
+        for i, c in zip(map(int, ids), truth.tolist(), strict=True):
+            if self._answer(i) != LABELLED:
+                known.setdefault(i, c)
+        wrong = sum(self._answer(i) != c for i, c in known.items())
         test = {name: getattr(betting, name) for name in ("position", "phase", "wins", "losses")}
         self._write(
             {
@@ -116,59 +112,72 @@ class StreamLog:
                 "time": time,
                 "position": self.monitor.position,
                 "labels": len(known),
-                "wrong": int(wrong),
+                "wrong": wrong,
                 "betting": test | {"alpha": betting.alpha},
             }
         )
+        if self._answers is not None:
+            self._answers[[i % MEMORY for i in known]] = LABELLED
 
     def _remember(self, answers: NDArray[np.intp], position: int) -> None:
         if self._answers is None or position == 0:
-            self._answers = np.zeros(MEMORY, np.int32)
+            self._answers = np.full(MEMORY, LABELLED, np.int32)
             self._first_answer = position
         ids = np.arange(position, position + len(answers))[-MEMORY:]
         self._answers[ids % MEMORY] = answers[-MEMORY:]
 
-    def _knows(self, i: int) -> bool:
-        end = self.monitor.position
-        return self._first_answer is not None and max(self._first_answer, end - MEMORY) <= i < end
+    def _answer(self, i: int) -> int:
+        """The answer to a sample that has no label yet; else, or if it is unknown, LABELLED."""
+        first, end = self._first_answer, self.monitor.position
+        if self._answers is None or first is None or not max(first, end - MEMORY) <= i < end:
+            return LABELLED
+        return int(self._answers[i % MEMORY])
 
     def _write(self, record: Record) -> None:
         """Append a line, whole or not at all, and begin another segment if this one is full."""
         line = json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
         try:
-            size = os.fstat(self._file).st_size
-            if size > SEGMENT_BYTES:
-                full, self._file = self._file, self._begin_segment(self.monitor.snapshot())
-                os.close(full)
-                size = os.fstat(self._file).st_size
-            written = os.write(self._file, line)
-            if written < len(line):  # a full disk
-                os.ftruncate(self._file, size)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if self._path.stat().st_size > self._header_bytes + SEGMENT_BYTES:
+                self._path = self._begin_segment(self.monitor.snapshot())
+            file = os.open(self._path, os.O_WRONLY | os.O_APPEND)
+            try:
+                size = os.fstat(file).st_size
+                if os.write(file, line) < len(line):  # a full disk
+                    os.ftruncate(file, size)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            finally:
+                os.close(file)
         except OSError as error:
             raise CasterError(f"cannot log to {self.folder}: {error.strerror}") from None
         self.monitor.update(record)
 
-    def _open(self) -> tuple[StreamMonitor, int]:
+    def _open(self) -> tuple[StreamMonitor, Path]:
         """Continue the newest segment, unless it is of another state, or begin the first one."""
         segments = _segments(self.folder, self.stream_id)
         if segments:
-            header, monitor, end = _replay(segments[-1])
+            try:
+                header, monitor, end = _replay(segments[-1])
+            except CasterError as error:  # it must not stop the stream, nor others of a server
+                logger.warning("%s: renamed, and begun again", error)
+                segments[-1].rename(segments[-1].with_suffix(".damaged"))
+                return _monitor(self._header), self._begin_segment(None)
+            self._header_bytes = next(_lines(segments[-1]))[1]
             if all(header[name] == value for name, value in self._header.items()):
-                file = os.open(segments[-1], os.O_WRONLY | os.O_APPEND)
-                os.ftruncate(file, end)  # a torn line
-                return monitor, file
+                os.truncate(segments[-1], end)  # a torn line
+                return monitor, segments[-1]
         return _monitor(self._header), self._begin_segment(None)
 
-    def _begin_segment(self, snapshot: Record | None) -> int:
+    def _begin_segment(self, snapshot: Record | None) -> Path:
         segments = _segments(self.folder, self.stream_id)
         number = 1 + (int(segments[-1].name.split(".")[-2]) if segments else 0)
         path = self.folder / f"{_file_name(self.stream_id)}.{number:06d}.jsonl"
+        line = json.dumps(self._header | {"snapshot": snapshot}) + "\n"
         with replacing(path) as temporary:  # a segment without its first line cannot be read
-            temporary.write_text(json.dumps(self._header | {"snapshot": snapshot}) + "\n")
+            temporary.write_text(line)
+        self._header_bytes = len(line)
         for old in segments[: 1 - SEGMENTS]:
             old.unlink(missing_ok=True)
-        return os.open(path, os.O_WRONLY | os.O_APPEND)
+        return path
 
 
 @lru_cache(maxsize=1)  # many streams share a state
@@ -184,15 +193,21 @@ def prepare(folder: AnyPath) -> None:
         raise CasterError(f"cannot log to {folder}: {error.strerror}") from None
 
 
-def names(folder: AnyPath, since: float = 0.0) -> list[str]:
-    """The streams that have a log in a folder, written to since a time in seconds."""
+def names(folder: AnyPath) -> list[str]:
+    """The streams that have a log in a folder."""
+    return list(newest(folder))
+
+
+def newest(folder: AnyPath, since: float = 0.0) -> dict[str, Path]:
+    """The newest segment of every stream, by its id, if written to since a time in seconds."""
     if not Path(folder).is_dir():
         raise CasterError(
             f"{folder} is not a folder of logs: pass the one of `predict --log`, or STATE.logs of "
             "`caster serve`"
         )
-    paths = [p for p in Path(folder).glob("*.*.jsonl") if not since or p.stat().st_mtime >= since]
-    return sorted(unquote(name) for name in {path.name.rsplit(".", 2)[0] for path in paths})
+    paths = sorted(Path(folder).glob("*.*.jsonl"))
+    found = {unquote(path.name.rsplit(".", 2)[0]): path for path in paths}
+    return {n: p for n, p in sorted(found.items()) if not since or p.stat().st_mtime >= since}
 
 
 def read(folder: AnyPath, stream_id: str) -> StreamMonitor:
@@ -200,7 +215,12 @@ def read(folder: AnyPath, stream_id: str) -> StreamMonitor:
     segments = _segments(Path(folder), stream_id)
     if not segments:
         raise CasterError(f"{folder} has no log of a stream {visible(stream_id)!r}")
-    return _replay(segments[-1])[1]
+    return read_segment(segments[-1])
+
+
+def read_segment(path: Path) -> StreamMonitor:
+    """Where a stream stood at the end of a segment."""
+    return _replay(path)[1]
 
 
 def _replay(path: Path) -> tuple[Record, StreamMonitor, int]:

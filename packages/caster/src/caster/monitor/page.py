@@ -8,6 +8,7 @@ from dataclasses import asdict
 from importlib.resources import files
 
 from caster.core.risk import RiskTest
+from caster.errors import CasterError
 from caster.io.files import AnyPath
 from caster.monitor import log
 from caster.monitor.stream_monitor import ALARMS, StreamMonitor
@@ -18,8 +19,15 @@ TIMELINES = 24  # streams drawn batch by batch, the last active ones; the others
 
 def from_folder(folder: AnyPath, stream: str | None = None, now: float | None = None) -> Record:
     """Data of every stream that has a log in a folder, or of one of them."""
-    names = log.names(folder) if stream is None else [stream]
-    return from_monitors((log.read(folder, name) for name in names), now)
+    if stream is not None:
+        return from_monitors([log.read(folder, stream)], now) | {"damaged": []}
+    monitors, damaged = list[StreamMonitor](), list[str]()
+    for path in log.newest(folder).values():
+        try:
+            monitors.append(log.read_segment(path))
+        except CasterError as error:
+            damaged.append(str(error))
+    return from_monitors(monitors, now) | {"damaged": damaged}
 
 
 def from_monitors(monitors: Iterable[StreamMonitor], now: float | None = None) -> Record:

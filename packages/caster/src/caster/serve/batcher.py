@@ -28,6 +28,8 @@ class InferRequest:
     def of(cls, inputs: Tensors, parameters: Mapping[str, Any], header: str | None) -> InferRequest:
         """Read the parameters of a request; unknown ones are ignored."""
         stream, position = parameters.get("stream", header), parameters.get("position")
+        if header is not None and not header.isascii():  # HTTP has no encoding for it
+            raise RequestError("a header names a stream in ASCII: use the parameter `stream`")
         if header is not None and header != stream:
             raise RequestError("the header and the parameter name different streams")
         usable = isinstance(stream, str) and 0 < len(stream) <= LONGEST_ID and stream.isprintable()

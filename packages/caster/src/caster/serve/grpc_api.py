@@ -46,12 +46,14 @@ def grpc_handlers(service: Service, check_token: Callable[[str | None], None]) -
         run: Method = getattr(api, name)
 
         async def handle(request: Any, context: Any) -> Any:
-            start, code = time.perf_counter(), "OK"
+            start, code = time.perf_counter(), "UNKNOWN"
             headers = dict(context.invocation_metadata() or ())
             try:
                 if name not in HEALTH:
                     check_token(headers.get("authorization"))
-                return await run(request, headers.get(STREAM_HEADER))
+                answer = await run(request, headers.get(STREAM_HEADER))
+                code = "OK"
+                return answer
             except RequestError as error:
                 code = error.failure.value[1]
                 await context.abort(grpc.StatusCode[code], str(error))

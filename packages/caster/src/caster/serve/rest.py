@@ -88,7 +88,7 @@ def rest_app(
         answer = await service.infer(asked)
         return JSONResponse({**answer.parameters, "counted": int(answer.outputs["counted"][0])})
 
-    async def metrics(_: Request) -> Response:
+    def metrics(_: Request) -> Response:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
 
     def route(path: str, handler: Handler, method: str = "GET") -> Route:
@@ -196,7 +196,9 @@ def _object(value: Any) -> dict[str, Any]:
 
 def _parsed(body: bytes, header: str | None) -> tuple[dict[str, Any], Tensors]:
     """The JSON of a request, and its input tensors."""
-    if header is not None and not (header.isdecimal() and int(header) <= len(body)):
+    if header is not None and not (
+        header.isdecimal() and len(header) < 19 and int(header) <= len(body)
+    ):
         raise RequestError(f"{JSON_LENGTH} is not a length within the body")
     at = len(body) if header is None else int(header)
     given = _object(_loaded(body[:at]))
@@ -227,9 +229,12 @@ def _wanted(given: dict[str, Any], parameters: dict[str, Any]) -> Callable[[str]
     """Whether an output is wanted in binary or in JSON; None: not at all."""
     binary = parameters.get(ALL_BINARY) is True
     asked: dict[Any, bool] = {}
-    for output in map(_object, given.get("outputs") or ()):
+    outputs = given.get("outputs", [])
+    if not isinstance(outputs, list):
+        raise RequestError("the outputs of a request are a list")
+    for output in map(_object, outputs):
         how = _object(output.get("parameters", {})).get(BINARY, binary)
-        asked[output.get("name")] = how is True
+        asked[str(output.get("name"))] = how is True
     return lambda name: asked.get(name) if asked else binary
 
 

@@ -9,7 +9,7 @@ import signal
 import socket
 import ssl
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from starlette.routing import BaseRoute
 
 from caster.adapt.adapter import Adapter
 from caster.errors import CasterError
-from caster.io.files import AnyPath, read_regular
+from caster.io.files import AnyPath, locked, read_regular
 from caster.serve.grpc_api import grpc_handlers
 from caster.serve.rest import rest_app
 from caster.serve.service import OnAnswer, Service
@@ -80,7 +80,7 @@ def serve(
     if options.host not in LOCAL and (options.token_file is None or tls is None):
         logger.warning("without a token and TLS, anyone who reaches %s can use it", options.host)
     rest = _bound(options.host, options.http_port)
-    with closing(rest), opened_folder(options.folder, adapter):
+    with closing(rest), opened_folder(options.folder, adapter), ExitStack() as held:
         store = StreamStore(
             adapter,
             options.folder,
@@ -92,7 +92,12 @@ def serve(
         logs, on_feedback = None, None
         if options.logs is not None:
             logs = StreamLogs(options.logs, adapter.state)
-            on_answer, on_feedback = on_answer or logs.answered, logs.labelled
+            message = (
+                f"another server logs to {options.logs}: name another folder with {{argument}}"
+            )
+            held.enter_context(locked(options.logs / "lock", message, argument="logs"))
+            if on_answer is None:
+                on_answer, on_feedback = logs.answered, logs.labelled
         service = Service(
             adapter,
             store,
@@ -133,11 +138,7 @@ def serve(
                 service, config, rest, rpc, lambda: started(rest_address, f"{host}:{port}")
             )
 
-        try:
-            asyncio.run(run())
-        finally:
-            if logs is not None:
-                logs.close()
+        asyncio.run(run())
 
 
 async def _until_stopped(
@@ -158,8 +159,7 @@ async def _until_stopped(
         await rpc.stop(DRAIN_SECONDS)
     finally:
         background.cancel()
-        with suppress(asyncio.CancelledError):
-            await background
+        await asyncio.gather(background, return_exceptions=True)
         await service.close()
 
 

@@ -148,7 +148,10 @@ class Service:
         verified = time.monotonic()
         while True:
             await asyncio.sleep(min(1.0, self._verify_seconds))
-            await self._batcher.call(self._store.put_idle_away)
+            try:
+                await self._batcher.call(self._store.put_idle_away)
+            except Exception:  # the server must go on, and tries again
+                logger.exception("idle streams could not be stored")
             if time.monotonic() - verified >= self._verify_seconds:
                 await self._batcher.call(self._verify)
                 verified = time.monotonic()
@@ -163,8 +166,8 @@ class Service:
     def _verify(self) -> None:
         try:
             self.adapter.model.verify()
-        except (CasterError, OSError) as error:
-            self.broken = str(error)
+        except Exception as error:  # a model that cannot be checked is not used either
+            self.broken = error_line(error)
             logger.error("%s: no request is answered any more", error)
 
     def _run(self, taken: Sequence[Waiting]) -> list[Outcome]:
@@ -187,6 +190,8 @@ class Service:
             return [self._stateless(request, images)]
         served = None
         if not self._frozen and self._store.can_write():
+            if images is None and request.stream not in self._store:
+                raise RequestError(f"there is no stream {request.stream}", Failure.UNKNOWN)
             with self._store.writing():
                 served = self._store.open(request.stream)
         if served is None or self._store.problem is not None:

@@ -103,6 +103,10 @@ class StreamStore:
     def __len__(self) -> int:
         return len(self._streams)
 
+    def __contains__(self, stream_id: str) -> bool:
+        count = self.folder / f"{_file_name(stream_id)}.count"
+        return stream_id in self._streams or count.exists()
+
     def open(self, stream_id: str) -> ServedStream:
         """A stream by its id: from memory, from its files, or a new one."""
         found = self._streams.get(stream_id)

@@ -25,7 +25,7 @@ from caster.monitor.metrics import metrics
 from caster.monitor.stream_monitor import StreamMonitor
 from caster.state import State
 
-OPEN_LOGS = 64
+OPEN_LOGS = 1024  # about 1 MB each; one that is closed loses its window and its answers
 RECENT_SECONDS = 3600  # streams without a batch for longer have no metrics
 
 
@@ -46,11 +46,6 @@ class StreamLogs(Collector):
         """Log labels of samples."""
         self._log(stream_id).feedback(ids, labels, betting=betting, time=time.time())
 
-    def close(self) -> None:
-        """Close the files."""
-        while self._open:
-            self._open.popitem()[1].close()
-
     def _log(self, stream_id: str) -> log.StreamLog:
         if len(quote(stream_id, safe="")) > log.LONGEST_ID // 2:  # for the name of a file
             digest = hashlib.sha256(stream_id.encode()).hexdigest()
@@ -58,7 +53,7 @@ class StreamLogs(Collector):
         found = self._open.pop(stream_id, None)
         if found is None:
             while len(self._open) >= OPEN_LOGS:
-                self._open.popitem(last=False)[1].close()
+                self._open.popitem(last=False)
             found = log.StreamLog(self.folder, stream_id, self._state)
         self._open[stream_id] = found
         return found
@@ -91,8 +86,8 @@ class StreamLogs(Collector):
         return ()
 
     def _recent(self) -> Iterator[StreamMonitor]:
-        for name in log.names(self.folder, since=time.time() - RECENT_SECONDS):
+        for path in log.newest(self.folder, since=time.time() - RECENT_SECONDS).values():
             try:
-                yield log.read(self.folder, name)
+                yield log.read_segment(path)
             except CasterError:  # damaged: the page names it
                 continue
