@@ -87,6 +87,7 @@ class Service:
         outputs = [
             ("labels", self.label_datatype, [-1]),
             ("probabilities", "FP32", [-1, len(self.adapter.classes)]),
+            ("disputed", "BOOL", [-1]),
             ("accepted", "BOOL", [1]),
             ("reason", "BYTES", [1]),
             ("ratio", "FP64", [1]),
@@ -326,6 +327,7 @@ def _outputs(out: Adaptation, position: int) -> Tensors:
     return {
         "labels": labels.astype(_label_dtype(labels.dtype)),
         "probabilities": to_numpy(out.probabilities).astype(np.float32, copy=False),
+        "disputed": out.disputed,
         "accepted": np.array([out.verdict.accepted]),
         "reason": np.array([out.verdict.reason], np.object_),
         "ratio": np.array([out.verdict.ratio], np.float64),

@@ -36,6 +36,7 @@ COUNTS = struct.Struct("<qq")  # batches and samples that were answered
 RETRY_SECONDS = 1.0  # between attempts to write, once one has failed
 PROBE_BYTES = 1 << 16
 STATE, ANSWER = "state.", "answer."  # prefixes of arrays in a snapshot
+OF_SAMPLES = ("labels", "probabilities", "disputed")  # outputs with a row per sample
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class ServedStream:
 def split(answer: Tensors, at: int, samples: int) -> Tensors:
     """The part of a batch's answer that belongs to some of its samples."""
     return {
-        name: array[at : at + samples] if name in ("labels", "probabilities") else array
+        name: array[at : at + samples] if name in OF_SAMPLES else array
         for name, array in answer.items()
     }
 
