@@ -180,7 +180,7 @@ def same(answer: Answer, out: Any, samples: slice = slice(None)) -> None:
     assert answer["labels"].tolist() == np.asarray(out.labels)[samples].tolist()
     expected = np.asarray(out.probabilities)[samples]
     np.testing.assert_allclose(answer["probabilities"], expected, rtol=1e-5, atol=1e-7)
-    assert answer["disputed"].tolist() == out.disputed[rows].tolist()
+    assert answer["disputed"].tolist() == out.disputed[samples].tolist()
     assert answer["accepted"].tolist() == [out.verdict.accepted]
     assert answer["reason"].tolist() == [out.verdict.reason]
     np.testing.assert_allclose(answer["ratio"][0], out.verdict.ratio, rtol=1e-5)
