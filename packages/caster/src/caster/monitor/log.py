@@ -25,7 +25,7 @@ from caster.core.adaptation import Adaptation, classes_of
 from caster.core.betting import ALPHA, BettingTest
 from caster.core.estimated_accuracy import Calibration
 from caster.errors import CasterError, visible
-from caster.io.files import AnyPath, open_regular, replacing
+from caster.io.files import AnyPath, move_into_place, open_regular, replacing
 from caster.io.labels import as_labels, encode
 from caster.monitor.stream_monitor import TOLERANCE, StreamMonitor, calibrations_of
 from caster.monitor.summary import Record, Summarizer
@@ -159,7 +159,7 @@ class StreamLog:
                 header, monitor, end = _replay(segments[-1])
             except CasterError as error:  # it must not stop the stream, nor others of a server
                 logger.warning("%s: renamed, and begun again", error)
-                segments[-1].rename(segments[-1].with_suffix(".damaged"))
+                move_into_place(segments[-1], segments[-1].with_suffix(".damaged"))
                 return _monitor(self._header), self._begin_segment(None)
             self._header_bytes = next(_lines(segments[-1]))[1]
             if all(header[name] == value for name, value in self._header.items()):
