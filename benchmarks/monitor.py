@@ -3,9 +3,9 @@
     python benchmarks/monitor.py [risk] [drift] [alarms] [accuracy] [cost]
 
 risk: false alarms of 2,000 streams whose risk is exactly the largest that must not ring, and
-samples until an alarm after errors become more frequent. The source's 512 samples are drawn anew
+samples until an alarm after errors become more frequent. The source's 512 samples are drawn again
 for every stream. drift: shares of windows of 256 samples that differ at the 1 % and 5 % levels from
-a sketch of 512, drawn anew for every window. alarms: streams like the source that ring. accuracy:
+a sketch of 512, drawn again for every window. alarms: streams like the source that ring. accuracy:
 errors of estimated accuracy on scikit-learn's digits, shifted in six ways. cost: of the log. Takes
 ten minutes on one core.
 """

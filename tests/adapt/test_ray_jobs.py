@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import ray
 import torch
 from torch import nn
 from typer.testing import CliRunner
@@ -29,7 +30,6 @@ from caster.config import Settings
 from tests.conftest import problem
 from tests.support.colours import TOML, patches, write_folder, write_model
 
-ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 SAME = 1e-6  # of sums in another order; what is stored is float32
 

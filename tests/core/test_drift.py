@@ -42,17 +42,6 @@ def test_ks_p_values_are_those_of_the_limit():
     )
 
 
-@pytest.mark.whole
-def test_ks_is_rivers():
-    stats = pytest.importorskip("river.stats")
-    x, y = samples(1)
-    for a, b in zip(x.T, y[:40].T, strict=True):
-        found = stats.KolmogorovSmirnov(statistic="ks")
-        for pair in zip(a, b, strict=True):
-            found.update(*pair)
-        close(drift.ks_statistics(a[:, None], b[:, None]), [found.get()], 1e-9)
-
-
 @pytest.mark.parametrize("weighted", [False, True])
 def test_wasserstein_is_scipys(weighted):
     x, y = samples(2, ties=True)

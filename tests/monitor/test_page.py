@@ -15,7 +15,7 @@ from caster import state as states
 from caster.cli.app import app
 from caster.monitor import page
 from caster.monitor.log import StreamLog, read
-from caster.monitor.metrics import HELP
+from caster.monitor.stream_metrics import HELP
 from tests.support.browser import Page, browsing, serving_folder
 from tests.support.monitored import FEW, PRIORS, adapter, draw, head
 

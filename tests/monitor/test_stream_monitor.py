@@ -10,7 +10,7 @@ import pytest
 
 from caster.core.betting import BettingTest
 from caster.core.estimated_accuracy import Calibration
-from caster.monitor.metrics import metrics
+from caster.monitor.stream_metrics import metrics
 from caster.monitor.stream_monitor import ALARMS, StreamMonitor
 from caster.monitor.summary import Summarizer
 from tests.support.monitored import FEW, PRIORS, adapter, draw

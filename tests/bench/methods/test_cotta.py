@@ -14,7 +14,7 @@ from torch import nn
 
 from caster import CasterError, wrap
 from caster.models.preprocessing import Preprocessing
-from caster_bench.methods.augmentation import (
+from caster_bench.methods.augmented_views import (
     COLOURS,
     Augmentation,
     PixelRange,

@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 from torch import nn
 
 from caster import CasterError, wrap
-from caster_bench.methods.augmentation import Augmentation, warp
+from caster_bench.methods.augmented_views import Augmentation, warp
 from caster_bench.methods.registry import create
 from caster_bench.methods.roid import likelihood_ratio, sample_weights, with_prior
 from tests.support.gradients import learnt, slope, softmax

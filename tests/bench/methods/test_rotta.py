@@ -13,7 +13,7 @@ from torch import nn
 
 from caster import CasterError, wrap
 from caster_bench.methods import rotta
-from caster_bench.methods.augmentation import Augmentation
+from caster_bench.methods.augmented_views import Augmentation
 from caster_bench.methods.registry import create
 from caster_bench.methods.rotta import CategoryBalancedMemory, robust
 from tests.support.gradients import learnt, slope, softmax

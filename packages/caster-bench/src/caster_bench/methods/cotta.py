@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from caster.errors import CasterError
 from caster.models.protocol import FrozenModel
-from caster_bench.methods.augmentation import Augmentation, ImageRange, Numbers, draw_seed
+from caster_bench.methods.augmented_views import Augmentation, ImageRange, Numbers, draw_seed
 from caster_bench.methods.gradient_method import GradientMethod, OptimizerName, cross_entropy
 from caster_bench.methods.network import (
     Network,

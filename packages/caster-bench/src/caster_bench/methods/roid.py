@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from caster.models.protocol import FrozenModel
-from caster_bench.methods.augmentation import Augmentation, ImageRange, Numbers
+from caster_bench.methods.augmented_views import Augmentation, ImageRange, Numbers
 from caster_bench.methods.gradient_method import (
     GradientMethod,
     OptimizerName,
@@ -32,8 +32,8 @@ class ROID(GradientMethod):
     Marsden et al. 2024. Samples nearer than average to the running mean of predictions are left
     out; the others are weighted by exp(diversity x certainty / `temperature`), both scaled to
     [0, 1] over the batch. Their soft likelihood ratio, and a symmetric cross-entropy between the
-    predictions of an augmented copy and their own, are reduced in one step; then every weight
-    moves to `momentum` of itself plus the rest of the source's. Logits are multiplied by the
+    predictions of an augmented copy and their own, are reduced in one step; then every weight is
+    averaged with the source's, which gets the share 1 - `momentum`. Logits are multiplied by the
     batch's mean prediction, smoothed, as a prior. All normalisation layers are learnt.
 
     Needs gradients, a second forward and backward pass of an augmented copy, and the values of

@@ -13,7 +13,7 @@ from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from caster.models.protocol import FrozenModel
-from caster_bench.methods.augmentation import Augmentation, ImageRange, Numbers
+from caster_bench.methods.augmented_views import Augmentation, ImageRange, Numbers
 from caster_bench.methods.gradient_method import GradientMethod, cross_entropy
 from caster_bench.methods.network import (
     Network,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from caster import state as states
 from caster.adapt.adapter import Adapter, check_frozen
 from caster.adapt.estimator import Caster
-from caster.adapt.image_features import ImageFeatures, activation_statistics_for, extract
+from caster.adapt.image_features import activation_statistics_for, extract
 from caster.adapt.source_moments import pair
 from caster.config import CHUNK_ELEMENTS, DEFAULT_LIMITS, Limits, Settings
 from caster.core.arrays import to_numpy
@@ -199,7 +199,7 @@ def fit_images(
     passes = _Passes(features, columns is not None, columns, progress)
     clf = Caster(**vars(settings)).fit_stream(passes, classes, sketch=sketch)
     warn_of_poor_head(clf.source_check_)
-    found = _moments(features, clf.moments_.counts) if measured else None
+    found = layer_moments(features.layers, clf) if measured else None
     states.save(bound_state(clf, model, columns, found), output, signer)
     return FittedImages(clf, features.unreadable, found)
 
@@ -261,10 +261,11 @@ def has_logits(file: FeatureFile, n_classes: int) -> bool:
     return tuple(first.shape[1:]) == (n_classes,)
 
 
-def _moments(features: ImageFeatures, counts: NDArray[Any]) -> Layers:  # (C,)
-    if features.layers is None:
+def layer_moments(sums: Layers | None, clf: Caster) -> Layers:
+    """Moments at the layers, as a state stores them, from their sums over the fitted images."""
+    if sums is None:
         raise CasterError("the layers were not measured on all images: fit again")
-    return rounded(features.layers, counts=counts)
+    return rounded(sums, counts=clf.moments_.counts)
 
 
 def check_output(output: Path, model: FrozenModel, images: Images) -> None:

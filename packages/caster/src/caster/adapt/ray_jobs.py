@@ -29,6 +29,7 @@ from caster.adapt.fitting import (
     check_classes,
     check_output,
     has_logits,
+    layer_moments,
     measures_layers,
     warn_of_poor_head,
 )
@@ -266,11 +267,7 @@ def fit_images_on_ray(
     clf, head, first = fit_blocks(
         pool, lambda: blocks, classes, settings, head_of, sketch, len(files), progress
     )
-    found = None
-    if measured:
-        if first.layers is None:
-            raise CasterError("the layers were not measured on all images: fit again")
-        found = rounded(first.layers, counts=clf.moments_.counts)
+    found = layer_moments(first.layers, clf) if measured else None
     states.save(bound_state(clf, model, head, found), output, signer)
     return FittedImages(clf, first.unreadable, found)
 

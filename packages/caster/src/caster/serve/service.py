@@ -24,7 +24,7 @@ from caster.errors import CasterError
 from caster.models.preprocessing import Preprocessing
 from caster.models.protocol import error_line
 from caster.serve.batcher import Batcher, InferAnswer, InferRequest, Outcome, Waiting
-from caster.serve.metrics import Metrics
+from caster.serve.server_metrics import Metrics
 from caster.serve.streams import ServedStream, StreamStore, count_batches, split
 from caster.serve.tensors import Failure, RequestError, Tensor, Tensors, datatype_of
 

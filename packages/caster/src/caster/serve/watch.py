@@ -21,7 +21,7 @@ from caster.core.adaptation import Adaptation
 from caster.core.betting import BettingTest
 from caster.errors import CasterError
 from caster.monitor import log, page
-from caster.monitor.metrics import metrics
+from caster.monitor.stream_metrics import metrics
 from caster.monitor.stream_monitor import StreamMonitor
 from caster.state import State
 
