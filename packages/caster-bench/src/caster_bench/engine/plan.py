@@ -23,6 +23,7 @@ from caster_bench.records.store import Record, cells_of, is_whole, read, read_ce
 from caster_bench.sweeps import Spec, Sweep, select
 
 Pair = tuple[str, str]  # backbone and data
+TOGETHER = 6  # cells of a stream that one worker runs, after one frozen pass
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +122,8 @@ def remove_stale(plan: Plan) -> int:
 def groups_of(specs: Sequence[Spec]) -> Iterator[Group]:
     """Group cells by stream, one backbone after another, and timed cells last.
 
-    A timed cell is a group of its own, so that it shares nothing.
+    A stream of many methods is several groups: each repeats the frozen pass, and together they
+    keep more than one worker busy. A timed cell is a group of its own, so that it shares nothing.
     """
     order: dict[Pair, int] = {}
     for spec in specs:
@@ -133,7 +135,9 @@ def groups_of(specs: Sequence[Spec]) -> Iterator[Group]:
     streams: dict[Spec, list[Spec]] = {}
     for spec in together:
         streams.setdefault(spec.stream, []).append(spec)
-    yield from map(tuple, streams.values())
+    for cells in streams.values():
+        for start in range(0, len(cells), TOGETHER):
+            yield tuple(cells[start : start + TOGETHER])
     yield from ((spec,) for spec in specs if spec.alone)
 
 

@@ -42,7 +42,7 @@ HOW = (
     "family and equals the frozen head exactly. Two conventions: the paper averages nineteen "
     "corruptions at five severities, most published tables fifteen at severity 5."
 )
-FAMILIES = {"batch": "BN", "layer": "LN"}
+FAMILIES = {"batch": "BN", "batch-plain": "BN, plain", "layer": "LN"}
 ALL, FIFTEEN = "all", "fifteen"
 PAPER = {((name, severity),) for name in GROUPS["all"] for severity in SEVERITIES}
 PUBLISHED = {((name, 5),) for name in REPORTED}

@@ -38,7 +38,7 @@ SEVERITIES = (1, 2, 3, 4, 5)
 SCHEDULES = ("each", "continual", "gradual", "mixed")
 RECURRING = "recurring"  # a continual stream that goes through its conditions again
 LAST = ("keep", "drop")
-FAMILIES = ("batch", "layer")
+FAMILIES = ("batch", "batch-plain", "layer")
 ORDERS: dict[str, tuple[str, ...]] = {  # and their settings
     "shuffled": (),
     "file": (),
@@ -202,7 +202,7 @@ class Backbone:
     """A model in a sweep."""
 
     name: str
-    family: str  # normalisation: "batch" or "layer"
+    family: str  # normalisation, and "batch-plain" for a network trained with crops and flips only
     checkpoint: str  # from `caster bench train`, relative to a run's root; or timm:NAME
     architecture: str | None = None  # required one; None: as the checkpoint says
     group: str | None = None  # shared by one backbone trained with several seeds
