@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 import shlex
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -105,6 +106,20 @@ def test_the_readme_table_has_the_figures_of_the_records():
         with (tables / f"corruption-all-{data}-C-star.csv").open() as file:
             recorded = {row["method"]: float(row[family]) for row in csv.DictReader(file)}
         assert cells == [f"{recorded[method]:.1f}" for method in methods], title
+
+
+def test_the_readme_is_short_and_its_images_reach_the_package_index():
+    """The index resolves no relative link: once there is a repository, images must name it."""
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 120
+    package = tomllib.loads((ROOT / "packages" / "caster" / "pyproject.toml").read_text())[
+        "project"
+    ]
+    repository = package["urls"].get("Repository")
+    images = re.findall(r"!\[[^]]+\]\(([^)]+)\)", text)
+    assert images
+    if repository is not None:
+        assert all(image.startswith("https://") for image in images), repository
 
 
 def anchors(path: Path) -> set[str]:
