@@ -113,7 +113,7 @@ def three_streams(canvas: Canvas, results: Results, ink: str) -> None:
     for axes, story in zip(digits, results.acts, strict=True):
         first = next(batch_images(story.stream, split_digits()))[:8]
         axes.imshow(
-            np.hstack(np.pad(first, ((0, 0), (0, 0), (0, 1)))),
+            np.concatenate(np.pad(first, ((0, 0), (0, 0), (0, 1))), axis=1),
             cmap="gray",
             vmax=WHITE,
             interpolation="nearest",
