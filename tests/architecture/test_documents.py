@@ -140,6 +140,12 @@ def test_links_lead_somewhere(path):
             assert not anchor or anchor in anchors(target), link
 
 
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_python_in_the_documents_is_python(path):
+    for code in re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL):
+        compile(code, path.name, "exec")
+
+
 def test_every_command_and_option_named_in_the_documents_exists():
     commands = get_command(app).commands
     text = "".join(path.read_text() for path in DOCUMENTS)
