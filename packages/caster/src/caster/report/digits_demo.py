@@ -324,25 +324,26 @@ class Results:
         """The three streams that tell the story: shuffled, shifted, sorted."""
         found = dict(zip(PLANS, self.streams, strict=True))
         clean, hazy, ordered = (found[plan] for plan in ACTS)
+        harm = clean.accuracy("frozen") - hazy.accuracy("frozen")
         return (
             Story(
                 "Clean, shuffled",
                 clean,
-                f"Nothing has changed, and adaptation changes little: {_change(clean)} points. The "
-                f"verdict {_decisions(clean)}.",
+                "Nothing has changed, and adaptation changes little: "
+                f"{in_points(-_loss(clean))} points. The verdict {_decisions(clean)}.",
             ),
             Story(
                 "Shifted by haze",
                 hazy,
-                f"Haze costs the frozen network {_points(clean, hazy)} points; adaptation changes "
-                f"that by {_change(hazy)}. The verdict {_decisions(hazy)}.",
+                f"Haze costs the frozen network {100 * harm:.1f} points, and adaptation brings "
+                f"{-100 * _loss(hazy):.1f} of them back. The verdict {_decisions(hazy)}.",
             ),
             Story(
                 "Clean, sorted by class",
                 ordered,
-                "A batch of one or two classes looks shifted and is not: adaptation would change "
-                f"accuracy by {_change(ordered)} points. The verdict {_decisions(ordered)}, and "
-                "the frozen answers stand.",
+                "A batch of one or two classes looks shifted and is not: adaptation would cost "
+                f"{100 * _loss(ordered):.1f} points. The verdict {_decisions(ordered)}, and the "
+                "frozen answers stand.",
             ),
         )
 
@@ -394,14 +395,9 @@ class Results:
         return Story(title, stream, sentence)
 
 
-def _change(stream: Stream) -> str:
-    """Points that adaptation changes on a stream, whatever the verdict."""
-    return in_points(stream.accuracy("ungated") - stream.accuracy("frozen"))
-
-
-def _points(before: Stream, after: Stream) -> str:
-    """Points of accuracy that the frozen network loses from one stream to another."""
-    return f"{100 * (before.accuracy('frozen') - after.accuracy('frozen')):.1f}"
+def _loss(stream: Stream) -> float:
+    """Accuracy that adaptation loses on a stream, whatever the verdict."""
+    return stream.accuracy("frozen") - stream.accuracy("ungated")
 
 
 def _decisions(stream: Stream) -> str:
