@@ -43,8 +43,9 @@ bench: .venv/dev  ## speed and memory, as ratios against peers in the same run
 
 figures: .venv/dev  ## redraw the figures in docs
 	$(BIN)/python docs/make_results.py
-	$(BIN)/python docs/make_demo.py
+	$(BIN)/python -m docs.make_demo
 	$(BIN)/python docs/make_corruptions.py
+	$(BIN)/python docs/make_architecture.py
 	$(BIN)/python -m docs.make_monitor
 	$(BIN)/python docs/make_gallery.py
 	npm install --no-save onnxruntime-web

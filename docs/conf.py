@@ -58,14 +58,12 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
     "sphinx_gallery.gen_gallery",
-    "sphinxcontrib.mermaid",
 ]
 
 # --- Markdown ---------------------------------------------------------------------------------
 
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
-myst_fence_as_directive = ["mermaid"]
 suppress_warnings = ["myst.header"]  # reports start their sections below the second level
 copybutton_prompt_text = "$ "
 

@@ -1,23 +1,38 @@
-"""Draw docs/demo.png from a fresh run of the demo."""
+"""Write docs/demo.png, the demo's page in a real browser, and docs/demo-shifts.png, two figures.
 
+python -m docs.make_demo
+"""
+
+import tempfile
 from pathlib import Path
 
 from matplotlib.figure import Figure
+from tests.support.browser import browsing
 
 from caster.io.files import replacing
 from caster.report import demo_page, digits_demo
 
+HERE = Path(__file__).parent
 INK = "#1b1f24"
 
 
 def main() -> None:
-    """Both figures of the demo's page, side by side."""
+    """Run the demo once; take its page down to the verdicts, and draw its other figures."""
     results = digits_demo.run()
+    with tempfile.TemporaryDirectory() as folder, browsing() as browser:
+        page = Path(folder, "page.html")
+        demo_page.write(results, page)
+        browser.resize(1100, 900, scale=1.5)
+        browser.open(page.as_uri())
+        end = browser.evaluate("document.querySelectorAll('h2')[2].offsetTop")
+        browser.resize(1100, end, scale=1.5)
+        with replacing(HERE / "demo.png") as temporary:
+            temporary.write_bytes(browser.screenshot(whole=False))
     image = Figure(figsize=(13.6, 5.4), layout="constrained", facecolor="white")
     left, right = image.subfigures(1, 2, width_ratios=(7.6, 6.0), wspace=0.03)
     demo_page.accuracy_by_severity(left, results, INK)
     demo_page.certificate_against_gain(right, results, INK)
-    with replacing(Path(__file__).with_name("demo.png")) as temporary:
+    with replacing(HERE / "demo-shifts.png") as temporary:
         image.savefig(temporary, format="png", dpi=130)
 
 

@@ -1,6 +1,6 @@
 """
-Compile to ONNX
-===============
+Compile to ONNX, and run it in a browser
+========================================
 
 ``caster compile`` puts a frozen ONNX classifier and its state into one file that adapts itself
 wherever ONNX Runtime runs: on a server, on a phone, in a browser. Whoever runs it needs neither
@@ -86,3 +86,7 @@ bottom.set(xlabel="batch of 32 images", ylabel="ratio", ylim=(0, 1.2))
 for axes in (top, bottom):
     axes.spines[["top", "right"]].set_visible(False)
 plt.show()
+
+# %%
+# The same file runs in a browser, with onnxruntime-web and no server behind it:
+# :doc:`/docs/browser` shows a page that does, and ``examples/browser`` builds it.

@@ -23,6 +23,7 @@ from caster.config import Settings
 from caster.report.doctor import BATCH_SIZES, diagnose
 from caster.state.source_check import SourceCheck
 from tests.conftest import few_samples, problem
+from tests.support import problem as small_network
 
 NAMES = np.array(["ant", "bee", "cat", "dog", "eel"])
 
@@ -426,3 +427,23 @@ def test_logits_of_a_bound_state_are_the_models(files, source, tmp_path):
     frozen = [row["frozen"] for row in rows_of(tmp_path / "o.csv")]
     assert frozen == NAMES[y[:150]].tolist()
     assert summary.rows == 150
+
+
+def test_the_doctor_tells_of_layers_before_features(tmp_path):
+    images, labels = small_network.make_images(240, seed=2)
+    batches = zip(np.split(images, 4), np.split(labels, 4), strict=True)
+    adapter = caster.fit(small_network.model(), batches)
+    adapter.save(tmp_path / "s.caster")
+    found = diagnose(tmp_path / "s.caster", 64)
+    sites, channels, counts = found.layers.sites, found.layers.channels, np.bincount(labels)
+    assert sites == len(adapter.state.layers)
+    assert channels == sum(len(site.mean) for site in adapter.state.layers.values())
+    assert found.layers.images == (counts.min(), counts.max())
+    words = found.sentences()
+    assert f"{sites} layer sites with {channels} channels" in words[0]
+    below = [i for i, line in enumerate(words) if "concerns transport of features" in line]
+    features = [i for i, line in enumerate(words) if line.startswith("N = 240")]
+    assert below < features
+    few = replace(found.layers, images=(3, 9))
+    assert "classes of few images lean on the others" in " ".join(few.sentences())
+    assert "without moments per class" in replace(few, images=None).sentences()[0]

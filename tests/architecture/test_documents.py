@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 import shlex
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -107,6 +108,20 @@ def test_the_readme_table_has_the_figures_of_the_records():
         assert cells == [f"{recorded[method]:.1f}" for method in methods], title
 
 
+def test_the_readme_is_short_and_its_images_reach_the_package_index():
+    """The index resolves no relative link: once there is a repository, images must name it."""
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 120
+    package = tomllib.loads((ROOT / "packages" / "caster" / "pyproject.toml").read_text())[
+        "project"
+    ]
+    repository = package["urls"].get("Repository")
+    images = re.findall(r"!\[[^]]+\]\(([^)]+)\)", text)
+    assert images
+    if repository is not None:
+        assert all(image.startswith("https://") for image in images), repository
+
+
 def anchors(path: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", path.read_text(), re.MULTILINE)
@@ -123,6 +138,12 @@ def test_links_lead_somewhere(path):
             target = path.parent / name if name else path
             assert target.exists(), link
             assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_python_in_the_documents_is_python(path):
+    for code in re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL):
+        compile(code, path.name, "exec")
 
 
 def test_every_command_and_option_named_in_the_documents_exists():

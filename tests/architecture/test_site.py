@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import runpy
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +82,39 @@ def test_an_example_runs(monkeypatch):
     assert reasons == sorted(reasons)  # accepted, then class_order: as the example says
     assert set(reasons) == {"accepted", "class_order"}
     names["plt"].close("all")
+
+
+def test_every_cell_of_the_notebook_runs_and_ends_in_what_a_notebook_shows(tmp_path, monkeypatch):
+    import matplotlib
+
+    matplotlib.use("agg")
+    monkeypatch.chdir(tmp_path)
+    notebook = json.loads((ROOT / "examples" / "notebook.ipynb").read_text())
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert not any(cell["outputs"] or cell["execution_count"] for cell in cells)
+    names: dict[str, object] = {}
+    shown = []
+    for cell in cells:
+        body = ast.parse("".join(cell["source"])).body
+        last = body.pop() if isinstance(body[-1], ast.Expr) else None
+        exec(compile(ast.Module(body, []), "cell", "exec"), names)
+        if last is not None:
+            shown.append(eval(compile(ast.Expression(last.value), "cell", "eval"), names))
+    titles = [re.findall("<b>(.*?)</b>", v._repr_html_()) for v in shown if v is not None]
+    assert titles == [["Adapter"], ["Adaptation"], ["Verdict"], ["Stream"]]
+    assert np.mean(names["adapted"]) > np.mean(names["frozen"]) + 0.1
+    names["plt"].close("all")
+
+
+def test_the_diagram_of_layers_is_the_one_that_import_linter_checks():
+    drawn = runpy.run_path(str(DOCS / "make_architecture.py"))
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    for package, layers in (("caster", drawn["CASTER"]), ("caster_bench", drawn["BENCH"])):
+        (checked,) = (
+            c["layers"] for c in contracts["contracts"] if c.get("containers") == [package]
+        )
+        boxes = [{title for title, _ in layer} for layer in layers]
+        assert boxes == [set(layer.split(" | ")) for layer in checked]
 
 
 @pytest.mark.parametrize("page", ["torch", "streams-of-one", "correlated-streams", "features"])

@@ -140,7 +140,7 @@ def test_doctor_speaks(folder):
 def test_demo_prints_and_writes(tmp_path):
     result = run("demo", "-o", tmp_path / "page.html")
     assert result.exit_code == 0
-    for part in ("sorted by class", "The gate saves", "The gate costs", "haze 5"):
+    for part in ("Clean, shuffled", "Shifted by haze", "sorted by class", "The verdict costs"):
         assert part in result.stdout
     assert "<html" in (tmp_path / "page.html").read_text()
 
@@ -153,6 +153,18 @@ def test_every_command_explains_itself(command):
     result = run(*command, "--help")
     assert result.exit_code == 0
     assert "Usage:" in result.stdout
+
+
+def test_without_arguments_the_first_steps_are_commands_that_exist():
+    result = run()
+    assert result.exit_code == 0
+    lines = re.findall(r"^  (caster \w+.*?)(?:  .*)$", result.stdout, re.MULTILINE)
+    assert [line.split()[1] for line in lines] == ["demo", "fit", "doctor", "evaluate", "predict"]
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    for line in lines:  # a usage error would exit with 2; a missing file exits with 1
+        if "demo" not in line:
+            command = run(*line.replace("--model M", "--model none.onnx").split()[1:])
+            assert command.exit_code == 1, command.output
 
 
 def test_version():

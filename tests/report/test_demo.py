@@ -2,14 +2,15 @@
 
 import re
 import sys
+from dataclasses import replace
 from html import unescape
 
 import numpy as np
 import pytest
 
 from caster import Caster, CasterError
-from caster.core.verdict import Verdict
-from caster.report import CLASSIFIERS, demo_page
+from caster.core.verdict import Verdict, reject
+from caster.report import demo_page
 from caster.report import digits_demo as demo
 from caster.report.digits_demo import Plan, Results, Stream
 from caster.report.evaluation_results import Batch
@@ -39,7 +40,7 @@ def html(results):
 
 def of_size(size, frozen, ungated, gated, *, accepted):
     verdict = Verdict(accepted, "accepted" if accepted else "ratio", 0.5, 9, 3)
-    right = {"frozen": frozen, "source_gda": frozen, "ungated": ungated, "gated": gated}
+    right = {"frozen": frozen, "ungated": ungated, "gated": gated}
     return Batch(size, 3, right, verdict)
 
 
@@ -107,13 +108,12 @@ def test_a_stream_run_again_alone_is_identical(results, parts):
 def test_accuracies_recomputed_by_hand(results, parts):
     data, network, clf = parts
     plan, found = demo.PLANS[10], results.streams[10]
-    right = dict.fromkeys(("frozen", "source_gda", "ungated", "gated"), 0)
+    right = dict.fromkeys(demo.ANSWERS, 0)
     images = demo.shifted(data.target, plan.shift, plan.severity)
     for rows in demo.batch_rows(plan, data.target_labels):
         (features, logits), labels = network(images[rows]), data.target_labels[rows]
         out = clf.adapt(features, head_logits=logits)
         right["frozen"] += (logits.argmax(axis=1) == labels).sum()
-        right["source_gda"] += (clf.source_scores(features).argmax(axis=1) == labels).sum()
         right["ungated"] += (out.adapted.argmax(axis=1) == labels).sum()
         right["gated"] += (
             (out.adapted if out.verdict.accepted else logits).argmax(axis=1) == labels
@@ -142,37 +142,58 @@ def test_progress_counts_every_step_once(results, steps):
     assert {of for _, of, _ in steps} == {total}
 
 
-def test_the_gate_both_saves_and_costs_and_says_so(results):
-    saves, costs = results.saves.stream, results.costs.stream
-    assert saves is not None
-    assert costs is not None
+def test_the_story_is_shuffled_then_shifted_then_sorted(results):
+    shuffled, shifted, ordered = (story.stream for story in results.acts)
+    assert shuffled == results.clean
+    assert (shuffled.severity, shuffled.order) == (0, "shuffled")
+    assert (shifted.shift, shifted.order) == ("haze", "shuffled")
+    assert (ordered.severity, ordered.order) == (0, "sorted by class")
+    assert shifted.accuracy("gated") > shifted.accuracy("frozen") + 0.1
+    assert ordered.accuracy("gated") > ordered.accuracy("ungated") + 0.5
+    gained = 100 * (shifted.accuracy("gated") - shifted.accuracy("frozen"))
+    saved = 100 * (ordered.accuracy("gated") - ordered.accuracy("ungated"))
+    assert [int(number) for number in re.findall(r"\d+", results.headline)] == [
+        round(gained), round(saved),
+    ]  # fmt: skip
 
-    def saved(stream):
-        return stream.accuracy("gated") - stream.accuracy("ungated")
 
-    assert saved(saves) > 0 > saved(costs)
-    assert all(saved(costs) <= saved(stream) <= saved(saves) for stream in results.streams)
-    for story in (results.saves, results.costs):
+def test_the_verdict_is_wrong_in_both_ways_and_the_demo_says_so(results):
+    for story, better, worse in (
+        (results.costs, "ungated", "gated"),
+        (results.misses, "frozen", "gated"),
+    ):
+        assert story is not None
+        lost = [s.accuracy(better) - s.accuracy(worse) for s in results.streams]
+        assert max(lost) == story.stream.accuracy(better) - story.stream.accuracy(worse) > 0
         assert story.stream.words in story.sentence
-        for classifier in ("frozen", "ungated", "gated"):
-            assert f"{story.stream.accuracy(classifier):.1%}" in story.sentence
+        for answer in demo.ANSWERS:
+            assert f"{story.stream.accuracy(answer):.1%}" in story.sentence
 
 
-def test_a_run_without_such_a_stream_says_so(results):
+def test_a_run_without_mistakes_has_none_to_tell(results):
     batch = of_size(4, frozen=3, ungated=3, gated=3, accepted=True)
     plain = Results(0, results.settings, (Stream("clean", 0, 4, "shuffled", (batch,)),))
-    for story in plain.stories:
-        assert story.stream is None
-        assert "on no stream" in story.sentence
+    assert plain.costs is None
+    assert plain.misses is None
 
 
 def test_a_story_names_the_reasons_of_rejection(results):
     batches = (
-        of_size(4, frozen=4, ungated=0, gated=4, accepted=False),
+        of_size(4, frozen=2, ungated=3, gated=2, accepted=False),
         of_size(4, frozen=2, ungated=3, gated=3, accepted=True),
     )
     found = Results(0, results.settings, (Stream("blur", 2, 4, "shuffled", batches),))
-    assert "rejected 1 of 2 batches (certificate above tau: 1)" in found.saves.sentence
+    assert "rejects 1 of 2 batches (certificate above tau)" in found.costs.sentence
+
+
+def test_a_verdict_is_explained_with_its_own_evidence(results):
+    accepted = of_size(64, frozen=3, ungated=4, gated=4, accepted=True)
+    words = demo.explained(accepted, results.settings)
+    for part in ("9 of 64 samples", "in 3 classes", "0.50", "adapted answers are returned"):
+        assert part in words
+    alone = replace(accepted, verdict=reject("batch_too_small"))
+    assert "a batch of one" in demo.explained(alone, results.settings)
+    assert "inf" not in demo.explained(alone, results.settings)
 
 
 def test_the_page_loads_nothing(html):
@@ -182,20 +203,24 @@ def test_the_page_loads_nothing(html):
     assert not re.search(r"https?://|<script|<link|<iframe", html)
 
 
-def test_the_page_shows_both_figures_with_words_for_those_who_cannot_see_them(html):
+def test_the_page_shows_three_figures_with_words_for_those_who_cannot_see_them(html):
     images = re.findall(r'<img alt="([^"]+)" src="data:image/svg\+xml;base64,[^"]{1000,}">', html)
-    assert len(images) == 2
+    assert len(images) == 3
 
 
-def test_the_page_has_every_row_story_and_constant(html, results):
+def test_the_page_has_headline_verdicts_every_row_and_constant(html, results):
     rows = re.findall(r'<tr><th scope="row">(.*?)</th>(.*?)</tr>', html)
     assert len(rows) == len(results.streams) + len(vars(results.settings))
     for (name, cells), stream in zip(rows, results.streams, strict=False):
         assert name == stream.name
-        for classifier in CLASSIFIERS:
+        for classifier in demo.ANSWERS:
             assert f"<td>{100 * stream.accuracy(classifier):.1f}</td>" in cells
     text = unescape(html)
-    assert all(story.sentence in text for story in results.stories)
+    assert all(story.sentence in text for story in (*results.acts, results.costs, results.misses))
+    assert results.headline in text
+    for story in results.acts:
+        explained = (demo.explained(batch, results.settings) for batch in story.stream.batches)
+        assert any(words in text for words in explained)
     assert not re.search(r"{[{%]|[%}]}", re.sub(r'"data:[^"]+"', "", text))  # no placeholder
 
 

@@ -296,9 +296,28 @@ def test_the_conclusion_says_whether_to_use_it(right, low, high, opening, gain):
     assert found.to_json()["conclusion"] == found.conclusion
 
 
-def test_the_conclusion_says_that_every_batch_was_rejected():
-    found = of_labels([np.arange(64)])
+@pytest.mark.parametrize(
+    ("right", "reason", "told"),
+    [
+        (40, "ratio", "It is right: adapting anyway would lose 15.6 points."),
+        (50, "ratio", "Adapting anyway would change 0.0 points."),
+        (60, "ratio", "would gain 15.6 points: if other data are like these, raise `--tau`"),
+        (60, "class_order", "gain 15.6 points: a safeguard rejects (`class_order`)"),
+    ],
+)
+def test_where_every_batch_is_rejected_the_conclusion_says_what_that_costs(right, reason, told):
+    found = of_labels([np.arange(64)], Verdict(False, reason, 1.5, 9, 3))
+    scores = {**found.scores, "frozen": replace(found.scores["frozen"], accuracy=50 / 64)}
+    scores["ungated"] = replace(found.scores["ungated"], accuracy=right / 64)
+    found = replace(found, scores=scores)
     assert found.conclusion.startswith("It makes no difference here: the gate rejects every batch")
+    assert told in found.conclusion
+
+
+def test_advice_about_order_depends_on_the_mechanism():
+    ordered = of_labels(np.split(np.repeat(np.arange(4), 50), 4))
+    assert "mix the classes" in ordered.warning
+    assert "keep it" in replace(ordered, mechanism=layer_transport({})).warning
 
 
 def test_a_source_that_turns_transport_off_is_named_unless_forced_or_layers():

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 
+import caster
 from caster import Caster
 from caster.core.notebook import html_table
-from caster.core.verdict import reject
+from caster.core.verdict import Verdict, reject
+from tests.support import problem
 
 
 def rows_of(html: str) -> dict[str, str]:
@@ -44,7 +47,29 @@ def test_a_state_shows_its_source_and_what_it_is_bound_to():
     rows = rows_of(example()[0]._state._repr_html_())
     assert rows["source"] == "60 samples of 3 classes"
     assert rows["features"] == "4, of which 2 directions are stored"
-    assert rows["model"] == "not bound"
+    assert rows["bound to model"] == "not bound"
+
+
+def test_a_resting_stream_shows_that_nothing_was_measured():
+    rows = rows_of(Verdict(True, "rest", math.nan)._repr_html_())
+    assert rows == {
+        "verdict": "accepted: not compared, the last verdict stands",
+        "ratio": "not measured",
+    }
+
+
+def test_an_adapter_and_its_streams_show_what_they_are():
+    images, labels = problem.make_images(120, seed=2)
+    adapter = caster.fit(problem.model(), [(images, labels)])
+    rows = rows_of(adapter._repr_html_())
+    assert rows["model"] == adapter.model.name
+    assert rows["mechanism"] == "layers"
+    assert rows_of(adapter.state._repr_html_()).items() <= rows.items()
+    stream = adapter.new_stream()
+    stream(images[:40])
+    assert rows_of(stream._repr_html_()) == {
+        "samples so far": "40", "mechanism": "layers", "decided by labels": "no",
+    }  # fmt: skip
 
 
 def test_text_is_escaped():

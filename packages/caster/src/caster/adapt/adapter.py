@@ -23,6 +23,7 @@ from caster.core.adaptation import Adaptation
 from caster.core.arrays import as_real_array
 from caster.core.betting import ALPHA, BettingTest
 from caster.core.linalg import Array, on_gpu
+from caster.core.notebook import html_table
 from caster.errors import CasterError
 from caster.io import signed_tensors
 from caster.io.signed_tensors import Key
@@ -131,6 +132,10 @@ class Adapter:
 
     def __repr__(self) -> str:
         return f"Adapter({self.model!r}, {self.state!r}, mechanism={self.mechanism!r})"
+
+    def _repr_html_(self) -> str:
+        rows = {"model": self.model.name, "mechanism": self.mechanism, **self.state.summary()}
+        return html_table("Adapter", rows)
 
     def __call__(self, batch: Any) -> Adaptation:
         """Adapt to one batch, independently of earlier ones.
@@ -344,6 +349,14 @@ class Stream:
 
     def __repr__(self) -> str:
         return f"Stream({self.samples:,} samples, mechanism={self.adapter.mechanism!r})"
+
+    def _repr_html_(self) -> str:
+        rows = {
+            "samples so far": f"{self.samples:,}",
+            "mechanism": self.adapter.mechanism,
+            "decided by labels": "no" if self.betting.position == "open" else self.betting.position,
+        }
+        return html_table("Stream", rows)
 
     def __call__(self, batch: Any, outputs: Outputs | None = None) -> Adaptation:
         """Adapt to the next batch; `outputs` are the frozen model's for it, if known already.

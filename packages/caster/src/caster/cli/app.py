@@ -18,10 +18,23 @@ from caster.cli import cache, compile, demo, evaluate, fit, inspect, monitor, pr
 from caster.cli.console import Warnings, errors, option_of, say
 from caster.errors import MAKE_ROOM, CasterError, is_disk_full, machine_message
 
+FIRST_STEPS = """\
+Adapt a frozen classifier to the data it meets, and say when not to.
+
+  caster demo                                       see it work, in seconds
+  caster fit --model M TRAIN -o m.caster            learn the source, once
+  caster doctor m.caster                            see what to expect
+  caster evaluate --model M m.caster TEST           measure whether it helps
+  caster predict --model M m.caster NEW -o out.csv  answers with verdicts
+
+M is an .onnx file (with --preprocessing FILE.toml), timm:NAME, hf:FOLDER or
+FILE.py:FACTORY. TRAIN and TEST hold a folder of images per class.
+All commands: caster --help"""
+
 app = typer.Typer(
     name="caster",
     help="Adapt a frozen classifier to the data it meets, and say when not to.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -89,11 +102,13 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show version.")
     ] = False,
 ) -> None:
-    pass
+    if context.invoked_subcommand is None:
+        say(FIRST_STEPS)
 
 
 def main() -> None:

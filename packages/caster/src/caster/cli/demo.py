@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
-from caster.cli.console import output, progress_bar, say
+from caster.cli.console import new_table, output, progress_bar, say
 from caster.io.files import check_writable
-from caster.report import CLASSIFIERS, check_can_draw
+from caster.report import check_can_draw
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from caster.report.digits_demo import Results
 
 
@@ -23,9 +22,10 @@ def demo(
         Path, typer.Option("--output", "-o", metavar="PAGE", help="HTML page to write.")
     ] = Path("caster-demo.html"),
 ) -> None:
-    """Freeze a small digit classifier, shift its data, and watch the gate at work.
+    """Show on digits what adaptation gains and when its verdict says no, in seconds.
 
-    Prints one row per stream, and writes one self-contained page with the figures.
+    A small frozen network meets a shuffled, a shifted and a sorted stream. Prints one row per
+    stream, and writes one self-contained page with figures and the verdicts in words.
     """
     from caster.report.digits_demo import run, write_page
 
@@ -34,26 +34,25 @@ def demo(
     with progress_bar() as progress:
         results = run(lambda done, total, step: progress("streaming digits", done, total))
     write_page(results, page)
+    say(results.headline)
     output.print(_table(results))
-    for story in results.stories:
-        output.print(f"{story.sentence}\n", highlight=False)
-    say(f"Figures: {page}")
+    for story in (*results.acts, results.costs):
+        if story is not None:
+            output.print(f"- {story.sentence}", highlight=False)
+    say(f"\nFigures, and the verdicts explained: {page}")
 
 
 def _table(results: Results) -> Table:
-    title = "Accuracy in percent, one row per stream"
-    table = Table(
-        title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True
+    from caster.report.digits_demo import ANSWERS
+
+    numbers = ("frozen", "adapted", "returned", "accepted")
+    table = new_table(
+        "stream",
+        *numbers,
+        numbers=numbers,
+        title="Accuracy in percent; returned: adapted where accepted",
     )
-    table.add_column("stream", no_wrap=True)
-    for heading in ("batch", "frozen", "GDA", "ungated", "gated", "accepted", "ratio"):
-        table.add_column(heading, justify="right", no_wrap=True, min_width=len(heading))
-    for stream in results.streams:
-        table.add_row(
-            stream.name if stream.order == "shuffled" else f"{stream.name}, {stream.order}",
-            str(stream.batch_size),
-            *(f"{100 * stream.accuracy(classifier):.1f}" for classifier in CLASSIFIERS),
-            f"{stream.acceptance:.0%}",
-            f"{stream.ratio:.2f}" if math.isfinite(stream.ratio) else "none",
-        )
+    for title, stream in ((story.title, story.stream) for story in results.acts):
+        accuracies = (f"{100 * stream.accuracy(name):.1f}" for name in ANSWERS)
+        table.add_row(title, *accuracies, f"{stream.acceptance:.0%}")
     return table

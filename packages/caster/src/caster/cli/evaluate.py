@@ -66,7 +66,7 @@ def evaluate(
     mechanism: MechanismOption = "auto",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the shuffle.")] = 0,
     in_order: Annotated[
-        bool, typer.Option("--in-order", help="Keep the order of the data.")
+        bool, typer.Option("--in-order", help="Keep the order of the data, as predict does.")
     ] = False,
     skip_unreadable: SkipUnreadable = False,
     data_root: DataRoot = None,

@@ -36,6 +36,11 @@ REASONS: dict[Reason, str] = {  # of the certificate and the safeguards of last-
     "source_check": "transport is off for this state: it falls short of the head on the source",
     "class_order": "classes come in runs, or are too few for the mixture of the source",
 }
+OTHER_REASONS: dict[Reason, str] = {  # of streams, and of aligned layers
+    "implausible": "no sample of the batch could be an image",
+    "rest": "not compared, the last verdict stands",
+    "feedback": "labels of the stream decided",
+}
 UNTRANSPORTED: frozenset[Reason] = frozenset({"batch_too_small", "numerical"})
 DECIDED: frozenset[Reason] = frozenset(  # the reasons of `decide`, less a numerical failure
     {"accepted", "ratio", "min_samples", "min_classes", "no_confident_class"}
@@ -85,8 +90,10 @@ class Verdict:
         {'verdict': 'rejected: certificate above tau', 'ratio': '1.2'}
         """
         decided = "accepted" if self.accepted else "rejected"
-        why = "" if self.reason == decided else f": {REASONS.get(self.reason, self.reason)}"
-        found = {"verdict": decided + why, "ratio": f"{self.ratio:.4g}"}
+        words = REASONS | OTHER_REASONS
+        why = "" if self.reason == decided else f": {words.get(self.reason, self.reason)}"
+        ratio = "not measured" if math.isnan(self.ratio) else f"{self.ratio:.4g}"
+        found = {"verdict": decided + why, "ratio": ratio}
         if self.confident:
             found["confident samples"] = f"{self.confident}, in {self.classes} classes"
         return found

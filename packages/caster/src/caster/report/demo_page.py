@@ -1,16 +1,26 @@
-"""The demo's results as one self-contained HTML page, with its two figures; no pyplot."""
+"""The demo's results as one self-contained HTML page, with its three figures; no pyplot."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from matplotlib.ticker import PercentFormatter
+import numpy as np
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from caster._version import __version__
 from caster.core.verdict import REASONS
-from caster.report import CLASSIFIERS, figures, html
-from caster.report.figures import LINE_STYLES, TRANSPORT_TERMS, CertificateAxis, dress, legend
+from caster.report import figures, html
+from caster.report.digits_demo import ANSWERS, WHITE, batch_images, explained, split_digits
+from caster.report.figures import (
+    LINE_STYLES,
+    VERDICTS,
+    CertificateAxis,
+    dress,
+    kind_of,
+    legend,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,6 +28,9 @@ if TYPE_CHECKING:
     from caster.report.digits_demo import Results, Story, Stream
     from caster.report.evaluation_results import Batch
     from caster.report.figures import Canvas
+
+TERMS = replace(figures.TRANSPORT_TERMS, noun="adaptation")
+STYLES = {name: replace(LINE_STYLES[name], label=words) for name, words in ANSWERS.items()}
 
 
 def write(results: Results, path: str | os.PathLike[str]) -> None:
@@ -31,8 +44,12 @@ def render(results: Results) -> str:
         html.HERE,
         "demo.html",
         results=results,
-        summary=results.summary,
-        stories=list(zip(("saves", "costs", "misses"), results.stories, strict=True)),
+        acts=[_card(story, results) for story in results.acts],
+        streams=html.figure(
+            lambda canvas, ink: three_streams(canvas, results, ink),
+            "Accuracy per batch. " + " ".join(story.sentence for story in results.acts),
+            height=4.2,
+        ),
         accuracy=html.figure(
             lambda canvas, ink: accuracy_by_severity(canvas, results, ink),
             _accuracy_in_words(results),
@@ -40,7 +57,7 @@ def render(results: Results) -> str:
         ),
         certificate=html.figure(
             lambda canvas, ink: certificate_against_gain(canvas, results, ink),
-            figures.certificate_in_words(_batches(results), "frozen", TRANSPORT_TERMS),
+            figures.certificate_in_words(_batches(results), "frozen", TERMS),
             height=5.2,
         ),
         n_target=sum(batch.size for batch in results.clean.batches),
@@ -58,12 +75,28 @@ def _batches(results: Results) -> list[Batch]:
     return [batch for stream in results.streams for batch in stream.batches]
 
 
+def _card(story: Story, results: Results) -> dict[str, object]:
+    """A stream in a card: its accuracies, and the verdict on its median batch in words."""
+    stream = story.stream
+    typical = sorted(stream.batches, key=lambda batch: batch.verdict.ratio)[
+        len(stream.batches) // 2
+    ]
+    return {
+        "title": story.title,
+        "sentence": story.sentence,
+        "numbers": [f"{100 * stream.accuracy(name):.1f}" for name in ANSWERS],
+        "acceptance": f"{stream.acceptance:.0%}",
+        "verdict": typical.verdict,
+        "explained": explained(typical, results.settings),
+    }
+
+
 def _row(stream: Stream) -> tuple[str, ...]:
     return (
         stream.name,
         str(stream.batch_size),
         stream.order,
-        *(f"{100 * stream.accuracy(classifier):.1f}" for classifier in CLASSIFIERS),
+        *(f"{100 * stream.accuracy(name):.1f}" for name in ANSWERS),
         f"{stream.acceptance:.0%}",
         html.certificate(stream.ratio),
         ", ".join(
@@ -74,17 +107,50 @@ def _row(stream: Stream) -> tuple[str, ...]:
     )
 
 
+def three_streams(canvas: Canvas, results: Results, ink: str) -> None:
+    """Plot accuracy along the three streams of the story, their first digits and verdicts."""
+    digits, panels = canvas.subplots(2, 3, sharey="row", height_ratios=(1, 5))
+    for axes, story in zip(digits, results.acts, strict=True):
+        first = next(batch_images(story.stream, split_digits()))[:8]
+        axes.imshow(
+            np.concatenate(np.pad(first, ((0, 0), (0, 0), (0, 1))), axis=1),
+            cmap="gray",
+            vmax=WHITE,
+            interpolation="nearest",
+        )
+        axes.set_axis_off()
+        axes.set_title(story.title, loc="left", color=ink, fontsize=10, fontweight="bold")
+    for axes, story in zip(panels, results.acts, strict=True):
+        batches = story.stream.batches
+        numbers = range(1, len(batches) + 1)
+        for name, style in STYLES.items():
+            accuracies = [batch.accuracy(name) for batch in batches]
+            axes.plot(numbers, accuracies, **style.line(ink))
+        for i, batch in zip(numbers, batches, strict=True):
+            colour, marker = VERDICTS[kind_of(batch.verdict.reason)]
+            axes.plot(i, -0.06, marker, color=colour, ms=4.5)
+        axes.set_xlabel("batch, its verdict above", color=ink)
+        axes.set_ylim(-0.12, 1.02)
+        axes.set_yticks([0, 0.25, 0.5, 0.75, 1.0])
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        dress(axes, ink)
+    panels[0].set_ylabel("accuracy", color=ink)
+    handles, labels = panels[0].get_legend_handles_labels()
+    canvas.legend(handles, labels, ncols=3, **legend(ink))
+
+
 def _accuracy_in_words(results: Results) -> str:
     return "Accuracy against severity for each shift. At severity 5: " + "; ".join(
-        f"{s.shift}, frozen head {s.accuracy('frozen'):.0%}, ungated {s.accuracy('ungated'):.0%}, "
-        f"gated {s.accuracy('gated'):.0%}"
+        f"{s.shift}, frozen {s.accuracy('frozen'):.0%}, adapted {s.accuracy('ungated'):.0%}, "
+        f"returned {s.accuracy('gated'):.0%}"
         for s in results.streams
         if s.severity == 5
     )
 
 
 def accuracy_by_severity(canvas: Canvas, results: Results, ink: str) -> None:
-    """Plot accuracy of the four classifiers against severity, one panel per shift."""
+    """Plot accuracy against severity, one panel per shift."""
     shifts = list(dict.fromkeys(s.shift for s in results.streams if s.severity))
     panels = canvas.subplots(-(-len(shifts) // 3), 3, sharey=True, squeeze=False)
     for axes, shift in zip(panels.flat, shifts, strict=True):
@@ -95,13 +161,13 @@ def accuracy_by_severity(canvas: Canvas, results: Results, ink: str) -> None:
     for axes in panels[:, 0]:
         axes.set_ylabel("accuracy", color=ink)
     handles, labels = panels.flat[0].get_legend_handles_labels()
-    canvas.legend(handles, labels, ncols=4, **legend(ink))
+    canvas.legend(handles, labels, ncols=3, **legend(ink))
     canvas.supxlabel("severity (0: clean), and share of batches accepted", color=ink, fontsize=10)
 
 
 def _severity_panel(axes: Axes, streams: list[Stream], ink: str) -> None:
     severities = [stream.severity for stream in streams]
-    for name, style in LINE_STYLES.items():
+    for name, style in STYLES.items():
         axes.plot(severities, [stream.accuracy(name) for stream in streams], **style.line(ink))
     axes.set_xticks(severities, [f"{s.severity}\n{s.acceptance:.0%}" for s in streams])
     axes.set_ylim(0, 1.02)
@@ -114,22 +180,25 @@ def certificate_against_gain(canvas: Canvas, results: Results, ink: str) -> None
     """Plot the gain of transport over the frozen head against the certificate."""
     axes = canvas.subplots()
     axis = figures.certificate_against_gain(
-        axes, _batches(results), results.settings.tau, "frozen", TRANSPORT_TERMS, ink
+        axes, _batches(results), results.settings.tau, "frozen", TERMS, ink
     )
-    _annotate(axes, results.costs, axis, (0.02, 0.97), ink)
-    _annotate(axes, results.saves, axis, (0.02, 0.03), ink)
+    if results.costs is not None:
+        _annotate(axes, "gains lost", results.costs.stream, axis, (0.02, 0.97), ink)
+    _annotate(axes, "losses prevented", results.acts[-1].stream, axis, (0.02, 0.03), ink)
     canvas.legend(ncols=3, **legend(ink))
 
 
 def _annotate(
-    axes: Axes, story: Story, axis: CertificateAxis, corner: tuple[float, float], ink: str
+    axes: Axes,
+    words: str,
+    stream: Stream,
+    axis: CertificateAxis,
+    corner: tuple[float, float],
+    ink: str,
 ) -> None:
-    """Draw an arrow from a corner of the axes to the centre of a story's stream."""
-    if story.stream is None:
-        return
-    stream = story.stream
+    """Draw an arrow from a corner of the axes to the centre of a stream."""
     axes.annotate(
-        f"{story.title.lower()}:\n{stream.words}",
+        f"{words}:\n{stream.words}",
         (axis.position(stream.ratio), stream.accuracy("ungated") - stream.accuracy("frozen")),
         corner,
         textcoords="axes fraction",

@@ -20,7 +20,7 @@ from caster.core.types import SourceMoments
 from caster.core.verdict import REASONS, Reason, Verdict, reject
 from caster.errors import CasterError
 from caster.io.signed_tensors import Key
-from caster.state import State
+from caster.state import Layers, State
 from caster.state.source_check import ENOUGH as SAMPLES_PER_FEATURE
 from caster.state.source_check import SourceCheck
 
@@ -30,11 +30,50 @@ BATCH_SIZES: list[int] = sorted(
     {2**i for i in range(1, 12)} | {3 * 2**i for i in range(10)}
 )  # 2, 3, 4, 6 ... 2048
 SEED = 0
-LAYERS = (
-    "All of this concerns transport of features (--mechanism features). The state also has "
-    "layers, and layer transport has its own certificate: run `caster evaluate` to see how it "
-    "performs."
-)
+FEW_IMAGES = 5  # of a class: docs/small-sources.md measured nothing below it
+
+
+@dataclass(frozen=True)
+class LayerSummary:
+    """What a state holds of the network's layers."""
+
+    sites: int  # 0: BatchNorm inputs, whose statistics are stored in the model
+    channels: int
+    full: int  # sites with covariances
+    images: tuple[int, int] | None  # fewest and most of a class; None: no moments per class
+
+    @classmethod
+    def of(cls, layers: Layers) -> LayerSummary:
+        """Summarise the moments of a state's sites."""
+        found = list(layers.values())
+        counts = [site.classes.counts for site in found if site.classes is not None]
+        return cls(
+            len(found),
+            sum(len(site.mean) for site in found),
+            sum(site.covariance is not None for site in found),
+            (int(counts[0].min()), int(counts[0].max())) if counts else None,
+        )
+
+    def sentences(self) -> list[str]:
+        """What the layers allow, in plain words."""
+        if self.images is None:
+            return [
+                "The state has layers without moments per class: `caster predict` aligns them by "
+                "default. Keep classes mixed: a stream sorted by class cannot be told from a shift."
+            ]
+        fewest, most = self.images
+        return [
+            f"The state has {self.sites:,} layer sites with {self.channels:,} channels, "
+            f"{self.full:,} with full maps: `caster predict` aligns them by default, in batches "
+            "from one image on and in the order in which the images come.",
+            f"Each class was measured at the layers on {fewest:,}"
+            + (f" to {most:,}" if most > fewest else "")
+            + " images"
+            + (": classes of few images lean on the others." if fewest < FEW_IMAGES else "."),
+            "The certificate of layers compares the network's own answers, which no state can "
+            "simulate: run `caster evaluate` on labelled images to see what it accepts and gains.",
+            "Everything below concerns transport of features (`--mechanism features`):",
+        ]
 
 
 @dataclass(frozen=True)
@@ -56,7 +95,7 @@ class Diagnosis:
     smallest_batch: int | None  # None: none of `BATCH_SIZES`
     state_bytes: int
     bank_bytes: int
-    layers: bool  # whether the state has layers
+    layers: LayerSummary | None  # None: the state has none
     source_check: SourceCheck | None  # None: the state was built from moments alone
 
     @property
@@ -66,7 +105,8 @@ class Diagnosis:
 
     def sentences(self) -> list[str]:
         """The diagnosis in plain words."""
-        words = [
+        return [
+            *([] if self.layers is None else self.layers.sentences()),
             self._source_words(),
             *([] if self.source_check is None else self.source_check.sentences()),
             self._map_words(),
@@ -82,7 +122,6 @@ class Diagnosis:
             f"State: {self.state_bytes:,} bytes; a k-NN bank of the same source in float32: "
             f"{self.bank_bytes:,} bytes, {self.bank_bytes / self.state_bytes:.1f} times as large.",
         ]
-        return [*words, LAYERS] if self.layers else words
 
     def _source_words(self) -> str:
         share = self.samples / self.features
@@ -169,7 +208,7 @@ def diagnose(
         tau=state.settings.tau,
         smallest_batch=smallest,
         state_bytes=path.stat().st_size,
-        layers=state.layers is not None,
+        layers=None if state.layers is None else LayerSummary.of(state.layers),
         source_check=state.source_check,
         bank_bytes=int(moments.counts.sum()) * moments.U.shape[0] * 4,
     )

@@ -23,6 +23,7 @@ from caster.report.metrics import Bin, expected_classes
 # Share of the classes expected in a random batch below which a stream is called ordered. With two
 # classes an ordered batch has 1 of 2; a random one seldom has less than 1 of 1.5.
 FEW = 0.6
+SAFEGUARDS: frozenset[Reason] = frozenset({"class_order", "source_check"})
 SMALL = 0.01  # accuracy: a gain whose whole interval is closer to 0 makes no difference
 
 
@@ -147,7 +148,7 @@ class Evaluation:
         if not self.reasons.get("accepted", 0):
             return (
                 "It makes no difference here: the gate rejects every batch, and every answer is "
-                f"that of {baseline}."
+                f"that of {baseline}. {self._without_the_gate()}"
             )
         interval, size = self.gain_interval, f"{abs(100 * self.gain):.1f} points"
         verb = "loses" if in_points(self.gain).startswith("-") else "gains"
@@ -166,6 +167,20 @@ class Evaluation:
         if max(-interval.low, interval.high) <= SMALL:
             return f"It makes no difference here: {change}."
         return f"It is not clear whether to use it here: {change}. Evaluate more labelled samples."
+
+    def _without_the_gate(self) -> str:
+        """What adapting anyway would have changed, where every batch is rejected."""
+        change = self.scores["ungated"].accuracy - self.scores[self.baseline].accuracy
+        points = f"{abs(100 * change):.1f} points"
+        if change < -SMALL:
+            return f"It is right: adapting anyway would lose {points}."
+        if change <= SMALL:
+            return f"Adapting anyway would change {points}."
+        reason = next(iter(self.reasons))
+        words = f"Adapting anyway would gain {points}"
+        if reason in SAFEGUARDS:
+            return f"{words}: a safeguard rejects (`{reason}`), and `--no-safeguards` turns it off."
+        return f"{words}: if other data are like these, raise `--tau` or predict with `--no-gate`."
 
     @property
     def summary(self) -> str:
@@ -201,9 +216,18 @@ class Evaluation:
             "The stream looks ordered by class: the median batch holds "
             f"{median(batch.classes for batch in self.batches):g} of {len(counts):,} classes, "
             f"where a random one holds about "
-            f"{median(expected[batch.size] for batch in self.batches):.1f}. The moments of such a "
-            "batch reflect its classes, not a shift of the data: mix the classes, and do not "
-            "trust what the gate accepted."
+            f"{median(expected[batch.size] for batch in self.batches):.1f}. {self._order_advice()}"
+        )
+
+    def _order_advice(self) -> str:
+        if self.mechanism.settings is not None:
+            return (
+                "Aligned layers take the order into account: keep it if the stream to come has it "
+                "too, otherwise evaluate without `--in-order`."
+            )
+        return (
+            "The moments of such a batch reflect its classes, not a shift of the data: mix the "
+            "classes, and do not trust what the gate accepted."
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -69,18 +69,21 @@ class State:
         return f"State({self.moments!r}, {bound}, {layers})"
 
     def _repr_html_(self) -> str:
+        return html_table("State", self.summary())
+
+    def summary(self) -> dict[str, str]:
+        """Source, sizes and what the state is bound to, in words."""
         features, directions = self.moments.U.shape
         digests = (self.model_sha256, self.preprocessing_sha256)
         model, preprocessing = (found and f"{found[:12]}…" for found in digests)
-        rows = {
+        return {
             "source": f"{int(self.moments.counts.sum()):,} samples of {len(self.classes)} classes",
             "features": f"{features}, of which {directions} directions are stored",
-            "layer sites": "none" if self.layers is None else len(self.layers),
-            "model": model or "not bound",
+            "layer sites": "none" if self.layers is None else str(len(self.layers)),
+            "bound to model": model or "not bound",
             "preprocessing": preprocessing or "not stated",
             "sketch for the monitor": "none" if self.sketch is None else "stored",
         }
-        return html_table("State", rows)
 
     def check_origin(
         self,
