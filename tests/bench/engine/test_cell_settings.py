@@ -157,20 +157,18 @@ def test_mixture_transport_meets_every_kind_of_stream():
 
 
 def test_all_rivals_meet_the_published_protocol():
-    """All images, fifteen corruptions at severity 5, with a reset before each and without."""
+    """All images, fifteen corruptions at severity 5, with a reset before each."""
     sweep = read(SWEEP.with_name("field.toml"))
     for data in sweep.data.values():
         assert data.source_limit is data.target_limit is None
     met, rivals = defaultdict(set), defaultdict(set)
     for spec in sweep.of("corruption"):
-        assert spec.batch_size == 200
-        met[spec.backbone, spec.method, spec.settings, spec.schedule].update(spec.conditions)
-        rivals[spec.backbone, spec.schedule].add(spec.method)
+        assert (spec.batch_size, spec.schedule, spec.order) == (200, "each", "shuffled")
+        met[spec.backbone, spec.method, spec.settings].update(spec.conditions)
+        rivals[spec.backbone].add(spec.method)
     assert all(conditions == {(name, 5) for name in REPORTED} for conditions in met.values())
-    assert {schedule for _, schedule in rivals} == {"each", "continual"}
     everyone = {"frozen", "caster", "layer-transport", "mixture-transport", "tent", "eata", "sar"}
-    everyone |= {"deyo", "roid", "lame", "t3a", "pea"}
-    assert all(methods >= everyone for methods in rivals.values())
+    assert all(methods >= everyone | {"lame", "t3a", "pea"} for methods in rivals.values())
 
 
 def test_the_documents_say_how_large_the_sweep_of_mixture_transport_is():
