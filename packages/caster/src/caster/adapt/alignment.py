@@ -237,6 +237,7 @@ class Alignment:
             _, logits = self._folded(placed)
             error = (expected - logits).abs().max()
             if error <= FOLDING_ERROR * expected.abs().max():
+                self._folded.map_in_place(placed)
                 return True
         self._folded = None  # neither reproduces the hooks
         return False
