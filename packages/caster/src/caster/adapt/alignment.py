@@ -328,15 +328,15 @@ class Alignment:
         together are those of the batch.
         """
         self._measured = {}
-        outputs, plausible = [], []
-        for part in placed.split(max(1, PART // placed[0].numel())):
+        outputs: list[tuple[Tensor, Tensor]] = []
+        judged: list[Tensor] = []
+        for part in torch.split(placed, max(1, PART // placed[0].numel())):
             self._plausible = None
             outputs.append(self._run(part))
-            plausible.append(self._plausible)
+            judged += [] if self._plausible is None else [self._plausible]
         for site, found in self._measured.items():
             self.target.add(site, found, fresh=False)
-        judged = [kept for kept in plausible if kept is not None]  # none if no site was reached
-        self._plausible = torch.cat(judged) if judged else None
+        self._plausible = torch.cat(judged) if judged else None  # None: no site was reached
         features, logits = zip(*outputs, strict=True)
         return torch.cat(features), torch.cat(logits)
 

@@ -93,9 +93,30 @@ class FeatureTransport:
         Nothing in here waits for a GPU or raises because of a value: NaN in the batch and failed
         factorizations make the ratio NaN, and `conclude` finds out why.
         """
-        active = self.active(batch)
-        z = batch @ active.U
+        z = self.in_active_directions(batch)
         fallback, sound_head = self._fallback(batch, head_logits, settings)
+        return self._attempted(z, fallback, sound_head, settings)
+
+    def attempt_projected(
+        self,
+        z: Array,  # (B, k), `in_active_directions`
+        head_logits: Array,  # (B, C)
+        settings: Settings,
+    ) -> Attempt:
+        """`attempt` for features that were projected already."""
+        xp = array_namespace(z)
+        sound_head = xp.logical_not(xp.any(xp.isnan(head_logits)))
+        with threads_for(len(self.classes)), np.errstate(all="ignore"):
+            return self._attempted(z, head_logits, sound_head, settings)
+
+    def in_active_directions(self, batch: Array) -> Array:  # (B, d) -> (B, k)
+        """Project features to the directions that a batch of them can support."""
+        return batch @ self.active(batch).U
+
+    def _attempted(
+        self, z: Array, fallback: Array, sound_head: Array, settings: Settings
+    ) -> Attempt:  # (B, k), (B, C), ()
+        active = self.placed(z, z.shape[1])
         proposal = propose(z, active, settings)
         xp = array_namespace(z)
         chosen = xp.argmax(fallback, axis=1)
