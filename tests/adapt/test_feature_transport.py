@@ -72,13 +72,17 @@ class LaneOfTheCpu:
         return cuda.Packed.of(outputs).copies(), lambda tensor: tensor.numpy
 
 
-@pytest.fixture
-def lane(as_on_gpu, monkeypatch):
+def use_lane_of_the_cpu(monkeypatch):
     monkeypatch.setattr(adapters, "on_gpu", lambda array: isinstance(array, torch.Tensor))
     monkeypatch.setattr(adapters, "runs_on_gpu", lambda model: isinstance(model, TorchModel))
     monkeypatch.setattr(cuda, "GraphRunner", LaneOfTheCpu)
     monkeypatch.setattr(cuda, "fetch", lambda tensor: tensor.numpy)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+
+
+@pytest.fixture
+def lane(as_on_gpu, monkeypatch):
+    use_lane_of_the_cpu(monkeypatch)
 
 
 @pytest.mark.parametrize("by_host", [False, True])

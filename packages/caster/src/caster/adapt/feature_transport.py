@@ -32,7 +32,7 @@ PLACED = 8  # copies of the moments: one per device, dtype and rank in use
 class Attempt:
     """A transported batch before its verdict: on a GPU nothing in it has reached the host yet."""
 
-    proposal: Proposal  # its evidence ends with `order_evidence` and whether the logits are finite
+    proposal: Proposal  # its evidence ends with whether no logit is NaN, and with `chosen`
     fallback: Array  # (B, C), the frozen head's logits, or Source-GDA's scores
     chosen: Array  # (B,), class indices by those
 
@@ -63,6 +63,7 @@ class FeatureTransport:
             classes.astype(np.int64) if classes.dtype.kind == "u" else classes
         )
         self._placed: dict[Any, SourceMoments] = {}
+        self._priors = moments.priors  # on the host
 
     @property
     def width(self) -> int:
@@ -120,9 +121,9 @@ class FeatureTransport:
         proposal = propose(z, active, settings)
         xp = array_namespace(z)
         chosen = xp.argmax(fallback, axis=1)
-        order = order_evidence(chosen, active.priors)
-        flag = xp.astype(sound_head, proposal.evidence.dtype)
-        evidence = xp.concat([proposal.evidence, order, xp.reshape(flag, (1,))])
+        head = [xp.reshape(sound_head, (1,)), chosen]
+        rest = [xp.astype(part, proposal.evidence.dtype) for part in head]
+        evidence = xp.concat([proposal.evidence, *rest])  # one host transfer
         return Attempt(replace(proposal, evidence=evidence), fallback, chosen)
 
     def conclude(
@@ -133,14 +134,14 @@ class FeatureTransport:
         settings: Settings,
     ) -> Adaptation:
         """Judge an attempt, and answer its batch in labels."""
-        *measured, neighbours, excess, sound_head = evidence.tolist()
+        *measured, sound_head = evidence[:4].tolist()
         verdict = decide(measured, len(self.classes), settings)
         if verdict.reason == "numerical" or not sound_head:
             _check_finite(batch, bool(sound_head))
             return self._untransported(batch, attempt.fallback, "numerical")
         if settings.safeguards and not self.supported:
             verdict = replace(verdict, accepted=False, reason="source_check")
-        elif settings.safeguards and is_ordered(neighbours, excess):
+        elif settings.safeguards and is_ordered(*self._order(evidence[4:])):
             verdict = replace(verdict, accepted=False, reason="class_order")
         proposal = attempt.proposal
         proposed, adapted = self.labels(proposal.assigned), proposal.scores
@@ -158,6 +159,11 @@ class FeatureTransport:
             proposal.map,
             features=batch,
         )
+
+    def _order(self, chosen: NDArray[Any]) -> list[float]:  # (B,), class indices as numbers
+        """`order_evidence`, on the host: a GPU takes longer for so few numbers."""
+        found: list[float] = order_evidence(chosen.astype(np.int64), self._priors).tolist()
+        return found
 
     def source_scores(self, batch: Any, settings: Settings) -> Array:  # (B, d) -> (B, C)
         """Source-GDA in all retained directions; log priors for rows it cannot be computed for."""

@@ -98,9 +98,9 @@ def _log_det(fitted: AffineMap) -> Array:  # ()
 
 
 def _class_blocks(z: Array, n_classes: int) -> list[slice]:
-    """Split the classes into blocks whose temporaries fit a CPU's cache, or 20 MiB of a GPU."""
+    """Split the classes into blocks whose temporaries fit a CPU's cache, or 40 MiB of a GPU."""
     batch_size, k = z.shape
-    budget = 2**18 if is_numpy_array(z) else 2**22
+    budget = 2**18 if is_numpy_array(z) else 2**23  # a thousand classes of 64 samples at once
     step = max(1, budget // (k * (k + batch_size)))
     return [slice(c, min(c + step, n_classes)) for c in range(0, n_classes, step)]
 
