@@ -10,7 +10,7 @@ from caster import Adapter, Caster, CasterError
 from caster.adapt import adapter as adapters
 from caster.adapt import feature_transport
 from caster.adapt.fitting import bound_state
-from caster.core import linalg
+from caster.core import adaptation, linalg
 from caster.models import cuda
 from caster.models.torch import TorchModel
 from tests.conftest import close, problem, to_numpy
@@ -119,6 +119,28 @@ def test_an_adapter_on_a_lane_gives_the_same(
         arrays = [out.scores, out.adapted, out.frozen, out.features, out.map.A, out.map.b]
         arrays += [] if text else [out.labels, out.proposed]
         assert all(isinstance(array, torch.Tensor) for array in arrays)
+
+
+@pytest.mark.parametrize("by_host", [False, True])
+def test_a_stream_does_not_wait_for_answers_on_the_device(lane, monkeypatch, by_host):
+    """Disagreements, which a label can judge, come with the verdict."""
+    monkeypatch.setattr(adapters, "HOST_WORK", adapters.HOST_WORK if by_host else 0)
+    h, y = problem()
+    clf = Caster(min_classes=2).fit(h, y)
+    torch.manual_seed(0)
+    model = TorchModel(torch.nn.Sequential(torch.nn.Identity(), torch.nn.Linear(12, 5)).double())
+    adapter = Adapter(model, bound_state(clf, model, (0, 1, 2, 3, 4)))
+    stream = adapter.new_stream()
+    with monkeypatch.context() as patch:
+        patch.setattr(adaptation, "classes_of", lambda scores: pytest.fail("it waits"))
+        out = stream(torch.asarray(2 * h[:64] + 1))
+        disputed = out.disputed
+    assert 0 < disputed.sum() < 64
+    expected = [scores.argmax(dim=1).tolist() for scores in (out.adapted, out.frozen)]
+    assert out.class_indices().tolist() == expected
+    ids, *classes = stream.state()["feedback.disputed"].T.tolist()
+    assert ids == out.ids[disputed].tolist()
+    assert classes == np.array(expected)[:, disputed].tolist()
 
 
 def test_a_smaller_batch_does_not_end_a_recording(lane):

@@ -341,8 +341,7 @@ class Adapter:
             found = transport.attempt_projected(z.copy(), head.copy(), settings)
             evidence, scores, assigned, A, b, inverse, _, chosen = found.arrays()
             scores, A, b, inverse = cuda.send([scores, A, b, inverse], batch.device)
-            if self.clf.classes_.dtype.kind in "biuf":  # else labels are NumPy's
-                assigned, chosen = cuda.send([assigned, chosen], batch.device)
+            assigned, chosen = cuda.send([assigned, chosen], batch.device)
             placed = Attempt.of([evidence, scores, assigned, A, b, inverse, logits, chosen])
             return transport.conclude(batch, placed, evidence, settings)
 
@@ -361,14 +360,7 @@ class Adapter:
             return lambda: answer
         attempt = Attempt.of(arrays)
         evidence = fetch(attempt.proposal.evidence)
-        numeric = self.clf.classes_.dtype.kind in "biuf"  # labels that can stay on the device
-        chosen = None if numeric else _fetch_choices(attempt, fetch)
-
-        def finish() -> Adaptation:
-            found = attempt if chosen is None else chosen()
-            return self.clf.transport.conclude(batch, found, evidence(), settings)
-
-        return finish
+        return lambda: self.clf.transport.conclude(batch, attempt, evidence(), settings)
 
     def _work(self, features: Array, *rest: Array) -> tuple[list[Array], object]:
         """The recorded work, from features and logits on; and what it reads."""
@@ -570,17 +562,6 @@ def _resolved(
     if mechanism == "layers" and problem is not None:
         raise CasterError(problem)
     return mechanism
-
-
-def _fetch_choices(attempt: Attempt, fetch: Callable[[Array], Any]) -> Callable[[], Attempt]:
-    """Begin to copy class indices to the host, where labels that are not numbers are looked up."""
-    assigned, chosen = fetch(attempt.proposal.assigned), fetch(attempt.chosen)
-
-    def wait() -> Attempt:
-        proposal = replace(attempt.proposal, assigned=assigned())
-        return replace(attempt, proposal=proposal, chosen=chosen())
-
-    return wait
 
 
 def _load_stream(path: str | os.PathLike[str]) -> StreamState:

@@ -25,6 +25,7 @@ from caster.core.verdict import Reason, decide, reject
 from caster.errors import CasterError
 from caster.io.labels import Labels
 
+NUMBERS = "biuf"  # kinds of labels that can be on a device
 PLACED = 8  # copies of the moments: one per device, dtype and rank in use
 
 
@@ -32,7 +33,8 @@ PLACED = 8  # copies of the moments: one per device, dtype and rank in use
 class Attempt:
     """A transported batch before its verdict: on a GPU nothing in it has reached the host yet."""
 
-    proposal: Proposal  # its evidence ends with whether no logit is NaN, and with `chosen`
+    # Its evidence goes on with whether no logit is NaN, `assigned` and `chosen`: one transfer.
+    proposal: Proposal
     fallback: Array  # (B, C), the frozen head's logits, or Source-GDA's scores
     chosen: Array  # (B,), class indices by those
 
@@ -121,9 +123,9 @@ class FeatureTransport:
         proposal = propose(z, active, settings)
         xp = array_namespace(z)
         chosen = xp.argmax(fallback, axis=1)
-        head = [xp.reshape(sound_head, (1,)), chosen]
-        rest = [xp.astype(part, proposal.evidence.dtype) for part in head]
-        evidence = xp.concat([proposal.evidence, *rest])  # one host transfer
+        rest = xp.reshape(sound_head, (1,)), proposal.assigned, chosen
+        numbers = [xp.astype(part, proposal.evidence.dtype) for part in rest]
+        evidence = xp.concat([proposal.evidence, *numbers])
         return Attempt(replace(proposal, evidence=evidence), fallback, chosen)
 
     def conclude(
@@ -135,20 +137,24 @@ class FeatureTransport:
     ) -> Adaptation:
         """Judge an attempt, and answer its batch in labels."""
         *measured, sound_head = evidence[:4].tolist()
+        indices = evidence[4:].astype(np.int64).reshape(2, -1)
         verdict = decide(measured, len(self.classes), settings)
         if verdict.reason == "numerical" or not sound_head:
             _check_finite(batch, bool(sound_head))
             return self._untransported(batch, attempt.fallback, "numerical")
         if settings.safeguards and not self.supported:
             verdict = replace(verdict, accepted=False, reason="source_check")
-        elif settings.safeguards and is_ordered(*self._order(evidence[4:])):
+        elif settings.safeguards and is_ordered(*self._order(indices[1])):
             verdict = replace(verdict, accepted=False, reason="class_order")
         proposal = attempt.proposal
-        proposed, adapted = self.labels(proposal.assigned), proposal.scores
+        # Labels that are not numbers are looked up on the host.
+        on_host = self.classes.dtype.kind not in NUMBERS
+        assigned, chosen = indices if on_host else (proposal.assigned, attempt.chosen)
+        proposed, adapted = self.labels(assigned), proposal.scores
         if verdict.accepted:
             labels, scores = proposed, adapted
         else:
-            labels, scores = self.labels(attempt.chosen), attempt.fallback
+            labels, scores = self.labels(chosen), attempt.fallback
         return Adaptation(
             labels,
             scores,
@@ -158,11 +164,12 @@ class FeatureTransport:
             verdict,
             proposal.map,
             features=batch,
+            indices=indices,
         )
 
-    def _order(self, chosen: NDArray[Any]) -> list[float]:  # (B,), class indices as numbers
+    def _order(self, chosen: NDArray[np.int64]) -> list[float]:  # (B,)
         """`order_evidence`, on the host: a GPU takes longer for so few numbers."""
-        found: list[float] = order_evidence(chosen.astype(np.int64), self._priors).tolist()
+        found: list[float] = order_evidence(chosen, self._priors).tolist()
         return found
 
     def source_scores(self, batch: Any, settings: Settings) -> Array:  # (B, d) -> (B, C)
@@ -219,7 +226,7 @@ class FeatureTransport:
             return self.classes[indices]
         if self._plain and on_gpu(indices):
             return indices  # they are the labels already, and a look-up is one more kernel
-        if self.classes.dtype.kind not in "iufb":
+        if self.classes.dtype.kind not in NUMBERS:
             return self.classes[to_numpy(indices)]
         return array_namespace(indices).take(self._classes(indices), indices, axis=0)
 
