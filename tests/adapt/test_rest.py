@@ -332,6 +332,24 @@ def test_implausible_samples_are_found_in_every_part(monkeypatch):
     assert not alignment.target.pending
 
 
+def test_hooks_of_the_user_see_whole_batches(monkeypatch):
+    monkeypatch.setattr("caster.adapt.alignment.PART", 24 * 3 * 8 * 8)
+    stream = before_change(at=FULL + 1)
+    aligned, how = stream._layers._alignment, Pass(full=True, past_only=True, in_parts=True)
+    batch, seen = batches_of(plain_images())[CHANGE], []
+    expected = aligned(batch, how).logits
+    note = lambda net, args, output: seen.append(len(output))  # noqa: E731
+    handle = aligned.model.module.register_forward_hook(note)
+    try:
+        hooked = aligned.new_stream()
+        hooked.target.past = dict(aligned.target.past)
+        torch.testing.assert_close(hooked(batch, how).logits, expected, rtol=1e-5, atol=1e-5)
+        assert hooked.target.pending.keys() == aligned.target.pending.keys()
+    finally:
+        handle.remove()
+    assert seen == [SIZE]
+
+
 def test_only_comparisons_between_rests_pass_in_parts(monkeypatch):
     """Their answers are those of whole batches, and so is what the stream then knows."""
     expected, resting = two_rests()

@@ -183,6 +183,8 @@ class Alignment:
         """Features and logits with aligned layers; `accept` then adds the batch to the past."""
         placed = self.model.placed(batch)
         self._inspect_network(placed)
+        if how.in_parts and self.model.has_hooks:  # of the user's, who expects one call per batch
+            how = replace(how, in_parts=False)
         self._plausible, self._pass = None, how
         self.target.begin()
         self._ready = self._full_maps(how) if how.past_only else {}
