@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from caster.config import Settings
 from caster.core.adaptation import Adaptation
 from caster.core.arrays import DeviceCopies, as_real_array, like, to_numpy
-from caster.core.discriminant import source_scores
+from caster.core.discriminant import RidgedScores, ridged_scores, source_scores
 from caster.core.linalg import Array, on_gpu
 from caster.core.order import is_ordered, order_evidence
 from caster.core.proposal import Proposal, propose
@@ -120,7 +120,7 @@ class FeatureTransport:
         self, z: Array, fallback: Array, sound_head: Array, settings: Settings
     ) -> Attempt:  # (B, k), (B, C), ()
         active = self.placed(z, z.shape[1])
-        proposal = propose(z, active, settings)
+        proposal = propose(z, active, settings, score=_score_of(z))
         xp = array_namespace(z)
         chosen = xp.argmax(fallback, axis=1)
         rest = xp.reshape(sound_head, (1,)), proposal.assigned, chosen
@@ -256,6 +256,14 @@ class FeatureTransport:
         labels = self.labels(array_namespace(fallback).argmax(fallback, axis=1))
         verdict = reject(reason)
         return Adaptation(labels, fallback, labels, None, fallback, verdict, features=batch)
+
+
+def _score_of(z: Array) -> RidgedScores:
+    if not on_gpu(z):
+        return ridged_scores
+    from caster.models import class_scores
+
+    return class_scores.ridged_scores
 
 
 def _check_finite(batch: Array, sound_head: bool = True) -> None:

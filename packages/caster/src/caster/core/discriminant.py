@@ -9,6 +9,8 @@ from array_api_compat import array_namespace, is_numpy_array
 from caster.core.linalg import Array, cholesky, identity_like, squares, whiten
 from caster.core.types import AffineMap, SourceMoments
 
+RidgedScores = Callable[[Array, SourceMoments, Array], Array]
+
 
 def gaussian_scores(
     z: Array,  # (B, k)
@@ -78,6 +80,7 @@ def transported_scores(
     fitted: AffineMap,
     moments: SourceMoments,
     beta: float,
+    score: RidgedScores = ridged_scores,
 ) -> Array:  # (B, C)
     """g_c of the transported classes (Eqs. 4 and 5), computed in source coordinates.
 
@@ -86,7 +89,7 @@ def transported_scores(
     needs two products of k x k matrices per class.
     """
     ridge = beta * (fitted.inverse @ fitted.inverse.T)
-    return ridged_scores(pulled, moments, ridge) - _log_det(fitted)
+    return score(pulled, moments, ridge) - _log_det(fitted)
 
 
 def _log_det(fitted: AffineMap) -> Array:  # ()
