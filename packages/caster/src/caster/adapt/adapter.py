@@ -319,7 +319,7 @@ class Adapter:
 
         def project() -> list[Array]:
             batch = transport.checked(features)
-            head = as_real_array(self.head_logits(Outputs(batch, logits)))
+            head = transport.checked_logits(self.head_logits(Outputs(batch, logits)), batch)
             z = transport.in_active_directions(batch)
             return [batch, head, array_namespace(z).concat([z, head], axis=1)]
 

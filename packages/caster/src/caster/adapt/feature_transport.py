@@ -90,6 +90,14 @@ class FeatureTransport:
             raise CasterError(f"a batch must be (samples, {self.width}), not {tuple(batch.shape)}")
         return batch
 
+    def checked_logits(self, head_logits: Any, batch: Array) -> Array:  # (B, C)
+        """The head's logits as real numbers of the right shape, where the batch is."""
+        logits = like(as_real_array(head_logits), batch)
+        expected = (batch.shape[0], len(self.classes))
+        if tuple(logits.shape) != expected:
+            raise CasterError(f"head_logits must be {expected}, not {tuple(logits.shape)}")
+        return logits
+
     def attempt(self, batch: Array, head_logits: Any, settings: Settings) -> Attempt:
         """Transport a batch of two rows or more, and measure what the verdict rests on.
 
@@ -238,10 +246,7 @@ class FeatureTransport:
         if head_logits is None:
             sound = xp.ones((), dtype=xp.bool, device=device(batch))
             return self._source_scores(batch, settings), sound
-        logits = like(as_real_array(head_logits), batch)
-        expected = (batch.shape[0], len(self.classes))
-        if tuple(logits.shape) != expected:
-            raise CasterError(f"head_logits must be {expected}, not {tuple(logits.shape)}")
+        logits = self.checked_logits(head_logits, batch)
         return logits, xp.logical_not(xp.any(xp.isnan(logits)))
 
     def _source_scores(self, batch: Array, settings: Settings) -> Array:  # (B, d) -> (B, C)
