@@ -14,7 +14,7 @@ random pattern per class, and weights are random but for the classifier's, which
 those patterns: a network that answers all alike would look like a stream of one class. Every
 verdict is accepted, as on a long stream that gains. Memory is the peak that torch reserved, one
 contender at a time, over compared windows and rests. Every network and way has its own process.
-`--profile` prints instead where the time of a batch and of a compared window goes.
+`--profile` prints instead where the time and the memory of a batch and of a compared window go.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ RIVALS = ("bn-adapt", "tent", "eata", "sar", "t3a", "lame")
 LONG, SHORT = (200, 16) if ON_GPU else (6, 2)  # batches of a round; of other methods
 WARM = 48  # batches that fill the memory
 WINDOW = 8  # batches: those of a window, and four more
+KERNELS = 15  # shown of a profile
 
 Run = Callable[[int], None]  # answers so many batches
 
@@ -204,11 +205,17 @@ OTHER = {"allow_other_model": True}  # the same weights, compiled or not
 STREAMS: dict[int, LayerTransport] = {}  # behind the runs with layers
 
 
-def begin_rest(run: Run) -> None:
-    """Let a stream with layers compare a window, and then rest for as long as it ever does."""
+def compare_window(run: Run) -> None:
+    """Let a stream with layers compare a window."""
     schedule = STREAMS[id(run)]._schedule
     schedule._to_skip, schedule._stable = 0, 10**9
-    run(WINDOW)
+    run(WINDOW - 4)
+
+
+def begin_rest(run: Run) -> None:
+    """Let a stream with layers compare a window, and then rest for as long as it ever does."""
+    compare_window(run)
+    run(4)
     assert STREAMS[id(run)]._rest is not None, "the stream does not rest"
 
 
@@ -278,27 +285,33 @@ def seconds(run: Run, count: int) -> float:
     return (time.perf_counter() - start) / count
 
 
-def peak(make: Callable[[list[Tensor]], Run], batches: list[Tensor]) -> float:
-    """Peak MiB reserved while one contender runs alone, after warm-up."""
+def peak(make: Callable[[list[Tensor]], Run], batches: list[Tensor]) -> dict[str, float]:
+    """Peak MiB reserved by every phase while one contender runs alone, after warm-up."""
     torch._C._cuda_clearCublasWorkspaces()  # of the contender before
     run = make(batches)
     rests = id(run) in STREAMS
     run(WARM if rests else 8)
     settle()
     torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
+    phases: dict[str, Callable[[], None]] = {"batches": lambda: run(8)}
+    if rests:
+        more: dict[str, Callable[[], None]] = {"compared": lambda: compare_window(run)}
+        phases = more | {"folded and recorded": lambda: run(4)} | phases
+    found = dict.fromkeys(phases, 0.0)
     for _ in range(2):
-        if rests:
-            begin_rest(run)
-        run(8)
-    settle()
-    return torch.cuda.max_memory_reserved() / 2**20
+        for name, phase in phases.items():
+            torch.cuda.reset_peak_memory_stats()
+            phase()
+            settle()
+            found[name] = max(found[name], torch.cuda.max_memory_reserved() / 2**20)
+    return found
 
 
 def profile(runs: dict[str, Run]) -> None:
     """Print the milliseconds of a batch, and where a compared window spends them."""
     from torch.profiler import ProfilerActivity
 
+    frozen: dict[str, Any] = {}
     for name, run in runs.items():
         if name == "layers":
             begin_rest(run)
@@ -306,14 +319,25 @@ def profile(runs: dict[str, Run]) -> None:
         with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as found:
             run(20)
             settle()
-        events = found.key_averages()
-        busy = sum(event.self_device_time_total for event in events) / 20e3
-        launched = sum(event.count for event in events if event.self_device_time_total) / 20
+        events = {e.key: e for e in found.key_averages() if e.self_device_time_total}
+        frozen = frozen or events
+        busy = sum(event.self_device_time_total for event in events.values()) / 20e3
+        launched = sum(event.count for event in events.values()) / 20
         print(
             f"{name}: {1e3 * clock:.3f} ms, of which the GPU works {busy:.3f} in {launched:.0f} "
             "kernels and copies",
             flush=True,
         )
+        if events is frozen:
+            continue
+        print("  us and launches per batch beyond the frozen model's, by kernel")
+        rows = []
+        for key, event in events.items():
+            base = frozen.get(key)
+            more = event.self_device_time_total - (base.self_device_time_total if base else 0)
+            rows.append((more / 20, (event.count - (base.count if base else 0)) / 20, key))
+        for more, count, key in sorted(rows, reverse=True)[:KERNELS]:
+            print(f"  {more:8.1f} {count:6.1f}  {key[:110]}")
     window = cProfile.Profile()
     window.enable()
     begin_rest(runs["layers"])
@@ -328,10 +352,13 @@ def measure(network: str, way: str, rounds: int, path: Path, profiled: bool) -> 
     made = contenders(network, way, state)
     ours = ("layers", "features")
     memory = {}
-    if ON_GPU and not profiled:
+    if ON_GPU:
         one = [images(network, BATCH, 7)[0]]
         for name in ("frozen", *ours, *(("tent",) if "tent" in made else ())):
-            memory[name] = peak(made[name], one)
+            phases = peak(made[name], one)
+            memory[name] = max(phases.values())
+            if profiled:
+                print(f"{name}: MiB reserved", {key: round(mib) for key, mib in phases.items()})
             STREAMS.clear()
             gc.collect()
             torch.cuda.empty_cache()

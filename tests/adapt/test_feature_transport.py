@@ -10,7 +10,7 @@ from caster import Adapter, Caster, CasterError
 from caster.adapt import adapter as adapters
 from caster.adapt import feature_transport
 from caster.adapt.fitting import bound_state
-from caster.core import linalg
+from caster.core import adaptation, linalg
 from caster.models import cuda
 from caster.models.torch import TorchModel
 from tests.conftest import close, problem, to_numpy
@@ -64,30 +64,43 @@ class LaneOfTheCpu:
 
     def __init__(self, device, first=False):
         assert device.type == "cpu"
+        self.settings = []
 
     def run(self, first, work, settings, overlap=False):
+        self.settings.append(settings)
         outputs, _ = work(*first())
         return cuda.Packed.of(outputs).copies(), lambda tensor: tensor.numpy
 
 
-@pytest.fixture
-def lane(as_on_gpu, monkeypatch):
+def use_lane_of_the_cpu(monkeypatch):
     monkeypatch.setattr(adapters, "on_gpu", lambda array: isinstance(array, torch.Tensor))
     monkeypatch.setattr(adapters, "runs_on_gpu", lambda model: isinstance(model, TorchModel))
     monkeypatch.setattr(cuda, "GraphRunner", LaneOfTheCpu)
+    monkeypatch.setattr(cuda, "fetch", lambda tensor: tensor.numpy)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
 
 
+@pytest.fixture
+def lane(as_on_gpu, monkeypatch):
+    use_lane_of_the_cpu(monkeypatch)
+
+
+@pytest.mark.parametrize("by_host", [False, True])
 @pytest.mark.parametrize("cuda_graph", [False, True])
 @pytest.mark.parametrize("head", [(0, 1, 2, 3, 4), (2, 1, 0, 4, 3), None])
 @pytest.mark.parametrize("text", [False, True])
 @pytest.mark.parametrize("batch_size", [1, 6, 64])
-def test_an_adapter_on_a_lane_gives_the_same(lane, cuda_graph, head, text, batch_size):
+def test_an_adapter_on_a_lane_gives_the_same(
+    lane, monkeypatch, by_host, cuda_graph, head, text, batch_size
+):
+    monkeypatch.setattr(adapters, "HOST_WORK", adapters.HOST_WORK if by_host else 0)
     h, y = problem()
     clf = Caster(min_classes=2).fit(h, np.array(list("abcde"))[y] if text else y)
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Identity(), torch.nn.Linear(12, 5)).double()
     model = TorchModel(net, cuda_graph=cuda_graph)
     adapter = Adapter(model, bound_state(clf, model, head))
+    assert adapter._adapts_on_host == (by_host and head is not None)
     batches = [(1 + i) * h[:batch_size] + i for i in range(3)]
     found = list(adapter.stream(torch.asarray(batch) for batch in batches))
     for batch, out in zip(batches, found, strict=True):
@@ -103,6 +116,57 @@ def test_an_adapter_on_a_lane_gives_the_same(lane, cuda_graph, head, text, batch
         close(out.adapted, expected.adapted, 1e-6)
         close(out.map.A, expected.map.A, 1e-6)
         assert out.map.diagonal == expected.map.diagonal
+        arrays = [out.scores, out.adapted, out.frozen, out.features, out.map.A, out.map.b]
+        arrays += [] if text else [out.labels, out.proposed]
+        assert all(isinstance(array, torch.Tensor) for array in arrays)
+
+
+@pytest.mark.parametrize("by_host", [False, True])
+def test_a_stream_does_not_wait_for_answers_on_the_device(lane, monkeypatch, by_host):
+    """Disagreements, which a label can judge, come with the verdict."""
+    monkeypatch.setattr(adapters, "HOST_WORK", adapters.HOST_WORK if by_host else 0)
+    h, y = problem()
+    clf = Caster(min_classes=2).fit(h, y)
+    torch.manual_seed(0)
+    model = TorchModel(torch.nn.Sequential(torch.nn.Identity(), torch.nn.Linear(12, 5)).double())
+    adapter = Adapter(model, bound_state(clf, model, (0, 1, 2, 3, 4)))
+    stream = adapter.new_stream()
+    with monkeypatch.context() as patch:
+        patch.setattr(adaptation, "classes_of", lambda scores: pytest.fail("it waits"))
+        out = stream(torch.asarray(2 * h[:64] + 1))
+        disputed = out.disputed
+    assert 0 < disputed.sum() < 64
+    expected = [scores.argmax(dim=1).tolist() for scores in (out.adapted, out.frozen)]
+    assert out.class_indices().tolist() == expected
+    ids, *classes = stream.state()["feedback.disputed"].T.tolist()
+    assert ids == out.ids[disputed].tolist()
+    assert classes == np.array(expected)[:, disputed].tolist()
+
+
+def test_a_smaller_batch_does_not_end_a_recording(lane):
+    """Other settings would: the host adapts to batches of every size, or to none."""
+    h, y = problem()
+    clf = Caster(min_classes=2).fit(h, y)
+    model = TorchModel(torch.nn.Linear(12, 5).double(), cuda_graph=True)
+    adapter = Adapter(model, bound_state(clf, model, (0, 1, 2, 3, 4)))
+    sizes = [64, 6, 1, 64, 2]
+    found = list(adapter.stream(torch.asarray(h[:size]) for size in sizes))
+    assert [len(out.labels) for out in found] == sizes
+    (runner,) = adapter._runners.values()
+    assert len(runner.settings) == len(sizes)
+    assert all(settings == runner.settings[0] for settings in runner.settings)
+
+
+def test_unsound_numbers_reach_the_host(lane):
+    h, y = problem()
+    clf = Caster().fit(h, y)
+    model = TorchModel(torch.nn.Sequential(torch.nn.Identity(), torch.nn.Linear(12, 5)).double())
+    adapter = Adapter(model, bound_state(clf, model, (0, 1, 2, 3, 4)))
+    assert adapter(torch.asarray(1e200 * h[:32])).verdict.reason == "numerical"
+    batch = torch.asarray(h[:32].copy())
+    batch[1, 1] = torch.nan
+    with pytest.raises(CasterError, match="NaN or infinity"):
+        adapter(batch)
 
 
 def test_packed_tensors_come_back_as_they_were():

@@ -60,6 +60,18 @@ class ReadTwice(nn.Module):
         return self.head((self.norm(x) + 3 * x.tanh()).relu().mean((2, 3)))
 
 
+class Skipped(nn.Module):
+    """A function reads the input of a LayerNorm too, and the first LayerNorm's is the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.head = nn.LayerNorm(12), nn.LayerNorm(12), nn.Linear(36, 4)
+
+    def forward(self, x):
+        x = self.first(x) + x.tanh()
+        return self.head((self.norm(x) + x.tanh()).flatten(1))
+
+
 NETWORKS = {
     "convolutional": (Convolutional, 12),
     "read twice": (ReadTwice, 12),
@@ -245,6 +257,61 @@ def test_a_second_reader_needs_hooks():
     hooked = FoldedModule(network("read twice"), dict.fromkeys(maps))
     hooked.fold(maps)
     close(hooked(batch_of("read twice"))[1], expected)
+
+
+# --- in place -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["vit", "registers", "swin"])
+def test_maps_in_place_are_those_of_hooks(name):
+    folded, batch = FoldedModule(network(name), sites_of(name)), batch_of(name)
+    folded.fold(random_maps(name, "diagonal"))
+    assert folded.map_in_place(batch)
+    assert torch.equal(batch, batch_of(name))
+    for seed, kind in enumerate(["diagonal", "mixed", "diagonal"], start=1):
+        maps = random_maps(name, kind, seed)
+        folded.fold(maps)
+        close(folded(batch)[1], expected_logits(name, maps))
+    network(name).verify()
+
+
+def test_values_with_another_reader_are_not_overwritten():
+    """Neither the batch, which is one of them: a function reads it, and so may the caller."""
+    model = TorchModel(seeded(Skipped).double())
+    rng = np.random.default_rng(0)
+    batch = torch.from_numpy(rng.normal(size=(5, 3, 12)))
+    sites = find_sites(model, batch)
+    assert [str(site) for site in sites] == ["first:in", "norm:in", "head:in"]
+    for where in range(2):
+        maps = {sites[where]: (torch.full((12,), 1.5).double(), torch.ones(12).double())}
+        for given in (batch, torch.inference_mode()(batch.clone)()):
+            folded = FoldedModule(model, dict.fromkeys(maps))
+            folded.fold(maps)
+            expected = folded(batch)[1]
+            assert not folded.map_in_place(given)
+            assert torch.equal(folded(given)[1], expected)
+            assert torch.equal(given, batch)
+
+
+def test_hooks_of_the_user_see_the_values_of_the_network():
+    seen = []
+    net = copy.deepcopy(network("vit").module)
+    net.blocks[0].register_forward_hook(lambda layer, args, output: seen.append(output))
+    model = TorchModel(net)
+    folded = FoldedModule(model, sites_of("vit"))
+    folded.fold(random_maps("vit", "diagonal"))
+    assert not folded.map_in_place(batch_of("vit"))
+    seen.clear()
+    folded(batch_of("vit"))
+    inner = seen[0].clone()
+    maps = random_maps("vit", "diagonal")
+    after = next(site for site in maps if str(site) == "blocks.0:out")
+
+    def change(site, x):
+        return seen.append(x) if site == after else mapped(site, x, *maps[site])
+
+    run_with("vit", change)
+    close(inner, seen[-1])
 
 
 # --- the maps of a stream's past -----------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cache
 from itertools import product
 
@@ -13,10 +14,11 @@ import torch
 
 import caster
 from caster import Adapter, CasterError, wrap
-from caster.adapt.layer_passes import Pass
+from caster.adapt.layer_passes import ImplausibleSamples, Pass
 from caster.adapt.layer_transport import LayerTransport
 from caster.adapt.output_monitor import OutputMonitor
 from caster.core.arrays import to_numpy
+from caster.models.torch import TorchModel
 from tests.support.mixture_problem import (
     N_CLASSES,
     compared,
@@ -168,9 +170,19 @@ def test_nothing_is_measured_in_a_rest(monkeypatch):
     assert stream._layers._alignment.target.past == past
 
 
+@cache
+def two_rests_images():
+    return make_images(shuffled(66 * SIZE, 21), 12, 0.5)
+
+
+@cache
+def two_rests():
+    """Answers to a stream that rests twice, and whether each was given in a rest."""
+    return answered(fitted().new_stream(), batches_of(two_rests_images()))
+
+
 def test_a_rest_ends_when_a_comparison_is_due():
-    y = shuffled(66 * SIZE, 21)
-    outs, resting = answered(fitted().new_stream(), batches_of(make_images(y, 12, 0.5)))
+    outs, resting = two_rests()
     due = [i for i, out in enumerate(outs) if out.verdict.reason == "accepted"]
     assert due == [*range(FULL), 2 * FULL, 2 * FULL + 1]  # a rest as long as the verdict has stood
     assert resting == [i >= FULL and i not in due for i in range(66)]
@@ -274,6 +286,92 @@ def test_a_long_tail_rests_with_corrected_scores():
     always = run(x[: CHANGE * SIZE], y[: CHANGE * SIZE], SIZE, compared(fitted()).new_stream())
     rest = slice(FULL, CHANGE)
     assert found.accuracy(rest) >= always.accuracy(rest) - 0.01
+
+
+# --- comparisons between rests -------------------------------------------------------------------
+
+
+def moments_of(alignment, batch, how):
+    outputs = alignment(batch, how)
+    found = {
+        **alignment.target.pending,
+        **{(s, "new"): m for s, m in alignment.target.newest.items()},
+    }
+    return outputs, found
+
+
+@pytest.mark.parametrize("kind", ["batch", "layer"])
+def test_a_batch_in_parts_has_the_answers_and_moments_of_the_whole(kind, monkeypatch):
+    """Parts of 24, 24 and 16: moments are of all samples alike, and covariances too."""
+    alignment = before_change(fitted(kind), at=FULL + 1)._layers._alignment
+    monkeypatch.setattr("caster.adapt.alignment.PART", 24 * 3 * 8 * 8)
+    batch, how = batches_of(other_shift())[CHANGE], Pass(full=True, past_only=True)
+    (expected, whole), (found, parts) = (
+        moments_of(alignment, batch, each) for each in (how, replace(how, in_parts=True))
+    )
+    torch.testing.assert_close(found.logits, expected.logits, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found.features, expected.features, rtol=1e-5, atol=1e-5)
+    assert parts.keys() == whole.keys()
+    assert any(moments.covariance is not None for moments in whole.values())
+    for key, moments in whole.items():
+        assert parts[key].count == moments.count
+        for name in ("mean", "variance", "covariance"):
+            ours, theirs = getattr(parts[key], name), getattr(moments, name)
+            if theirs is not None:
+                torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_implausible_samples_are_found_in_every_part(monkeypatch):
+    alignment = before_change(at=FULL + 1)._layers._alignment
+    monkeypatch.setattr("caster.adapt.alignment.PART", 24 * 3 * 8 * 8)
+    bad = batches_of(plain_images())[CHANGE].copy()
+    bad[[3, 30, 63]] *= 1e6
+    with pytest.raises(ImplausibleSamples) as found:
+        alignment(bad, Pass(full=True, past_only=True, in_parts=True))
+    assert torch.where(~found.value.kept)[0].tolist() == [3, 30, 63]
+    assert not alignment.target.pending
+
+
+def test_hooks_of_the_user_see_whole_batches(monkeypatch):
+    monkeypatch.setattr("caster.adapt.alignment.PART", 24 * 3 * 8 * 8)
+    stream = before_change(at=FULL + 1)
+    aligned, how = stream._layers._alignment, Pass(full=True, past_only=True, in_parts=True)
+    batch, seen = batches_of(plain_images())[CHANGE], []
+    expected = aligned(batch, how).logits
+    note = lambda net, args, output: seen.append(len(output))  # noqa: E731
+    handle = aligned.model.module.register_forward_hook(note)
+    try:
+        hooked = aligned.new_stream()
+        hooked.target.past = dict(aligned.target.past)
+        torch.testing.assert_close(hooked(batch, how).logits, expected, rtol=1e-5, atol=1e-5)
+        assert hooked.target.pending.keys() == aligned.target.pending.keys()
+    finally:
+        handle.remove()
+    assert seen == [SIZE]
+
+
+def test_only_comparisons_between_rests_pass_in_parts(monkeypatch):
+    """Their answers are those of whole batches, and so is what the stream then knows."""
+    expected, resting = two_rests()
+    monkeypatch.setattr("caster.adapt.alignment.PART", 16 * 3 * 8 * 8)
+    sizes, run_placed = [], TorchModel.run_placed
+    monkeypatch.setattr(
+        TorchModel,
+        "run_placed",
+        lambda self, batch: sizes.append(len(batch)) or run_placed(self, batch),
+    )
+    stream, passes = fitted().new_stream(), []
+    for batch, other in zip(batches_of(two_rests_images()), expected, strict=True):
+        sizes.clear()
+        out = stream(batch)
+        passes.append(sizes.copy())
+        assert repr(out.verdict) == repr(other.verdict)
+        torch.testing.assert_close(out.scores, other.scores, rtol=1e-4, atol=1e-4)
+    between = 2 * FULL
+    assert not resting[between]
+    assert passes[between] == [SIZE, 16, 16, 16, 16]  # frozen, and with aligned layers
+    assert passes[between - 1] == [SIZE]
+    assert all(16 not in found for found in passes[: FULL - 4])
 
 
 # --- changes -------------------------------------------------------------------------------------

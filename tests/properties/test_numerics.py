@@ -25,7 +25,7 @@ from caster.report.evaluation import evaluate
 from caster_bench.methods.gates import make_gate
 from caster_bench.methods.registry import create
 from caster_bench.methods.source import Source
-from tests.adapt.test_feature_transport import LaneOfTheCpu
+from tests.adapt.test_feature_transport import use_lane_of_the_cpu
 from tests.conftest import problem
 from tests.support.sampling import sampled
 
@@ -167,10 +167,9 @@ def test_jax(scale):
 
 @pytest.fixture
 def as_on_gpu(monkeypatch):
-    for module in (linalg, feature_transport, adapters):
+    for module in (linalg, feature_transport):
         monkeypatch.setattr(module, "on_gpu", lambda array: isinstance(array, torch.Tensor))
-    monkeypatch.setattr(adapters, "runs_on_gpu", lambda model: isinstance(model, TorchModel))
-    monkeypatch.setattr("caster.models.cuda.GraphRunner", LaneOfTheCpu)
+    use_lane_of_the_cpu(monkeypatch)
 
 
 def test_the_gpu_path_rejects_as_well(as_on_gpu):
@@ -181,9 +180,11 @@ def test_the_gpu_path_rejects_as_well(as_on_gpu):
     assert reasons["accepted"] == 0
 
 
+@pytest.mark.parametrize("by_host", [False, True])
 @pytest.mark.parametrize("text", [False, True])
 @pytest.mark.parametrize("head", [tuple(range(10)), None])
-def test_an_adapter_goes_on_after_a_batch_that_fails(as_on_gpu, head, text):
+def test_an_adapter_goes_on_after_a_batch_that_fails(as_on_gpu, monkeypatch, head, text, by_host):
+    monkeypatch.setattr(adapters, "HOST_WORK", adapters.HOST_WORK if by_host else 0)
     h, y, _ = few()
     clf = Caster().fit(h, np.array(list("abcdefghij"))[y] if text else y)
     torch.manual_seed(0)

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -45,7 +44,9 @@ if TYPE_CHECKING:
 
 Mechanism = Literal["auto", "layers", "features"]
 STREAM_FORMAT = "caster-stream 1"
+HOST_WORK = 2**14  # C k^2, multiplications per sample: about two microseconds
 
+Recordable = tuple[Sequence[Array], object]  # outputs of work, and what else it reads
 StreamState = Mapping[str, NDArray[Any]]
 
 
@@ -263,24 +264,38 @@ class Adapter:
         model = self.model
         if not runs_on_gpu(model):
             return self._begin_from(model(batch))
-        run = partial(self._recorded, model) if model.cuda_graph else model.run
-        return self._begin_on_gpu(model.device, lambda: run(batch))
+        placed = model.placed(batch)
+        if self._adapts_on_host:
+            return self._begin_projected(self._run_on_gpu(model, placed, self._projected))
+        return self._begin_on_gpu(model.device, lambda: self._run_on_gpu(model, placed))
 
     def _begin_from(self, outputs: Outputs) -> Callable[[], Adaptation]:
         if on_gpu(outputs.features):  # from a function, which may use any CUDA stream
             made = (outputs.features, outputs.logits)[: 1 if outputs.logits is None else 2]
+            if self._adapts_on_host:
+                return self._begin_projected(self._projected(*made)[0])
             return self._begin_on_gpu(outputs.features.device, lambda: made)
         answer = self.clf.adapt(outputs.features, self.head_logits(outputs))
         return lambda: answer
 
-    def _recorded(self, model: TorchLike, batch: Any) -> Sequence[Array]:
-        """Features and logits of a model that is recorded."""
-        placed = model.placed(batch)
+    def _run_on_gpu(
+        self,
+        model: TorchLike,
+        placed: Array,
+        after: Callable[..., Recordable] | None = None,  # of features and logits
+    ) -> Sequence[Array]:
+        """Outputs of a model on a GPU, recorded if the model is."""
 
-        def work(batch: Array) -> tuple[Sequence[Array], object]:
-            return model.run(batch), model.values()
+        def work(batch: Array) -> Recordable:
+            outputs = model.run(batch)
+            made, read = (outputs, None) if after is None else after(*outputs)
+            return made, (model.values(), read)
 
-        return self._runner("model", model.device).run(lambda: (placed,), work, "model")[0]
+        if not model.cuda_graph:
+            outputs = model.run(placed)
+            return outputs if after is None else after(*outputs)[0]
+        runner = self._runner("model", model.device)
+        return runner.run(lambda: (placed,), work, ("model", after))[0]
 
     def _runner(self, kind: str, device: Any) -> GraphRunner:
         from caster.models.cuda import GraphRunner
@@ -290,6 +305,52 @@ class Adapter:
             made = GraphRunner(device, first=kind == "model")
             found = self._runners.setdefault((kind, device), made)
         return found
+
+    @property
+    def _adapts_on_host(self) -> bool:
+        """Whether the host adapts to batches of a model on a GPU.
+
+        For a few classes a GPU launches two hundred kernels, and takes their time from the next
+        batch of the network; the host is idle meanwhile.
+        """
+        per_sample = len(self.classes) * self.clf.transport.moments.rank**2
+        return self.head is not None and per_sample <= HOST_WORK
+
+    def _projected(self, features: Array, logits: Array | None = None) -> Recordable:
+        """Features, logits and the numbers that the host needs; and the moments it reads."""
+        from caster.models.cuda import full_precision
+
+        transport = self.clf.transport
+
+        def project() -> list[Array]:
+            batch = transport.checked(features)
+            head = transport.checked_logits(self.head_logits(Outputs(batch, logits)), batch)
+            z = transport.in_active_directions(batch)
+            return [batch, head, array_namespace(z).concat([z, head], axis=1)]
+
+        outputs = full_precision(project)()
+        return outputs, transport.active(outputs[0])
+
+    def _begin_projected(self, outputs: Sequence[Array]) -> Callable[[], Adaptation]:
+        """Copy what `_projected` returned to the host; the returned function adapts to it there."""
+        from caster.models import cuda
+
+        batch, logits, numbers = outputs
+        transport, settings = self.clf.transport, self.clf.settings
+        if len(batch) == 1:  # it has no map
+            return lambda: self.clf.adapt(batch, logits)
+        fetched = cuda.fetch(numbers)
+
+        def finish() -> Adaptation:
+            z, head = np.split(fetched(), [-len(self.classes)], axis=1)
+            found = transport.attempt_projected(z.copy(), head.copy(), settings)
+            evidence, scores, assigned, A, b, inverse, _, chosen = found.arrays()
+            scores, A, b, inverse = cuda.send([scores, A, b, inverse], batch.device)
+            assigned, chosen = cuda.send([assigned, chosen], batch.device)
+            placed = Attempt.of([evidence, scores, assigned, A, b, inverse, logits, chosen])
+            return transport.conclude(batch, placed, evidence, settings)
+
+        return finish
 
     def _begin_on_gpu(
         self, device: Any, outputs: Callable[[], Sequence[Array]]
@@ -304,14 +365,7 @@ class Adapter:
             return lambda: answer
         attempt = Attempt.of(arrays)
         evidence = fetch(attempt.proposal.evidence)
-        numeric = self.clf.classes_.dtype.kind in "biuf"  # labels that can stay on the device
-        chosen = None if numeric else _fetch_choices(attempt, fetch)
-
-        def finish() -> Adaptation:
-            found = attempt if chosen is None else chosen()
-            return self.clf.transport.conclude(batch, found, evidence(), settings)
-
-        return finish
+        return lambda: self.clf.transport.conclude(batch, attempt, evidence(), settings)
 
     def _work(self, features: Array, *rest: Array) -> tuple[list[Array], object]:
         """The recorded work, from features and logits on; and what it reads."""
@@ -521,17 +575,6 @@ def _resolved(
     if mechanism == "layers" and problem is not None:
         raise CasterError(problem)
     return mechanism
-
-
-def _fetch_choices(attempt: Attempt, fetch: Callable[[Array], Any]) -> Callable[[], Attempt]:
-    """Begin to copy class indices to the host, where labels that are not numbers are looked up."""
-    assigned, chosen = fetch(attempt.proposal.assigned), fetch(attempt.chosen)
-
-    def wait() -> Attempt:
-        proposal = replace(attempt.proposal, assigned=assigned())
-        return replace(attempt, proposal=proposal, chosen=chosen())
-
-    return wait
 
 
 def _load_stream(path: str | os.PathLike[str]) -> StreamState:

@@ -11,7 +11,6 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Any, Self, TypeVar
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -40,6 +39,7 @@ from caster.adapt.plausibility import (
     within,
 )
 from caster.core.channels import FULL_MAP_ROWS, ChannelMoments, Site, to_source
+from caster.core.class_moments import ClassChannelMoments
 from caster.core.linalg import Array
 from caster.errors import CasterError
 from caster.models import cuda
@@ -51,6 +51,7 @@ from caster.models.torch_channels import (
     FullToSource,
     as_tensors,
     blended,
+    class_tensors,
     mapped_full,
     measure,
     measure_full,
@@ -61,6 +62,7 @@ from caster.models.torch_channels import (
 )
 
 FOLDING_ERROR = 0.05  # of the largest logit: more than the rounding of bf16
+PART = 16 * 3 * 224 * 224  # input values that pass at once: fewer are bound by kernel launches
 LEAVE_OUT = "leave it out with sites=, or adapt the last features only"
 
 log = logging.getLogger("caster")
@@ -97,10 +99,13 @@ class Alignment:
         self.prior = prior
         self.target = TargetMoments(memory, sites, merged)
         self._pass = WHOLE
-        self._samples = 0  # in the current batch
+        self._samples = 0  # in the current batch, or part of one
         self._plausible: Tensor | None = None  # (n,), of its samples
+        self._measured: dict[Site, ChannelMoments] = {}  # of its parts so far
         self._ends = ends
         self._layers = layers
+        # Those of classes, where the values are; empty until a mixture needs them.
+        self._classes: dict[Site, ClassChannelMoments] = {}
         self._limits: dict[tuple[int, ...], Mapping[Site, Tensor]] = {}  # plausible, by input shape
         self._twin = model.twin()
         self._twin.head = None  # set on the first batch
@@ -151,6 +156,7 @@ class Alignment:
         memory = self.target.memory
         other = type(self)(self.model, self.sites, self._layers, self.prior, memory, self._ends)
         other._shared, other._limits = self._shared, self._limits
+        other._classes = self._classes
         return other
 
     @property
@@ -163,6 +169,7 @@ class Alignment:
             "_shared",
             "_lane",
             "_order",
+            "_classes",
             "_limits",
             "_shape",
             "_plausible",
@@ -170,13 +177,15 @@ class Alignment:
             "_ready",
         )
         kept = {name: part for name, part in vars(self).items() if name not in shown}
-        return {**kept, "_limits": {}}
+        return {**kept, "_classes": {}, "_limits": {}}
 
     def __call__(self, batch: Any, how: Pass = WHOLE) -> Outputs:
         """Features and logits with aligned layers; `accept` then adds the batch to the past."""
         placed = self.model.placed(batch)
         self._inspect_network(placed)
-        self._samples, self._plausible, self._pass = len(placed), None, how
+        if how.in_parts and self.model.has_hooks:  # of the user's, who expects one call per batch
+            how = replace(how, in_parts=False)
+        self._plausible, self._pass = None, how
         self.target.begin()
         self._ready = self._full_maps(how) if how.past_only else {}
         recorded = self.model.cuda_graph and runs_on_gpu(self.model)
@@ -185,8 +194,12 @@ class Alignment:
             memory = self.target.memory
             enough = max(memory, CHANGE_WINDOW) if memory else 0
             alone = len(placed) >= enough and how.mixture is None and not how.past_only
-            run = self._replayed if recorded and alone else self._run
-            features, logits = run(placed)
+            if recorded and alone:
+                features, logits = self._replayed(placed)
+            elif how.in_parts:
+                features, logits = self._run_in_parts(placed)
+            else:
+                features, logits = self._run(placed)
         finally:
             for aligned in self._batchnorms:
                 aligned.restore()
@@ -237,6 +250,7 @@ class Alignment:
             _, logits = self._folded(placed)
             error = (expected - logits).abs().max()
             if error <= FOLDING_ERROR * expected.abs().max():
+                self._folded.map_in_place(placed)
                 return True
         self._folded = None  # neither reproduces the hooks
         return False
@@ -305,8 +319,28 @@ class Alignment:
         return sum(nbytes(moments) for moments in own)
 
     def _run(self, placed: Tensor) -> tuple[Tensor, Tensor]:
+        self._samples = len(placed)
         features, logits = self._twin.run_placed(placed)
         return features.float(), logits.float()
+
+    def _run_in_parts(self, placed: Tensor) -> tuple[Tensor, Tensor]:
+        """Run part after part: a whole pass with hooks would need more memory than a plain one.
+
+        Maps come from the past, so no part depends on another one, and the moments of all parts
+        together are those of the batch.
+        """
+        self._measured = {}
+        outputs: list[tuple[Tensor, Tensor]] = []
+        judged: list[Tensor] = []
+        for part in torch.split(placed, max(1, PART // placed[0].numel())):
+            self._plausible = None
+            outputs.append(self._run(part))
+            judged += [] if self._plausible is None else [self._plausible]
+        for site, found in self._measured.items():
+            self.target.add(site, found, fresh=False)
+        self._plausible = torch.cat(judged) if judged else None  # None: no site was reached
+        features, logits = zip(*outputs, strict=True)
+        return torch.cat(features), torch.cat(logits)
 
     def _replayed(self, placed: Tensor) -> tuple[Tensor, Tensor]:
         """Run as a CUDA graph, recorded once per shape; the sites' moments are outputs."""
@@ -349,7 +383,12 @@ class Alignment:
         batch = aligned.measure(on_grid(site, own), self._samples, how.depth is None)
         if self._plausible is None:  # the first site
             self._plausible = self._judge(site, own, aligned.source_like(batch))
-        target = self.target.add(site, batch, how.fresh)
+        if how.in_parts:
+            held = self._measured.get(site)
+            self._measured[site] = batch if held is None else merged(held, batch)
+            target = batch
+        else:
+            target = self.target.add(site, batch, how.fresh)
         if how.past_only:
             target = self.target.past.get(site, target)
         alone = target.count <= 1 and own.numel() == own.shape[site.axis]
@@ -367,10 +406,25 @@ class Alignment:
         return torch.cat((values[:, : site.added], result), dim=1)
 
     def _reference(self, aligned: AlignedSite, how: Pass, target: ChannelMoments) -> ChannelMoments:
-        reference = aligned.reference(how.mixture, target)
+        """The source's moments, under a mixture of its classes if the pass names one."""
+        if how.mixture is None or aligned.source.classes is None:
+            reference = aligned.source_like(target)
+        else:
+            classes = self._classes_like(aligned.site, aligned.source.classes, target.mean)
+            pi = torch.as_tensor(how.mixture).to(classes.means)
+            reference = as_tensors(classes.mixture(pi), target.mean)
         if how.full or reference.covariance is None:
             return reference
         return replace(reference, covariance=None)
+
+    def _classes_like(
+        self, site: Site, classes: ClassChannelMoments, values: Tensor
+    ) -> ClassChannelMoments:
+        """Moments of a site's classes, on the device of some values."""
+        found = self._classes.get(site)
+        if found is None or found.means.device != values.device:
+            self._classes[site] = found = class_tensors(classes, values.device)
+        return found
 
     def _judge(self, site: Site, values: Tensor, source: ChannelMoments) -> Tensor:  # (n,)
         """Which samples are plausible, by their values at the first site."""
@@ -469,16 +523,6 @@ class AlignedSite:
             source = as_tensors(self.source, found.mean)
         self._placed = source
         return source
-
-    def reference(
-        self, mixture: NDArray[np.float64] | None, found: ChannelMoments
-    ) -> ChannelMoments:
-        """The source's moments under a mixture of its classes, if it has class moments."""
-        classes = self.source.classes
-        if mixture is None or classes is None:
-            return self.source_like(found)
-        pi = torch.as_tensor(mixture).to(classes.means)
-        return as_tensors(classes.mixture(pi), found.mean)
 
     def measure(self, values: Tensor, samples: int, full: bool) -> ChannelMoments:
         """Measure the values, with their covariance if `full` and the site can have a full map."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from caster.config import Settings
 from caster.core.adaptation import Adaptation
 from caster.core.arrays import DeviceCopies, as_real_array, like, to_numpy
-from caster.core.discriminant import source_scores
+from caster.core.discriminant import RidgedScores, ridged_scores, source_scores
 from caster.core.linalg import Array, on_gpu
 from caster.core.order import is_ordered, order_evidence
 from caster.core.proposal import Proposal, propose
@@ -25,6 +25,7 @@ from caster.core.verdict import Reason, decide, reject
 from caster.errors import CasterError
 from caster.io.labels import Labels
 
+NUMBERS = "biuf"  # kinds of labels that can be on a device
 PLACED = 8  # copies of the moments: one per device, dtype and rank in use
 
 
@@ -32,7 +33,8 @@ PLACED = 8  # copies of the moments: one per device, dtype and rank in use
 class Attempt:
     """A transported batch before its verdict: on a GPU nothing in it has reached the host yet."""
 
-    proposal: Proposal  # its evidence ends with `order_evidence` and whether the logits are finite
+    # Its evidence goes on with whether no logit is NaN, `assigned` and `chosen`: one transfer.
+    proposal: Proposal
     fallback: Array  # (B, C), the frozen head's logits, or Source-GDA's scores
     chosen: Array  # (B,), class indices by those
 
@@ -63,6 +65,7 @@ class FeatureTransport:
             classes.astype(np.int64) if classes.dtype.kind == "u" else classes
         )
         self._placed: dict[Any, SourceMoments] = {}
+        self._priors = moments.priors  # on the host
 
     @property
     def width(self) -> int:
@@ -87,21 +90,50 @@ class FeatureTransport:
             raise CasterError(f"a batch must be (samples, {self.width}), not {tuple(batch.shape)}")
         return batch
 
+    def checked_logits(self, head_logits: Any, batch: Array) -> Array:  # (B, C)
+        """The head's logits as real numbers of the right shape, where the batch is."""
+        logits = like(as_real_array(head_logits), batch)
+        expected = (batch.shape[0], len(self.classes))
+        if tuple(logits.shape) != expected:
+            raise CasterError(f"head_logits must be {expected}, not {tuple(logits.shape)}")
+        return logits
+
     def attempt(self, batch: Array, head_logits: Any, settings: Settings) -> Attempt:
         """Transport a batch of two rows or more, and measure what the verdict rests on.
 
         Nothing in here waits for a GPU or raises because of a value: NaN in the batch and failed
         factorizations make the ratio NaN, and `conclude` finds out why.
         """
-        active = self.active(batch)
-        z = batch @ active.U
+        z = self.in_active_directions(batch)
         fallback, sound_head = self._fallback(batch, head_logits, settings)
-        proposal = propose(z, active, settings)
+        return self._attempted(z, fallback, sound_head, settings)
+
+    def attempt_projected(
+        self,
+        z: Array,  # (B, k), `in_active_directions`
+        head_logits: Array,  # (B, C)
+        settings: Settings,
+    ) -> Attempt:
+        """`attempt` for features that were projected already."""
+        xp = array_namespace(z)
+        sound_head = xp.logical_not(xp.any(xp.isnan(head_logits)))
+        with threads_for(len(self.classes)), np.errstate(all="ignore"):
+            return self._attempted(z, head_logits, sound_head, settings)
+
+    def in_active_directions(self, batch: Array) -> Array:  # (B, d) -> (B, k)
+        """Project features to the directions that a batch of them can support."""
+        return batch @ self.active(batch).U
+
+    def _attempted(
+        self, z: Array, fallback: Array, sound_head: Array, settings: Settings
+    ) -> Attempt:  # (B, k), (B, C), ()
+        active = self.placed(z, z.shape[1])
+        proposal = propose(z, active, settings, score=_score_of(z))
         xp = array_namespace(z)
         chosen = xp.argmax(fallback, axis=1)
-        order = order_evidence(chosen, active.priors)
-        flag = xp.astype(sound_head, proposal.evidence.dtype)
-        evidence = xp.concat([proposal.evidence, order, xp.reshape(flag, (1,))])
+        rest = xp.reshape(sound_head, (1,)), proposal.assigned, chosen
+        numbers = [xp.astype(part, proposal.evidence.dtype) for part in rest]
+        evidence = xp.concat([proposal.evidence, *numbers])
         return Attempt(replace(proposal, evidence=evidence), fallback, chosen)
 
     def conclude(
@@ -112,21 +144,25 @@ class FeatureTransport:
         settings: Settings,
     ) -> Adaptation:
         """Judge an attempt, and answer its batch in labels."""
-        *measured, neighbours, excess, sound_head = evidence.tolist()
+        *measured, sound_head = evidence[:4].tolist()
+        indices = evidence[4:].astype(np.int64).reshape(2, -1)
         verdict = decide(measured, len(self.classes), settings)
         if verdict.reason == "numerical" or not sound_head:
             _check_finite(batch, bool(sound_head))
             return self._untransported(batch, attempt.fallback, "numerical")
         if settings.safeguards and not self.supported:
             verdict = replace(verdict, accepted=False, reason="source_check")
-        elif settings.safeguards and is_ordered(neighbours, excess):
+        elif settings.safeguards and is_ordered(*self._order(indices[1])):
             verdict = replace(verdict, accepted=False, reason="class_order")
         proposal = attempt.proposal
-        proposed, adapted = self.labels(proposal.assigned), proposal.scores
+        # Labels that are not numbers are looked up on the host.
+        on_host = self.classes.dtype.kind not in NUMBERS
+        assigned, chosen = indices if on_host else (proposal.assigned, attempt.chosen)
+        proposed, adapted = self.labels(assigned), proposal.scores
         if verdict.accepted:
             labels, scores = proposed, adapted
         else:
-            labels, scores = self.labels(attempt.chosen), attempt.fallback
+            labels, scores = self.labels(chosen), attempt.fallback
         return Adaptation(
             labels,
             scores,
@@ -136,7 +172,13 @@ class FeatureTransport:
             verdict,
             proposal.map,
             features=batch,
+            indices=indices,
         )
+
+    def _order(self, chosen: NDArray[np.int64]) -> list[float]:  # (B,)
+        """`order_evidence`, on the host: a GPU takes longer for so few numbers."""
+        found: list[float] = order_evidence(chosen, self._priors).tolist()
+        return found
 
     def source_scores(self, batch: Any, settings: Settings) -> Array:  # (B, d) -> (B, C)
         """Source-GDA in all retained directions; log priors for rows it cannot be computed for."""
@@ -192,7 +234,7 @@ class FeatureTransport:
             return self.classes[indices]
         if self._plain and on_gpu(indices):
             return indices  # they are the labels already, and a look-up is one more kernel
-        if self.classes.dtype.kind not in "iufb":
+        if self.classes.dtype.kind not in NUMBERS:
             return self.classes[to_numpy(indices)]
         return array_namespace(indices).take(self._classes(indices), indices, axis=0)
 
@@ -204,10 +246,7 @@ class FeatureTransport:
         if head_logits is None:
             sound = xp.ones((), dtype=xp.bool, device=device(batch))
             return self._source_scores(batch, settings), sound
-        logits = like(as_real_array(head_logits), batch)
-        expected = (batch.shape[0], len(self.classes))
-        if tuple(logits.shape) != expected:
-            raise CasterError(f"head_logits must be {expected}, not {tuple(logits.shape)}")
+        logits = self.checked_logits(head_logits, batch)
         return logits, xp.logical_not(xp.any(xp.isnan(logits)))
 
     def _source_scores(self, batch: Array, settings: Settings) -> Array:  # (B, d) -> (B, C)
@@ -222,6 +261,14 @@ class FeatureTransport:
         labels = self.labels(array_namespace(fallback).argmax(fallback, axis=1))
         verdict = reject(reason)
         return Adaptation(labels, fallback, labels, None, fallback, verdict, features=batch)
+
+
+def _score_of(z: Array) -> RidgedScores:
+    if not on_gpu(z):
+        return ridged_scores
+    from caster.models import class_scores
+
+    return class_scores.ridged_scores
 
 
 def _check_finite(batch: Array, sound_head: bool = True) -> None:

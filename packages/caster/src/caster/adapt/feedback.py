@@ -8,7 +8,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from caster.core.adaptation import Adaptation, classes_of
+from caster.core.adaptation import Adaptation
 from caster.core.arrays import to_numpy
 from caster.core.betting import LAMBDAS, BettingTest, Position
 from caster.errors import CasterError
@@ -28,9 +28,9 @@ class Feedback:
     def remember(self, out: Adaptation, first: int) -> None:
         """Note the samples of a batch, the first of which has this id, that a label can judge."""
         if out.adapted is not None and out.frozen is not None:
-            answers = np.stack([classes_of(out.adapted), classes_of(out.frozen)], axis=1)
-            for i in np.flatnonzero(answers[:, 0] != answers[:, 1]).tolist():
-                self._disputed[first + i] = int(answers[i, 0]), int(answers[i, 1])
+            adapted, frozen = out.class_indices()
+            for i in np.flatnonzero(adapted != frozen).tolist():
+                self._disputed[first + i] = int(adapted[i]), int(frozen[i])
         horizon = first + len(out.labels) - MEMORY
         while self._disputed and (oldest := next(iter(self._disputed))) < horizon:
             del self._disputed[oldest]

@@ -2,7 +2,7 @@
 
 While a stream rests, its maps stand still, and alignment costs next to nothing: a diagonal map of a
 BatchNorm's input becomes the layer's statistics, a full one the weights of the convolution before
-it. Hooks apply the others. Nothing is measured.
+it. Hooks apply the others, in place where nothing else reads the values. Nothing is measured.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class FoldedModule:
         model: TorchModel,
         sites: Mapping[Site, str | None],  # with the convolution that takes full maps, if any
     ) -> None:
-        self._twin = model.twin()
+        self._model, self._twin = model, model.twin()
         module = self._twin.module
         self._maps = {site: SiteMap(module, site, name) for site, name in sites.items()}
         self._twin.compiles = model.compiles
@@ -71,6 +71,31 @@ class FoldedModule:
             self._twin.recompile()  # a compiled copy has the tensors of before
         self._records = self._can_record and batches >= RECORDED
         self._twin.cuda_graph = self._records
+
+    def map_in_place(self, placed: Tensor) -> bool:
+        """Apply maps of hooks in place from now on, if outputs of a batch stay the same bit by bit.
+
+        They do unless the network reads the same values elsewhere. In place, a map is one kernel,
+        its values are still in the cache, and added tokens need no copy. A compiled module fuses
+        maps anyway, and hooks of the user's may keep the values.
+        """
+        if self._twin.compiles or self._model.has_hooks:
+            return False
+        expected = self._run(placed)
+        with torch.inference_mode():  # as a tensor that a map may overwrite
+            given = placed.clone()
+        self._set_in_place(True)
+        try:
+            found = [*self._run(given), given]
+            same = all(map(torch.equal, found, (*expected, placed)))
+        except RuntimeError:  # several positions share their memory
+            same = False
+        self._set_in_place(same)
+        return same
+
+    def _set_in_place(self, in_place: bool) -> None:
+        for found in self._maps.values():
+            found.in_place = in_place
 
     def __call__(self, placed: Tensor, answer: Answer = _outputs) -> tuple[Tensor, ...]:
         """Answer by the features and logits of a batch that `TorchModel.placed` returned.
@@ -121,6 +146,7 @@ class SiteMap:
         self._convolution: Any = convolution and module.get_submodule(convolution)
         self._frozen: dict[str, Tensor] = {}  # the model's own values of what was replaced
         self._hook: Map | None = None
+        self.in_place = False
         self.tensors = 0  # that were created so far
 
     def set(self, scale: Tensor, shift: Tensor) -> None:  # (c,) or (c, c), (c,)
@@ -181,9 +207,13 @@ class SiteMap:
             mapped = mapped_full(site.of_images(values), scale, shift, site.axis)
             return torch.cat((values[:, : site.added], mapped), 1) if site.added else mapped
         shape = [-1] + [1] * (values.ndim - 2 if site.axis == 1 else 0)
-        # Into half precision if the values have it, without a copy in between.
-        parts = shift.view(shape), values, scale.view(shape)
-        mapped = torch.addcmul(*parts, out=torch.empty_like(values))
+        scale, shift = scale.view(shape), shift.view(shape)
+        # Either way into half precision if the values have it, without a copy in between.
+        if self.in_place and values.is_inference():  # not a weight or the batch, nor a view of it
+            own = site.of_images(values)
+            torch.addcmul(shift, own, scale, out=own)
+            return values
+        mapped = torch.addcmul(shift, values, scale, out=torch.empty_like(values))
         if site.added:
             mapped[:, : site.added] = values[:, : site.added]
         return mapped

@@ -31,6 +31,7 @@ from caster.core.confidence import (
 )
 from caster.core.discriminant import probabilities
 from caster.core.linalg import Array
+from caster.core.threads import one_blas_thread
 
 # The share of the frozen model's nuclear norm that suffices: on the spare corruptions with
 # ResNet-18, 0.99 kept the whole gain on shuffled streams, and twice that tolerance is taken.
@@ -80,7 +81,8 @@ class LayerCertificate:
         if not np.isfinite(self._rows).all():  # NaN would never leave the window
             self._rows = self._rows[:, :0].copy()
             return math.nan
-        after, before = map(nuclear_norm, self._rows)
+        with one_blas_thread():  # several wait for each other: a matrix of 256 rows is small
+            after, before = map(nuclear_norm, self._rows)
         return NORM * before / after
 
     def restart(self) -> None:

@@ -88,6 +88,7 @@ class Pass:
     mixture: NDArray[np.float64] | None = None  # (C,), of the samples behind the target's moments
     past_only: bool = False  # moments from before this batch
     fresh: bool = False  # moments of this batch alone, as if there were no past
+    in_parts: bool = False  # by past moments alone: a large batch may pass in parts, to save memory
 
 
 WHOLE = Pass(full=True)

@@ -330,14 +330,15 @@ class LayerTransport:
 
     def _rests(self, samples: int) -> bool:
         """Whether the next samples are answered with constant maps, as long as they look alike."""
-        labels = self._labels
-        if labels is None or labels.chain.is_correlated:
-            return False
-        if not self._monitor.is_ready:
-            return False
         launched = sum(len(begun.batch) for begun in self._begun)
-        stands = self._schedule.accepted and self._schedule.left > launched
-        return stands and self._alignment.target.is_full(samples)
+        return self._schedule.left > launched and self._can_rest(samples)
+
+    def _can_rest(self, samples: int) -> bool:
+        """Whether a stream that meets these samples rests, unless a comparison is due."""
+        labels = self._labels
+        if labels is None or labels.chain.is_correlated or not self._monitor.is_ready:
+            return False
+        return self._schedule.accepted and self._alignment.target.is_full(samples)
 
     def _begin_rest(self, batch: Array) -> _Rest | None:
         """Fold the maps into the network; None if this batch cannot begin a rest."""
@@ -345,7 +346,7 @@ class LayerTransport:
         assert labels is not None
         assert mixture is not None
         wanted = as_reference(mixture, labels.chain.prior)
-        how = Pass(full=wanted is None, mixture=wanted, past_only=True)
+        how = Pass(full=wanted is None, mixture=wanted, past_only=True, in_parts=True)
         if not self._alignment.fold(batch, how, self._schedule.left // len(batch)):
             return None
         self._certificate.restart()  # the next comparison is of another part of the stream
@@ -473,7 +474,9 @@ class LayerTransport:
         if labels.chain.is_correlated:  # a few runs by chance look alike, and would go on so
             settled = settled and alignment.target.is_full(len(batch))
         wanted = as_reference(mixture, source)
-        how = Pass(full=wanted is None, mixture=wanted, past_only=True)
+        # Between rests, comparisons are rare: they had better be small than fast.
+        rare = self._schedule.every > 1 and self._can_rest(len(batch))
+        how = Pass(full=wanted is None, mixture=wanted, past_only=True, in_parts=rare)
         shallow = Pass(self._shallow)  # the mixture is not known yet
         first = self._aligned(batch, how if settled else shallow)
         fresh = alignment.target.change() > CHANGED

@@ -45,6 +45,8 @@ class Adaptation:
     implausible: int = 0  # samples that no image could have produced, answered as frozen
     ids: NDArray[np.int64] | None = None  # (B,), in their `Stream`, for its feedback
     features: Array | None = None  # (B, d), the frozen model's; None: not computed
+    # (2, B), classes of the adapted and the frozen answers, if the host knows them already
+    indices: NDArray[np.int64] | None = None
 
     @property
     def probabilities(self) -> Array:  # (B, C)
@@ -62,7 +64,20 @@ class Adaptation:
         """
         if self.adapted is None or self.frozen is None:
             return np.zeros(len(self.labels), np.bool_)
-        return np.asarray(classes_of(self.adapted) != classes_of(self.frozen))
+        adapted, frozen = self.class_indices()
+        return np.asarray(adapted != frozen)
+
+    def class_indices(self) -> NDArray[np.int64]:  # (2, B)
+        """Classes of the adapted and the frozen answers, of a batch that has both, on the host.
+
+        >>> from caster import Caster
+        >>> clf = Caster().fit([[0.0], [1.0], [4.0], [5.0]], ["low", "low", "high", "high"])
+        >>> clf.adapt([[0.5], [4.5]]).class_indices().tolist()
+        [[1, 0], [1, 0]]
+        """
+        if self.indices is not None:
+            return self.indices
+        return np.stack([classes_of(self.adapted), classes_of(self.frozen)])
 
     def __repr__(self) -> str:
         B, C = self.scores.shape
@@ -82,6 +97,6 @@ class Adaptation:
         return html_table("Adaptation", rows)
 
 
-def classes_of(scores: Array) -> NDArray[np.intp]:  # (B, C) -> (B,)
+def classes_of(scores: Array) -> NDArray[np.int64]:  # (B, C) -> (B,)
     """The index of the largest score of every sample, on the host."""
     return to_numpy(array_namespace(scores).argmax(scores, axis=1))

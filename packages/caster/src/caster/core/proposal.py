@@ -10,7 +10,12 @@ from array_api_compat import array_namespace
 from caster.config import Settings
 from caster.core.arrays import to_numpy
 from caster.core.certificate import centroid_residuals, ratio
-from caster.core.discriminant import confidence, transported_scores
+from caster.core.discriminant import (
+    RidgedScores,
+    confidence,
+    ridged_scores,
+    transported_scores,
+)
 from caster.core.linalg import Array
 from caster.core.transport import estimate, pull
 from caster.core.types import AffineMap, SourceMoments
@@ -33,6 +38,7 @@ def propose(
     moments: SourceMoments,  # restricted to the same k
     settings: Settings,
     metric: Array | None = None,  # (k, k), for the residuals; None: the margin's own
+    score: RidgedScores = ridged_scores,  # or an equivalent, as a GPU has one
 ) -> Proposal:
     """Transport the source to the batch, classify it, and measure its certificate (Eqs. 3-9).
 
@@ -47,7 +53,7 @@ def propose(
     xp = array_namespace(z)
     fitted = estimate(z, moments, settings.lam)
     pulled = pull(fitted, z)
-    scores = transported_scores(pulled, fitted, moments, settings.beta)
+    scores = transported_scores(pulled, fitted, moments, settings.beta, score)
     assigned = xp.argmax(scores, axis=1)
     kept = confidence(scores) > settings.confidence
     delta, counts = centroid_residuals(pulled, assigned, kept, moments.means)

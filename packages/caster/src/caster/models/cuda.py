@@ -1,4 +1,4 @@
-"""Run GPU work without blocking the host: record a CUDA graph, replay it, fetch results later."""
+"""Run GPU work without blocking the host: record a CUDA graph, replay it, copy results later."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from functools import partial
 from threading import Lock
 from typing import Any, Self
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -124,7 +125,7 @@ class Recorder:
         key = tuple([(tensor.shape, tensor.dtype, tensor.device) for tensor in inputs])
         recording = self._recordings.get(key)
         if recording is None:
-            work = torch.autocast("cuda", enabled=False)(work)  # the caller's would use halves
+            work = full_precision(work)
             self._seen[key] += 1
             if self._seen[key] < RECORD_AT:
                 return Packed.of(work(*inputs)[0])
@@ -204,3 +205,17 @@ def fetch(tensor: Tensor, stream: torch.cuda.Stream | None = None) -> Callable[[
         return host.numpy()
 
     return wait
+
+
+def send(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]:
+    """Start copying arrays of one dtype to a device, in one transfer."""
+    flat = torch.from_numpy(np.concatenate([array.ravel() for array in arrays]))
+    sent = flat.pin_memory().to(device, non_blocking=True)
+    parts = torch.split(sent, [array.size for array in arrays])
+    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
+
+
+def full_precision(work: Callable[..., Any]) -> Callable[..., Any]:
+    """Run work without the caller's autocast, which would use half precision."""
+    wrapped: Callable[..., Any] = torch.autocast("cuda", enabled=False)(work)
+    return wrapped

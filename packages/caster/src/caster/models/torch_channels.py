@@ -54,11 +54,16 @@ def class_tensors(classes: ClassChannelMoments, like: Tensor | torch.device) -> 
 
 
 def on_device(moments: ChannelMoments, device: torch.device) -> ChannelMoments:
-    """`all_tensors` for alignment: on a GPU those of classes take half the memory."""
-    found = all_tensors(moments, device)
-    if found.classes is None or device.type == "cpu":
-        return found
-    return replace(found, classes=class_tensors(found.classes, torch.empty(0, device=device)))
+    """`all_tensors` for alignment: those of classes stay on the host until a mixture needs them.
+
+    A thousand classes take several hundred MiB, and a stream with the source's mixture never reads
+    them. For a GPU they are in single precision.
+    """
+    found, classes = as_tensors(moments, device), moments.classes
+    if classes is not None:
+        host = torch.device("cpu")
+        classes = class_tensors(classes, host if device.type == "cpu" else torch.empty(0))
+    return replace(found, classes=classes)
 
 
 def all_tensors(moments: ChannelMoments, device: torch.device) -> ChannelMoments:
