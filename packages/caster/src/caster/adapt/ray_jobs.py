@@ -133,6 +133,8 @@ class _Second:
     def spread(self, classes: NDArray[np.int64]) -> ClassMoments:  # (V,)
         """Moments with a row for each of these classes."""
         held = self.sums.moments
+        if len(classes) == len(self.classes):
+            return held
         parts = [held.counts, held.means, held.scatters]
         spread = ClassMoments(*(np.zeros((len(classes), *part.shape[1:])) for part in parts))
         update_rows(spread, np.searchsorted(classes, self.classes), held)
