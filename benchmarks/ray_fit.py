@@ -19,6 +19,7 @@ import resource
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caster.adapt.ray_blocks import block_rows
-from caster.adapt.ray_jobs import _FirstPass, _SecondPass, fit_blocks
+from caster.adapt.ray_jobs import first_pass, fit_blocks, second_pass
 from caster.adapt.ray_pool import Pool, no_model
 from caster.adapt.source_moments import Subspace
 from caster.config import Settings
@@ -130,11 +131,12 @@ class Run:
 def print_constants(block: Drawn) -> None:
     """What one block sends, and how long the driver takes to merge two and between the passes."""
     classes = np.arange(block.classes)
-    first = _FirstPass(classes)(None, block, 0)
+    first = first_pass(classes, None, block, 0)
     start = time.perf_counter()
     subspace = Subspace.of((first + first).scatter, classes, Settings())
     basis = time.perf_counter() - start
-    second = _SecondPass(classes, subspace, None, True, [np.zeros(len(classes), np.int64)])
+    before = [np.zeros(len(classes), np.int64)]
+    second = partial(second_pass, classes, subspace, None, True, before)
     few = Drawn(0, block.rows, block.width, block.classes, max(2, block.classes // 60))
     sums = {
         "first pass": first,
