@@ -17,8 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.utils import InferenceServerException
+from typer.testing import CliRunner
 
 import caster
+from caster.cli.app import app
 from caster.serve.batcher import InferRequest, WorkerLostError
 from caster.serve.replicas import ReplicatedService, owner
 from caster.serve.streams import StreamStore
@@ -129,7 +131,7 @@ async def client(service, stream, images, outs, at, stop):
 
 def test_a_lost_replica_costs_what_its_snapshots_lack(files, tmp_path):
     lost, kept = streams_of("0", 2), streams_of("1", 2)
-    images = {stream: batches(8, seed) for seed, stream in enumerate(lost + kept)}
+    images = {stream: batches(9, seed) for seed, stream in enumerate(lost + kept)}
     outs = {stream: in_process(files, images[stream]) for stream in images}
     launched, may_start = [], threading.Event()
     may_start.set()
@@ -149,18 +151,23 @@ def test_a_lost_replica_costs_what_its_snapshots_lack(files, tmp_path):
         await service.start(2)
         may_start.clear()
         launched[0].ends_after = 2 * 5  # answers: its streams have three in a snapshot
-        again = await send(0, 6)
+        again = await send(0, 7)  # one after another snapshot
         assert {again[stream] for stream in kept} == {0}
         assert sorted(again[stream] for stream in lost) == [1, 2]  # one answer was never sent
         may_start.set()  # the third replica takes the place of the first, and its streams
         while len(service._lanes) < 2:
             await asyncio.sleep(0.01)
-        assert set((await send(6, 8)).values()) == {0}
+        assert set((await send(7, 9)).values()) == {0}
         await service.close()
 
     asyncio.run(run())
     assert set(launched[0].streams) == set(launched[2].streams) == set(lost)
     assert set(launched[1].streams) == set(lost + kept)
+
+
+def test_replicas_need_a_cluster(files):
+    result = CliRunner().invoke(app, ["serve", *files.arguments, "--replicas", "2"])
+    assert result.stderr == "caster: --replicas requires --ray\n"
 
 
 def processes(variable):

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from caster.adapt.adapter import Adapter
 from caster.errors import CasterError
+from caster.models.protocol import error_line
 from caster.serve.batcher import InferAnswer, InferRequest, WorkerLostError
 from caster.serve.service import AnyWorker, Lane, Service
 from caster.serve.tensors import Failure, RequestError
@@ -121,12 +122,11 @@ class ReplicatedService(Service):
             try:
                 await asyncio.to_thread(replica.start)
                 break
-            except asyncio.CancelledError:
+            except BaseException as error:  # also at the end of the server
                 replica.kill()
-                raise
-            except CasterError as error:
-                replica.kill()
-                logger.warning("replica %s did not start: %s", name, error)
+                if not isinstance(error, Exception):
+                    raise
+                logger.warning("replica %s did not start: %s", name, error_line(error))
             await asyncio.sleep(seconds)
             seconds = min(2 * seconds, longest)
         async with self._moving:
@@ -137,9 +137,9 @@ class ReplicatedService(Service):
         logger.warning("replica %s is back, with its streams", name)
 
     async def _hand_over(self, name: str) -> bool:
-        """Have the streams of a replica that is back put away by the others; True: no one answers.
+        """Have the others put away the streams of a replica that is back.
 
-        Requests wait until then, so that no stream is in two processes.
+        If they could, requests wait until it is admitted, so that no stream is in two processes.
         """
         self._settled.clear()
         while self._under_way:
