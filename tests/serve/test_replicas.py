@@ -129,6 +129,7 @@ async def client(service, stream, images, outs, at, stop):
     return again
 
 
+@pytest.mark.slow
 def test_a_lost_replica_costs_what_its_snapshots_lack(files, tmp_path):
     lost, kept = streams_of("0", 2), streams_of("1", 2)
     images = {stream: batches(9, seed) for seed, stream in enumerate(lost + kept)}
