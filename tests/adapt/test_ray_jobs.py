@@ -23,7 +23,7 @@ from caster import CasterError
 from caster import state as states
 from caster.adapt import ray_blocks
 from caster.adapt.fitting import fit_file
-from caster.adapt.ray_jobs import _Tree, fit_blocks, fit_parquet
+from caster.adapt.ray_jobs import _Tree, fit_blocks
 from caster.adapt.ray_pool import Pool, check_address, no_model
 from caster.cli.app import app
 from caster.config import Settings
@@ -156,7 +156,7 @@ def test_parquet_gives_the_state_of_one_machine(tmp_path, monkeypatch):
     one = fit_file(tmp_path / "whole.parquet", tmp_path / "one.caster", Settings())
     for count, name in ((1, "alone"), (2, "two")):
         with Pool(no_model, count) as pool:
-            fit_parquet(pool, tmp_path / "parts", tmp_path / f"{name}.caster", Settings())
+            fit_file(tmp_path / "parts", tmp_path / f"{name}.caster", Settings(), pool=pool)
     alone, two = (states.load(tmp_path / f"{name}.caster") for name in ("alone", "two"))
     assert states.digest(alone) == states.digest(two)
     equal(one._state, two, SAME)

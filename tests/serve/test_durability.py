@@ -20,6 +20,7 @@ from caster.serve.batcher import InferRequest
 from caster.serve.service import Service
 from caster.serve.streams import StreamStore
 from caster.serve.watch import StreamLogs
+from caster.serve.worker import Worker
 from tests.support import served
 from tests.support.served import SIZE, batches, grpc_infer, in_process, rest_infer, same
 
@@ -158,13 +159,15 @@ def test_token_and_tls(files, tmp_path):
             assert message in refused(files, *more)
 
 
-def service(files, folder, **options):
+def service(files, folder, on_answer=None, **options):
     folder.mkdir()
     store = StreamStore(
         files.adapter, folder, in_memory=4, total=9, snapshot_every=9, idle_seconds=9.0
     )
     defaults = {"name": "model", "batch": 64, "wait": 0.0, "queue": 9, "verify_seconds": 9.0}
-    return Service(files.adapter, store, **defaults | options)
+    found = Service(files.adapter, **defaults | options)
+    found.add(Worker(files.adapter, store, on_answer=on_answer))
+    return found
 
 
 def test_on_answer_gets_every_batch_and_cannot_stop_the_server(files, tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,16 +28,20 @@ from caster.io.layer_arrays import Layers
 from caster.io.signed_tensors import Key, key_bytes
 from caster.io.subset import check_limit, over_classes, some_features, some_images
 from caster.models.heads import class_logits, head_columns
-from caster.models.protocol import FrozenModel, Outputs, has_layers, preprocessing_sha256
+from caster.models.protocol import FrozenModel, has_layers, preprocessing_sha256
 from caster.models.site_sums import rounded
 from caster.state import State
 from caster.state.source_check import SourceCheck
+
+if TYPE_CHECKING:
+    from caster.adapt.ray_pool import Pool
 
 DOUBTFUL = 0.5  # accuracy of the head on the source below which its classes look mixed up
 
 log = logging.getLogger("caster")
 
 LayerChoice = bool | Literal["auto"]
+Head = tuple[int, ...] | None  # the head's column of every class; None: no head is used
 
 
 def fit(
@@ -84,7 +88,7 @@ def fit(
         outputs = model(images) if statistics is None else statistics(images, targets)
         logits = None if outputs.logits is None else to_numpy(outputs.logits)
         chunks.append((to_numpy(outputs.features), labels, logits))
-        columns = None if logits is None else int(logits.shape[1])
+        columns = outputs.columns
     if not chunks:
         raise CasterError("there are no batches to fit")
     known = index.classes
@@ -94,13 +98,28 @@ def fit(
         for features, labels, logits in chunks
     ]
     clf = Caster(**settings).fit_stream(labelled, known, sketch=sketch)
-    warn_of_poor_head(clf.source_check_)
-    if statistics is None or head is None:
-        return Adapter(model, bound_state(clf, model, head))
-    # A stated preprocessing knows the range of its values.
-    ends = statistics.input_range if model.preprocessing is None else None
+    if statistics is None:
+        return fitted_adapter(model, clf, head)
     moments = statistics.moments(index.of(known), clf.moments_.counts)
-    return Adapter(model, bound_state(clf, model, head, moments, ends))
+    return fitted_adapter(model, clf, head, moments, statistics.input_range)
+
+
+def fitted_adapter(
+    model: FrozenModel,
+    clf: Caster,
+    head: Head,
+    layers: Layers | None = None,
+    input_range: tuple[float, float] | None = None,
+) -> Adapter:
+    """The adapter of a fit; layers answer in the head's classes, so without a head they are left.
+
+    A stated preprocessing knows the range of its values itself.
+    """
+    warn_of_poor_head(clf.source_check_)
+    if layers is None or head is None:
+        return Adapter(model, bound_state(clf, model, head))
+    ends = input_range if model.preprocessing is None else None
+    return Adapter(model, bound_state(clf, model, head, layers, ends))
 
 
 def fit_file(
@@ -112,24 +131,39 @@ def fit_file(
     limits: Limits = DEFAULT_LIMITS,
     limit: int | None = None,
     sketch: bool = True,
+    pool: Pool[Any] | None = None,
 ) -> Caster:
     """Fit a state from a feature file, read twice in chunks, and save it.
 
-    `limit` takes that many rows, spread evenly over the classes.
+    `limit` takes that many rows, spread evenly over the classes. Workers of a `pool` read parts of
+    a Parquet file, or of a folder of them.
     """
     check_limit(limit)
-    check_writable(output, source)
+    check_writable(output, *([] if source.is_dir() else [source]))
     signer = None if key is None else key_bytes(key)
-    file = open_features(source, "features", "labels", limits=limits)
-    labels = as_labels(file.read("labels"))
-    classes = unique_labels(labels)
-    limits.check("classes", len(classes), f"{source} has {len(classes):,} distinct labels")
-    file = some_features(file, over_classes(labels, limit))
-    passes = _Passes(file, has_logits(file, len(classes)), None, progress)
-    clf = Caster(**vars(settings)).fit_stream(passes, classes, sketch=sketch)
+    if pool is not None:
+        from caster.adapt.ray_jobs import fit_parquet
+
+        if limit is not None:
+            raise CasterError("a cluster reads whole files: omit {argument}", argument="limit")
+        clf = fit_parquet(pool, source, settings, limits, sketch, progress)
+    else:
+        file = open_features(source, "features", "labels", limits=limits)
+        labels = as_labels(file.read("labels"))
+        classes = distinct_classes(labels, source, limits)
+        file = some_features(file, over_classes(labels, limit))
+        passes = _Passes(file, has_logits(file, len(classes)), None, progress)
+        clf = Caster(**vars(settings)).fit_stream(passes, classes, sketch=sketch)
     warn_of_poor_head(clf.source_check_)
     clf.save(output, key=signer)
     return clf
+
+
+def distinct_classes(labels: Labels, source: Path, limits: Limits) -> Labels:  # (N,) -> (C,)
+    """The classes of a file, if it does not have too many."""
+    classes = unique_labels(labels)
+    limits.check("classes", len(classes), f"{source} has {len(classes):,} distinct labels")
+    return classes
 
 
 def warn_of_poor_head(check: SourceCheck | None) -> None:
@@ -150,6 +184,15 @@ class FittedImages(NamedTuple):
     layers: Layers | None  # the measured ones
 
 
+class FittedFeatures(NamedTuple):
+    """A fit on features of images, before it is bound to their model."""
+
+    clf: Caster
+    head: Head
+    unreadable: list[str]
+    layers: Layers | None  # sums over the model's layers
+
+
 def fit_images(
     model: FrozenModel,
     images: Images,
@@ -166,42 +209,59 @@ def fit_images(
     key: Key | None = None,
     limit: int | None = None,
     sketch: bool = True,
+    pool: Pool[Any] | None = None,
 ) -> FittedImages:
     """Fit a state from labelled images, bound to the model, and save it.
 
     Arguments are those of `fit`; features are cached in `store`. `limit` takes that many images,
-    spread evenly over the classes.
+    spread evenly over the classes. With a `pool` its workers run the model, and each node caches
+    the features of its own images.
     """
     check_limit(limit)
     measured = measures_layers(model, layers, use_head)
-    check_output(output, model, images)
+    _check_output(output, model, images)
     signer = None if key is None else key_bytes(key)
     if limit is not None and images.labels is not None:
         images = some_images(images, over_classes(images.labels, limit))
-    classes, targets = check_classes(images)
+    classes, targets = _check_classes(images)
 
-    def head(outputs: Outputs) -> tuple[int, ...] | None:
-        if not use_head or outputs.logits is None:
-            return None
-        return head_columns(classes, int(outputs.logits.shape[1]), named_classes)
+    def head_of(columns: int | None) -> Head:
+        known = use_head and columns is not None
+        return head_columns(classes, columns, named_classes) if known else None
 
-    features = extract(
-        model,
-        images,
-        store,
-        batch_size=batch_size,
-        skip_unreadable=skip_unreadable,
-        check=head,
-        targets=targets if measured else None,
-        progress=progress,
-    )
-    columns = head(features.outputs)
-    passes = _Passes(features, columns is not None, columns, progress)
-    clf = Caster(**vars(settings)).fit_stream(passes, classes, sketch=sketch)
+    extracted: dict[str, Any] = {
+        "store": store,
+        "batch_size": batch_size,
+        "skip_unreadable": skip_unreadable,
+        "targets": targets if measured else None,
+    }
+    if pool is not None:
+        from caster.adapt.ray_jobs import fit_image_blocks
+
+        fitted = fit_image_blocks(
+            pool, images, classes, settings, head_of, sketch, progress, **extracted
+        )
+    else:
+        features = extract(
+            model,
+            images,
+            check=lambda outputs: head_of(outputs.columns),
+            progress=progress,
+            **extracted,
+        )
+        head = head_of(features.outputs.columns)
+        passes = _Passes(features, head is not None, head, progress)
+        clf = Caster(**vars(settings)).fit_stream(passes, classes, sketch=sketch)
+        fitted = FittedFeatures(clf, head, features.unreadable, features.layers)
+    clf = fitted.clf
     warn_of_poor_head(clf.source_check_)
-    found = layer_moments(features.layers, clf) if measured else None
-    states.save(bound_state(clf, model, columns, found), output, signer)
-    return FittedImages(clf, features.unreadable, found)
+    sums, found = fitted.layers, None
+    if measured:
+        if sums is None:
+            raise CasterError("the layers were not measured on all images: fit again")
+        found = rounded(sums, counts=clf.moments_.counts)
+    states.save(bound_state(clf, model, fitted.head, found), output, signer)
+    return FittedImages(clf, fitted.unreadable, found)
 
 
 def measures_layers(model: FrozenModel, layers: LayerChoice, use_head: bool) -> bool:
@@ -234,7 +294,7 @@ def _sites_are_found(model: FrozenModel) -> bool:
 def bound_state(
     clf: Caster,
     model: FrozenModel,
-    head: tuple[int, ...] | None,
+    head: Head,
     layers: Layers | None = None,
     input_range: tuple[float, float] | None = None,
 ) -> State:
@@ -261,21 +321,14 @@ def has_logits(file: FeatureFile, n_classes: int) -> bool:
     return tuple(first.shape[1:]) == (n_classes,)
 
 
-def layer_moments(sums: Layers | None, clf: Caster) -> Layers:
-    """Moments at the layers, as a state stores them, from their sums over the fitted images."""
-    if sums is None:
-        raise CasterError("the layers were not measured on all images: fit again")
-    return rounded(sums, counts=clf.moments_.counts)
-
-
-def check_output(output: Path, model: FrozenModel, images: Images) -> None:
+def _check_output(output: Path, model: FrozenModel, images: Images) -> None:
     """Reject an output that cannot be written, is an input or looks like an image."""
     check_writable(output, model.name, images.name)
     if output.suffix.lower() in formats():
         raise CasterError(f"{output} has the name of an image: give the state another one")
 
 
-def check_classes(images: Images) -> tuple[Labels, NDArray[np.int64]]:  # (C,), (N,)
+def _check_classes(images: Images) -> tuple[Labels, NDArray[np.int64]]:  # (C,), (N,)
     """All classes and the class index of every image, checked before any work."""
     if images.labels is None:
         raise CasterError(f"{images.name} has no labels")
@@ -299,7 +352,7 @@ class _Passes:
     """The chunks of a file, from its start each time they are iterated over."""
 
     def __init__(
-        self, file: FeatureFile, with_logits: bool, head: tuple[int, ...] | None, progress: Progress
+        self, file: FeatureFile, with_logits: bool, head: Head, progress: Progress
     ) -> None:
         self.file, self.head, self.progress = file, head, progress
         self.names = ("features", "labels", *(("logits",) if with_logits else ()))

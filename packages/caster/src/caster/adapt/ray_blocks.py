@@ -14,10 +14,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from caster.adapt.fitting import Head
 from caster.adapt.image_features import activation_statistics_for, extract
 from caster.adapt.source_moments import LABELS, pair
 from caster.config import CHUNK_ELEMENTS, DEFAULT_LIMITS, IMAGES_AT_ONCE, Limits
 from caster.core.arrays import to_numpy
+from caster.core.moments import ClassScatter
 from caster.errors import CasterError
 from caster.io.feature_files import ParquetFile
 from caster.io.image_files import FileImages
@@ -28,18 +30,30 @@ from caster.models.heads import class_logits
 
 BLOCKS, FEWEST_ROWS, MOST_ROWS = 64, 1024, 65536  # of a source, and rows of a block
 
-Head = tuple[int, ...] | None
 Chunk = tuple[NDArray[Any], ...]  # features, labels, and logits if there is a head
 
 
-@dataclass
+@dataclass(eq=False)
 class Findings:
-    """What reading a block shows besides its chunks."""
+    """What the first pass finds in some blocks; `chunks` fills in all but the scatter."""
 
+    scatter: ClassScatter | None = None  # None: no image can be read
     columns: int | None = None  # of the logits
     layers: Layers | None = None
     ends: tuple[float, float] | None = None  # of the inputs, where layers are measured
     unreadable: list[str] = field(default_factory=list)
+
+    def __add__(self, later: Findings) -> Findings:
+        if self.scatter is None or later.scatter is None:
+            found = later if self.scatter is None else self
+            return replace(found, unreadable=self.unreadable + later.unreadable)
+        layers, ends = self.layers, self.ends
+        if layers is not None and later.layers is not None:
+            layers = {site: sums + later.layers[site] for site, sums in layers.items()}
+        if ends is not None and later.ends is not None:
+            ends = min(ends[0], later.ends[0]), max(ends[1], later.ends[1])
+        unreadable = self.unreadable + later.unreadable
+        return Findings(self.scatter + later.scatter, self.columns, layers, ends, unreadable)
 
 
 class Block(Protocol):
@@ -83,8 +97,7 @@ class ImageBlock:
         if not features.rows:
             return
         found.layers = features.layers
-        logits = features.outputs.logits
-        found.columns = None if logits is None else int(logits.shape[1])
+        found.columns = features.outputs.columns
         names = ("features", "labels", *(() if head is None else ("logits",)))
         rows = max(1, CHUNK_ELEMENTS // features.outputs.features.shape[1])
         for values, labels, *logits in features.chunks(names, rows):
@@ -151,9 +164,8 @@ class DatasetBlock:
                 outputs = model(inputs[some])
             else:
                 outputs = statistics(inputs[some], encode(as_labels(labels[some]), self.classes))
-            logits = None if outputs.logits is None else to_numpy(outputs.logits)
-            found.columns = None if logits is None else int(logits.shape[1])
-            more = () if head is None else (class_logits(logits, head),)
+            found.columns = outputs.columns
+            more = () if head is None else (class_logits(to_numpy(outputs.logits), head),)
             yield (to_numpy(outputs.features), labels[some], *more)
         if statistics is not None:
             found.layers = {site: _on_host(sums) for site, sums in statistics.sums.items()}

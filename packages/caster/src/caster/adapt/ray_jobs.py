@@ -19,19 +19,16 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from caster import state as states
 from caster.adapt.adapter import Adapter, check_frozen
 from caster.adapt.estimator import Caster
 from caster.adapt.fitting import (
-    FittedImages,
+    FittedFeatures,
+    Head,
     LayerChoice,
-    bound_state,
-    check_classes,
-    check_output,
+    distinct_classes,
+    fitted_adapter,
     has_logits,
-    layer_moments,
     measures_layers,
-    warn_of_poor_head,
 )
 from caster.adapt.prediction import Summary, predict_images
 from caster.adapt.ray_blocks import (
@@ -39,7 +36,6 @@ from caster.adapt.ray_blocks import (
     Chunk,
     DatasetBlock,
     Findings,
-    Head,
     ImageBlock,
     ParquetBlock,
     block_rows,
@@ -47,24 +43,22 @@ from caster.adapt.ray_blocks import (
 )
 from caster.adapt.ray_pool import Pool
 from caster.adapt.source_moments import LABELS, HeldOutSums, Subspace, class_scatter, held_out_sums
-from caster.config import DEFAULT_LIMITS, Limits, Settings
-from caster.core.moments import ClassMoments, ClassScatter, update_rows
+from caster.config import Limits, Settings
+from caster.core.moments import ClassMoments, update_rows
 from caster.errors import CasterError
 from caster.io import Progress, silent
 from caster.io.feature_files import ParquetFile
-from caster.io.files import check_writable
 from caster.io.image_files import FileImages
 from caster.io.images import Images
 from caster.io.labels import Labels, as_labels, unique_labels
-from caster.io.layer_arrays import Layers
-from caster.io.signed_tensors import Key, key_bytes
-from caster.io.subset import check_limit, over_classes
+from caster.io.subset import ImageSubset
 from caster.models.heads import head_columns
 from caster.models.protocol import FrozenModel, runs_on_gpu
 from caster.models.site_sums import rounded
 from caster.state import State
 
 HeadOf = Callable[[int | None], Head]  # from the number of the model's outputs
+Step = Callable[[Any, Any, int], Any]  # from the model, a block and its index to sums
 
 
 class _Tree:
@@ -84,35 +78,14 @@ class _Tree:
 
     def total(self) -> Any:
         """The sums of all blocks, which must have arrived."""
+        if not self._nodes:
+            raise CasterError("there are no samples to fit")
         order = sorted(self._nodes, key=lambda node: node[1] << node[0])
         return reduce(add, (self._nodes[node] for node in order))
 
 
 @dataclass(frozen=True, eq=False)
-class _First:
-    """Sums of the first pass over some blocks."""
-
-    scatter: ClassScatter | None  # None of no readable image
-    layers: Layers | None
-    ends: tuple[float, float] | None
-    unreadable: list[str]
-    columns: int | None
-
-    def __add__(self, later: Self) -> Self:
-        layers = _either(
-            self.layers, later.layers, lambda a, b: {site: a[site] + b[site] for site in a}
-        )
-        return type(self)(
-            _either(self.scatter, later.scatter, add),
-            layers,
-            _either(self.ends, later.ends, lambda a, b: (min(a[0], b[0]), max(a[1], b[1]))),
-            self.unreadable + later.unreadable,
-            later.columns if self.columns is None else self.columns,
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class _Second:
+class SecondSums:
     """Sums of the second pass over some blocks, of the classes they have: images come sorted."""
 
     classes: NDArray[np.int64]  # (U,), indices
@@ -133,37 +106,37 @@ class _Second:
     def spread(self, classes: NDArray[np.int64]) -> ClassMoments:  # (V,)
         """Moments with a row for each of these classes."""
         held = self.sums.moments
+        if len(classes) == len(self.classes):
+            return held
         parts = [held.counts, held.means, held.scatters]
         spread = ClassMoments(*(np.zeros((len(classes), *part.shape[1:])) for part in parts))
         update_rows(spread, np.searchsorted(classes, self.classes), held)
         return spread
 
 
-@dataclass(frozen=True, eq=False)
-class _FirstPass:
-    classes: Labels  # (C,)
-
-    def __call__(self, model: Any, block: Block, index: int) -> _First:
-        found = Findings()
-        chunks = _unless_empty(block.chunks(model, None, found))
-        scatter = None if chunks is None else class_scatter(chunks, self.classes)
-        return _First(scatter, found.layers, found.ends, found.unreadable, found.columns)
+def first_pass(classes: Labels, model: Any, block: Block, index: int) -> Findings:
+    """Sum a block for the subspace, and measure the layers."""
+    found = Findings()
+    chunks = _unless_empty(block.chunks(model, None, found))
+    found.scatter = None if chunks is None else class_scatter(chunks, classes)
+    return found
 
 
-@dataclass(frozen=True, eq=False)
-class _SecondPass:
-    classes: Labels  # (C,)
-    subspace: Subspace
-    head: Head
-    sketched: bool
-    before: list[NDArray[np.int64]]  # for every block, samples of each class in earlier blocks
-
-    def __call__(self, model: Any, block: Block, index: int) -> _Second | None:
-        chunks = _unless_empty(block.chunks(model, self.head, Findings()))
-        if chunks is None:
-            return None
-        before = self.before[index]
-        return _Second.of(held_out_sums(chunks, self.classes, self.subspace, self.sketched, before))
+def second_pass(
+    classes: Labels,
+    subspace: Subspace,
+    head: Head,
+    sketched: bool,
+    before: list[NDArray[np.int64]],  # for every block, samples of each class in earlier blocks
+    model: Any,
+    block: Block,
+    index: int,
+) -> SecondSums | None:
+    """Sum a block for the class moments; None: none of its images can be read."""
+    chunks = _unless_empty(block.chunks(model, head, Findings()))
+    if chunks is None:
+        return None
+    return SecondSums.of(held_out_sums(chunks, classes, subspace, sketched, before[index]))
 
 
 def fit_blocks(
@@ -175,120 +148,96 @@ def fit_blocks(
     sketch: bool = True,
     total: int = 0,
     progress: Progress = silent,
-) -> tuple[Caster, Head, _First]:
+) -> tuple[Caster, Head, Findings]:
     """Fit in two passes over blocks, which must be the same in both."""
-    tree, counts, done = _Tree(), {}, 0
-    stage = "pass 1 of 2: subspace"
-    progress(stage, 0, total)
-    for index, block, first in pool.map(_FirstPass(classes), blocks()):
+    counts: dict[int, NDArray[np.int64]] = {}  # samples of each class, by the index of the block
+
+    def summed(step: Step, stage: str, look: Callable[[int, Block, Any], None]) -> Any:
+        tree, done = _Tree(), 0
+        progress(stage, 0, total)
+        for index, block, sums in pool.map(step, blocks()):
+            look(index, block, sums)
+            if sums is not None:
+                tree.add(index, sums)
+            done += len(block)
+            progress(stage, done, max(total, done))
+        return tree.total()
+
+    def count(index: int, block: Block, first: Findings) -> None:
+        counts[index] = np.zeros(len(classes), dtype=np.int64)
         if first.scatter is not None:
             head_of(first.columns)  # an error is better early
-        seen = 0 if first.scatter is None else first.scatter.counts
-        counts[index] = np.zeros(len(classes), dtype=np.int64) + np.asarray(seen, dtype=np.int64)
-        tree.add(index, first)
-        done += len(block)
-        progress(stage, done, max(total, done))
-    if not counts:
-        raise CasterError("there are no samples to fit")
-    first = tree.total()
-    if first.scatter is None:
-        raise CasterError("none of the images can be read")
-    subspace = Subspace.of(first.scatter, classes, settings)
-    head = head_of(first.columns)
-    ends = np.cumsum([counts[index] for index in range(len(counts))], axis=0)
-    before = [end - counts[index] for index, end in enumerate(ends)]
-    step = _SecondPass(classes, subspace, head, sketch, before)
-    tree, stage, done = _Tree(), "pass 2 of 2: moments", 0
-    progress(stage, 0, total)
-    for index, block, second in pool.map(step, blocks()):
+            counts[index] += np.asarray(first.scatter.counts, dtype=np.int64)
+
+    def compare(index: int, block: Block, second: SecondSums | None) -> None:
         found = np.zeros(len(classes), dtype=np.int64)
         if second is not None:
             found[second.classes] = second.sums.moments.counts
-            tree.add(index, second)
         if index not in counts or not np.array_equal(found, counts[index]):
             raise CasterError(f"{block} has other samples in the second pass than in the first")
-        done += len(block)
-        progress(stage, done, max(total, done))
-    second = tree.total()
+
+    first: Findings = summed(partial(first_pass, classes), "pass 1 of 2: subspace", count)
+    if first.scatter is None:
+        raise CasterError("none of the images can be read")
+    subspace, head = Subspace.of(first.scatter, classes, settings), head_of(first.columns)
+    ends = np.cumsum([counts[index] for index in range(len(counts))], axis=0)
+    before = [end - counts[index] for index, end in enumerate(ends)]
+    step = partial(second_pass, classes, subspace, head, sketch, before)
+    second: SecondSums = summed(step, "pass 2 of 2: moments", compare)
     sums = replace(second.sums, moments=second.spread(np.arange(len(classes))))
     moments, check, drawn = sums.fitted(subspace, settings)
     state = State(moments, classes, settings, source_check=check, sketch=drawn)
-    clf = Caster.from_state(state)
-    warn_of_poor_head(clf.source_check_)
-    return clf, head, first
+    return Caster.from_state(state), head, first
 
 
-def fit_images_on_ray(
+def fit_image_blocks(
     pool: Pool[ImageBlock],
-    model: FrozenModel,
     images: Images,
-    output: Path,
+    classes: Labels,
     settings: Settings,
+    head_of: HeadOf,
+    sketch: bool,
+    progress: Progress,
     *,
     store: Path,
+    targets: NDArray[np.int64] | None,  # (n,), to measure the layers
     batch_size: int,
-    named_classes: list[str] | None = None,
-    use_head: bool = True,
-    layers: LayerChoice = "auto",
-    skip_unreadable: bool = False,
-    progress: Progress = silent,
-    key: Key | None = None,
-    limit: int | None = None,
-    sketch: bool = True,
-) -> FittedImages:
-    """`fit_images` on a cluster; every node caches the features of its own blocks in `store`.
+    skip_unreadable: bool,
+) -> FittedFeatures:
+    """Fit image files; every node caches the features of its own blocks in `store`.
 
     The same command after an interruption runs the model on what the caches lack.
     """
-    check_limit(limit)
-    measured = measures_layers(model, layers, use_head)
-    check_output(output, model, images)
-    signer = None if key is None else key_bytes(key)
-    files = _files_of(images)
-    if limit is not None and files.labels is not None:
-        files = files.part(over_classes(files.labels, limit))
-    classes, targets = check_classes(files)
-
-    def head_of(columns: int | None) -> Head:
-        known = columns is not None and use_head
-        return head_columns(classes, columns, named_classes) if known else None
-
-    rows = block_rows(len(files))
+    files, total = _files_of(images), len(images)
+    rows = block_rows(total)
     blocks = [
         ImageBlock(
             files.part(some),
-            targets[some] if measured else None,
+            None if targets is None else targets[some],
             store.absolute(),
             batch_size,
             skip_unreadable,
         )
-        for some in np.split(np.arange(len(files)), range(rows, len(files), rows))
+        for some in np.split(np.arange(total), range(rows, total, rows))
     ]
     clf, head, first = fit_blocks(
-        pool, lambda: blocks, classes, settings, head_of, sketch, len(files), progress
+        pool, lambda: blocks, classes, settings, head_of, sketch, total, progress
     )
-    found = layer_moments(first.layers, clf) if measured else None
-    states.save(bound_state(clf, model, head, found), output, signer)
-    return FittedImages(clf, first.unreadable, found)
+    return FittedFeatures(clf, head, first.unreadable, first.layers)
 
 
 def fit_parquet(
     pool: Pool[ParquetBlock],
     source: Path,
-    output: Path,
     settings: Settings,
-    progress: Progress = silent,
-    key: Key | None = None,
-    limits: Limits = DEFAULT_LIMITS,
-    sketch: bool = True,
+    limits: Limits,
+    sketch: bool,
+    progress: Progress,
 ) -> Caster:
-    """`fit_file` on a cluster, for a Parquet file or a folder of them; a block is row groups."""
-    check_writable(output, *([] if source.is_dir() else [source]))
-    signer = None if key is None else key_bytes(key)
+    """Fit a Parquet file or a folder of them; a block is row groups."""
     blocks = parquet_blocks(source, limits)
     labels = dict.fromkeys(chain.from_iterable(r for *_, r in pool.map(_distinct, blocks)))
-    classes = unique_labels(as_labels(list(labels)))
-    limits.check("classes", len(classes), f"{source} has {len(classes):,} distinct labels")
+    classes = distinct_classes(as_labels(list(labels)), source, limits)
     files = [ParquetFile(path, limits) for path in {block.path for block in blocks}]
     if all(has_logits(file, len(classes)) for file in files):
         blocks = [replace(block, names=(*block.names, "logits")) for block in blocks]
@@ -296,7 +245,6 @@ def fit_parquet(
     clf, _, _ = fit_blocks(
         pool, lambda: blocks, classes, settings, sketch=sketch, total=total, progress=progress
     )
-    clf.save(output, key=signer)
     return clf
 
 
@@ -339,23 +287,14 @@ def fit_dataset(
     options = dataset.context.execution_options
     was, options.preserve_order = options.preserve_order, True  # both passes in the same order
     try:
-        with Pool[Any](partial(_same, model), workers, gpus, reading=True) as pool:
+        with Pool[Any](lambda: model, workers, gpus, reading=True) as pool:
             clf, head, first = fit_blocks(
                 pool, blocks, known, settings or Settings(), head_of, sketch
             )
     finally:
         options.preserve_order = was
-    if first.layers is None or head is None:
-        return Adapter(model, bound_state(clf, model, head))
-    ends = first.ends if model.preprocessing is None else None
-    return Adapter(
-        model,
-        bound_state(clf, model, head, rounded(first.layers, counts=clf.moments_.counts), ends),
-    )
-
-
-def _same(model: FrozenModel) -> FrozenModel:
-    return model
+    moments = None if first.layers is None else rounded(first.layers, counts=clf.moments_.counts)
+    return fitted_adapter(model, clf, head, moments, first.ends)
 
 
 # --- predict -------------------------------------------------------------------------------------
@@ -375,15 +314,16 @@ class ImageStream:
         return f"the stream {self.images.name}"
 
 
-@dataclass(frozen=True, eq=False)
-class _Predict:
-    state: State
-    adapter_options: dict[str, Any]
-    options: dict[str, Any]
-
-    def __call__(self, model: Any, stream: ImageStream, index: int) -> Summary:
-        adapter = Adapter(model, self.state, **self.adapter_options)
-        return predict_images(adapter, stream.images, stream.output, **self.options)
+def _predict(
+    state: State,
+    adapter_options: dict[str, Any],
+    options: dict[str, Any],
+    model: Any,
+    stream: ImageStream,
+    index: int,
+) -> Summary:
+    adapter = Adapter(model, state, **adapter_options)
+    return predict_images(adapter, stream.images, stream.output, **options)
 
 
 def predict_streams(
@@ -412,7 +352,9 @@ def predict_streams(
     total, done = sum(map(len, jobs)), 0
     found: dict[int, Summary] = {}
     progress("adapting", 0, total)
-    for index, stream, summary in pool.map(_Predict(state, adapter_options, options), jobs):
+    for index, stream, summary in pool.map(
+        partial(_predict, state, adapter_options, options), jobs
+    ):
         found[index] = summary
         done += len(stream)
         progress("adapting", done, total)
@@ -423,6 +365,8 @@ def predict_streams(
 
 
 def _files_of(images: Images) -> FileImages:
+    if isinstance(images, ImageSubset):
+        return _files_of(images.whole).part(images.rows)
     if not isinstance(images, FileImages):
         raise CasterError(
             f"a cluster reads image files, and {images.name} is none: give a folder or a list, or "
@@ -430,13 +374,6 @@ def _files_of(images: Images) -> FileImages:
             argument="ray",
         )
     return images
-
-
-def _either(a: Any, b: Any, merge: Callable[[Any, Any], Any]) -> Any:
-    """Merge two sums, or return the one there is."""
-    if a is None or b is None:
-        return b if a is None else a
-    return merge(a, b)
 
 
 def _rows(moments: ClassMoments, classes: NDArray[np.int64]) -> ClassMoments:

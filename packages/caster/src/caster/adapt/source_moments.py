@@ -109,17 +109,40 @@ def held_out_sums(
     before = np.zeros(C, dtype=np.int64) if before is None else before
     kept = _Kept(before, subspace.rank)
     drawn = _Drawn(sketch_size(C) if sketched else 0, int(before.sum()))
+
+    def projected() -> Iterator[tuple[Array, Array]]:
+        for h, y, logits in _pieces(chunks, classes):
+            z = subspace.held_out(h.dtype).project(h, y)
+            kept.add(z, y, logits)
+            drawn.add(z, y, logits)
+            yield z, y
+
     moments: ClassMoments | None = None
-    for h, y, logits in _pieces(chunks, classes):
-        z = subspace.held_out(h.dtype).project(h, y)
-        kept.add(z, y, logits)
-        drawn.add(z, y, logits)
+    for z, y in _gathered(projected(), CHUNK_ELEMENTS // subspace.rank):
         if moments is None:
             moments = ClassMoments.of(z, y, C)
         else:
             moments.include(z, y)
     assert moments is not None
     return HeldOutSums(moments, kept, drawn)
+
+
+def _gathered(pieces: Iterator[tuple[Array, Array]], rows: int) -> Iterator[tuple[Array, Array]]:
+    """Join small pieces up to `rows`: a sum of class moments costs C*k^2, however few its rows."""
+    waiting: list[tuple[Array, Array]] = []
+
+    def joined() -> tuple[Array, Array]:
+        xp = array_namespace(waiting[0][0])
+        z, y = (xp.concat(parts) for parts in zip(*waiting, strict=True))
+        waiting.clear()
+        return z, y
+
+    for piece in pieces:
+        if waiting and sum(z.shape[0] for z, _ in (*waiting, piece)) > rows:
+            yield joined()
+        waiting.append(piece)
+    if waiting:
+        yield joined()
 
 
 @dataclass(frozen=True, eq=False)

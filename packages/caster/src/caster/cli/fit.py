@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -125,18 +124,9 @@ def fit(
             None if ray is None else stack.enter_context(ray_pool(ray, workers, make_model, model))
         )
         progress = stack.enter_context(progress_bar())
-        if model is None and pool is not None:
-            from caster.adapt.ray_jobs import fit_parquet
-
-            if limit is not None:
-                raise CasterError("--limit of features is for one machine: omit --ray")
-            data = Path(source)
-            clf = fit_parquet(
-                pool, data, state, settings, progress, key, limits, sketch=not no_sketch
-            )
-        elif model is None:
+        if model is None:
             clf = fit_file(
-                features_path(source),
+                features_path(source) if pool is None else Path(source),
                 state,
                 settings,
                 progress,
@@ -144,16 +134,12 @@ def fit(
                 limits,
                 limit,
                 sketch=not no_sketch,
+                pool=pool,
             )
         else:
             from caster.io.feature_cache import default_store
 
-            fit_them = fit_images
-            if pool is not None:
-                from caster.adapt.ray_jobs import fit_images_on_ray
-
-                fit_them = partial(fit_images_on_ray, pool)
-            clf, skipped, measured = fit_them(
+            clf, skipped, measured = fit_images(
                 model,
                 opened(source, data_root, limits),
                 state,
@@ -168,6 +154,7 @@ def fit(
                 key=key,
                 limit=limit,
                 sketch=not no_sketch,
+                pool=pool,
             )
     say_skipped(skipped)
     moments = clf.moments_

@@ -226,7 +226,6 @@ def load_adapter(
     *,
     every: int | None,
     no_safeguards: bool,
-    images: bool = True,  # False: batches come preprocessed
     **others: Any,  # options of the Adapter itself
 ) -> Adapter:
     """The model with its state, as `predict` and `evaluate` use them on images."""
@@ -234,8 +233,7 @@ def load_adapter(
     from caster.adapt.image_batches import stated_preprocessing
     from caster.state import load
 
-    if images:
-        stated_preprocessing(model)  # a clearer error than that its digest differs
+    stated_preprocessing(model)  # a clearer error than that its digest differs
     return Adapter(model, load(state, key), **adapter_options(every, no_safeguards, **others))
 
 
@@ -368,11 +366,14 @@ def _wrapped(model: str, **options: Any) -> FrozenModel:
 
 
 @contextmanager
-def ray_pool(
-    address: str, workers: int | None, make: MakeModel | None, model: FrozenModel | None
-) -> Iterator[Pool[Any]]:
-    """Workers on a cluster; on its GPUs if it has any and the model can use them."""
-    from caster.adapt.ray_pool import Pool, connected, has_gpus, no_model
+def on_cluster(
+    address: str, make: MakeModel | None, model: FrozenModel | None
+) -> Iterator[tuple[MakeModel | None, bool]]:
+    """Connect to a cluster: how its processes make the model, and whether each needs a GPU.
+
+    They do if the cluster has any and the model can use them.
+    """
+    from caster.adapt.ray_pool import connected, has_gpus
 
     with connected(address):
         chosen = {} if make is None else make.keywords
@@ -380,5 +381,18 @@ def ray_pool(
         if hasattr(model, "twin") and chosen.get("device") != "cpu":
             on_gpu = has_gpus()
             make = partial(make, device="cuda") if make is not None and on_gpu else make
-        with Pool[Any](make or no_model, workers, on_gpu) as pool:
-            yield pool
+        yield make, on_gpu
+
+
+@contextmanager
+def ray_pool(
+    address: str, workers: int | None, make: MakeModel | None, model: FrozenModel | None
+) -> Iterator[Pool[Any]]:
+    """Workers on a cluster."""
+    from caster.adapt.ray_pool import Pool, no_model
+
+    with (
+        on_cluster(address, make, model) as (make_there, gpus),
+        Pool[Any](make_there or no_model, workers, gpus) as pool,
+    ):
+        yield pool

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from caster.cli.console import say
 from caster.cli.inspect import KeyFile, StateFile
 from caster.cli.options import (
+    CLUSTER,
     Every,
     MechanismOption,
     NoSafeguards,
     OtherModel,
     OtherPreprocessing,
+    RayOption,
     Tau,
-    load_adapter,
+    adapter_options,
+    on_cluster,
     with_model,
 )
 from caster.errors import CasterError
 
 if TYPE_CHECKING:
+    from caster.adapt.adapter import Adapter
+    from caster.cli.options import MakeModel
     from caster.models.protocol import FrozenModel
+    from caster.state import State
 
 NETWORK, STREAMS, LIMITS = "Network", "Streams", "Limits"
 
@@ -32,6 +39,7 @@ NETWORK, STREAMS, LIMITS = "Network", "Streams", "Limits"
 def serve(
     state: StateFile,
     model: FrozenModel | None,
+    make_model: MakeModel | None,
     key: KeyFile = None,
     name: Annotated[
         str | None, typer.Option(help="Name of the model in requests. [default: its file's]")
@@ -147,31 +155,42 @@ def serve(
             rich_help_panel=LIMITS,
         ),
     ] = 300.0,
+    ray: RayOption = None,
+    replicas: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Processes of the cluster that share the streams, each with a copy of the model. "
+            "[default: 2]",
+            rich_help_panel=CLUSTER,
+        ),
+    ] = None,
 ) -> None:
     """Serve a model by the Open Inference Protocol (KServe v2), over REST and gRPC.
 
     A client names its stream in the header `caster-stream` or the parameter `stream`; every stream
     has its own statistics and certificate, and outlives restarts. Inputs are preprocessed batches.
     """
-    if model is None:
+    if model is None or make_model is None:
         raise CasterError("name the model with --model")
     if logs is not None and no_logs:
         raise CasterError("--logs names a folder, and --no-logs wants none: leave one out")
-    from caster.serve import ServeOptions
+    if replicas is not None and ray is None:
+        raise CasterError("--replicas requires --ray")
+    from caster.adapt.adapter import Adapter
+    from caster.serve import Replicas, ServeOptions
     from caster.serve import serve as run
+    from caster.state import load
 
-    adapter = load_adapter(
-        model,
-        state,
-        key,
+    given = adapter_options(
+        every,
+        no_safeguards,
         mechanism=mechanism,
         tau=tau,
-        every=every,
-        no_safeguards=no_safeguards,
         allow_other_model=allow_other_model,
         allow_other_preprocessing=allow_other_preprocessing,
-        images=False,
     )
+    adapter = Adapter(model, load(state, key), **given)
     options = ServeOptions(
         name=name or default_name(model.name),
         folder=folder or state.with_name(f"{state.name}.streams"),
@@ -201,8 +220,20 @@ def serve(
             say(f"Monitor: {rest}/monitor, logs in {options.logs}.")
         say(f"Streams: {options.folder}. Stop with Ctrl-C or SIGTERM.")
 
-    run(adapter, options, started=started)
+    if ray is None:
+        run(adapter, options, started=started)
+    else:
+        with on_cluster(ray, make_model, model) as (make, gpus):
+            make_there = partial(_adapter, make or make_model, adapter.state, given)
+            copies = Replicas(make_there, replicas or 2, gpus)
+            run(adapter, options, started=started, replicas=copies)
     say("Stopped: every stream is stored.")
+
+
+def _adapter(make: MakeModel, state: State, options: dict[str, Any]) -> Adapter:
+    from caster.adapt.adapter import Adapter
+
+    return Adapter(make(), state, **options)
 
 
 def default_name(model: str) -> str:

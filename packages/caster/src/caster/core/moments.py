@@ -8,9 +8,10 @@ follows Chan, Golub and LeVeque: sums are centred, so a large common offset cost
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Any, Self
 
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, device
 from array_api_extra import one_hot
 
 from caster.core.linalg import Array
@@ -90,17 +91,20 @@ class ClassMoments:
     ) -> Self:
         """Sum one chunk, accumulated in float64."""
         xp = array_namespace(z, y)
-        centred = xp.astype(z, xp.float64)  # our own copy, changed in place
-        counts, means = class_means(centred, y, n_classes)
-        centred -= xp.take(means, y, axis=0)
-        by_class = xp.take(centred, xp.argsort(y), axis=0)
-        scatters, start = [], 0
+        k, order, where = z.shape[1], xp.argsort(y), device(z)
+        by_class = xp.take(xp.astype(z, xp.float64), order, axis=0)  # our own copy
+        edges = xp.arange(n_classes + 1, dtype=y.dtype, device=where)
+        ends = xp.searchsorted(xp.take(y, order), edges)
+        means = xp.zeros((n_classes, k), dtype=xp.float64, device=where)
+        scatters = xp.zeros((n_classes, k, k), dtype=xp.float64, device=where)
         with threads_for(n_classes):
-            for count in (int(n) for n in counts):
-                rows = by_class[start : start + count, :]
-                scatters.append(rows.T @ rows)
-                start += count
-        return cls(counts, means, xp.stack(scatters))
+            for c, (start, stop) in enumerate(pairwise(int(end) for end in ends)):
+                if start < stop:
+                    rows = by_class[start:stop, :]
+                    means[c, :] = xp.mean(rows, axis=0)
+                    rows -= means[c, :]
+                    scatters[c, :, :] = rows.T @ rows
+        return cls(xp.astype(ends[1:] - ends[:-1], xp.float64), means, scatters)
 
     def __add__(self, other: Self) -> Self:
         counts, means, step, weight = _merge_means(self, other)

@@ -18,6 +18,11 @@ class Outputs:
     features: Array  # (B, d)
     logits: Array | None  # (B, n); None if the model has no classifier
 
+    @property
+    def columns(self) -> int | None:
+        """Number n of the classifier's outputs."""
+        return None if self.logits is None else int(self.logits.shape[1])
+
 
 class FrozenModel(Protocol):
     """A model that is only ever run, never changed."""

@@ -3,7 +3,7 @@
 from caster.errors import CasterError
 
 try:
-    from caster.serve.server import ServeOptions, serve
+    from caster.serve.server import Replicas, ServeOptions, serve
 except ModuleNotFoundError as missing:
     if str(missing.name).startswith("caster"):
         raise
@@ -11,4 +11,4 @@ except ModuleNotFoundError as missing:
         f"serving needs {missing.name}: install it with `pip install 'caster-tta[serve]'`"
     ) from None
 
-__all__ = ["ServeOptions", "serve"]
+__all__ = ["Replicas", "ServeOptions", "serve"]

@@ -8,14 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from itertools import chain
+from typing import Any, TypeVar
 
 from caster.serve.tensors import Failure, RequestError, Tensor, Tensors
 
 LONGEST_ID = 128
+T = TypeVar("T")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class InferRequest:
     """One request: tensors, and which stream they belong to."""
 
@@ -23,6 +25,12 @@ class InferRequest:
     stream: str | None = None
     position: int | None = None  # where the client believes its stream to be
     wants_state: bool = False
+    images: Tensor | None = None  # the input that has been checked; None: it brings labels
+
+    @property
+    def samples(self) -> int:
+        """How many samples it has."""
+        return 0 if self.images is None else len(self.images)
 
     @classmethod
     def of(cls, inputs: Tensors, parameters: Mapping[str, Any], header: str | None) -> InferRequest:
@@ -53,18 +61,19 @@ class Waiting:
     """A request in a queue."""
 
     request: InferRequest
-    images: Tensor | None  # None: it brings labels
     future: asyncio.Future[InferAnswer]
     arrived: float
     timer: asyncio.TimerHandle | None = None
 
-    @property
-    def samples(self) -> int:
-        """How many samples it has."""
-        return 0 if self.images is None else len(self.images)
-
 
 Outcome = InferAnswer | RequestError
+
+
+class WorkerLostError(RequestError):
+    """The process that would answer has ended; whether it did is unknown."""
+
+    def __init__(self) -> None:
+        super().__init__("the process with the model has ended: try again", Failure.UNAVAILABLE)
 
 
 class Batcher:
@@ -72,7 +81,7 @@ class Batcher:
 
     def __init__(
         self,
-        run: Callable[[Sequence[Waiting]], list[Outcome]],  # requests of one stream, or one alone
+        run: Callable[[Sequence[InferRequest]], list[Outcome]],  # of one stream, or one alone
         *,
         batch: int,  # samples up to which requests of a stream are joined
         wait: float,  # seconds that a request may wait for others to join it
@@ -83,27 +92,41 @@ class Batcher:
         self._ready: dict[object, None] = {}  # keys of queues with a batch, in their order
         self.waiting = 0
         self._busy = False
+        self._lost: WorkerLostError | None = None
         self._worker = ThreadPoolExecutor(1, "caster-serve")
 
-    async def submit(self, request: InferRequest, images: Tensor | None) -> InferAnswer:
+    async def submit(self, request: InferRequest) -> InferAnswer:
         """Queue a request, and wait for its answer."""
+        if self._lost is not None:
+            raise self._lost
         if self.waiting >= self._limit:
             raise RequestError(f"{self.waiting:,} requests wait already: try again", Failure.BUSY)
         loop = asyncio.get_running_loop()
-        waiting = Waiting(request, images, loop.create_future(), loop.time())
+        waiting = Waiting(request, loop.create_future(), loop.time())
         key: object = request.stream or waiting
         self._queues.setdefault(key, deque()).append(waiting)
         self.waiting += 1
         self._schedule(key)
         return await waiting.future
 
-    async def call(self, function: Callable[[], None]) -> None:
+    async def call(self, function: Callable[[], T]) -> T:
         """Run a function on the worker thread, between batches."""
-        await asyncio.get_running_loop().run_in_executor(self._worker, function)
+        return await asyncio.get_running_loop().run_in_executor(self._worker, function)
 
     def close(self) -> None:
         """End the worker thread."""
         self._worker.shutdown()
+
+    def abandon(self, error: WorkerLostError) -> None:
+        """Fail all requests that wait, in their order, and every later one: the worker is lost."""
+        self._lost = error
+        queues, self._queues = self._queues, {}
+        self._ready.clear()
+        self.waiting = 0
+        for waiting in chain.from_iterable(queues.values()):
+            if not waiting.future.done():
+                waiting.future.set_exception(error)
+        self._worker.shutdown(wait=False)
 
     def _schedule(self, key: object) -> None:
         """Make a queue ready if its first batch is full or has waited long enough."""
@@ -111,8 +134,8 @@ class Batcher:
         if not queue or key in self._ready:
             return
         loop, first = asyncio.get_running_loop(), queue[0]
-        joins = first.request.stream is not None and first.images is not None
-        full = sum(waiting.samples for waiting in queue) >= self._batch
+        joins = first.request.stream is not None and first.request.images is not None
+        full = sum(waiting.request.samples for waiting in queue) >= self._batch
         if not joins or full or loop.time() >= first.arrived + self._wait:
             self._ready[key] = None
             self._start()
@@ -126,7 +149,9 @@ class Batcher:
             del self._ready[key]
             if taken := self._take(key):
                 self._busy = True
-                work = asyncio.get_running_loop().run_in_executor(self._worker, self._run, taken)
+                requests = [waiting.request for waiting in taken]
+                loop = asyncio.get_running_loop()
+                work = loop.run_in_executor(self._worker, self._run, requests)
                 work.add_done_callback(partial(self._finish, key, taken))
 
     def _take(self, key: object) -> list[Waiting]:
@@ -135,10 +160,10 @@ class Batcher:
         while queue:
             first = queue[0]
             if not first.future.done():
-                if taken and not _joins(taken[0], first, samples, self._batch):
+                if taken and not _joins(taken[0].request, first.request, samples, self._batch):
                     break
                 taken.append(first)
-                samples += first.samples
+                samples += first.request.samples
             queue.popleft()
             self.waiting -= 1
         if not queue:
@@ -150,17 +175,22 @@ class Batcher:
     ) -> None:
         self._busy = False
         for waiting, outcome in zip(taken, done.result(), strict=True):
+            if isinstance(outcome, WorkerLostError):
+                self._lost = outcome
             if waiting.future.done():  # its client has gone
                 continue
             if isinstance(outcome, RequestError):
                 waiting.future.set_exception(outcome)
             else:
                 waiting.future.set_result(outcome)
+        if self._lost is not None:  # before the next batch: requests of a stream keep their order
+            self.abandon(self._lost)
+            return
         self._schedule(key)
         self._start()
 
 
-def _joins(first: Waiting, other: Waiting, samples: int, limit: int) -> bool:
+def _joins(first: InferRequest, other: InferRequest, samples: int, limit: int) -> bool:
     """Whether a request can be part of the batch that another one begins."""
     if first.images is None or other.images is None or samples + other.samples > limit:
         return False

@@ -11,6 +11,7 @@ import ssl
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,13 @@ from caster.adapt.adapter import Adapter
 from caster.errors import CasterError
 from caster.io.files import AnyPath, locked, read_regular
 from caster.serve.grpc_api import grpc_handlers
+from caster.serve.replicas import RayReplica, ReplicatedService, check_room
 from caster.serve.rest import rest_app
-from caster.serve.service import OnAnswer, Service
+from caster.serve.service import Service
 from caster.serve.streams import StreamStore, opened_folder
 from caster.serve.tensors import Failure, RequestError
 from caster.serve.watch import StreamLogs
+from caster.serve.worker import OnAnswer, Worker
 
 DRAIN_SECONDS = 30  # for requests under way at the end
 LOCAL = ("127.0.0.1", "localhost", "::1")
@@ -62,6 +65,15 @@ class ServeOptions:
     logs: Path | None = None  # folder; None: no log, and no page at /monitor
 
 
+@dataclass(frozen=True)
+class Replicas:
+    """Processes of the connected Ray cluster that share the streams of a server."""
+
+    make: Callable[[], Adapter]  # called in each of them
+    count: int
+    gpus: bool = False  # one each
+
+
 def serve(
     adapter: Adapter,
     options: ServeOptions,
@@ -69,11 +81,13 @@ def serve(
     on_answer: OnAnswer | None = None,
     routes: Sequence[BaseRoute] = (),
     started: Callable[[str, str], None] = lambda rest, rpc: None,
+    replicas: Replicas | None = None,
 ) -> None:
     """Serve a model until SIGTERM or Ctrl-C; then answer what has come, and store every stream.
 
     `on_answer` is called after every batch of a stream, instead of the log; `routes` are added to
-    those of HTTP, behind the same token; `started` gets the addresses of REST and gRPC.
+    those of HTTP, behind the same token; `started` gets the addresses of REST and gRPC. With
+    `replicas`, batches are answered, and `on_answer` called, in other processes (docs/clusters.md).
     """
     check_token = _token_check(options.token_file)
     tls = _tls_files(options.tls_cert, options.tls_key)
@@ -81,38 +95,16 @@ def serve(
         logger.warning("without a token and TLS, anyone who reaches %s can use it", options.host)
     rest = _bound(options.host, options.http_port)
     with closing(rest), opened_folder(options.folder, adapter), ExitStack() as held:
-        store = StreamStore(
-            adapter,
-            options.folder,
-            in_memory=options.streams,
-            total=options.max_streams,
-            snapshot_every=options.snapshot_every,
-            idle_seconds=options.idle_seconds,
-        )
-        logs, on_feedback = None, None
         if options.logs is not None:
             logs = StreamLogs(options.logs, adapter.state)
             message = (
                 f"another server logs to {options.logs}: name another folder with {{argument}}"
             )
             held.enter_context(locked(options.logs / "lock", message, argument="logs"))
-            if on_answer is None:
-                on_answer, on_feedback = logs.answered, logs.labelled
-        service = Service(
-            adapter,
-            store,
-            name=options.name,
-            batch=options.batch,
-            wait=options.wait_ms / 1000,
-            queue=options.queue,
-            verify_seconds=options.verify_seconds,
-            frozen=options.frozen,
-            on_answer=on_answer,
-            on_feedback=on_feedback,
-        )
-        if logs is not None:
-            service.metrics.registry.register(logs)
             routes = [*logs.routes(), *routes]
+        service = _service(adapter, options, on_answer, replicas)
+        if options.logs is not None:
+            service.metrics.registry.register(logs)
         limit = int(options.request_mb * 1e6)
         app = rest_app(service, request_bytes=limit, check_token=check_token, routes=routes)
         config = uvicorn.Config(
@@ -126,6 +118,8 @@ def serve(
         )
 
         async def run() -> None:
+            if isinstance(service, ReplicatedService) and replicas is not None:
+                await service.start(replicas.count)
             rpc = grpc.aio.server(
                 handlers=[grpc_handlers(service, check_token)],
                 options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", limit)],
@@ -139,6 +133,43 @@ def serve(
             )
 
         asyncio.run(run())
+
+
+def _service(
+    adapter: Adapter, options: ServeOptions, on_answer: OnAnswer | None, replicas: Replicas | None
+) -> Service:
+    """The model with a worker here, or with replicas that are still to be started."""
+    shared: dict[str, Any] = {
+        "name": options.name,
+        "verify_seconds": options.verify_seconds,
+        "batch": options.batch,
+        "wait": options.wait_ms / 1000,
+        "queue": options.queue,
+    }
+    if replicas is None:
+        service = Service(adapter, **shared)
+        service.add(_worker(lambda: adapter, options, on_answer))
+        return service
+    check_room(replicas.count, replicas.gpus)
+    make = partial(_worker, replicas.make, options, on_answer)
+    return ReplicatedService(adapter, partial(RayReplica, make, replicas.gpus), **shared)
+
+
+def _worker(
+    make: Callable[[], Adapter], options: ServeOptions, on_answer: OnAnswer | None
+) -> Worker:
+    """The worker of a process."""
+    adapter = make()
+    store = StreamStore(
+        adapter,
+        options.folder,
+        in_memory=options.streams,
+        total=options.max_streams,
+        snapshot_every=options.snapshot_every,
+        idle_seconds=options.idle_seconds,
+    )
+    logs = None if options.logs is None else StreamLogs(options.logs, adapter.state)
+    return Worker(adapter, store, frozen=options.frozen, logs=logs, on_answer=on_answer)
 
 
 async def _until_stopped(

@@ -13,7 +13,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-from caster.core.adaptation import Adaptation
+from caster.serve.worker import BatchReport
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
@@ -42,11 +42,11 @@ class Metrics:
         )  # fmt: skip
         self.labels = Counter("caster_feedback_labels", "Labels received.", registry=registry)
 
-    def batch(self, out: Adaptation, seconds: float) -> None:
+    def batch(self, report: BatchReport) -> None:
         """Count a batch."""
-        self._batches.labels(str(out.verdict.accepted).lower(), out.verdict.reason).inc()
-        self._samples.inc(len(out.labels))
-        self._batch_seconds.observe(seconds)
+        self._batches.labels(str(report.accepted).lower(), report.reason).inc()
+        self._samples.inc(report.samples)
+        self._batch_seconds.observe(report.seconds)
 
     def watch(self, **readings: Callable[[], float]) -> None:
         """Show values that are read when they are asked for."""
@@ -65,4 +65,5 @@ READINGS = {
     "ready": "1 if the model can be used.",
     "degraded": "1 while streams cannot be stored and answers are frozen.",
     "snapshots": "Snapshots written since the start.",
+    "workers": "Processes that run the model.",
 }

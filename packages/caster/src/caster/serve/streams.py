@@ -16,7 +16,7 @@ import re
 import struct
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -143,6 +143,13 @@ class StreamStore:
             if now - served.used > self.idle_seconds and self.problem is None:
                 self._put_away(served)
 
+    def release(self, keeps: Callable[[str], bool]) -> bool:
+        """Put away the streams that another worker shall continue; False: a write has failed."""
+        for served in [each for each in self._streams.values() if not keeps(each.id)]:
+            if self.can_write():
+                self._put_away(served)
+        return all(map(keeps, self._streams))
+
     def close(self) -> None:
         """Take a snapshot of every stream."""
         for served in self._streams.values():
@@ -156,7 +163,7 @@ class StreamStore:
             with self.writing(quiet=True):
                 with replacing(self.folder / "probe") as probe:
                     probe.write_bytes(bytes(PROBE_BYTES))
-                (self.folder / "probe").unlink()
+                (self.folder / "probe").unlink(missing_ok=True)
                 for served in self._streams.values():
                     self.save(served)
             if self.problem is None:

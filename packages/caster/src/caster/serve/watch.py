@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -47,16 +47,17 @@ class StreamLogs(Collector):
         self._log(stream_id).feedback(ids, labels, betting=betting, time=time.time())
 
     def _log(self, stream_id: str) -> log.StreamLog:
-        if len(quote(stream_id, safe="")) > log.LONGEST_ID // 2:  # for the name of a file
-            digest = hashlib.sha256(stream_id.encode()).hexdigest()
-            stream_id = f"{stream_id[:8]}... ({digest[:16]})"
         found = self._open.pop(stream_id, None)
         if found is None:
             while len(self._open) >= OPEN_LOGS:
                 self._open.popitem(last=False)
-            found = log.StreamLog(self.folder, stream_id, self._state)
+            found = log.StreamLog(self.folder, _short(stream_id), self._state)
         self._open[stream_id] = found
         return found
+
+    def release(self, keeps: Callable[[str], bool]) -> None:
+        """Close the logs of streams that another worker continues: it writes to the same files."""
+        self._open = OrderedDict((name, each) for name, each in self._open.items() if keeps(name))
 
     def routes(self) -> list[Route]:
         """The page of all streams, and its data."""
@@ -91,3 +92,11 @@ class StreamLogs(Collector):
                 yield log.read_segment(path)
             except CasterError:  # damaged: the page names it
                 continue
+
+
+def _short(stream_id: str) -> str:
+    """An id that fits into the name of a file."""
+    if len(quote(stream_id, safe="")) <= log.LONGEST_ID // 2:
+        return stream_id
+    digest = hashlib.sha256(stream_id.encode()).hexdigest()
+    return f"{stream_id[:8]}... ({digest[:16]})"
