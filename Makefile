@@ -8,7 +8,7 @@ FAST := tests/core tests/state tests/io tests/adapt tests/architecture/test_docu
 
 unexport PYTHONDONTWRITEBYTECODE  # tests start many processes: compile the packages once
 
-.PHONY: setup lint check test test-all demo bench docs reproduction figures lock clean
+.PHONY: setup lint check test test-all demo bench docs package reproduction figures lock clean
 
 setup: .venv/dev  ## everything the other targets need
 
@@ -36,6 +36,9 @@ reproduction: .venv/dev  ## rewrite reproduction/README.md and report, and the l
 
 docs: .venv/docs  ## build the site into build/site, and run its examples
 	$(BIN)/python -m sphinx -W --keep-going -q -c docs . build/site
+
+package: build/packaging  ## build dist/ twice, compare, and try the wheels in a clean environment
+	$</bin/python packages/check.py $(PYTHONS)
 
 bench: .venv/dev  ## speed and memory, as ratios against peers in the same run
 	$(BIN)/python benchmarks/fit.py
@@ -66,6 +69,11 @@ figures: .venv/dev  ## redraw the figures in docs
 	$(PIP) install --quiet -r requirements-docs.lock
 	touch $@
 
+build/packaging: requirements-package.lock
+	$(PYTHON) -m venv $@
+	$@/bin/python -m pip --disable-pip-version-check install --quiet -r $<
+	touch $@
+
 lock:  ## rewrite the lock files with the newest versions that the packages allow
 	rm -rf .venv
 	$(PYTHON) -m venv .venv
@@ -78,6 +86,12 @@ lock:  ## rewrite the lock files with the newest versions that the packages allo
 	$(PIP) install --quiet --group docs
 	(echo '# What the site adds to both, for `make docs`. Written by `make lock`.'; \
 	  $(PIP) $(FREEZE) | sed 's/+cpu$$//' | grep -vxFf requirements.lock -f requirements-dev.lock) > requirements-docs.lock
+	rm -rf build/packaging
+	$(PYTHON) -m venv build/packaging
+	build/packaging/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	build/packaging/bin/python -m pip install --quiet --group package
+	(echo '# What `make package` builds and checks with. Written by `make lock`.'; \
+	  build/packaging/bin/python -m pip $(FREEZE)) > requirements-package.lock
 
 clean:
 	rm -rf .venv
