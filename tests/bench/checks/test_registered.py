@@ -59,7 +59,7 @@ def cases():
     ]
 
 
-@pytest.mark.parametrize(("name", "kind", "settings", "check"), sampled(cases(), 48))
+@pytest.mark.parametrize(("name", "kind", "settings", "check"), sampled(cases(), 36))
 def test_registered(name, kind, settings, check, monkeypatch):
     monkeypatch.setattr(registry, "entries", lambda: ENTRIES)  # do not search for every method
     model, source = problem.model(kind), problem.source(kind)
