@@ -9,6 +9,7 @@ import signal
 from functools import cache
 
 gc.disable()  # until all tests are collected: imports leave little to free
+os.fsync = lambda handle: None  # no test cuts the power: what a killed process wrote is kept
 
 os.environ["SCIPY_ARRAY_API"] = "1"  # or scikit-learn skips its check of array-API input
 # Some virtual machines report AMX but do not support it: torch's bfloat16 products then crash.
