@@ -2,13 +2,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+INSTALL := $(PIP) install --quiet --no-compile  # Python compiles what it imports, a quarter of it
 FREEZE := freeze --exclude-editable --exclude pip --exclude setuptools
 PACKAGES := --editable packages/caster --editable packages/caster-bench
 FAST := tests/core tests/state tests/io tests/adapt tests/architecture/test_documents.py
 
 unexport PYTHONDONTWRITEBYTECODE  # tests start many processes: compile the packages once
 
-.PHONY: setup lint check test test-all demo bench docs reproduction figures lock clean
+.PHONY: setup lint check test test-all demo bench docs package reproduction figures lock clean
 
 setup: .venv/dev  ## everything the other targets need
 
@@ -24,7 +25,7 @@ test-all: lint  ## every test on every case
 lint: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 	$(BIN)/lint-imports
 
 demo: .venv/base  ## run the demo and write caster-demo.html
@@ -36,6 +37,9 @@ reproduction: .venv/dev  ## rewrite reproduction/README.md and report, and the l
 
 docs: .venv/docs  ## build the site into build/site, and run its examples
 	$(BIN)/python -m sphinx -W --keep-going -q -c docs . build/site
+
+package: build/packaging  ## build dist/ twice, compare, and try the wheels in a clean environment
+	$</bin/python packages/check.py $(PYTHONS)
 
 bench: .venv/dev  ## speed and memory, as ratios against peers in the same run
 	$(BIN)/python benchmarks/fit.py
@@ -55,16 +59,21 @@ figures: .venv/dev  ## redraw the figures in docs
 .venv/base: requirements.lock $(wildcard packages/*/pyproject.toml)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "caster needs Python 3.11 or newer: make PYTHON=python3.12")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(PIP) install --quiet -r requirements.lock
-	$(PIP) install --quiet --no-deps --no-build-isolation $(PACKAGES)
+	$(INSTALL) -r requirements.lock
+	$(INSTALL) --no-deps --no-build-isolation $(PACKAGES)
 	touch $@
 
 .venv/dev: .venv/base requirements-dev.lock
-	$(PIP) install --quiet -r requirements-dev.lock
+	$(INSTALL) -r requirements-dev.lock
 	touch $@
 
 .venv/docs: .venv/dev requirements-docs.lock
-	$(PIP) install --quiet -r requirements-docs.lock
+	$(INSTALL) -r requirements-docs.lock
+	touch $@
+
+build/packaging: requirements-package.lock
+	$(PYTHON) -m venv $@
+	$@/bin/python -m pip --disable-pip-version-check install --quiet -r $<
 	touch $@
 
 lock:  ## rewrite the lock files with the newest versions that the packages allow
@@ -79,6 +88,12 @@ lock:  ## rewrite the lock files with the newest versions that the packages allo
 	$(PIP) install --quiet --group docs
 	(echo '# What the site adds to both, for `make docs`. Written by `make lock`.'; \
 	  $(PIP) $(FREEZE) | sed 's/+cpu$$//' | grep -vxFf requirements.lock -f requirements-dev.lock) > requirements-docs.lock
+	rm -rf build/packaging
+	$(PYTHON) -m venv build/packaging
+	build/packaging/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	build/packaging/bin/python -m pip install --quiet --group package
+	(echo '# What `make package` builds and checks with. Written by `make lock`.'; \
+	  build/packaging/bin/python -m pip $(FREEZE)) > requirements-package.lock
 
 clean:
 	rm -rf .venv

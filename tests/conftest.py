@@ -9,6 +9,7 @@ import signal
 from functools import cache
 
 gc.disable()  # until all tests are collected: imports leave little to free
+os.fsync = lambda handle: None  # no test cuts the power: what a killed process wrote is kept
 
 os.environ["SCIPY_ARRAY_API"] = "1"  # or scikit-learn skips its check of array-API input
 # Some virtual machines report AMX but do not support it: torch's bfloat16 products then crash.
@@ -19,12 +20,14 @@ import jax
 import numpy as np
 import pytest
 import torch
+import typer.testing
 from hypothesis import settings
 
 from caster import Caster
 from tests.support import sampling
 from tests.support.figures import listed_figures, rendered_figures  # noqa: F401 fixtures
 from tests.support.miniature import checkpoints, miniature  # noqa: F401 fixtures
+from tests.support.shared import only_one, shared_folder
 
 
 def pytest_addoption(parser) -> None:
@@ -62,6 +65,7 @@ if "+cpu" in torch.__version__:  # a CUDA-built torchvision needs these two oper
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in the background
 torch.set_num_threads(1)  # a second thread only adds waiting to layers this small
 jax.config.update("jax_enable_x64", True)
+typer.testing._get_command = cache(typer.testing._get_command)  # or each invocation builds them all
 
 
 class Kind:
@@ -104,7 +108,9 @@ def compiled(tmp_path_factory):
     """A model compiled in both ways; tests must not change its files."""
     from tests.support import compiled_file
 
-    return compiled_file.write(tmp_path_factory.mktemp("compiled"))
+    folder = shared_folder(tmp_path_factory, "compiled")
+    with only_one(folder / "lock"):
+        return compiled_file.write(folder)
 
 
 def to_numpy(array) -> np.ndarray:

@@ -28,7 +28,7 @@ from caster.models.heads import Columns
 from caster.models.torch import TorchModel
 from caster_bench.methods.registry import create
 from caster_bench.methods.source import Source
-from tests.support.problem import make_images, model, source, stream
+from tests.support.problem import layered, make_images, model, source, stream
 from tests.support.sampling import sampled
 
 
@@ -44,7 +44,7 @@ def ungated(frozen, known=None, **settings):
 def test_images_that_are_no_numbers_leave_no_trace(name, kind):
     first, bad, second = (batch.copy() for batch in stream(3, size=16))
     bad[3] = np.nan
-    method, clean = (create(name, model(kind), source(kind)) for _ in range(2))
+    method, clean = (create(name, model(kind), layered(kind)) for _ in range(2))
     for batch in (first, second):
         expected = clean.predict(batch)
         given = method.predict(batch)
@@ -531,7 +531,7 @@ def test_the_full_map_of_a_batchnorm_is_that_of_its_output():
     images = np.concatenate([images for images, _ in source().batches])
     batch, _ = make_images(200, seed=8, shift=0.5)
     settings = {"maps": "full", "prior": 0.0, "memory": 0, "sites": ["1:in"]}
-    method = ungated(model(), source(), **settings)
+    method = ungated(model(), layered(), **settings)
     assert method.transport.full_maps == 1
     net = copy.deepcopy(model().module).double()
     with torch.no_grad():
@@ -558,12 +558,12 @@ def test_full_maps_come_back_from_a_file(tmp_path):
 
 def test_full_maps_are_where_a_covariance_is_known():
     for kind, full in (("batch", 3), ("layer", 3), ("vit", 5)):  # not at a classifier's input
-        transport = ungated(model(kind), source(kind), maps="full").transport
+        transport = ungated(model(kind), layered(kind), maps="full").transport
         assert (transport.full_maps, len(transport.sites)) == (full, full + (kind != "batch"))
-        assert ungated(model(kind), source(kind)).transport.full_maps == 0
+        assert ungated(model(kind), layered(kind)).transport.full_maps == 0
     assert ungated(model(), maps="full").transport.full_maps == 0  # BatchNorms' own moments
     with pytest.raises(CasterError, match="'diagonal' or 'full', not 'round'"):
-        ungated(model("vit"), source("vit"), maps="round")
+        ungated(model("vit"), layered("vit"), maps="round")
     with pytest.raises(CasterError, match="layers are True, False or 'auto'"):
         caster.fit(model("vit"), source("vit").batches, layers="half")
 

@@ -22,7 +22,7 @@ from caster.models.protocol import Outputs
 from caster.models.torch import TorchModel
 from caster_bench.methods.registry import create
 from caster_bench.methods.source import Source
-from tests.support.problem import accuracy, make_images, model, source, stream
+from tests.support.problem import accuracy, layered, make_images, model, source, stream
 from tests.support.problem import site_moments as measured
 from tests.support.sampling import sampled
 
@@ -107,7 +107,7 @@ def test_on_a_transformer_it_aligns_the_residual_stream(prior):
     layers = measured(model("vit"), [images for images, _ in source("vit").batches])
     expected = by_hand(copy.deepcopy(model("vit").module), layers, batch, 32 / (32 + prior))
     settings = {"prior": prior, "memory": 0, "depth": 1.0}
-    method = create("layer-transport-ungated", model("vit"), source("vit"), **settings)
+    method = create("layer-transport-ungated", model("vit"), layered("vit"), **settings)
     given = method.predict(batch).logits
     np.testing.assert_allclose(given, expected, rtol=1e-3, atol=2e-3)
 
@@ -117,7 +117,7 @@ def test_on_a_transformer_it_aligns_the_residual_stream(prior):
 )
 def test_it_gains_on_a_shifted_stream(kind, depth):
     frozen = accuracy(create("frozen", model(kind), source(kind)), shift=1.0)
-    method = create("layer-transport-ungated", model(kind), source(kind), depth=depth)
+    method = create("layer-transport-ungated", model(kind), layered(kind), depth=depth)
     assert accuracy(method, shift=1.0) > frozen + 0.02
 
 
@@ -126,7 +126,7 @@ def test_it_gains_on_a_shifted_stream(kind, depth):
 )
 def test_its_certificate_keeps_the_gain_on_a_shuffled_stream(kind, settings):
     frozen, ungated, gated = (
-        accuracy(create(name, model(kind), source(kind), **own), shift=1.0)
+        accuracy(create(name, model(kind), layered(kind), **own), shift=1.0)
         for name, own in (
             ("frozen", {}),
             ("layer-transport-ungated", settings),
@@ -135,7 +135,7 @@ def test_its_certificate_keeps_the_gain_on_a_shuffled_stream(kind, settings):
     )
     assert ungated > frozen
     assert gated - frozen > 0.8 * (ungated - frozen)
-    method = create("layer-transport", model(kind), source(kind), **settings)
+    method = create("layer-transport", model(kind), layered(kind), **settings)
     assert sum(method.predict(batch).accepted for batch in stream(20, shift=1.0)) > 14
 
 
@@ -164,7 +164,7 @@ def right(method, batches):
     ),
 )
 def test_class_by_class_all_is_refused(kind, depth, shift):
-    method = create("layer-transport", model(kind), source(kind), every=1, depth=depth)
+    method = create("layer-transport", model(kind), layered(kind), every=1, depth=depth)
     for images, _ in one_class_stream(shift):
         given = method.predict(images)
         assert (given.accepted, given.reason, given.ratio > 1) == (False, "ratio", True)
@@ -173,7 +173,7 @@ def test_class_by_class_all_is_refused(kind, depth, shift):
 
 def test_class_by_class_on_a_shifted_transformer_nearly_all_is_refused():
     """The case that is not above: a batch in nine passes, of four patches an image, and loses."""
-    method = create("layer-transport", model("vit"), source("vit"), every=1)
+    method = create("layer-transport", model("vit"), layered("vit"), every=1)
     batches = one_class_stream(0.5)
     assert np.mean([method.predict(images).accepted for images, _ in batches]) < 0.15
     method.reset()
@@ -208,15 +208,15 @@ def test_class_by_class_deep_layers_ruin_it(kind, depth):
     """So that there is something to be refused; the shallow half of a small network may not."""
     batches = one_class_stream()
     frozen = right(create("frozen", model(kind), source(kind)), batches)
-    method = create("layer-transport-ungated", model(kind), source(kind), depth=depth)
+    method = create("layer-transport-ungated", model(kind), layered(kind), depth=depth)
     assert right(method, batches) < frozen - 0.15
 
 
 def test_small_batches_rest_on_what_came_before():
     images, _ = make_images(64, seed=9, shift=0.5)
     bits = {"memory": 64, "prior": 8.0}
-    whole = create("layer-transport-ungated", model(), source(), **bits)
-    parts = create("layer-transport-ungated", model(), source(), **bits)
+    whole = create("layer-transport-ungated", model(), layered(), **bits)
+    parts = create("layer-transport-ungated", model(), layered(), **bits)
     whole.predict(images)
     for i in range(0, 64, 8):
         parts.predict(images[i : i + 8])
@@ -228,7 +228,7 @@ def test_small_batches_rest_on_what_came_before():
 
 
 def test_the_past_is_forgotten_at_the_same_pace_whatever_the_batch():
-    method = create("layer-transport-ungated", model(), source(), memory=32)
+    method = create("layer-transport-ungated", model(), layered(), memory=32)
     for batch in stream(6, size=8):
         method.predict(batch)
     assert {found.count for found in method.transport._alignment.target.past.values()} == {32}
@@ -238,7 +238,7 @@ def test_the_past_is_forgotten_at_the_same_pace_whatever_the_batch():
 
 def test_single_images_gain_too():
     frozen = accuracy(create("frozen", model("layer"), source("layer")), 1.0, size=1)
-    method = create("layer-transport-ungated", model("layer"), source("layer"))
+    method = create("layer-transport-ungated", model("layer"), layered("layer"))
     assert accuracy(method, 1.0, size=1) > frozen
 
 
@@ -302,7 +302,7 @@ def alone(logits, before):
 
 def test_a_batch_as_long_as_the_window_stands_alone():
     settings = {"memory": 0, "gated": False, "window": 64}
-    method = create("layer-transport", model("layer"), source("layer"), **settings)
+    method = create("layer-transport", model("layer"), layered("layer"), **settings)
     for batch in (one_class_stream(size=64)[0][0], *stream(2, size=64, shift=1.0)):
         given = method.predict(batch)
         expected = alone(given.logits, model("layer")(batch).logits)
@@ -310,8 +310,8 @@ def test_a_batch_as_long_as_the_window_stands_alone():
 
 
 def test_a_single_image_is_judged_at_once():
-    method = create("layer-transport", model("layer"), source("layer"))
-    aligned = create("layer-transport-ungated", model("layer"), source("layer"))
+    method = create("layer-transport", model("layer"), layered("layer"))
+    aligned = create("layer-transport-ungated", model("layer"), layered("layer"))
     reasons = set()
     for batch in stream(8, size=1):
         method.reset()
@@ -358,7 +358,7 @@ def bad(batches=37):
 
 def deep(name="layer-transport", **settings):
     """On a network with BatchNorms, of which all sites are aligned."""
-    return create(name, model(), source(), depth=1.0, **settings)
+    return create(name, model(), layered(), depth=1.0, **settings)
 
 
 @pytest.mark.parametrize("accepted", [True, False])
@@ -610,7 +610,7 @@ def test_without_layers_or_images_a_layernorm_network_is_inert():
 
 
 def test_no_weight_is_copied():
-    method = create("layer-transport-ungated", model("vit"), source("vit"))
+    method = create("layer-transport-ungated", model("vit"), layered("vit"))
     held = {value.data_ptr() for value in model("vit").values()}
     assert all(value.data_ptr() in held for value in method.transport._alignment._twin.values())
     assert method.retained().total < 0.1 * sum(v.nbytes for v in model("vit").values())
@@ -619,10 +619,10 @@ def test_no_weight_is_copied():
 def test_sites_can_be_chosen():
     for depth in (0.1, 1.0):  # which is of those that are not chosen by name
         settings = {"sites": ["blocks.[12]:*"], "depth": depth}
-        method = create("layer-transport", model("vit"), source("vit"), **settings)
+        method = create("layer-transport", model("vit"), layered("vit"), **settings)
         assert [str(site) for site in method.transport.sites] == ["blocks.1:out", "blocks.2:out"]
     with pytest.raises(CasterError, match="no site"):
-        create("layer-transport", model("vit"), source("vit"), sites=["layer1*"])
+        create("layer-transport", model("vit"), layered("vit"), sites=["layer1*"])
 
 
 VIT = ["blocks.0:in", "blocks.0:out", "blocks.1:out", "blocks.2:out", "blocks.3:out", "head:in"]
@@ -646,12 +646,12 @@ LAYER = ["1:in", "4:in", "8:in", "12:in"]
 )
 @pytest.mark.parametrize("name", ["layer-transport", "layer-transport-ungated"])
 def test_the_first_sites_are_aligned(name, kind, depth, names):
-    method = create(name, model(kind), source(kind), depth=depth)
+    method = create(name, model(kind), layered(kind), depth=depth)
     assert [str(site) for site in method.transport.sites] == names
     method.predict(stream(1)[0])
     assert {str(site) for site in method.transport._alignment.target.past} == set(names)
     if depth == 0.5:
-        assert method.transport.sites == create(name, model(kind), source(kind)).transport.sites
+        assert method.transport.sites == create(name, model(kind), layered(kind)).transport.sites
 
 
 def test_behind_the_sites_that_are_aligned_all_is_the_frozen_models():
@@ -706,12 +706,12 @@ def test_a_deep_site_of_another_network_is_refused_though_it_would_not_be_aligne
 )
 def test_bad_settings(settings, message):
     with pytest.raises(CasterError, match=message):
-        create("layer-transport", model(), source(), **settings)
+        create("layer-transport", model(), layered(), **settings)
 
 
 @pytest.mark.parametrize("every", [0, -1, 1.5])
 def test_a_stream_is_compared_every_so_many_windows(every):
-    transport = create("layer-transport", model(), source()).transport
+    transport = create("layer-transport", model(), layered()).transport
     with pytest.raises(CasterError, match="every must be 1 or more"):
         transport.compare_every(every)
 

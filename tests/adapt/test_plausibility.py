@@ -25,7 +25,7 @@ from caster.state import load, save
 from caster_bench.data.corruptions import corrupt
 from caster_bench.methods.registry import create
 from caster_bench.methods.source import Source
-from tests.support.problem import make_images, model, source, stream
+from tests.support.problem import layered, make_images, model, source, stream
 from tests.support.sampling import sampled
 
 NAMES = ("layer-transport", "layer-transport-ungated")
@@ -43,7 +43,7 @@ def state(kind="batch"):
 @pytest.mark.parametrize("kind", ["batch", "layer", "vit"])
 @pytest.mark.parametrize("name", NAMES)
 def test_batches_of_an_attacker_change_nothing_for_others(name, kind, attack):
-    attacked, alone = (create(name, model(kind), source(kind)) for _ in range(2))
+    attacked, alone = (create(name, model(kind), layered(kind)) for _ in range(2))
     reasons = set()
     for batch in stream(8, size=8):
         found = attacked.predict(attack(batch))
@@ -100,11 +100,11 @@ def test_answers_beside_known_frozen_ones_leave_such_samples_to_the_frozen_model
 def test_without_such_samples_nothing_is_different(name, kind, monkeypatch):
     """Bit for bit, in batches smaller and larger than the memory."""
     batches = [batch for size in (1, 8, 70) for batch in stream(4, size=size, shift=1.0)]
-    watching = create(name, model(kind), source(kind))
+    watching = create(name, model(kind), layered(kind))
     found = [watching.predict(batch) for batch in batches]
     everything = lambda found, limits: torch.ones(len(found), dtype=torch.bool)  # noqa: E731
     monkeypatch.setattr(alignment, "plausible", everything)
-    blind = create(name, model(kind), source(kind))
+    blind = create(name, model(kind), layered(kind))
     for batch, given in zip(batches, found, strict=True):
         expected = blind.predict(batch)
         assert torch.equal(given.logits, expected.logits)
@@ -116,7 +116,7 @@ def test_without_such_samples_nothing_is_different(name, kind, monkeypatch):
 
 
 def test_the_whole_pass_is_one_pass(monkeypatch):
-    method = create(NAMES[1], model(), source())
+    method = create(NAMES[1], model(), layered())
     passes = []
     run = TorchModel.run_placed
     counted = lambda model, batch: passes.append(len(batch)) or run(model, batch)  # noqa: E731
@@ -151,7 +151,7 @@ def test_what_is_in_the_range_is_an_image_whatever_its_energy(monkeypatch):
     """As a flat image that a LayerNorm before the first site blows up."""
     nothing = lambda found, limits: torch.zeros(len(found), dtype=torch.bool)  # noqa: E731
     monkeypatch.setattr(alignment, "plausible", nothing)
-    method = create(NAMES[1], model(), source())
+    method = create(NAMES[1], model(), layered())
     images = source().batches[0][0]
     assert method.predict(images).implausible == 0
     assert method.predict(np.concatenate([images, 10 * images])).implausible > 30
@@ -239,7 +239,7 @@ def test_a_network_that_takes_no_extreme_images_goes_by_the_sources_moments(monk
         raise CasterError("no")
 
     monkeypatch.setattr(alignment, "sharp_limits", fail)
-    method = create(NAMES[1], model(), source())
+    method = create(NAMES[1], model(), layered())
     (batch,) = stream(1)
     assert method.predict(batch).implausible == 0
     assert method.predict(1000 * batch).implausible == 32
@@ -257,7 +257,7 @@ def test_large_numbers_that_overflow_change_nothing_for_others_of_the_batch():
 
 
 def test_what_is_no_number_is_an_error_still():
-    method = create(NAMES[0], model(), source())
+    method = create(NAMES[0], model(), layered())
     batch = make_images(8, seed=1)[0]
     batch[2] = np.nan
     with pytest.raises(CasterError, match="not finite"):

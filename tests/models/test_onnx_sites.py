@@ -71,8 +71,8 @@ NETWORKS = {
     "densenet": (lambda: timm.models.densenet.DenseNet(block_config=(2, 2)), 32),
     "multilayer perceptron": (multilayer, 4),
 }
-CASES = [(name, "folded") for name in NETWORKS]
-CASES += sampled(product(NETWORKS, [e for e in EXPORTERS if e != "folded"]), 3)
+CASES = sampled([(name, "folded") for name in NETWORKS], 10)
+CASES += sampled(product(NETWORKS, [e for e in EXPORTERS if e != "folded"]), 2)
 
 
 def found(model):

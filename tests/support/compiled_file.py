@@ -34,15 +34,18 @@ class Compiled:
 
 
 def write(folder: Path) -> Compiled:
-    """Write model.onnx, model.caster, layers.onnx and features.onnx; labels are names."""
-    graph = exported(problem.model().module, torch.zeros(2, 3, 8, 8))
-    onnx.save(graph, folder / "model.onnx")
-    model: Any = caster.wrap(str(folder / "model.onnx"))
-    names = [f"class {letter}" for letter in "ABCDEF"]
+    """Write model.onnx, model.caster, layers.onnx and features.onnx, if they are not there yet."""
+    names = [f"class {letter}" for letter in "ABCDEF"]  # the labels
+    path, state = folder / "model.onnx", folder / "model.caster"
+    if (folder / "features.onnx").exists():
+        model: Any = caster.wrap(str(path))
+        return Compiled(folder, model, caster.Adapter(model, state), names)
+    onnx.save(exported(problem.model().module, torch.zeros(2, 3, 8, 8)), path)
+    model = caster.wrap(str(path))
     batches = [(images, [names[i] for i in labels]) for images, labels in problem.source_batches()]
     adapter = caster.fit(model, batches, classes=names)
-    adapter.save(folder / "model.caster")
+    adapter.save(state)
     made = Compiled(folder, model, adapter, names)
-    for mechanism, path in made.paths.items():
-        compile_model(model, adapter.state, path, mechanism=mechanism)  # type: ignore[arg-type]
+    for mechanism, compiled in made.paths.items():
+        compile_model(model, adapter.state, compiled, mechanism=mechanism)  # type: ignore[arg-type]
     return made

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import subprocess
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from tests.support.shared import only_one, shared_folder
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -107,22 +107,11 @@ def make_checkpoint(path: Path, architecture: str, seed: int = 0, epochs: int = 
     save(net, known, path)
 
 
-@contextmanager
-def only_one(path: Path):
-    """Let one pytest process in at a time."""
-    with path.open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-
-
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory):
     """The folder of the miniature's checkpoints, made once for all processes."""
-    shared = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        shared = shared.parent
-    with only_one(shared / "miniature.lock"):
-        root = shared / "miniature"
+    root = shared_folder(tmp_path_factory, "miniature")
+    with only_one(root / "checkpoints.lock"):
         for name in ("resnet", "convnext"):
             path = root / "checkpoints" / f"{name}.safetensors"
             if not path.exists():

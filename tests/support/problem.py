@@ -85,6 +85,12 @@ def source(kind: str = "batch") -> Source:
     return Source.fit(model(kind), batches)
 
 
+@cache
+def layered(kind: str = "batch") -> Source:
+    """The same with layers in the state; otherwise every method measures them again."""
+    return Source.fit(model(kind), source(kind).batches, layers=True)
+
+
 def stream(n_batches: int = 8, size: int = 32, shift: float = 0.5, seed: int = 3):
     """Target batches, without labels."""
     images, _ = make_images(n_batches * size, seed, shift)

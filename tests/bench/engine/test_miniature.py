@@ -183,7 +183,7 @@ def test_mixture_transport_meets_runs_and_returning_corruptions(records):
     }
     for spec, record in own.items():
         assert not record.cell.method["inert"]
-        assert len(record.samples.index) == 192 * len(spec.conditions)
+        assert len(record.samples.index) == 128 * len(spec.conditions)
         if spec.method.endswith("ungated"):
             assert (record.samples.prediction != record.samples.frozen).any()
 

@@ -89,5 +89,5 @@ main()
 def test_without_torch_it_says_what_to_install():
     words = [sys.executable, "-c", WITHOUT_TORCH, "bench", "train", "resnet18", "--data", "digits"]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
-    message = "caster: the benchmark needs torch: pip install 'caster-tta[bench]'\n"
+    message = "caster: the benchmark needs torch: pip install 'caster-bench[sweeps]'\n"
     assert (done.returncode, done.stderr) == (1, message)

@@ -73,7 +73,8 @@ def test_a_small_network_learns_digits(digits, tmp_path):
     assert (metadata.architecture, metadata.seed, metadata.size) == ("mini-convnext", 0, 32)
     assert metadata.data == data.described()
     assert metadata.recipe.epochs == 2
-    assert metadata.software["torch"] == torch.__version__
+    release, _, _ = metadata.software["torch"].partition("+")  # an index may not say the build
+    assert release == torch.__version__.partition("+")[0]
 
 
 @pytest.mark.parametrize("name", list(HARD))

@@ -69,24 +69,14 @@ class EATA(GradientMethod):
         super().__init__(model, source, name=name, norms=norms, optimizer=optimizer, lr=lr)
         # Fixed by the source, so no reset changes them. Both are flattened: a hundred small
         # tensors would cost more than the rest of a step.
-        self._fisher: Tensor | None = None
+        self.fisher: Tensor | None = None  # information of all parameters, flat
         self._origin: Tensor | None = None
         if fisher_strength > 0 and not self.inert:
             labelled = source.labelled(name)
             images = first_images(self.model, labelled, fisher_samples, FISHER_BATCH)
             with gradients():
                 found = fisher_information(self.network, self.parameters, images)
-                self._fisher, self._origin = _flat(found.values()), _flat(self.origin.values())
-
-    @property
-    def fisher(self) -> dict[str, Tensor]:
-        """Fisher information by parameter; empty without a penalty."""
-        if self._fisher is None:
-            return {}
-        values = self.parameters.values()
-        parts = torch.split(self._fisher, [value.numel() for value in values])
-        shaped = [part.view(value.shape) for part, value in zip(parts, values, strict=True)]
-        return dict(zip(self.parameters, shaped, strict=True))
+                self.fisher, self._origin = _flat(found.values()), _flat(self.origin.values())
 
     def reset(self) -> None:
         """Start over with a new copy of the network and no running mean."""
@@ -116,14 +106,14 @@ class EATA(GradientMethod):
 
     def penalty(self) -> Tensor:
         """Squared distance from the source parameters, weighted by Fisher information."""
-        if self._fisher is None or self._origin is None:
+        if self.fisher is None or self._origin is None:
             return torch.zeros((), device=self.model.device)
         moved = _flat(self.parameters.values()) - self._origin
-        return self.fisher_strength * (self._fisher * moved.square()).sum()
+        return self.fisher_strength * (self.fisher * moved.square()).sum()
 
     def retained(self) -> Retained:
         """Bytes of the network, the optimizer, the Fisher information and the running mean."""
-        own = nbytes(self._fisher, self._origin)
+        own = nbytes(self.fisher, self._origin)
         return super().retained() + Retained(buffers=nbytes(self._mean), statistics=own)
 
     def _margin(self, logits: Tensor) -> float:

@@ -94,9 +94,9 @@ class ActivationStatistics(SiteSums):
     def _hooked(self, batch: Tensor) -> TorchModel:
         sites = find_sites(self.model, batch)
         before = convolutions_before(self.model.twin(), batch)
-        get = self.model.twin().module.get_submodule
-        self._grouped = {site for site, name in before.items() if get(name).groups != 1}
         twin = self.model.twin()
+        get = twin.module.get_submodule
+        self._grouped = {site for site, name in before.items() if get(name).groups != 1}
         for site in sites:
             hook_on(twin.module, site, partial(self._measure, site), "fit the last features only")
         if len(sites) == 1 and not is_batchnorm(twin.module, sites[0]):

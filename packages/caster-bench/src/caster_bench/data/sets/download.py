@@ -166,6 +166,7 @@ def _attempt(url: str, part: Path, have: int, size: int | None, progress: Progre
             whole = size if total is None else total
             return whole is None or _size(part) >= whole
     except urllib.error.HTTPError as error:
+        error.close()  # its connection
         if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and have:
             return True  # complete, or another file: the digest tells
         raise CasterError(f"{url}: the server answers {error.code} {error.reason}") from None

@@ -35,7 +35,7 @@ def select_devices(device: str | None) -> list[str]:
     try:
         import torch
     except ModuleNotFoundError:
-        raise CasterError("the benchmark needs torch: pip install 'caster-tta[bench]'") from None
+        raise CasterError("the benchmark needs torch: pip install 'caster-bench[sweeps]'") from None
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device is None and count == 0:

@@ -64,7 +64,7 @@ class RayExecutor:
         try:
             import ray
         except ModuleNotFoundError:
-            raise CasterError("--executor ray needs Ray: pip install 'caster-tta[ray]'") from None
+            raise CasterError("--executor ray needs Ray: pip install 'caster-bench[ray]'") from None
         self._ray = ray
         self._connect(address, workers)
         try:
