@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from functools import reduce
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -40,12 +42,12 @@ def check_source(
     """
     rng = np.random.default_rng(0)
     folds, fold = _folds(y, rng.permutation(len(y)), n_classes)
-    whole = ClassMoments.of(z, y, n_classes)
+    parts = [np.flatnonzero(fold == f) for f in range(folds)]
+    sums = [ClassMoments.of(z[part], y[part], n_classes) for part in parts]
+    whole = reduce(add, sums)
     rows, answers, verdicts = [], [], []
-    for f in range(folds):
-        left_out = np.flatnonzero(fold == f)
-        rest = whole - ClassMoments.of(z[left_out], y[left_out], n_classes)
-        source = _moments(rest, z.dtype)
+    for left_out, own in zip(parts, sums, strict=True):
+        source = _moments(whole - own, z.dtype)
         # Shuffled: folds take every class in turn, and in that order batches would be balanced.
         tested = rng.permutation(left_out)[: -(-MOST_CHECKED // folds)]
         found, accepted = _answers(
