@@ -1,6 +1,6 @@
 """Adapt: the cost of a batch beyond the necessary linear algebra.
 
-    python benchmarks/adapt.py
+    python benchmarks/adapt.py [10 | 1000]
 
 A thousand classes against the batched Cholesky factors and triangular solves of the transported
 classes alone, and without a head also against the products of Source-GDA, which answers in its
@@ -10,6 +10,7 @@ alternating rounds.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -154,10 +155,11 @@ def parts(clf: Caster, batch: NDArray[Any]) -> dict[str, Callable[[], object]]:
 
 def main() -> None:
     print(machine())
-    for dtype in (np.float32, np.float64):
-        thousand_classes(dtype)
-    for dtype in (np.float32, np.float64):
-        ten_classes(dtype)
+    measures = {"10": ten_classes, "1000": thousand_classes}
+    for n_classes in sys.argv[1:] or measures:
+        for dtype in (np.float32, np.float64):
+            measures[n_classes](dtype)
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":
