@@ -14,8 +14,10 @@ and weighed as such a stream has them; `rest` is the share of rests alone. Image
 random pattern per class, and weights are random but for the classifier's, which are the features of
 those patterns: a network that answers all alike would look like a stream of one class. Every
 verdict is accepted, as on a long stream that gains. Memory is the peak that torch reserved, one
-contender at a time, over compared windows and rests. Every network and way has its own process.
-`--profile` prints instead where the time and the memory of a batch and of a compared window go.
+contender at a time, over compared windows and rests; on a CPU `processor` is the share by processor
+time, of layers in a rest, which other work on the machine disturbs less. Every network and way has
+its own process. `--profile` prints instead where the time and the memory of a batch and of a
+compared window go.
 """
 
 from __future__ import annotations
@@ -397,10 +399,14 @@ def measure(network: str, way: str, rounds: int, path: Path, profiled: bool, alo
         begin_rest(runs["layers"])
     window = seconds(lambda _: begin_rest(runs["layers"]), 1)
     times: dict[str, list[float]] = {name: [] for name in runs}
+    busy: dict[str, list[float]] = {name: [] for name in runs}
     rests = []
     for _ in range(rounds):
         for name, run in runs.items():
-            taken = seconds(run, LONG if name in ("frozen", *ours) else SHORT)
+            count = LONG if name in ("frozen", *ours) else SHORT
+            start = time.process_time()
+            taken = seconds(run, count)
+            busy[name].append((time.process_time() - start) / count)
             if name == "layers":
                 rests.append(taken)
                 taken = on_a_long_stream(run, window, taken)
@@ -412,6 +418,9 @@ def measure(network: str, way: str, rounds: int, path: Path, profiled: bool, alo
         columns.append(f"{min(shares):.1%} to {max(shares):.1%}")
         alone = [f / t for f, t in zip(times["frozen"], rests, strict=True)]
         columns.append(f"{statistics.median(alone):.1%}" if name == "layers" else "")
+        if not ON_GPU:
+            own, theirs = (statistics.median(busy[other]) for other in ("frozen", name))
+            columns.append(f"{own / theirs:.1%}")
         if name in memory:
             columns += [f"{memory[name]:.0f}", f"{memory[name] / memory['frozen']:.3f}"]
         print(f"| {' | '.join(columns)} |", flush=True)
@@ -432,9 +441,9 @@ def main() -> None:
     place = torch.cuda.get_device_name() if ON_GPU else "CPU"
     print(f"{place}, torch {torch.__version__}; {machine()}")
     print(f"Batches of {BATCH}; medians and ranges of {args.rounds} rounds of {LONG} batches.\n")
-    memory = " reserved, MiB | of frozen |" if ON_GPU else ""
-    print(f"| network | way | | images/s | of frozen | range | rest |{memory}")
-    print("|---|---|---|--:|--:|--:|--:|" + "--:|--:|" * ON_GPU, flush=True)
+    more = " reserved, MiB | of frozen |" if ON_GPU else " processor |"
+    print(f"| network | way | | images/s | of frozen | range | rest |{more}")
+    print("|---|---|---|--:|--:|--:|--:|" + ("--:|--:|" if ON_GPU else "--:|"), flush=True)
     with tempfile.TemporaryDirectory() as folder:
         for network in args.networks or NETWORKS:
             for way in args.way or WAYS:
