@@ -1,13 +1,16 @@
 """Adapt: the cost of a batch beyond the necessary linear algebra.
 
-    python benchmarks/adapt.py
+    python benchmarks/adapt.py [10 | 1000]
 
-A thousand classes against batched Cholesky factors and triangular solves alone, ten classes
-against an empty call of the same Python depth. Times are medians over alternating rounds.
+A thousand classes against the batched Cholesky factors and triangular solves of the transported
+classes alone, and without a head also against the products of Source-GDA, which answers in its
+place; ten classes against an empty call of the same Python depth. Times are medians over
+alternating rounds.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -20,7 +23,8 @@ from numpy.typing import NDArray
 from caster import Caster
 from caster.core import linalg
 from caster.core.certificate import centroid_residuals, ratio
-from caster.core.discriminant import confidence, transported_scores
+from caster.core.discriminant import confidence, source_scores, transported_scores
+from caster.core.order import order_evidence
 from caster.core.threads import one_blas_thread
 from caster.core.transport import estimate, pull
 from measure import in_turns, machine
@@ -53,43 +57,69 @@ def thousand_classes(dtype: type) -> None:
     differences = (batch @ clf.moments_.U.astype(dtype))[:, :k] - active.means[:, None, :]
     differences = differences.astype(dtype)
     columns = np.ascontiguousarray(differences.transpose(0, 2, 1))
+    logits = np.random.default_rng(1).standard_normal((BATCH, 1000)).astype(dtype)
+    all_z = batch @ clf.moments_.U.astype(dtype)
+    placed = clf.transport.placed(batch, clf.moments_.rank)
 
     def stock() -> None:
         factors = np.linalg.cholesky(covariances)
         scipy.linalg.solve_triangular(factors, columns, lower=True, check_finite=False)
 
-    def ours() -> None:
+    def solves() -> None:
         with one_blas_thread():
-            linalg.whiten(differences, linalg.cholesky(covariances))
+            for c in range(0, 1000, 32):  # as many as a cache holds
+                block = slice(c, c + 32)
+                linalg.whiten(differences[block], linalg.cholesky(covariances[block]))
+
+    def solves_and_source() -> None:
+        solves()
+        with one_blas_thread():
+            source_scores(all_z, placed, 1.0)
 
     def threaded() -> None:
         with mock.patch("caster.adapt.feature_transport.threads_for", return_value=nullcontext()):
-            clf.adapt(batch)
+            clf.adapt(batch, logits)
 
     contenders: dict[str, Callable[[], object]] = {
-        "adapt": lambda: clf.adapt(batch), "stock": stock, "ours": ours, "threaded": threaded,
-    }  # fmt: skip
+        "head": lambda: clf.adapt(batch, logits),
+        "stock": stock,
+        "solves": solves,
+        "threaded": threaded,
+        "alone": lambda: clf.adapt(batch),
+        "both": solves_and_source,
+    }
     times = in_turns(contenders, rounds=15)
     print(f"\nadapt, C = 1,000, k = {k}, B = {BATCH}, {np.dtype(dtype)}")
-    print(f"  adapt                                       {1e3 * times['adapt']:7.1f} ms")
-    for name, label in (
-        ("stock", "np.linalg.cholesky + scipy.solve_triangular"),
-        ("ours", "caster.core.linalg, one BLAS thread"),
-        ("threaded", "adapt with all BLAS threads"),
-    ):
-        share = times["adapt"] / times[name]
-        print(f"  {label:44}{1e3 * times[name]:7.1f} ms   adapt takes {share:.2f} times that")
+    for ours, label in (("head", "adapt, with the head's logits"), ("alone", "adapt, without")):
+        print(f"  {label:51}{1e3 * times[ours]:7.1f} ms")
+        for name, what in {
+            "head": {
+                "solves": "caster.core.linalg, one BLAS thread",
+                "stock": "np.linalg.cholesky + scipy.solve_triangular",
+                "threaded": "adapt with all BLAS threads",
+            },
+            "alone": {"both": "the same and Source-GDA's products"},
+        }[ours].items():
+            share = times[ours] / times[name]
+            print(f"    {what:49}{1e3 * times[name]:7.1f} ms   adapt takes {share:.2f} of that")
 
 
 def ten_classes(dtype: type) -> None:
     clf, batch = fitted(10, 64, dtype)
+    logits = np.random.default_rng(1).standard_normal((BATCH, 10)).astype(dtype)
     times = in_turns(
-        {"adapt": lambda: clf.adapt(batch), "empty": lambda: empty(DEPTH)}, rounds=15, repeats=200
+        {
+            "head": lambda: clf.adapt(batch, logits),
+            "alone": lambda: clf.adapt(batch),
+            "empty": lambda: empty(DEPTH),
+        },
+        rounds=15,
+        repeats=200,
     )
-    beyond = times["adapt"] - times["empty"]
-    print(f"\nadapt, C = 10, k = 9, B = {BATCH}, {np.dtype(dtype)}")
-    print(f"  adapt {1e3 * times['adapt']:.3f} ms, {1e3 * beyond:.3f} ms more than an empty call")
-    print("  the rest, step by step:")
+    print(f"\nadapt, C = 10, k = 9, B = {BATCH}, {np.dtype(dtype)}, beyond an empty call:")
+    for name, label in (("head", "with the head's logits"), ("alone", "without: Source-GDA too")):
+        print(f"  {label:26}{1e3 * (times[name] - times['empty']):6.3f} ms")
+    print("  of which, step by step:")
     steps = in_turns(parts(clf, batch), rounds=15, repeats=200)
     for name, seconds in steps.items():
         print(f"    {name:34}{1e6 * seconds:6.0f} µs")
@@ -103,6 +133,8 @@ def parts(clf: Caster, batch: NDArray[Any]) -> dict[str, Callable[[], object]]:
     scores = transported_scores(pulled, fitted_map, active, 1.0)
     kept, assigned = confidence(scores) > 0.9, scores.argmax(axis=1)
     residuals, _ = centroid_residuals(pulled, assigned, kept, active.means)
+    attempt = clf.transport.attempt(batch, None, clf.settings)
+    evidence = attempt.proposal.evidence
     return {
         "checks, projection, settings": lambda: (clf.transport.projected(batch), clf.settings),
         "map (batch moments, one eigh)": lambda: estimate(z, active, 1.0),
@@ -113,15 +145,21 @@ def parts(clf: Caster, batch: NDArray[Any]) -> dict[str, Callable[[], object]]:
         "confidence": lambda: confidence(scores),
         "residuals": lambda: centroid_residuals(pulled, assigned, kept, active.means),
         "ratio": lambda: ratio(residuals, active.metric, active.margin, 1e-12),
+        "order of the classes": lambda: order_evidence(attempt.chosen, active.priors),
+        "verdict and answer": lambda: clf.transport.conclude(
+            batch, attempt, evidence, clf.settings
+        ),
+        "Source-GDA": lambda: clf.transport.source_scores(batch, clf.settings),
     }
 
 
 def main() -> None:
     print(machine())
-    for dtype in (np.float32, np.float64):
-        thousand_classes(dtype)
-    for dtype in (np.float32, np.float64):
-        ten_classes(dtype)
+    measures = {"10": ten_classes, "1000": thousand_classes}
+    for n_classes in sys.argv[1:] or measures:
+        for dtype in (np.float32, np.float64):
+            measures[n_classes](dtype)
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":

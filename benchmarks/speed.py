@@ -2,19 +2,22 @@
 
     python benchmarks/speed.py                          # every network, in every way to run one
     python benchmarks/speed.py resnet50 --way plain
+    python benchmarks/speed.py resnet50 --ours          # without other methods: minutes on a CPU
 
 The frozen model, caster with layers and with features, and other methods answer the same batches of
 64, in turns. Ways: plain, recorded as CUDA graphs, and compiled by torch.compile; each share is of
 the frozen model run in the same way. On a GPU networks run in bf16 and channels last.
 
-caster runs with its defaults on a stream that has been stable for long. Batches in a rest and the
-window of compared ones between two rests, with the folding after it, are timed separately and
-weighed as such a stream has them; `rest` is the share of rests alone. Images are noise over one
+caster runs with its defaults on a stream that has been stable for long. Batches in a rest and, one
+time, the window of compared ones between two rests, with the folding after it, are timed separately
+and weighed as such a stream has them; `rest` is the share of rests alone. Images are noise over one
 random pattern per class, and weights are random but for the classifier's, which are the features of
 those patterns: a network that answers all alike would look like a stream of one class. Every
 verdict is accepted, as on a long stream that gains. Memory is the peak that torch reserved, one
-contender at a time, over compared windows and rests. Every network and way has its own process.
-`--profile` prints instead where the time and the memory of a batch and of a compared window go.
+contender at a time, over compared windows and rests; on a CPU `processor` is the share by processor
+time, of layers in a rest, which other work on the machine disturbs less. Every network and way has
+its own process. `--profile` prints instead where the time and the memory of a batch and of a
+compared window go.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -41,6 +45,7 @@ from torch import Tensor, nn
 
 import caster
 from caster.adapt.layer_transport import LayerTransport
+from caster.models.heads import Columns
 from caster.models.torch import TorchModel
 from caster.state import State, load
 from caster_bench.engine.networks import build
@@ -52,6 +57,7 @@ ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
 BATCH, BATCHES = 64, 8  # of images; different ones
 ALWAYS = 1e9  # a threshold that accepts every batch
+NOISE = 0.3  # of images around the pattern of their class
 NETWORKS = {  # pixels and classes
     "resnet50": (224, 1000),
     "vit_base": (224, 1000),
@@ -62,8 +68,9 @@ NETWORKS = {  # pixels and classes
 }
 WAYS = ("plain", "recorded", "compiled") if ON_GPU else ("plain",)
 RIVALS = ("bn-adapt", "tent", "eata", "sar", "t3a", "lame")
-LONG, SHORT = (200, 16) if ON_GPU else (6, 2)  # batches of a round; of other methods
-WARM = 48  # batches that fill the memory
+LONG, SHORT = (200, 16) if ON_GPU else (4, 2)  # batches of a round; of other methods
+WARM = 48 if ON_GPU else 20  # batches before the first rest
+MEMORY = 8 * BATCH  # samples that a stream remembers on a CPU, where a full memory takes minutes
 WINDOW = 8  # batches: those of a window, and four more
 KERNELS = 15  # shown of a profile
 
@@ -88,6 +95,12 @@ class Network(nn.Module):
 
 def module(network: str) -> nn.Module:
     """A network with random weights, BatchNorm statistics that fit them, and a fitting head."""
+    net = _built(network)
+    net.load_state_dict(_weights(network))
+    return net.eval()
+
+
+def _built(network: str) -> Network:
     size, classes = NETWORKS[network]
     torch.manual_seed(0)
     if network.endswith("_32"):
@@ -99,7 +112,14 @@ def module(network: str) -> nn.Module:
         names = {"resnet50_10": "resnet50", "vit_base": "vit_base_patch16_224"}
         backbone = timm.create_model(names.get(network, network), num_classes=classes)
     backbone.reset_classifier(0)
-    net = Network(backbone, classes).to(DEVICE, memory_format=torch.channels_last)
+    return Network(backbone, classes).to(DEVICE, memory_format=torch.channels_last)
+
+
+@cache
+def _weights(network: str) -> dict[str, Tensor]:
+    """On the host: they must not count as a contender's memory."""
+    _, classes = NETWORKS[network]
+    net = _built(network)
     features: list[Tensor] = []
     hook = net.head.register_forward_pre_hook(lambda _, args: features.append(args[0]))
     with torch.no_grad():
@@ -113,7 +133,7 @@ def module(network: str) -> nn.Module:
         net.head.weight.copy_(10 * nn.functional.normalize(centred))
         net.head.bias.copy_(-net.head.weight @ means.mean(0))
     hook.remove()
-    return net
+    return {name: value.cpu() for name, value in net.state_dict().items()}
 
 
 def shown(network: str, labels: Tensor) -> Tensor:
@@ -130,7 +150,7 @@ def images(network: str, count: int, seed: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(classes, (count,), generator=generator)
     patterns = shown(network, labels)
-    return patterns + 0.3 * torch.randn_like(patterns), labels
+    return patterns + NOISE * torch.randn_like(patterns), labels
 
 
 def fitted(network: str, net: nn.Module, path: Path) -> State:
@@ -141,19 +161,22 @@ def fitted(network: str, net: nn.Module, path: Path) -> State:
     model = TorchModel(net, bf16=ON_GPU, channels_last=True)
 
     def batches() -> Iterator[tuple[Tensor, Any]]:
-        for i in range(max(8, 4 * classes // BATCH)):
+        for i in range(max(8, 4 * classes // BATCH) if ON_GPU else 0):
             x, labels = images(network, BATCH, 100 + i)
             yield x, labels.numpy()
         for first in range(0, 2 * classes, BATCH):  # every class twice at least
             labels = torch.arange(first, min(first + BATCH, 2 * classes)) % classes
-            yield shown(network, labels), labels.numpy()
+            patterns = shown(network, labels)
+            yield patterns + NOISE * torch.randn_like(patterns), labels.numpy()
 
     adapter = caster.fit(model, batches(), layers=True)
     adapter.save(path)
     return adapter.state
 
 
-def contenders(network: str, way: str, state: State) -> dict[str, Callable[[list[Tensor]], Run]]:
+def contenders(
+    network: str, way: str, state: State, ours: bool
+) -> dict[str, Callable[[list[Tensor]], Run]]:
     """Ways to answer batches, each made when it is needed: memory is measured one by one."""
 
     def wrapped() -> TorchModel:
@@ -171,6 +194,10 @@ def contenders(network: str, way: str, state: State) -> dict[str, Callable[[list
     def adapted(mechanism: str) -> Callable[[list[Tensor]], Run]:
         def make(batches: list[Tensor]) -> Run:
             adapter = caster.Adapter(wrapped(), state, mechanism=mechanism, tau=ALWAYS, **OTHER)
+            if mechanism == "layers" and not ON_GPU:
+                brief = replace(adapter._layers.settings, memory=MEMORY)
+                layers = state.layers, Columns(state.head), state.input_range
+                adapter._layers = LayerTransport(adapter.model, *layers, brief)
             stream = adapter.new_stream()
             turns, begun = cycle(batches), deque([stream.begin(batches[0])])
 
@@ -194,7 +221,7 @@ def contenders(network: str, way: str, state: State) -> dict[str, Callable[[list
         return make
 
     found = {"frozen": frozen, "layers": adapted("layers"), "features": adapted("features")}
-    if way != "plain":
+    if ours or way != "plain":
         return found
     has_batchnorm = any(isinstance(m, nn.BatchNorm2d) for m in module(network).modules())
     names = RIVALS if has_batchnorm else ("sar", "t3a", "lame")
@@ -219,12 +246,10 @@ def begin_rest(run: Run) -> None:
     assert STREAMS[id(run)]._rest is not None, "the stream does not rest"
 
 
-def long_stream(run: Run, count: int) -> tuple[float, float]:
-    """Seconds of a batch on a long stream with layers, and of one in a rest."""
-    resting = seconds(run, count)
-    compared = seconds(lambda _: begin_rest(run), 1) - 4 * resting  # four are resting again
+def on_a_long_stream(run: Run, window: float, resting: float) -> float:
+    """Seconds of a batch, from those of `begin_rest` and of a batch in a rest."""
     every = STREAMS[id(run)].settings.every * STREAMS[id(run)].settings.window // BATCH
-    return (compared + (every - WINDOW + 4) * resting) / every, resting
+    return (window + (every - WINDOW) * resting) / every
 
 
 def _plain(net: nn.Module) -> Callable[[Tensor], Tensor]:
@@ -347,9 +372,9 @@ def profile(runs: dict[str, Run]) -> None:
     pstats.Stats(window).strip_dirs().sort_stats("cumtime").print_stats(45)
 
 
-def measure(network: str, way: str, rounds: int, path: Path, profiled: bool) -> None:
+def measure(network: str, way: str, rounds: int, path: Path, profiled: bool, alone: bool) -> None:
     state = fitted(network, module(network), path)
-    made = contenders(network, way, state)
+    made = contenders(network, way, state, alone)
     ours = ("layers", "features")
     memory = {}
     if ON_GPU:
@@ -370,16 +395,21 @@ def measure(network: str, way: str, rounds: int, path: Path, profiled: bool) -> 
     if profiled:
         profile({name: runs[name] for name in ("frozen", *ours)})
         return
-    begin_rest(runs["layers"])
+    if ON_GPU:
+        begin_rest(runs["layers"])
+    window = seconds(lambda _: begin_rest(runs["layers"]), 1)
     times: dict[str, list[float]] = {name: [] for name in runs}
+    busy: dict[str, list[float]] = {name: [] for name in runs}
     rests = []
     for _ in range(rounds):
         for name, run in runs.items():
+            count = LONG if name in ("frozen", *ours) else SHORT
+            start = time.process_time()
+            taken = seconds(run, count)
+            busy[name].append((time.process_time() - start) / count)
             if name == "layers":
-                taken, resting = long_stream(run, LONG)
-                rests.append(resting)
-            else:
-                taken = seconds(run, LONG if name in ("frozen", *ours) else SHORT)
+                rests.append(taken)
+                taken = on_a_long_stream(run, window, taken)
             times[name].append(taken)
     for name in runs:
         rate = BATCH / statistics.median(times[name])
@@ -388,6 +418,9 @@ def measure(network: str, way: str, rounds: int, path: Path, profiled: bool) -> 
         columns.append(f"{min(shares):.1%} to {max(shares):.1%}")
         alone = [f / t for f, t in zip(times["frozen"], rests, strict=True)]
         columns.append(f"{statistics.median(alone):.1%}" if name == "layers" else "")
+        if not ON_GPU:
+            own, theirs = (statistics.median(busy[other]) for other in ("frozen", name))
+            columns.append(f"{own / theirs:.1%}")
         if name in memory:
             columns += [f"{memory[name]:.0f}", f"{memory[name] / memory['frozen']:.3f}"]
         print(f"| {' | '.join(columns)} |", flush=True)
@@ -398,24 +431,26 @@ def main() -> None:
     parser.add_argument("networks", nargs="*", help=f"of {', '.join(NETWORKS)}")
     parser.add_argument("--way", choices=WAYS, action="append", help="plain, recorded or compiled")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--ours", action="store_true", help="caster and the frozen model alone")
     parser.add_argument("--profile", action="store_true", help="where the time of a batch goes")
     parser.add_argument("--state", type=Path, help=argparse.SUPPRESS)  # measure in this process
     args = parser.parse_args()
     if args.state:
-        measure(args.networks[0], args.way[0], args.rounds, args.state, args.profile)
+        measure(args.networks[0], args.way[0], args.rounds, args.state, args.profile, args.ours)
         return
     place = torch.cuda.get_device_name() if ON_GPU else "CPU"
     print(f"{place}, torch {torch.__version__}; {machine()}")
     print(f"Batches of {BATCH}; medians and ranges of {args.rounds} rounds of {LONG} batches.\n")
-    memory = " reserved, MiB | of frozen |" if ON_GPU else ""
-    print(f"| network | way | | images/s | of frozen | range | rest |{memory}")
-    print("|---|---|---|--:|--:|--:|--:|" + "--:|--:|" * ON_GPU, flush=True)
+    more = " reserved, MiB | of frozen |" if ON_GPU else " processor |"
+    print(f"| network | way | | images/s | of frozen | range | rest |{more}")
+    print("|---|---|---|--:|--:|--:|--:|" + ("--:|--:|" if ON_GPU else "--:|"), flush=True)
     with tempfile.TemporaryDirectory() as folder:
         for network in args.networks or NETWORKS:
             for way in args.way or WAYS:
                 command = [sys.executable, __file__, network, "--way", way]
                 command += ["--rounds", str(args.rounds), "--state", f"{folder}/{network}.caster"]
-                subprocess.run([*command, *(["--profile"] if args.profile else [])], check=False)
+                command += ["--profile"] * args.profile + ["--ours"] * args.ours
+                subprocess.run(command, check=False)
 
 
 if __name__ == "__main__":

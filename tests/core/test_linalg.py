@@ -52,6 +52,18 @@ def test_matrices_that_cannot_be_factored_give_nan(kind, order):
         assert np.isnan(np.asarray(root)).all()
 
 
+@pytest.mark.parametrize("width", [4, linalg.NARROWEST, linalg.NARROWEST + 1])
+def test_triangular_squares_are_those_of_whitened_rows(kind, width):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2, 3, width))
+    factors = np.tril(rng.standard_normal((2, width, width))) / width + np.eye(width)
+    found = linalg.triangular_squares(kind.array(x), linalg.whiteners(kind.array(factors)))
+    assert kind.holds(found)
+    for rows, factor, squares in zip(x, factors, np.asarray(found), strict=True):
+        expected = scipy.linalg.solve_triangular(factor, rows.T, lower=True)
+        close(squares, np.sum(expected**2, axis=0), 10 * kind.tolerance)
+
+
 @pytest.mark.parametrize("rows", [1, 5])
 def test_whiten_solves_for_every_row(kind, matrices, rows):
     x = np.random.default_rng(2).standard_normal((7, rows, 4))
@@ -109,13 +121,3 @@ def test_newton_schulz_returns_nan_beyond_its_reach():
     root, inverse = linalg.newton_schulz_roots(np.diag([1.0, 1e14]))
     assert np.isnan(root).all()
     assert np.isnan(inverse).all()
-
-
-@pytest.mark.parametrize("order", ["C", "F"])
-def test_products_are_the_exact_ones(kind, order):
-    rng = np.random.default_rng(0)
-    rows, matrix = rng.integers(-9, 9, (7, 5)), rng.integers(-9, 9, (5, 3))
-    expected = [[sum(map(int.__mul__, r, c)) for c in matrix.T.tolist()] for r in rows.tolist()]
-    found = linalg.product(*(kind.array(np.array(m, float, order=order)) for m in (rows, matrix)))
-    assert kind.holds(found)
-    assert np.asarray(found).tolist() == expected

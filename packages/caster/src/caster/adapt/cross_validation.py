@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from functools import reduce
+from operator import add
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from caster.config import Settings
-from caster.core.discriminant import ridged_scores
-from caster.core.linalg import identity_like
+from caster.core.discriminant import source_scores
 from caster.core.moments import ClassMoments
 from caster.core.proposal import try_transport
 from caster.core.subspace import active_rank
@@ -40,12 +41,12 @@ def check_source(
     """
     rng = np.random.default_rng(0)
     folds, fold = _folds(y, rng.permutation(len(y)), n_classes)
-    whole = ClassMoments.of(z, y, n_classes)
+    parts = [np.flatnonzero(fold == f) for f in range(folds)]
+    sums = [ClassMoments.of(z[part], y[part], n_classes) for part in parts]
+    whole = reduce(add, sums)
     rows, answers, verdicts = [], [], []
-    for f in range(folds):
-        left_out = np.flatnonzero(fold == f)
-        rest = whole - ClassMoments.of(z[left_out], y[left_out], n_classes)
-        source = _moments(rest, z.dtype)
+    for left_out, own in zip(parts, sums, strict=True):
+        source = _moments(whole - own, z.dtype)
         # Shuffled: folds take every class in turn, and in that order batches would be balanced.
         tested = rng.permutation(left_out)[: -(-MOST_CHECKED // folds)]
         found, accepted = _answers(
@@ -89,7 +90,7 @@ def held_out_scores(
         source = _moments(others, z.dtype)
         with threads_for(source.n_classes), np.errstate(all="ignore"):
             for rows in np.array_split(left_out, max(1, round(len(left_out) / BATCH))):
-                gda[rows] = adapted[rows] = _source_gda(z[rows], source, settings)
+                gda[rows] = adapted[rows] = source_scores(z[rows], source, settings.beta)
                 active = source.restrict(active_rank(source.rank, len(rows)))
                 if active.rank:
                     proposal, verdict = try_transport(z[rows, : active.rank], active, settings)
@@ -147,12 +148,7 @@ def _answers(
 
 
 def _untransported(z: Floats, source: SourceMoments, settings: Settings) -> Indices:  # (n,)
-    return np.asarray(_source_gda(z, source, settings).argmax(axis=1))
-
-
-def _source_gda(z: Floats, source: SourceMoments, settings: Settings) -> Floats:  # (n, C)
-    ridge = settings.beta * identity_like(source.within)
-    return np.asarray(ridged_scores(z, source, ridge))
+    return np.asarray(source_scores(z, source, settings.beta).argmax(axis=1))
 
 
 def _loss(frozen: NDArray[np.bool_], other: NDArray[np.bool_]) -> float:

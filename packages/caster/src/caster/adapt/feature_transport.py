@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
-from array_api_compat import array_namespace, device, is_numpy_array
+from array_api_compat import device
 from numpy.typing import NDArray
 
 from caster.config import Settings
@@ -15,6 +15,7 @@ from caster.core.adaptation import Adaptation
 from caster.core.arrays import DeviceCopies, as_real_array, like, to_numpy
 from caster.core.discriminant import RidgedScores, ridged_scores, source_scores
 from caster.core.linalg import Array, on_gpu
+from caster.core.namespaces import array_namespace, is_numpy_array
 from caster.core.order import is_ordered, order_evidence
 from caster.core.proposal import Proposal, propose
 from caster.core.subspace import active_rank

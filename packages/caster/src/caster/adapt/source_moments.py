@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
+from itertools import chain
 from operator import add
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
-from array_api_compat import array_namespace, is_array_api_obj, is_jax_array
+from array_api_compat import array_namespace, is_array_api_obj, is_jax_array, is_numpy_array
 from numpy.typing import NDArray
 
 from caster.adapt.cross_validation import check_source, held_out_scores
@@ -21,7 +22,7 @@ from caster.core.discriminant import probabilities
 from caster.core.linalg import Array, failures
 from caster.core.moments import ClassMoments, ClassScatter
 from caster.core.subspace import Basis, HeldOutBasis, WithinScatter, retained_rank
-from caster.core.threads import one_blas_thread
+from caster.core.threads import one_blas_thread, parallel_map
 from caster.core.types import SourceMoments
 from caster.errors import CasterError
 from caster.io.labels import Labels, as_labels, encode
@@ -30,6 +31,8 @@ from caster.state.sketch import Sketch, sketch_size
 from caster.state.source_check import SourceCheck
 
 Chunks = Iterable[tuple[Any, ...]]  # (features, labels) or (features, labels, logits)
+Piece = tuple[Array, Array, NDArray[Any] | None]  # features, class indices, the head's logits
+Result = TypeVar("Result")
 LABELS = "labels", "label", "y", "target", "targets"  # names in a batch that is a dict
 MOST_KEPT = 2**24  # numbers of the projected samples that are kept to check the fit
 # Not 0: a source that was itself drawn by a generator of that seed would be drawn in its order.
@@ -59,8 +62,9 @@ def fit_moments(
 
 def class_scatter(chunks: Chunks, classes: Labels) -> ClassScatter:
     """Sum the first pass."""
-    C = len(classes)
-    return reduce(add, (ClassScatter.of(h, y, C) for h, y, _ in _pieces(chunks, classes)))
+    of = partial(ClassScatter.of, n_classes=len(classes))
+    sums = (_each(of, pieces) for pieces in _pieces(chunks, classes))
+    return reduce(add, chain.from_iterable(sums))
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,11 +115,12 @@ def held_out_sums(
     drawn = _Drawn(sketch_size(C) if sketched else 0, int(before.sum()))
 
     def projected() -> Iterator[tuple[Array, Array]]:
-        for h, y, logits in _pieces(chunks, classes):
-            z = subspace.held_out(h.dtype).project(h, y)
-            kept.add(z, y, logits)
-            drawn.add(z, y, logits)
-            yield z, y
+        for pieces in _pieces(chunks, classes):
+            basis = subspace.held_out(pieces[0][0].dtype)
+            for (_, y, logits), z in zip(pieces, _each(basis.project, pieces), strict=True):
+                kept.add(z, y, logits)
+                drawn.add(z, y, logits)
+                yield z, y
 
     moments: ClassMoments | None = None
     for z, y in _gathered(projected(), CHUNK_ELEMENTS // subspace.rank):
@@ -303,8 +308,14 @@ def _basis(scatter: ClassScatter, settings: Settings) -> tuple[WithinScatter, Ba
     return S_w, replace(basis, U=like(U, basis.U, basis.U.dtype))
 
 
-def _pieces(chunks: Chunks, classes: Labels) -> Iterator[tuple[Array, Array, NDArray[Any] | None]]:
-    """Yield (features, class indices, head's logits), checked and in small pieces."""
+def _each(function: Callable[[Array, Array], Result], pieces: list[Piece]) -> Iterator[Result]:
+    """Apply a function to features and class indices of every piece of a chunk."""
+    several = parallel_map if is_numpy_array(pieces[0][0]) else map  # torch has threads of its own
+    return several(lambda piece: function(*piece[:2]), pieces)
+
+
+def _pieces(chunks: Chunks, classes: Labels) -> Iterator[list[Piece]]:
+    """Yield every chunk that is not empty, checked and in small pieces."""
     width, seen = None, 0
     try:
         read = iter(chunks)
@@ -323,11 +334,14 @@ def _pieces(chunks: Chunks, classes: Labels) -> Iterator[tuple[Array, Array, NDA
         head = _checked_logits(logits[0], len(y), len(classes)) if logits else None
         width = h.shape[1]
         rows = max(1, CHUNK_ELEMENTS // max(width, len(classes)))
+        pieces: list[Piece] = []
         for start in range(0, len(y), rows):
             stop = min(start + rows, len(y))
             _check_finite(h[start:stop, :], seen + start)
             part = None if head is None else head[start:stop]
-            yield h[start:stop, :], like(y[start:stop], h), part
+            pieces.append((h[start:stop, :], like(y[start:stop], h), part))
+        if pieces:
+            yield pieces
         seen += len(y)
     if seen == 0:
         raise CasterError("there are no samples to fit")

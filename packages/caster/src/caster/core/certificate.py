@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from array_api_compat import array_namespace, device
+from array_api_compat import device
 
 from caster.core.linalg import Array, mahalanobis, whiten
+from caster.core.namespaces import array_namespace
 
 
 def centroid_residuals(

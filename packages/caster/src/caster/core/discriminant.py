@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from array_api_compat import array_namespace, is_numpy_array
-
-from caster.core.linalg import Array, cholesky, identity_like, squares, whiten
+from caster.core.linalg import Array, cholesky, identity_like, squares, triangular_squares, whiten
+from caster.core.namespaces import array_namespace, is_numpy_array
 from caster.core.types import AffineMap, SourceMoments
 
 RidgedScores = Callable[[Array, SourceMoments, Array], Array]
@@ -43,9 +42,12 @@ def ridged_scores(
     moments' slack then keeps the covariance of a small class positive definite despite rounding.
     """
     ridge = ridge + moments.slack
-    return _blockwise(
-        z, moments, lambda c: cholesky(moments.covariances[c, :, :] + ridge, overwrite=True)
-    )
+
+    def block(c: slice) -> Array:  # (B, C')
+        factor = cholesky(moments.covariances[c, :, :] + ridge, overwrite=True)
+        return gaussian_scores(z, moments.means[c, :], factor, moments.priors[c])
+
+    return _blockwise(block, z, moments)
 
 
 def source_scores(
@@ -55,23 +57,23 @@ def source_scores(
 ) -> Array:  # (B, C)
     """g_c of the source's own classes (Eq. 5 without a map), with covariances Sigma_c + beta I.
 
-    No batch changes the factors. They are cached for NumPy alone: a GPU has less memory for them.
+    No batch changes what whitens a class. It is cached for NumPy alone: a GPU has less memory.
     """
     if not is_numpy_array(z):
         return ridged_scores(z, moments, beta * identity_like(moments.within))
-    factors = moments.factors(beta)
-    return _blockwise(z, moments, lambda c: factors[c])
+    W, at_mean = moments.whiteners(beta)
+
+    def block(c: slice) -> Array:  # (B, C')
+        distance = triangular_squares(z - moments.means[c, None, :], W[c])  # (C', B)
+        return at_mean[c] - 0.5 * distance.T
+
+    return _blockwise(block, z, moments)
 
 
 def _blockwise(
-    z: Array,  # (B, k)
-    moments: SourceMoments,
-    factors: Callable[[slice], Array],  # of a block of classes
+    scores: Callable[[slice], Array], z: Array, moments: SourceMoments
 ) -> Array:  # (B, C)
-    blocks = [
-        gaussian_scores(z, moments.means[c, :], factors(c), moments.priors[c])
-        for c in _class_blocks(z, moments.n_classes)
-    ]
+    blocks = [scores(c) for c in _class_blocks(z, moments.n_classes)]
     return blocks[0] if len(blocks) == 1 else array_namespace(z).concat(blocks, axis=1)
 
 

@@ -11,11 +11,16 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any, Self
 
-from array_api_compat import array_namespace, device
+import numpy as np
+from array_api_compat import device
 from array_api_extra import one_hot
+from scipy.sparse import csr_array
 
 from caster.core.linalg import Array
+from caster.core.namespaces import array_namespace, is_numpy_array
 from caster.core.threads import threads_for
+
+BLOCK_ELEMENTS = 2**21  # of temporaries that a CPU's cache holds, and malloc uses again
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +54,9 @@ class ClassScatter:
         origin = h[:1, :]
         centred = h - origin  # our own copy, changed in place from here on
         counts, means = class_means(centred, y, n_classes)
-        centred -= xp.take(xp.astype(means, h.dtype), y, axis=0)
+        own = xp.astype(means, h.dtype)
+        for rows in row_blocks(h):
+            centred[rows, :] -= xp.take(own, y[rows], axis=0)
         # Unit scale: squares of 1e30 or 1e-30 leave the range of float32.
         scale = xp.maximum(xp.max(centred), -xp.min(centred))
         scale = xp.where(scale > 0, scale, xp.ones_like(scale))
@@ -60,7 +67,9 @@ class ClassScatter:
 
     def __add__(self, other: Self) -> Self:
         counts, means, step, weight = _merge_means(self, other)
-        within = self.within + other.within + (step * weight[:, None]).T @ step
+        within = (step * weight[:, None]).T @ step
+        within += self.within
+        within += other.within
         return type(self)(counts, means, within)
 
     @property
@@ -149,6 +158,18 @@ def update_rows(total: Any, classes: Array, chunk: Any) -> None:  # (U,)
         part[classes, ...] = getattr(merged, field.name)
 
 
+def row_blocks(matrix: Array) -> list[slice]:  # (n, d)
+    """Split rows into blocks of `BLOCK_ELEMENTS`.
+
+    >>> import numpy as np
+    >>> row_blocks(np.empty((5, BLOCK_ELEMENTS // 2)))
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    """
+    n, d = matrix.shape
+    step = max(1, BLOCK_ELEMENTS // d)
+    return [slice(start, min(start + step, n)) for start in range(0, n, step)]
+
+
 def class_means(
     rows: Array,  # (n, d)
     y: Array,  # (n,), class indices
@@ -156,10 +177,15 @@ def class_means(
 ) -> tuple[Array, Array]:  # (C,), (C, d)
     """Sample count and mean of every class in float64; the mean of an absent class is zero."""
     xp = array_namespace(rows, y)
-    member = one_hot(y, n_classes, dtype=rows.dtype)  # (n, C)
-    counts = xp.astype(xp.sum(member, axis=0), xp.float64)
-    sums = xp.astype(member.T @ rows, xp.float64)
-    return counts, sums / xp.clip(counts, min=1.0)[:, None]
+    if is_numpy_array(rows):  # a dense product with a thousand classes costs as much as the scatter
+        ones, starts = np.ones(len(y), rows.dtype), np.arange(len(y) + 1)
+        counts = np.bincount(y, minlength=n_classes).astype(np.float64)
+        sums = csr_array((ones, y, starts), shape=(len(y), n_classes)).T @ rows
+    else:
+        member = one_hot(y, n_classes, dtype=rows.dtype)  # (n, C)
+        counts = xp.astype(xp.sum(member, axis=0), xp.float64)
+        sums = member.T @ rows
+    return counts, xp.astype(sums, xp.float64) / xp.clip(counts, min=1.0)[:, None]
 
 
 def _merge_means(

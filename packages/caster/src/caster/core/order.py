@@ -11,9 +11,10 @@ stream of one class, and is rejected too: the frozen answer stays if the two can
 
 from __future__ import annotations
 
-from array_api_compat import array_namespace, device
+from array_api_compat import device
 
-from caster.core.linalg import Array
+from caster.core.linalg import Array, vector
+from caster.core.namespaces import array_namespace
 
 MOST_NEIGHBOURS = 3.0  # share of equal neighbours above chance, in standard errors
 MOST_EXCESS = 0.15  # concentration of the answers: 0 as in the source, 1 a single class
@@ -40,13 +41,13 @@ def order_evidence(
     B = assigned.shape[0]
     classes = xp.arange(priors.shape[0], dtype=assigned.dtype, device=device(assigned))
     counts = xp.sum(xp.astype(assigned[:, None] == classes, priors.dtype), axis=0)
-    alike = xp.sum(counts * (counts - 1)) / (B * (B - 1))
-    neighbours = xp.mean(xp.astype(assigned[1:] == assigned[:-1], priors.dtype))
-    tiny = xp.finfo(priors.dtype).eps
-    error = xp.sqrt(xp.clip(alike * (1 - alike), min=tiny) / (B - 1))
-    expected = xp.sum(priors * priors)
+    alike = (counts @ (counts - 1)) / (B * (B - 1))
+    neighbours = xp.sum(xp.astype(assigned[1:] == assigned[:-1], priors.dtype)) / (B - 1)
+    variance, tiny = alike * (1 - alike), xp.finfo(priors.dtype).eps
+    error = xp.sqrt(xp.where(variance > tiny, variance, tiny) / (B - 1))
+    expected = priors @ priors
     excess = (alike - expected) / (1 - expected)
-    return xp.stack([(neighbours - alike) / error, excess])
+    return vector((neighbours - alike) / error, excess)
 
 
 def is_ordered(neighbours: float, excess: float) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from array_api_compat import array_namespace
 
 from caster.config import Settings
 from caster.core.arrays import to_numpy
@@ -16,7 +15,8 @@ from caster.core.discriminant import (
     ridged_scores,
     transported_scores,
 )
-from caster.core.linalg import Array
+from caster.core.linalg import Array, vector
+from caster.core.namespaces import array_namespace
 from caster.core.transport import estimate, pull
 from caster.core.types import AffineMap, SourceMoments
 from caster.core.verdict import Verdict, decide
@@ -61,7 +61,7 @@ def propose(
     r_t = ratio(delta, metric, moments.margin, settings.eps)
     r_t = xp.where(xp.all(xp.isfinite(scores)), r_t, xp.nan)  # a row of NaN is not confident either
     occupied = xp.astype(counts > 0, counts.dtype)
-    evidence = xp.stack([r_t, xp.sum(counts), xp.sum(occupied)])
+    evidence = vector(r_t, xp.sum(counts), xp.sum(occupied))
     return Proposal(scores, assigned, fitted, evidence)
 
 

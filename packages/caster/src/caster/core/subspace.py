@@ -7,8 +7,16 @@ from typing import Any, Self
 
 from array_api_compat import array_namespace
 
-from caster.core.linalg import Array, cholesky, identity_like, product, squares, whiten
-from caster.core.moments import ClassScatter
+from caster.core.linalg import (
+    Array,
+    cholesky,
+    identity_like,
+    squares,
+    triangular_squares,
+    whiten,
+    whiteners,
+)
+from caster.core.moments import ClassScatter, row_blocks
 
 FLATNESS = 1e-4  # least within-class variance of a feature, relative to its total
 
@@ -56,10 +64,16 @@ class WithinScatter:
         varies = total > rounding**2
         scale = xp.sqrt(xp.where(varies, xp.maximum(within, FLATNESS * total), 1.0))
         identity = identity_like(scatter.within)
-        found = scatter.within / scatter.total / scale[:, None] / scale
-        found = found * (1 - identity) + identity
+        found = scatter.within / (scatter.total * scale[:, None])  # changed in place from here on
+        found /= scale
+        found *= 1 - identity
+        found += identity
         rho = oas_shrinkage(found, scatter.total - scatter.means.shape[0])
-        return cls(scale[:, None] * cholesky((1 - rho) * found + rho * identity), rho)
+        found *= 1 - rho
+        found += rho * identity
+        factor = cholesky(found, overwrite=True)
+        factor *= scale[:, None]
+        return cls(factor, rho)
 
     def whiten(self, rows: Array) -> Array:  # (n, d) -> (n, d)
         """Map rows x to S_w^-1/2 x, up to a rotation: distances become Mahalanobis distances."""
@@ -84,7 +98,7 @@ def oas_shrinkage(correlation: Array, n: float) -> float:  # (d, d), degrees of 
     """
     xp = array_namespace(correlation)
     d = correlation.shape[0]
-    mean_square = float(xp.sum(correlation * correlation)) / d**2
+    mean_square = float(xp.sum(squares(correlation))) / d**2
     spare = (n + 1) * (mean_square - 1 / d)
     return min(1.0, (mean_square + 1) / spare) if spare > 0 else 1.0
 
@@ -143,8 +157,8 @@ class HeldOutBasis:
 
     U: Array  # (d, k), in the features' dtype like the next three
     means: Array  # (C, d)
-    factor: Array  # (d, d), of S_w
-    offsets: Array  # (C, d), mu_c - m, whitened
+    whitener: Array  # (d, d), of S_w
+    offsets: Array  # (C, d), S_w^-1 (mu_c - m)
     centroids: Array  # (C, k), U'mu_c, float64 like the next two
     g: Array  # (C,)
     shares: Array  # (C, k), B_c / (n - 1)
@@ -158,8 +172,8 @@ class HeldOutBasis:
         return cls(
             U=xp.astype(basis.U, dtype),
             means=xp.astype(scatter.means, dtype),
-            factor=xp.astype(S_w.factor, dtype),
-            offsets=xp.astype(S_w.whiten(scatter.means - m), dtype),
+            whitener=xp.astype(whiteners(S_w.factor), dtype),
+            offsets=xp.astype(S_w.unwhiten_directions(S_w.whiten(scatter.means - m)), dtype),
             centroids=scatter.means @ basis.U,
             g=(1 - S_w.shrinkage) * scatter.counts / (others * scatter.total),
             shares=basis.B / others[:, None],
@@ -171,12 +185,15 @@ class HeldOutBasis:
         y: Array,  # (n,), class indices
     ) -> Array:  # (n, k)
         """Project every sample on the basis of the others, in float64."""
+        blocks = [self._project(h[rows, :], y[rows]) for rows in row_blocks(h)]
+        return array_namespace(h).concat(blocks)
+
+    def _project(self, h: Array, y: Array) -> Array:  # (n, d), (n,) -> (n, k)
         xp = array_namespace(h)
-        z = xp.astype(product(h, self.U), xp.float64)
+        z = xp.astype(h @ self.U, xp.float64)
         x = xp.take(self.means, y, axis=0)
         x -= h  # minus the residuals, in place
-        x = whiten(x, self.factor, overwrite=True)
-        q = squares(x)
+        q = triangular_squares(x, self.whitener)
         x *= xp.take(self.offsets, y, axis=0)
         t = q - xp.sum(x, axis=1)
         g, q, t = xp.take(self.g, y, axis=0), *(xp.astype(each, z.dtype) for each in (q, t))

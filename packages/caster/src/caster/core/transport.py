@@ -5,11 +5,11 @@ Class moments are never pushed (Eq. 4): `discriminant` scores pulled features in
 
 from __future__ import annotations
 
-from array_api_compat import array_namespace
 from array_api_extra import create_diagonal
 
 from caster.core.linalg import Array, symmetric_roots
 from caster.core.moments import batch_moments
+from caster.core.namespaces import array_namespace
 from caster.core.types import AffineMap, SourceMoments
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from array_api_compat import array_namespace
-
 from caster.core.certificate import margin
-from caster.core.linalg import Array, cholesky, identity_like, symmetric_roots
+from caster.core.linalg import Array, cholesky, identity_like, symmetric_roots, whiteners
+from caster.core.namespaces import array_namespace
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,18 +87,21 @@ class SourceMoments:
     def _roots(self) -> dict[float, tuple[Array, Array]]:
         return {}
 
-    def factors(self, beta: float) -> Array:  # (C, k, k)
-        """Cholesky factors of the class covariances plus beta I, cached for the last beta."""
-        factors = self._factors.get(beta)
-        if factors is None:  # as in `roots`
+    def whiteners(self, beta: float) -> tuple[Array, Array]:  # (C, k, k), (C,)
+        """`linalg.whiteners` of Sigma_c + beta I, and g_c at the mean; cached for the last beta."""
+        found = self._whiteners.get(beta)
+        if found is None:  # as in `roots`
+            xp = array_namespace(self.covariances)
             ridge = self.slack + beta * identity_like(self.covariances)
-            factors = cholesky(self.covariances + ridge, overwrite=True)
-            self._factors.clear()
-            self._factors[beta] = factors
-        return factors
+            W = whiteners(cholesky(self.covariances + ridge, overwrite=True))
+            log_root = xp.sum(xp.log(xp.linalg.diagonal(W)), axis=-1)  # of the precision's det
+            found = W, xp.log(self.priors) + log_root
+            self._whiteners.clear()
+            self._whiteners[beta] = found
+        return found
 
     @cached_property
-    def _factors(self) -> dict[float, Array]:
+    def _whiteners(self) -> dict[float, tuple[Array, Array]]:
         return {}
 
     @cached_property

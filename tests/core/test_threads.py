@@ -1,0 +1,62 @@
+import threading
+
+import numpy as np
+import pytest
+
+from caster import Caster
+from caster.adapt import source_moments
+from caster.core import threads
+from caster.core.threads import parallel_map
+from tests.conftest import problem
+
+
+@pytest.fixture
+def three_threads(monkeypatch):
+    monkeypatch.setattr(threads, "_blas_threads", lambda: 3)
+
+
+def blas_threads():
+    return [library["num_threads"] for library in threads._blas().info()]
+
+
+def test_items_run_at_once_and_keep_their_order(three_threads):
+    meeting = threading.Barrier(3, timeout=30)  # breaks unless three items are under way
+
+    def meet(item):
+        meeting.wait()
+        return item, threading.current_thread()
+
+    found = list(parallel_map(meet, range(9)))
+    assert [item for item, _ in found] == list(range(9))
+    assert {thread.name[:6] for _, thread in found} == {"caster"}
+
+
+def test_results_wait_only_for_a_few_items(three_threads):
+    started = []
+    results = parallel_map(started.append, range(100))
+    next(results)
+    assert len(started) <= 4
+    results.close()
+
+
+def test_an_error_is_the_callers_and_restores_the_blas_threads(three_threads):
+    before = blas_threads()
+    with pytest.raises(ZeroDivisionError):
+        list(parallel_map(lambda item: 1 / item, [1, 0, 2]))
+    assert blas_threads() == before
+
+
+def test_floating_point_warnings_are_those_of_the_caller(three_threads):
+    with np.errstate(all="ignore"):
+        found = list(parallel_map(np.sqrt, [np.array([-1.0])] * 3))  # a warning would be an error
+    assert np.isnan(found).all()
+
+
+def test_a_fit_is_the_same_on_any_number_of_threads(three_threads, monkeypatch):
+    h, y = problem(n=600, dtype=np.float32)
+    monkeypatch.setattr(source_moments, "CHUNK_ELEMENTS", 80 * h.shape[1])
+    parallel = Caster().fit(h, y).moments_
+    monkeypatch.setattr(threads, "_blas_threads", lambda: 1)
+    alone = Caster().fit(h, y).moments_
+    for name in ("U", "means", "covariances"):
+        assert np.array_equal(getattr(parallel, name), getattr(alone, name))
