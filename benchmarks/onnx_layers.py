@@ -37,7 +37,7 @@ from caster.models.heads import Columns
 from caster.models.onnx import OnnxModel
 from caster.state import State
 from caster.state import file as states
-from measure import PAUSE, machine
+from measure import PAUSE, limit_sessions, machine
 
 FITTED = 16  # images of a batch that is fitted: larger ones take more memory
 STABLE = 10**9  # samples: a rest then lasts as long as it may
@@ -105,8 +105,11 @@ def main() -> None:
         return np.ascontiguousarray(images[rows].transpose(0, 3, 1, 2), np.float32)
 
     size = args.batch
+    limit_sessions()
+    bare = onnxruntime.InferenceSession(
+        str(args.model), onnxruntime.SessionOptions(), providers=["CPUExecutionProvider"]
+    )
     model = caster.wrap(args.model)
-    bare = onnxruntime.InferenceSession(str(args.model), providers=["CPUExecutionProvider"])
     print(f"{machine()}, ONNX Runtime {onnxruntime.__version__}")
     if args.state is not None and args.state.exists():
         state = states.load(args.state)
