@@ -193,6 +193,25 @@ def test_channels_last_with_transposes():
     ]
 
 
+def test_batchnorm_as_a_product_and_a_sum():
+    """As tf2onnx writes MobileNetV2: the images themselves are scaled in the same way."""
+    shapes = {"std": (1, 3, 1, 1), "mean": (1, 3, 1, 1), "w1": (4, 3, 3, 3), "b1": (4,)}
+    shapes |= {"w2": (4, 1, 3, 3), "scale": (1, 4, 1, 1), "offset": (1, 4, 1, 1), "W": (4, 5)}
+    model = parsed(
+        "first = Transpose<perm = [0, 3, 1, 2]>(x) scaled = Mul(first, std) "
+        "images = Add(scaled, mean) c1 = Conv<strides = [2, 2]>(images, w1, b1) r1 = Relu(c1) "
+        "c2 = Conv<group = 4, pads = [1, 1, 1, 1]>(r1, w2) n2 = Mul(c2, scale) "
+        "a2 = Add(n2, offset) r2 = Relu(a2) p = GlobalAveragePool(r2) h = Squeeze(p, axes) "
+        "z = MatMul(h, W) y = Softmax(z)",
+        "float[N, 9, 9, 3] x",
+        [
+            ("axes", np.array([2, 3])),
+            *((n, RNG.random(shape, np.float32) + 0.5) for n, shape in shapes.items()),
+        ],
+    )
+    assert [str(each.site) for each in found(model)] == ["c1:out", "a2:out"]
+
+
 def test_quantised_graphs(tmp_path):
     """Sites are behind the DequantizeLinear of each layer's output, where values are floats."""
     net = seeded(lambda: nn.Sequential(*convolutions(), nn.Flatten(), nn.Linear(6, 3)))

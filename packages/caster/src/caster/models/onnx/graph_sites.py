@@ -1,10 +1,11 @@
 """Find the sites of an ONNX graph: where its layers can be measured and aligned.
 
 They are the tensors that `caster.models.sites` finds for the same network in torch:
-- the output of every BatchNormalization; where exporters folded it into a convolution, the output
-  of that Conv, which has a bias. torch's exporters keep the names of parameters, so a bias that is
-  called `.bias` is the layer's own beside others that are not. Convolutions of pooled values, as in
-  squeeze-and-excitation, are not folded ones, and where other normalisations are, only names tell;
+- the output of every BatchNormalization, also where it is a product and a sum; where exporters
+  folded it into a convolution, the output of that Conv, which has a bias. torch's exporters keep
+  the names of parameters, so a bias that is called `.bias` is the layer's own beside others that
+  are not. Convolutions of pooled values, as in squeeze-and-excitation, are not folded ones, and
+  where other normalisations are, only names tell;
 - the residual stream of blocks with another normalisation and without BatchNormalization: the
   output of each block, and the input of a block if no other block returned it. The MLP of a
   transformer is in one block with what mixes its tokens, and blocks of a class token alone are left
@@ -164,23 +165,46 @@ class _Network:
     def batchnorms(self) -> list[str]:
         """Outputs of BatchNormalization, and of convolutions that it was folded into."""
         nodes = list(self._members(self._upstream))
-        norms = [node for node in nodes if operator_of(node) == "BatchNormalization"]
-        biased = [node for node in nodes if self._could_be_folded(node)]
+        norms = {n.output[0]: values for n in nodes if (values := self._batchnormed(n)) is not None}
+        read = set(norms.values())
+        biased = [n for n in nodes if self._has_bias(n) and n.output[0] not in read]
         folded = [node for node in biased if not _is_parameter(node.input[2])]
         if self._norms and not any(map(_is_parameter, self._constants)):
             folded = []  # names do not tell
         elif not (self._norms or norms or folded):
             folded = biased
-        chosen = {node.output[0] for node in (*norms, *folded)}
+        chosen = norms.keys() | {node.output[0] for node in folded}
         return [self._dequantised(n.output[0]) for n in nodes if n.output[0] in chosen]
 
-    def _could_be_folded(self, node: NodeProto) -> bool:
+    def _batchnormed(self, node: NodeProto) -> str | None:
+        """The input of a BatchNormalization that this node performs, or None.
+
+        tf2onnx writes those behind other layers than a Conv, or a depthwise one, as a product and a
+        sum.
+        """
+        if operator_of(node) == "BatchNormalization":
+            return str(node.input[0])
+        scaled = None if self._norms else self._per_channel(node, "Add")
+        product = self._made_by(scaled, {"Mul"}) if scaled else None
+        values = self._per_channel(product, "Mul") if product else None
+        if values is None or not any(map(self._is_weighted, self._members(self._before[values]))):
+            return None  # images are scaled in the same way
+        return values
+
+    def _per_channel(self, node: NodeProto, kind: str) -> str | None:
+        """What a node adds to, or multiplies by, a constant for every channel, if it does that."""
+        shape = self._shapes.get(node.output[0], [])
+        if operator_of(node) != kind or len(shape) != 4 or shape[1] in (None, 1):
+            return None
+        data = [name for name in node.input if name in self._before]
+        constants = [self._shapes.get(name, []) for name in node.input if name not in self._before]
+        per_channel = [sizes[-3:] for sizes in constants] == [[shape[1], 1, 1]]
+        return data[0] if per_channel else None
+
+    def _has_bias(self, node: NodeProto) -> bool:
         """Whether a convolution has a bias, which BatchNormalization leaves when it is folded."""
         biased = operator_of(node) in CONVOLUTIONS and len(node.input) > 2
-        readers = {operator_of(reader) for reader in self._readers.get(node.output[0], [])}
-        return (
-            biased and "BatchNormalization" not in readers and not self._is_pooled(node.output[0])
-        )
+        return biased and not self._is_pooled(node.output[0])
 
     def residual_stream(self) -> list[str]:
         """Outputs of residual blocks, and their inputs that are not outputs of other blocks."""
