@@ -50,6 +50,18 @@ def in_turns(
     return {name: statistics.median(taken) for name, taken in times.items()}
 
 
+def limit_sessions() -> None:
+    """Let every session of ONNX Runtime use the cores of this process: it counts the machine's."""
+    import onnxruntime
+
+    class Options(onnxruntime.SessionOptions):
+        def __init__(self) -> None:
+            super().__init__()
+            self.intra_op_num_threads = len(os.sched_getaffinity(0))
+
+    onnxruntime.SessionOptions = Options
+
+
 def complete_torchvision() -> None:
     """Define two operators that a CUDA build of torchvision needs to import with a CPU torch."""
     import torch

@@ -1,15 +1,17 @@
 """What layers add to ONNX Runtime on a long stream: images/s against the bare session.
 
     python benchmarks/onnx_layers.py MODEL.onnx IMAGES.npz
-    python benchmarks/onnx_layers.py MODEL.onnx IMAGES.npz --compiled
+    python benchmarks/onnx_layers.py MODEL.onnx IMAGES.npz --compiled --state MODEL.caster
 
 IMAGES.npz holds `images` (uint8, of the model's size) and `labels`; the graph normalises them
-itself. Two images of every class are fitted, the others come shuffled, as often as it takes, to
-`Adapter` or, with `--compiled`, to the file of `caster compile`. The stream is brought to a rest
-first; then the bare session, batches in a rest, and the compared window between two rests with the
-batch after it, which folds the maps, are timed in turns. `long stream` weighs rests and windows as
-a stream has them that has been stable for long. Shares are by the clock and, in brackets, by
-processor time, which other work on the machine disturbs less. Needs the extra `onnx`.
+itself. Two images of every class are fitted, or `--state` is read if it exists and written if not.
+The others come shuffled, as often as it takes, to `Adapter` or, with `--compiled`, to the file of
+`caster compile`. Every verdict is accepted, as on a long stream that gains. The stream is brought
+to a rest first, with a shorter memory than by default; then the bare session, batches in a rest,
+and the compared window between two rests with the batch after it, which folds the maps, are timed
+in turns. `long stream` weighs rests and windows as a stream has them that has been stable for long.
+Shares are by the clock and, in brackets, by processor time, which other work on the machine
+disturbs less. Needs the extra `onnx`.
 """
 
 from __future__ import annotations
@@ -22,28 +24,36 @@ import time
 from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
 
 import caster
 from caster.adapt.layer_passes import LayerSettings
-from caster.export import compile_model
-from measure import PAUSE, machine
+from caster.adapt.layer_transport import LayerTransport
+from caster.export.compiler import compiled
+from caster.models.heads import Columns
+from caster.models.onnx import OnnxModel
+from caster.state import State
+from caster.state import file as states
+from measure import PAUSE, limit_sessions, machine
 
-FITTED = 16  # images of a batch that is fitted for a compiled file: larger ones take more memory
+FITTED = 16  # images of a batch that is fitted: larger ones take more memory
 STABLE = 10**9  # samples: a rest then lasts as long as it may
-Run = Callable[[np.ndarray], caster.Adaptation]
+SETTINGS = LayerSettings(tau=1e9, memory=512)  # accept every batch; the memory is soon full
+Run = Callable[[np.ndarray], Any]
 
 
-def compiled_stream(adapter: caster.Adapter, path: Path) -> tuple[Run, Callable[[], None]]:
+def compiled_stream(model: OnnxModel, state: State) -> tuple[Run, Callable[[], None]]:
     """A stream of a compiled file, and what makes its next batch a compared one."""
     with tempfile.TemporaryDirectory() as folder:
-        out, state = Path(folder) / "adaptive.onnx", Path(folder) / "state.caster"
-        adapter.save(state)
-        compile_model(adapter.model, adapter.state, out)
-        parts = path.stat().st_size + state.stat().st_size
-        print(f"file: {out.stat().st_size / parts:.3f} times model and state", flush=True)
+        out, saved = Path(folder) / "adaptive.onnx", Path(folder) / "state.caster"
+        states.save(state, saved)
+        out.write_bytes(compiled(model, state, SETTINGS)[0].SerializeToString())
+        parts = Path(model.name).stat().st_size + saved.stat().st_size
+        size = out.stat().st_size
+        print(f"file: {size / 2**20:.1f} MB, {size / parts:.3f} times model and state", flush=True)
         start = time.perf_counter()
         stream = caster.wrap(out).new_stream()
         print(f"loaded in {time.perf_counter() - start:.1f} s", flush=True)
@@ -55,14 +65,13 @@ def compiled_stream(adapter: caster.Adapter, path: Path) -> tuple[Run, Callable[
     return stream, compare
 
 
-def python_stream(adapter: caster.Adapter) -> tuple[Run, Callable[[], None]]:
-    """A stream of `Adapter`, and the same."""
-    stream = adapter.new_stream()
-    layers = stream._layers
-    assert layers is not None
+def python_stream(model: OnnxModel, state: State) -> tuple[Run, Callable[[], None]]:
+    """A stream through aligned sessions, and the same."""
+    columns = Columns(state.head)
+    stream = LayerTransport(model, state.layers, columns, state.input_range, SETTINGS)
 
     def compare() -> None:
-        layers._schedule._to_skip, layers._schedule._stable = 0, STABLE
+        stream._schedule._to_skip, stream._schedule._stable = 0, STABLE
 
     return stream, compare
 
@@ -80,6 +89,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("images", type=Path)
     parser.add_argument("--compiled", action="store_true", help="the file of `caster compile`")
+    parser.add_argument("--state", type=Path, help="of a fit before, or where to write this one's")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
@@ -95,23 +105,30 @@ def main() -> None:
         return np.ascontiguousarray(images[rows].transpose(0, 3, 1, 2), np.float32)
 
     size = args.batch
+    limit_sessions()
+    bare = onnxruntime.InferenceSession(
+        str(args.model), onnxruntime.SessionOptions(), providers=["CPUExecutionProvider"]
+    )
     model = caster.wrap(args.model)
-    step = FITTED if args.compiled else size
-    parts = [source[i : i + step] for i in range(0, len(source), step)]
-    bare = onnxruntime.InferenceSession(str(args.model), providers=["CPUExecutionProvider"])
     print(f"{machine()}, ONNX Runtime {onnxruntime.__version__}")
-    start = time.perf_counter()
-    adapter = caster.fit(model, ((batch_of(part), labels[part]) for part in parts))
-    fitting = time.perf_counter() - start
-    print(f"{args.model.name}, C = {len(adapter.classes):,}, batches of {size}", flush=True)
-    if not args.compiled:
+    if args.state is not None and args.state.exists():
+        state = states.load(args.state)
+    else:
+        step = FITTED if args.compiled else size
+        parts = [source[i : i + step] for i in range(0, len(source), step)]
         start = time.perf_counter()
-        for part in parts:
-            bare.run(None, {model.input_name: batch_of(part)})
-        plain = time.perf_counter() - start
-        print(f"fit: {fitting / plain:.2f} times a plain pass over the same images", flush=True)
-    made = compiled_stream(adapter, args.model) if args.compiled else python_stream(adapter)
-    stream, compare = made
+        state = caster.fit(model, ((batch_of(part), labels[part]) for part in parts)).state
+        fitting = time.perf_counter() - start
+        if args.state is not None:
+            states.save(state, args.state)
+        if not args.compiled:
+            start = time.perf_counter()
+            for part in parts:
+                bare.run(None, {model.input_name: batch_of(part)})
+            plain = time.perf_counter() - start
+            print(f"fit: {fitting / plain:.2f} times a plain pass over the same images")
+    print(f"{args.model.name}, C = {len(state.classes):,}, batches of {size}", flush=True)
+    stream, compare = (compiled_stream if args.compiled else python_stream)(model, state)
     turns = cycle([target[i : i + size] for i in range(0, len(target) - size + 1, size)])
     seen, reason = 0, ""
     while reason != "rest":

@@ -28,7 +28,7 @@ from caster.adapt.fitting import bound_state
 from caster.adapt.prediction import predict_images
 from caster.io.images import open_images
 from caster.models.preprocessing import Preprocessing
-from measure import PAUSE, complete_torchvision, machine
+from measure import PAUSE, complete_torchvision, limit_sessions, machine
 
 BATCH, BATCHES, ROUNDS = 64, 16, 3
 WIDTH = 1280
@@ -56,7 +56,8 @@ def fitted(n_classes: int) -> Caster:
 
 
 def bare(path: Path, images: NDArray[np.uint8]) -> Callable[[], object]:
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    options = onnxruntime.SessionOptions()
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     ready = [TIMMS.batch(images[i : i + BATCH]) for i in range(0, len(images), BATCH)]
     return lambda: [session.run(None, {"images": batch}) for batch in ready]
 
@@ -103,6 +104,7 @@ def measure(n_classes: int, folder: Path) -> None:
 
 
 def main() -> None:
+    limit_sessions()
     print(f"{machine()}, ONNX Runtime {onnxruntime.__version__}")
     for n_classes in (10, 1000):
         with tempfile.TemporaryDirectory() as folder:

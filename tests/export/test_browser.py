@@ -5,19 +5,11 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import numpy as np
-import onnx
 import pytest
-import torch
 
-import caster
-from caster.export import compile_model
-from caster.state import file as states
-from tests.support import mixture_problem as problem
 from tests.support.browser import HAS_WEBGPU, browsing, serving_folder
 from tests.support.compiled_stream import CompiledStream
-from tests.support.onnx_export import exported
-from tests.support.onnx_streams import in_browser, same_answers
+from tests.support.onnx_streams import compile_problem, in_browser, same_answers, shifted_batches
 from tests.support.sampling import sampled
 
 STREAM = Path(__file__).parents[2] / "examples" / "javascript" / "stream.mjs"
@@ -27,24 +19,9 @@ STREAM = Path(__file__).parents[2] / "examples" / "javascript" / "stream.mjs"
 def folder(tmp_path_factory) -> Path:
     """What a page needs to run a compiled model."""
     found = tmp_path_factory.mktemp("page")
-    graph = exported(problem.model().module, torch.zeros(2, 3, 8, 8), opset_version=18)
-    onnx.save(graph, found / "model.onnx")
-    model = caster.wrap(found / "model.onnx")
-    caster.fit(model, problem.source_batches()).save(found / "model.caster")
-    compile_model(model, states.load(found / "model.caster"), found / "adaptive.onnx")
+    compile_problem(found)
     shutil.copy(STREAM, found)
     return found
-
-
-def shifted_batches(order: str) -> list[np.ndarray]:
-    """Twenty batches of several sizes, the later ones of another shift."""
-    sizes = (32, 7, 48, 1, 64) * 4
-    labels = problem.shuffled(sum(sizes), seed=5)
-    labels = np.sort(labels) if order == "sorted" else labels
-    half = len(labels) // 2
-    parts = (labels[:half], 0.6), (labels[half:], 1.2)
-    images = np.concatenate([problem.make_images(part, 9, shift) for part, shift in parts])
-    return np.split(images, np.cumsum(sizes)[:-1])
 
 
 OVERTAKES = (

@@ -139,15 +139,19 @@ def resting_stream(kind, n=1600):
     return images
 
 
-@pytest.fixture(scope="module")
-def in_pieces(fitted, tmp_path_factory):
+def cut(fitted, folder, **changed):
     """A file whose passes take five images at a time, the last piece fewer."""
-    path = tmp_path_factory.mktemp("pieces") / "pieces.onnx"
+    path = folder / "pieces.onnx"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layer_graph, "AT_ONCE", 5 * 3 * 8 * 8)
-        graph, _ = compiling.compiled(fitted.model, fitted.state, LayerSettings(**RESTS))
+        graph, _ = compiling.compiled(fitted.model, fitted.state, LayerSettings(**changed))
     path.write_bytes(graph.SerializeToString())
     return path
+
+
+@pytest.fixture(scope="module")
+def in_pieces(fitted, tmp_path_factory):
+    return cut(fitted, tmp_path_factory.mktemp("pieces"), **RESTS)
 
 
 @pytest.mark.parametrize("kind", ["shuffled", "tailed", "changing", "sorted", "odd"])
@@ -159,6 +163,14 @@ def test_rests_are_those_of_python(fitted, in_pieces, kind):
     rests = [reason == "rest" for reason, _ in reasons]
     assert sum(rests[:22]) > 1
     assert all(rests[22:]) == (kind in ("shuffled", "tailed"))
+
+
+def test_diagonal_maps_of_a_rest_are_those_of_python(fitted, tmp_path):
+    changed = {**RESTS, "maps": "diagonal"}
+    ours = CompiledStream(cut(fitted, tmp_path, **changed))
+    batches = in_batches(resting_stream("shuffled"), 64)
+    reasons = same_streams(batches, ours, in_python(fitted, **changed))
+    assert reasons[-1] == ("rest", True)
 
 
 @pytest.mark.parametrize("size", sampled([24, 80, 300], 1))

@@ -11,6 +11,14 @@ import timm
 from onnx import helper, numpy_helper, parser
 from onnxruntime.quantization import QuantFormat, quantize_static
 from timm.models.convnext import ConvNeXt
+from timm.models.metaformer import (
+    Attention,
+    LayerNorm2dNoBias,
+    LayerNormNoBias,
+    MetaFormer,
+    Pooling,
+    SepConv,
+)
 from timm.models.mlp_mixer import MlpMixer
 from timm.models.resnet import BasicBlock, ResNet
 from timm.models.swin_transformer import SwinTransformer
@@ -34,6 +42,13 @@ from tests.support.sampling import sampled
 VIT = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2}
 SWIN = {"img_size": 16, "patch_size": 2, "window_size": 4, "embed_dim": 8, "num_classes": 4}
 SWIN |= {"depths": (1, 2), "num_heads": (1, 2)}
+COATNET = {"img_size": 64, "embed_dim": (8, 8, 16, 16), "depths": (1, 1, 2, 1), "stem_width": 8}
+COATNET |= {"transformer_dim_head": 8}
+CAIT = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2}
+METAFORMER = {"depths": (1, 2, 1, 1), "dims": (8, 16, 32, 64), "num_classes": 4}
+METAFORMER |= {"token_mixers": [SepConv, Pooling, Attention, Attention]}
+METAFORMER |= {"norm_layers": [LayerNorm2dNoBias] * 2 + [LayerNormNoBias] * 2}
+FASTVIT = {"layers": (1, 1, 1, 1), "embed_dims": (8, 8, 16, 16)}
 RNG = np.random.default_rng(0)
 
 
@@ -71,7 +86,12 @@ NETWORKS = {
     "densenet": (lambda: timm.models.densenet.DenseNet(block_config=(2, 2)), 32),
     "multilayer perceptron": (multilayer, 4),
 }
-CASES = sampled([(name, "folded") for name in NETWORKS], 10)
+HYBRIDS = {  # of convolutions and attention; torch.export takes long
+    "coatnet": (lambda: timm.create_model("coatnet_nano_rw_224", **COATNET), 64),
+    "cait": (lambda: timm.create_model("cait_xxs24_224", **CAIT), 16),
+    "metaformer": (lambda: MetaFormer(**METAFORMER), 64),
+}
+CASES = sampled([(name, "folded") for name in NETWORKS | HYBRIDS], 12)
 CASES += sampled(product(NETWORKS, [e for e in EXPORTERS if e != "folded"]), 2)
 
 
@@ -96,9 +116,21 @@ def same_as_torch(model, net, batch):
 
 @pytest.mark.parametrize(("name", "exporter"), CASES)
 def test_torch_networks(name, exporter):
-    make, size = NETWORKS[name]
+    make, size = (NETWORKS | HYBRIDS)[name]
     net, batch = seeded(make), images(size)
     same_as_torch(exported(net, batch, exporter), net, batch)
+
+
+@pytest.mark.parametrize("exporter", sampled(["folded", "unfolded"], 1))
+def test_branches_that_run_in_another_order_than_their_modules(exporter):
+    """And convolutions with a bias of their own, between those that BatchNorm was folded into."""
+    net, batch = seeded(lambda: timm.create_model("fastvit_t8", **FASTVIT)), images(64)
+    model = exported(net, batch, exporter)
+    expected = [values for _, values in torch_sites(net, batch)]
+    for values in values_at(model, [each.site.module for each in found(model)], batch):
+        same = [np.allclose(values, v, 1e-3, 1e-4) for v in expected if v.shape == values.shape]
+        assert any(same)
+    assert len(found(model)) == len(expected)
 
 
 @pytest.mark.parametrize(
@@ -159,6 +191,25 @@ def test_channels_last_with_transposes():
         ("n1:out", 1, 4),
         ("c2:out", 1, 6),
     ]
+
+
+def test_batchnorm_as_a_product_and_a_sum():
+    """As tf2onnx writes MobileNetV2: the images themselves are scaled in the same way."""
+    shapes = {"std": (1, 3, 1, 1), "mean": (1, 3, 1, 1), "w1": (4, 3, 3, 3), "b1": (4,)}
+    shapes |= {"w2": (4, 1, 3, 3), "scale": (1, 4, 1, 1), "offset": (1, 4, 1, 1), "W": (4, 5)}
+    model = parsed(
+        "first = Transpose<perm = [0, 3, 1, 2]>(x) scaled = Mul(first, std) "
+        "images = Add(scaled, mean) c1 = Conv<strides = [2, 2]>(images, w1, b1) r1 = Relu(c1) "
+        "c2 = Conv<group = 4, pads = [1, 1, 1, 1]>(r1, w2) n2 = Mul(c2, scale) "
+        "a2 = Add(n2, offset) r2 = Relu(a2) p = GlobalAveragePool(r2) h = Squeeze(p, axes) "
+        "z = MatMul(h, W) y = Softmax(z)",
+        "float[N, 9, 9, 3] x",
+        [
+            ("axes", np.array([2, 3])),
+            *((n, RNG.random(shape, np.float32) + 0.5) for n, shape in shapes.items()),
+        ],
+    )
+    assert [str(each.site) for each in found(model)] == ["c1:out", "a2:out"]
 
 
 def test_quantised_graphs(tmp_path):

@@ -1,16 +1,24 @@
-"""Run a compiled file in a browser, by the stream of examples/javascript."""
+"""Run a compiled file elsewhere: in a browser, by the stream of examples/javascript."""
 
 from __future__ import annotations
 
 import base64
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import torch
 from numpy.typing import NDArray
 
+import caster
+from caster.export import compile_model
+from caster.state import file as states
+from tests.support import mixture_problem as problem
 from tests.support.browser import Page, onnxruntime_web
+from tests.support.onnx_export import exported
 
 Tensors = dict[str, NDArray[Any]]
 BUILDS = {  # of onnxruntime-web; "ort.webgpu.min.mjs" has no kernels for float64
@@ -39,6 +47,26 @@ SCRIPT = """
   return answers;
 })(%s)
 """
+
+
+def compile_problem(folder: Path) -> None:
+    """Write `adaptive.onnx`, of a small network with four kinds of images."""
+    graph = exported(problem.model().module, torch.zeros(2, 3, 8, 8), opset_version=18)
+    onnx.save(graph, folder / "model.onnx")
+    model = caster.wrap(folder / "model.onnx")
+    caster.fit(model, problem.source_batches()).save(folder / "model.caster")
+    compile_model(model, states.load(folder / "model.caster"), folder / "adaptive.onnx")
+
+
+def shifted_batches(order: str) -> list[NDArray[np.float32]]:
+    """Twenty batches of several sizes, the later ones of another shift."""
+    sizes = (32, 7, 48, 1, 64) * 4
+    labels = problem.shuffled(sum(sizes), seed=5)
+    labels = np.sort(labels) if order == "sorted" else labels
+    half = len(labels) // 2
+    parts = (labels[:half], 0.6), (labels[half:], 1.2)
+    images = np.concatenate([problem.make_images(part, 9, shift) for part, shift in parts])
+    return np.split(images, np.cumsum(sizes)[:-1])
 
 
 def in_browser(

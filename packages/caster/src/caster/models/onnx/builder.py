@@ -307,6 +307,14 @@ class ImageValues:
         """Map x to scale x + shift."""
         return self._among_added(self._diagonal(self._build.op, scale, shift))
 
+    def mapped_in_cache(self, scale: ir.Value, shift: ir.Value) -> ir.Value:
+        """Map x to scale x + shift by two nodes: faster than one if few values stay in caches."""
+        op = self._build.op
+        if self._first:
+            columns = self._build.ints(-1, *(1 for _ in self._inner))
+            scale, shift = op("Reshape", scale, columns), op("Reshape", shift, columns)
+        return self._among_added(op("Add", op("Mul", self._x, scale), shift))
+
     def mapped_full(
         self, full: ir.Value, A: ir.Value, scale: ir.Value, shift: ir.Value
     ) -> ir.Value:

@@ -1,12 +1,15 @@
 """Find the sites of an ONNX graph: where its layers can be measured and aligned.
 
 They are the tensors that `caster.models.sites` finds for the same network in torch:
-- the output of every BatchNormalization; where exporters folded it into a convolution, the output
-  of that Conv, which has a bias. Convolutions of pooled values, as in squeeze-and-excitation, and
-  those of networks with other normalisations are not folded ones;
+- the output of every BatchNormalization, also where it is a product and a sum; where exporters
+  folded it into a convolution, the output of that Conv, which has a bias. torch's exporters keep
+  the names of parameters, so a bias that is called `.bias` is the layer's own beside others that
+  are not. Convolutions of pooled values, as in squeeze-and-excitation, are not folded ones, and
+  where other normalisations are, only names tell;
 - the residual stream of blocks with another normalisation and without BatchNormalization: the
   output of each block, and the input of a block if no other block returned it. The MLP of a
-  transformer is in one block with what mixes its tokens;
+  transformer is in one block with what mixes its tokens, and blocks of a class token alone are left
+  out;
 - in a network without such blocks, the inputs of its normalisations;
 - in a network without any of these, the inputs of layers with weights, except the images;
 - in a network without BatchNormalization, the features.
@@ -122,6 +125,11 @@ class _Block:
     keeps_shape: bool  # whether the input itself is added
 
 
+def _is_parameter(name: str) -> bool:
+    """Whether torch's exporters call a bias so that belongs to a layer, quantised or not."""
+    return ".bias" in name
+
+
 class _Network:
     """The nodes of a graph that lead from the images to the features."""
 
@@ -156,20 +164,47 @@ class _Network:
 
     def batchnorms(self) -> list[str]:
         """Outputs of BatchNormalization, and of convolutions that it was folded into."""
-        found = []
-        for node in self._members(self._upstream):
-            kind, output = operator_of(node), node.output[0]
-            readers = {operator_of(reader) for reader in self._readers.get(output, [])}
-            folded = (
-                kind in CONVOLUTIONS
-                and not self._norms
-                and len(node.input) > 2
-                and "BatchNormalization" not in readers
-                and not self._is_pooled(output)
-            )
-            if kind == "BatchNormalization" or folded:
-                found.append(self._dequantised(output))
-        return found
+        nodes = list(self._members(self._upstream))
+        norms = {n.output[0]: values for n in nodes if (values := self._batchnormed(n)) is not None}
+        read = set(norms.values())
+        biased = [n for n in nodes if self._has_bias(n) and n.output[0] not in read]
+        folded = [node for node in biased if not _is_parameter(node.input[2])]
+        if self._norms and not any(map(_is_parameter, self._constants)):
+            folded = []  # names do not tell
+        elif not (self._norms or norms or folded):
+            folded = biased
+        chosen = norms.keys() | {node.output[0] for node in folded}
+        return [self._dequantised(n.output[0]) for n in nodes if n.output[0] in chosen]
+
+    def _batchnormed(self, node: NodeProto) -> str | None:
+        """The input of a BatchNormalization that this node performs, or None.
+
+        tf2onnx writes those behind other layers than a Conv, or a depthwise one, as a product and a
+        sum.
+        """
+        if operator_of(node) == "BatchNormalization":
+            return str(node.input[0])
+        scaled = None if self._norms else self._per_channel(node, "Add")
+        product = self._made_by(scaled, {"Mul"}) if scaled else None
+        values = self._per_channel(product, "Mul") if product else None
+        if values is None or not any(map(self._is_weighted, self._members(self._before[values]))):
+            return None  # images are scaled in the same way
+        return values
+
+    def _per_channel(self, node: NodeProto, kind: str) -> str | None:
+        """What a node adds to, or multiplies by, a constant for every channel, if it does that."""
+        shape = self._shapes.get(node.output[0], [])
+        if operator_of(node) != kind or len(shape) != 4 or shape[1] in (None, 1):
+            return None
+        data = [name for name in node.input if name in self._before]
+        constants = [self._shapes.get(name, []) for name in node.input if name not in self._before]
+        per_channel = [sizes[-3:] for sizes in constants] == [[shape[1], 1, 1]]
+        return data[0] if per_channel else None
+
+    def _has_bias(self, node: NodeProto) -> bool:
+        """Whether a convolution has a bias, which BatchNormalization leaves when it is folded."""
+        biased = operator_of(node) in CONVOLUTIONS and len(node.input) > 2
+        return biased and not self._is_pooled(node.output[0])
 
     def residual_stream(self) -> list[str]:
         """Outputs of residual blocks, and their inputs that are not outputs of other blocks."""
@@ -200,6 +235,7 @@ class _Network:
         adds = [block for node in self._members(self._upstream) if (block := self._residual(node))]
         nested = reduce(or_, (add.branch for add in adds), 0)
         adds = [add for add in adds if not nested >> self._producer[add.output] & 1]
+        tokens = self._class_tokens()
         blocks: list[_Block] = []
         for add in adds:
             joins = blocks and self._origin(add.input) == self._origin(blocks[-1].output)
@@ -213,13 +249,15 @@ class _Network:
             if any(map(self._is_weighted, self._members(block.branch)))
             and any(node.output[0] in self._norms for node in self._members(block.branch))
             and "BatchNormalization" not in map(operator_of, self._members(block.branch))
+            and block.output not in tokens
         ]
 
     def _residual(self, node: NodeProto) -> _Block | None:
         """The residual block that an Add ends: its input, and the nodes that are added to it."""
         if operator_of(node) != "Add" or not all(name in self._before for name in node.input):
             return None
-        for skip, branch in (tuple(node.input), tuple(reversed(node.input))):
+        for given, branch in (tuple(node.input), tuple(reversed(node.input))):
+            skip = self._unscaled(given)
             at = self._producer.get(self._origin(skip))
             if at is not None and self._before[branch] >> at & 1:
                 only = self._before[branch] & ~self._before[skip]
@@ -231,6 +269,24 @@ class _Network:
         if self._activated(node.output[0]) == node.output[0]:
             fork = self._before_norm(fork)
         return _Block(fork, node.output[0], one ^ other, keeps_shape=False)
+
+    def _unscaled(self, tensor: str) -> str:
+        """What a residual connection multiplies by a constant, as MetaFormers do."""
+        scale = self._made_by(tensor, {"Mul"})
+        data = [name for name in scale.input if name in self._before] if scale else []
+        return data[0] if len(data) == 1 else tensor
+
+    def _class_tokens(self) -> set[str]:
+        """Sums that start with a class token alone, repeated for every image, as in CaiT."""
+        found: set[str] = set()
+        for node in self._members(self._upstream):
+            if operator_of(node) == "Add":
+                repeats = filter(None, (self._made_by(name, {"Expand"}) for name in node.input))
+                shapes = [self._shapes.get(repeat.input[0], []) for repeat in repeats]
+                starts = any(len(shape) == 3 and shape[1] == 1 for shape in shapes)
+                if starts or not found.isdisjoint(node.input):
+                    found.add(node.output[0])
+        return found
 
     def _before_norm(self, tensor: str) -> str:
         """The input of a block whose ways part behind its first normalisation and activation."""
@@ -306,8 +362,8 @@ class _Network:
         return node if node is not None and operator_of(node) in kinds else None
 
     def _origin(self, tensor: str) -> str:
-        """The tensor whose values a tensor has in another shape or type."""
-        while (node := self._made_by(tensor, RESHAPES)) is not None:
+        """The tensor whose values a tensor has in another shape, order or type."""
+        while (node := self._made_by(tensor, RESHAPES | {"Transpose"})) is not None:
             tensor = node.input[0]
         return tensor
 

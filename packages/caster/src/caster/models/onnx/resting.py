@@ -2,9 +2,10 @@
 
 Maps that are inputs keep ONNX Runtime from its layout for constant weights (NCHWc), and values that
 a map of their own changes must leave that layout and return to it. So a map is part of the weights
-where a convolution loses least by that. The images are taken in small pieces, whose values stay in
-the caches. Every piece has a copy of the nodes, which cost little: a loop would be a graph of its
-own, where the weights of the graph around it are no constants.
+where a convolution loses least by that: the first one, and small 1x1 ones. The images are taken in
+small pieces, whose values stay in the caches. Every piece has a copy of the nodes, which cost
+little: a loop would be a graph of its own, where the weights of the graph around it are no
+constants.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 FOLDED = 256  # inputs of a 1x1 convolution, at most, whose weights have its map in them
+COLOURS = 4  # channels of images, at most: the first convolution reads no other layout anyway
 
 
 @dataclass(frozen=True)
@@ -101,10 +103,12 @@ def _align(
             aligned = found.with_weights(build, *folded)
         else:
             x = ImageValues(build, site, values)
-            by = given.matrix
-            aligned = (
-                x.mapped(given.scale, given.shift) if by is None else x.multiplied(by, given.shift)
-            )
+            if given.matrix is not None:
+                aligned = x.multiplied(given.matrix, given.shift)
+            elif len(copies) > 1:
+                aligned = x.mapped_in_cache(given.scale, given.shift)
+            else:
+                aligned = x.mapped(given.scale, given.shift)
         for node, index in readers:
             node.replace_input_with(index, aligned)
         copy[name] = aligned
@@ -116,7 +120,8 @@ def _folded(
     """Weight and bias of a convolution with its map in them; None if it is better left constant."""
     op, ints, sizes = build.op, build.ints, found.W.shape
     is_small = sizes[1] <= FOLDED or given.matrix is not None
-    if found.grouped or math.prod(sizes[2:]) > 1 or not is_small:
+    is_pointwise = math.prod(sizes[2:]) == 1
+    if found.grouped or not (sizes[1] <= COLOURS or (is_pointwise and is_small)):
         return None
     gain, bias = (build.constant(p.astype(np.float32)) for p in (found.gain, found.bias))
     if given.matrix is None:
