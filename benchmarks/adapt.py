@@ -146,7 +146,7 @@ def parts(clf: Caster, batch: NDArray[Any]) -> dict[str, Callable[[], object]]:
         "residuals": lambda: centroid_residuals(pulled, assigned, kept, active.means),
         "ratio": lambda: ratio(residuals, active.metric, active.margin, 1e-12),
         "order of the classes": lambda: order_evidence(attempt.chosen, active.priors),
-        "verdict and answer": lambda: clf.transport.conclude(
+        "verdict (with it) and answer": lambda: clf.transport.conclude(
             batch, attempt, evidence, clf.settings
         ),
         "Source-GDA": lambda: clf.transport.source_scores(batch, clf.settings),
