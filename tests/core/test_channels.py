@@ -297,3 +297,13 @@ def test_channels_that_do_not_vary_diverge_from_nothing():
     moved = ChannelMoments(9.0, np.full(1, 5.0), np.zeros(1))
     for pair in ((dead, live), (live, dead), (dead, moved)):
         np.testing.assert_array_equal(divergence(*pair), 0.0)
+
+
+def test_a_channel_that_varies_by_rounding_alone_has_not_changed():
+    """Its variance depends on how the samples were batched."""
+    mean, count = np.array([3.0, 3.0]), 64.0
+    past = ChannelMoments(4 * count, mean, np.array([1e-12, 1.0]))
+    recent = ChannelMoments(count, mean, np.array([3e-7, 4.0]))
+    found = divergence(recent, past)
+    assert found[0] == 0
+    assert found[1] > 0.5

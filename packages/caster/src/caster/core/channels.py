@@ -25,6 +25,7 @@ Side = Literal["in", "out"]
 # Version tag of the stored statistics: a file with another tag is measured again.
 MEASURED = "image patches on a grid, all and per class, with covariances"
 POSITIONS = 196  # measured per sample, about: neighbouring ones are redundant
+ROUNDING = 1e-6  # of a squared mean: a single-precision variance below that is noise
 FULL_MAP_CHANNELS = 128  # at most: every batch costs a square root of a c x c matrix
 FULL_MAP_ROWS = 50  # times c: the fewest values per channel, over samples and positions
 FULL_MAP_EPS = 1e-3  # added to eigenvalues, in units of a site's mean variance: less is noise
@@ -145,7 +146,8 @@ class ChannelMoments:
 def divergence(recent: ChannelMoments, past: ChannelMoments) -> Array:  # (c,)
     """Kullback-Leibler divergence of each channel's Gaussian from the past's, in nats.
 
-    A channel that has not varied so far gives 0.
+    A channel that has not varied so far gives 0: its variance is rounding, which differs with how
+    the samples are batched.
 
     >>> import numpy as np
     >>> past = ChannelMoments(9.0, np.zeros(2), np.array([1.0, 0.0]))
@@ -153,7 +155,9 @@ def divergence(recent: ChannelMoments, past: ChannelMoments) -> Array:  # (c,)
     array([2., 0.])
     """
     xp = array_namespace(past.mean)
-    varies = (past.variance > 0) & (recent.variance > 0)
+    varies = (past.variance > ROUNDING * past.mean**2) & (
+        recent.variance > ROUNDING * recent.mean**2
+    )
     one = xp.ones_like(past.variance)
     v_s, v = xp.where(varies, past.variance, one), xp.where(varies, recent.variance, one)
     found = 0.5 * (v / v_s + (recent.mean - past.mean) ** 2 / v_s - 1 - xp.log(v / v_s))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from caster.core.channels import ChannelMoments
+from caster.core.channels import ROUNDING, ChannelMoments
 from caster.core.class_moments import ClassChannelMoments
 from caster.export.graph_arrays import GraphArray, constant, log, sqrt, stack, where
 
@@ -106,7 +106,8 @@ def _relative(site: ChannelMoments) -> tuple[Floats, Floats]:  # (C, c), (C, c)
 
 def divergence(recent: GraphArray, past: GraphArray) -> GraphArray:  # (2, D), (2, D) -> (D,)
     """Kullback-Leibler divergence of each channel's Gaussian from the past's, in nats."""
-    varies = (past[1] > 0.0) & (recent[1] > 0.0)
+    one, other = (each[1] > ROUNDING * (each[0] * each[0]) for each in (past, recent))
+    varies = one & other
     v_s, v = (where(varies, moments[1], 1.0) for moments in (past, recent))
     step = recent[0] - past[0]
     found = 0.5 * (v / v_s + step * step / v_s - 1.0 - log(v / v_s))
