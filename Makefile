@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-INSTALL := $(PIP) install --quiet --no-compile  # Python compiles what it imports, a quarter of it
+INSTALL := $(PIP) install --quiet
 FREEZE := freeze --exclude-editable --exclude pip --exclude setuptools
 PACKAGES := --editable packages/caster --editable packages/caster-bench
 FAST := tests/core tests/state tests/io tests/adapt tests/architecture/test_documents.py
