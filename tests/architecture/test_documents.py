@@ -113,6 +113,30 @@ def test_the_readme_table_has_the_figures_of_the_records():
         assert cells == [recorded.get(method, "-") for method in methods], title
 
 
+def test_the_table_of_fair_settings_has_the_figures_of_the_records():
+    names = {"bn-adapt": "BN-adapt", "layer-transport": "layer transport"}
+    names |= {"mixture-transport": "mixture transport"}
+    networks = [
+        f"ResNet-18, {name}" for name in ("CIFAR-10", "plainly trained, CIFAR-10", "CIFAR-100")
+    ]
+    found: dict[str, dict[str, list[float]]] = {}
+    with (ROOT / "reproduction/report/tuning/tables/tuning.csv").open() as file:
+        for row in csv.DictReader(file):
+            name = names.get(row["method"], row["method"]).lower()
+            own = found.setdefault(name, {}).setdefault(row["backbone"], [])
+            own.append(float(row["accuracy"]))
+    text = (ROOT / "docs" / "methods.md").read_text().partition("## Fair settings")[2]
+    rows = [
+        [cell.strip(" *") for cell in line.strip("|").split("|")]
+        for line in text.partition("| | CIFAR-10 |")[2].split("\n\n")[0].splitlines()[2:]
+    ]
+    assert {name.lower() for name, *_ in rows} == found.keys()
+    for name, *cells in rows:
+        tried = [found[name.lower()].get(network) for network in networks]
+        expected = ["" if own is None else f"{own[0]:.1f} → {max(own):.1f}" for own in tried]
+        assert [cell.replace("*", "") for cell in cells] == expected, name
+
+
 def test_the_readme_is_short_and_its_images_reach_the_package_index():
     """The index resolves no relative link: once there is a repository, images must name it."""
     text = (ROOT / "README.md").read_text()

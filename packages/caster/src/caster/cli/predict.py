@@ -139,17 +139,26 @@ def predict(
         raise CasterError("a log holds gated answers: drop --no-gate, or --log")
     if workers is not None and ray is None:
         raise CasterError("--workers requires --ray")
+    options: dict[str, Any] = {
+        "mechanism": mechanism,
+        "tau": tau,
+        "every": every,
+        "no_safeguards": no_safeguards,
+        "allow_other_model": allow_other_model,
+        "allow_other_preprocessing": allow_other_preprocessing,
+    }
+    reading: dict[str, Any] = {
+        "batch_size": batch_size,
+        "gate": gate,
+        "shuffle": shuffle,
+        "skip_unreadable": skip_unreadable,
+        "limit": limit,
+        "spreadsheet_safe": spreadsheet_safe,
+        "probabilities": probabilities,
+    }
     if ray is not None:
         if model is None or log is not None:
             raise CasterError("--ray needs images and --model, and takes no --log")
-        options: dict[str, Any] = {
-            "mechanism": mechanism,
-            "tau": tau,
-            "every": every,
-            "no_safeguards": no_safeguards,
-            "allow_other_model": allow_other_model,
-            "allow_other_preprocessing": allow_other_preprocessing,
-        }
         adapter = load_adapter(model, state, key, **options)
         streams = [opened(path, data_root, limits, labelled=False) for path in target]
         from caster.adapt.ray_jobs import predict_streams
@@ -162,13 +171,7 @@ def predict(
                 table,
                 adapter_options=adapter_options(**options),
                 progress=progress,
-                batch_size=batch_size,
-                gate=gate,
-                shuffle=shuffle,
-                skip_unreadable=skip_unreadable,
-                limit=limit,
-                spreadsheet_safe=spreadsheet_safe,
-                probabilities=probabilities,
+                **reading,
             )
         say_skipped([line for summary in found.values() for line in summary.unreadable])
         output.print(_streams_table(found))
@@ -208,12 +211,7 @@ def predict(
                 model,
                 state,
                 key,
-                mechanism=mechanism,
-                tau=tau,
-                every=every,
-                no_safeguards=no_safeguards,
-                allow_other_model=allow_other_model,
-                allow_other_preprocessing=allow_other_preprocessing,
+                **options,
             )
             if every is not None and adapter.mechanism == "features":
                 raise CasterError(
@@ -231,13 +229,7 @@ def predict(
                     adapter,
                     images,
                     table,
-                    batch_size=batch_size,
-                    gate=gate,
-                    shuffle=shuffle,
-                    skip_unreadable=skip_unreadable,
-                    limit=limit,
-                    spreadsheet_safe=spreadsheet_safe,
-                    probabilities=probabilities,
+                    **reading,
                     observe=observe,
                     progress=progress,
                 )

@@ -97,9 +97,9 @@ class ReplicatedService(Service):
             finally:
                 self._under_way -= 1
 
-    async def _look_after(self, name: str, lane: Lane, verify: bool) -> None:
+    async def _maintain_lane(self, name: str, lane: Lane, verify: bool) -> None:
         try:
-            await super()._look_after(name, lane, verify)
+            await super()._maintain_lane(name, lane, verify)
         except WorkerLostError:
             self._lose(name, lane)
 

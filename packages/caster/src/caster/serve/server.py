@@ -183,7 +183,7 @@ async def _until_stopped(
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, http.stop)
     await rpc.start()
-    background = asyncio.create_task(service.look_after())
+    background = asyncio.create_task(service.maintain())
     started()
     try:
         await http.serve(sockets=[rest])

@@ -184,17 +184,17 @@ class Service:
                 raise RequestError(f"input {self.input_name!r} has values that are not finite")
         return images
 
-    async def look_after(self) -> None:
+    async def maintain(self) -> None:
         """Put idle streams away, and check the weights on a schedule; until it is cancelled."""
         verified = time.monotonic()
         while True:
             await asyncio.sleep(min(1.0, self._verify_seconds))
             due = time.monotonic() - verified >= self._verify_seconds
             for name, lane in list(self._lanes.items()):
-                await self._look_after(name, lane, due)
+                await self._maintain_lane(name, lane, due)
             verified = time.monotonic() if due else verified
 
-    async def _look_after(self, name: str, lane: Lane, verify: bool) -> None:
+    async def _maintain_lane(self, name: str, lane: Lane, verify: bool) -> None:
         try:
             await lane.maintain()
         except WorkerLostError:

@@ -136,7 +136,7 @@ class StreamStore:
         with self.writing():
             self.save(served)
 
-    def put_idle_away(self) -> None:
+    def unload_idle(self) -> None:
         """Write out streams that nobody has used for a while, and take them out of memory."""
         now = time.monotonic()
         for served in list(self._streams.values()):

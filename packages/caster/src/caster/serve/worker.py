@@ -95,7 +95,7 @@ class Worker:
 
     def maintain(self) -> Status:
         """Put idle streams away."""
-        self.store.put_idle_away()
+        self.store.unload_idle()
         return self.status()
 
     def release(self, keeps: Callable[[str], bool]) -> bool:

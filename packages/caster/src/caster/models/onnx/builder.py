@@ -172,11 +172,6 @@ class GraphBuilder:
         known = value.dtype == ir.DataType.FLOAT
         return value if known else self.op("Cast", value, to=int(ir.DataType.FLOAT))
 
-    def replace_output(self, old: ir.Value, new: ir.Value) -> None:
-        """Let a value take the place of another among the outputs."""
-        outputs = self.graph.outputs
-        outputs[:] = [new if each is old else each for each in outputs]
-
     def drop_outputs(self) -> None:
         """Remove the outputs so far."""
         self.graph.outputs.clear()
