@@ -290,5 +290,6 @@ def test_metrics_count_what_was_served(server):
     before = server.metric("caster_samples_total")
     served.rest_infer(server, {"x": batches(1, seed=61)[0]})
     assert server.metric("caster_samples_total") == before + SIZE
+    assert server.curl("/v2/models/other")[0] == 404
     assert server.metric('caster_requests_total{protocol="rest",status="404"}') >= 1
     assert server.metric("caster_ready") == 1
