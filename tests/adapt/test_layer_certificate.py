@@ -165,6 +165,44 @@ def test_sure_and_diverse_answers_are_accepted_and_collapsed_ones_rejected():
     assert LayerCertificate(64).update_norms(sure, sure) == pytest.approx(NORM)
 
 
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.floats(0.1, 10.0))
+def test_tempered_logits_are_as_spread_as_the_frozen_ones(sizes, scale):
+    """Whatever their scale, and over the window alone."""
+    one, other = LayerCertificate(1000), LayerCertificate(1000)
+    after, before = (some_logits(sum(sizes), seed) for seed in range(2))
+    for size, end in zip(sizes, np.cumsum(sizes), strict=True):
+        batch = slice(end - size, end)
+        factor = one.temper(after[batch], before[batch])
+        scaled = scale * after[batch].astype(float) + 3.0
+        assert other.temper(scaled, before[batch]) == pytest.approx(factor / scale)
+        spreads = [x[:end].astype(float).std(axis=1).mean() for x in (after, before)]
+        assert factor == pytest.approx(spreads[1] / spreads[0])
+    newest = LayerCertificate(1).temper(after[batch], before[batch])
+    for length in (1, size):
+        certificate = LayerCertificate(length)
+        certificate.temper(100 * after, before)
+        assert certificate.temper(after[batch], before[batch]) == pytest.approx(newest)
+
+
+def test_flat_logits_and_what_is_no_number_are_not_tempered():
+    certificate, logits = LayerCertificate(64), some_logits(8, 0)
+    assert certificate.temper(np.ones((8, 5)), logits) == 1
+    certificate.restart()
+    assert certificate.temper(logits, np.full((8, 5), np.nan)) == 1
+    assert certificate.temper(logits, 2 * logits) == pytest.approx(2)
+
+
+def test_information_destroyed_by_an_alignment_is_rejected_however_sure_the_answers_are():
+    rng = np.random.default_rng(0)
+    frozen = 4 * np.eye(5)[rng.integers(5, size=256)] + rng.normal(size=(256, 5))
+    for scale in (1.0, 10.0, 1000.0):
+        noise = scale * rng.normal(size=(256, 5))
+        certificate = LayerCertificate(256)
+        factor = certificate.temper(noise, frozen)
+        assert certificate.update_norms(noise * factor, frozen) > 1.05
+    assert LayerCertificate(256).update_norms(noise, frozen) < 1  # as sure as it is, it would pass
+
+
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float64, None])
 def test_norms_of_any_kind_of_array(kind):
     after, before = (some_logits(20, seed) for seed in range(2))
@@ -187,7 +225,7 @@ def test_norms_begin_again_after_a_rest():
     certificate = LayerCertificate(64)
     certificate.update_norms(some_logits(8, 0), some_logits(8, 1))
     certificate.settle()
-    assert sum(part.nbytes for part in certificate.state().values()) == 12 * 8
+    assert sum(part.nbytes for part in certificate.state().values()) == 15 * 8
     after, before = some_logits(8, 2), some_logits(8, 3)
     alone = LayerCertificate(64).update_norms(after, before)
     assert certificate.update_norms(after, before) == alone

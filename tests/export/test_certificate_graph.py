@@ -7,7 +7,12 @@ import math
 import numpy as np
 import pytest
 
-from caster.adapt.layer_certificate import ComparisonSchedule, LayerCertificate
+from caster.adapt.layer_certificate import (
+    DOUBTED,
+    ComparisonSchedule,
+    LayerCertificate,
+    gating_ratio,
+)
 from caster.core import confidence
 from caster.export import certificate_graph
 from caster.export.certificate_graph import CertificateGraph, ScheduleGraph
@@ -47,7 +52,7 @@ def test_the_expected_error_of_a_sure_model_says_nothing():
     [
         (1.3, 0.9, True, True, 0.9),  # shuffled: the norms alone
         (0.7, 0.9, True, False, 0.9),  # frozen answers in runs: both must be small
-        (1.3, 0.9, True, False, 1.3),
+        (1.3, 0.9, True, False, 1.3 / DOUBTED),
         (math.inf, 0.9, True, False, math.inf),
         (1.3, 0.9, False, True, 1.3),  # in runs: the errors alone
         (0.7, 0.9, False, False, 0.7),
@@ -56,8 +61,9 @@ def test_the_expected_error_of_a_sure_model_says_nothing():
 def test_both_ratios_must_agree_if_only_aligned_answers_look_shuffled(
     errors, norms, is_source, frozen_is_source, expected
 ):
-    given = (np.array(each) for each in (errors, norms, is_source, frozen_is_source))
-    assert evaluate(certificate_graph.gating_ratio, *given) == expected
+    given = errors, norms, is_source, frozen_is_source
+    assert gating_ratio(*given) == expected
+    assert evaluate(certificate_graph.gating_ratio, *map(np.array, given)) == expected
 
 
 @pytest.mark.parametrize("total", [19.0, 14.0, math.nan])
@@ -72,12 +78,13 @@ def test_confidence_falls_as_in_core(total):
 
 @pytest.mark.parametrize("size", [1, 6, 16, 20])
 def test_windows_are_those_of_the_certificate(size):
-    def step(aligned, frozen, stats, rows, count, restarts):
-        known = CertificateGraph(stats, rows, count, WINDOW)
+    def step(aligned, frozen, stats, rows, count, spread, restarts):
+        known = CertificateGraph(stats, rows, count, spread, WINDOW)
+        known, factor = known.temper(aligned, frozen)
         known, ratio = known.update(aligned, frozen)
         known, norms = known.update_norms(aligned, frozen)
         known = known.restart(restarts)
-        return [ratio, norms, known.stats, known.rows, known.count]
+        return [factor, ratio, norms, *known.parts]
 
     state = list(certificate_graph.initial_certificate(C, WINDOW).values())
     batch = scores(size)
@@ -88,8 +95,9 @@ def test_windows_are_those_of_the_certificate(size):
         if i == 4:
             frozen[0, 0] = math.nan
         restarts = i == 7
-        ratio, norms, stats, rows, count = run(aligned, frozen, *state, restarts)
-        state = [stats, rows, count]
+        factor, ratio, norms, *state = run(aligned, frozen, *state, restarts)
+        stats, rows, count, spread = state
+        np.testing.assert_allclose(factor, expected.temper(aligned, frozen), rtol=1e-12)
         np.testing.assert_allclose(ratio, expected.update(aligned, frozen), rtol=1e-12)
         np.testing.assert_allclose(norms, expected.update_norms(aligned, frozen), rtol=1e-6)
         assert math.isnan(ratio) == math.isnan(norms) == (i == 4)
@@ -97,6 +105,7 @@ def test_windows_are_those_of_the_certificate(size):
             expected.restart()
         theirs = expected.state()
         np.testing.assert_allclose(stats, theirs["certificate"][0], rtol=1e-12)
+        np.testing.assert_allclose(spread, theirs["certificate.spread"], rtol=1e-12)
         kept = theirs["certificate.rows"][:, -WINDOW:]
         assert count == kept.shape[1]
         np.testing.assert_allclose(rows[:, WINDOW - count :], kept, atol=1e-6)

@@ -26,7 +26,7 @@ from caster_bench.methods.protocol import (
 )
 from caster_bench.methods.source import Source, class_columns, moment_bytes, unguarded_adapter
 
-REVISION = 4
+REVISION = 5
 Maps = Literal["diagonal", "full"]
 
 

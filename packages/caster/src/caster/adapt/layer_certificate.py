@@ -4,8 +4,10 @@ Why it works. Good alignment makes a network more confident in every sample with
 them one answer. On a shuffled stream one number measures both, the nuclear norm of the matrix of
 probabilities (Cui et al. 2020): it is large if rows are confident *and* together use all classes,
 as shuffled samples do. Its ratio to the frozen model's separates a helpful alignment from one that
-collapses. On a correlated stream few classes are right and the norm says nothing; there the
-error that the answers themselves expect is compared with the frozen model's.
+collapses or destroys. Both models are compared at equal temperature: alignment also changes how
+firmly a network states its answers, by up to a third in networks trained with mixup, and that says
+nothing about the answers. On a correlated stream few classes are right and the norm says nothing;
+there the error that the answers themselves expect is compared with the frozen model's.
 
 Where it fails. Both measure confidence, not correctness: a network that is confidently and
 diversely wrong after alignment is accepted. On a correlated stream, confidence comes from the
@@ -28,6 +30,7 @@ from caster.core.confidence import (
     expected_error_ratio,
     has_fallen,
     nuclear_norm,
+    total_spread,
 )
 from caster.core.discriminant import probabilities
 from caster.core.linalg import Array
@@ -36,6 +39,10 @@ from caster.core.threads import one_blas_thread
 # The share of the frozen model's nuclear norm that suffices: on the spare corruptions with
 # ResNet-18, 0.99 kept the whole gain on shuffled streams, and twice that tolerance is taken.
 NORM = 0.98
+# How much larger the expected error may be where only aligned answers look shuffled: on the spare
+# corruptions with ResNet-18, useful alignments reach 1.0 and harmful ones of sorted streams begin
+# at 1.14.
+DOUBTED = 1.1
 ERRORS = 3.0  # standard errors by which the confidence of a batch may fall by chance
 
 Pair = tuple[ConfidenceStats, ConfidenceStats]  # with aligned layers, and frozen
@@ -47,7 +54,7 @@ class LayerCertificate:
     It covers the last `window` samples that were compared since the last skip: the newest batch
     and, if that is smaller, the ones before it. At most 1 is in favour of the alignment: the
     expected error with aligned layers over that without or, for a shuffled stream, the nuclear
-    norms the other way round and times `NORM`.
+    norms the other way round and times `NORM`, of logits that are as spread as the frozen model's.
     """
 
     def __init__(self, window: int) -> None:
@@ -59,6 +66,7 @@ class LayerCertificate:
         self._recent: Pair | None = None
         self._settled: Pair | None = None  # the reference while comparisons are skipped
         self._rows = np.empty((2, 0, 0), np.float32)  # probabilities: aligned and frozen
+        self._spread = np.zeros(3)  # samples, and the spread of aligned and of frozen logits
 
     def update(self, aligned: Array, frozen: Array) -> float:  # (n, C), (n, C) -> ratio
         """Add the scores of a batch, and return the ratio of expected errors over the window."""
@@ -70,6 +78,16 @@ class LayerCertificate:
         ratio = expected_error_ratio(*new)
         self._recent = None if math.isnan(ratio) else new  # NaN would never leave the window
         return ratio
+
+    def temper(self, aligned: Array, frozen: Array) -> float:  # (n, C), (n, C)
+        """Add the logits of a batch, and return the factor that makes aligned ones as spread."""
+        new = np.array([len(aligned), total_spread(aligned), total_spread(frozen)])
+        if not np.isfinite(new).all():
+            return 1.0
+        missing = max(0.0, self.window - new[0])
+        new += self._spread * min(1.0, missing / max(1.0, self._spread[0]))
+        self._spread = new
+        return float(new[2] / new[1]) if new[1] > 0 else 1.0
 
     def update_norms(self, aligned: Array, frozen: Array) -> float:  # (n, C), (n, C) -> ratio
         """Add the probabilities of a batch, and return the ratio of norms over the window."""
@@ -89,6 +107,7 @@ class LayerCertificate:
         """Empty the window."""
         self._recent = None
         self._rows = self._rows[:, :0].copy()
+        self._spread = np.zeros(3)
 
     def settle(self) -> None:
         """Make the window the reference for batches that are answered without a comparison."""
@@ -108,7 +127,11 @@ class LayerCertificate:
         for row, pair in zip(found, (self._recent, self._settled), strict=True):
             for part, stats in zip(row, pair or (), strict=False):
                 part[:] = stats.count, stats.total, stats.squares
-        return {"certificate": found, "certificate.rows": self._rows}
+        return {
+            "certificate": found,
+            "certificate.rows": self._rows,
+            "certificate.spread": self._spread,
+        }
 
     def resume(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Continue from a `state`."""
@@ -116,7 +139,10 @@ class LayerCertificate:
         rows = np.asarray(state["certificate.rows"], np.float32)
         if rows.ndim != 3 or len(rows) != 2 or not np.isfinite(rows).all():
             raise ValueError("impossible probabilities")
-        self._rows = rows
+        spread = np.asarray(state["certificate.spread"], np.float64)
+        if spread.shape != (3,) or not np.isfinite(spread).all() or (spread < 0).any():
+            raise ValueError("impossible spread")
+        self._rows, self._spread = rows, spread
 
 
 def _pair(rows: NDArray[Any]) -> Pair | None:  # (2, 3)
@@ -124,6 +150,20 @@ def _pair(rows: NDArray[Any]) -> Pair | None:  # (2, 3)
         return None
     aligned, frozen = (ConfidenceStats(*row) for row in rows.tolist())
     return aligned, frozen
+
+
+def gating_ratio(errors: float, norms: float, is_source: bool, frozen_is_source: bool) -> float:
+    """The ratio that decides, by whether aligned and frozen answers look shuffled.
+
+    Alignment with the wrong mixture makes runs look shuffled and the norms large: where the frozen
+    model sees other classes than the source's, both ratios must agree.
+
+    >>> [gating_ratio(1.32, 0.9, True, frozen_is_source) for frozen_is_source in (True, False)]
+    [0.9, 1.2]
+    """
+    if not is_source:
+        return errors
+    return norms if frozen_is_source else max(norms, errors / DOUBTED)
 
 
 class ComparisonSchedule:

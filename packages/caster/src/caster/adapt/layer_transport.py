@@ -23,7 +23,7 @@ import numpy as np
 from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
 
-from caster.adapt.layer_certificate import ComparisonSchedule, LayerCertificate
+from caster.adapt.layer_certificate import ComparisonSchedule, LayerCertificate, gating_ratio
 from caster.adapt.layer_passes import (
     WHOLE,
     AlignedNetwork,
@@ -352,8 +352,8 @@ class LayerTransport:
         self._certificate.restart()  # the next comparison is of another part of the stream
         if labels.is_source:
             return _Rest(None, partial(self._answer_resting, None))
-        correction = np.log(labels.prior.clip(min=RARE) / labels.chain.prior)
-        return _Rest(labels.prior, partial(self._answer_resting, DeviceCopies(correction)))
+        correction = DeviceCopies(labels.correction(RARE))
+        return _Rest(labels.prior, partial(self._answer_resting, correction))
 
     def _answer_resting(
         self,
@@ -438,18 +438,23 @@ class LayerTransport:
         return frozen
 
     def _compared(self, after: _Proposal, frozen: Array) -> LayerAnswer:
-        ratio = self._certificate.update(after.scores, frozen)
-        if after.labels is not None:
-            norms = self._certificate.update_norms(after.scores, frozen)
-            # Alignment with the wrong mixture makes runs look shuffled and the norms large: where
-            # the frozen model sees other classes than the source's, both ratios must agree.
-            doubtful = not self._frozen_is_source(frozen)
-            if after.labels.is_source:
-                ratio = max(norms, ratio) if doubtful else norms
+        ratio = self._ratio(after, frozen)
         accepted = ratio <= self.settings.tau
         verdict = Verdict(accepted, "accepted" if accepted else "ratio", ratio)
         scores = after.scores if accepted else frozen
         return LayerAnswer(scores, verdict, after.scores, frozen, after.features, after.own)
+
+    def _ratio(self, after: _Proposal, frozen: Array) -> float:
+        certificate, labels = self._certificate, after.labels
+        frozen_is_source = labels is not None and self._frozen_is_source(frozen)
+        if labels is None or labels.chain.is_correlated:
+            return certificate.update(after.scores, frozen)
+        correction = labels.correction(RARE)
+        logits = to_numpy(as_real_array(after.scores)).astype(np.float64) - correction
+        logits *= certificate.temper(logits, frozen)
+        errors = certificate.update(logits + correction, frozen)
+        norms = certificate.update_norms(logits, frozen)
+        return gating_ratio(errors, norms, labels.is_source, frozen_is_source)
 
     def _frozen_is_source(self, logits: Array) -> bool:  # (n, C)
         """Whether the frozen model's answers are shuffled and in the mixture of the source."""

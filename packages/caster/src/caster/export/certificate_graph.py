@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from caster.adapt.layer_certificate import NORM
+from caster.adapt.layer_certificate import DOUBTED, NORM
 from caster.core.verdict import Reason
 from caster.export.graph_arrays import (
     GraphArray,
@@ -53,7 +53,8 @@ def gating_ratio(
     frozen_is_source: GraphArray,  # (), whether the frozen ones are
 ) -> GraphArray:  # ()
     """The ratio that decides: both must agree where only the aligned answers look shuffled."""
-    both = where(errors > norms, errors, norms)
+    errors_doubted = errors / DOUBTED
+    both = where(errors_doubted > norms, errors_doubted, norms)
     return where(is_source, where(frozen_is_source, norms, both), errors)
 
 
@@ -91,6 +92,13 @@ def has_fallen(
     return ~(now[1] / now[0] >= mean - errors * standard_error)
 
 
+def total_spread(scores: GraphArray) -> GraphArray:  # (n, C) -> ()
+    """Sum over samples of the standard deviation of their scores."""
+    wide = scores.astype(np.float64)
+    wide = wide - wide.mean(1, keepdims=True)
+    return sqrt((wide * wide).mean(1)).sum()
+
+
 def nuclear_norm(p: GraphArray, n_classes: int) -> GraphArray:  # (n, C) -> ()
     """Sum of the singular values: the trace of the root of the smaller Gram matrix."""
     wide = p.astype(np.float64)
@@ -119,7 +127,13 @@ class CertificateGraph:
     stats: GraphArray  # (2, 3), with aligned layers and frozen; NaN: none
     rows: GraphArray  # (2, window, C) float32, of which the last `count` rows are known
     count: GraphArray  # () int64
+    spread: GraphArray  # (3,), samples, and the spread of aligned and of frozen logits
     window: int
+
+    @property
+    def parts(self) -> list[GraphArray]:
+        """What a stream remembers of it, as `initial_certificate` names it."""
+        return [self.stats, self.rows, self.count, self.spread]
 
     def update(self, aligned: GraphArray, frozen: GraphArray) -> tuple[Self, GraphArray]:
         """Add the scores of a batch, and return the ratio of expected errors over the window."""
@@ -130,10 +144,21 @@ class CertificateGraph:
         ratio = expected_error_ratio(new[0], new[1])
         return replace(self, stats=where(is_nan(ratio), constant(NOTHING), new)), ratio
 
+    def temper(self, aligned: GraphArray, frozen: GraphArray) -> tuple[Self, GraphArray]:
+        """Add the logits of a batch, and return the factor that makes aligned ones as spread."""
+        n = length(aligned).astype(np.float64)
+        new = stack([n, total_spread(aligned), total_spread(frozen)])
+        finite = is_finite(new)
+        missing = maximum(self.window - n, 0.0)
+        old = self.spread * minimum(missing / maximum(self.spread[0], 1.0), 1.0)
+        new = where(finite, new + old, self.spread)
+        factor = where(finite & (new[1] > 0.0), new[2] / new[1], constant(1.0))
+        return replace(self, spread=new), factor
+
     def update_norms(self, aligned: GraphArray, frozen: GraphArray) -> tuple[Self, GraphArray]:
         """Add the probabilities of a batch, and return the ratio of norms over the window."""
         n_classes = self.rows.shape[2]
-        new = stack([softmax(each) for each in (aligned, frozen)])
+        new = stack([softmax(each).astype(np.float32) for each in (aligned, frozen)])
         n = length(aligned)
         count = minimum(self.count + n, maximum(n, self.window))
         joined = concat([self.rows, new], axis=1)
@@ -153,6 +178,7 @@ class CertificateGraph:
             self,
             stats=where(restarts, constant(NOTHING), self.stats),
             count=where(restarts, constant(0), self.count),
+            spread=where(restarts, constant(np.zeros(3)), self.spread),
         )
 
 
@@ -162,6 +188,7 @@ def initial_certificate(n_classes: int, window: int) -> dict[str, NDArray[Any]]:
         "certificate": NOTHING,
         "certificate.rows": np.zeros((2, window, n_classes), np.float32),
         "certificate.count": np.array(0),
+        "certificate.spread": np.zeros(3),
     }
 
 

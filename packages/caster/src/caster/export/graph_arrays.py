@@ -125,10 +125,10 @@ class GraphArray:
         axes = None if axis is None else op.const(np.array([axis]))
         return GraphArray(op.reduce_sum(self.var, axes, keepdims=int(keepdims)))
 
-    def mean(self, axis: int | None = None) -> GraphArray:
+    def mean(self, axis: int | None = None, keepdims: bool = False) -> GraphArray:
         """Mean over an axis, or over all."""
         axes = None if axis is None else op.const(np.array([axis]))
-        return GraphArray(op.reduce_mean(self.var, axes, keepdims=0))
+        return GraphArray(op.reduce_mean(self.var, axes, keepdims=int(keepdims)))
 
     def max(self, axis: int | None = None, keepdims: bool = False) -> GraphArray:
         """Maximum over an axis, or over all."""

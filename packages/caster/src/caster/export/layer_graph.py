@@ -227,8 +227,8 @@ def _labels_of(state: Mapping[str, GraphArray], name: str, source: GraphArray) -
 
 
 def _certificate_of(state: Mapping[str, GraphArray], settings: LayerSettings) -> CertificateGraph:
-    stats, rows, count = (state[f"certificate{part}"] for part in ("", ".rows", ".count"))
-    return CertificateGraph(stats, rows, count, settings.window)
+    names = [name for name in state if name.startswith("certificate")]
+    return CertificateGraph(*(state[name] for name in names), settings.window)
 
 
 def _label_state(labels: LabelGraph, name: str) -> dict[str, GraphArray]:
@@ -387,10 +387,10 @@ class _Step:
             lambda: [
                 unmeasured,
                 *(self._state[name] for name in names),
-                *(certificate.stats, certificate.rows, certificate.count),
+                *certificate.parts,
             ],
         )
-        names += ["certificate", "certificate.rows", "certificate.count"]
+        names += [name for name in self._state if name.startswith("certificate")]
         following = dict(zip(names, measured, strict=True))
         fits = compares & (ratio <= self._settings.tau)
         accepted = fits | found.rested
@@ -416,8 +416,12 @@ class _Step:
 
     def _compared(self, found: Carry) -> list[GraphArray]:
         """The ratio of a batch with both answers, then frozen labels and certificate after it."""
-        certificate, errors = self._certificate.update(found.scores, found.frozen)
-        certificate, norms = certificate.update_norms(found.scores, found.frozen)
+        answered = found.labels(self._pi_s)
+        errors, norms, *certificate = choose(
+            answered.chain.is_correlated,
+            lambda: self._compared_in_runs(found),
+            lambda: self._compared_shuffled(found, answered),
+        )
         labels = _labels_of(self._state, "frozen_labels", self._pi_s)
 
         def observed() -> list[GraphArray]:
@@ -427,9 +431,23 @@ class _Step:
         before = _label_state(labels, "frozen_labels")
         after = choose(is_finite(found.frozen), observed, lambda: list(before.values()))
         frozen = _labels_of(dict(zip(before, after, strict=True)), "frozen_labels", self._pi_s)
-        is_source = found.labels(self._pi_s).is_source
-        ratio = gating_ratio(errors, norms, is_source, frozen.is_source)
-        return [ratio, *after, certificate.stats, certificate.rows, certificate.count]
+        ratio = gating_ratio(errors, norms, answered.is_source, frozen.is_source)
+        return [ratio, *after, *certificate]
+
+    def _compared_in_runs(self, found: Carry) -> list[GraphArray]:
+        """Ratios of errors and, unused, of norms; then the certificate."""
+        certificate, errors = self._certificate.update(found.scores, found.frozen)
+        return [errors, constant(math.nan) + 0.0, *certificate.parts]
+
+    def _compared_shuffled(self, found: Carry, labels: LabelGraph) -> list[GraphArray]:
+        """Ratios of errors and norms at the frozen logits' spread; then the certificate."""
+        correction = labels.correction(layer_transport.RARE)
+        logits = found.scores.astype(np.float64) - correction
+        certificate, factor = self._certificate.temper(logits, found.frozen)
+        logits = factor * logits
+        certificate, errors = certificate.update(logits + correction, found.frozen)
+        certificate, norms = certificate.update_norms(logits, found.frozen)
+        return [errors, norms, *certificate.parts]
 
     def _after(
         self,
