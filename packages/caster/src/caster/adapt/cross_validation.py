@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from functools import reduce
-from operator import add
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,12 @@ MOST_CHECKED = 4096  # samples that are classified
 
 Floats = NDArray[np.floating[Any]]
 Indices = NDArray[np.integer[Any]]
+Each = Callable[[Callable[[int], Any], int], Iterable[Any]]  # a function's results for 0 .. n - 1
+
+
+def in_turn(function: Callable[[int], Any], n: int) -> Iterable[Any]:
+    """Apply a function to 0 .. n - 1 here."""
+    return map(function, range(n))
 
 
 def check_source(
@@ -34,6 +40,7 @@ def check_source(
     n_classes: int,
     per_feature: float,
     settings: Settings,
+    each: Each = in_turn,
 ) -> SourceCheck:
     """Classify the samples of every fold by the class moments of the other folds.
 
@@ -42,19 +49,11 @@ def check_source(
     rng = np.random.default_rng(0)
     folds, fold = _folds(y, rng.permutation(len(y)), n_classes)
     parts = [np.flatnonzero(fold == f) for f in range(folds)]
-    sums = [ClassMoments.of(z[part], y[part], n_classes) for part in parts]
-    whole = reduce(add, sums)
-    rows, answers, verdicts = [], [], []
-    for left_out, own in zip(parts, sums, strict=True):
-        source = _moments(whole - own, z.dtype)
-        # Shuffled: folds take every class in turn, and in that order batches would be balanced.
-        tested = rng.permutation(left_out)[: -(-MOST_CHECKED // folds)]
-        found, accepted = _answers(
-            z[tested], source, None if head is None else head[tested], settings
-        )
-        rows.append(tested)
-        answers.append(found)
-        verdicts += accepted
+    # Shuffled: folds take every class in turn, and in that order batches would be balanced.
+    rows = [rng.permutation(part)[: -(-MOST_CHECKED // folds)] for part in parts]
+    whole = ClassMoments.of(z, y, n_classes)
+    check = partial(_check_fold, z, y, head, whole, parts, rows, settings)
+    answers, verdicts = zip(*each(check, folds), strict=True)
     checked = np.concatenate(rows)
     gda, identity, gated = (a == y[checked] for a in np.concatenate(answers, axis=1))
     frozen = None if head is None else head[checked] == y[checked]
@@ -64,10 +63,27 @@ def check_source(
         source_gda=float(gda.mean()),
         identity=float(identity.mean()),
         gated=float(gated.mean()),
-        accepted=float(np.mean(verdicts)),
+        accepted=float(np.mean(np.concatenate(verdicts))),
         loss=None if frozen is None else max(_loss(frozen, gda), _loss(frozen, gated)),
         per_feature=per_feature,
     )
+
+
+def _check_fold(
+    z: Floats,
+    y: Indices,
+    head: Indices | None,
+    whole: ClassMoments,
+    parts: Sequence[Indices],  # samples of every fold
+    rows: Sequence[Indices],  # those that are classified
+    settings: Settings,
+    f: int,
+) -> tuple[Indices, list[bool]]:
+    left_out, tested = parts[f], rows[f]
+    others = whole - ClassMoments.of(z[left_out], y[left_out], len(whole.counts))
+    source = _moments(others, z.dtype)
+    del others  # as large as the source
+    return _answers(z[tested], source, None if head is None else head[tested], settings)
 
 
 def held_out_scores(

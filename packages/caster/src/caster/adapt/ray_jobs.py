@@ -44,7 +44,7 @@ from caster.adapt.ray_blocks import (
 from caster.adapt.ray_pool import Pool
 from caster.adapt.source_moments import LABELS, HeldOutSums, Subspace, class_scatter, held_out_sums
 from caster.config import Limits, Settings
-from caster.core.moments import ClassMoments, update_rows
+from caster.core.moments import ClassMoments, add_outer
 from caster.errors import CasterError
 from caster.io import Progress, silent
 from caster.io.feature_files import ParquetFile
@@ -86,32 +86,52 @@ class _Tree:
 
 @dataclass(frozen=True, eq=False)
 class SecondSums:
-    """Sums of the second pass over some blocks, of the classes they have: images come sorted."""
+    """Sums of the second pass over some blocks, of the classes they have: images come sorted.
+
+    All are about the classes' centroids of the first pass, so that merging is addition.
+    """
 
     classes: NDArray[np.int64]  # (U,), indices
-    sums: HeldOutSums
+    parts: tuple[NDArray[Any], ...]  # (U,), (U, k), (U, k (k + 1) / 2): counts, sums, products
+    kept: Any
+    drawn: Any
 
     @classmethod
-    def of(cls, sums: HeldOutSums) -> Self:
-        """Drop the classes without samples."""
-        classes = np.flatnonzero(sums.moments.counts)
-        return cls(classes, replace(sums, moments=_rows(sums.moments, classes)))
+    def of(cls, found: HeldOutSums, centroids: NDArray[Any]) -> Self:  # (C, k)
+        """Drop the classes without samples, and half of every symmetric matrix."""
+        classes = np.flatnonzero(found.moments.counts)
+        counts, scatters = found.moments.counts[classes], found.moments.scatters[classes]
+        step = found.moments.means[classes] - centroids[classes]
+        add_outer(scatters, step, counts)
+        rows, columns = np.triu_indices(scatters.shape[1])
+        parts = counts, counts[:, None] * step, scatters[:, rows, columns]
+        return cls(classes, parts, found.kept, found.drawn)
 
     def __add__(self, later: Self) -> Self:
         classes = np.union1d(self.classes, later.classes)
-        mine, other = self.spread(classes), later.spread(classes)
-        kept, drawn = self.sums.kept + later.sums.kept, self.sums.drawn + later.sums.drawn
-        return type(self)(classes, HeldOutSums(mine + other, kept, drawn))
+        places = [np.searchsorted(classes, some.classes) for some in (self, later)]
 
-    def spread(self, classes: NDArray[np.int64]) -> ClassMoments:  # (V,)
-        """Moments with a row for each of these classes."""
-        held = self.sums.moments
-        if len(classes) == len(self.classes):
-            return held
-        parts = [held.counts, held.means, held.scatters]
-        spread = ClassMoments(*(np.zeros((len(classes), *part.shape[1:])) for part in parts))
-        update_rows(spread, np.searchsorted(classes, self.classes), held)
-        return spread
+        def total(mine: NDArray[Any], other: NDArray[Any]) -> NDArray[Any]:
+            if len(mine) == len(other) == len(classes):
+                found: NDArray[Any] = mine + other
+            else:
+                found = np.zeros((len(classes), *mine.shape[1:]))
+                found[places[0]] = mine
+                found[places[1]] += other
+            return found
+
+        parts = tuple(map(total, self.parts, later.parts))
+        return type(self)(classes, parts, self.kept + later.kept, self.drawn + later.drawn)
+
+    def whole(self, centroids: NDArray[Any]) -> HeldOutSums:  # (C, k)
+        """The sums about the class means, once every class is there."""
+        counts, sums, products = self.parts
+        step, k = sums / counts[:, None], sums.shape[1]
+        rows, columns = np.triu_indices(k)
+        scatters = np.empty((len(counts), k, k))
+        scatters[:, rows, columns] = scatters[:, columns, rows] = products
+        add_outer(scatters, step, -counts)
+        return HeldOutSums(ClassMoments(counts, centroids + step, scatters), self.kept, self.drawn)
 
 
 def first_pass(classes: Labels, model: Any, block: Block, index: int) -> Findings:
@@ -125,6 +145,7 @@ def first_pass(classes: Labels, model: Any, block: Block, index: int) -> Finding
 def second_pass(
     classes: Labels,
     subspace: Subspace,
+    centroids: NDArray[Any],  # (C, k), of the classes in the subspace
     head: Head,
     sketched: bool,
     before: list[NDArray[np.int64]],  # for every block, samples of each class in earlier blocks
@@ -136,7 +157,8 @@ def second_pass(
     chunks = _unless_empty(block.chunks(model, head, Findings()))
     if chunks is None:
         return None
-    return SecondSums.of(held_out_sums(chunks, classes, subspace, sketched, before[index]))
+    sums = held_out_sums(chunks, classes, subspace, sketched, before[index])
+    return SecondSums.of(sums, centroids)
 
 
 def fit_blocks(
@@ -172,7 +194,7 @@ def fit_blocks(
     def compare(index: int, block: Block, second: SecondSums | None) -> None:
         found = np.zeros(len(classes), dtype=np.int64)
         if second is not None:
-            found[second.classes] = second.sums.moments.counts
+            found[second.classes] = second.parts[0]
         if index not in counts or not np.array_equal(found, counts[index]):
             raise CasterError(f"{block} has other samples in the second pass than in the first")
 
@@ -182,12 +204,23 @@ def fit_blocks(
     subspace, head = Subspace.of(first.scatter, classes, settings), head_of(first.columns)
     ends = np.cumsum([counts[index] for index in range(len(counts))], axis=0)
     before = [end - counts[index] for index, end in enumerate(ends)]
-    step = partial(second_pass, classes, subspace, head, sketch, before)
+    centroids = first.scatter.means @ subspace.basis.U
+    step = partial(second_pass, classes, subspace, centroids, head, sketch, before)
     second: SecondSums = summed(step, "pass 2 of 2: moments", compare)
-    sums = replace(second.sums, moments=second.spread(np.arange(len(classes))))
-    moments, check, drawn = sums.fitted(subspace, settings)
+    sums = second.whole(centroids)
+    moments, check, drawn = sums.fitted(subspace, settings, partial(_each_fold, pool))
     state = State(moments, classes, settings, source_check=check, sketch=drawn)
     return Caster.from_state(state), head, first
+
+
+def _each_fold(pool: Pool[Any], function: Callable[[int], Any], n: int) -> list[Any]:
+    folds = [f"fold {f + 1} of {n} of the source check" for f in range(n)]
+    results = {f: found for f, _, found in pool.map(partial(_apply, function), folds)}
+    return [results[f] for f in range(n)]
+
+
+def _apply(function: Callable[[int], Any], model: Any, block: str, index: int) -> Any:
+    return function(index)
 
 
 def fit_image_blocks(
@@ -374,11 +407,6 @@ def _files_of(images: Images) -> FileImages:
             argument="ray",
         )
     return images
-
-
-def _rows(moments: ClassMoments, classes: NDArray[np.int64]) -> ClassMoments:
-    parts = (moments.counts, moments.means, moments.scatters)
-    return ClassMoments(*(part[classes] for part in parts))
 
 
 def _unless_empty(chunks: Iterator[Chunk]) -> Iterator[Chunk] | None:

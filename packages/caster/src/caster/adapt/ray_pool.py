@@ -151,6 +151,7 @@ class Pool(Generic[B]):
             waiting.extend(coming)
         running: dict[Any, tuple[Any, int, B]] = {}
         lost: Counter[int] = Counter()
+        finished: list[tuple[int, B, R]] = []
         more = True
         while True:
             for worker in list(self._idle):
@@ -161,6 +162,8 @@ class Pool(Generic[B]):
                 self._idle.remove(worker)
                 index, block = chosen
                 running[worker.run.remote(reference, block, index)] = (worker, index, block)
+            yield from finished  # while every worker has a block
+            finished.clear()
             if not (more or waiting or running):
                 return  # without waiting for workers that still start
             ready, _ = ray.wait([*running, *self._starting], num_returns=1, timeout=PATIENCE)
@@ -187,7 +190,7 @@ class Pool(Generic[B]):
                     continue
                 self._homes[index] = self._nodes[worker]
                 self._idle.append(worker)
-                yield index, block, result
+                finished.append((index, block, result))
 
     def _start(self) -> None:
         worker = self._actor.remote(*self._arguments)

@@ -15,7 +15,7 @@ import numpy as np
 from array_api_compat import array_namespace, is_array_api_obj, is_jax_array, is_numpy_array
 from numpy.typing import NDArray
 
-from caster.adapt.cross_validation import check_source, held_out_scores
+from caster.adapt.cross_validation import Each, check_source, held_out_scores, in_turn
 from caster.config import CHUNK_ELEMENTS, STATE_DTYPE, Settings
 from caster.core.arrays import as_real_array, like, to_numpy
 from caster.core.discriminant import probabilities
@@ -163,7 +163,7 @@ class HeldOutSums:
 
     @np.errstate(all="ignore")
     def fitted(
-        self, subspace: Subspace, settings: Settings
+        self, subspace: Subspace, settings: Settings, each: Each = in_turn
     ) -> tuple[SourceMoments, SourceCheck, Sketch | None]:
         """The moments as a state stores them, whether transport holds up, and the sketch."""
         moments, scatter = self.moments, subspace.scatter
@@ -182,7 +182,7 @@ class HeldOutSums:
             raise CasterError(
                 "the samples vary in fewer directions than tell the classes apart: add samples"
             )
-        check = self.kept.check(scatter.total / scatter.width, settings)
+        check = self.kept.check(scatter.total / scatter.width, settings, each)
         return found, check, self.drawn.sketch(moments, settings)
 
 
@@ -212,12 +212,12 @@ class _Kept:
         both._parts = self._parts + later._parts
         return both
 
-    def check(self, per_feature: float, settings: Settings) -> SourceCheck:
+    def check(self, per_feature: float, settings: Settings, each: Each) -> SourceCheck:
         """Cross-validate on the stored samples."""
         z, y, head = zip(*self._parts, strict=True)
         answers = None if any(part is None for part in head) else np.concatenate(head)
         samples = np.concatenate(z), np.concatenate(y)
-        return check_source(*samples, answers, len(self._counts), per_feature, settings)
+        return check_source(*samples, answers, len(self._counts), per_feature, settings, each)
 
 
 class _Drawn:

@@ -7,6 +7,7 @@ follows Chan, Golub and LeVeque: sums are centred, so a large common offset cost
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any, Self
@@ -67,7 +68,8 @@ class ClassScatter:
 
     def __add__(self, other: Self) -> Self:
         counts, means, step, weight = _merge_means(self, other)
-        within = (step * weight[:, None]).T @ step
+        step *= array_namespace(weight).sqrt(weight)[:, None]
+        within = step.T @ step  # NumPy computes half of a product with its own transpose
         within += self.within
         within += other.within
         return type(self)(counts, means, within)
@@ -117,7 +119,9 @@ class ClassMoments:
 
     def __add__(self, other: Self) -> Self:
         counts, means, step, weight = _merge_means(self, other)
-        return type(self)(counts, means, self.scatters + other.scatters + _outer(step, weight))
+        scatters = self.scatters + other.scatters
+        add_outer(scatters, step, weight)
+        return type(self)(counts, means, scatters)
 
     def include(
         self,
@@ -141,8 +145,9 @@ class ClassMoments:
         """The moments without some of the samples; every class must keep one."""
         counts = self.counts - other.counts
         step = (self.means - other.means) * (self.counts / counts)[:, None]  # from other to rest
-        outer = _outer(step, counts * other.counts / self.counts)
-        return type(self)(counts, other.means + step, self.scatters - other.scatters - outer)
+        scatters = self.scatters - other.scatters
+        add_outer(scatters, step, -counts * other.counts / self.counts)
+        return type(self)(counts, other.means + step, scatters)
 
     @property
     def covariances(self) -> Array:  # (C, k, k)
@@ -158,15 +163,15 @@ def update_rows(total: Any, classes: Array, chunk: Any) -> None:  # (U,)
         part[classes, ...] = getattr(merged, field.name)
 
 
-def row_blocks(matrix: Array) -> list[slice]:  # (n, d)
+def row_blocks(array: Array) -> list[slice]:  # (n, ...)
     """Split rows into blocks of `BLOCK_ELEMENTS`.
 
     >>> import numpy as np
     >>> row_blocks(np.empty((5, BLOCK_ELEMENTS // 2)))
     [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
     """
-    n, d = matrix.shape
-    step = max(1, BLOCK_ELEMENTS // d)
+    n, *rest = array.shape
+    step = max(1, BLOCK_ELEMENTS // math.prod(rest))
     return [slice(start, min(start + step, n)) for start in range(0, n, step)]
 
 
@@ -199,8 +204,10 @@ def _merge_means(
     return counts, a.means + step * share[:, None], step, a.counts * share
 
 
-def _outer(steps: Array, weights: Array) -> Array:  # (C, k), (C,) -> (C, k, k)
-    return steps[:, :, None] * (steps * weights[:, None])[:, None, :]
+def add_outer(scatters: Array, steps: Array, weights: Array) -> None:  # (C, k, k), (C, k), (C,)
+    """Add the weighted outer product of every class's step in place, a few classes at a time."""
+    for c in row_blocks(scatters):
+        scatters[c, ...] += steps[c, :, None] * (steps[c, :] * weights[c, None])[:, None, :]
 
 
 def batch_moments(z: Array) -> tuple[Array, Array]:  # (B, k) -> (k,), (k, k)
