@@ -227,8 +227,9 @@ def _labels_of(state: Mapping[str, GraphArray], name: str, source: GraphArray) -
 
 
 def _certificate_of(state: Mapping[str, GraphArray], settings: LayerSettings) -> CertificateGraph:
-    names = [name for name in state if name.startswith("certificate")]
-    return CertificateGraph(*(state[name] for name in names), settings.window)
+    names = "certificate", "certificate.rows", "certificate.count", "certificate.spread"
+    stats, rows, count, spread = (state[name] for name in names)
+    return CertificateGraph(stats, rows, count, spread, settings.window)
 
 
 def _label_state(labels: LabelGraph, name: str) -> dict[str, GraphArray]:
