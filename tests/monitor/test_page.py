@@ -63,6 +63,17 @@ def test_predict_writes_the_log_of_its_answers(folder):
     assert monitor.points[0]["time"] > 1.7e9  # now
 
 
+def test_predict_names_the_stream_by_its_option(folder, tmp_path):
+    made = folder.parent
+    options = ("-o", tmp_path / "x.csv", "--log", tmp_path / "logs", "--stream", "gate 3")
+    done = invoke("predict", made / "s.caster", made / "target.npz", *options)
+    assert done.exit_code == 0
+    assert read(tmp_path / "logs", "gate 3").batches == read(folder, "calm").batches
+    done = invoke("predict", made / "s.caster", made / "target.npz", *options[:2], *options[4:])
+    assert done.exit_code == 1
+    assert "--stream requires --log" in done.output
+
+
 def test_a_log_of_ungated_answers_is_rejected(folder):
     made = folder.parent
     options = ("-o", made / "x.csv", "--log", made / "logs", "--no-gate")

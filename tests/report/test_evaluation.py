@@ -301,7 +301,8 @@ def test_the_conclusion_says_whether_to_use_it(right, low, high, opening, gain):
     [
         (40, "ratio", "It is right: adapting anyway would lose 15.6 points."),
         (50, "ratio", "Adapting anyway would change 0.0 points."),
-        (60, "ratio", "would gain 15.6 points: if other data are like these, raise `--tau`"),
+        (60, "ratio", "would gain 15.6 points: if other data are like these, use `--tau 1.5`"),
+        (60, "min_samples", "would gain 15.6 points: if other data are like these, predict with"),
         (60, "class_order", "gain 15.6 points: a safeguard rejects (`class_order`)"),
     ],
 )
@@ -312,6 +313,36 @@ def test_where_every_batch_is_rejected_the_conclusion_says_what_that_costs(right
     found = replace(found, scores=scores)
     assert found.conclusion.startswith("It makes no difference here: the gate rejects every batch")
     assert told in found.conclusion
+
+
+@pytest.mark.parametrize(
+    ("rejected", "right", "told"),
+    [
+        (9, 60, "rejects 90% of the batches, and adapting to all would gain 15.6 points more"),
+        (9, 50, None),  # adapting to all would change nothing
+        (4, 60, None),  # the gate accepts most
+    ],
+)
+def test_where_most_batches_are_rejected_the_conclusion_says_what_would_accept_them(
+    rejected, right, told
+):
+    found = of_labels([np.arange(64)] * 10, Verdict(True, "accepted", 0.5, 9, 3))
+    scores = {name: replace(score, accuracy=50 / 64) for name, score in found.scores.items()}
+    scores["ungated"] = replace(scores["ungated"], accuracy=right / 64)
+    batches = [
+        replace(batch, verdict=Verdict(False, "ratio", 1.2 + i / 1000, 9, 3))
+        if i < rejected
+        else batch
+        for i, batch in enumerate(found.batches)
+    ]
+    interval = Interval(-0.001, 0.001)
+    found = replace(found, scores=scores, batches=tuple(batches), gain_interval=interval)
+    assert found.conclusion.startswith("It makes no difference here: ")
+    if told is None:
+        assert "the gate rejects" not in found.conclusion
+    else:
+        assert told in found.conclusion
+        assert "use `--tau 1.21`, which accepts them." in found.conclusion
 
 
 def test_advice_about_order_depends_on_the_mechanism():

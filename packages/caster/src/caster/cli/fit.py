@@ -76,7 +76,7 @@ def fit(
         bool | None,
         typer.Option(
             "--layers/--no-layers",
-            help="Measure the layers of a torch model: predict and evaluate can then align them. "
+            help="Measure the model's layers: predict and evaluate can then align them. "
             "[default: measure them if the model exposes them]",
             rich_help_panel=PANEL,
         ),

@@ -32,7 +32,7 @@ def monitor(
 ) -> None:
     """Show where streams stand: verdicts, drift, risk, estimated accuracy and alarms.
 
-    The page needs no network and works on a phone. docs/monitoring.md says what each alarm means.
+    The page needs no network and works on a phone. Every alarm comes with what it means and what to do.
     """
     from caster.monitor.page import from_folder, render
 

@@ -104,7 +104,13 @@ def predict(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Log every batch there for `caster monitor`, as a stream with the name of OUT.",
+            help="Log every batch there for `caster monitor`.",
+        ),
+    ] = None,
+    stream: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID", help="Name of the stream in the log. [default: OUT's, without suffix]"
         ),
     ] = None,
     spreadsheet_safe: Annotated[
@@ -137,6 +143,8 @@ def predict(
     limits = limits_of(larger)
     if log is not None and not gate:
         raise CasterError("a log holds gated answers: drop --no-gate, or --log")
+    if stream is not None and log is None:
+        raise CasterError("--stream requires --log")
     if workers is not None and ray is None:
         raise CasterError("--workers requires --ray")
     options: dict[str, Any] = {
@@ -184,7 +192,8 @@ def predict(
             from caster import state as states
             from caster.adapt.prediction import predict_file
 
-            with _logging(log, table, None if log is None else states.load(state, key)) as observe:
+            logged = None if log is None else states.load(state, key)
+            with _logging(log, stream or table.stem, logged) as observe:
                 summary = predict_file(
                     state,
                     features_path(target[0]),
@@ -224,7 +233,7 @@ def predict(
             )
             if shuffle is None and adapter.mechanism == "features":
                 _warn_of_order(images, min(batch_size, limit or batch_size))
-            with _logging(log, table, adapter.state) as observe:
+            with _logging(log, stream or table.stem, adapter.state) as observe:
                 summary = predict_images(
                     adapter,
                     images,
@@ -239,14 +248,14 @@ def predict(
 
 
 @contextmanager
-def _logging(folder: Path | None, table: Path, state: State | None) -> Iterator[Observe | None]:
+def _logging(folder: Path | None, stream: str, state: State | None) -> Iterator[Observe | None]:
     """What to call after every batch; None without a log."""
     if folder is None:
         yield None
         return
     from caster.monitor.log import StreamLog
 
-    log = StreamLog(folder, table.stem, state)
+    log = StreamLog(folder, stream, state)
     yield lambda out, position: log.append(out, position=position, time=time.time())
 
 

@@ -25,6 +25,7 @@ from caster.report.metrics import Bin, expected_classes
 FEW = 0.6
 SAFEGUARDS: frozenset[Reason] = frozenset({"class_order", "source_check"})
 SMALL = 0.01  # accuracy: a gain whose whole interval is closer to 0 makes no difference
+MOST = 0.5  # share of batches above which a gate that rejects helpful ones is worth a sentence
 
 
 def in_points(difference: float) -> str:
@@ -161,12 +162,22 @@ class Evaluation:
         low, high = in_points(interval.low), in_points(interval.high)
         change = f"{adapted} {verb} {size} {over} {baseline} (95 % interval {low} to {high})"
         if float(low) > 0:
-            return f"Use it here: {change}."
-        if float(high) < 0:
-            return f"Do not use it here: {change}."
-        if max(-interval.low, interval.high) <= SMALL:
-            return f"It makes no difference here: {change}."
-        return f"It is not clear whether to use it here: {change}. Evaluate more labelled samples."
+            words = f"Use it here: {change}."
+        elif float(high) < 0:
+            words = f"Do not use it here: {change}."
+        elif max(-interval.low, interval.high) <= SMALL:
+            words = f"It makes no difference here: {change}."
+        else:
+            words = (
+                f"It is not clear whether to use it here: {change}. Evaluate more labelled samples."
+            )
+        lost = self.scores["ungated"].accuracy - self.scores["gated"].accuracy
+        if 1 - self.acceptance > MOST and lost > SMALL:
+            words += (
+                f" But the gate rejects {1 - self.acceptance:.0%} of the batches, and adapting to "
+                f"all would gain {100 * lost:.1f} points more: {self._remedy()}"
+            )
+        return words
 
     def _without_the_gate(self) -> str:
         """What adapting anyway would have changed, where every batch is rejected."""
@@ -176,11 +187,19 @@ class Evaluation:
             return f"It is right: adapting anyway would lose {points}."
         if change <= SMALL:
             return f"Adapting anyway would change {points}."
-        reason = next(iter(self.reasons))
-        words = f"Adapting anyway would gain {points}"
+        return f"Adapting anyway would gain {points}: {self._remedy()}"
+
+    def _remedy(self) -> str:
+        """Which option accepts the batches that the gate rejects."""
+        reason = next(reason for reason in self.reasons if reason != "accepted")
         if reason in SAFEGUARDS:
-            return f"{words}: a safeguard rejects (`{reason}`), and `--no-safeguards` turns it off."
-        return f"{words}: if other data are like these, raise `--tau` or predict with `--no-gate`."
+            return f"a safeguard rejects (`{reason}`), and `--no-safeguards` turns it off."
+        verdicts = [batch.verdict for batch in self.batches]
+        highest = max((v.ratio for v in verdicts if v.reason == "ratio"), default=math.inf)
+        option = "predict with `--no-gate`"
+        if reason == "ratio" and math.isfinite(highest):
+            option = f"use `--tau {math.ceil(100 * highest) / 100:g}`, which accepts them"
+        return f"if other data are like these, {option}."
 
     @property
     def summary(self) -> str:

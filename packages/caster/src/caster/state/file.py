@@ -103,6 +103,13 @@ class State:
 
     def check_preprocessing(self, sha256: str | None) -> None:
         """Raise for another preprocessing; None: not stated."""
+        if self.preprocessing_sha256 is None and sha256 is not None:
+            raise StateError(
+                "the state was fitted on batches prepared outside caster, so it records no "
+                "preprocessing: fit again with caster.wrap(..., preprocessing=FILE), or, if these "
+                "images are prepared in the same way, pass {argument}",
+                argument="allow_other_preprocessing",
+            )
         _check_same("preprocessing", self.preprocessing_sha256, sha256)
 
 
