@@ -101,6 +101,7 @@ html_theme = "pydata_sphinx_theme"
 html_title = "caster"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_favicon = "_static/favicon.svg"
 html_extra_path = ["_root"]  # index.html of the site, which leads to docs/
 html_show_sourcelink = False
 html_sidebars = {name: [] for name in ("docs/index", "docs/start", "docs/api")}
@@ -123,8 +124,8 @@ html_theme_options = {
 def describe(app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
     """Turn our docstrings into reStructuredText.
 
-    Parameters and attributes are lists of `name : description`, and the fields of a dataclass are
-    described by the comments beside them.
+    Parameters and attributes are lists of `name : description`, the fields of a dataclass are
+    described by the comments beside them, and a file of docs/ is a page.
     """
     described: list[str] = []
     underlined = False
@@ -139,7 +140,7 @@ def describe(app: Any, what: str, name: str, value: Any, options: Any, lines: li
             described += ["", f"**{entry[1]}**", f"    {entry[2]}"]
         else:
             described.append(line)
-    lines[:] = described
+    lines[:] = [re.sub(r"docs/([\w-]+)\.md", r":doc:`\1 </docs/\1>`", line) for line in described]
     if what == "class" and dataclasses.is_dataclass(value):
         lines += ["", ".. rubric:: Fields", "", *_fields(value)]
 

@@ -28,10 +28,10 @@ def main() -> None:
         browser.resize(1100, end, scale=1.5)
         with replacing(HERE / "demo.png") as temporary:
             temporary.write_bytes(browser.screenshot(whole=False))
-    image = Figure(figsize=(13.6, 5.4), layout="constrained", facecolor="white")
-    left, right = image.subfigures(1, 2, width_ratios=(7.6, 6.0), wspace=0.03)
-    demo_page.accuracy_by_severity(left, results, INK)
-    demo_page.certificate_against_gain(right, results, INK)
+    image = Figure(figsize=(9.0, 10.2), layout="constrained", facecolor="white")
+    top, bottom = image.subfigures(2, 1, height_ratios=(5.2, 5.0), hspace=0.03)
+    demo_page.accuracy_by_severity(top, results, INK)
+    demo_page.certificate_against_gain(bottom, results, INK)
     with replacing(HERE / "demo-shifts.png") as temporary:
         image.savefig(temporary, format="png", dpi=130)
 
