@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -50,7 +51,7 @@ def build(folder: Path, time: str) -> dict[str, bytes]:
     for name in tracked("packages", "README.md", ".gitignore"):
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(ROOT / name, target)  # not as a link: an sdist with one cannot be unpacked
+        shutil.copyfile(ROOT / name, target)
     for package in MODULES:
         source = folder / "packages" / package
         run(
@@ -69,6 +70,18 @@ def check_contents(wheel: Path, package: str) -> int:
     if names != expected or f"{MODULES[package]}/py.typed" not in names:
         sys.exit(f"{wheel.name} should differ in {sorted(names ^ expected) or 'py.typed'}")
     return len(names)
+
+
+def check_description(wheel: Path) -> None:
+    """Check that the package index can resolve every link of the long description."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        text = archive.read(name).decode().partition("\n\n")[2]
+    dead = re.findall(r"\]\((?!https://)[^)]*\)", text)
+    if dead or len(text) < 200:
+        sys.exit(
+            f"{wheel.name} has links that the package index cannot resolve: {dead or 'no text'}"
+        )
 
 
 def try_wheels(python: str, wheels: list[Path], folder: Path) -> str:
@@ -108,6 +121,7 @@ def main(pythons: list[str]) -> None:
         wheels = [next(dist.glob(f"{stem}-*.whl")) for stem in ("caster_tta", "caster_bench")]
         for package, wheel in zip(MODULES, wheels, strict=True):
             count = check_contents(wheel, package)
+            check_description(wheel)
             print(f"{wheel.name}: the {count} tracked files, with py.typed, and no other")
         for number, python in enumerate(pythons):
             version = try_wheels(python, wheels, Path(work, f"environment{number}"))
