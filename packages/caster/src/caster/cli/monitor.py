@@ -32,7 +32,8 @@ def monitor(
 ) -> None:
     """Show where streams stand: verdicts, drift, risk, estimated accuracy and alarms.
 
-    The page needs no network and works on a phone. Every alarm comes with what it means and what to do.
+    The page needs no network and works on a phone. Every alarm comes with what it means and what
+    to do.
     """
     from caster.monitor.page import from_folder, render
 
