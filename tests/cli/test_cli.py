@@ -114,7 +114,7 @@ def test_tables_share_one_look_and_fit_80_columns(tmp_path, monkeypatch):
         (("predict", "s.caster", "target.npz", "-o", "out.csv"), ("Mechanism", "Median", "Writ")),
         (
             ("evaluate", "s.caster", "target.npz"),
-            ("Use it", "Last-layer", "On 920", "Verdicts", "Writ"),
+            ("Use it", "Transport of features", "On 920", "Verdicts", "Writ"),
         ),
         (("inspect", "s.caster"), ()),
         (("methods",), ()),

@@ -180,7 +180,7 @@ def test_evaluate_prints_and_writes(typed, made):
 def test_by_default_the_layers_of_a_graph_are_aligned(typed):
     result = typed("predict M @s.caster @target -o out.csv")
     assert result.exit_code == 0, result.output
-    assert "Mechanism: layer transport, at 1 site" in result.stdout
+    assert "Mechanism: layers, aligned at 1 site" in result.stdout
     assert "is sorted by class" not in result.stderr
     assert {row["method"] for row in read_csv("out.csv")} == {"layer-transport"}
     result = typed("evaluate M @s.caster @target --batch-size 40 --seed 2 -o page.html")

@@ -325,7 +325,7 @@ def test_predictions_are_those_of_the_method(typed, made, kind, state, tau, site
         assert row["method"] == ("layer-transport" if judged.accepted else "frozen")
         assert float(row["ratio"]) == pytest.approx(judged.ratio, rel=1e-4)
     where = f"at {sites} sites"  # the source is too small for full maps
-    assert f"Mechanism: layer transport, {where}.\n" in result.stdout
+    assert f"Mechanism: layers, aligned {where}.\n" in result.stdout
 
 
 def test_refused_batches_keep_the_frozen_answer_unless_the_gate_is_off(typed, made):
@@ -373,7 +373,7 @@ def test_without_layers_the_last_features_are_transported(typed, made):
     line = "@target --shuffle 0 -o"
     assert typed(f"predict LN @LN.caster {line} with.csv --mechanism features").exit_code == 0
     result = typed(f"predict LN @plain.caster {line} plain.csv")
-    assert "Mechanism: transport of the last features.\n" in result.stdout
+    assert "Mechanism: transport of features.\n" in result.stdout
     assert rows_of("with.csv") == rows_of("plain.csv")
 
 

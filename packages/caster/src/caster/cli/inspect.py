@@ -119,13 +119,13 @@ def _values(values: Iterable[Any]) -> str:
 
 
 def mechanism_in_words(mechanism: str, sites: int | None = None) -> str:
-    """A mechanism of a compiled file, with the number of its sites if that is known.
+    """A mechanism, with the number of its sites if that is known.
 
     >>> mechanism_in_words("layers", 53)
     'layers, aligned at 53 sites'
     """
     if mechanism == "features":
-        return "transport of the last features"
+        return "transport of features"
     return "layers, aligned" + ("" if sites is None else f" at {counted(sites, 'site')}")
 
 

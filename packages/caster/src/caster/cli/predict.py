@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from caster.cli.console import counted, errors, new_table, output, progress_bar, say
-from caster.cli.inspect import KeyFile, StateFile
+from caster.cli.inspect import KeyFile, StateFile, mechanism_in_words
 from caster.cli.options import (
     PANEL,
     BatchSize,
@@ -293,9 +293,9 @@ def _say_outcome(summary: Summary, table: Path, gate: bool) -> None:
 
 def _mechanism(summary: Summary) -> str:
     if summary.sites is None:
-        return "transport of the last features"
+        return mechanism_in_words("features")
     full = f", {summary.full_maps:,} with full maps" if summary.full_maps else ""
-    return f"layer transport, at {counted(summary.sites, 'site')}{full}"
+    return mechanism_in_words("layers", summary.sites) + full
 
 
 def _streams_table(found: dict[Path, Summary]) -> Table:
