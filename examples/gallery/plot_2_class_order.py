@@ -55,8 +55,9 @@ def accuracy(name, rows):
 
 
 results = {order: [accuracy(name, rows) for name in NAMES] for order, rows in orders.items()}
-for order, values in results.items():
-    print(order, dict(zip(NAMES.values(), (f"{v:.1%}" for v in values), strict=True)))
+print(f"{'':18} shuffled   sorted")
+for name, *values in zip(NAMES.values(), *results.values(), strict=True):
+    print(f"{name:18}", *(f"{value:8.1%}" for value in values))
 
 # %%
 # Batch statistics, and everything built on them, work on the shuffled stream and fail on the
@@ -81,7 +82,7 @@ for offset, colour, (order, values) in zip(
     bars = right.bar(positions + offset, values, 0.38, color=colour, label=order)
     right.bar_label(bars, [f"{value:.0%}" for value in values], fontsize=8)
 right.set_xticks(positions, [name.replace(" ", "\n") for name in NAMES.values()])
-right.set(ylabel="accuracy in fog", ylim=(0, 1.2))
+right.set(ylabel="accuracy in fog", ylim=(0, 1.2), yticks=np.linspace(0, 1, 6))
 right.legend(frameon=False, ncols=2, loc="upper left")
 for axes in (left, right):
     axes.spines[["top", "right"]].set_visible(False)

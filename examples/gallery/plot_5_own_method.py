@@ -89,6 +89,7 @@ for offset, colour, method in (
     axes.bar_label(bars, [f"{value:.0%}" for value in accuracies])
 axes.set_xticks(range(2), rows)
 axes.set(xlabel="order of the stream", ylabel="accuracy in fog", ylim=(0, 1.2))
+axes.set_yticks(np.linspace(0, 1, 6))
 axes.legend(frameon=False, ncols=2)
 axes.spines[["top", "right"]].set_visible(False)
 plt.show()
