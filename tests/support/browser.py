@@ -20,7 +20,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from platformdirs import user_cache_path
+
+from tests.support.packages import installed
 
 RUNTIME = "onnxruntime-web@1.30.0"
 FLAGS = (
@@ -43,20 +44,8 @@ def onnxruntime_web() -> Path:
     given = os.environ.get("ONNXRUNTIME_WEB")
     if given:
         return Path(given)
-    folder = user_cache_path("caster-tests", appauthor=False) / RUNTIME
-    if not folder.exists():
-        if not shutil.which("npm"):
-            pytest.skip("no npm to install onnxruntime-web with: set ONNXRUNTIME_WEB to its dist")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
-            command = ["npm", "install", "--ignore-scripts", "--prefix", temporary, RUNTIME]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                pytest.skip(f"npm cannot install {RUNTIME}: {done.stderr.strip()[:200]}")
-            installed = Path(temporary, "node_modules")
-            if not folder.exists():  # another process may have been faster
-                installed.rename(folder)
-    return folder / "onnxruntime-web" / "dist"
+    folder = installed(RUNTIME, ["npm", "install", "--ignore-scripts", "--prefix"])
+    return folder / "node_modules" / "onnxruntime-web" / "dist"
 
 
 class Handler(SimpleHTTPRequestHandler):
