@@ -7,6 +7,7 @@ them, and all G pairs are computed: those left out of the posterior have no weig
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -231,6 +232,22 @@ class LabelGraph:
     count: GraphArray  # (), int64
     prior: GraphArray  # (C,), of a shuffled stream
     believed: GraphArray  # (), whether it is not the source's
+
+    @classmethod
+    def of(
+        cls,
+        source: GraphArray,  # (C,)
+        parts: Iterable[GraphArray],  # in the order of `parts`
+    ) -> Self:
+        """The labels of a stream, from what it remembers."""
+        last, evidence, totals, count, *rest = parts
+        return cls(ChainGraph(source, last, evidence, totals, count), *rest)
+
+    def parts(self) -> list[GraphArray]:
+        """What the stream remembers, in the order of `initial_labels`."""
+        chain = self.chain
+        remembered = (chain.last, chain.evidence, chain.totals, chain.count)
+        return [*remembered, self.recent, self.count, self.prior, self.believed]
 
     @property
     def is_source(self) -> GraphArray:  # ()

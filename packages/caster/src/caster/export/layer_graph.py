@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,7 +62,6 @@ from caster.export.graph_arrays import (
     where,
 )
 from caster.export.label_graph import (
-    ChainGraph,
     LabelGraph,
     initial_labels,
     is_reference,
@@ -219,31 +218,10 @@ def _parts(state: Mapping[str, GraphArray], name: str) -> dict[str, GraphArray]:
     return {n.removeprefix(prefix): each for n, each in state.items() if n.startswith(prefix)}
 
 
-def _labels_of(state: Mapping[str, GraphArray], name: str, source: GraphArray) -> LabelGraph:
-    known = _parts(state, name)
-    chain = ChainGraph(source, known["last"], known["evidence"], known["totals"], known["count"])
-    rows = known["recent"], known["recent.count"]
-    return LabelGraph(chain, *rows, known["prior"], known["believed"])
-
-
 def _certificate_of(state: Mapping[str, GraphArray], settings: LayerSettings) -> CertificateGraph:
     names = "certificate", "certificate.rows", "certificate.count", "certificate.spread"
     stats, rows, count, spread = (state[name] for name in names)
     return CertificateGraph(stats, rows, count, spread, settings.window)
-
-
-def _label_state(labels: LabelGraph, name: str) -> dict[str, GraphArray]:
-    chain = labels.chain
-    return {
-        f"{name}.last": chain.last,
-        f"{name}.evidence": chain.evidence,
-        f"{name}.totals": chain.totals,
-        f"{name}.count": chain.count,
-        f"{name}.recent": labels.recent,
-        f"{name}.recent.count": labels.count,
-        f"{name}.prior": labels.prior,
-        f"{name}.believed": labels.believed,
-    }
 
 
 # --- one batch -----------------------------------------------------------------------------------
@@ -272,34 +250,17 @@ class Carry(NamedTuple):
     moments: GraphArray  # (2, D), of the batch in the last aligned pass
     covariances: GraphArray  # (sum of c^2,), in the same pass
     mixture: GraphArray  # (C,), behind the merged moments
-    prior: GraphArray  # (C,), of labels that have observed the batch, as the rest
-    believed: GraphArray
-    last: GraphArray
-    evidence: GraphArray
-    totals: GraphArray
-    seen: GraphArray
-    recent: GraphArray
-    known: GraphArray
+    labels: LabelGraph  # that have observed the batch
 
-    def labels(self, source: GraphArray) -> LabelGraph:
-        """The stream's labels."""
-        chain = ChainGraph(source, self.last, self.evidence, self.totals, self.seen)
-        return LabelGraph(chain, self.recent, self.known, self.prior, self.believed)
+    @classmethod
+    def of(cls, source: GraphArray, arrays: Sequence[GraphArray]) -> Self:
+        """What `arrays` gives, with the source's prior."""
+        own = len(cls._fields) - 1
+        return cls._make([*arrays[:own], LabelGraph.of(source, arrays[own:])])
 
-
-def _label_parts(labels: LabelGraph) -> dict[str, GraphArray]:
-    """A stream's labels as fields of `Carry`."""
-    chain = labels.chain
-    return {
-        "prior": labels.prior,
-        "believed": labels.believed,
-        "last": chain.last,
-        "evidence": chain.evidence,
-        "totals": chain.totals,
-        "seen": chain.count,
-        "recent": labels.recent,
-        "known": labels.count,
-    }
+    def arrays(self) -> list[GraphArray]:
+        """All of it."""
+        return [*self[:-1], *self.labels.parts()]
 
 
 class _Kept:
@@ -349,7 +310,7 @@ class _Step:
         self._images, self._idle_rows, self._pieces = images, idle_rows, pieces
         self._squares = sum(site.width**2 for site in source.full)
         self._pi_s = constant(source.prior)
-        self._labels = _labels_of(state, "labels", self._pi_s)
+        self._labels = LabelGraph.of(self._pi_s, _parts(state, "labels").values())
         self._schedule = ScheduleGraph(state["schedule"], settings.every, settings.window)
         self._monitor = MonitorGraph(**_parts(state, "monitor"))
         self._shuffled = ~self._labels.chain.is_correlated
@@ -377,7 +338,8 @@ class _Step:
     def answer(self) -> dict[str, GraphArray]:
         """All outputs of the graph."""
         pieces = length(self._images) / max(1, self._pieces.rows) + 1  # of integers, at most
-        found = Carry(*repeat(2 * pieces + PASSES, self._start(), self._pass))
+        passed = repeat(2 * pieces + PASSES, self._start().arrays(), self._pass)
+        found = Carry.of(self._pi_s, passed)
         compares = found.has_scores & found.has_frozen
         certificate = self._certificate
         unmeasured = where(found.failed & ~found.rested, constant(math.inf), math.nan)
@@ -417,21 +379,20 @@ class _Step:
 
     def _compared(self, found: Carry) -> list[GraphArray]:
         """The ratio of a batch with both answers, then frozen labels and certificate after it."""
-        answered = found.labels(self._pi_s)
+        answered = found.labels
         errors, norms, *certificate = choose(
             answered.chain.is_correlated,
             lambda: self._compared_in_runs(found),
             lambda: self._compared_shuffled(found, answered),
         )
-        labels = _labels_of(self._state, "frozen_labels", self._pi_s)
+        labels = LabelGraph.of(self._pi_s, _parts(self._state, "frozen_labels").values())
 
         def observed() -> list[GraphArray]:
             p = softmax(found.frozen.astype(np.float64))
-            return [*_label_state(labels.observe(p).advance(p), "frozen_labels").values()]
+            return labels.observe(p).advance(p).parts()
 
-        before = _label_state(labels, "frozen_labels")
-        after = choose(is_finite(found.frozen), observed, lambda: list(before.values()))
-        frozen = _labels_of(dict(zip(before, after, strict=True)), "frozen_labels", self._pi_s)
+        after = choose(is_finite(found.frozen), observed, labels.parts)
+        frozen = LabelGraph.of(self._pi_s, after)
         ratio = gating_ratio(errors, norms, answered.is_source, frozen.is_source)
         return [ratio, *after, *certificate]
 
@@ -465,13 +426,14 @@ class _Step:
         kept = where(found.fresh, constant(0.0), batch.past(self._settings.memory))
         share = (batch.samples / (kept + batch.samples)).astype(np.float32)
         recent, recent_count = self._recent(found.moments, found.fresh, batch.samples)
+        labels = (name for name in self._state if name.startswith("labels."))
         joined = {
             "past": moment_graph.merged(self._state["past"], found.moments, share),
             "past.count": kept + batch.samples,
             "recent": recent,
             "recent.count": recent_count,
             "mixture": found.mixture,
-            **_label_state(found.labels(self._pi_s), "labels"),
+            **dict(zip(labels, found.labels.parts(), strict=True)),
         }
         if self._source.full:
             step = found.moments[0] - self._state["past"][0]
@@ -546,7 +508,7 @@ class _Step:
             moments=constant(np.zeros((2, D), np.float32)),
             covariances=constant(np.zeros(self._squares, np.float32)),
             mixture=self._state["mixture"],
-            **_label_parts(self._labels),
+            labels=self._labels,
         )
 
     def _first_phase(self, batch: _Kept) -> GraphArray:  # ()
@@ -556,9 +518,9 @@ class _Step:
         settled = settled & (self._shuffled | self._is_full(batch.samples))
         return where(settled, constant(int(Phase.SETTLED)), int(Phase.SHALLOW))
 
-    def _pass(self, *carried: GraphArray) -> tuple[GraphArray, Carry]:
+    def _pass(self, *carried: GraphArray) -> tuple[GraphArray, list[GraphArray]]:
         """Run the twin once, and decide what comes next."""
-        before = Carry(*carried)
+        before = Carry.of(self._pi_s, carried)
         is_phase = {phase: before.phase.equals(int(phase)) for phase in Phase}
         is_others, rests, settled = (
             is_phase[phase] for phase in (Phase.OTHERS, Phase.REST, Phase.SETTLED)
@@ -617,11 +579,11 @@ class _Step:
             settled=before.settled | (ends & settled),
             failed=before.failed | (ran & ~finite) | (checks & ~kept.any()),
             mixture=mixture,
-            **_label_parts(labels),
+            labels=labels,
         )
         phase = self._next_phase(found, is_phase, changed, doubted)
         phase = where(is_piece, before.phase, phase)
-        return ~phase.equals(int(Phase.DONE)), found._replace(phase=phase)
+        return ~phase.equals(int(Phase.DONE)), found._replace(phase=phase).arrays()
 
     def _at_once(self, rests: GraphArray) -> GraphArray:  # ()
         """Rows of a pass in pieces."""
@@ -900,19 +862,17 @@ class _Step:
     ) -> tuple[LabelGraph, GraphArray]:
         """Labels that have seen a batch, and the mixture behind the moments with it."""
         kept = where(before.fresh, constant(0.0), batch.past(self._settings.memory))
-        was = before.labels(self._pi_s)
 
         def observed() -> list[GraphArray]:
             p = softmax(logits.astype(np.float64))
             seen = self._labels.observe(p)
             merged = merged_mixture(self._state["mixture"], kept, seen.mixture(p), batch.samples)
-            return [merged, *_label_parts(seen).values()]
+            return [merged, *seen.parts()]
 
         mixture, *parts = choose(
-            observes, observed, lambda: [before.mixture, *_label_parts(was).values()]
+            observes, observed, lambda: [before.mixture, *before.labels.parts()]
         )
-        seen = before._replace(**dict(zip(_label_parts(was), parts, strict=True)))
-        return seen.labels(self._pi_s), mixture
+        return LabelGraph.of(self._pi_s, parts), mixture
 
     def _finished(self, logits: GraphArray, labels: LabelGraph) -> list[GraphArray]:
         """The scores that answer a batch, and the last label's probabilities after it."""
