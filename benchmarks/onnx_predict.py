@@ -1,20 +1,29 @@
-"""The cost of `caster predict` on a CPU beyond the model: EfficientNet-Lite0, batches of 64.
+"""The cost of `caster predict` on a CPU beyond the model, in batches of 64.
 
     python benchmarks/onnx_predict.py
+    python benchmarks/onnx_predict.py MODEL.onnx IMAGES.npz MODEL.caster
 
 Images per second of `caster predict --model` from decoded images to the table of adapted answers,
-against bare `session.run` of the same file on the same images, preprocessed beforehand. For 10 and
-1,000 classes; alternating, one round per line. Weights and images are random, which does not change
-the work. Needs the extras `onnx` and `timm`, and torch to export the model.
+against bare `session.run` of the same file on the same images, preprocessed beforehand.
+
+Without arguments by transport of features: EfficientNet-Lite0 with 10 and 1,000 classes,
+alternating, one round per line. Weights and images are random, which does not change the work.
+
+With a model, images of its size and a state that `onnx_layers.py --state` wrote, by transport of
+layers, until the stream has rested for some batches: with the settings of `onnx_layers.py`, which
+bring it to a rest soon. After every batch of a rest the bare session runs on as many images. Needs
+the extras `onnx` and `timm`, and torch to export the model.
 """
 
 from __future__ import annotations
 
 import statistics
+import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +32,18 @@ import onnxruntime
 import torch
 from numpy.typing import NDArray
 
-from caster import Adapter, Caster, wrap
+from caster import Adaptation, Adapter, Caster, wrap
 from caster.adapt.fitting import bound_state
+from caster.adapt.layer_transport import LayerTransport
 from caster.adapt.prediction import predict_images
 from caster.io.images import open_images
+from caster.models.heads import Columns
 from caster.models.preprocessing import Preprocessing
 from measure import PAUSE, complete_torchvision, limit_sessions, machine
+from onnx_layers import SETTINGS
 
 BATCH, BATCHES, ROUNDS = 64, 16, 3
+RESTING = 12  # batches of a rest that are measured
 WIDTH = 1280
 TIMMS = Preprocessing(range=1.0, mean=(0.5,) * 3, std=(0.5,) * 3, layout="NCHW")
 
@@ -103,9 +116,57 @@ def measure(n_classes: int, folder: Path) -> None:
     )
 
 
+def measure_layers(path: Path, source: Path, state: Path) -> None:
+    """Predict images in random order until the stream has rested for long enough."""
+    session = onnxruntime.InferenceSession(
+        path, onnxruntime.SessionOptions(), providers=["CPUExecutionProvider"]
+    )
+    model = wrap(path, preprocessing=Preprocessing.in_graph("NCHW", "float32"))
+    adapter = Adapter(model, state, allow_other_preprocessing=True)
+    held = adapter.state
+    columns = Columns(held.head)
+    adapter._layers = LayerTransport(model, held.layers, columns, held.input_range, SETTINGS)
+    images = open_images(source)
+    ready = np.stack([images.read(row).transpose(2, 0, 1) for row in range(BATCH)])
+    feeds = {model.input_name: ready.astype(np.float32)}
+    times: dict[str, list[float]] = {"compared": [], "rest": [], "bare": []}
+    start = time.perf_counter()
+
+    def observe(out: Adaptation, at: int) -> None:
+        nonlocal start
+        resting = out.verdict.reason == "rest"
+        times["rest" if resting else "compared"].append(time.perf_counter() - start)
+        if resting:
+            time.sleep(PAUSE)
+            start = time.perf_counter()
+            session.run(None, feeds)
+            times["bare"].append(time.perf_counter() - start)
+        if len(times["rest"]) > RESTING:
+            raise StopIteration
+        time.sleep(PAUSE)
+        start = time.perf_counter()
+
+    with tempfile.TemporaryDirectory() as folder, suppress(StopIteration):
+        out = Path(folder) / "out.csv"
+        predict_images(adapter, images, out, batch_size=BATCH, shuffle=0, observe=observe)
+    bare, rests = times["bare"][1:], times["rest"][1:]  # the first of them folds the maps
+    shares = [one / other for one, other in zip(bare, rests, strict=True)]
+    middle = statistics.median(bare)
+    print(
+        f"{path.name}, C = {len(adapter.classes):,}: session.run {BATCH / middle:.1f} images/s\n"
+        f"  predict in a rest keeps {statistics.median(shares):.1%} (median of {len(shares)}), "
+        f"{min(shares):.1%} to {max(shares):.1%}\n"
+        f"  before it, {len(times['compared']) * BATCH:,} images: "
+        f"{middle / statistics.median(times['compared']):.1%}"
+    )
+
+
 def main() -> None:
     limit_sessions()
     print(f"{machine()}, ONNX Runtime {onnxruntime.__version__}")
+    if len(sys.argv) == 4:
+        measure_layers(*map(Path, sys.argv[1:]))
+        return
     for n_classes in (10, 1000):
         with tempfile.TemporaryDirectory() as folder:
             measure(n_classes, Path(folder))
