@@ -169,13 +169,14 @@ class Source:
 def initial_state(source: Source, window: int) -> dict[str, NDArray[Any]]:
     """The state of a stream that has seen nothing, by the names of its tensors."""
     D, C = source.moments.shape[1], len(source.prior)
+    squares = np.zeros(sum(site.width**2 for site in source.full), np.float32)
     shallow = sum(_compared_widths(source))
     labels = initial_labels(source.prior)
     return {
         "batches": np.array(0),
         "past": np.zeros((2, D), np.float32),
         "past.count": np.array(0.0),
-        **_initial_covariances(source),
+        **({"past.covariances": squares} if source.full else {}),
         "recent": np.zeros((2, shallow), np.float32),
         "recent.count": np.array(0.0),
         "mixture": source.prior,
@@ -186,7 +187,7 @@ def initial_state(source: Source, window: int) -> dict[str, NDArray[Any]]:
         **{f"monitor.{name}": each for name, each in initial_monitor(source.features, C).items()},
         "rest": np.array(False),  # whether the last batch was answered in a rest, by these maps:
         "rest.maps": np.zeros((2, D), np.float32),
-        "rest.matrices": np.zeros(sum(site.width**2 for site in source.full), np.float32),
+        "rest.matrices": squares,
     }
 
 
@@ -200,11 +201,6 @@ def _begun(
         name: where(is_first, constant(initial[name]), each) if initial[name].any() else each
         for name, each in state.items()
     }
-
-
-def _initial_covariances(source: Source) -> dict[str, NDArray[Any]]:
-    size = sum(site.width**2 for site in source.full)
-    return {"past.covariances": np.zeros(size, np.float32)} if size else {}
 
 
 def _compared_widths(source: Source) -> list[int]:
@@ -901,13 +897,15 @@ def compile_layers(
     Outputs: `probabilities` (n, C), `labels` (n,) among the state's classes, `accepted`, `ratio`,
     `reason` as a position in `REASONS`, and the next state.
     """
+    from onnx.helper import tensor_dtype_to_np_dtype
+
     images = twin.graph.input[0]
     kind = images.type.tensor_type
     shape = tuple(size.dim_value or None for size in kind.shape.dim)
     initial = initial_state(source, settings.window)
     with under_construction():
         inputs = {
-            images.name: argument(Tensor(_dtype(kind.elem_type), shape)),
+            images.name: argument(Tensor(tensor_dtype_to_np_dtype(kind.elem_type), shape)),
             **{name: argument(Tensor(each.dtype, each.shape)) for name, each in initial.items()},
         }
         state = _begun({name: GraphArray(inputs[name]) for name in initial}, initial)
@@ -931,9 +929,3 @@ def _name_open_sizes(model: ModelProto) -> None:
         for axis, size in enumerate(value.type.tensor_type.shape.dim):
             if not size.HasField("dim_value"):
                 size.dim_param = f"size{axis}" if axis else "n"
-
-
-def _dtype(number: int) -> Any:
-    from onnx.helper import tensor_dtype_to_np_dtype
-
-    return tensor_dtype_to_np_dtype(number)
