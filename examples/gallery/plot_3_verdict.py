@@ -74,7 +74,7 @@ for density, share, ratio in zip(densities, shares, ratios, strict=True):
 
 # %%
 # So a verdict is not a guarantee, in either direction. At a density of 0.6 it rejects an alignment
-# that would still have helped. In denser fog the aligned network is surely wrong: it sees one digit
-# everywhere, which looks like a stream of that digit, and is accepted. The ratio compares
+# that would still have helped. In denser fog the aligned network is confidently wrong: it sees one
+# digit everywhere, which looks like a stream of that digit, and is accepted. The ratio compares
 # confidence, and without labels no test can exclude this. With a few labels ``stream.feedback``
 # decides, and ``caster monitor`` reports drift.

@@ -142,93 +142,115 @@ def some_logits(n, seed, classes=5):
     return np.random.default_rng(seed).normal(size=(n, classes), scale=2.0).astype(np.float32)
 
 
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.integers(1, 50))
-def test_norms_are_those_of_the_last_samples(sizes, window):
+def norms_of(certificate, after, before):
+    return certificate.update_shuffled(after, before, np.zeros(after.shape[1]))[1]
+
+
+def tempered(after, before):
+    """The same logits at the frozen ones' geometric mean of spreads, by a loop."""
+    logs = [[math.log(np.std(row)) for row in x.astype(float)] for x in (after, before)]
+    return after.astype(float) * math.exp(np.mean(logs[1]) - np.mean(logs[0]))
+
+
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=8), st.integers(1, 50), st.floats(0.1, 10.0)
+)
+def test_shuffled_batches_are_compared_over_the_last_samples_at_one_temperature(
+    sizes, window, scale
+):
     """At least `window` of them, where so many came, and the newest batch whole."""
-    certificate = LayerCertificate(window)
+    certificate, scaled = LayerCertificate(window), LayerCertificate(window)
     after, before = (some_logits(sum(sizes), seed) for seed in range(2))
-    for size, end in zip(sizes, np.cumsum(sizes), strict=True):
-        found = certificate.update_norms(after[end - size : end], before[end - size : end])
-        rows = slice(max(0, end - max(window, size)), end)
-        norms = [
-            np.linalg.norm(softmax(scores[rows].astype(float), axis=1), "nuc")
-            for scores in (after, before)
-        ]
-        assert found == pytest.approx(NORM * norms[1] / norms[0], rel=1e-4)
-
-
-def test_sure_and_diverse_answers_are_accepted_and_collapsed_ones_rejected():
-    unsure = some_logits(64, 0) / 4
-    sure, collapsed = 4 * unsure, np.tile([9.0, 0, 0, 0, 0], (64, 1)).astype(np.float32)
-    assert LayerCertificate(64).update_norms(sure, unsure) < 1
-    assert LayerCertificate(64).update_norms(collapsed, sure) > 1
-    assert LayerCertificate(64).update_norms(sure, sure) == pytest.approx(NORM)
-
-
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.floats(0.1, 10.0))
-def test_tempered_logits_are_as_spread_as_the_frozen_ones(sizes, scale):
-    """Whatever their scale, and over the window alone."""
-    one, other = LayerCertificate(1000), LayerCertificate(1000)
-    after, before = (some_logits(sum(sizes), seed) for seed in range(2))
+    correction = np.linspace(-1.0, 1.0, after.shape[1])
     for size, end in zip(sizes, np.cumsum(sizes), strict=True):
         batch = slice(end - size, end)
-        factor = one.temper(after[batch], before[batch])
-        scaled = scale * after[batch].astype(float) + 3.0
-        assert other.temper(scaled, before[batch]) == pytest.approx(factor / scale)
-        spreads = [x[:end].astype(float).std(axis=1).mean() for x in (after, before)]
-        assert factor == pytest.approx(spreads[1] / spreads[0])
-    newest = LayerCertificate(1).temper(after[batch], before[batch])
-    for length in (1, size):
-        certificate = LayerCertificate(length)
-        certificate.temper(100 * after, before)
-        assert certificate.temper(after[batch], before[batch]) == pytest.approx(newest)
+        found = certificate.update_shuffled(after[batch], before[batch], correction)
+        rows = slice(max(0, end - max(window, size)), end)
+        ours, theirs = tempered(after[rows], before[rows]), before[rows].astype(float)
+        p, q = softmax(ours + correction, axis=1), softmax(theirs, axis=1)
+        errors = (1 - p.max(axis=1)).mean() / (1 - q.max(axis=1)).mean()
+        norms = np.linalg.norm(q, "nuc") / np.linalg.norm(softmax(ours, axis=1), "nuc")
+        assert found == pytest.approx((errors, NORM * norms), rel=1e-4)
+        again = scaled.update_shuffled(scale * after[batch] + 3, before[batch], correction)
+        assert again == pytest.approx(found, rel=1e-3)
 
 
-def test_flat_logits_and_what_is_no_number_are_not_tempered():
-    certificate, logits = LayerCertificate(64), some_logits(8, 0)
-    assert certificate.temper(np.ones((8, 5)), logits) == 1
-    certificate.restart()
-    assert certificate.temper(logits, np.full((8, 5), np.nan)) == 1
-    assert certificate.temper(logits, 2 * logits) == pytest.approx(2)
+def test_confident_and_diverse_answers_are_accepted_and_collapsed_ones_rejected():
+    noise = some_logits(64, 0)
+    clear = noise + 8 * np.eye(5, dtype=np.float32)[np.arange(64) % 5]
+    collapsed = noise + np.array([9.0, 0, 0, 0, 0], np.float32)
+    assert norms_of(LayerCertificate(64), clear, noise) < 1
+    assert norms_of(LayerCertificate(64), collapsed, clear) > 1
+    assert norms_of(LayerCertificate(64), clear, clear) == pytest.approx(NORM)
 
 
-def test_information_destroyed_by_an_alignment_is_rejected_however_sure_the_answers_are():
+@pytest.mark.parametrize("scale", [1.0, 10.0, 1000.0])
+def test_lost_information_is_rejected_however_large_the_logits_are(scale):
+    """Also right after batches that were helped."""
+    rng = np.random.default_rng(0)
+    certificate = LayerCertificate(256)
+    for i in range(8):
+        frozen = 4 * np.eye(5)[rng.integers(5, size=64)] + rng.normal(size=(64, 5))
+        helped = i < 4
+        noise = scale * rng.normal(size=(64, 5))
+        norms = norms_of(certificate, frozen if helped else noise, frozen)
+        assert (norms <= 1) == helped
+
+
+@pytest.mark.parametrize(("factors", "bound"), [((30.0, 1.0), 1.0), ((1.0, 1000.0), 1.05)])
+def test_one_sample_does_not_decide(factors, bound):
     rng = np.random.default_rng(0)
     frozen = 4 * np.eye(5)[rng.integers(5, size=256)] + rng.normal(size=(256, 5))
-    for scale in (1.0, 10.0, 1000.0):
-        noise = scale * rng.normal(size=(256, 5))
-        certificate = LayerCertificate(256)
-        factor = certificate.temper(noise, frozen)
-        assert certificate.update_norms(noise * factor, frozen) > 1.05
-    assert LayerCertificate(256).update_norms(noise, frozen) < 1  # as sure as it is, it would pass
+    aligned = frozen.copy() if bound == 1 else rng.normal(size=(256, 5))
+    aligned[0] *= factors[0]
+    frozen[0] *= factors[1]
+    found = norms_of(LayerCertificate(256), aligned, frozen)
+    assert found <= 1 if bound == 1 else found > bound
+
+
+def test_flat_logits_are_compared():
+    certificate, logits = LayerCertificate(64), some_logits(8, 0)
+    assert norms_of(certificate, np.ones((8, 5)), logits) > 1
+    assert norms_of(LayerCertificate(64), logits, np.ones((8, 5))) > 0
+
+
+def test_the_window_is_emptied_when_the_stream_turns():
+    """A window never holds samples of both kinds of streams."""
+    certificate = LayerCertificate(64)
+    norms_of(certificate, some_logits(40, 0), some_logits(40, 1))
+    after, before = some_logits(8, 2), some_logits(8, 3)
+    assert certificate.update(after, before) == LayerCertificate(64).update(after, before)
+    alone = norms_of(LayerCertificate(64), after, before)
+    assert norms_of(certificate, after, before) == alone
+    assert certificate.update(after, before) == LayerCertificate(64).update(after, before)
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float64, None])
 def test_norms_of_any_kind_of_array(kind):
     after, before = (some_logits(20, seed) for seed in range(2))
     given = [x if kind is None else torch.from_numpy(x).to(kind) for x in (after, before)]
-    expected = LayerCertificate(8).update_norms(after, before)
-    assert LayerCertificate(8).update_norms(*given) == pytest.approx(expected, rel=0.01)
+    expected = norms_of(LayerCertificate(8), after, before)
+    assert norms_of(LayerCertificate(8), *given) == pytest.approx(expected, rel=0.01)
 
 
-def test_norms_of_what_is_no_number_are_forgotten():
+def test_what_is_no_number_is_forgotten():
     certificate, (after, before) = LayerCertificate(64), (some_logits(8, seed) for seed in range(2))
-    certificate.update_norms(after, before)
+    norms_of(certificate, after, before)
     broken = before.copy()
     broken[3, 2] = np.nan
-    assert math.isnan(certificate.update_norms(after, broken))
-    alone = LayerCertificate(64).update_norms(after, before)
-    assert certificate.update_norms(after, before) == alone
+    assert all(map(math.isnan, certificate.update_shuffled(after, broken, np.zeros(5))))
+    alone = norms_of(LayerCertificate(64), after, before)
+    assert norms_of(certificate, after, before) == alone
 
 
 def test_norms_begin_again_after_a_rest():
     certificate = LayerCertificate(64)
-    certificate.update_norms(some_logits(8, 0), some_logits(8, 1))
+    norms_of(certificate, some_logits(8, 0), some_logits(8, 1))
     certificate.settle()
-    assert sum(part.nbytes for part in certificate.state().values()) == 15 * 8
+    assert sum(part.nbytes for part in certificate.state().values()) == 12 * 8
     after, before = some_logits(8, 2), some_logits(8, 3)
-    alone = LayerCertificate(64).update_norms(after, before)
-    assert certificate.update_norms(after, before) == alone
+    alone = norms_of(LayerCertificate(64), after, before)
+    assert norms_of(certificate, after, before) == alone
 
 
 def test_a_certificate_resumes_exactly():
@@ -236,5 +258,8 @@ def test_a_certificate_resumes_exactly():
     for seed in range(4):
         batch = some_logits(10, seed), some_logits(10, seed + 9)
         other.resume(one.state())
+        assert norms_of(one, *batch) == norms_of(other, *batch)
+    for seed in range(4):
+        batch = some_logits(10, seed), some_logits(10, seed + 9)
+        other.resume(one.state())
         assert one.update(*batch) == other.update(*batch)
-        assert one.update_norms(*batch) == other.update_norms(*batch)

@@ -16,6 +16,7 @@ from caster.adapt.layer_certificate import (
 from caster.core import confidence
 from caster.export import certificate_graph
 from caster.export.certificate_graph import CertificateGraph, ScheduleGraph
+from caster.export.graph_arrays import choose, constant
 from tests.support.graphs import compiled, evaluate
 
 C, WINDOW = 7, 16
@@ -78,34 +79,46 @@ def test_confidence_falls_as_in_core(total):
 
 @pytest.mark.parametrize("size", [1, 6, 16, 20])
 def test_windows_are_those_of_the_certificate(size):
-    def step(aligned, frozen, stats, rows, count, spread, restarts):
-        known = CertificateGraph(stats, rows, count, spread, WINDOW)
-        known, factor = known.temper(aligned, frozen)
-        known, ratio = known.update(aligned, frozen)
-        known, norms = known.update_norms(aligned, frozen)
-        known = known.restart(restarts)
-        return [factor, ratio, norms, *known.parts]
+    """Also of a stream that turns from shuffled to runs and back."""
+
+    def step(logits, frozen, correction, in_runs, stats, rows, count, restarts):
+        known = CertificateGraph(stats, rows, count, WINDOW)
+
+        def of_runs():
+            after, errors = known.update(logits, frozen)
+            return [errors, constant(0.0) + 0.0, *after.parts]
+
+        def shuffled():
+            after, errors, norms = known.update_shuffled(logits, frozen, correction)
+            return [errors, norms, *after.parts]
+
+        errors, norms, *parts = choose(in_runs, of_runs, shuffled)
+        after = CertificateGraph(*parts, WINDOW).restart(restarts)
+        return [errors, norms, *after.parts]
 
     state = list(certificate_graph.initial_certificate(C, WINDOW).values())
-    batch = scores(size)
-    run = compiled(step, batch, batch, *state, np.array(False), also_open=[1])
+    batch, no = scores(size), np.array(False)
+    correction = np.linspace(-1, 1, C)
+    run = compiled(step, batch, batch, correction, no, *state, no, also_open=[1])
     expected = LayerCertificate(WINDOW)
-    for i in range(9):
-        aligned, frozen = scores(size, 2 * i, scale=4.0), scores(size, 2 * i + 1)
+    for i in range(14):
+        logits, frozen = scores(size, 2 * i, scale=4.0), scores(size, 2 * i + 1)
         if i == 4:
             frozen[0, 0] = math.nan
-        restarts = i == 7
-        factor, ratio, norms, *state = run(aligned, frozen, *state, restarts)
-        stats, rows, count, spread = state
-        np.testing.assert_allclose(factor, expected.temper(aligned, frozen), rtol=1e-12)
-        np.testing.assert_allclose(ratio, expected.update(aligned, frozen), rtol=1e-12)
-        np.testing.assert_allclose(norms, expected.update_norms(aligned, frozen), rtol=1e-6)
-        assert math.isnan(ratio) == math.isnan(norms) == (i == 4)
+        in_runs, restarts = i in (8, 9), i == 7
+        errors, norms, *state = run(logits, frozen, correction, in_runs, *state, restarts)
+        if in_runs:
+            wanted = expected.update(logits, frozen), 0.0
+        else:
+            wanted = expected.update_shuffled(logits, frozen, correction)
+        np.testing.assert_allclose(errors, wanted[0], rtol=1e-9)
+        np.testing.assert_allclose(norms, wanted[1], rtol=1e-6)
+        assert math.isnan(errors) == (i == 4)
         if restarts:
             expected.restart()
         theirs = expected.state()
+        stats, rows, count = state
         np.testing.assert_allclose(stats, theirs["certificate"][0], rtol=1e-12)
-        np.testing.assert_allclose(spread, theirs["certificate.spread"], rtol=1e-12)
         kept = theirs["certificate.rows"][:, -WINDOW:]
         assert count == kept.shape[1]
         np.testing.assert_allclose(rows[:, WINDOW - count :], kept, atol=1e-6)

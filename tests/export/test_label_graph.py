@@ -115,7 +115,7 @@ def test_labels_of_a_stream_are_those_of_core(order, size):
             seen.mixture(rows),
             seen.answers(rows),
             seen.is_source,
-            seen.correction(1e-30),
+            seen.correction,
             *state,
         ]
 

@@ -257,6 +257,11 @@ class Adapter:
 
     def adapt(self, outputs: Outputs) -> Adaptation:
         """Adapt to outputs of the model by transport of their features."""
+        if not isinstance(outputs, Outputs):
+            raise CasterError(
+                f"adapt takes Outputs of the model, not a {type(outputs).__name__}: for a "
+                "batch of inputs, call the adapter or one of its streams"
+            )
         return self._begin_from(outputs)()
 
     def _begin(self, batch: Any) -> Callable[[], Adaptation]:

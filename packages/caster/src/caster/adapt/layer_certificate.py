@@ -4,8 +4,8 @@ Why it works. Good alignment makes a network more confident in every sample with
 them one answer. On a shuffled stream one number measures both, the nuclear norm of the matrix of
 probabilities (Cui et al. 2020): it is large if rows are confident *and* together use all classes,
 as shuffled samples do. Its ratio to the frozen model's separates a helpful alignment from one that
-collapses or destroys. Both models are compared at equal temperature: alignment also changes how
-firmly a network states its answers, by up to a third in networks trained with mixup, and that says
+collapses to few classes or loses information. Both models are compared at equal temperature:
+alignment also rescales the logits, by up to a third in networks trained with mixup, and that says
 nothing about the answers. On a correlated stream few classes are right and the norm says nothing;
 there the error that the answers themselves expect is compared with the frozen model's.
 
@@ -30,7 +30,7 @@ from caster.core.confidence import (
     expected_error_ratio,
     has_fallen,
     nuclear_norm,
-    total_spread,
+    spread,
 )
 from caster.core.discriminant import probabilities
 from caster.core.linalg import Array
@@ -39,9 +39,8 @@ from caster.core.threads import one_blas_thread
 # The share of the frozen model's nuclear norm that suffices: on the spare corruptions with
 # ResNet-18, 0.99 kept the whole gain on shuffled streams, and twice that tolerance is taken.
 NORM = 0.98
-# How much larger the expected error may be where only aligned answers look shuffled: on the spare
-# corruptions with ResNet-18, useful alignments reach 1.0 and harmful ones of sorted streams begin
-# at 1.14.
+# Largest ratio of expected errors where only aligned answers look shuffled: chosen on the spare
+# corruptions with ResNet-18.
 DOUBTED = 1.1
 ERRORS = 3.0  # standard errors by which the confidence of a batch may fall by chance
 
@@ -54,7 +53,7 @@ class LayerCertificate:
     It covers the last `window` samples that were compared since the last skip: the newest batch
     and, if that is smaller, the ones before it. At most 1 is in favour of the alignment: the
     expected error with aligned layers over that without or, for a shuffled stream, the nuclear
-    norms the other way round and times `NORM`, of logits that are as spread as the frozen model's.
+    norms the other way round and times `NORM`, at equal temperature.
     """
 
     def __init__(self, window: int) -> None:
@@ -65,8 +64,7 @@ class LayerCertificate:
         """Forget the stream."""
         self._recent: Pair | None = None
         self._settled: Pair | None = None  # the reference while comparisons are skipped
-        self._rows = np.empty((2, 0, 0), np.float32)  # probabilities: aligned and frozen
-        self._spread = np.zeros(3)  # samples, and the spread of aligned and of frozen logits
+        self._rows = np.empty((2, 0, 0), np.float32)  # logits: aligned and frozen
 
     def update(self, aligned: Array, frozen: Array) -> float:  # (n, C), (n, C) -> ratio
         """Add the scores of a batch, and return the ratio of expected errors over the window."""
@@ -76,38 +74,41 @@ class LayerCertificate:
             old = self._recent
             new = old[0].at_most(missing) + new[0], old[1].at_most(missing) + new[1]
         ratio = expected_error_ratio(*new)
+        self._rows = self._rows[:, :0].copy()  # of another kind of stream
         self._recent = None if math.isnan(ratio) else new  # NaN would never leave the window
         return ratio
 
-    def temper(self, aligned: Array, frozen: Array) -> float:  # (n, C), (n, C)
-        """Add the logits of a batch, and return the factor that makes aligned ones as spread."""
-        new = np.array([len(aligned), total_spread(aligned), total_spread(frozen)])
-        if not np.isfinite(new).all():
-            return 1.0
-        missing = max(0.0, self.window - new[0])
-        new += self._spread * min(1.0, missing / max(1.0, self._spread[0]))
-        self._spread = new
-        return float(new[2] / new[1]) if new[1] > 0 else 1.0
+    def update_shuffled(
+        self,
+        logits: Array,  # (n, C), with aligned layers
+        frozen: Array,  # (n, C)
+        correction: NDArray[np.float64],  # (C,), what the stream's prior adds to aligned logits
+    ) -> tuple[float, float]:
+        """Add the logits of a shuffled batch; return the ratios of expected errors and of norms.
 
-    def update_norms(self, aligned: Array, frozen: Array) -> float:  # (n, C), (n, C) -> ratio
-        """Add the probabilities of a batch, and return the ratio of norms over the window."""
-        scores = (to_numpy(as_real_array(each)) for each in (aligned, frozen))
-        rows = np.stack([probabilities(each).astype(np.float32) for each in scores])
+        Over the window, whose aligned logits are first made as spread as the frozen ones.
+        """
+        self._recent = None  # of another kind of stream
+        rows = np.stack([to_numpy(as_real_array(x)).astype(np.float32) for x in (logits, frozen)])
         if self._rows.shape[2] == rows.shape[2]:
             rows = np.concatenate([self._rows, rows], axis=1)
-        self._rows = rows[:, -max(self.window, len(aligned)) :].copy()  # contiguous, to be saved
+        self._rows = rows[:, -max(self.window, len(logits)) :].copy()  # contiguous, to be saved
         if not np.isfinite(self._rows).all():  # NaN would never leave the window
             self._rows = self._rows[:, :0].copy()
-            return math.nan
+            return math.nan, math.nan
+        after, before = self._rows.astype(np.float64)
+        after *= spread(before) / spread(after)
+        errors = expected_error_ratio(
+            ConfidenceStats.of(after + correction), ConfidenceStats.of(before)
+        )
         with one_blas_thread():  # several wait for each other: a matrix of 256 rows is small
-            after, before = map(nuclear_norm, self._rows)
-        return NORM * before / after
+            norms = [nuclear_norm(np.asarray(probabilities(x))) for x in (after, before)]
+        return errors, NORM * norms[1] / norms[0]
 
     def restart(self) -> None:
         """Empty the window."""
         self._recent = None
         self._rows = self._rows[:, :0].copy()
-        self._spread = np.zeros(3)
 
     def settle(self) -> None:
         """Make the window the reference for batches that are answered without a comparison."""
@@ -127,22 +128,15 @@ class LayerCertificate:
         for row, pair in zip(found, (self._recent, self._settled), strict=True):
             for part, stats in zip(row, pair or (), strict=False):
                 part[:] = stats.count, stats.total, stats.squares
-        return {
-            "certificate": found,
-            "certificate.rows": self._rows,
-            "certificate.spread": self._spread,
-        }
+        return {"certificate": found, "certificate.rows": self._rows}
 
     def resume(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Continue from a `state`."""
         self._recent, self._settled = map(_pair, state["certificate"])
         rows = np.asarray(state["certificate.rows"], np.float32)
         if rows.ndim != 3 or len(rows) != 2 or not np.isfinite(rows).all():
-            raise ValueError("impossible probabilities")
-        spread = np.asarray(state["certificate.spread"], np.float64)
-        if spread.shape != (3,) or not np.isfinite(spread).all() or (spread < 0).any():
-            raise ValueError("impossible spread")
-        self._rows, self._spread = rows, spread
+            raise ValueError("impossible logits")
+        self._rows = rows
 
 
 def _pair(rows: NDArray[Any]) -> Pair | None:  # (2, 3)

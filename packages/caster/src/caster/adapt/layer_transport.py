@@ -76,7 +76,8 @@ class _Proposal:
     """A batch with aligned layers, and what the stream knows after it."""
 
     features: Array  # (n, d)
-    scores: Array  # (n, C)
+    logits: Array  # (n, C)
+    scores: Array  # (n, C), the logits corrected by what the stream knows of its classes
     labels: StreamLabels | None = None
     mixture: NDArray[np.float64] | None = None  # (C,), behind the target's moments
     own: NDArray[np.float64] | None = None  # (C,), of this batch, if not the source's
@@ -352,7 +353,7 @@ class LayerTransport:
         self._certificate.restart()  # the next comparison is of another part of the stream
         if labels.is_source:
             return _Rest(None, partial(self._answer_resting, None))
-        correction = DeviceCopies(labels.correction(RARE))
+        correction = DeviceCopies(labels.correction)
         return _Rest(labels.prior, partial(self._answer_resting, correction))
 
     def _answer_resting(
@@ -449,11 +450,7 @@ class LayerTransport:
         frozen_is_source = labels is not None and self._frozen_is_source(frozen)
         if labels is None or labels.chain.is_correlated:
             return certificate.update(after.scores, frozen)
-        correction = labels.correction(RARE)
-        logits = to_numpy(as_real_array(after.scores)).astype(np.float64) - correction
-        logits *= certificate.temper(logits, frozen)
-        errors = certificate.update(logits + correction, frozen)
-        norms = certificate.update_norms(logits, frozen)
+        errors, norms = certificate.update_shuffled(after.logits, frozen, labels.correction)
         return gating_ratio(errors, norms, labels.is_source, frozen_is_source)
 
     def _frozen_is_source(self, logits: Array) -> bool:  # (n, C)
@@ -472,7 +469,8 @@ class LayerTransport:
         """
         labels, mixture = self._labels, self._mixture
         if labels is None or mixture is None:
-            return _Proposal(*self._aligned(batch, WHOLE))
+            features, logits = self._aligned(batch, WHOLE)
+            return _Proposal(features, logits, logits)
         source, alignment = labels.chain.prior, self._alignment
         kept = min(alignment.target.samples, max(0.0, self.settings.memory - len(batch)))
         settled = trusted and kept >= max(ENOUGH_PAST, 2 * len(batch))
@@ -503,11 +501,12 @@ class LayerTransport:
             last = self._aligned(batch, Pass(mixture=as_reference(mixture, source), fresh=fresh))
             p = _probabilities(last[1])
         answers, labels = labels.answers(p), labels.advance(p)
-        features, scores = last
+        features, logits = last
+        scores = logits
         if answers is not None:
-            scores = like(np.log(answers.clip(min=RARE)), scores, scores.dtype)
+            scores = like(np.log(answers.clip(min=RARE)), logits, logits.dtype)
         known = None if labels.is_source else own
-        return _Proposal(features, scores, labels, mixture, known, settled, fresh)
+        return _Proposal(features, logits, scores, labels, mixture, known, settled, fresh)
 
     def _aligned(self, batch: Array, how: Pass) -> tuple[Array, Array]:
         """Features, and logits of the classes, with aligned layers."""

@@ -19,6 +19,8 @@ from caster.core.arrays import as_real_array
 from caster.core.discriminant import confidence
 from caster.core.linalg import Array
 
+FLAT = 1e-6  # smallest standard deviation of a sample's logits
+
 
 @dataclass(frozen=True)
 class ConfidenceStats:
@@ -79,17 +81,16 @@ def expected_error_ratio(after: ConfidenceStats, before: ConfidenceStats) -> flo
     return math.inf if old <= 0 else new / old
 
 
-def total_spread(scores: Array) -> float:  # (n, C)
-    """Sum over samples of the standard deviation of their scores.
+def spread(logits: NDArray[Any]) -> float:  # (n, C)
+    """Standard deviation of a sample's logits, as a geometric mean over samples.
 
-    It tells how firmly a network states its answers, correct or not.
+    So that no single sample decides. Its inverse is a temperature.
 
-    >>> total_spread(np.array([[3.0, 1.0], [1.0, 1.0]]))
-    1.0
+    >>> round(spread(np.array([[3.0, 1.0], [9.0, 1.0]])), 6)
+    2.0
     """
-    scores = as_real_array(scores)
-    xp = array_namespace(scores)
-    return float(xp.sum(xp.std(xp.astype(scores, xp.float64), axis=1)))
+    deviations = np.asarray(logits, np.float64).std(axis=1)
+    return float(np.exp(np.log(deviations.clip(min=FLAT)).mean()))
 
 
 def nuclear_norm(p: NDArray[Any]) -> float:  # (n, C)

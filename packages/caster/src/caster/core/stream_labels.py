@@ -68,9 +68,10 @@ class StreamLabels:
             return self.chain.posterior(p)
         return None if self.is_source else corrected(p, self.prior, self.chain.prior)
 
-    def correction(self, rare: float) -> Floats:  # (C,)
-        """What the prior of a shuffled stream adds to logits; no class is rarer than `rare`."""
-        return np.asarray(np.log(self.prior.clip(min=rare) / self.chain.prior))
+    @property
+    def correction(self) -> Floats:  # (C,)
+        """What the prior of a shuffled stream adds to logits."""
+        return np.asarray(np.log(self.prior / self.chain.prior))
 
     def advance(self, p: NDArray[Any]) -> Self:  # (n, C)
         """Move past the samples."""

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caster.adapt.layer_certificate import DOUBTED, NORM
+from caster.core.confidence import FLAT
 from caster.core.verdict import Reason
 from caster.export.graph_arrays import (
     GraphArray,
@@ -24,6 +25,7 @@ from caster.export.graph_arrays import (
     is_finite,
     is_nan,
     length,
+    log,
     maximum,
     minimum,
     softmax,
@@ -34,6 +36,7 @@ from caster.export.graph_arrays import (
 from caster.export.matrix_roots import scaled_roots
 from caster.models.onnx.compiled import REASONS
 
+CERTIFICATE = ("certificate", "certificate.rows", "certificate.count")  # in a stream's state
 NOTHING = np.full((2, 3), np.nan)  # sums of no samples
 SMALLEST = 1e-8  # singular value, relative to the Frobenius norm, that the nuclear norm resolves
 
@@ -53,8 +56,8 @@ def gating_ratio(
     frozen_is_source: GraphArray,  # (), whether the frozen ones are
 ) -> GraphArray:  # ()
     """The ratio that decides: both must agree where only the aligned answers look shuffled."""
-    errors_doubted = errors / DOUBTED
-    both = where(errors_doubted > norms, errors_doubted, norms)
+    allowed = errors / DOUBTED
+    both = where(allowed > norms, allowed, norms)
     return where(is_source, where(frozen_is_source, norms, both), errors)
 
 
@@ -92,11 +95,10 @@ def has_fallen(
     return ~(now[1] / now[0] >= mean - errors * standard_error)
 
 
-def total_spread(scores: GraphArray) -> GraphArray:  # (n, C) -> ()
-    """Sum over samples of the standard deviation of their scores."""
-    wide = scores.astype(np.float64)
-    wide = wide - wide.mean(1, keepdims=True)
-    return sqrt((wide * wide).mean(1)).sum()
+def spread(logits: GraphArray) -> GraphArray:  # (n, C) float64 -> ()
+    """Standard deviation of a sample's logits, as a geometric mean over samples."""
+    centred = logits - logits.mean(1, keepdims=True)
+    return exp(log(maximum(sqrt((centred * centred).mean(1)), FLAT)).mean())
 
 
 def nuclear_norm(p: GraphArray, n_classes: int) -> GraphArray:  # (n, C) -> ()
@@ -125,15 +127,14 @@ class CertificateGraph:
     """`LayerCertificate` on arrays of a graph."""
 
     stats: GraphArray  # (2, 3), with aligned layers and frozen; NaN: none
-    rows: GraphArray  # (2, window, C) float32, of which the last `count` rows are known
+    rows: GraphArray  # (2, window, C) float32 logits, of which the last `count` rows are known
     count: GraphArray  # () int64
-    spread: GraphArray  # (3,), samples, and the spread of aligned and of frozen logits
     window: int
 
     @property
     def parts(self) -> list[GraphArray]:
         """What a stream remembers of it, as `initial_certificate` names it."""
-        return [self.stats, self.rows, self.count, self.spread]
+        return [self.stats, self.rows, self.count]
 
     def update(self, aligned: GraphArray, frozen: GraphArray) -> tuple[Self, GraphArray]:
         """Add the scores of a batch, and return the ratio of expected errors over the window."""
@@ -142,35 +143,35 @@ class CertificateGraph:
         usable = ~is_nan(old).any() & (missing > 0.0)
         new = where(usable, new + at_most(old, missing), new)
         ratio = expected_error_ratio(new[0], new[1])
-        return replace(self, stats=where(is_nan(ratio), constant(NOTHING), new)), ratio
+        stats = where(is_nan(ratio), constant(NOTHING), new)
+        return replace(self, stats=stats, count=constant(0) + 0), ratio
 
-    def temper(self, aligned: GraphArray, frozen: GraphArray) -> tuple[Self, GraphArray]:
-        """Add the logits of a batch, and return the factor that makes aligned ones as spread."""
-        n = length(aligned).astype(np.float64)
-        new = stack([n, total_spread(aligned), total_spread(frozen)])
-        finite = is_finite(new)
-        missing = maximum(self.window - n, 0.0)
-        old = self.spread * minimum(missing / maximum(self.spread[0], 1.0), 1.0)
-        new = where(finite, new + old, self.spread)
-        factor = where(finite & (new[1] > 0.0), new[2] / new[1], constant(1.0))
-        return replace(self, spread=new), factor
-
-    def update_norms(self, aligned: GraphArray, frozen: GraphArray) -> tuple[Self, GraphArray]:
-        """Add the probabilities of a batch, and return the ratio of norms over the window."""
+    def update_shuffled(
+        self, logits: GraphArray, frozen: GraphArray, correction: GraphArray
+    ) -> tuple[Self, GraphArray, GraphArray]:
+        """Add the logits of a shuffled batch; return the ratios of expected errors and of norms."""
         n_classes = self.rows.shape[2]
-        new = stack([softmax(each).astype(np.float32) for each in (aligned, frozen)])
-        n = length(aligned)
+        n = length(logits)
         count = minimum(self.count + n, maximum(n, self.window))
-        joined = concat([self.rows, new], axis=1)
+        joined = concat([self.rows, stack([logits, frozen]).astype(np.float32)], axis=1)
         rows = joined[:, -count:]
         finite = is_finite(rows)
-        (ratio,) = choose(
-            finite,
-            lambda: [NORM * nuclear_norm(rows[1], n_classes) / nuclear_norm(rows[0], n_classes)],
-            lambda: [constant(math.nan) + 0.0],
-        )
+
+        def ratios() -> list[GraphArray]:
+            after, before = (rows[i].astype(np.float64) for i in range(2))
+            after = spread(before) / spread(after) * after
+            errors = expected_error_ratio(
+                confidence_stats(after + correction), confidence_stats(before)
+            )
+            norms = [nuclear_norm(softmax(each), n_classes) for each in (after, before)]
+            return [errors, NORM * norms[1] / norms[0]]
+
+        nothing = constant(math.nan) + 0.0
+        errors, norms = choose(finite, ratios, lambda: [nothing, nothing + 0.0])
         count = where(finite, minimum(count, self.window), 0)
-        return replace(self, rows=joined[:, -self.window :], count=count), ratio
+        rows = joined[:, -self.window :]
+        known = replace(self, stats=constant(NOTHING) + 0.0, rows=rows, count=count)
+        return known, errors, norms
 
     def restart(self, restarts: GraphArray) -> Self:
         """Empty the window, if `restarts`."""
@@ -178,18 +179,13 @@ class CertificateGraph:
             self,
             stats=where(restarts, constant(NOTHING), self.stats),
             count=where(restarts, constant(0), self.count),
-            spread=where(restarts, constant(np.zeros(3)), self.spread),
         )
 
 
 def initial_certificate(n_classes: int, window: int) -> dict[str, NDArray[Any]]:
     """What a stream remembers before its first batch."""
-    return {
-        "certificate": NOTHING,
-        "certificate.rows": np.zeros((2, window, n_classes), np.float32),
-        "certificate.count": np.array(0),
-        "certificate.spread": np.zeros(3),
-    }
+    rows = np.zeros((2, window, n_classes), np.float32)
+    return dict(zip(CERTIFICATE, (NOTHING, rows, np.array(0)), strict=True))
 
 
 # --- schedule ------------------------------------------------------------------------------------

@@ -284,9 +284,10 @@ class LabelGraph:
         """Move past the samples."""
         return replace(self, chain=self.chain.advance(p))
 
-    def correction(self, least: float) -> GraphArray:  # (C,)
-        """What a prior of a shuffled stream adds to logits; no probability is below `least`."""
-        found = log(maximum(self.prior, least) / self.chain.prior)
+    @property
+    def correction(self) -> GraphArray:  # (C,)
+        """What the prior of a shuffled stream adds to logits."""
+        found = log(self.prior / self.chain.prior)
         return where(self.is_source, constant(0.0), found)
 
 

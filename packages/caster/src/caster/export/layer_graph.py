@@ -25,6 +25,7 @@ from caster.adapt.layer_passes import LayerSettings
 from caster.core.channels import ChannelMoments
 from caster.export import moment_graph
 from caster.export.certificate_graph import (
+    CERTIFICATE,
     CertificateGraph,
     ScheduleGraph,
     gating_ratio,
@@ -215,9 +216,8 @@ def _parts(state: Mapping[str, GraphArray], name: str) -> dict[str, GraphArray]:
 
 
 def _certificate_of(state: Mapping[str, GraphArray], settings: LayerSettings) -> CertificateGraph:
-    names = "certificate", "certificate.rows", "certificate.count", "certificate.spread"
-    stats, rows, count, spread = (state[name] for name in names)
-    return CertificateGraph(stats, rows, count, spread, settings.window)
+    stats, rows, count = (state[name] for name in CERTIFICATE)
+    return CertificateGraph(stats, rows, count, settings.window)
 
 
 # --- one batch -----------------------------------------------------------------------------------
@@ -232,7 +232,8 @@ class Carry(NamedTuple):
     fresh: GraphArray  # (), whether the past was of another shift
     frozen: GraphArray  # (k, C) logits, once `has_frozen`
     has_frozen: GraphArray  # ()
-    scores: GraphArray  # (k, C), with aligned layers, once `has_scores`
+    scored: GraphArray  # (k, C) logits with aligned layers, once `has_scores`
+    scores: GraphArray  # (k, C), the same corrected by what the stream knows of its classes
     has_scores: GraphArray  # ()
     settled: GraphArray  # (), whether they come from the past alone
     failed: GraphArray  # (), whether aligned logits were not finite, or no sample an image
@@ -349,7 +350,7 @@ class _Step:
                 *certificate.parts,
             ],
         )
-        names += [name for name in self._state if name.startswith("certificate")]
+        names += CERTIFICATE
         following = dict(zip(names, measured, strict=True))
         fits = compares & (ratio <= self._settings.tau)
         accepted = fits | found.rested
@@ -398,13 +399,10 @@ class _Step:
         return [errors, constant(math.nan) + 0.0, *certificate.parts]
 
     def _compared_shuffled(self, found: Carry, labels: LabelGraph) -> list[GraphArray]:
-        """Ratios of errors and norms at the frozen logits' spread; then the certificate."""
-        correction = labels.correction(layer_transport.RARE)
-        logits = found.scores.astype(np.float64) - correction
-        certificate, factor = self._certificate.temper(logits, found.frozen)
-        logits = factor * logits
-        certificate, errors = certificate.update(logits + correction, found.frozen)
-        certificate, norms = certificate.update_norms(logits, found.frozen)
+        """Ratios of errors and norms at equal temperature; then the certificate."""
+        certificate, errors, norms = self._certificate.update_shuffled(
+            found.scored, found.frozen, labels.correction
+        )
         return [errors, norms, *certificate.parts]
 
     def _after(
@@ -490,6 +488,7 @@ class _Step:
             fresh=no,
             frozen=nothing,
             has_frozen=no,
+            scored=nothing,
             scores=nothing,
             has_scores=no,
             settled=no,
@@ -563,13 +562,14 @@ class _Step:
         doubted = observes & settled & doubted
         answers = settled & ~changed & ~doubted
         ends = finite & (is_phase[Phase.WHOLE] | answers)
-        rested, scores, last = self._answered(
+        rested, scored, scores, last = self._answered(
             rests & ~is_piece, ends, logits, features, labels, before
         )
         labels = replace(labels, chain=replace(labels.chain, last=last))
         found = found._replace(
             rested=rested,
             fresh=before.fresh | changed,
+            scored=scored,
             scores=scores,
             has_scores=before.has_scores | ends,
             settled=before.settled | (ends & settled),
@@ -597,19 +597,18 @@ class _Step:
         labels: LabelGraph,
         before: Carry,
     ) -> list[GraphArray]:
-        """Whether the batch rested; its scores, and the last label's probabilities after it."""
+        """Whether the batch rested; logits, scores and the last label's probabilities after it."""
 
         def rested() -> list[GraphArray]:
-            correction = self._labels.correction(layer_transport.RARE).astype(np.float32)
-            scores = logits + correction
+            scores = logits + self._labels.correction.astype(np.float32)
             usual = self._monitor.is_usual(features, scores)
-            return [usual, scores, labels.chain.last]
+            return [usual, logits, scores, labels.chain.last]
 
         def measured() -> list[GraphArray]:
             return choose(
                 ends,
-                lambda: [before.rested, *self._finished(logits, labels)],
-                lambda: [before.rested, before.scores, labels.chain.last],
+                lambda: [before.rested, logits, *self._finished(logits, labels)],
+                lambda: [before.rested, before.scored, before.scores, labels.chain.last],
             )
 
         return choose(rests, rested, measured)
