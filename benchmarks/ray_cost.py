@@ -27,8 +27,8 @@ class Constants:
     mb_1: float = 49.9  # that a block sends in the first pass
     mb_2_random: float = 78.0  # in the second, if classes come in random order
     mb_2_sorted: float = 2.7  # if they come one after another
-    merge_1: float = 0.074  # seconds of the driver for a block
-    merge_2: float = 0.013
+    merge_1: float = 0.202  # seconds of the driver for a block
+    merge_2: float = 0.022
     driver: float = 9.0  # seconds between and after the passes
     core_hour: float = 0.05  # dollars: an assumption
     gigabyte: float = 0.01  # dollars for one sent to another zone: an assumption
