@@ -21,15 +21,15 @@ class Constants:
     rows: float = 1e9
     features: int = 2_048
     cores: int = 256
-    model_ms: float = 166.3  # per image on one core
-    pass_1: float = 9349.0  # rows per second of one core, reading included
-    pass_2: float = 7806.0
+    model_ms: float = 166.1  # per image on one core
+    pass_1: float = 9603.0  # rows per second of one core, reading included
+    pass_2: float = 8345.0
     mb_1: float = 49.9  # that a block sends in the first pass
-    mb_2_random: float = 143.1  # in the second, if classes come in random order
-    mb_2_sorted: float = 3.7  # if they come one after another
-    merge_1: float = 0.182  # seconds of the driver for a block
-    merge_2: float = 0.305
-    driver: float = 14.3  # seconds of the driver between and after the passes
+    mb_2_random: float = 78.0  # in the second, if classes come in random order
+    mb_2_sorted: float = 2.7  # if they come one after another
+    merge_1: float = 0.202  # seconds of the driver for a block
+    merge_2: float = 0.022
+    driver: float = 9.0  # seconds between and after the passes
     core_hour: float = 0.05  # dollars: an assumption
     gigabyte: float = 0.01  # dollars for one sent to another zone: an assumption
 

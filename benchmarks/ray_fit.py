@@ -4,17 +4,16 @@
     python benchmarks/ray_fit.py --rows 40038 --blocks 2  # two blocks of each
 
 Workers draw features, which stands for reading them, and draw them again in the second pass. Prints
-the seconds of each stage and the peak memory of a worker: for all rows with one worker per core,
-without a model and with one that runs on as many images in the first pass; then for the first few
-blocks with 1, 2 and 4 workers. Prints how long the fit with the model takes compared with drawing
-and running the model alone, and what `docs/clusters.md` calculates with.
+the seconds of each stage and the peak memory of a worker: for all rows with one worker per core;
+for the first few blocks with 1, 2 and 4 workers; and for these blocks with a model that runs on an
+image per row in the first pass. Prints how long that fit takes compared with drawing and running
+the model alone, and what `docs/clusters.md` calculates with.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
-import math
 import os
 import pickle
 import resource
@@ -128,7 +127,7 @@ def draw(model: Any, block: Drawn, index: int) -> None:
 
 
 def peak(model: Any, block: int, index: int) -> tuple[float, float]:
-    """Peak gigabytes of this worker, and how many of them are Ray's shared object store.
+    """Peak gigabytes of this process, and how many of them are Ray's shared object store.
 
     What a worker sends passes through that store, whose pages count for every process that has
     touched them.
@@ -162,11 +161,13 @@ class Run:
         with Pool[Any](partial(ResNet, RESNET14) if images else no_model, workers) as pool:
             list(pool.map(peak, list(range(2 * workers))))  # start all workers
             passes = iter([[replace(block, images=images) for block in blocks], blocks])
-            # A model takes as long for any block: every worker takes one, and that is one round.
-            some = blocks[:workers] if images else blocks
-            start = time.perf_counter()
-            list(pool.map(draw, [replace(block, images=images) for block in some]))
-            reading = (time.perf_counter() - start) * math.ceil(len(blocks) / len(some))
+
+            def read() -> float:
+                start = time.perf_counter()
+                list(pool.map(draw, [replace(block, images=images) for block in blocks]))
+                return time.perf_counter() - start
+
+            reading = read()
             times: dict[str, list[float]] = {}
 
             def progress(stage: str, done: int, total: int) -> None:
@@ -178,6 +179,7 @@ class Run:
                 pool, lambda: next(passes), classes, Settings(), sketch=True, progress=progress
             )
             whole = time.perf_counter() - start
+            reading = (reading + read()) / 2  # before and after: a machine's speed drifts
             memory = max(used for *_, used in pool.map(peak, list(range(2 * workers))))
         first, second = (taken[-1] - taken[0] for taken in times.values())
         rows = sum(map(len, blocks))
@@ -211,12 +213,13 @@ def print_constants(block: Drawn) -> None:
         "second pass, class by class": second(None, few, 0),
     }
     for name, one in sums.items():
-        one + one  # touches memory for the first time
-        start = time.perf_counter()
-        one + one
-        seconds = time.perf_counter() - start
+        seconds = []
+        for _ in range(7):
+            start = time.perf_counter()
+            one + one
+            seconds.append(time.perf_counter() - start)
         moved = len(pickle.dumps(one, protocol=5)) / 1e6
-        print(f"{name}: a block sends {moved:.1f} MB, merged in {seconds:.3f} s")
+        print(f"{name}: a block sends {moved:.1f} MB, merged in {np.median(seconds):.3f} s")
     print(f"basis: {basis:.2f} s")
 
 
@@ -229,6 +232,7 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=cores, help="workers for all rows")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4], help="to compare")
     parser.add_argument("--blocks", type=int, default=8, help="to compare numbers of workers")
+    parser.add_argument("--no-model", action="store_true", help="skip the fit with a model")
     given = parser.parse_args()
     import ray
 
@@ -256,8 +260,9 @@ def main() -> None:
         ((_, _, per_image),) = pool.map(model_seconds, [0])
     print(f"ResNet-50 at 224 x 224 pixels: {1000 * per_image:.1f} ms per image on one core")
     print_constants(blocks[0])
-    print("\n| rows | workers | model | reading and model alone | pass 1 | pass 2 | driver alone "
-          "| whole fit | speed-up | peak memory of a worker | of it, object store |")  # fmt: skip
+    print("\n| rows | workers | model | reading and model alone | pass 1 | pass 2 "
+          "| basis and check | whole fit | speed-up | peak memory of a worker "
+          "| of it, object store |")  # fmt: skip
     print("|--:|--:|--|--:|--:|--:|--:|--:|--:|--:|--:|", flush=True)
     plain = Run.of(blocks, given.most)
     print(plain.row(), flush=True)
@@ -267,22 +272,28 @@ def main() -> None:
         alone = run if alone is None else alone
         print(run.row(alone), flush=True)
     assert alone is not None
-    with_model = Run.of(blocks, given.most, images=True)
-    print(with_model.row(), flush=True)
+    with_model = None if given.no_model else Run.of(blocks[: given.blocks], given.most, images=True)
+    if with_model is not None:
+        print(with_model.row(), flush=True)
     ray.shutdown()
-    print(f"\nrows per second, {alone.workers} worker:", ", ".join(
+    driver, _ = peak(None, 0, 0)
+    print(f"\npeak memory of the driver: {driver:.2f} GB, Ray's object store included")
+    print(f"rows per second, {alone.workers} worker:", ", ".join(
         f"{name} {alone.rows / seconds:,.0f}"
         for name, seconds in (
             ("drawing", alone.reading), ("pass 1", alone.first), ("pass 2", alone.second)
         )
     ))  # fmt: skip
-    model = (with_model.reading - plain.reading) * given.most / plain.rows
-    print(f"ResNet-14 at {PIXELS} x {PIXELS} pixels: {1000 * model:.2f} ms per image on one core; "
-          f"the fit takes {with_model.whole / with_model.reading:.3f} times "
-          "as long as reading and the model alone")  # fmt: skip
+    if with_model is not None:
+        model = with_model.reading / with_model.rows - plain.reading / plain.rows
+        print(f"ResNet-14 at {PIXELS} x {PIXELS} pixels: {1000 * model * given.most:.2f} ms per "
+              f"image on one core; the fit takes {with_model.whole / with_model.reading:.3f} times "
+              "as long as reading and the model alone")  # fmt: skip
     extra = plain.whole - plain.reading
     resnet50 = plain.reading + per_image * plain.rows / given.most
-    print(f"ResNet-50: {1 + extra / resnet50:.3f} times, calculated from the fit without a model")
+    slow = 1000 * (extra / 0.3 - plain.reading) * given.most / plain.rows
+    print(f"calculated from the fit of {plain.rows:,} rows: {1 + extra / resnet50:.3f} times with "
+          f"ResNet-50, 1.3 times with a model of {slow:.2f} ms per image on one core")  # fmt: skip
 
 
 if __name__ == "__main__":

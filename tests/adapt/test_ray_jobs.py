@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +24,9 @@ from caster import CasterError
 from caster import state as states
 from caster.adapt import ray_blocks
 from caster.adapt.fitting import fit_file
-from caster.adapt.ray_jobs import _Tree, fit_blocks
+from caster.adapt.ray_jobs import _Tree, first_pass, fit_blocks, second_pass
 from caster.adapt.ray_pool import Pool, check_address, no_model
+from caster.adapt.source_moments import Subspace
 from caster.cli.app import app
 from caster.config import Settings
 from tests.conftest import problem
@@ -143,6 +145,29 @@ def test_a_tree_merges_in_order_whatever_arrives_first():
                 tree.add(int(index), sums[index])
             expected = tree.total() if expected is None else expected
             assert tree.total() == expected
+
+
+@pytest.mark.parametrize("own", [5, 2], ids=["all classes", "some classes"])
+def test_merged_sums_hold_no_message(own):
+    """Arrays from Ray are views: one left in a sum would keep its whole message in memory."""
+    rng, classes = np.random.default_rng(0), np.arange(5)
+    blocks = in_blocks(rng.standard_normal((200, 8)) + 1, np.arange(200) % 5, 100)
+    first = [first_pass(classes, None, block, 0) for block in blocks]
+    subspace = Subspace.of((first[0] + first[1]).scatter, classes, Settings())
+    few = [replace(block, y=block.y % own) for block in blocks]
+    step = partial(second_pass, classes, subspace, np.zeros((5, subspace.rank)), None, True)
+    second = [step([np.zeros(5, np.int64)], None, block, 0) for block in few]
+
+    def buffers(sums):
+        found = []
+        pickle.dumps(sums, protocol=5, buffer_callback=found.append)
+        return [np.frombuffer(buffer.raw(), np.uint8) for buffer in found]
+
+    for a, b in (first, second):
+        held = buffers(a) + buffers(b)
+        assert held
+        for merged in buffers(a + b):
+            assert not any(np.shares_memory(merged, message) for message in held)
 
 
 def test_parquet_gives_the_state_of_one_machine(tmp_path, monkeypatch):

@@ -209,31 +209,35 @@ class _Kept:
 
     def __add__(self, later: Self) -> Self:
         both = copy(later)  # which counts these samples
+        both._counts = later._counts.copy()
         both._parts = self._parts + later._parts
+        both._parts = [both._joined()]  # copies: a view would pin the whole message of a worker
         return both
+
+    def _joined(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]:
+        z, y, head = zip(*self._parts, strict=True)
+        answers = None if any(part is None for part in head) else np.concatenate(head)
+        return np.concatenate(z), np.concatenate(y), answers
 
     def check(self, per_feature: float, settings: Settings, each: Each) -> SourceCheck:
         """Cross-validate on the stored samples."""
-        z, y, head = zip(*self._parts, strict=True)
-        answers = None if any(part is None for part in head) else np.concatenate(head)
-        samples = np.concatenate(z), np.concatenate(y)
-        return check_source(*samples, answers, len(self._counts), per_feature, settings, each)
+        return check_source(*self._joined(), len(self._counts), per_feature, settings, each)
 
 
 class _Drawn:
     """A uniform sample of the source, of bounded size; the same for any division into chunks."""
 
     def __init__(self, size: int, before: int) -> None:
-        self._size = size
-        bits = np.random.PCG64(SKETCH_SEED)
-        self._rng = np.random.Generator(bits.advance(before))  # one step per sample
+        self._size, self._seen = size, before
         self._parts: list[NDArray[Any]] = []  # keys, features, classes, and logits if there are
 
     def add(self, z: Array, y: Array, logits: NDArray[Any] | None) -> None:
         """Draw among the samples so far and these."""
         if not self._size:
             return
-        keys = self._rng.random(z.shape[0])
+        bits = np.random.PCG64(SKETCH_SEED).advance(self._seen)  # one step per sample
+        self._seen += z.shape[0]
+        keys = np.random.Generator(bits).random(z.shape[0])
         self._draw([keys, to_numpy(z), to_numpy(y), *([] if logits is None else [logits])])
 
     def __add__(self, other: Self) -> Self:
