@@ -301,7 +301,7 @@ def test_the_conclusion_says_whether_to_use_it(right, low, high, opening, gain):
     [
         (40, "ratio", "It is right: adapting anyway would lose 15.6 points."),
         (50, "ratio", "Adapting anyway would change 0.0 points."),
-        (60, "ratio", "would gain 15.6 points: if other data are like these, use `--tau 1.5`"),
+        (60, "ratio", "would gain 15.6 points: if other data are like these, try `--tau 1.50`"),
         (60, "min_samples", "would gain 15.6 points: if other data are like these, predict with"),
         (60, "class_order", "gain 15.6 points: a safeguard rejects (`class_order`)"),
     ],
@@ -342,7 +342,19 @@ def test_where_most_batches_are_rejected_the_conclusion_says_what_would_accept_t
         assert "the gate rejects" not in found.conclusion
     else:
         assert told in found.conclusion
-        assert "use `--tau 1.21`, which accepts them." in found.conclusion
+        assert "try `--tau 1.21`, the highest ratio here." in found.conclusion
+
+
+@pytest.mark.parametrize(
+    ("ratio", "tau"),
+    [(1.1, "1.10"), (1.201, "1.21"), (np.nextafter(1.21, 2), "1.22"), (12345.671, "12345.68")],
+)
+def test_the_suggested_tau_is_not_below_the_highest_ratio(ratio, tau):
+    found = of_labels([np.arange(64)], Verdict(False, "ratio", float(ratio), 9, 3))
+    scores = {**found.scores, "frozen": replace(found.scores["frozen"], accuracy=50 / 64)}
+    scores["ungated"] = replace(found.scores["ungated"], accuracy=60 / 64)
+    assert f"try `--tau {tau}`, the highest" in replace(found, scores=scores).conclusion
+    assert float(tau) >= ratio
 
 
 def test_advice_about_order_depends_on_the_mechanism():

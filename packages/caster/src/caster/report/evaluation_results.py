@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from fractions import Fraction
 from numbers import Integral, Real
 from statistics import median
 from typing import Any
@@ -190,7 +191,7 @@ class Evaluation:
         return f"Adapting anyway would gain {points}: {self._remedy()}"
 
     def _remedy(self) -> str:
-        """Which option accepts the batches that the gate rejects."""
+        """Which option to try for the batches that the gate rejects."""
         reason = next(reason for reason in self.reasons if reason != "accepted")
         if reason in SAFEGUARDS:
             return f"a safeguard rejects (`{reason}`), and `--no-safeguards` turns it off."
@@ -198,7 +199,9 @@ class Evaluation:
         highest = max((v.ratio for v in verdicts if v.reason == "ratio"), default=math.inf)
         option = "predict with `--no-gate`"
         if reason == "ratio" and math.isfinite(highest):
-            option = f"use `--tau {math.ceil(100 * highest) / 100:g}`, which accepts them"
+            # A float times 100 may round down to an integer, and its ceiling be below the ratio.
+            tau = math.ceil(100 * Fraction(str(highest))) / 100
+            option = f"try `--tau {tau:.2f}`, the highest ratio here"
         return f"if other data are like these, {option}."
 
     @property
