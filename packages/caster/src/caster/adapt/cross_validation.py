@@ -25,11 +25,12 @@ MOST_CHECKED = 4096  # samples that are classified
 
 Floats = NDArray[np.floating[Any]]
 Indices = NDArray[np.integer[Any]]
-Each = Callable[[Callable[[int], Any], int], Iterable[Any]]  # a function's results for 0 .. n - 1
+# From a function and n to its results for 0 .. n - 1.
+ParallelMap = Callable[[Callable[[int], Any], int], Iterable[Any]]
 
 
-def in_turn(function: Callable[[int], Any], n: int) -> Iterable[Any]:
-    """Apply a function to 0 .. n - 1 here."""
+def serial_map(function: Callable[[int], Any], n: int) -> Iterable[Any]:
+    """Apply a function to 0 .. n - 1, one after the other in this process."""
     return map(function, range(n))
 
 
@@ -40,7 +41,7 @@ def check_source(
     n_classes: int,
     per_feature: float,
     settings: Settings,
-    each: Each = in_turn,
+    parallel_map: ParallelMap = serial_map,
 ) -> SourceCheck:
     """Classify the samples of every fold by the class moments of the other folds.
 
@@ -53,7 +54,7 @@ def check_source(
     rows = [rng.permutation(part)[: -(-MOST_CHECKED // folds)] for part in parts]
     whole = ClassMoments.of(z, y, n_classes)
     check = partial(_check_fold, z, y, head, whole, parts, rows, settings)
-    answers, verdicts = zip(*each(check, folds), strict=True)
+    answers, verdicts = zip(*parallel_map(check, folds), strict=True)
     checked = np.concatenate(rows)
     gda, identity, gated = (a == y[checked] for a in np.concatenate(answers, axis=1))
     frozen = None if head is None else head[checked] == y[checked]
@@ -80,6 +81,8 @@ def _check_fold(
     f: int,
 ) -> tuple[Indices, list[bool]]:
     left_out, tested = parts[f], rows[f]
+    # A fold's moments are as large as the whole's: all folds' would take `folds` times the memory,
+    # and would travel to every worker.
     others = whole - ClassMoments.of(z[left_out], y[left_out], len(whole.counts))
     source = _moments(others, z.dtype)
     del others  # as large as the source

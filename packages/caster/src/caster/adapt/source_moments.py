@@ -15,14 +15,14 @@ import numpy as np
 from array_api_compat import array_namespace, is_array_api_obj, is_jax_array, is_numpy_array
 from numpy.typing import NDArray
 
-from caster.adapt.cross_validation import Each, check_source, held_out_scores, in_turn
+from caster.adapt.cross_validation import ParallelMap, check_source, held_out_scores, serial_map
 from caster.config import CHUNK_ELEMENTS, STATE_DTYPE, Settings
+from caster.core import threads
 from caster.core.arrays import as_real_array, like, to_numpy
 from caster.core.discriminant import probabilities
 from caster.core.linalg import Array, failures
 from caster.core.moments import ClassMoments, ClassScatter
 from caster.core.subspace import Basis, HeldOutBasis, WithinScatter, retained_rank
-from caster.core.threads import one_blas_thread, parallel_map
 from caster.core.types import SourceMoments
 from caster.errors import CasterError
 from caster.io.labels import Labels, as_labels, encode
@@ -81,7 +81,7 @@ class Subspace:
         """Find the basis, and raise if the samples do not support one."""
         _check_counts(to_numpy(scatter.counts), classes)
         # Two threads save little of one factorisation, and wait for each other on a busy machine.
-        with one_blas_thread():
+        with threads.one_blas_thread():
             return cls(scatter, *_basis(scatter, settings))
 
     @property
@@ -163,7 +163,7 @@ class HeldOutSums:
 
     @np.errstate(all="ignore")
     def fitted(
-        self, subspace: Subspace, settings: Settings, each: Each = in_turn
+        self, subspace: Subspace, settings: Settings, parallel_map: ParallelMap = serial_map
     ) -> tuple[SourceMoments, SourceCheck, Sketch | None]:
         """The moments as a state stores them, whether transport holds up, and the sketch."""
         moments, scatter = self.moments, subspace.scatter
@@ -182,7 +182,7 @@ class HeldOutSums:
             raise CasterError(
                 "the samples vary in fewer directions than tell the classes apart: add samples"
             )
-        check = self.kept.check(scatter.total / scatter.width, settings, each)
+        check = self.kept.check(scatter.total / scatter.width, settings, parallel_map)
         return found, check, self.drawn.sketch(moments, settings)
 
 
@@ -219,9 +219,12 @@ class _Kept:
         answers = None if any(part is None for part in head) else np.concatenate(head)
         return np.concatenate(z), np.concatenate(y), answers
 
-    def check(self, per_feature: float, settings: Settings, each: Each) -> SourceCheck:
+    def check(
+        self, per_feature: float, settings: Settings, parallel_map: ParallelMap
+    ) -> SourceCheck:
         """Cross-validate on the stored samples."""
-        return check_source(*self._joined(), len(self._counts), per_feature, settings, each)
+        C = len(self._counts)
+        return check_source(*self._joined(), C, per_feature, settings, parallel_map)
 
 
 class _Drawn:
@@ -314,7 +317,8 @@ def _basis(scatter: ClassScatter, settings: Settings) -> tuple[WithinScatter, Ba
 
 def _each(function: Callable[[Array, Array], Result], pieces: list[Piece]) -> Iterator[Result]:
     """Apply a function to features and class indices of every piece of a chunk."""
-    several = parallel_map if is_numpy_array(pieces[0][0]) else map  # torch has threads of its own
+    # torch has threads of its own
+    several = threads.parallel_map if is_numpy_array(pieces[0][0]) else map
     return several(lambda piece: function(*piece[:2]), pieces)
 
 
