@@ -72,6 +72,9 @@ def test_predict_names_the_stream_by_its_option(folder, tmp_path):
     done = invoke("predict", made / "s.caster", made / "target.npz", *options[:2], *options[4:])
     assert done.exit_code == 1
     assert "--stream requires --log" in done.output
+    done = invoke("predict", made / "s.caster", made / "target.npz", *options[:-1], "")
+    assert done.exit_code == 1
+    assert re.fullmatch(r"caster: a stream id has 1 to \d+ bytes, not ''\n", done.stderr)
 
 
 def test_a_log_of_ungated_answers_is_rejected(folder):

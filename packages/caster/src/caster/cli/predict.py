@@ -147,6 +147,7 @@ def predict(
         raise CasterError("--stream requires --log")
     if workers is not None and ray is None:
         raise CasterError("--workers requires --ray")
+    stream_id = table.stem if stream is None else stream
     options: dict[str, Any] = {
         "mechanism": mechanism,
         "tau": tau,
@@ -193,7 +194,7 @@ def predict(
             from caster.adapt.prediction import predict_file
 
             logged = None if log is None else states.load(state, key)
-            with _logging(log, stream or table.stem, logged) as observe:
+            with _logging(log, stream_id, logged) as observe:
                 summary = predict_file(
                     state,
                     features_path(target[0]),
@@ -233,7 +234,7 @@ def predict(
             )
             if shuffle is None and adapter.mechanism == "features":
                 _warn_of_order(images, min(batch_size, limit or batch_size))
-            with _logging(log, stream or table.stem, adapter.state) as observe:
+            with _logging(log, stream_id, adapter.state) as observe:
                 summary = predict_images(
                     adapter,
                     images,
