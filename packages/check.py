@@ -73,15 +73,15 @@ def check_contents(wheel: Path, package: str) -> int:
 
 
 def check_description(wheel: Path) -> None:
-    """Check that the package index can resolve every link of the long description."""
+    """Check that there is a long description, and that the package index resolves its links."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         text = archive.read(name).decode().partition("\n\n")[2]
-    dead = re.findall(r"\]\((?!https://)[^)]*\)", text)
-    if dead or len(text) < 200:
-        sys.exit(
-            f"{wheel.name} has links that the package index cannot resolve: {dead or 'no text'}"
-        )
+    if len(text) < 200:
+        sys.exit(f"{wheel.name} has no long description: {len(text)} characters")
+    dead = re.findall(r"\]\((?!https?:|mailto:|#)([^)]*)\)", text)
+    if dead:
+        sys.exit(f"{wheel.name} has links that the package index cannot resolve: {dead}")
 
 
 def try_wheels(python: str, wheels: list[Path], folder: Path) -> str:

@@ -1,8 +1,8 @@
 """Let the repository's README be the package's long description.
 
-The package index resolves no relative link. With `Repository` among the project's URLs, links and
-images name it; without one, images and links that only point elsewhere are left out, and other
-links become text.
+The package index resolves no relative link. With `Repository` among the project's URLs, relative
+links and images name it; without one, images and links that only point elsewhere are left out, and
+other links become text. Absolute links and anchors stay.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
-LINK = r"\[([^]]+)\]\((?!https:)([^)]+)\)"  # text, target: not an absolute one
+LINK = r"\[([^]]+)\]\((?!https?:|mailto:|#)([^)]+)\)"  # text, relative target
 
 
 def readme(package: str) -> Path:
@@ -26,7 +26,6 @@ def readme(package: str) -> Path:
 def described(text: str, repository: str | None) -> str:
     """Rewrite the README for a reader who has no repository at hand."""
     if repository is not None:
-        text = text.replace("](#", "](README.md#")
         text = re.sub("!" + LINK, rf"![\1]({repository}/raw/main/\2)", text)
         return re.sub(LINK, rf"[\1]({repository}/blob/main/\2)", text)
     text = text.partition("\n## Links\n")[0] + "\n"

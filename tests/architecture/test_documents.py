@@ -6,6 +6,7 @@ import csv
 import re
 import runpy
 import shlex
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -147,21 +148,45 @@ def test_the_readme_is_short_and_has_one_figure():
 def test_the_package_index_can_resolve_every_link_of_the_readme(repository):
     """As `make package` checks in the wheel; here also with a repository, which there will be."""
     text = (ROOT / "README.md").read_text()
-    described = runpy.run_path(str(ROOT / "packages/caster/hatch_build.py"))["described"]
-    found = re.findall(r"\]\(([^)]+)\)", described(text, repository))
-    if repository is None:
-        assert found == []
-        return
     written = re.findall(r"\]\(([^)]+)\)", text)
+    described = runpy.run_path(str(ROOT / "packages/caster/hatch_build.py"))["described"]
+    text = described(text, repository)
+    found = re.findall(r"\]\(([^)]+)\)", text)
+    assert {link[1:] for link in found if link.startswith("#")} <= anchors(text)
+    if repository is None:
+        assert all(link.startswith("#") for link in found)
+        return
     for link, own in zip(found, written, strict=True):
         kind = "raw" if own.endswith(".png") else "blob"
-        target = f"README.md{own}" if own.startswith("#") else own
-        assert link == f"{repository}/{kind}/main/{target}"
+        assert link == (own if own.startswith("#") else f"{repository}/{kind}/main/{own}")
 
 
-def anchors(path: Path) -> set[str]:
+@pytest.mark.parametrize("repository", [None, "https://git.example/caster"])
+def test_only_relative_links_are_rewritten_for_the_package_index(repository):
+    described = runpy.run_path(str(ROOT / "packages/caster/hatch_build.py"))["described"]
+    targets = ["http://a.example", "https://a.example/b.md", "mailto:a@b.example", "#results"]
+    text = "".join(f"[text]({target}), " for target in targets)
+    assert described(text, repository).strip() == text.strip()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has no long description"),
+        ("[x](docs/a.md) [y](https://a.example) [z](#b)" + 200 * " ", r"resolve: \['docs/a.md'\]"),
+    ],
+)
+def test_a_wheel_without_description_and_one_with_dead_links_differ(tmp_path, text, message):
+    check = runpy.run_path(str(ROOT / "packages/check.py"))["check_description"]
+    with zipfile.ZipFile(tmp_path / "a.whl", "w") as wheel:
+        wheel.writestr("a.dist-info/METADATA", f"Name: a\n\n{text}")
+    with pytest.raises(SystemExit, match=message):
+        check(tmp_path / "a.whl")
+
+
+def anchors(text: str) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
-    headings = re.findall(r"^#+ (.+)$", path.read_text(), re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
@@ -174,7 +199,7 @@ def test_links_lead_somewhere(path):
             name, _, anchor = link.partition("#")
             target = path.parent / name if name else path
             assert target.exists(), link
-            assert not anchor or anchor in anchors(target), link
+            assert not anchor or anchor in anchors(target.read_text()), link
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
