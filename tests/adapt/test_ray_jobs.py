@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 import ray
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from typer.testing import CliRunner
 
@@ -24,11 +26,12 @@ from caster import CasterError
 from caster import state as states
 from caster.adapt import ray_blocks
 from caster.adapt.fitting import fit_file
-from caster.adapt.ray_jobs import _Tree, first_pass, fit_blocks, second_pass
+from caster.adapt.ray_jobs import SecondSums, _Tree, first_pass, fit_blocks, second_pass
 from caster.adapt.ray_pool import Pool, check_address, no_model
-from caster.adapt.source_moments import Subspace
+from caster.adapt.source_moments import HeldOutSums, Subspace
 from caster.cli.app import app
 from caster.config import Settings
+from caster.core.moments import ClassMoments
 from tests.conftest import problem
 from tests.support.colours import TOML, patches, write_folder, write_model
 
@@ -168,6 +171,34 @@ def test_merged_sums_hold_no_message(own):
         assert held
         for merged in buffers(a + b):
             assert not any(np.shares_memory(merged, message) for message in held)
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.lists(st.integers(1, 30), min_size=1, max_size=6),
+    st.sampled_from([0.0, 1e6]),
+    st.booleans(),
+)
+def test_merged_sums_of_blocks_are_the_moments_of_all_rows(seed, sizes, offset, is_sorted):
+    """Also if a block lacks classes, and about centroids that are not quite the means."""
+    C, k, rng = 4, 3, np.random.default_rng(seed)
+    y = np.concatenate([np.arange(C), rng.integers(C, size=sum(sizes))])
+    y = np.sort(y) if is_sorted else y
+    z = offset + 5.0 * y[:, None] + rng.standard_normal((len(y), k))
+    expected = ClassMoments.of(z, y, C)
+    centroids = expected.means + 0.01 * rng.standard_normal((C, k))
+    tree, blocks = _Tree(), np.split(np.arange(len(y)), np.cumsum(sizes))
+    for index in rng.permutation(len(blocks)):
+        rows = blocks[index]
+        sums = HeldOutSums(ClassMoments.of(z[rows], y[rows], C), [index], [index])
+        tree.add(int(index), SecondSums.of(sums, centroids))
+    found = tree.total().whole(centroids)
+    assert found.kept == found.drawn == list(range(len(blocks)))
+    np.testing.assert_array_equal(found.moments.counts, expected.counts)
+    # A float64 of 1e6 has steps of 1e-10; sums that were not centred would be wrong by 1e-4.
+    atol = 1e-7 if offset else 1e-11
+    np.testing.assert_allclose(found.moments.means, expected.means, rtol=1e-14, atol=atol)
+    np.testing.assert_allclose(found.moments.scatters, expected.scatters, rtol=1e-12, atol=atol)
 
 
 def test_parquet_gives_the_state_of_one_machine(tmp_path, monkeypatch):
