@@ -30,7 +30,8 @@ BATCH = 32
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 @pytest.mark.skipif(not LIBRARY.exists(), reason="ONNX Runtime's package has no library for Linux")
 def test_a_stream_in_cpp_is_that_in_python(tmp_path):
-    program, include = tmp_path / "predict", installed(PACKAGE, PIP) / HEADERS
+    program = tmp_path / "predict"
+    include = installed("ONNX Runtime's headers", PACKAGE, PIP) / HEADERS
     (tmp_path / "libonnxruntime.so.1").symlink_to(LIBRARY)  # the name that programs ask for
     command = ["g++", "-std=c++17", "-Wall", "-Werror", f"-I{include}", EXAMPLE / "main.cpp"]
     subprocess.run([*command, LIBRARY, f"-Wl,-rpath,{tmp_path}", "-o", program], check=True)

@@ -44,7 +44,8 @@ def onnxruntime_web() -> Path:
     given = os.environ.get("ONNXRUNTIME_WEB")
     if given:
         return Path(given)
-    folder = installed(RUNTIME, ["npm", "install", "--ignore-scripts", "--prefix"])
+    npm = ["npm", "install", "--ignore-scripts", "--prefix"]
+    folder = installed("ONNX Runtime for browsers", RUNTIME, npm)
     return folder / "node_modules" / "onnxruntime-web" / "dist"
 
 

@@ -11,8 +11,11 @@ import pytest
 from platformdirs import user_cache_path
 
 
-def installed(package: str, command: Sequence[str]) -> Path:
-    """The folder that a command, which ends in the option for a folder, installs a package in."""
+def installed(what: str, package: str, command: Sequence[str]) -> Path:
+    """The folder that a command, which ends in the option for a folder, installs a package in.
+
+    Skip the test if it fails, as it does offline, and say what could not be installed.
+    """
     folder = user_cache_path("caster-tests", appauthor=False) / "packages" / package
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -23,9 +26,10 @@ def installed(package: str, command: Sequence[str]) -> Path:
                 run = [*command, str(made), package]
                 subprocess.run(run, check=True, capture_output=True, text=True)
             except FileNotFoundError:
-                pytest.skip(f"no {command[0]} to install {package} with")
+                pytest.skip(f"{what} could not be installed: no {command[0]}")
             except subprocess.CalledProcessError as error:
-                pytest.skip(f"cannot install {package}: {error.stderr.strip()[:200]}")
+                reason = error.stderr.strip()[:200]
+                pytest.skip(f"{what} could not be installed ({package}): {reason}")
             if not folder.exists():  # another process may have been faster
                 made.rename(folder)
     return folder
