@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from scipy.special import softmax
 from typer.testing import CliRunner
 
 import caster
@@ -343,6 +344,15 @@ def test_refused_batches_keep_the_frozen_answer_unless_the_gate_is_off(typed, ma
     assert [row["prediction"] for row in rows] == ungated
 
 
+def error(p):
+    return (1 - p.max(axis=1)).mean()
+
+
+def at_equal_temperature(after, before):
+    logs = [np.log(logits.std(axis=1)).mean() for logits in (after, before)]
+    return after * np.exp(logs[1] - logs[0])
+
+
 def test_every_batch_is_judged_by_the_images_so_far(typed, made):
     """By nuclear norms while they come shuffled, as the source's do, for both models."""
     line = "predict BN @BN.caster @target --shuffle 0 --batch-size 8 --tau 0.85 -o out.csv"
@@ -350,20 +360,27 @@ def test_every_batch_is_judged_by_the_images_so_far(typed, made):
     order = np.random.default_rng(0).permutation(len(TARGET))
     model, state = model_of(made, "resnet"), states.load(made / "BN.caster")
     aligned, frozen = (create(n, model, state) for n in ("mixture-transport-ungated", "frozen"))
-    after, before = np.empty((2, 0, len(NAMES)))
     seen = StreamLabels.start(aligned.transport._start.chain.prior)
+    past, was_in_runs = [], False
     rows = rows_of()[::8]
     for row, images in zip(rows, np.split(order, 16), strict=True):
         batch = prepared(SHIFTED)[images]
-        after, before = (
-            np.append(past, method.predict(batch).logits.double().softmax(1).numpy(), axis=0)
-            for past, method in ((after, aligned), (before, frozen))
-        )
-        expected = (1 - after.max(1)).mean() / (1 - before.max(1)).mean()
-        seen = seen.observe(before[-8:]).advance(before[-8:])
-        if aligned.transport._labels.is_source:
-            norms = 0.98 * np.linalg.norm(before, "nuc") / np.linalg.norm(after, "nuc")
-            expected = norms if seen.is_source else max(norms, expected)
+        scores, logits = (m.predict(batch).logits.double().numpy() for m in (aligned, frozen))
+        seen = seen.observe(softmax(logits, axis=1)).advance(softmax(logits, axis=1))
+        labels = aligned.transport._labels
+        in_runs = labels.chain.is_correlated
+        prior = np.log(labels.prior / labels.chain.prior)
+        past = [] if in_runs != was_in_runs else past  # a stream that turns is judged anew
+        past.append((scores if in_runs else scores - prior, logits))
+        was_in_runs = in_runs
+        after, before = (np.concatenate(part) for part in zip(*past, strict=True))
+        if not in_runs:
+            after = at_equal_temperature(after, before)
+        p = softmax(before, axis=1)
+        expected = error(softmax(after + (0 if in_runs else prior), axis=1)) / error(p)
+        if labels.is_source:
+            norms = np.linalg.norm(p, "nuc") / np.linalg.norm(softmax(after, axis=1), "nuc")
+            expected = 0.98 * norms if seen.is_source else max(0.98 * norms, expected / 1.1)
         assert float(row["ratio"]) == pytest.approx(expected, rel=1e-3)
         assert row["reason"] == ("accepted" if expected <= 0.85 else "ratio")
     assert {row["reason"] for row in rows} == {"accepted", "ratio"}
