@@ -178,6 +178,20 @@ def test_a_head_that_is_seldom_right_is_warned_of(caplog):
     assert "check the order of its classes" in caplog.text
 
 
+def test_classes_that_the_source_lacks_are_warned_of(caplog):
+    batches = [(x[y < 3], y[y < 3]) for x, y in source("batch").batches]
+    caster.fit(model("batch"), batches)
+    assert "the source has 3 of the model's 4 classes" in caplog.text
+    caplog.clear()
+    caster.fit(model("batch"), source("batch").batches)
+    assert not caplog.text
+
+
+def test_adapt_takes_outputs(fitted, batches):
+    with pytest.raises(CasterError, match="adapt takes Outputs of the model, not a ndarray"):
+        fitted.adapt(batches[0])
+
+
 def test_a_stream_too_short_to_rest_compares_every_batch(fitted, batches):
     adapter = Adapter(fitted.model, fitted.state, every=8, tau=1e6)
     for out in adapter.stream([*batches, *batches, *batches]):

@@ -93,6 +93,7 @@ def fit(
         raise CasterError("there are no batches to fit")
     known = index.classes
     head = head_columns(known, columns, classes) if use_head else None
+    warn_of_missing_classes(head, columns)
     labelled = [
         (features, labels, *([] if head is None else [class_logits(logits, head)]))
         for features, labels, logits in chunks
@@ -164,6 +165,17 @@ def distinct_classes(labels: Labels, source: Path, limits: Limits) -> Labels:  #
     classes = unique_labels(labels)
     limits.check("classes", len(classes), f"{source} has {len(classes):,} distinct labels")
     return classes
+
+
+def warn_of_missing_classes(head: Head, columns: int | None) -> None:
+    """Warn if the source lacks some of the model's classes."""
+    if head is not None and columns is not None and len(head) < columns:
+        log.warning(
+            "the source has %d of the model's %d classes: the others are never answered, not even "
+            "by rejected batches",
+            len(head),
+            columns,
+        )
 
 
 def warn_of_poor_head(check: SourceCheck | None) -> None:
@@ -250,6 +262,7 @@ def fit_images(
             **extracted,
         )
         head = head_of(features.outputs.columns)
+        warn_of_missing_classes(head, features.outputs.columns)
         passes = _Passes(features, head is not None, head, progress)
         clf = Caster(**vars(settings)).fit_stream(passes, classes, sketch=sketch)
         fitted = FittedFeatures(clf, head, features.unreadable, features.layers)
