@@ -24,7 +24,7 @@ def readme(package: str) -> Path:
 
 
 def described(text: str, repository: str | None) -> str:
-    """Rewrite the README for a reader who has no repository at hand."""
+    """Rewrite relative links: to the repository, or as plain text without one."""
     if repository is not None:
         text = re.sub("!" + LINK, rf"![\1]({repository}/raw/main/\2)", text)
         return re.sub(LINK, rf"[\1]({repository}/blob/main/\2)", text)

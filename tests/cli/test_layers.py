@@ -370,7 +370,7 @@ def test_every_batch_is_judged_by_the_images_so_far(typed, made):
         labels = aligned.transport._labels
         in_runs = labels.chain.is_correlated
         prior = np.log(labels.prior / labels.chain.prior)
-        past = [] if in_runs != was_in_runs else past  # a stream that turns is judged anew
+        past = [] if in_runs != was_in_runs else past  # a stream that turns starts a new window
         past.append((scores if in_runs else scores - prior, logits))
         was_in_runs = in_runs
         after, before = (np.concatenate(part) for part in zip(*past, strict=True))

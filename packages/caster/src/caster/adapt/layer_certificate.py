@@ -5,8 +5,8 @@ them one answer. On a shuffled stream one number measures both, the nuclear norm
 probabilities (Cui et al. 2020): it is large if rows are confident *and* together use all classes,
 as shuffled samples do. Its ratio to the frozen model's separates a helpful alignment from one that
 collapses to few classes or loses information. Both models are compared at equal temperature:
-alignment also rescales the logits, by up to a third in networks trained with mixup, and that says
-nothing about the answers. On a correlated stream few classes are right and the norm says nothing;
+alignment also rescales the logits, most in networks trained with mixup, and that says nothing
+about the answers. On a correlated stream few classes are right and the norm says nothing;
 there the error that the answers themselves expect is compared with the frozen model's.
 
 Where it fails. Both measure confidence, not correctness: a network that is confidently and
