@@ -73,6 +73,7 @@ def record(checkpoint: str, data: str, out: str, device: str, severities: list[i
             aligned.append(to_numpy(answer.adapted))
             corrected |= answer.mixture is not None  # then these are no logits
         if corrected:
+            print(f"left out: {name} {severity} is not taken for shuffled")
             continue
         key = f"{name}.{severity}"
         found[f"{key}.frozen"] = np.concatenate(frozen).astype(np.float16)
@@ -117,6 +118,8 @@ def show(name: str, values: list[float]) -> None:
 
 
 def compare(stored: Logits) -> None:
+    if "clean.0.frozen" not in stored:
+        raise SystemExit("the clean stream was left out: record a network that is better at it")
     names = ["frozen", "always", "confident", "always"]
     for rule in RULES:
         names += [rule, "accepted"]
