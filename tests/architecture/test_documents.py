@@ -93,7 +93,7 @@ def test_the_readme_adapts_features():
 
 def test_the_readme_table_has_the_figures_of_the_records():
     tables = ROOT / "reproduction" / "report" / "field" / "tables"
-    methods = ("frozen", "bn-adapt", "lame", "t3a", "sar", "eata", "tent", "roid", "caster")
+    methods = ("frozen", "bn-adapt", "sar", "eata", "tent", "roid", "pea", "caster")
     methods += ("mixture-transport", "mixture-transport-ungated")
     families = {"ResNet-18, CIFAR-10, crops and flips": "BN, plain", "ViT-B": "LN"}
     rows = {}
@@ -114,6 +114,71 @@ def test_the_readme_table_has_the_figures_of_the_records():
         assert cells == [recorded.get(method, "-") for method in methods], title
 
 
+KINDS = {  # in documents, and in records
+    "sorted by class": "by-class",
+    "turning: shuffled, then sorted": "turning",
+    "bursts": "dirichlet, concentration 0.1",
+    "Dirichlet 0.1": "dirichlet, concentration 0.1",
+    "Dirichlet 1": "dirichlet, concentration 1.0",
+    "Dirichlet 0.1, recurring": "dirichlet, concentration 0.1, recurring",
+    "Dirichlet 0.1, mixed": "dirichlet, concentration 0.1, mixed",
+    "long-tailed": "long-tailed, imbalance 20",
+}
+
+
+@pytest.fixture(scope="module")
+def streams() -> dict[tuple[str, str, str], dict[str, dict[str, str]]]:
+    """Rows of the records by data, kind of stream and batch size, and then by method."""
+    found: dict[tuple[str, str, str], dict[str, dict[str, str]]] = {}
+    with (ROOT / "reproduction/report/mixture/tables/layers-methods.csv").open() as file:
+        for row in csv.DictReader(file):
+            key = row["backbone"].rpartition(" ")[2], row["stream"], row["B"]
+            found.setdefault(key, {})[row["method"].partition(" (")[0]] = row
+    return found
+
+
+def table_after(text: str, heading: str) -> list[list[str]]:
+    """Cells of the rows of a table that starts with this heading."""
+    lines = text.partition(heading)[2].split("\n\n")[0].splitlines()[2:]
+    return [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in lines]
+
+
+def top1(row: dict[str, str]) -> str:
+    return f"{float(row['top-1']):.1f}"
+
+
+def test_the_readme_table_of_streams_has_the_figures_of_the_records(streams):
+    methods = ("frozen", "bn-adapt", "lame", "tent", "roid", "pea", "mixture-transport")
+    rows = table_after((ROOT / "README.md").read_text(), "| | frozen | BN stats | LAME |")
+    assert len(rows) == 5
+    for title, *cells in rows:
+        first, second = (
+            streams[data, KINDS.get(title, title), "64"] for data in ("CIFAR-10", "CIFAR-100")
+        )
+        assert cells == [f"{top1(first[own])} / {top1(second[own])}" for own in methods], title
+
+
+@pytest.mark.parametrize(("data", "kinds"), [("CIFAR-10", 13), ("CIFAR-100", 11)])
+def test_the_table_of_every_kind_of_stream_has_the_figures_of_the_records(streams, data, kinds):
+    text = (ROOT / "docs" / "mixture-transport.md").read_text()
+    rows = table_after(text, f"| {data} | frozen | best other |")
+    assert len(rows) == kinds
+    for title, *cells in rows:
+        kind, _, size = title.partition(", B = ")
+        found = streams[data, KINDS.get(kind, kind), size or "64"]
+        others = [m for m in found if m != "frozen" and "-transport" not in m]
+        best = max(others, key=lambda method: float(found[method]["top-1"]))
+        gated = found["mixture-transport"]
+        assert [cell.replace("*", "") for cell in cells] == [
+            top1(found["frozen"]),
+            f"{top1(found[best])} ({best.upper() if best != 'tent' else 'Tent'})",
+            top1(found["layer-transport"]),
+            top1(gated),
+            f"{float(gated['accepted, %']):.0f} %",
+            top1(found["mixture-transport-ungated"]),
+        ], title
+
+
 def test_the_table_of_fair_settings_has_the_figures_of_the_records():
     names = {"bn-adapt": "BN-adapt", "layer-transport": "layer transport"}
     names |= {"mixture-transport": "mixture transport"}
@@ -127,10 +192,7 @@ def test_the_table_of_fair_settings_has_the_figures_of_the_records():
             own = found.setdefault(name, {}).setdefault(row["backbone"], [])
             own.append(float(row["accuracy"]))
     text = (ROOT / "docs" / "methods.md").read_text().partition("## Fair settings")[2]
-    rows = [
-        [cell.strip(" *") for cell in line.strip("|").split("|")]
-        for line in text.partition("| | CIFAR-10 |")[2].split("\n\n")[0].splitlines()[2:]
-    ]
+    rows = table_after(text, "| | CIFAR-10 |")
     assert {name.lower() for name, *_ in rows} == found.keys()
     for name, *cells in rows:
         tried = [found[name.lower()].get(network) for network in networks]

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from caster.cli.app import app
 from caster_bench.engine.pack import pack
 from caster_bench.records import Pack
-from caster_bench.studies.leaderboard import Ranking, merge, rank
+from caster_bench.studies.leaderboard import Ranking, merge, overview_tables, rank
 from caster_bench.studies.results import load_recorded
 from caster_bench.sweeps import read
 from tests.bench.studies.conftest import REFUSED
@@ -32,8 +32,7 @@ methods = ["frozen", "roid"]
 """
 EXTRA = GRID.replace("seeds = [0, 1]", "seeds = [0, 1, 2]")  # streams that the board does not have
 PARTIAL = GRID.replace("seeds = [0, 1]", "seeds = [0]")
-
-
+ORDERS = GRID.replace("seeds = [0, 1]", 'orders = ["shuffled", "by-class"]')
 LONG = GRID.replace('"cifar10"', '"imagenet"').replace("seeds = [0, 1]", 'backbones = ["vit"]')
 
 
@@ -128,6 +127,28 @@ def test_the_published_protocol_is_first(place, tmp_path):
     assert [standing.method for standing in first.standings].count("frozen") == 1
     assert len(first.standings) == 2 < max(len(each.standings) for each in others)
     assert not any(each.board.is_published for each in others)
+
+
+def test_an_overview_has_the_accuracies_of_its_boards(place, tmp_path):
+    rankings = all_ranked(with_submission(place, tmp_path, ORDERS), "every.toml", "mine.toml")
+    tables = overview_tables(rankings)
+    assert tables
+    for table in tables:
+        boards = {
+            f"{ranking.board.order}, B = {ranking.board.batch_size}": ranking
+            for ranking in rankings
+            if table.caption.startswith(
+                f"{ranking.board.protocol}: {ranking.board.data}, {ranking.board.family} "
+                f"({ranking.networks})."
+            )
+        }
+        assert [column.title for column in table.columns[1:]] == list(boards)
+        shown = {row[0]: row[1:] for row in table.rows}
+        for column, ranking in enumerate(boards.values()):
+            means = {each.method: each.entry.mean.value for each in ranking.standings}
+            for method, row in shown.items():
+                mean = means.get(method)
+                assert row[column] == (None if mean is None else pytest.approx(100 * mean))
 
 
 def test_the_command_writes_both_pages_or_nothing(place, tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from caster_bench.studies import certificate, corruption, gate_policies
@@ -272,7 +272,10 @@ def measure_accuracy(results: Results) -> Accuracy | None:
         for spec, setting in data_of.items()
     }
     found = conventions(scores, labels, results)
-    return Accuracy(found, tuple(_leads(found, scores, labels)))
+    once: dict[Lead, Lead] = {}  # without those that are alike over all corruptions and fifteen
+    for lead in _leads(found, scores, labels):
+        once.setdefault(replace(lead, convention=""), lead)
+    return Accuracy(found, tuple(once.values()))
 
 
 def _is_compared(spec: Spec) -> bool:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from pathlib import Path
+from statistics import fmean
 
 from caster.errors import CasterError
 from caster.report import html
@@ -37,7 +37,7 @@ from caster_bench.sweeps import Spec, Sweep
 TEXT, PAGE = "leaderboard.md", "leaderboard.html"
 PUBLISHED = 10_000  # images of a stream in most published tables
 HARDEST = 5  # their severity
-MANY = 5  # methods, from which a board is in the text too
+MANY = 5  # methods beside the frozen model, from which a board is in the text too
 PLACE = (Column("protocol"), Column("stream"), Column("B", "d"), Column("family"), Column("data"))
 EXTENT = (Column("networks"), Column("streams", "d"))
 RESULTS = (
@@ -259,6 +259,39 @@ def board_table(ranking: Ranking) -> Table:
     return Table("board", caption.strip(), RESULTS, tuple(map(_values, ranking.standings)))
 
 
+def overview_tables(rankings: Sequence[Ranking]) -> list[Table]:
+    """Tabulate accuracy by kind of stream, where the same networks met several kinds.
+
+    Methods that ran on most kinds come first, and of those the most accurate.
+    """
+    groups: dict[tuple[str, ...], list[Ranking]] = defaultdict(list)
+    for each in rankings:
+        board = each.board
+        groups[board.protocol, board.data, board.family, each.networks].append(each)
+    return [_overview(*place, own) for place, own in groups.items() if len(own) > 1]
+
+
+def _overview(
+    protocol: str, data: str, family: str, networks: str, rankings: Sequence[Ranking]
+) -> Table:
+    accuracy: dict[str, dict[int, float]] = defaultdict(dict)  # method: column: top-1
+    for column, ranking in enumerate(rankings):
+        for standing in ranking.standings:
+            accuracy[standing.method][column] = standing.entry.mean.value
+    rows = sorted(accuracy.items(), key=lambda row: (-len(row[1]), -fmean(row[1].values()), row[0]))
+    boards = [ranking.board for ranking in rankings]
+    columns = [Column(f"{board.order}, B = {board.batch_size}", ".1f") for board in boards]
+    return Table(
+        "overview",
+        f"{protocol}: {data}, {family} ({networks}). Top-1 accuracy in percent by kind of stream.",
+        (Column("method"), *columns),
+        tuple(
+            (method, *(points(found.get(column)) for column in range(len(columns))))
+            for method, found in rows
+        ),
+    )
+
+
 def whole_table(rankings: Sequence[Ranking]) -> Table:
     """Tabulate all boards, which every row names."""
     rows = [
@@ -331,11 +364,11 @@ def _markdown(
     files: Sequence[str],
     results: Sequence[Results],
 ) -> str:
-    shown = [ranking for ranking in rankings if len(ranking.standings) > MANY]
-    blocks = []
-    for protocol, group in groupby(shown, key=lambda ranking: ranking.board.protocol):
-        blocks.append(f"### {protocol}")
-        blocks += [as_markdown(board_table(ranking)).rstrip() for ranking in group]
+    full = [ranking for ranking in rankings if ranking.board.is_published]
+    overviews = overview_tables(
+        [each for each in rankings if each not in full and len(each.standings) > MANY]
+    )
+    blocks = [as_markdown(table).rstrip() for table in (*map(board_table, full), *overviews)]
     devices = {
         dict(each.provenance[spec].hardware)["device"]
         for each in results
@@ -347,9 +380,10 @@ def _markdown(
         "leaderboard.md",
         summary=" ".join(map(in_markdown, summary)),
         boards="\n\n".join(blocks),
-        shown=len(shown),
-        others=len(rankings) - len(shown),
+        full=len(full),
+        overviews=len(overviews),
         many=MANY,
+        every=len(rankings),
         devices=_listed(sorted(devices)) or "no device yet",
         star=in_markdown(STAR_NOTE),
         files=" ".join(files),
