@@ -264,7 +264,7 @@ def overview_tables(rankings: Sequence[Ranking]) -> list[Table]:
 
     Methods that ran on most kinds come first, and of those the most accurate.
     """
-    groups: dict[tuple[str, ...], list[Ranking]] = defaultdict(list)
+    groups: dict[tuple[str, str, str, str], list[Ranking]] = defaultdict(list)
     for each in rankings:
         board = each.board
         groups[board.protocol, board.data, board.family, each.networks].append(each)
