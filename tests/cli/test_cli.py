@@ -147,12 +147,17 @@ def test_demo_prints_and_writes(tmp_path):
 
 @pytest.mark.parametrize(
     "command",
-    [(), ("fit",), ("predict",), ("evaluate",), ("inspect",), ("doctor",), ("demo",)],
+    [
+        (),
+        *((name,) for name in ("fit", "predict", "evaluate", "inspect", "doctor", "demo")),
+        ("cache", "clear"),
+    ],
 )
 def test_every_command_explains_itself(command):
     result = run(*command, "--help")
     assert result.exit_code == 0
     assert "Usage:" in result.stdout
+    assert "bool" not in result.stdout  # a flag takes no value
 
 
 def test_without_arguments_the_first_steps_are_commands_that_exist():
