@@ -29,6 +29,7 @@ from caster.adapt.fitting import (
     fitted_adapter,
     has_logits,
     measures_layers,
+    warn_of_missing_classes,
 )
 from caster.adapt.prediction import Summary, predict_images
 from caster.adapt.ray_blocks import (
@@ -202,6 +203,7 @@ def fit_blocks(
     if first.scatter is None:
         raise CasterError("none of the images can be read")
     subspace, head = Subspace.of(first.scatter, classes, settings), head_of(first.columns)
+    warn_of_missing_classes(head, first.columns)
     ends = np.cumsum([counts[index] for index in range(len(counts))], axis=0)
     before = [end - counts[index] for index, end in enumerate(ends)]
     centroids = first.scatter.means @ subspace.basis.U
