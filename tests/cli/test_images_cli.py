@@ -103,16 +103,20 @@ def test_fit_says_what_it_made_and_reads_no_image_twice(typed, made, monkeypatch
     assert held.model_sha256 == OnnxModel(made / "m.onnx").sha256
 
 
-def test_fit_says_how_the_head_fares_and_asks_about_a_poor_one(typed, tmp_path):
-    reversed_names = tmp_path / "reversed.txt"
-    reversed_names.write_text("\n".join(sorted(NAMES, reverse=True)))
+def test_fit_says_how_the_head_fares_and_rejects_one_that_is_mixed_up(typed, refusal, tmp_path):
     good = typed("fit M @source -o good.caster")
     assert re.search(r"the frozen head reaches 9\d\.\d%", good.stdout)
     assert good.stderr == ""
-    poor = typed(f"fit M @source --classes {reversed_names} -o poor.caster")
-    assert poor.exit_code == 0
-    assert re.search(r"the frozen head reaches \d\.\d%", poor.stdout)
-    assert "check the order of its classes" in poor.stderr
+    order = [3, 1, 4, 0, 5, 7, 2, 6]
+    write_model(tmp_path / "n.onnx", order)
+    names = tmp_path / "order.txt"
+    names.write_text("\n".join(NAMES[c] for c in order))
+    line = refusal(f"fit M @source --model {tmp_path}/n.onnx -o mixed.caster")
+    assert re.search(r"reaches 1\d\.\d%, and 9\d\.\d% .*: 'azure' to 'denim', 'coral' to", line)
+    assert "in the order of its outputs with --classes" in line
+    named = typed(f"fit M @source --model {tmp_path}/n.onnx --classes {names} -o named.caster")
+    assert named.stderr == ""
+    assert states.load("named.caster").head == tuple(order.index(c) for c in range(8))
 
 
 def test_predict_warns_of_sorted_images_and_mixes_them_if_told_to(typed):

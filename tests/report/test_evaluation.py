@@ -208,7 +208,7 @@ def test_a_masked_class_costs_an_infinite_likelihood_and_json_says_null():
 def test_answers_keep_one_number_per_sample():
     """Not views of the scores, which would keep all of them alive."""
     kept = vars(Answers.of(np.random.default_rng(0).normal(size=(9, 70)), np.arange(9)))
-    assert len(kept) == 3
+    assert len(kept) == 4
     for values in kept.values():
         assert values.shape == (9,)
         assert values.base is None
@@ -361,6 +361,19 @@ def test_advice_about_order_depends_on_the_mechanism():
     ordered = of_labels(np.split(np.repeat(np.arange(4), 50), 4))
     assert "mix the classes" in ordered.warning
     assert "keep it" in replace(ordered, mechanism=layer_transport({})).warning
+
+
+def test_labels_in_another_order_are_warned_of_without_advice_about_the_gate():
+    clf, target, labels, logits = stage()
+    assert evaluate(clf, cut(target, labels, logits, 64)).warning is None
+    found = evaluate(clf, cut(target, labels, logits[:, [0, 2, 1, 3, 4]], 64))
+    assert "'bee' to 'cat', 'cat' to 'bee'" in found.warning
+    rejected = replace(
+        found,
+        batches=tuple(replace(b, verdict=Verdict(False, "ratio", 2.0)) for b in found.batches),
+    )
+    assert rejected.conclusion.endswith("points.")
+    assert "--tau" in replace(rejected, better_names=None).conclusion
 
 
 def test_a_source_that_turns_transport_off_is_named_unless_forced_or_layers():

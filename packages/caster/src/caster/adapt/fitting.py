@@ -182,8 +182,9 @@ def warn_of_poor_head(check: SourceCheck | None) -> None:
     """Warn if the head is seldom right on the source: its classes are probably mixed up."""
     if check is not None and check.head is not None and check.head < DOUBTFUL:
         log.warning(
-            "the model's head is right on only %.1f %% of the source: check the order of its "
-            "classes and its preprocessing, or fit without the head if its classes are others",
+            "the model's head is right on only %.1f %% of the source: check its preprocessing and "
+            "the order of its classes (`--classes`), or fit without it if its classes are others "
+            "(`--no-head`)",
             100 * check.head,
         )
 

@@ -210,7 +210,7 @@ def fit_blocks(
     step = partial(second_pass, classes, subspace, centroids, head, sketch, before)
     second: SecondSums = summed(step, "pass 2 of 2: moments", compare)
     sums = second.whole(centroids)
-    moments, check, drawn = sums.fitted(subspace, settings, partial(_each_fold, pool))
+    moments, check, drawn = sums.fitted(subspace, classes, settings, partial(_each_fold, pool))
     state = State(moments, classes, settings, source_check=check, sketch=drawn)
     return Caster.from_state(state), head, first
 

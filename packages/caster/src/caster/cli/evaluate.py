@@ -140,6 +140,8 @@ def evaluate(
                 progress=progress,
             )
     say_skipped(skipped)
+    if found.warning:
+        say(f"caster: {found.warning}", errors)
     say(found.conclusion)
     if found.source_check:
         say(found.source_check)
@@ -150,8 +152,6 @@ def evaluate(
         for reason, count in found.reasons.items()
     )
     say(f"Verdicts: {verdicts}; median ratio {found.ratio:.3g}.")
-    if found.warning:
-        say(f"caster: {found.warning}", errors)
     say(f"Written: {page}, {data_file(page)}")
 
 

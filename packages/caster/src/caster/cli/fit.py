@@ -59,8 +59,8 @@ def fit(
         Path | None,
         typer.Option(
             metavar="TXT",
-            help="Text file with the names of the model's outputs, one per line in their order, if "
-            "they are not exactly the data's classes.",
+            help="Text file with the model's classes, one per line in the order of its outputs: "
+            "needed if they are not exactly the data's classes in sorted order.",
             rich_help_panel=PANEL,
         ),
     ] = None,
