@@ -111,10 +111,13 @@ def test_tables_share_one_look_and_fit_80_columns(tmp_path, monkeypatch):
     np.savez("target.npz", features=h, labels=names[y], logits=5.0 * np.eye(5)[(y + 1) % 5])
     assert run("fit", "source.npz", "-o", "s.caster").exit_code == 0
     for command, prose in (
-        (("predict", "s.caster", "target.npz", "-o", "out.csv"), ("Mechanism", "Median", "Writ")),
+        (
+            ("predict", "s.caster", "target.npz", "-o", "out.csv"),
+            ("Mechanism", "Order", "Median", "Writ"),
+        ),
         (
             ("evaluate", "s.caster", "target.npz"),
-            ("Use it", "Transport of features", "On 920", "Verdicts", "Writ"),
+            ("Use it", "Transport of features", "On 920", "Verdicts", "Order", "Writ"),
         ),
         (("inspect", "s.caster"), ()),
         (("methods",), ()),

@@ -194,6 +194,24 @@ def test_by_default_the_layers_of_a_graph_are_aligned(typed):
     assert "layer transport, gated" in result.stdout
 
 
+def test_evaluate_in_order_scores_the_answers_of_predict(typed):
+    shuffled = typed("evaluate M @s.caster @target -o page.html")
+    assert "shuffled with seed 0" in shuffled.stdout
+    assert "Order: shuffled, where `caster predict`" in shuffled.stdout
+    kept = typed("evaluate M @s.caster @target --in-order -o page.html")
+    assert "in their own order" in kept.stdout
+    assert "Order: " not in kept.stdout
+    found = json.loads(Path("page.json").read_text())
+    predicted = typed("predict M @s.caster @target --every 1 -o out.csv")
+    assert "Order: the inputs' own" in predicted.stdout
+    with open("out.csv") as file:
+        rows = list(csv.DictReader(file))
+    right = [row["prediction"] == row["image"].split("/")[0] for row in rows]
+    assert np.mean(right) == found["scores"]["gated"]["accuracy"]
+    ratios = [batch["verdict"]["ratio"] for batch in found["batches"]]
+    assert sorted({float(row["ratio"]) for row in rows}) == sorted(ratios)
+
+
 def test_evaluate_in_order_warns(typed):
     result = typed("evaluate M @s.caster @target --mechanism features --in-order --batch-size 20")
     assert result.exit_code == 0, result.output

@@ -79,7 +79,7 @@ def evaluate_file(
     file = some_features(file, rows)
     chunks = _feature_chunks(file, labels[rows], loaded.head, batch_size, seed, progress)
     found = evaluate(clf, chunks, name=str(target), digests={"state": states.digest(loaded)})
-    found = replace(found, left_out=left_out)
+    found = replace(found, left_out=left_out, order=_order_in_words(seed))
     _write(found, page)
     return found
 
@@ -147,7 +147,7 @@ def evaluate_images(
         )
     except KeyboardInterrupt:
         raise KeyboardInterrupt("no output was written") from None
-    found = replace(found, left_out=left_out)
+    found = replace(found, left_out=left_out, order=_order_in_words(seed))
     _write(found, page)
     return found, unreadable
 
@@ -162,6 +162,10 @@ def _order(count: int, seed: int | None) -> NDArray[np.intp]:  # (N,)
     """Rows in the order of evaluation: their own, or shuffled by a seed."""
     order: NDArray[np.intp] = np.arange(count)
     return order if seed is None else np.random.default_rng(seed).permutation(order)
+
+
+def _order_in_words(seed: int | None) -> str:
+    return "in their own order" if seed is None else f"shuffled with seed {seed}"
 
 
 def _feature_chunks(

@@ -98,6 +98,7 @@ class Evaluation:
     mechanism: Mechanism = TRANSPORT  # of the classifiers "ungated" and "gated"
     source_check: str | None = None  # a sentence if the source turns transport off by default
     better_names: str | None = None  # of the outputs, if they look mixed up
+    order: str | None = None  # of the samples, in words
     left_out: Mapping[Any, int] = field(default_factory=dict)  # samples of unknown classes
 
     @property
@@ -213,8 +214,9 @@ class Evaluation:
         baseline, gated = noun(self.baseline), self.scores["gated"]
         n, accepted = len(self.batches), self.reasons.get("accepted", 0)
         batches = f"{n:,} batches of {self.batch_size:,}" if n > 1 else "one batch"
+        order = "" if self.order is None else f", {self.order}"
         words = (
-            f"On {self.size:,} samples in {batches}, {baseline} reaches "
+            f"On {self.size:,} samples in {batches}{order}, {baseline} reaches "
             f"{self.scores[self.baseline].accuracy:.1%} accuracy, {self.mechanism.noun} without "
             f"the gate {self.scores['ungated'].accuracy:.1%} and with it {gated.accuracy:.1%}"
         )
