@@ -511,10 +511,12 @@ def test_inspect_lists_the_sites(typed, made):
 
 
 def test_doctor_says_which_transport_it_speaks_of(typed):
-    first, rest = typed("doctor @LN.caster").stdout.split("\n", maxsplit=1)
-    assert first.startswith("- The state has 14 layer sites")
-    assert "layer sites" not in rest
-    assert "layer sites" not in typed("doctor @plain.caster").stdout
+    layers, features = typed("doctor @LN.caster").stdout.split("Features, transported instead")
+    assert layers.startswith("Layers, aligned by default")
+    assert "- Sites: 14, " in layers
+    assert "Sites" not in features
+    assert "- N = " in features
+    assert typed("doctor @plain.caster").stdout.startswith("Layers: not in this state")
 
 
 @pytest.mark.parametrize("command", ["fit", "predict", "evaluate"])
