@@ -186,12 +186,12 @@ def test_by_default_the_layers_of_a_graph_are_aligned(typed):
     assert result.exit_code == 0, result.output
     assert "Mechanism: layers, aligned at 1 site" in result.stdout
     assert "is sorted by class" not in result.stderr
-    assert {row["method"] for row in read_csv("out.csv")} == {"layer-transport"}
+    assert {row["method"] for row in read_csv("out.csv")} == {"mixture-transport"}
     result = typed("evaluate M @s.caster @target --batch-size 40 --seed 2 -o page.html")
     assert result.exit_code == 0, result.output
     found = json.loads(Path("page.json").read_text())
     assert found["scores"]["gated"]["accuracy"] > found["scores"]["frozen"]["accuracy"] + 0.5
-    assert "layer transport, gated" in result.stdout
+    assert "mixture transport, gated" in result.stdout
 
 
 def test_evaluate_in_order_scores_the_answers_of_predict(typed):

@@ -62,7 +62,7 @@ def fit(
     classes : names of the model's outputs in their order, if the labels are neither column numbers
         nor, sorted, exactly the columns.
     use_head : False if the model's outputs are other classes altogether: only features are used.
-    layers : whether to measure the layers of a network, for layer transport: "auto" measures
+    layers : whether to measure the layers of a network, for mixture transport: "auto" measures
         where it can.
     sketch : whether to store some source samples, projected on the state's directions, for the
         monitor: see docs/monitoring.md.
@@ -288,7 +288,7 @@ def measures_layers(model: FrozenModel, layers: LayerChoice, use_head: bool) -> 
         return False
     if not use_head:
         raise CasterError(
-            "layer transport answers in the model's own classes: fit without layers, or with the "
+            "aligned layers answer in the model's own classes: fit without layers, or with the "
             "model's head"
         )
     activation_statistics_for(model)  # raises if the model has no layers to measure

@@ -125,7 +125,7 @@ def mechanism_in_words(mechanism: str, sites: int | None = None) -> str:
     'layers, aligned at 53 sites'
     """
     if mechanism == "features":
-        return "transport of features"
+        return "features, transported"
     return "layers, aligned" + ("" if sites is None else f" at {counted(sites, 'site')}")
 
 
@@ -210,7 +210,7 @@ def doctor(
         for line in found.layers.sentences():
             say(f"- {line}")
     say(
-        "Features (transport of features):"
+        "Features, transported:"
         if found.layers is None
         else "Features, transported instead with `--mechanism features`:"
     )

@@ -63,6 +63,7 @@ def render(results: Results) -> str:
         n_target=sum(batch.size for batch in results.clean.batches),
         rows=[_row(stream) for stream in results.streams],
         tau=results.settings.tau,
+        noun=LAYER_TERMS.noun,
         reasons=LAYER_REASONS,
         constants=html.layer_constants(
             vars(results.settings), "All at their defaults, none tuned to these digits."

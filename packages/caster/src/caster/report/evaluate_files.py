@@ -41,7 +41,7 @@ from caster.models.protocol import preprocessing_sha256
 from caster.report import check_can_draw
 from caster.report.evaluation import Chunk, evaluate, write_page
 from caster.report.evaluation_results import Evaluation
-from caster.report.mechanism import TRANSPORT, Mechanism, layer_transport
+from caster.report.mechanism import TRANSPORT, Mechanism, aligned_layers
 
 log = logging.getLogger("caster")
 
@@ -155,7 +155,7 @@ def evaluate_images(
 def _mechanism_of(adapter: Adapter) -> Mechanism:
     if adapter.mechanism == "features":
         return TRANSPORT
-    return layer_transport(asdict(adapter.settings))
+    return aligned_layers(asdict(adapter.settings))
 
 
 def _order(count: int, seed: int | None) -> NDArray[np.intp]:  # (N,)

@@ -269,6 +269,7 @@ class Evaluation:
             "caster": __version__,
             "name": self.name,
             "mechanism": self.mechanism.name,
+            "method": self.mechanism.method,
             "conclusion": self.conclusion,
             "summary": self.summary,
             "source_check": self.source_check,
