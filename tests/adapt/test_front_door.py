@@ -181,7 +181,7 @@ def test_a_head_that_is_seldom_right_is_warned_of(caplog):
 
 def test_a_head_whose_outputs_are_mixed_up_is_rejected():
     batches = [(images, (labels + 1) % 4) for images, labels in source("batch").batches]
-    with pytest.raises(CasterError, match=r"renamed: 0 to 1, .*with classes=;"):
+    with pytest.raises(CasterError, match=r"renamed: 0 to 1, .*with classes= "):
         caster.fit(model("batch"), batches)
     state = caster.fit(model("batch"), batches, classes=[1, 2, 3, 0]).state
     assert state.head == (3, 0, 1, 2)

@@ -58,7 +58,8 @@ def test_predict_summarises_and_writes(folder):
 
 
 def test_predict_warns_of_answers_that_changed_for_no_reason_it_knows(folder, tmp_path):
-    given = np.load(folder / "target.npz")
+    with np.load(folder / "target.npz") as file:
+        given = dict(file)
     wrong = np.roll(given["logits"], 1, axis=1)
     np.savez(tmp_path / "wrong.npz", features=given["features"], logits=wrong)
     result = run("predict", folder / "s.caster", tmp_path / "wrong.npz", "-o", tmp_path / "o.csv")

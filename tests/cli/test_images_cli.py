@@ -113,7 +113,7 @@ def test_fit_says_how_the_head_fares_and_rejects_one_that_is_mixed_up(typed, ref
     names.write_text("\n".join(NAMES[c] for c in order))
     line = refusal(f"fit M @source --model {tmp_path}/n.onnx -o mixed.caster")
     assert re.search(r"reaches 1\d\.\d%, and 9\d\.\d% .*: 'azure' to 'denim', 'coral' to", line)
-    assert "in the order of its outputs with --classes" in line
+    assert "name the outputs in their order with --classes" in line
     named = typed(f"fit M @source --model {tmp_path}/n.onnx --classes {names} -o named.caster")
     assert named.stderr == ""
     assert states.load("named.caster").head == tuple(order.index(c) for c in range(8))
@@ -329,7 +329,7 @@ def test_a_classifier_that_must_be_named_is_asked_for_as_it_is_typed(refusal, ma
 
 
 def test_preprocessing_that_will_not_do(refusal, made):
-    wanted = "give --preprocessing FILE.toml, or in-graph if the model resizes and normalises"
+    wanted = "give --preprocessing FILE.toml, which states range, mean, std, layout"
     for line in (
         "fit @source -o s",
         "predict @s.caster @target -o o.csv",

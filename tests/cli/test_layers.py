@@ -175,13 +175,19 @@ def test_fit_says_what_it_measured(typed):
     result = typed("fit LN @source --layers -o s.caster")
     assert (result.exit_code, result.stderr.count("\n")) == (0, result.stderr.count("caster: "))
     channels = sum(len(found.mean) for found in states.load("s.caster").layers.values())
-    assert f"Layers: 14 sites with {channels:,} channels in total, " in result.stdout
+    assert (
+        f"Layers, aligned by default: 14 sites with {channels:,} channels in total, "
+        in result.stdout
+    )
     result = typed("fit BN @source --layers -o s.caster")
     layers = states.load("s.caster").layers
     assert len(layers) == 15  # of BatchNorms
     channels = sum(len(found.mean) for found in layers.values())
-    assert f"Layers: 15 sites with {channels:,} channels in total, " in result.stdout
-    assert "Layers: 14 sites" in typed("fit LN @source -o s.caster").stdout
+    assert (
+        f"Layers, aligned by default: 15 sites with {channels:,} channels in total, "
+        in result.stdout
+    )
+    assert "Layers, aligned by default: 14 sites" in typed("fit LN @source -o s.caster").stdout
     assert "Layers" not in typed("fit LN @source --no-layers -o s.caster").stdout
     assert states.load("s.caster").layers is None
 

@@ -39,8 +39,8 @@ MOST_KEPT = 2**24  # numbers of the projected samples that are kept to check the
 # Not 0: a source that was itself drawn by a generator of that seed would be drawn in its order.
 SKETCH_SEED = int.from_bytes(b"sketch")
 ORDER_CLASSES = (
-    "list the model's classes in the order of its outputs with {argument}; logits in a feature "
-    "file must be in the order of its sorted labels"
+    "name the outputs in their order with {argument} (in a feature file, sort the columns of "
+    "`logits` like the labels)"
 )
 OUT_OF_RANGE = "the features are too large or too small for float32: rescale them"
 
