@@ -28,7 +28,7 @@ lint: .venv/dev
 	$(BIN)/mypy --num-workers 2
 	$(BIN)/lint-imports
 
-demo: .venv/base  ## run the demo and write caster-demo.html
+demo: .venv/dev  ## run the demo and write caster-demo.html
 	$(BIN)/caster demo
 
 reproduction: .venv/dev  ## rewrite reproduction/README.md and report, and the leaderboard, from the records

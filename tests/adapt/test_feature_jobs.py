@@ -429,7 +429,7 @@ def test_logits_of_a_bound_state_are_the_models(files, source, tmp_path):
     assert summary.rows == 150
 
 
-def test_the_doctor_tells_of_layers_before_features(tmp_path):
+def test_the_doctor_tells_of_layers(tmp_path):
     images, labels = small_network.make_images(240, seed=2)
     batches = zip(np.split(images, 4), np.split(labels, 4), strict=True)
     adapter = caster.fit(small_network.model(), batches)
@@ -438,12 +438,14 @@ def test_the_doctor_tells_of_layers_before_features(tmp_path):
     sites, channels, counts = found.layers.sites, found.layers.channels, np.bincount(labels)
     assert sites == len(adapter.state.layers)
     assert channels == sum(len(site.mean) for site in adapter.state.layers.values())
-    assert found.layers.images == (counts.min(), counts.max())
-    words = found.sentences()
-    assert f"{sites} layer sites with {channels} channels" in words[0]
-    below = [i for i, line in enumerate(words) if "concerns transport of features" in line]
-    features = [i for i, line in enumerate(words) if line.startswith("N = 240")]
-    assert below < features
-    few = replace(found.layers, images=(3, 9))
-    assert "classes of few images lean on the others" in " ".join(few.sentences())
-    assert "without moments per class" in replace(few, images=None).sentences()[0]
+    assert found.layers.images == tuple(counts)
+    words = found.layers.sentences()
+    assert words[0].startswith(f"Sites: {sites}, with {channels} channels")
+    images = f"{counts.min()} to {counts.max()} images each at {sites} of {sites} sites"
+    assert words[1].startswith(f"Classes: {len(counts)}, measured on {images}")
+    assert not any("Few images" in line for line in words)
+    few = replace(found.layers, images=(3, 9, 4, 20), by_class=sites - 1)
+    assert "the others have the source's moments only" in few.sentences()[1]
+    assert few.sentences()[2].startswith("Few images: 2 of the classes have fewer than 5")
+    assert "no site has moments per class" in replace(few, images=()).sentences()[1]
+    assert "BatchNorm inputs" in replace(few, sites=0, images=()).sentences()[0]

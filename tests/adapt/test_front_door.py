@@ -173,9 +173,18 @@ def test_what_an_adapter_was_told_is_not_saved(fitted, tmp_path):
 
 
 def test_a_head_that_is_seldom_right_is_warned_of(caplog):
-    batches = [(images, (labels + 1) % 4) for images, labels in source("batch").batches]
+    rng = np.random.default_rng(0)
+    batches = [(images, rng.permutation(labels)) for images, labels in source("batch").batches]
     caster.fit(model("batch"), batches)
-    assert "check the order of its classes" in caplog.text
+    assert "the order of its classes (`--classes`)" in caplog.text
+
+
+def test_a_head_whose_outputs_are_mixed_up_is_rejected():
+    batches = [(images, (labels + 1) % 4) for images, labels in source("batch").batches]
+    with pytest.raises(CasterError, match=r"renamed: 0 to 1, .*with classes= "):
+        caster.fit(model("batch"), batches)
+    state = caster.fit(model("batch"), batches, classes=[1, 2, 3, 0]).state
+    assert state.head == (3, 0, 1, 2)
 
 
 def test_classes_that_the_source_lacks_are_warned_of(caplog):

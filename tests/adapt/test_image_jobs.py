@@ -370,7 +370,7 @@ def test_by_default_layers_are_aligned_as_by_hand(made, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         predict(made, tmp_path, adapter=adapter, progress=interrupted("adapting", 64))
     summary, rows = predict(made, tmp_path, adapter=adapter)
-    assert (summary.mechanism, summary.sites, summary.resumed) == ("layers", 1, 64)
+    assert (summary.method, summary.sites, summary.resumed) == ("mixture-transport", 1, 64)
     stream, paths = adapter.new_stream(), target_paths(made)
     for start in (0, 64):
         out, part = stream(decoded(paths[start : start + 64])), rows[start : start + 64]

@@ -33,7 +33,7 @@ from caster.cli.app import app
 from caster.config import Settings
 from caster.core.moments import ClassMoments
 from tests.conftest import problem
-from tests.support.colours import TOML, patches, write_folder, write_model
+from tests.support.colours import NAMES, TOML, patches, write_folder, write_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 SAME = 1e-6  # of sums in another order; what is stored is float32
@@ -255,6 +255,16 @@ def test_images_on_the_command_line(typed, tmp_path):
     assert states.load("two.caster").layers
 
 
+def test_classes_that_the_source_lacks_are_warned_of(typed, tmp_path):
+    pixels, y = patches(10)
+    write_folder(tmp_path / "some", pixels[y < 5], y[y < 5])
+    Path("names.txt").write_text("\n".join(NAMES))
+    fit = "fit --model m.onnx --preprocessing p.toml some --classes names.txt"
+    alone = typed(f"{fit} -o one.caster --cache c1")
+    assert "the source has 5 of the model's 8 classes" in alone.stderr
+    assert typed(f"{fit} -o two.caster --cache c2 --ray local").stderr == alone.stderr
+
+
 @pytest.mark.whole
 def test_an_unreadable_image_is_named(typed, tmp_path):
     write_folder(tmp_path / "source", *patches(20))
@@ -336,13 +346,16 @@ def test_an_onnx_model_travels_as_its_file(typed):
 
 
 @pytest.mark.whole
-def test_a_dataset_of_inputs_is_fitted_like_batches(tmp_path):
+def test_a_dataset_of_inputs_is_fitted_like_batches(caplog):
     h, y = problem(600, dtype=np.float32)
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(12, 8), nn.LayerNorm(8), nn.Linear(8, 5)).eval()
+    net = nn.Sequential(nn.Linear(12, 8), nn.LayerNorm(8), nn.Linear(8, 6)).eval()
     model = caster.wrap(net)
     rows = [(h[i : i + 64], y[i : i + 64]) for i in range(0, len(y), 64)]
     expected = caster.fit(model, rows)
+    warnings = list(caplog.messages)
+    assert any("the source has 5 of the model's 6 classes" in line for line in warnings)
+    caplog.clear()
     dataset = ray.data.from_items(
         [{"inputs": each, "labels": int(label)} for each, label in zip(h, y, strict=True)],
         override_num_blocks=4,
@@ -351,6 +364,7 @@ def test_a_dataset_of_inputs_is_fitted_like_batches(tmp_path):
     assert found.state.head == expected.state.head
     assert found.state.input_range == expected.state.input_range
     equal(expected.state, found.state, SAME)
+    assert [record.getMessage() for record in caplog.records if record.name == "caster"] == warnings
 
 
 @pytest.mark.whole

@@ -103,16 +103,20 @@ def test_fit_says_what_it_made_and_reads_no_image_twice(typed, made, monkeypatch
     assert held.model_sha256 == OnnxModel(made / "m.onnx").sha256
 
 
-def test_fit_says_how_the_head_fares_and_asks_about_a_poor_one(typed, tmp_path):
-    reversed_names = tmp_path / "reversed.txt"
-    reversed_names.write_text("\n".join(sorted(NAMES, reverse=True)))
+def test_fit_says_how_the_head_fares_and_rejects_one_that_is_mixed_up(typed, refusal, tmp_path):
     good = typed("fit M @source -o good.caster")
     assert re.search(r"the frozen head reaches 9\d\.\d%", good.stdout)
     assert good.stderr == ""
-    poor = typed(f"fit M @source --classes {reversed_names} -o poor.caster")
-    assert poor.exit_code == 0
-    assert re.search(r"the frozen head reaches \d\.\d%", poor.stdout)
-    assert "check the order of its classes" in poor.stderr
+    order = [3, 1, 4, 0, 5, 7, 2, 6]
+    write_model(tmp_path / "n.onnx", order)
+    names = tmp_path / "order.txt"
+    names.write_text("\n".join(NAMES[c] for c in order))
+    line = refusal(f"fit M @source --model {tmp_path}/n.onnx -o mixed.caster")
+    assert re.search(r"reaches 1\d\.\d%, and 9\d\.\d% .*: 'azure' to 'denim', 'coral' to", line)
+    assert "name the outputs in their order with --classes" in line
+    named = typed(f"fit M @source --model {tmp_path}/n.onnx --classes {names} -o named.caster")
+    assert named.stderr == ""
+    assert states.load("named.caster").head == tuple(order.index(c) for c in range(8))
 
 
 def test_predict_warns_of_sorted_images_and_mixes_them_if_told_to(typed):
@@ -182,12 +186,30 @@ def test_by_default_the_layers_of_a_graph_are_aligned(typed):
     assert result.exit_code == 0, result.output
     assert "Mechanism: layers, aligned at 1 site" in result.stdout
     assert "is sorted by class" not in result.stderr
-    assert {row["method"] for row in read_csv("out.csv")} == {"layer-transport"}
+    assert {row["method"] for row in read_csv("out.csv")} == {"mixture-transport"}
     result = typed("evaluate M @s.caster @target --batch-size 40 --seed 2 -o page.html")
     assert result.exit_code == 0, result.output
     found = json.loads(Path("page.json").read_text())
     assert found["scores"]["gated"]["accuracy"] > found["scores"]["frozen"]["accuracy"] + 0.5
-    assert "layer transport, gated" in result.stdout
+    assert "mixture transport, gated" in result.stdout
+
+
+def test_evaluate_in_order_scores_the_answers_of_predict(typed):
+    shuffled = typed("evaluate M @s.caster @target -o page.html")
+    assert "shuffled with seed 0" in shuffled.stdout
+    assert "Order: shuffled, where `caster predict`" in shuffled.stdout
+    kept = typed("evaluate M @s.caster @target --in-order -o page.html")
+    assert "in their own order" in kept.stdout
+    assert "Order: " not in kept.stdout
+    found = json.loads(Path("page.json").read_text())
+    predicted = typed("predict M @s.caster @target --every 1 -o out.csv")
+    assert "Order: the inputs' own" in predicted.stdout
+    with open("out.csv") as file:
+        rows = list(csv.DictReader(file))
+    right = [row["prediction"] == row["image"].split("/")[0] for row in rows]
+    assert np.mean(right) == found["scores"]["gated"]["accuracy"]
+    ratios = [batch["verdict"]["ratio"] for batch in found["batches"]]
+    assert sorted({float(row["ratio"]) for row in rows}) == sorted(ratios)
 
 
 def test_evaluate_in_order_warns(typed):
@@ -307,7 +329,7 @@ def test_a_classifier_that_must_be_named_is_asked_for_as_it_is_typed(refusal, ma
 
 
 def test_preprocessing_that_will_not_do(refusal, made):
-    wanted = "give --preprocessing FILE.toml, or in-graph if the model resizes and normalises"
+    wanted = "give --preprocessing FILE.toml, which states range, mean, std, layout"
     for line in (
         "fit @source -o s",
         "predict @s.caster @target -o o.csv",

@@ -175,13 +175,19 @@ def test_fit_says_what_it_measured(typed):
     result = typed("fit LN @source --layers -o s.caster")
     assert (result.exit_code, result.stderr.count("\n")) == (0, result.stderr.count("caster: "))
     channels = sum(len(found.mean) for found in states.load("s.caster").layers.values())
-    assert f"Layers: 14 sites with {channels:,} channels in total, " in result.stdout
+    assert (
+        f"Layers, aligned by default: 14 sites with {channels:,} channels in total, "
+        in result.stdout
+    )
     result = typed("fit BN @source --layers -o s.caster")
     layers = states.load("s.caster").layers
     assert len(layers) == 15  # of BatchNorms
     channels = sum(len(found.mean) for found in layers.values())
-    assert f"Layers: 15 sites with {channels:,} channels in total, " in result.stdout
-    assert "Layers: 14 sites" in typed("fit LN @source -o s.caster").stdout
+    assert (
+        f"Layers, aligned by default: 15 sites with {channels:,} channels in total, "
+        in result.stdout
+    )
+    assert "Layers, aligned by default: 14 sites" in typed("fit LN @source -o s.caster").stdout
     assert "Layers" not in typed("fit LN @source --no-layers -o s.caster").stdout
     assert states.load("s.caster").layers is None
 
@@ -318,12 +324,12 @@ def test_predictions_are_those_of_the_method(typed, made, kind, state, tau, site
     expected = by_hand(made, kind, order, **({} if tau is None else {"tau": tau}))
     rows = rows_of()
     assert [int(row["row"]) for row in rows] == order.tolist()
-    assert "layer-transport" in {row["method"] for row in rows}
+    assert "mixture-transport" in {row["method"] for row in rows}
     for row, (frozen, _, gated, judged) in zip(rows, expected, strict=True):
         assert (row["prediction"], row["frozen"]) == (gated, frozen)
         assert row["reason"] == judged.reason
         assert row["verdict"] == ("accepted" if judged.accepted else "rejected")
-        assert row["method"] == ("layer-transport" if judged.accepted else "frozen")
+        assert row["method"] == ("mixture-transport" if judged.accepted else "frozen")
         assert float(row["ratio"]) == pytest.approx(judged.ratio, rel=1e-4)
     where = f"at {sites} sites"  # the source is too small for full maps
     assert f"Mechanism: layers, aligned {where}.\n" in result.stdout
@@ -338,7 +344,7 @@ def test_refused_batches_keep_the_frozen_answer_unless_the_gate_is_off(typed, ma
     result = typed(f"{line} --no-gate")
     assert "rejected batches were adapted too" in result.stdout
     rows = rows_of()
-    assert {(row["verdict"], row["method"]) for row in rows} == {("rejected", "layer-transport")}
+    assert {(row["verdict"], row["method"]) for row in rows} == {("rejected", "mixture-transport")}
     order = np.random.default_rng(0).permutation(len(TARGET))
     ungated = [row[1] for row in by_hand(made, "convnext", order)]
     assert [row["prediction"] for row in rows] == ungated
@@ -390,7 +396,7 @@ def test_without_layers_the_last_features_are_transported(typed, made):
     line = "@target --shuffle 0 -o"
     assert typed(f"predict LN @LN.caster {line} with.csv --mechanism features").exit_code == 0
     result = typed(f"predict LN @plain.caster {line} plain.csv")
-    assert "Mechanism: transport of features.\n" in result.stdout
+    assert "Mechanism: features, transported.\n" in result.stdout
     assert rows_of("with.csv") == rows_of("plain.csv")
 
 
@@ -465,7 +471,7 @@ def test_evaluate_scores_layer_transport(typed, made):
     for name, answers in (("frozen", frozen), ("ungated", ungated), ("gated", gated)):
         assert found["scores"][name]["accuracy"] == np.mean(np.array(answers) == truth)
     assert found["scores"]["gated"]["accuracy"] > found["scores"]["frozen"]["accuracy"] + 0.1
-    assert found["mechanism"] == "layer-transport"
+    assert (found["mechanism"], found["method"]) == ("layers", "mixture-transport")
     own = find("mixture-transport").options()
     shown = {"prior", "memory", "depth", "maps", "tau", "window"}
     assert found["settings"] == {name: own[name] for name in shown}
@@ -478,25 +484,25 @@ def test_evaluate_scores_layer_transport(typed, made):
             "classes": 0,
         }
     lines = result.stdout.splitlines()
-    assert any(line.strip().startswith("layer transport, gated") for line in lines)
-    assert lines[0].startswith("Use it here: layer transport gains")
+    assert any(line.strip().startswith("mixture transport, gated") for line in lines)
+    assert lines[0].startswith("Use it here: mixture transport gains")
     table = lines[1 : lines.index(next(line for line in lines if line.startswith("On ")))]
     assert max(map(len, table)) <= 80
-    assert "layer transport without the gate" in found["summary"]
+    assert "mixture transport without the gate" in found["summary"]
 
 
 def test_the_page_names_and_explains_what_answered(typed):
     assert typed("evaluate LN @LN.caster @target -o layers.html --tau 2").exit_code == 0
     assert typed("evaluate LN @LN.caster @target -o last.html --mechanism features").exit_code == 0
     layers, last = Path("layers.html").read_text(), Path("last.html").read_text()
-    assert "layer transport, gated" in layers
-    assert "layer transport," not in last.lower()
-    for words in ("<dt>Layer transport</dt>", "&tau;&nbsp;=&nbsp;2 is accepted", ">memory<"):
+    assert "mixture transport, gated" in layers
+    assert "mixture transport," not in last.lower()
+    for words in ("<dt>Mixture transport</dt>", "&tau;&nbsp;=&nbsp;2 is accepted", ">memory<"):
         assert words in layers
     for words in (">transport, gated<", "safeguards"):
         assert words in last
         assert words not in layers
-    assert json.loads(Path("last.json").read_text())["mechanism"] == "caster"
+    assert json.loads(Path("last.json").read_text())["mechanism"] == "features"
 
 
 def test_inspect_lists_the_sites(typed, made):
@@ -511,10 +517,12 @@ def test_inspect_lists_the_sites(typed, made):
 
 
 def test_doctor_says_which_transport_it_speaks_of(typed):
-    first, rest = typed("doctor @LN.caster").stdout.split("\n", maxsplit=1)
-    assert first.startswith("- The state has 14 layer sites")
-    assert "layer sites" not in rest
-    assert "layer sites" not in typed("doctor @plain.caster").stdout
+    layers, features = typed("doctor @LN.caster").stdout.split("Features, transported instead")
+    assert layers.startswith("Layers, aligned by default")
+    assert "- Sites: 14, " in layers
+    assert "Sites" not in features
+    assert "- N = " in features
+    assert typed("doctor @plain.caster").stdout.startswith("Layers: not in this state")
 
 
 @pytest.mark.parametrize("command", ["fit", "predict", "evaluate"])

@@ -141,10 +141,13 @@ def test_classes_that_are_known_well_are_not_measured_again(monkeypatch):
 def test_classes_may_come_one_by_one_and_in_any_order():
     order = np.argsort(-LABELS, kind="stable")  # the last class first
     images, labels = IMAGES[order], LABELS[order]
-    names = np.array(["d", "b", "a", "c"])[labels]
-    by_class = [(images[labels == c], names[labels == c]) for c in range(3, -1, -1)]
-    mixed = [(IMAGES, np.array(["d", "b", "a", "c"])[LABELS])]
-    one, other = (caster.fit(problem.model("vit"), batches).state for batches in (by_class, mixed))
+    names = np.array(["d", "b", "a", "c"])
+    by_class = [(images[labels == c], names[labels[labels == c]]) for c in range(3, -1, -1)]
+    mixed = [(IMAGES, names[LABELS])]
+    one, other = (
+        caster.fit(problem.model("vit"), batches, classes=names).state
+        for batches in (by_class, mixed)
+    )
     assert one.classes.tolist() == other.classes.tolist() == ["a", "b", "c", "d"]
     for site, found in one.layers.items():
         assert found.classes.counts.tolist() == one.moments.counts.tolist()

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.optimize import linear_sum_assignment
 
 from caster import CasterError
 from caster.io.labels import as_labels
-from caster.models.heads import class_logits, head_columns
+from caster.models.heads import MIXED_UP, better_names, class_logits, head_columns
 
 # NumPy drops a trailing NUL, so two texts that differ only by it are equal.
 TEXT = st.text(st.characters(exclude_characters="\0"), max_size=5)
@@ -121,3 +122,28 @@ def test_select_the_logits_of_classes():
     assert class_logits(logits, (2, 0)).tolist() == [[2.0, 0.0], [5.0, 3.0]]
     with pytest.raises(CasterError, match="at least 4 per image"):
         class_logits(logits, (3, 0))
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(2, 12), st.floats(0.6, 1.0))
+def test_better_names_are_those_of_the_best_assignment(seed, C, accuracy):
+    rng = np.random.default_rng(seed)
+    truth = rng.permutation(np.repeat(np.arange(C), 60))
+    answers = np.where(rng.random(len(truth)) < accuracy, truth, rng.integers(C, size=len(truth)))
+    assert better_names(answers, truth, C) is None
+    mixed = rng.permutation(C)[answers]
+    counts = np.zeros((C, C), dtype=int)
+    np.add.at(counts, (truth, mixed), 1)
+    _, output = linear_sum_assignment(-counts)
+    found = better_names(mixed, truth, C)
+    if np.mean(output[truth] == mixed) - np.mean(truth == mixed) > MIXED_UP + 0.1:
+        assert found.outputs == tuple(sorted((o, c) for c, o in enumerate(output) if c != o))
+        assert found.renamed == pytest.approx(np.mean(output[truth] == mixed), abs=1e-9)
+    elif (output == np.arange(C)).all():
+        assert found is None
+
+
+def test_a_collapsed_or_random_head_has_no_better_names():
+    rng = np.random.default_rng(0)
+    truth = rng.integers(10, size=500)
+    for answers in (np.full(500, 3), rng.integers(10, size=500), truth // 2 * 2):
+        assert better_names(answers, truth, 10) is None

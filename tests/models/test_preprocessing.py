@@ -408,9 +408,11 @@ def test_missing_keys(toml, name):
 
 def test_unknown_keys(toml):
     path = toml(in_toml(MINIMAL | {"size": 224, "Crop": 3}))
-    assert rejection(Preprocessing.from_toml, path) == f"{path} has unknown keys: `Crop, size`"
+    line = rejection(Preprocessing.from_toml, path)
+    assert line.startswith(f"{path} has unknown keys: `Crop, size`; it may have range, mean, std,")
     path = toml(in_toml(MINIMAL) + "[table]\nrange = 1\n")
-    assert rejection(Preprocessing.from_toml, path) == f"{path} has unknown keys: `table`"
+    line = rejection(Preprocessing.from_toml, path)
+    assert line.startswith(f"{path} has unknown keys: `table`;")
 
 
 WRONG = {

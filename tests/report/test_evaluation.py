@@ -20,7 +20,7 @@ from caster.core.verdict import Verdict
 from caster.report.evaluation import Answers, evaluate
 from caster.report.evaluation_results import Batch, ClassScore, Evaluation
 from caster.report.intervals import Interval
-from caster.report.mechanism import layer_transport
+from caster.report.mechanism import aligned_layers
 from caster.state.source_check import SourceCheck
 from tests.conftest import problem
 from tests.support import reference
@@ -208,7 +208,7 @@ def test_a_masked_class_costs_an_infinite_likelihood_and_json_says_null():
 def test_answers_keep_one_number_per_sample():
     """Not views of the scores, which would keep all of them alive."""
     kept = vars(Answers.of(np.random.default_rng(0).normal(size=(9, 70)), np.arange(9)))
-    assert len(kept) == 3
+    assert len(kept) == 4
     for values in kept.values():
         assert values.shape == (9,)
         assert values.base is None
@@ -360,7 +360,20 @@ def test_the_suggested_tau_is_not_below_the_highest_ratio(ratio, tau):
 def test_advice_about_order_depends_on_the_mechanism():
     ordered = of_labels(np.split(np.repeat(np.arange(4), 50), 4))
     assert "mix the classes" in ordered.warning
-    assert "keep it" in replace(ordered, mechanism=layer_transport({})).warning
+    assert "keep it" in replace(ordered, mechanism=aligned_layers({"mixture": True})).warning
+
+
+def test_labels_in_another_order_are_warned_of_without_advice_about_the_gate():
+    clf, target, labels, logits = stage()
+    assert evaluate(clf, cut(target, labels, logits, 64)).warning is None
+    found = evaluate(clf, cut(target, labels, logits[:, [0, 2, 1, 3, 4]], 64))
+    assert "'bee' to 'cat', 'cat' to 'bee'" in found.warning
+    rejected = replace(
+        found,
+        batches=tuple(replace(b, verdict=Verdict(False, "ratio", 2.0)) for b in found.batches),
+    )
+    assert rejected.conclusion.endswith("points.")
+    assert "--tau" in replace(rejected, better_names=None).conclusion
 
 
 def test_a_source_that_turns_transport_off_is_named_unless_forced_or_layers():
@@ -374,7 +387,7 @@ def test_a_source_that_turns_transport_off_is_named_unless_forced_or_layers():
     assert set(found.reasons) == {"source_check"}
     assert evaluate(clf.set_params(safeguards=False), chunks).source_check is None
     clf.set_params(safeguards=True)
-    assert evaluate(clf, chunks, mechanism=layer_transport({})).source_check is None
+    assert evaluate(clf, chunks, mechanism=aligned_layers({"mixture": True})).source_check is None
 
 
 @pytest.mark.parametrize("size", [1, 64, 1020])

@@ -25,7 +25,7 @@ from caster.report.evaluation import write_page
 from caster.report.evaluation_results import Batch, ClassScore, Evaluation, Score
 from caster.report.figures import CertificateAxis
 from caster.report.intervals import Interval
-from caster.report.mechanism import layer_transport
+from caster.report.mechanism import aligned_layers
 from caster.report.metrics import Bin
 from caster_bench.methods.registry import find
 from tests.support.sampling import sampled
@@ -242,6 +242,7 @@ def test_the_certificate_axis_has_ticks_and_a_position_for_every_ratio(ratios, t
 
 def test_layer_transport_has_its_own_names_reasons_and_constants():
     own = {
+        "mixture": False,
         "prior": 16.0,
         "memory": 64,
         "depth": 0.5,
@@ -253,10 +254,10 @@ def test_layer_transport_has_its_own_names_reasons_and_constants():
     found = made(n_batches=8, accepted=0.0)
     verdicts = [Verdict(i > 2, "accepted" if i > 2 else "ratio", 0.5) for i in range(8)]
     batches = [replace(b, verdict=v) for b, v in zip(found.batches, verdicts, strict=True)]
-    found = replace(found, mechanism=layer_transport(own), batches=tuple(batches))
+    found = replace(found, mechanism=aligned_layers(own), batches=tuple(batches))
     html = page.render(found)
     text = read(html)
-    assert "layer transport is used" in text
+    assert "the answer with aligned layers is used" in text
     assert "certificate above tau" in text
     assert "too few" not in text
     assert "layer transport, gated" in text
@@ -265,10 +266,8 @@ def test_layer_transport_has_its_own_names_reasons_and_constants():
         assert f'<th scope="row">{name}</th><td>{shown}</td>' in html
     assert not re.search(r"(?<!layer )transport, (un)?gated", unescape(html))
     plain = found.to_json()
-    assert (plain["mechanism"], plain["settings"]) == (
-        "layer-transport",
-        {name: own[name] for name in own if name != "every"},
-    )
+    assert (plain["mechanism"], plain["method"]) == ("layers", "layer-transport")
+    assert plain["settings"] == {n: own[n] for n in own if n not in ("every", "mixture")}
     assert plain["batches"][0]["verdict"] == {
         "accepted": False,
         "reason": "ratio",
@@ -294,7 +293,7 @@ WORDS = {  # of each mechanism: noun, why there is no certificate, how else batc
         "no confident sample or no map",
         "rejected otherwise",
     ),
-    "layers": ("layer transport", "the frozen model is fully confident"),
+    "layers": ("mixture transport", "the frozen model is fully confident"),
 }
 
 
@@ -302,8 +301,8 @@ WORDS = {  # of each mechanism: noun, why there is no certificate, how else batc
 def test_figures_use_the_words_of_their_mechanism(name):
     found, rejection = made(), "min_samples"
     if name == "layers":
-        own = find("layer-transport").options() | {"maps": "full", "tau": 1.0}
-        found, rejection = replace(found, mechanism=layer_transport(own)), "ratio"
+        own = find("mixture-transport").options() | {"maps": "full", "tau": 1.0}
+        found, rejection = replace(found, mechanism=aligned_layers(own)), "ratio"
     verdicts = [Verdict(False, rejection, math.inf), Verdict(False, "ratio", 1.5)]
     verdicts += [Verdict(True, "accepted", 0.5)] * (len(found.batches) - 2)
     batches = [replace(b, verdict=v) for b, v in zip(found.batches, verdicts, strict=True)]

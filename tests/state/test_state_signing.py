@@ -109,7 +109,7 @@ def test_no_key_file(tmp_path, signed):
 def test_an_adapter(tmp_path):
     images, labels = problem()
     model = wrap(lambda batch: (batch, batch[:, :5]), version="example-1")
-    fitted = caster.fit(model, [(images, labels)], layers=False)
+    fitted = caster.fit(model, [(images, labels)], use_head=False)
     fitted.save(tmp_path / "s.caster", key=KEY)
     Adapter(model, tmp_path / "s.caster", key=KEY)
     with pytest.raises(StateError, match="not signed with this key"):

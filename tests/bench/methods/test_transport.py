@@ -67,7 +67,7 @@ def test_settings_override_the_states():
 def on_features(scale=1.0, n_classes=6):
     """A model that returns its input as features, and labelled source data."""
     h, y = problem(n=1200, n_classes=n_classes, seed=3)
-    frozen = wrap(lambda batch: (batch, batch[:, :n_classes]), version=f"features-{scale}")
+    frozen = wrap(lambda batch: (batch, 0 * batch[:, :n_classes]), version=f"features-{scale}")
     return frozen, Source.fit(frozen, [(scale * h, y)]), scale * h, y
 
 
@@ -175,7 +175,7 @@ def test_batch_with_nan_is_rejected(name):
 
 def test_moments_do_not_grow_with_the_source():
     h, y = problem(n=300, n_classes=5, seed=3)
-    frozen = wrap(lambda batch: (batch, batch[:, :5]), version="features")
+    frozen = wrap(lambda batch: (batch, 0 * batch[:, :5]), version="features")
 
     def retained(name, copies):
         known = Source.fit(frozen, [(np.tile(h, (copies, 1)), np.tile(y, copies))])

@@ -205,6 +205,13 @@ class Adapter:
         return 0 if self._layers is None else self._layers.full_maps
 
     @property
+    def method(self) -> str:
+        """The method that the mechanism runs on this state, as `caster methods` names it."""
+        if self._layers is None:
+            return "caster"
+        return "mixture-transport" if self.settings.mixture else "layer-transport"
+
+    @property
     def settings(self) -> Any:
         """The constants of the mechanism."""
         return self.clf.settings if self._layers is None else self._layers.settings
@@ -235,7 +242,7 @@ class Adapter:
         return found
 
     def _aligned(self, answer: LayerAnswer) -> Adaptation:
-        """Convert the answer of layer transport to labels."""
+        """Convert the answer of aligned layers to labels."""
         labels = proposed = self._labels(answer.scores)
         if answer.adapted is not None and answer.adapted is not answer.scores:
             proposed = self._labels(answer.adapted)
@@ -570,11 +577,13 @@ def _resolved(
         raise CasterError(f"mechanism is 'auto', 'layers' or 'features', not {mechanism!r}")
     problem = None
     if not has_layers(model):
-        problem = f"layer transport needs a torch module or an ONNX file, not {model.name}"
+        problem = (
+            f"only the layers of a torch module or an ONNX file can be aligned, not {model.name}'s"
+        )
     elif state.layers is None:
         problem = "the state has no layers: fit again with layers"
     elif state.head is None:
-        problem = "layer transport answers in the model's own classes, and the state has others"
+        problem = "aligned layers answer in the model's own classes, and the state has others"
     if mechanism == "auto":
         return "layers" if problem is None else "features"
     if mechanism == "layers" and problem is not None:

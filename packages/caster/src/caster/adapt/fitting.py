@@ -62,7 +62,7 @@ def fit(
     classes : names of the model's outputs in their order, if the labels are neither column numbers
         nor, sorted, exactly the columns.
     use_head : False if the model's outputs are other classes altogether: only features are used.
-    layers : whether to measure the layers of a network, for layer transport: "auto" measures
+    layers : whether to measure the layers of a network, for mixture transport: "auto" measures
         where it can.
     sketch : whether to store some source samples, projected on the state's directions, for the
         monitor: see docs/monitoring.md.
@@ -182,8 +182,9 @@ def warn_of_poor_head(check: SourceCheck | None) -> None:
     """Warn if the head is seldom right on the source: its classes are probably mixed up."""
     if check is not None and check.head is not None and check.head < DOUBTFUL:
         log.warning(
-            "the model's head is right on only %.1f %% of the source: check the order of its "
-            "classes and its preprocessing, or fit without the head if its classes are others",
+            "the model's head is right on only %.1f %% of the source: check its preprocessing and "
+            "the order of its classes (`--classes`), or fit without it if its classes are others "
+            "(`--no-head`)",
             100 * check.head,
         )
 
@@ -287,7 +288,7 @@ def measures_layers(model: FrozenModel, layers: LayerChoice, use_head: bool) -> 
         return False
     if not use_head:
         raise CasterError(
-            "layer transport answers in the model's own classes: fit without layers, or with the "
+            "aligned layers answer in the model's own classes: fit without layers, or with the "
             "model's head"
         )
     activation_statistics_for(model)  # raises if the model has no layers to measure

@@ -17,7 +17,7 @@ from caster.core.arrays import to_numpy
 from caster.errors import CasterError, LimitError
 from caster.io.image_files import ImageArray, UnreadableImage
 from caster.io.images import Images
-from caster.models.preprocessing import Preprocessing
+from caster.models.preprocessing import REQUIRED, Preprocessing
 from caster.models.protocol import FrozenModel, Outputs
 
 THREADS = min(8, os.cpu_count() or 1)
@@ -53,8 +53,9 @@ def stated_preprocessing(model: FrozenModel) -> Preprocessing:
     """The model's preprocessing; an error if it has none."""
     if model.preprocessing is None:
         raise CasterError(
-            f"{model.name} does not say how images become batches: give {{argument}} FILE.toml, or "
-            "in-graph if the model resizes and normalises itself",
+            f"{model.name} does not say how images become batches: give {{argument}} FILE.toml, "
+            f"which states {', '.join(REQUIRED)} and perhaps resize and crop, or in-graph if the "
+            "model resizes and normalises itself",
             argument="preprocessing",
         )
     return model.preprocessing

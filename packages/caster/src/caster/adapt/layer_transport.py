@@ -429,7 +429,7 @@ class LayerTransport:
 
     def _frozen_scores(self, before: Outputs, after: _Proposal) -> Array:  # (n, C)
         if before.logits is None:
-            raise CasterError(f"{self.model.name} gives no logits, and layer transport needs them")
+            raise CasterError(f"{self.model.name} gives no logits, and aligned layers need them")
         frozen = self.columns(before.logits)
         if tuple(frozen.shape) != tuple(after.scores.shape):
             raise CasterError(

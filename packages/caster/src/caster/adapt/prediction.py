@@ -60,7 +60,7 @@ Observe = Callable[[Adaptation, int], None]  # a batch, and its first sample's p
 class Summary:
     """Outcome of a prediction run."""
 
-    mechanism: str = "features"
+    method: str = "caster"  # that answers accepted batches
     rows: int = 0
     batches: int = 0
     reasons: Counter[Reason] = field(default_factory=Counter)  # batches by verdict
@@ -70,7 +70,7 @@ class Summary:
     unreadable: list[str] = field(default_factory=list)  # images skipped, and why
     resumed: int = 0  # rows that an interrupted run had written
     source_check: SourceCheck | None = None
-    sites: int | None = None  # that layer transport aligned
+    sites: int | None = None  # aligned ones
     full_maps: int = 0  # how many of them by full maps
 
     @property
@@ -308,7 +308,7 @@ class _Writer:
             summary.changed = (summary.changed or 0) + int(differs.sum())
         if used:
             summary.adapted += 0 if out.frozen is None else len(scores)
-            return "layer-transport" if summary.mechanism == "layers" else "caster"
+            return summary.method
         return "frozen" if self.has_head else "source-gda"
 
     def _frozen_labels(self, out: Adaptation, count: int) -> list[Any]:
@@ -369,7 +369,7 @@ def _resumable(
     options: _Options,
 ) -> Iterator[_Job]:
     """A job whose rows go to OUTPUT.partial, continued if an equal job was interrupted."""
-    summary = Summary(adapter.mechanism, source_check=adapter.state.source_check)
+    summary = Summary(adapter.method, source_check=adapter.state.source_check)
     safe = options.spreadsheet_safe
     if output.suffix != ".csv":  # Parquet cannot be appended to
         with open_table(output, safe) as table:
@@ -464,7 +464,7 @@ def _interrupted(
 
 
 def _plain(summary: Summary) -> dict[str, Any]:
-    derived = ("mechanism", "source_check", "sites", "full_maps", "resumed")
+    derived = ("method", "source_check", "sites", "full_maps", "resumed")
     return {name: value for name, value in vars(summary).items() if name not in derived}
 
 

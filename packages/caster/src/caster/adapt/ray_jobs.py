@@ -29,6 +29,7 @@ from caster.adapt.fitting import (
     fitted_adapter,
     has_logits,
     measures_layers,
+    warn_of_missing_classes,
 )
 from caster.adapt.prediction import Summary, predict_images
 from caster.adapt.ray_blocks import (
@@ -202,13 +203,14 @@ def fit_blocks(
     if first.scatter is None:
         raise CasterError("none of the images can be read")
     subspace, head = Subspace.of(first.scatter, classes, settings), head_of(first.columns)
+    warn_of_missing_classes(head, first.columns)
     ends = np.cumsum([counts[index] for index in range(len(counts))], axis=0)
     before = [end - counts[index] for index, end in enumerate(ends)]
     centroids = first.scatter.means @ subspace.basis.U
     step = partial(second_pass, classes, subspace, centroids, head, sketch, before)
     second: SecondSums = summed(step, "pass 2 of 2: moments", compare)
     sums = second.whole(centroids)
-    moments, check, drawn = sums.fitted(subspace, settings, partial(_each_fold, pool))
+    moments, check, drawn = sums.fitted(subspace, classes, settings, partial(_each_fold, pool))
     state = State(moments, classes, settings, source_check=check, sketch=drawn)
     return Caster.from_state(state), head, first
 

@@ -27,6 +27,7 @@ from caster.core.types import SourceMoments
 from caster.errors import CasterError
 from caster.io.labels import Labels, as_labels, encode
 from caster.models.batches import INPUTS, named
+from caster.models.heads import better_names
 from caster.state.sketch import Sketch, sketch_size
 from caster.state.source_check import SourceCheck
 
@@ -37,6 +38,10 @@ LABELS = "labels", "label", "y", "target", "targets"  # names in a batch that is
 MOST_KEPT = 2**24  # numbers of the projected samples that are kept to check the fit
 # Not 0: a source that was itself drawn by a generator of that seed would be drawn in its order.
 SKETCH_SEED = int.from_bytes(b"sketch")
+ORDER_CLASSES = (
+    "name the outputs in their order with {argument} (in a feature file, sort the columns of "
+    "`logits` like the labels)"
+)
 OUT_OF_RANGE = "the features are too large or too small for float32: rescale them"
 
 
@@ -57,7 +62,7 @@ def fit_moments(
     if len(classes) < 2:
         raise CasterError(f"at least 2 classes are needed, the labels name {len(classes)} class")
     subspace = Subspace.of(class_scatter(chunks, classes), classes, settings)
-    return held_out_sums(chunks, classes, subspace, sketched).fitted(subspace, settings)
+    return held_out_sums(chunks, classes, subspace, sketched).fitted(subspace, classes, settings)
 
 
 def class_scatter(chunks: Chunks, classes: Labels) -> ClassScatter:
@@ -163,7 +168,11 @@ class HeldOutSums:
 
     @np.errstate(all="ignore")
     def fitted(
-        self, subspace: Subspace, settings: Settings, parallel_map: ParallelMap = serial_map
+        self,
+        subspace: Subspace,
+        classes: Labels,
+        settings: Settings,
+        parallel_map: ParallelMap = serial_map,
     ) -> tuple[SourceMoments, SourceCheck, Sketch | None]:
         """The moments as a state stores them, whether transport holds up, and the sketch."""
         moments, scatter = self.moments, subspace.scatter
@@ -182,7 +191,8 @@ class HeldOutSums:
             raise CasterError(
                 "the samples vary in fewer directions than tell the classes apart: add samples"
             )
-        check = self.kept.check(scatter.total / scatter.width, settings, parallel_map)
+        per_feature = scatter.total / scatter.width
+        check = self.kept.check(classes, per_feature, settings, parallel_map)
         return found, check, self.drawn.sketch(moments, settings)
 
 
@@ -220,11 +230,18 @@ class _Kept:
         return np.concatenate(z), np.concatenate(y), answers
 
     def check(
-        self, per_feature: float, settings: Settings, parallel_map: ParallelMap
+        self, classes: Labels, per_feature: float, settings: Settings, parallel_map: ParallelMap
     ) -> SourceCheck:
-        """Cross-validate on the stored samples."""
-        C = len(self._counts)
-        return check_source(*self._joined(), C, per_feature, settings, parallel_map)
+        """Cross-validate on the stored samples; raise if the head's outputs are mixed up."""
+        z, y, head = self._joined()
+        found = None if head is None else better_names(head, y, len(classes))
+        if found is not None:
+            raise CasterError(
+                "the model's outputs are not in the order of the classes: on the source "
+                f"{found.words(classes)}: {ORDER_CLASSES}",
+                argument="classes",
+            )
+        return check_source(z, y, head, len(classes), per_feature, settings, parallel_map)
 
 
 class _Drawn:

@@ -12,6 +12,7 @@ from importlib.metadata import entry_points
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from caster._version import __version__
 from caster.cli import cache, compile, demo, evaluate, fit, inspect, monitor, predict, serve
@@ -31,8 +32,26 @@ M is an .onnx file (with --preprocessing FILE.toml), timm:NAME, hf:FOLDER or
 FILE.py:FACTORY. TRAIN and TEST hold a folder of images per class.
 All commands: caster --help"""
 
+
+class _Commands(TyperGroup):
+    """All commands. Their help names no type beside a flag, where Typer 0.29 prints <bool>."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        _hide_flag_types(self)
+
+
+def _hide_flag_types(command: Any) -> None:
+    for option in command.get_params(typer.Context(command)):
+        if getattr(option, "is_flag", False):
+            option.metavar = ""
+    for inner in getattr(command, "commands", {}).values():
+        _hide_flag_types(inner)
+
+
 app = typer.Typer(
     name="caster",
+    cls=_Commands,
     help="Adapt a frozen classifier to the data it meets, and say when not to.",
     invoke_without_command=True,
     add_completion=False,

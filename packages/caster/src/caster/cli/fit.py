@@ -59,8 +59,8 @@ def fit(
         Path | None,
         typer.Option(
             metavar="TXT",
-            help="Text file with the names of the model's outputs, one per line in their order, if "
-            "they are not exactly the data's classes.",
+            help="Text file with the model's classes, one per line in the order of its outputs: "
+            "needed if they are not exactly the data's classes in sorted order.",
             rich_help_panel=PANEL,
         ),
     ] = None,
@@ -163,10 +163,10 @@ def fit(
         f"{moments.U.shape[0]:,} features -> {counted(moments.rank, 'direction')}, "
         f"margin {moments.margin:.3g}: {state} ({size(state.stat().st_size)})"
     )
+    if measured is not None:
+        say(f"Layers, aligned by default: {layers_in_words(measured)}.")
     for sentence in () if clf.source_check_ is None else clf.source_check_.sentences():
         say(sentence)
-    if measured is not None:
-        say(f"Layers: {layers_in_words(measured)}.")
     fewest = int(moments.counts.min())
     if fewest < moments.rank:
         say(

@@ -125,7 +125,7 @@ def mechanism_in_words(mechanism: str, sites: int | None = None) -> str:
     'layers, aligned at 53 sites'
     """
     if mechanism == "features":
-        return "transport of features"
+        return "features, transported"
     return "layers, aligned" + ("" if sites is None else f" at {counted(sites, 'site')}")
 
 
@@ -190,13 +190,29 @@ def _class_table(labels: list[Any], counts: list[int] | None, *, everything: boo
 
 def doctor(
     state: StateFile,
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples adapted together.")] = 64,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Samples per batch, for transport of features.")
+    ] = 64,
     key: KeyFile = None,
 ) -> None:
-    """Report in plain words whether a batch size supports transport."""
+    """Report in plain words what a state supports: its layers, and transport of features.
+
+    Layers take batches of any size. Transport of features does not, and --batch-size is for it.
+    """
     from caster.report.doctor import diagnose
 
     with errors.status("simulating batches like the source") as status:
         found = diagnose(state, batch_size, lambda n: status.update(f"trying batches of {n}"), key)
+    if found.layers is None:
+        say("Layers: not in this state, so `caster predict` transports features.")
+    else:
+        say("Layers, aligned by default (mixture transport):")
+        for line in found.layers.sentences():
+            say(f"- {line}")
+    say(
+        "Features, transported:"
+        if found.layers is None
+        else "Features, transported instead with `--mechanism features`:"
+    )
     for line in found.sentences():
         say(f"- {line}")

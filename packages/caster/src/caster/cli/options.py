@@ -102,7 +102,7 @@ NoSafeguards = Annotated[
     typer.Option(
         "--no-safeguards",
         rich_help_panel=SAMPLES,
-        help="Disable the safeguards of feature transport, as in the paper: it then also adapts "
+        help="Disable the safeguards of transport of features, as in the paper: it also adapts "
         "with small sources and on batches sorted by class, where it does harm.",
     ),
 ]
@@ -110,8 +110,9 @@ MechanismOption = Annotated[
     Literal["auto", "layers", "features"],
     typer.Option(
         "--mechanism",
-        help="Align the layers inside the network, or transport its last features. auto: layers, "
-        "if the state has them and the model exposes them.",
+        help="Align the layers inside the network (mixture transport), or transport its last "
+        "features (the paper's method). auto: layers, if the state has them and the model exposes "
+        "them.",
     ),
 ]
 CLUSTER = "A Ray cluster"

@@ -138,7 +138,8 @@ def predict(
     Every row gets the prediction's probability (`confidence`), its batch, verdict, ratio and
     reason, and the method that answered. A rejected batch gets the frozen head's answer, or
     Source-GDA's if there are no logits for these classes. Rows for images are written as they are
-    answered, to OUT.partial; the same command continues an interrupted .csv.
+    answered, to OUT.partial; the same command continues an interrupted .csv. `caster evaluate`
+    shuffles its data: its --in-order keeps this order.
     """
     limits = limits_of(larger)
     if log is not None and not gate:
@@ -245,7 +246,7 @@ def predict(
                 )
     say_skipped(summary.unreadable)
     output.print(_summary_table(summary))
-    _say_outcome(summary, table, gate)
+    _say_outcome(summary, table, gate, shuffle)
 
 
 @contextmanager
@@ -269,8 +270,10 @@ def _warn_of_order(images: Images, batch_size: int) -> None:
         )
 
 
-def _say_outcome(summary: Summary, table: Path, gate: bool) -> None:
+def _say_outcome(summary: Summary, table: Path, gate: bool, shuffle: int | None) -> None:
+    order = "the inputs' own; `caster evaluate` shuffles, unless `--in-order`"
     say(f"Mechanism: {_mechanism(summary)}.")
+    say(f"Order: {order if shuffle is None else f'shuffled with seed {shuffle}'}.")
     if not gate:
         say("Gate off: rejected batches were adapted too.")
     if summary.resumed:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace
+from numpy.typing import NDArray
 
 from caster.core.arrays import DeviceCopies
 from caster.core.linalg import Array
@@ -15,6 +18,8 @@ from caster.io.labels import Labels, as_labels
 NAME_CLASSES = (
     "list the model's classes in the order of its logits with {argument}, or use its features only"
 )
+MIXED_UP = 0.1  # accuracy that other names must gain before they are suggested
+SHOWN = 3  # outputs that a message names
 
 
 def head_columns(
@@ -70,6 +75,59 @@ def class_logits(logits: Any, head: tuple[int, ...] | None) -> Any:  # (B, n) ->
             f"file has {tuple(logits.shape)}"
         )
     return logits[:, list(head)]
+
+
+@dataclass(frozen=True)
+class Renaming:
+    """Other names of a model's outputs, under which far more of its answers are right."""
+
+    accuracy: float
+    renamed: float  # accuracy with the other names
+    outputs: tuple[tuple[int, int], ...]  # class of an output, and the class that it answers
+
+    def words(self, classes: Labels) -> str:  # (C,)
+        """Both accuracies, and some of the names."""
+        labels = classes.tolist()
+        renamed = [f"{labels[old]!r} to {labels[new]!r}" for old, new in self.outputs[:SHOWN]]
+        more = f" and {len(self.outputs) - SHOWN:,} more" if len(self.outputs) > SHOWN else ""
+        return (
+            f"the frozen head reaches {self.accuracy:.1%}, and {self.renamed:.1%} with the outputs "
+            f"renamed: {', '.join(renamed)}{more}"
+        )
+
+
+def better_names(
+    answers: NDArray[np.integer[Any]],  # (N,)
+    truth: NDArray[np.integer[Any]],  # (N,)
+    n_classes: int,
+) -> Renaming | None:
+    """Other names of the outputs, if they make most answers right and far more than now.
+
+    One half of the samples pairs a class with an output if each is the other's most frequent; the
+    other half measures the gain, which must exceed three standard errors.
+
+    >>> truth = np.repeat([0, 1, 2], 20)
+    >>> better_names((truth + 1) % 3, truth, 3).outputs
+    ((0, 2), (1, 0), (2, 1))
+    >>> better_names(truth, truth, 3) is better_names(0 * truth, truth, 3) is None
+    True
+    """
+    rows = np.random.default_rng(0).permutation(len(truth))
+    pairing, held_out = rows[::2], rows[1::2]
+    pairs, counts = np.unique(truth[pairing] * n_classes + answers[pairing], return_counts=True)
+    by_class, by_output = np.divmod(pairs[np.argsort(-counts, kind="stable")], n_classes)
+    firsts, others = (np.unique(part, return_index=True)[1] for part in (by_class, by_output))
+    mutual = np.intersect1d(firsts, others)
+    output = np.arange(n_classes)  # of every class; -1: another one has it
+    output[by_output[mutual]] = -1
+    output[by_class[mutual]] = by_output[mutual]
+    right, renamed = truth == answers, output[truth] == answers
+    gained = renamed[held_out].astype(int) - right[held_out]
+    enough = max(MIXED_UP * len(gained), 3 * math.sqrt(np.abs(gained).sum()))
+    if gained.sum() <= enough or renamed.mean() <= 0.5:
+        return None
+    moved = sorted((new, old) for old, new in enumerate(output.tolist()) if new not in (old, -1))
+    return Renaming(float(right.mean()), float(renamed.mean()), tuple(moved))
 
 
 class Columns:

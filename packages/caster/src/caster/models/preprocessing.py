@@ -76,9 +76,10 @@ class Preprocessing:
     def from_toml(cls, path: str | Path) -> Self:
         """Read a TOML file; `range`, `mean`, `std` and `layout` are required."""
         values, _ = read_toml(path)
-        unknown = sorted(set(values) - {field.name for field in fields(cls)})
+        known = [field.name for field in fields(cls)]
+        unknown = ", ".join(sorted(set(values) - set(known)))
         missing = [name for name in REQUIRED if name not in values]
-        _check(not unknown, f"{path} has unknown keys: `{', '.join(unknown)}`")
+        _check(not unknown, f"{path} has unknown keys: `{unknown}`; it may have {', '.join(known)}")
         _check(not missing, f"{path} lacks `{', '.join(missing)}`: there are no defaults for these")
         try:
             return cls(**{name: _from_toml(name, value) for name, value in values.items()})

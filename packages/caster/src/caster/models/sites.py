@@ -288,7 +288,7 @@ def _channels_axis(name: str, layer: nn.Module, calls: Calls) -> int:
         return 1
     raise CasterError(
         f"cannot tell which axis of {tuple(values.shape)} at {name!r} holds the channels from the "
-        "layers that read it: layer transport does not support this network"
+        "layers that read it: its layers cannot be aligned"
     )
 
 

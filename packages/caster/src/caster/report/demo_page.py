@@ -10,7 +10,6 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from caster._version import __version__
-from caster.core.verdict import REASONS
 from caster.report import figures, html
 from caster.report.digits_demo import ANSWERS, WHITE, batch_images, explained, split_digits
 from caster.report.figures import (
@@ -21,6 +20,7 @@ from caster.report.figures import (
     kind_of,
     legend,
 )
+from caster.report.mechanism import LAYER_REASONS, LAYER_TERMS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from caster.report.evaluation_results import Batch
     from caster.report.figures import Canvas
 
-TERMS = replace(figures.TRANSPORT_TERMS, noun="adaptation")
+TERMS = replace(LAYER_TERMS, noun="adaptation")
 STYLES = {name: replace(LINE_STYLES[name], label=words) for name, words in ANSWERS.items()}
 
 
@@ -63,9 +63,10 @@ def render(results: Results) -> str:
         n_target=sum(batch.size for batch in results.clean.batches),
         rows=[_row(stream) for stream in results.streams],
         tau=results.settings.tau,
-        reasons=REASONS,
-        constants=html.constants(
-            results.settings, "All at their defaults, none tuned to these digits."
+        noun=LAYER_TERMS.noun,
+        reasons=LAYER_REASONS,
+        constants=html.layer_constants(
+            vars(results.settings), "All at their defaults, none tuned to these digits."
         ),
         version=__version__,
     )
@@ -177,13 +178,13 @@ def _severity_panel(axes: Axes, streams: list[Stream], ink: str) -> None:
 
 
 def certificate_against_gain(canvas: Canvas, results: Results, ink: str) -> None:
-    """Plot the gain of transport over the frozen head against the certificate."""
+    """Plot the gain of adaptation over the frozen head against the certificate."""
     axes = canvas.subplots()
     axis = figures.certificate_against_gain(
         axes, _batches(results), results.settings.tau, "frozen", TERMS, ink
     )
     if results.costs is not None:
-        _annotate(axes, "gains lost", results.costs.stream, axis, (0.02, 0.97), ink)
+        _annotate(axes, "gains lost", results.costs.stream, axis, (0.5, 0.97), ink)
     _annotate(axes, "losses prevented", results.acts[-1].stream, axis, (0.02, 0.03), ink)
     canvas.legend(ncols=3, **legend(ink))
 

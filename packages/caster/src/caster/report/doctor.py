@@ -40,7 +40,8 @@ class LayerSummary:
     sites: int  # 0: BatchNorm inputs, whose statistics are stored in the model
     channels: int
     full: int  # sites with covariances
-    images: tuple[int, int] | None  # fewest and most of a class; None: no moments per class
+    by_class: int  # sites with moments per class
+    images: tuple[int, ...]  # of every class; empty: no site has moments per class
 
     @classmethod
     def of(cls, layers: Layers) -> LayerSummary:
@@ -51,29 +52,44 @@ class LayerSummary:
             len(found),
             sum(len(site.mean) for site in found),
             sum(site.covariance is not None for site in found),
-            (int(counts[0].min()), int(counts[0].max())) if counts else None,
+            len(counts),
+            tuple(map(int, counts[0])) if counts else (),
         )
 
     def sentences(self) -> list[str]:
         """What the layers allow, in plain words."""
-        if self.images is None:
-            return [
-                "The state has layers without moments per class: `caster predict` aligns them by "
-                "default. Keep classes mixed: a stream sorted by class cannot be told from a shift."
-            ]
-        fewest, most = self.images
+        sites = "BatchNorm inputs, whose statistics are stored in the model"
+        if self.sites:
+            sites = f"{self.sites:,}, with {self.channels:,} channels; {self.full:,} have full maps"
         return [
-            f"The state has {self.sites:,} layer sites with {self.channels:,} channels, "
-            f"{self.full:,} with full maps: `caster predict` aligns them by default, in batches "
-            "from one image on and in the order in which the images come.",
-            f"Each class was measured at the layers on {fewest:,}"
-            + (f" to {most:,}" if most > fewest else "")
-            + " images"
-            + (": classes of few images lean on the others." if fewest < FEW_IMAGES else "."),
-            "The certificate of layers compares the network's own answers, which no state can "
-            "simulate: run `caster evaluate` on labelled images to see what it accepts and gains.",
-            "Everything below concerns transport of features (`--mechanism features`):",
+            f"Sites: {sites}.",
+            *self._class_words(),
+            "Batches may have any size from one image on. Pass images in the order in which they "
+            "come: earlier batches count too.",
+            "The certificate compares the network's own answers, which no state can simulate: run "
+            "`caster evaluate` on labelled images to see what it accepts and gains.",
         ]
+
+    def _class_words(self) -> list[str]:
+        if not self.images:
+            return [
+                "Classes: no site has moments per class. Keep classes mixed: a stream sorted by "
+                "class cannot be told from a shift."
+            ]
+        fewest, most = min(self.images), max(self.images)
+        images = f"{fewest:,}" if fewest == most else f"{fewest:,} to {most:,}"
+        others = "; the others have the source's moments only" if self.by_class < self.sites else ""
+        words = [
+            f"Classes: {len(self.images):,}, measured on {images} images each at "
+            f"{self.by_class:,} of {self.sites:,} sites{others}."
+        ]
+        few = sum(count < FEW_IMAGES for count in self.images)
+        if few:
+            words.append(
+                f"Few images: {few:,} of the classes have fewer than {FEW_IMAGES} and lean on the "
+                "others. Fit with more."
+            )
+        return words
 
 
 @dataclass(frozen=True)
@@ -104,9 +120,8 @@ class Diagnosis:
         return self.reasons["accepted"] / self.reasons.total()
 
     def sentences(self) -> list[str]:
-        """The diagnosis in plain words."""
+        """The diagnosis of transport of features, in plain words."""
         return [
-            *([] if self.layers is None else self.layers.sentences()),
             self._source_words(),
             *([] if self.source_check is None else self.source_check.sentences()),
             self._map_words(),

@@ -41,7 +41,7 @@ from caster.models.protocol import preprocessing_sha256
 from caster.report import check_can_draw
 from caster.report.evaluation import Chunk, evaluate, write_page
 from caster.report.evaluation_results import Evaluation
-from caster.report.mechanism import TRANSPORT, Mechanism, layer_transport
+from caster.report.mechanism import TRANSPORT, Mechanism, aligned_layers
 
 log = logging.getLogger("caster")
 
@@ -79,7 +79,7 @@ def evaluate_file(
     file = some_features(file, rows)
     chunks = _feature_chunks(file, labels[rows], loaded.head, batch_size, seed, progress)
     found = evaluate(clf, chunks, name=str(target), digests={"state": states.digest(loaded)})
-    found = replace(found, left_out=left_out)
+    found = replace(found, left_out=left_out, order=_order_in_words(seed))
     _write(found, page)
     return found
 
@@ -147,7 +147,7 @@ def evaluate_images(
         )
     except KeyboardInterrupt:
         raise KeyboardInterrupt("no output was written") from None
-    found = replace(found, left_out=left_out)
+    found = replace(found, left_out=left_out, order=_order_in_words(seed))
     _write(found, page)
     return found, unreadable
 
@@ -155,13 +155,17 @@ def evaluate_images(
 def _mechanism_of(adapter: Adapter) -> Mechanism:
     if adapter.mechanism == "features":
         return TRANSPORT
-    return layer_transport(asdict(adapter.settings))
+    return aligned_layers(asdict(adapter.settings))
 
 
 def _order(count: int, seed: int | None) -> NDArray[np.intp]:  # (N,)
     """Rows in the order of evaluation: their own, or shuffled by a seed."""
     order: NDArray[np.intp] = np.arange(count)
     return order if seed is None else np.random.default_rng(seed).permutation(order)
+
+
+def _order_in_words(seed: int | None) -> str:
+    return "in their own order" if seed is None else f"shuffled with seed {seed}"
 
 
 def _feature_chunks(

@@ -11,11 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caster.adapt.estimator import Caster
+from caster.adapt.fitting import warn_of_poor_head
 from caster.core.adaptation import Adaptation
 from caster.core.arrays import as_real_array, to_numpy
 from caster.core.verdict import Verdict
 from caster.errors import CasterError
 from caster.io.labels import as_labels, encode
+from caster.models.heads import better_names
 from caster.report import check_can_draw, metrics
 from caster.report.evaluation_results import Batch, ClassScore, Evaluation, Score
 from caster.report.intervals import Interval, bootstrap
@@ -30,6 +32,7 @@ Chunk = tuple[Any, Any, Any] | tuple[Any, Any, Any, Adaptation]
 class Answers:
     """One classifier on some samples, in one number per sample and metric."""
 
+    answer: NDArray[np.int64]  # (n,)
     right: Flags  # (n,)
     log_likelihood: Floats  # (n,), of the true class
     confidence: Floats  # (n,), probability of the answer
@@ -41,6 +44,7 @@ class Answers:
         log_probabilities = metrics.log_softmax(scores)
         rows, answer = np.arange(len(truth)), scores.argmax(axis=1)
         return cls(
+            answer,
             answer == truth,
             log_probabilities[rows, truth],
             np.exp(log_probabilities[rows, answer]),
@@ -50,7 +54,7 @@ class Answers:
     def joined(cls, parts: Iterable[Self]) -> Self:
         """Join batches."""
         parts = list(parts)
-        names = ("right", "log_likelihood", "confidence")
+        names = ("answer", "right", "log_likelihood", "confidence")
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
 
@@ -79,6 +83,7 @@ def evaluate(
     >>> found.scores["frozen"].accuracy, found.scores["gated"].accuracy, found.acceptance
     (1.0, 1.0, 1.0)
     """
+    warn_of_poor_head(clf.source_check_)
     truths: list[NDArray[np.int64]] = []
     answers: list[dict[str, Answers]] = []
     batches: list[Batch] = []
@@ -99,7 +104,8 @@ def evaluate(
         raise CasterError("there is nothing to evaluate: not a single batch")
     whole = {c: Answers.joined(given[c] for given in answers) for c in answers[0]}
     intervals = _intervals(batches, list(whole))
-    baseline = whole[next(iter(whole))]
+    baseline, truth = whole[next(iter(whole))], np.concatenate(truths)
+    names = better_names(baseline.answer, truth, len(clf.classes_)) if "frozen" in whole else None
     return Evaluation(
         name=name,
         settings=clf.settings,
@@ -107,9 +113,10 @@ def evaluate(
         scores={c: _score(whole[c], baseline, intervals[c]) for c in whole},
         gain_interval=intervals["gain"],
         batches=tuple(batches),
-        classes=tuple(_by_class(clf, np.concatenate(truths), baseline, whole["gated"])),
+        classes=tuple(_by_class(clf, truth, baseline, whole["gated"])),
         mechanism=mechanism,
         source_check=_turned_off(clf) if mechanism is TRANSPORT else None,
+        better_names=None if names is None else names.words(clf.classes_),
     )
 
 

@@ -29,7 +29,6 @@ from caster.report.figures import (
     kind_of,
     legend,
 )
-from caster.report.mechanism import LAYER_CONSTANTS
 from caster.report.metrics import BINS
 
 if TYPE_CHECKING:
@@ -100,8 +99,7 @@ def _constants(found: Evaluation) -> Markup:
     caption, own = "As used in this evaluation.", found.mechanism.settings
     if own is None:
         return html.constants(found.settings, caption)
-    rows = [(name, own[name], "project", why) for name, why in LAYER_CONSTANTS.items()]
-    return html.constant_table(rows, caption)
+    return html.layer_constants(own, caption)
 
 
 # --- classes: HTML, not a figure, whose font may lack the script of a label -------------------

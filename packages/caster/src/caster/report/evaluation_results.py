@@ -97,6 +97,8 @@ class Evaluation:
     classes: tuple[ClassScore, ...]  # those that occur
     mechanism: Mechanism = TRANSPORT  # of the classifiers "ungated" and "gated"
     source_check: str | None = None  # a sentence if the source turns transport off by default
+    better_names: str | None = None  # of the outputs, if they look mixed up
+    order: str | None = None  # of the samples, in words
     left_out: Mapping[Any, int] = field(default_factory=dict)  # samples of unknown classes
 
     @property
@@ -173,7 +175,7 @@ class Evaluation:
                 f"It is not clear whether to use it here: {change}. Evaluate more labelled samples."
             )
         lost = self.scores["ungated"].accuracy - self.scores["gated"].accuracy
-        if 1 - self.acceptance > MOST and lost > SMALL:
+        if self.better_names is None and 1 - self.acceptance > MOST and lost > SMALL:
             words += (
                 f" But the gate rejects {1 - self.acceptance:.0%} of the batches, and adapting to "
                 f"all would gain {100 * lost:.1f} points more: {self._remedy()}"
@@ -188,6 +190,8 @@ class Evaluation:
             return f"It is right: adapting anyway would lose {points}."
         if change <= SMALL:
             return f"Adapting anyway would change {points}."
+        if self.better_names is not None:  # no option of the gate helps
+            return f"Adapting anyway would gain {points}."
         return f"Adapting anyway would gain {points}: {self._remedy()}"
 
     def _remedy(self) -> str:
@@ -210,8 +214,9 @@ class Evaluation:
         baseline, gated = noun(self.baseline), self.scores["gated"]
         n, accepted = len(self.batches), self.reasons.get("accepted", 0)
         batches = f"{n:,} batches of {self.batch_size:,}" if n > 1 else "one batch"
+        order = "" if self.order is None else f", {self.order}"
         words = (
-            f"On {self.size:,} samples in {batches}, {baseline} reaches "
+            f"On {self.size:,} samples in {batches}{order}, {baseline} reaches "
             f"{self.scores[self.baseline].accuracy:.1%} accuracy, {self.mechanism.noun} without "
             f"the gate {self.scores['ungated'].accuracy:.1%} and with it {gated.accuracy:.1%}"
         )
@@ -228,7 +233,12 @@ class Evaluation:
 
     @property
     def warning(self) -> str | None:
-        """Warn if the median batch holds far fewer classes than a random one."""
+        """Warn of mixed-up outputs, or if batches hold far fewer classes than random ones."""
+        if self.better_names is not None:
+            return (
+                f"The classes look mixed up: {self.better_names}. Check the labels of these data, "
+                "and fit with the model's classes in the order of its outputs (`--classes`)."
+            )
         counts = np.array([c.size for c in self.classes])
         sizes = {batch.size for batch in self.batches}
         expected = {size: expected_classes(counts, size) for size in sizes}
@@ -259,6 +269,7 @@ class Evaluation:
             "caster": __version__,
             "name": self.name,
             "mechanism": self.mechanism.name,
+            "method": self.mechanism.method,
             "conclusion": self.conclusion,
             "summary": self.summary,
             "source_check": self.source_check,

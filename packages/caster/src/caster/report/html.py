@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from matplotlib.text import Text
 from caster import config
 from caster.config import Settings
 from caster.io.files import AnyPath, replacing
+from caster.report.mechanism import LAYER_CONSTANTS
 
 HERE = "caster.report"
 INK = "#1b1f25"  # a colour that nothing else has: replaced by the reader's text colour
@@ -116,6 +117,12 @@ def certificate(ratio: float) -> str:
 def constants(settings: Settings, caption: str) -> Markup:
     """Tabulate every constant of the method, and who chose it."""
     rows = [(name, getattr(settings, name), by, why) for name, _, by, why in config.describe()]
+    return constant_table(rows, caption)
+
+
+def layer_constants(settings: Mapping[str, Any], caption: str) -> Markup:
+    """Tabulate the constants of aligned layers."""
+    rows = [(name, settings[name], "project", why) for name, why in LAYER_CONSTANTS.items()]
     return constant_table(rows, caption)
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from caster.core.verdict import REASONS, Reason
 from caster.report import CLASSIFIERS
 from caster.report.figures import TRANSPORT_TERMS, Terms
 
-LAYER_TERMS = Terms("layer transport", None, "the frozen model is fully confident")
+LAYER_TERMS = Terms("mixture transport", None, "the frozen model is fully confident")
 LAYER_REASONS: dict[Reason, str] = {
-    "accepted": "layer transport is used",
+    "accepted": "the answer with aligned layers is used",
     "ratio": "certificate above tau",
     "numerical": "aligned logits are not finite",
     "implausible": "no sample of the batch could be an image",
@@ -32,11 +32,12 @@ LAYER_CONSTANTS = {
 class Mechanism:
     """A mechanism in the words of a report.
 
-    >>> TRANSPORT.label("gated"), layer_transport({}).label("gated")
-    ('transport, gated', 'layer transport, gated')
+    >>> TRANSPORT.label("gated"), aligned_layers({"mixture": True}).label("gated")
+    ('transport, gated', 'mixture transport, gated')
     """
 
-    name: str  # as `caster methods` has it
+    name: Literal["layers", "features"]
+    method: str  # that it runs, as `caster methods` has it
     terms: Terms  # of figures
     reasons: Mapping[Reason, str]
     settings: Mapping[str, Any] | None = None  # its own; None: those the state carries
@@ -51,10 +52,11 @@ class Mechanism:
         return CLASSIFIERS[classifier].replace(TRANSPORT.noun, self.noun)
 
 
-TRANSPORT = Mechanism("caster", TRANSPORT_TERMS, REASONS)
+TRANSPORT = Mechanism("features", "caster", TRANSPORT_TERMS, REASONS)
 
 
-def layer_transport(settings: Mapping[str, Any]) -> Mechanism:
-    """Layer transport with its settings."""
+def aligned_layers(settings: Mapping[str, Any]) -> Mechanism:
+    """Aligned layers, by mixture transport or, without moments of classes, by layer transport."""
+    terms = LAYER_TERMS if settings["mixture"] else replace(LAYER_TERMS, noun="layer transport")
     chosen = {name: value for name, value in settings.items() if name in LAYER_CONSTANTS}
-    return Mechanism("layer-transport", LAYER_TERMS, LAYER_REASONS, chosen)
+    return Mechanism("layers", terms.noun.replace(" ", "-"), terms, LAYER_REASONS, chosen)

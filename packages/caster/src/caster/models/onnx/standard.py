@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 OPSET = 18  # of the operators that are added
 IR_VERSION = 8  # of that opset
 ROWS = 1009  # a number of images that no size in a graph is likely to equal
-UNSUPPORTED = "layer transport does not support this graph"
+UNSUPPORTED = "the layers of this graph cannot be aligned"
 
 
 def standardised(model: ModelProto, head: Head) -> ModelProto:
