@@ -373,8 +373,9 @@ class Results:
             Story(
                 "Clean, sorted by class",
                 ordered,
-                "A batch of one or two classes looks shifted and is not: adaptation would cost "
-                f"{100 * _loss(ordered):.1f} points. The verdict {_decisions(ordered)}, and "
+                "To a perceptron this shallow a batch of one or two classes looks shifted, and "
+                f"adaptation would cost {100 * _loss(ordered):.1f} points; deep networks gain on "
+                f"such streams. The verdict {_decisions(ordered)}, and "
                 f"{ordered.accuracy('gated'):.1%} of the answers returned are right.",
             ),
         )
@@ -387,7 +388,8 @@ class Results:
         saved = ordered.accuracy("gated") - ordered.accuracy("ungated")
         return (
             f"Adaptation recovers {100 * gained:.0f} points of accuracy in {shifted.shift}. On a "
-            f"stream sorted by class it would lose {100 * saved:.0f}, and the verdict prevents it."
+            f"stream sorted by class, so shallow a network would lose {100 * saved:.0f}, and the "
+            "verdict prevents it."
         )
 
     @property
