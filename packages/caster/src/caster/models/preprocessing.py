@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -140,8 +140,12 @@ class Preprocessing:
             image = _centre_crop(image, self.crop)
         return image
 
-    def batch(self, images: Sequence[ImageArray] | ImageArray) -> NDArray[Any]:
-        """Normalise resized images of one size into a batch."""
+    def batch(
+        self,
+        images: Sequence[ImageArray] | ImageArray,
+        empty: Callable[[tuple[int, ...], str], NDArray[Any]] = np.empty,
+    ) -> NDArray[Any]:
+        """Normalise resized images of one size into a batch; `empty` gives its memory."""
         rgb = [p.dtype == np.uint8 and p.ndim == 3 and p.shape[2] == 3 for p in images]
         _check(len(rgb) > 0 and all(rgb), "a batch needs images, uint8 (height, width, 3)")
         sizes = {image.shape[:2] for image in images}
@@ -152,7 +156,7 @@ class Preprocessing:
             )
         height, width = sizes.pop()
         shape = self._shape(height, width)
-        batch = np.empty((len(images), *shape), dtype=self.dtype)
+        batch = empty((len(images), *shape), self.dtype)
         for row, image in zip(batch, images, strict=True):  # one by one, for the CPU cache
             self._fill(row, image)
         return batch
