@@ -68,7 +68,7 @@ class RecycledMemory:
         block = next((block for block in unused if block.size == size), None)
         block = np.empty(size, dtype=np.uint8) if block is None else block
         # The base of all its views: NumPy would skip it, had it an array for its own base.
-        array: NDArray[Any] = np.frombuffer(memoryview(block), dtype=dtype)
+        array: NDArray[Any] = np.frombuffer(block.data, dtype=dtype)
         in_use = [(other, user) for other, user in self._blocks if user() is not None]
         self._blocks = [*in_use, (block, ref(array))]
         return array.reshape(shape)
