@@ -1,8 +1,8 @@
-"""Adapt: the cost of a batch beyond the necessary linear algebra.
+"""Adapt: the cost of a batch beside that of its linear algebra by LAPACK.
 
     python benchmarks/adapt.py [10 | 1000]
 
-A thousand classes against the batched Cholesky factors and triangular solves of the transported
+A thousand classes against LAPACK's Cholesky factors and triangular solves of the transported
 classes alone, and without a head also against the products of Source-GDA, which answers in its
 place; ten classes against an empty call of the same Python depth. Times are medians over
 alternating rounds.
@@ -94,7 +94,7 @@ def thousand_classes(dtype: type) -> None:
         print(f"  {label:51}{1e3 * times[ours]:7.1f} ms")
         for name, what in {
             "head": {
-                "solves": "caster.core.linalg, one BLAS thread",
+                "solves": "SciPy's LAPACK and BLAS, one thread",
                 "stock": "np.linalg.cholesky + scipy.solve_triangular",
                 "threaded": "adapt with all BLAS threads",
             },

@@ -283,3 +283,23 @@ def test_rows_that_are_not_one_a_image():
 
     with pytest.raises(CasterError, match="gives 6 rows for 3 images"):
         run(Tokens(), batch, images.names)
+
+
+def test_memory_is_reused_only_once_nothing_refers_to_it():
+    memory = reading.RecycledMemory()
+    first = memory.empty((4, 3), "float32")
+    at = first.ctypes.data
+    view = first[1:, :2].T
+    del first
+    second = memory.empty((4, 3), "float32")
+    assert not np.shares_memory(view, second)
+    del view
+    assert memory.empty((3, 2, 2), "float32").ctypes.data == at
+    assert memory.empty((4, 4), "float32").shape == (4, 4)
+
+
+def test_batches_that_are_kept_stay_as_they_were():
+    found = list(batches(FakeImages(12)))
+    again = [batch.groups[0].prepared.copy() for batch in batches(FakeImages(12))]
+    for batch, expected in zip(found, again, strict=True):
+        assert np.array_equal(batch.groups[0].prepared, expected)

@@ -15,9 +15,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
+import torch
 from PIL import Image
 from rich.console import Console
+from torch import nn
 from typer.testing import CliRunner
 
 import caster
@@ -29,6 +33,7 @@ from caster.models.onnx import OnnxModel
 from caster.models.onnx.model import Input
 from caster_bench.data.corruptions import corrupt
 from tests.support.colours import CAST, NAMES, TOML, patches, write_folder, write_model
+from tests.support.onnx_export import exported, seeded
 
 pytestmark = pytest.mark.usefixtures("listed_figures")
 
@@ -897,3 +902,32 @@ def test_a_csv_file_of_features(refusal, features, line):
     said = refusal(line)
     assert ".npz or .parquet" in said
     assert said.endswith("np.savez('features.npz', features=X, labels=y)")
+
+
+def test_grey_images_through_a_model_of_one_channel(typed, tmp_path):
+    net = seeded(lambda: nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 3),
+    ))  # fmt: skip
+    onnx.save(exported(net, torch.zeros(2, 1, 8, 8)), "grey.onnx")
+    Path("grey.toml").write_text(
+        'range = 1\nmean = 0.5\nstd = 0.5\nlayout = "NCHW"\nchannels = "grey"\n'
+    )
+    rng = np.random.default_rng(0)
+    labels = np.arange(60) % 3
+    pixels = (rng.integers(0, 80, (60, 8, 8)) + 80 * labels[:, None, None]).astype(np.uint8)
+    write_folder(tmp_path / "png", pixels, labels)
+    np.savez("grey.npz", images=pixels, labels=np.array(NAMES)[labels])
+    session = onnxruntime.InferenceSession("grey.onnx", providers=["CPUExecutionProvider"])
+    (logits,) = session.run(None, {"x": pixels[:, None].astype(np.float32) / 127.5 - 1})
+    expected = np.array(sorted(NAMES[:3]))[logits.argmax(axis=1)]
+    model = "--model grey.onnx --preprocessing grey.toml"
+    for data in ("png", "grey.npz"):
+        for line in (
+            f"fit {model} {data} -o s.caster",
+            f"predict {model} s.caster grey.npz -o out.csv",
+            f"evaluate {model} s.caster {data}",
+        ):
+            result = typed(line)
+            assert result.exit_code == 0, result.output
+        assert [row["frozen"] for row in read_csv("out.csv")] == expected.tolist()

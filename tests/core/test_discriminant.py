@@ -11,9 +11,9 @@ from tests.support import reference
 from tests.support.moments import source_moments
 
 
-@pytest.mark.parametrize("batch_size", [6, 64])
-def test_transported_scores_are_the_reference(kind, batch_size):
-    z, y = problem(d=4)
+@pytest.mark.parametrize(("d", "batch_size"), [(4, 6), (4, 64), (30, 64)])
+def test_transported_scores_are_the_reference(kind, d, batch_size):
+    z, y = problem(d=d)
     source = source_moments(z, y, kind.array, kind.index)
     target = z[:batch_size] * 1.4 - 1.0
     fitted = estimate(kind.array(target), source, lam=0.7)
@@ -63,16 +63,17 @@ def test_source_scores_are_those_of_scipys_densities(kind, d):
         close(got, expected, 20 * kind.tolerance)
 
 
-def test_blocks_of_classes_make_no_difference(monkeypatch):
-    z, y = problem(d=4, n_classes=40, n=800)
+@pytest.mark.parametrize("d", [4, 30])
+def test_blocks_of_classes_make_no_difference(monkeypatch, d):
+    z, y = problem(d=d, n_classes=40, n=800)
     source = source_moments(z, y)
-    whole = discriminant.ridged_scores(z[:8], source, np.eye(4))
+    whole = discriminant.ridged_scores(z[:8], source, np.eye(d))
     monkeypatch.setattr(
         discriminant,
         "_class_blocks",
         lambda z, n: [slice(i, min(i + 7, n)) for i in range(0, n, 7)],
     )
-    assert np.array_equal(discriminant.ridged_scores(z[:8], source, np.eye(4)), whole)
+    assert np.array_equal(discriminant.ridged_scores(z[:8], source, np.eye(d)), whole)
 
 
 def test_many_classes_are_scored_in_several_blocks():

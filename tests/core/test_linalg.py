@@ -64,6 +64,31 @@ def test_triangular_squares_are_those_of_whitened_rows(kind, width):
         close(squares, np.sum(expected**2, axis=0), 10 * kind.tolerance)
 
 
+@pytest.mark.parametrize("order", [1, linalg.LEAF, linalg.LEAF + 1, 63])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_systems_are_factored_and_solved_as_scipy_does(order, dtype):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((3, order, 2 * order + 1))
+    matrices, columns = x @ x.mT / order, rng.standard_normal((3, order, 5))
+    systems = np.concatenate([matrices, columns], axis=2).astype(dtype)
+    linalg.factor_and_whiten(systems)
+    tolerance = 200 * np.finfo(dtype).eps
+    for system, matrix, column in zip(systems, matrices, columns, strict=True):
+        factor = scipy.linalg.cholesky(matrix)
+        close(np.triu(system[:, :order]), factor, tolerance)
+        whitened = scipy.linalg.solve_triangular(factor, column, trans="T")
+        close(system[:, order:], whitened, tolerance)
+
+
+def test_one_indefinite_system_spoils_no_other():
+    fine, indefinite = np.eye(20), np.diag(np.linspace(1.0, -1.0, 20))
+    systems = np.concatenate([np.stack([fine, indefinite]), np.ones((2, 20, 1))], axis=2)
+    with np.errstate(invalid="ignore"):
+        linalg.factor_and_whiten(systems)
+    assert np.array_equal(systems[0], np.column_stack([fine, np.ones(20)]))
+    assert np.isnan(systems[1, -1]).any()
+
+
 @pytest.mark.parametrize("rows", [1, 5])
 def test_whiten_solves_for_every_row(kind, matrices, rows):
     x = np.random.default_rng(2).standard_normal((7, rows, 4))

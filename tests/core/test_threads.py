@@ -6,7 +6,7 @@ import pytest
 from caster import Caster
 from caster.adapt import source_moments
 from caster.core import threads
-from caster.core.threads import parallel_map
+from caster.core.threads import one_blas_thread, parallel_map
 from tests.conftest import problem
 
 
@@ -29,6 +29,22 @@ def test_items_run_at_once_and_keep_their_order(three_threads):
     found = list(parallel_map(meet, range(9)))
     assert [item for item, _ in found] == list(range(9))
     assert {thread.name[:6] for _, thread in found} == {"caster"}
+
+
+def test_items_start_no_threads(three_threads):
+    def within(item):
+        return list(parallel_map(lambda _: threading.current_thread(), range(3)))
+
+    for found in parallel_map(within, range(3)):
+        assert len(set(found)) == 1
+
+
+@pytest.mark.skipif(threads._blas_threads() < 2, reason="one core")
+def test_a_limit_on_blas_is_none_on_items():
+    with one_blas_thread():
+        assert blas_threads() == [1] * len(blas_threads())
+        found = list(parallel_map(lambda _: threading.current_thread(), range(9)))
+    assert threading.current_thread() not in found
 
 
 def test_results_wait_only_for_a_few_items(three_threads):

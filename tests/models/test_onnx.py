@@ -408,6 +408,16 @@ def test_in_graph_preprocessing(save):
             )
 
 
+@pytest.mark.parametrize(("layout", "shape"), [("NCHW", "N, 1, 4, 6"), ("NHWC", "N, 4, 6, 1")])
+def test_preprocessing_of_one_channel(save, layout, shape):
+    V = np.ones((24, 5), np.float32)
+    path = save("h = Flatten(x) y = MatMul(h, V)", inputs=f"float[{shape}] x", weights={"V": V})
+    grey = Preprocessing.in_graph(layout, "float32", "grey")
+    assert OnnxModel(path, preprocessing="in-graph").preprocessing == grey
+    coloured = Preprocessing.in_graph(layout, "float32")
+    assert 'set channels to "grey"' in rejection(path, preprocessing=coloured)
+
+
 @pytest.mark.parametrize(
     "inputs",
     ["float[N, c, h, w] x", "float[N, 3, 4, 3] x", "float[N, 3] x", "double[N, 3, 4, 4] x"],

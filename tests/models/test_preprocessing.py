@@ -241,6 +241,22 @@ def test_every_kind_of_batch(layout, channels, dtype, tolerance, top):
     assert np.array_equal(images, before)
 
 
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_one_grey_channel_is_pillows(layout):
+    stated = Preprocessing(1.0, (0.1307,), (0.3081,), layout, channels="grey")
+    original = np.concatenate([image(40, 60), np.arange(180, dtype=np.uint8).reshape(1, 60, 3)])
+    grey = np.asarray(Image.fromarray(original).convert("L"))
+    expected = torch.tensor(grey)[None] / 255
+    expected = transforms.Normalize(0.1307, 0.3081)(expected).numpy()
+    (found,) = stated.batch([original])
+    assert found.shape == ((*grey.shape, 1) if layout == "NHWC" else (1, *grey.shape))
+    np.testing.assert_allclose(found.ravel(), expected.ravel(), rtol=1e-5, atol=1e-6)
+    pixels = Preprocessing.in_graph(layout, "uint8", "grey")
+    repeated = np.repeat(grey[..., None], 3, axis=2)
+    assert np.array_equal(pixels.batch([repeated]).ravel(), grey.ravel())
+    assert [end.shape for end in stated.value_range] == [(1, 1, 1)] * 2
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "uint8"])
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_in_graph_leaves_pixels_unchanged(layout, dtype):
@@ -338,6 +354,11 @@ def test_defaults_and_single_numbers(toml):
     path.write_text(path.read_text() + 'crop = 224\nresize = 256\ninterpolation = "box"\n')
     stated = Preprocessing.from_toml(path)
     assert (stated.crop, stated.resize) == ((224, 224), 256)
+    path.write_text('range = 1\nmean = [0.5]\nstd = 0.25\nlayout = "NCHW"\nchannels = "grey"\n')
+    grey = Preprocessing.from_toml(path)
+    assert (grey.mean, grey.std) == ((0.5,), (0.25,))
+    assert "mean must be one number" in rejection(replace, grey, mean=(0.5,) * 3)
+    assert "channels must be RGB, BGR or grey" in rejection(replace, grey, channels="L")
 
 
 CHOICES = {

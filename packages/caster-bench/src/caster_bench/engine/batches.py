@@ -77,7 +77,7 @@ def preprocessor(model: FrozenModel) -> Preprocess:
     stated = model.preprocessing
     if stated is None:
         raise CasterError(f"{model.name} does not say how images become batches")
-    if not hasattr(model, "module") or stated.dtype != "float32":
+    if not hasattr(model, "module") or stated.dtype != "float32" or stated.depth != 3:
         return stated.batch
     import torch
 

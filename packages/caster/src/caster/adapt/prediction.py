@@ -279,7 +279,6 @@ class _Writer:
         method = self._count(out, used, scores)
         count, chosen = len(scores), scores.argmax(axis=1)
         probabilities = _softmax(scores).round(DIGITS)
-        each = zip(_column_names(self.classes), probabilities.T.tolist(), strict=True)
         batch = self.summary.batches - 1
         return {
             "row": list(rows),
@@ -292,8 +291,11 @@ class _Writer:
             "ratio": [out.verdict.ratio] * count,
             "reason": [out.verdict.reason] * count,
             "method": [method] * count,
-            **(dict(each) if self.every_class else {}),
+            **(self._each_class(probabilities) if self.every_class else {}),
         }
+
+    def _each_class(self, probabilities: NDArray[np.float64]) -> Columns:  # (B, C)
+        return dict(zip(_column_names(self.classes), probabilities.T.tolist(), strict=True))
 
     def _count(self, out: Adaptation, used: bool, scores: NDArray[Any]) -> str:
         """Count a batch in the summary; return the method that answered it."""

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from caster.core.linalg import Array, cholesky, identity_like, squares, triangular_squares, whiten
+from caster.core.linalg import (
+    SMALL,
+    Array,
+    cholesky,
+    factor_and_whiten,
+    identity_like,
+    squares,
+    triangular_squares,
+    whiten,
+)
 from caster.core.namespaces import array_namespace, is_numpy_array
+from caster.core.threads import parallel_map
 from caster.core.types import AffineMap, SourceMoments
 
 RidgedScores = Callable[[Array, SourceMoments, Array], Array]
@@ -14,19 +24,31 @@ RidgedScores = Callable[[Array, SourceMoments, Array], Array]
 def gaussian_scores(
     z: Array,  # (B, k)
     means: Array,  # (C, k)
-    factor: Array,  # (C, k, k), Cholesky factors of the class covariances
+    covariances: Array,  # (C, k, k)
+    ridge: Array,  # (k, k), added to each of them
     priors: Array,  # (C,)
 ) -> Array:  # (B, C)
     """g_c(z), the Gaussian log density less its constant, plus the log prior (Eq. 5).
 
     >>> import numpy as np
-    >>> means, factor = np.array([[0.0], [4.0]]), np.ones((2, 1, 1))
-    >>> gaussian_scores(np.array([[0.0], [3.0]]), means, factor, np.ones(2)).tolist()
+    >>> means, covariances = np.array([[0.0], [4.0]]), np.ones((2, 1, 1))
+    >>> z, ridge, priors = np.array([[0.0], [3.0]]), np.zeros((1, 1)), np.ones(2)
+    >>> gaussian_scores(z, means, covariances, ridge, priors).tolist()
     [[0.0, -8.0], [-4.5, -0.5]]
     """
     xp = array_namespace(z)
-    whitened = whiten(z[None, :, :] - means[:, None, :], factor, overwrite=True)  # (C, B, k)
-    distance = squares(whitened)  # (C, B)
+    batch_size, k = z.shape
+    if is_numpy_array(z) and k >= SMALL:
+        systems = xp.empty((means.shape[0], k, k + batch_size), dtype=z.dtype)
+        factor, columns = systems[:, :, :k], systems[:, :, k:]
+        xp.add(covariances, ridge, out=factor)
+        xp.subtract(xp.ascontiguousarray(z.T), means[:, :, None], out=columns)
+        factor_and_whiten(systems)
+        distance = xp.einsum("ckb,ckb->cb", columns, columns)
+    else:
+        factor = cholesky(covariances + ridge, overwrite=True)
+        rows = whiten(z[None, :, :] - means[:, None, :], factor, overwrite=True)  # (C, B, k)
+        distance = squares(rows)
     half_log_det = xp.sum(xp.log(xp.linalg.diagonal(factor)), axis=-1)  # (C,)
     return -0.5 * distance.T + (xp.log(priors) - half_log_det)
 
@@ -36,7 +58,7 @@ def ridged_scores(
     moments: SourceMoments,  # restricted to the same k
     ridge: Array,  # (k, k)
 ) -> Array:  # (B, C)
-    """g_c with class covariances Sigma_c + ridge, one block of classes at a time.
+    """g_c with class covariances Sigma_c + ridge, blocks of classes in parallel.
 
     A pulled ridge almost vanishes if the target's scale is far larger than the source's; the
     moments' slack then keeps the covariance of a small class positive definite despite rounding.
@@ -44,8 +66,8 @@ def ridged_scores(
     ridge = ridge + moments.slack
 
     def block(c: slice) -> Array:  # (B, C')
-        factor = cholesky(moments.covariances[c, :, :] + ridge, overwrite=True)
-        return gaussian_scores(z, moments.means[c, :], factor, moments.priors[c])
+        covariances, means = moments.covariances[c, :, :], moments.means[c, :]
+        return gaussian_scores(z, means, covariances, ridge, moments.priors[c])
 
     return _blockwise(block, z, moments)
 
@@ -73,7 +95,8 @@ def source_scores(
 def _blockwise(
     scores: Callable[[slice], Array], z: Array, moments: SourceMoments
 ) -> Array:  # (B, C)
-    blocks = [scores(c) for c in _class_blocks(z, moments.n_classes)]
+    several = parallel_map if is_numpy_array(z) else map
+    blocks = list(several(scores, _class_blocks(z, moments.n_classes)))
     return blocks[0] if len(blocks) == 1 else array_namespace(z).concat(blocks, axis=1)
 
 
@@ -105,7 +128,7 @@ def _log_det(fitted: AffineMap) -> Array:  # ()
 def _class_blocks(z: Array, n_classes: int) -> list[slice]:
     """Split the classes into blocks whose temporaries fit a CPU's cache, or 40 MiB of a GPU."""
     batch_size, k = z.shape
-    budget = 2**18 if is_numpy_array(z) else 2**23  # a thousand classes of 64 samples at once
+    budget = 2**21 if is_numpy_array(z) else 2**23  # a thousand classes of 64 samples at once
     step = max(1, budget // (k * (k + batch_size)))
     return [slice(c, min(c + step, n_classes)) for c in range(0, n_classes, step)]
 

@@ -4,7 +4,9 @@ A computation that fails returns NaN in every namespace; nothing here raises. JA
 on a GPU the host would have to wait to learn of a failure.
 
 For NumPy the batched routines loop over SciPy's LAPACK and BLAS: on a thousand 63 x 63 float32
-matrices that is twice as fast as NumPy's own batched routines (docs/performance.md).
+matrices that is twice as fast as NumPy's own batched routines. Where a batch is both factored and
+solved, `factor_and_whiten` does it by NumPy's batched products, twice as fast again, and without
+the interpreter's lock (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -16,12 +18,14 @@ from typing import Any
 import numpy as np
 import scipy.linalg
 from array_api_compat import device, is_torch_array
+from numpy.typing import NDArray
 
 from caster.core.namespaces import array_namespace, is_numpy_array
 
 LARGEST_CONDITION = 1e9  # of a matrix whose roots are computed by products
 NARROWEST = 64  # columns of a triangular matrix that are multiplied at once
 SMALL = 24  # order of matrices below which NumPy's own loop is faster
+LEAF = 8  # order of the diagonal blocks that are factored row by row
 
 Array = Any  # an array of any array-API namespace: the standard has no static type for one yet
 
@@ -165,6 +169,38 @@ def whiten(
         # BLAS is column-major too, and solves the panel in place.
         trsm(1.0, L.T, panel.T, trans_a=1, overwrite_b=1)
     return whitened
+
+
+def factor_and_whiten(systems: NDArray[Any]) -> None:  # (n, k, k + m)
+    """Turn every [S | X] into [L' | L^-1 X] in place, where L L' = S; entries below L' are unused.
+
+    >>> system = np.array([[[4.0, 2.0, 2.0], [2.0, 10.0, 7.0]]])
+    >>> factor_and_whiten(system)
+    >>> system[0, 0], system[0, 1, 1:]
+    (array([2., 1., 1.]), array([3., 2.]))
+
+    Only the diagonal blocks are factored; products do the rest. A matrix that is not positive
+    definite gives NaN.
+    """
+    for start in range(0, systems.shape[1], LEAF):
+        rows, above = systems[:, start : start + LEAF, start:], systems[:, :start, start:]
+        order = rows.shape[1]
+        if start:
+            rows -= above[:, :, :order].mT @ above
+        rows[...] = _inverse_factors(rows[:, :, :order]) @ rows
+
+
+def _inverse_factors(matrices: NDArray[Any]) -> NDArray[Any]:  # (n, b, b) -> (n, b, b)
+    """L^-1 of every Cholesky factor L: eliminate [S | I], all matrices in every step."""
+    n, b, _ = matrices.shape
+    systems = np.zeros((b, 2 * b, n), dtype=matrices.dtype)
+    systems[:, :b] = matrices.transpose(1, 2, 0)
+    for j in range(b):
+        used = slice(j, b + j + 1)  # columns before it are done, those behind it are zero
+        systems[j, b + j] = 1.0
+        systems[j, used] /= np.sqrt(systems[j, j])
+        systems[j + 1 :, used] -= systems[j, j + 1 : b, None] * systems[j, used]
+    return systems[:, b:].transpose(2, 0, 1)
 
 
 def whiteners(factors: Array) -> Array:  # (..., d, d) -> (..., d, d)

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
 from functools import cache
 from threading import Lock
 from typing import Any, TypeVar
@@ -19,6 +19,8 @@ MANY_CLASSES = 64  # from here on, setting the number of threads pays off
 MOST_AT_ONCE = 8  # items of `parallel_map`: each may need much memory
 
 _setting = Lock()
+_unlimited: list[int] = []  # threads of BLAS outside the block that `one_blas_thread` limits
+_is_item: ContextVar[bool] = ContextVar("_is_item", default=False)  # of `parallel_map`
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -58,9 +60,11 @@ def one_blas_thread() -> Iterator[None]:
         yield
         return
     try:
+        _unlimited.append(_blas_threads())
         with _blas().limit(limits=1):
             yield
     finally:
+        _unlimited.clear()
         _setting.release()
 
 
@@ -74,27 +78,35 @@ def parallel_map(function: Callable[[Item], Result], items: Sequence[Item]) -> I
 
     Whole items scale better than the threads of BLAS, which wait for each other within a product
     and leave every other step to one core. NumPy's products release the interpreter's lock;
-    SciPy's BLAS does not.
+    SciPy's BLAS does not. A call within an item starts no threads of its own.
 
     >>> list(parallel_map(abs, [-1, 2, -3]))
     [1, 2, 3]
     """
-    threads = min(len(items), _blas_threads(), MOST_AT_ONCE) if len(items) > 1 else 1
+    alone = len(items) < 2 or _is_item.get()
+    threads = 1 if alone else min(len(items), _blas_threads(), MOST_AT_ONCE)
     if threads < 2:
         yield from map(function, items)
         return
     pending: deque[Future[Result]] = deque()  # bounded: results may be large
     with one_blas_thread(), ThreadPoolExecutor(threads, "caster") as pool:
         for item in items:
-            pending.append(pool.submit(copy_context().run, function, item))  # np.errstate
+            context = copy_context()  # np.errstate
+            pending.append(pool.submit(context.run, _run_item, function, item))
             if len(pending) > threads:
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
 
 
+def _run_item(function: Callable[[Item], Result], item: Item) -> Result:
+    _is_item.set(True)
+    return function(item)
+
+
 def _blas_threads() -> int:
-    return max((library["num_threads"] for library in _blas().info()), default=1)
+    now = (library["num_threads"] for library in _blas().info())
+    return max([*now, *_unlimited], default=1)
 
 
 @cache

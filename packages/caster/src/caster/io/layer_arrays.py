@@ -243,8 +243,9 @@ def packed(
     >>> packed(np.array([[1.0, 2.0], [2.0, 3.0]]))
     array([1., 2., 3.])
     """
-    upper: NDArray[Any] = matrices[..., *np.triu_indices(matrices.shape[-1])]
-    return upper
+    *stack, k, _ = matrices.shape
+    upper = np.flatnonzero(np.triu(np.ones((k, k), dtype=bool)))
+    return np.take(matrices.reshape(*stack, k * k), upper, axis=-1)  # indexing is 8 times as slow
 
 
 def unpacked(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +21,8 @@ from caster.io.image_files import ImageArray
 
 INTERPOLATIONS = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
 REQUIRED = ("range", "mean", "std", "layout")
+CHANNELS = {"RGB": 3, "BGR": 3, "grey": 1}
+LUMA = np.array([19595, 38470, 7471], dtype=np.uint32)  # of red, green and blue, as Pillow has it
 
 
 @dataclass(frozen=True)
@@ -33,25 +35,28 @@ class Preprocessing:
     """
 
     range: float  # largest pixel value: 1 or 255
-    mean: tuple[float, float, float]  # subtracted, in units of the range
-    std: tuple[float, float, float]  # divided by
+    mean: tuple[float, ...]  # subtracted, in units of the range; one per channel
+    std: tuple[float, ...]  # divided by
     layout: str  # "NCHW" or "NHWC"
     resize: int | tuple[int, int] | None = None  # shorter side, or height and width
     interpolation: str | None = None  # of the resize
     crop: tuple[int, int] | None = None  # centred height and width
-    channels: str = "RGB"  # or "BGR"; the order of mean and std too
+    channels: str = "RGB"  # or "BGR", the order of mean and std too; or "grey", a single one
     dtype: str = "float32"  # or "float16", "uint8"
 
     def __post_init__(self) -> None:
         known = _is_number(self.range) and self.range in (1, 255)
         _check(known, f"range must be 1 or 255, not {self.range!r}")
+        _check(
+            self.channels in CHANNELS, f"channels must be RGB, BGR or grey, not {self.channels!r}"
+        )
+        count = "three numbers" if self.depth == 3 else "one number"
         for name in ("mean", "std"):
             values = getattr(self, name)
-            numbers = _has_length(values, 3) and all(_is_number(value) for value in values)
-            _check(numbers, f"{name} must be three numbers, not {values!r}")
+            numbers = _has_length(values, self.depth) and all(map(_is_number, values))
+            _check(numbers, f"{name} must be {count}, not {values!r}")
         _check(all(value > 0 for value in self.std), f"std must be above 0, not {self.std!r}")
         _check(self.layout in ("NCHW", "NHWC"), f"layout must be NCHW or NHWC, not {self.layout!r}")
-        _check(self.channels in ("RGB", "BGR"), f"channels must be RGB or BGR: {self.channels!r}")
         _check(
             self.dtype in ("float32", "float16", "uint8"),
             f"dtype must be float32, float16 or uint8, not {self.dtype!r}",
@@ -82,14 +87,16 @@ class Preprocessing:
         _check(not unknown, f"{path} has unknown keys: `{unknown}`; it may have {', '.join(known)}")
         _check(not missing, f"{path} lacks `{', '.join(missing)}`: there are no defaults for these")
         try:
-            return cls(**{name: _from_toml(name, value) for name, value in values.items()})
+            depth = CHANNELS.get(values.get("channels", "RGB"), 3)
+            return cls(**{name: _from_toml(name, value, depth) for name, value in values.items()})
         except (CasterError, TypeError) as error:
             raise CasterError(f"{path}: {error}") from None
 
     @classmethod
-    def in_graph(cls, layout: str, dtype: str) -> Self:
+    def in_graph(cls, layout: str, dtype: str, channels: str = "RGB") -> Self:
         """Unchanged pixels, 0 to 255: the model resizes and normalises images itself."""
-        return cls(255.0, (0.0,) * 3, (1.0,) * 3, layout, dtype=dtype)
+        depth = CHANNELS[channels]
+        return cls(255.0, (0.0,) * depth, (1.0,) * depth, layout, channels=channels, dtype=dtype)
 
     @classmethod
     def from_timm(cls, config: dict[str, Any]) -> Self:
@@ -114,6 +121,11 @@ class Preprocessing:
         )
 
     @property
+    def depth(self) -> int:
+        """Number of channels of a batch."""
+        return CHANNELS[self.channels]
+
+    @property
     def sha256(self) -> str:
         """Digest of the values; comments, key order and 1 for 1.0 make no difference."""
         mean, std = (tuple(map(float, values)) for values in (self.mean, self.std))
@@ -128,8 +140,12 @@ class Preprocessing:
             image = _centre_crop(image, self.crop)
         return image
 
-    def batch(self, images: Sequence[ImageArray] | ImageArray) -> NDArray[Any]:
-        """Normalise resized images of one size into a batch."""
+    def batch(
+        self,
+        images: Sequence[ImageArray] | ImageArray,
+        empty: Callable[[tuple[int, ...], str], NDArray[Any]] = np.empty,
+    ) -> NDArray[Any]:
+        """Normalise resized images of one size into a batch; `empty` gives its memory."""
         rgb = [p.dtype == np.uint8 and p.ndim == 3 and p.shape[2] == 3 for p in images]
         _check(len(rgb) > 0 and all(rgb), "a batch needs images, uint8 (height, width, 3)")
         sizes = {image.shape[:2] for image in images}
@@ -139,8 +155,8 @@ class Preprocessing:
                 f"images of a batch differ in size ({some}): add a resize to the preprocessing"
             )
         height, width = sizes.pop()
-        shape = (3, height, width) if self.layout == "NCHW" else (height, width, 3)
-        batch = np.empty((len(images), *shape), dtype=self.dtype)
+        shape = self._shape(height, width)
+        batch = empty((len(images), *shape), self.dtype)
         for row, image in zip(batch, images, strict=True):  # one by one, for the CPU cache
             self._fill(row, image)
         return batch
@@ -149,6 +165,8 @@ class Preprocessing:
         """(pixel * range / 255 - mean) / std, as one product and one sum."""
         if self.channels == "BGR":
             image = image[..., ::-1]
+        elif self.channels == "grey":  # exact if red, green and blue are equal
+            image = ((image @ LUMA + 2**15) >> 16).astype(np.uint8)[..., np.newaxis]
         if self.layout == "NCHW":
             image = image.transpose(2, 0, 1)
         scale, shift = self._affine
@@ -162,7 +180,7 @@ class Preprocessing:
             row[...] = image * scale + shift
 
     @property
-    def value_range(self) -> tuple[NDArray[Any], NDArray[Any]]:  # (3, 1, 1) or (1, 1, 3), each
+    def value_range(self) -> tuple[NDArray[Any], NDArray[Any]]:  # (c, 1, 1) or (1, 1, c), each
         """Lowest and highest possible value of a batch, per channel.
 
         >>> half = Preprocessing(range=1.0, mean=(0.5,) * 3, std=(0.5,) * 3, layout="NCHW")
@@ -175,20 +193,24 @@ class Preprocessing:
     @cached_property
     def _affine(self) -> tuple[NDArray[Any] | None, NDArray[Any] | None]:
         """Scale and shift per channel; None if pixels stay unchanged."""
-        shape = (3, 1, 1) if self.layout == "NCHW" else (1, 1, 3)
+        shape = self._shape(1, 1)
         std = np.asarray(self.std, dtype=np.float64)
         scale = (self.range / 255 / std).astype(np.float32).reshape(shape)
         shift = (-np.asarray(self.mean) / std).astype(np.float32).reshape(shape)
         unchanged = bool(np.all(scale == 1) and np.all(shift == 0))
         return (None, None) if unchanged else (scale, shift)
 
+    def _shape(self, height: int, width: int) -> tuple[int, int, int]:
+        nchw = self.layout == "NCHW"
+        return (self.depth, height, width) if nchw else (height, width, self.depth)
 
-def _from_toml(name: str, value: Any) -> Any:
+
+def _from_toml(name: str, value: Any, depth: int) -> Any:
     """Lists become tuples; a single number stands for all channels or both sides."""
     if isinstance(value, list):
         return tuple(value)
     if name in ("mean", "std"):
-        return (value,) * 3
+        return (value,) * depth
     return (value, value) if name == "crop" else value
 
 

@@ -400,7 +400,12 @@ class Input:
     def in_graph_preprocessing(self) -> Preprocessing:
         """Unchanged pixels, for a graph that resizes and normalises images itself."""
         shape = self.shape or ()
-        layouts = [name for name, axes in AXES.items() if len(shape) == 4 and shape[axes[0]] == 3]
+        layouts = [
+            (layout, channels)
+            for layout, (axis, *_) in AXES.items()
+            for channels, depth in (("RGB", 3), ("grey", 1))
+            if len(shape) == 4 and shape[axis] == depth
+        ]
         if len(layouts) != 1:
             raise CasterError(
                 f"the input {_in_words(shape)} could be NCHW or NHWC images: {STATE_IT}",
@@ -411,7 +416,8 @@ class Input:
                 f"the model takes float64, which float32 images are converted to: {STATE_IT}",
                 argument="preprocessing",
             )
-        return Preprocessing.in_graph(layouts[0], self.dtype)
+        ((layout, channels),) = layouts
+        return Preprocessing.in_graph(layout, self.dtype, channels)
 
     def check(self, preprocessing: Preprocessing) -> None:
         """Reject a preprocessing whose batches do not fit the graph."""
@@ -422,12 +428,16 @@ class Input:
         resize = preprocessing.resize
         size = preprocessing.crop or (resize if isinstance(resize, tuple) else (None, None))
         shape: list[int | None] = [None] * 4
-        for axis, length in zip(AXES[preprocessing.layout], (3, *size), strict=True):
+        for axis, length in zip(
+            AXES[preprocessing.layout], (preprocessing.depth, *size), strict=True
+        ):
             shape[axis] = length
         if self.shape is not None and not _fits(shape, self.shape):
+            one = len(self.shape) == 4 and self.shape[AXES[preprocessing.layout][0]] == 1
+            hint = ': set channels to "grey"' if one and preprocessing.depth == 3 else ""
             raise CasterError(
                 f"the model takes {_in_words(self.shape)}, the preprocessing makes "
-                f"{_in_words(shape)} ({preprocessing.layout})"
+                f"{_in_words(shape)} ({preprocessing.layout}){hint}"
             )
 
 
