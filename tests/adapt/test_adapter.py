@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
+from functools import partial
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from caster import state as states
 from caster.io.signed_tensors import content_digest
 from caster.models.preprocessing import Preprocessing
 from tests.conftest import close
+from tests.support.messages import error_line
 
 N_CLASSES, N_SOURCE, BATCH = 4, 480, 64
 HALF = Preprocessing(range=1.0, mean=(0.5,) * 3, std=(0.5,) * 3, layout="NCHW")
@@ -388,11 +390,7 @@ def path(tmp_path, net):
     return tmp_path / "s.caster"
 
 
-def refusal(model, path, **options) -> str:
-    with pytest.raises(StateError) as caught:
-        Adapter(model, path, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+refusal = partial(error_line, Adapter, kind=StateError)
 
 
 def test_the_state_names_its_model(net, path):

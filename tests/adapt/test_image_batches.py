@@ -14,6 +14,7 @@ from caster.adapt import image_batches as reading
 from caster.adapt.image_batches import read_batches, run
 from caster.models.preprocessing import Preprocessing
 from tests.support.fakes import AS_THEY_ARE, FakeImages, answers, model
+from tests.support.messages import error_line
 
 
 def batches(images, rows=None, batch_size=4, preprocessing=AS_THEY_ARE, skip=False):
@@ -158,9 +159,7 @@ def test_an_unreadable_image_is_named_and_ends_it():
     images = FakeImages(12, broken=[5])
     stream = batches(images)
     assert next(stream).rows == [0, 1, 2, 3]
-    with pytest.raises(CasterError) as caught:
-        next(stream)
-    assert str(caught.value) == (
+    assert error_line(next, stream) == (
         "cannot read fake5.png: it is broken: repair or remove it, or leave it out with "
         "skip_unreadable="
     )
@@ -207,9 +206,8 @@ def test_a_image_too_small_for_its_crop_is_named():
     crop = Preprocessing(1.0, (0.0,) * 3, (1.0,) * 3, "NCHW", crop=(4, 4))
     stream = batches(images, preprocessing=crop)
     next(stream)
-    with pytest.raises(CasterError) as caught:
-        next(stream)
-    assert str(caught.value).startswith("fake4.png: an image of 3x2 is smaller than the crop of")
+    line = error_line(next, stream)
+    assert line.startswith("fake4.png: an image of 3x2 is smaller than the crop of")
 
 
 def test_a_image_that_cannot_be_resized_is_named():
@@ -262,9 +260,7 @@ def test_what_a_model_says_of_a_size_it_does_not_take_names_a_image():
             raise RuntimeError("sizes of tensors must match\nexcept in dimension 1")
         return pixels.mean(axis=(1, 2))
 
-    with pytest.raises(CasterError) as caught:
-        run(model(only_squares), batch, images.names)
-    assert str(caught.value) == (
+    assert error_line(run, model(only_squares), batch, images.names) == (
         "sizes of tensors must match except in dimension 1 (on fake1.png and 1 more)"
     )
 

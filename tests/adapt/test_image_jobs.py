@@ -21,6 +21,7 @@ from caster.io.images import open_images
 from caster.models.onnx import OnnxModel
 from caster.report.evaluate_files import evaluate_images
 from tests.support.colours import CAST, NAMES, TOML, by_hand, patches, write_folder, write_model
+from tests.support.messages import error_line
 
 PIXELS, TRUTH = patches(40)
 SHIFTED, TARGET = patches(16, seed=1, cast=CAST)
@@ -658,9 +659,7 @@ def test_in_its_own_order_the_stream_is_warned_of(made, tmp_path):
 
 def test_labels_the_state_does_not_know_are_told_before_a_image_is_read(made, tmp_path):
     folder = write_folder(tmp_path / "t", SHIFTED, TARGET, [*NAMES[:3], "ivory", *NAMES[4:]])
-    with pytest.raises(CasterError) as caught:
-        evaluate(made, tmp_path, Unread(open_images(folder)))
-    assert str(caught.value) == (
+    assert error_line(evaluate, made, tmp_path, Unread(open_images(folder))) == (
         f"the state does not know the class 'ivory' of {folder}: it was fitted to 8 classes "
         "('azure', 'brown', 'coral', 'denim', 'ebony' ...); --known-classes-only leaves out such "
         "samples"

@@ -19,6 +19,7 @@ from caster import CasterError
 from caster.io.image_files import UnreadableImage, decode, describe_skipped, formats
 from caster.io.images import open_images
 from tests.support.image_files import noise, rejection
+from tests.support.messages import error_line
 
 COLOUR = noise(6, 5, 3)
 
@@ -29,11 +30,9 @@ def saved(tmp_path, image, name="image.png", **options):
 
 
 def unreadable(path) -> str:
-    with pytest.raises(UnreadableImage) as caught:
-        decode(path)
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    line = error_line(decode, path, kind=UnreadableImage)
+    assert str(path) in line
+    return line
 
 
 @pytest.mark.parametrize("suffix", ["png", "PNG", "bmp", "tif", "tiff", "ppm", "webp"])

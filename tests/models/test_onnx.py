@@ -20,6 +20,7 @@ from caster import CasterError
 from caster.models.onnx import OnnxModel
 from caster.models.onnx.model import Input
 from caster.models.preprocessing import Preprocessing
+from tests.support.messages import error_line
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.standard_normal((7, 3, 4, 4)).astype(np.float32)
@@ -63,10 +64,7 @@ def close(outputs, features=FEATURES, logits=LOGITS, tolerance=1e-5):
 
 
 def rejection(path, batch=IMAGES, **options) -> str:
-    with pytest.raises(CasterError) as caught:
-        OnnxModel(path, **options)(batch)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return error_line(lambda: OnnxModel(path, **options)(batch))
 
 
 HEADS = {

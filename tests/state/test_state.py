@@ -17,6 +17,7 @@ from caster import state as states
 from caster.io.files import replacing
 from caster.io.signed_tensors import content_digest
 from tests.conftest import problem
+from tests.support.messages import error_line
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +45,7 @@ def rewrite(path, arrays, metadata, *, sealed=True):
 
 
 def rejection(path) -> str:
-    with pytest.raises(StateError) as caught:
-        caster.load(path)
-    message = str(caught.value)
-    assert "\n" not in message
+    message = error_line(caster.load, path, kind=StateError)
     assert str(path) in message
     return message
 

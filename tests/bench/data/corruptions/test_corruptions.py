@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from unittest.mock import patch
 
 import numpy as np
@@ -11,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from caster import CasterError
 from caster_bench.data import corruptions
 from caster_bench.data.corruptions import CORRUPTIONS, REPORTED, SPARE, corrupt
 from caster_bench.data.corruptions.constants import CIFAR, IMAGENET, TINY, constants_for
+from tests.support.messages import error_line
 from tests.support.scenes import scenes
 
 RANDOM = ("gaussian_noise", "shot_noise", "impulse_noise", "speckle_noise", "elastic_transform")
@@ -37,11 +38,7 @@ def psnr(one: np.ndarray, other: np.ndarray) -> float:
     return float(10 * np.log10(255**2 / error))
 
 
-def error_of(*arguments, **options) -> str:
-    with pytest.raises(CasterError) as caught:
-        corrupt(*arguments, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+error_of = partial(error_line, corrupt)
 
 
 def test_fifteen_reported_and_four_spare():

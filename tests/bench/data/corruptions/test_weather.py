@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from itertools import pairwise, product
 
 import numpy as np
@@ -11,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import ndimage
 
-from caster import CasterError
 from caster_bench.data.corruptions import corrupt, textures, weather
 from caster_bench.data.corruptions.constants import CIFAR, IMAGENET
 from caster_bench.data.corruptions.textures import plasma
 from caster_bench.data.corruptions.weather import canny, water
+from tests.support.messages import error_line
 from tests.support.sampling import sampled
 
 WEATHER = ("fog", "snow", "frost", "spatter")
@@ -270,12 +271,7 @@ def test_photographs(tmp_path):
 def test_unsuitable_photographs(tmp_path):
     from PIL import Image
 
-    def error_of(folder) -> str:
-        with pytest.raises(CasterError) as caught:
-            textures.textures_for(32, 32, folder)
-        assert "\n" not in str(caught.value)
-        return str(caught.value)
-
+    error_of = partial(error_line, textures.textures_for, 32, 32)
     assert "cannot read the textures" in error_of(tmp_path / "absent")
     (tmp_path / "empty").mkdir()
     assert "has no texture" in error_of(tmp_path / "empty")
