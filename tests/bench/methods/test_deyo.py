@@ -13,7 +13,7 @@ from caster import CasterError, wrap
 from caster_bench.methods.deyo import shuffle_patches
 from caster_bench.methods.registry import create
 from tests.support.gradients import learnt, slope, softmax
-from tests.support.problem import accuracy, model, source, stream
+from tests.support.problem import model, stream
 
 
 def patches_of(image, count):
@@ -131,8 +131,3 @@ def test_errors():
         create("deyo", model(), patches=9).predict(stream(1)[0])
     with pytest.raises(CasterError, match="drop of deyo must be a number from -1 to 1"):
         create("deyo", model(), drop=2.0)
-
-
-def test_more_accurate_than_the_frozen_model():
-    method = create("deyo", model(), source())
-    assert accuracy(method, 1.0, n=1280) > accuracy(method.frozen, 1.0, n=1280)

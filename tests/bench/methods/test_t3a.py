@@ -95,17 +95,6 @@ def test_large_filter_equals_no_filter():
     )
 
 
-def test_reset_is_as_constructed():
-    batches = stream()
-    for filter_k in (3, -1):
-        method = create("t3a", head(), filter_k=filter_k)
-        first = [method.predict(batch).logits for batch in batches]
-        method.reset()
-        assert method.retained().features == method.retained().buffers == 0
-        again = [method.predict(batch).logits for batch in batches]
-        assert all(np.array_equal(one, other) for one, other in zip(first, again, strict=True))
-
-
 def test_memory_is_bounded():
     """By filter_k per class; without a filter only sums are stored."""
     bounded, sums = (create("t3a", head(), filter_k=k) for k in (4, -1))
