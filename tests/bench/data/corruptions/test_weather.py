@@ -455,23 +455,3 @@ def test_less_alike_with_severity(name, table):
     alike = [likeness(images, run(name, images, c)) for c in constants[name]]
     assert alike[0] < 0.995
     assert all(before > after for before, after in pairwise(alike)), alike
-
-
-@pytest.mark.parametrize("name", WEATHER)
-@pytest.mark.parametrize("table", TABLES)
-@pytest.mark.parametrize("severity", [1, 4])
-def test_an_image_does_not_depend_on_its_batch(name, table, severity):
-    images = make_images(5, 33, 47)
-    constants = TABLES[table][0][name][severity]
-    together = run(name, images, constants)
-    for i in range(5):
-        alone = getattr(weather, name)(images[i : i + 1], constants, rngs(5)[i : i + 1])
-        assert np.array_equal(alone[0], together[i])
-
-
-@pytest.mark.parametrize("name", WEATHER)
-def test_the_input_is_not_modified(name):
-    images = make_images(2, 16, 20)
-    before = images.copy()
-    run(name, images, CIFAR[name][2])
-    assert np.array_equal(images, before)
