@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from typer.testing import CliRunner
 
 import caster
 from caster import CasterError
-from caster.cli.app import app
 from caster.models.onnx.compiled import read_compiled
 from tests.support import mixture_problem as problem
+from tests.support.command_line import cli, refusal
 
 TOML = 'layout = "NCHW"\nrange = 1.0\nmean = 0.0\nstd = 1.0\n'
 
@@ -25,8 +25,7 @@ def made(compiled):
     return compiled
 
 
-def run(*args):
-    return CliRunner().invoke(app, [str(arg) for arg in args], env={"COLUMNS": "200"})
+run = partial(cli, columns=200)
 
 
 @pytest.fixture
@@ -34,13 +33,9 @@ def refused(tmp_path):
     """Run a command that must fail in one line and write nothing."""
 
     def refuse(*args):
-        result = run(*args)
-        assert result.exit_code == 1, result.output
-        assert result.stderr.startswith("caster: ")
-        assert result.stderr.count("\n") == 1
+        line = refusal(run(*args))
         assert not (tmp_path / "out.onnx").exists()
-        assert not result.stdout
-        return result.stderr
+        return line
 
     return refuse
 
@@ -101,7 +96,7 @@ def test_inputs_are_never_overwritten(made, refused):
     for name in ("model.onnx", "model.caster"):
         before = (made.folder / name).read_bytes()
         output = made.folder / name
-        assert "caster: " in refused(*compile_args(made, output))
+        assert refused(*compile_args(made, output))
         assert output.read_bytes() == before
     assert "is an input" in refused(*compile_args(made, made.folder / "model.onnx"))
 

@@ -22,17 +22,17 @@ import torch
 from PIL import Image
 from rich.console import Console
 from torch import nn
-from typer.testing import CliRunner
 
 import caster
 from caster import state as states
 from caster.cli import console
-from caster.cli.app import app
 from caster.io.images import open_images
 from caster.models.onnx import OnnxModel
 from caster.models.onnx.model import Input
 from caster_bench.data.corruptions import corrupt
+from tests.support import command_line
 from tests.support.colours import CAST, NAMES, TOML, patches, write_folder, write_model
+from tests.support.command_line import cli
 from tests.support.onnx_export import exported, seeded
 
 pytestmark = pytest.mark.usefixtures("listed_figures")
@@ -64,7 +64,7 @@ def typed(made, tmp_path, monkeypatch):
 
     def typed(line):
         words = line.replace("M ", f"{model} ").replace("@", f"{made}/").split()
-        return CliRunner().invoke(app, words)
+        return cli(*words)
 
     if not (made / "s.caster").exists():
         assert typed("fit M @source -o @s.caster").exit_code == 0
@@ -77,12 +77,9 @@ def refusal(typed, tmp_path):
 
     def refusal(line):
         before = sorted(path.name for path in tmp_path.iterdir())
-        result = typed(line)
-        assert result.exit_code == 1, result.output
-        assert result.stdout == ""
-        (said,) = result.stderr.splitlines()
+        said = command_line.refusal(typed(line))
         assert sorted(path.name for path in tmp_path.iterdir()) == before
-        return said.removeprefix("caster: ")
+        return said
 
     return refusal
 

@@ -16,16 +16,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from scipy.special import softmax
-from typer.testing import CliRunner
 
 import caster
 from caster import CasterError, wrap
 from caster import state as states
-from caster.cli.app import app
 from caster.core.channels import MEASURED
 from caster.core.stream_labels import StreamLabels
 from caster_bench.methods.registry import create, find
+from tests.support import command_line
 from tests.support.colours import CAST, NAMES, TOML, patches, write_folder, write_model
+from tests.support.command_line import cli
 from tests.support.sampling import sampled
 
 pytestmark = pytest.mark.usefixtures("listed_figures")
@@ -95,7 +95,7 @@ def typed(made, tmp_path, monkeypatch):
         timm = r"--model timm:test_\1 --checkpoint @\1.safetensors --preprocessing @p.toml "
         line = re.sub(r"\b(resnet|convnext) ", timm, line)
         line = line.replace("ONNX ", "--model @m.onnx --preprocessing @p.toml ")
-        return CliRunner().invoke(app, line.replace("@", f"{made}/").split())
+        return cli(*line.replace("@", f"{made}/").split())
 
     for model in ("BN", "LN"):
         if not (made / f"{model}.caster").exists():
@@ -109,11 +109,9 @@ def typed(made, tmp_path, monkeypatch):
 @pytest.fixture
 def refusal(typed, tmp_path):
     def refusal(line):
-        result = typed(line)
-        assert (result.exit_code, result.stdout) == (1, ""), result.output
-        (said,) = result.stderr.splitlines()
+        said = command_line.refusal(typed(line))
         assert list(tmp_path.glob("out*")) == []
-        return said.removeprefix("caster: ")
+        return said
 
     return refusal
 

@@ -22,6 +22,7 @@ from caster.io.labels import to_json
 from caster.io.signed_tensors import HEADER_BYTES, content_digest
 from caster.state.file import _content
 from tests.conftest import problem
+from tests.support.command_line import cli
 
 
 @pytest.fixture(scope="module")
@@ -410,15 +411,12 @@ HOSTILE = ["\x1b[31mred\x1b]0;title\x07", "[bold]b[/bold]", "two\nlines", "\u202
 
 def test_hostile_labels_load_and_print_harmlessly(tmp_path, capsys):
     """Labels are the user's text: stored unchanged, and escaped when printed."""
-    from typer.testing import CliRunner
-
-    from caster.cli.app import app
 
     h, y = problem()
     clf = Caster().fit(h, [HOSTILE[i] for i in y])
     clf.save(tmp_path / "s.caster")
     assert sorted(caster.load(tmp_path / "s.caster").classes_.tolist()) == sorted(HOSTILE)
-    shown = CliRunner().invoke(app, ["inspect", str(tmp_path / "s.caster")])
+    shown = cli("inspect", tmp_path / "s.caster")
     assert shown.exit_code == 0
     assert "[bold]b[/bold]" in shown.stdout
     assert "␛[31mred␛]0;title␇" in shown.stdout

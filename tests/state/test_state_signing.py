@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 from safetensors.numpy import save as to_safetensors
-from typer.testing import CliRunner
 
 import caster
 from caster import Adapter, Caster, CasterError, StateError, wrap
 from caster import state as states
-from caster.cli.app import app
 from caster.io.signed_tensors import content_digest
 from tests.conftest import problem
+from tests.support.command_line import cli
 
 KEY, OTHER = b"0123456789abcdef" * 2, b"fedcba9876543210" * 2
 
@@ -126,7 +125,7 @@ def test_on_the_command_line(tmp_path, monkeypatch):
         (tmp_path / name).write_bytes(key)
 
     def run(*words):
-        return CliRunner().invoke(app, list(words))
+        return cli(*words)
 
     assert run("fit", "d.npz", "-o", "signed.caster", "--key", "key").exit_code == 0
     assert run("fit", "d.npz", "-o", "plain.caster").exit_code == 0

@@ -8,14 +8,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from caster.cli.app import app
 from caster.errors import CasterError
 from caster.io.images import open_images
 from caster_bench.data.sets import SETS
 from caster_bench.data.sets.array_loaders import read_idx
 from caster_bench.data.sets.dataset import SplitGroup
+from tests.support.command_line import cli
 from tests.support.image_files import noise, rejection
 
 FOLDERS = ["fashion-mnist", "FashionMNIST/raw"]
@@ -93,7 +92,7 @@ def test_check_counts_them(tmp_path, monkeypatch):
     small = (SplitGroup(("train",), 6, balanced=False), SplitGroup(("test",), 4, balanced=False))
     known = replace(SETS["fashion-mnist"], splits=small, classes=5)
     monkeypatch.setitem(SETS, "fashion-mnist", known)
-    done = CliRunner().invoke(app, ["data", "check", "fashion-mnist", "--data-root", str(tmp_path)])
+    done = cli("data", "check", "fashion-mnist", "--data-root", tmp_path)
     assert "train 6 of 6 images" in " ".join(done.output.split())
     assert "has 4 classes instead of 5" in done.output
     assert done.exit_code == 1

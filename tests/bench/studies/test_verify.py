@@ -17,9 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from caster.cli.app import app
 from caster.errors import CasterError
 from caster.io.files import file_digest
 from caster_bench.records import (
@@ -35,6 +33,7 @@ from caster_bench.records import (
 from caster_bench.studies.check_cells import compared
 from caster_bench.studies.verify import verify
 from caster_bench.sweeps import Spec, Sweep
+from tests.support.command_line import cli
 from tests.support.forge import FOG, Run, column, other_class
 from tests.support.record_maker import Maker
 from tests.support.sweep_files import ONE, SMALL, sweep_of
@@ -565,7 +564,7 @@ def test_a_run_that_was_never_begun_is_one_line(tmp_path):
     for command in ("verify", "report"):
         words = ["bench", command, str(tmp_path / "sweep.toml"), "--out", str(out)]
         words += ["-o", str(tmp_path / "report")] if command == "report" else []
-        done = CliRunner().invoke(app, words)
+        done = cli(*words)
         assert done.exit_code == 1
         assert " ".join(done.output.split()).removeprefix("caster: ") == line
     assert not (tmp_path / "report").exists()

@@ -13,9 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from caster.cli.app import app
 from caster.errors import CasterError
 from caster.io.files import locked
 from caster_bench.engine.pack import pack
@@ -24,6 +22,7 @@ from caster_bench.records.digest import Parts, to_json
 from caster_bench.records.shard import open_streams, write_shard, write_streams
 from caster_bench.studies.verify import verify
 from caster_bench.sweeps import Spec, Sweep
+from tests.support.command_line import cli
 from tests.support.forge import Run, column, other_class
 from tests.support.record_maker import Maker
 from tests.support.sweep_files import ONE, sweep_of
@@ -323,10 +322,10 @@ def test_packs_of_two_machines_are_added_to_one_another(made, packed, tmp_path):
 def test_the_command_adds_a_pack_to_a_pack(made, packed, tmp_path):
     sweep_file = made[1].parent / "sweep.toml"
     words = ["bench", "pack", sweep_file, "--records", packed, "-o", tmp_path / "records"]
-    done = CliRunner().invoke(app, list(map(str, words)))
+    done = cli(*words)
     assert done.exit_code == 0, done.output
     assert "16 cells in" in done.output
-    done = CliRunner().invoke(app, list(map(str, [*words, "--out", made[1]])))
+    done = cli(*words, "--out", made[1])
     assert done.exit_code == 1
     assert "use --out or --records, not both" in " ".join(done.output.split())
 
