@@ -9,18 +9,16 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.numpy import save as to_safetensors
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import caster
 from caster import Adapter, Caster, CasterError, StateError, wrap
 from caster import state as states
-from caster.io.signed_tensors import content_digest
 from caster.models.preprocessing import Preprocessing
 from tests.conftest import close
 from tests.support.messages import error_line
+from tests.support.tensor_files import contents, rewrite
 
 N_CLASSES, N_SOURCE, BATCH = 4, 480, 64
 HALF = Preprocessing(range=1.0, mean=(0.5,) * 3, std=(0.5,) * 3, layout="NCHW")
@@ -512,12 +510,6 @@ def test_labels_that_do_not_fit(net):
 # --- the file --------------------------------------------------------------------------------
 
 
-def contents(path):
-    with safe_open(path, framework="np") as file:
-        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        return arrays, file.metadata()
-
-
 def test_layout_of_version_2(net, path):
     arrays, metadata = contents(path)
     shapes = {name: (array.dtype.name, array.shape) for name, array in arrays.items()}
@@ -567,10 +559,7 @@ def test_the_head_survives_the_file(tmp_path, net, use_head):
 
 
 def test_a_file_of_another_version_is_rejected(net, path):
-    arrays, metadata = contents(path)
-    metadata["version"] = "4"
-    metadata["content_sha256"] = content_digest(arrays, metadata)
-    path.write_bytes(to_safetensors(arrays, metadata))
+    rewrite(path, lambda arrays, metadata: metadata.update(version="4"))
     assert "has state format 4, not 1" in refusal(wrap(net, preprocessing=HALF), path)
 
 
@@ -578,9 +567,9 @@ def test_a_file_of_another_version_is_rejected(net, path):
     "head", ["[0, 1, 2]", "[0, 1, 2, -1]", '["a", "b", "c", "d"]', "7", "[", None], ids=str
 )
 def test_heads_that_do_not_fit_their_classes(net, path, head):
-    arrays, metadata = contents(path)
-    metadata.pop("head")
-    metadata |= {} if head is None else {"head": head}
-    metadata["content_sha256"] = content_digest(arrays, metadata)
-    path.write_bytes(to_safetensors(arrays, metadata))
+    def change(arrays, metadata):
+        metadata.pop("head")
+        metadata |= {} if head is None else {"head": head}
+
+    rewrite(path, change)
     assert "not a usable state file" in refusal(wrap(net, preprocessing=HALF), path)

@@ -21,6 +21,7 @@ from caster.core.arrays import to_numpy
 from caster.models.heads import Columns
 from caster.models.protocol import Outputs
 from caster.models.torch import TorchModel
+from tests.support.answers import same_answer, same_state
 from tests.support.problem import N_CLASSES, make_images, model, site_moments, source
 from tests.support.sampling import sampled
 
@@ -70,25 +71,6 @@ def finite(scores):
 
 def labels_of(out):
     return to_numpy(out.labels)
-
-
-def same_state(one, other):
-    assert one.keys() == other.keys()
-    for name, expected in other.items():
-        np.testing.assert_array_equal(one[name], expected, err_msg=name)
-
-
-def same(one, other):
-    assert (one.verdict.accepted, one.verdict.reason) == (
-        other.verdict.accepted,
-        other.verdict.reason,
-    )
-    np.testing.assert_array_equal(one.verdict.ratio, other.verdict.ratio)
-    for name in ("labels", "scores", "proposed", "adapted", "frozen", "mixture"):
-        ours, theirs = getattr(one, name), getattr(other, name)
-        assert (ours is None) == (theirs is None), name
-        if ours is not None:
-            np.testing.assert_array_equal(to_numpy(ours), to_numpy(theirs), err_msg=name)
 
 
 class Passes:
@@ -309,7 +291,7 @@ def test_a_stream_resumes_bit_for_bit_wherever_it_stood(name, every, kind, tmp_p
             saved = tmp_path / "stream.caster"
         resumed = Adapter(model(kind), fitted(kind).state, every=every).resume(saved)
         same_state(resumed.state(), stream.state())
-        same(resumed(batch), stream(batch))
+        same_answer(resumed(batch), stream(batch))
         same_state(resumed.state(), stream.state())
 
 

@@ -148,27 +148,6 @@ def rows_of(path="out.csv"):
 # fit
 
 
-def test_fit_measures_every_site(typed, made):
-    layers = states.load(made / "LN.caster").layers
-    net = model_of(made, "convnext").module
-    seen = {}
-    for site in layers:
-        layer, side = net.get_submodule(site.module), site.side
-
-        def keep(module, inputs, output, site=site, side=side):
-            seen[site] = (inputs[0] if side == "in" else output).double()
-
-        layer.register_forward_hook(keep)
-    with torch.no_grad():
-        net(prepared(SOURCE))
-    assert len(layers) == len(seen) == 14
-    for site, found in layers.items():
-        rows = seen[site].movedim(site.axis, -1).flatten(0, -2).numpy()
-        assert found.count == len(SOURCE)
-        np.testing.assert_allclose(found.mean, rows.mean(axis=0), atol=1e-4)
-        np.testing.assert_allclose(found.variance, rows.var(axis=0), rtol=1e-3, atol=1e-5)
-
-
 def test_fit_says_what_it_measured(typed):
     result = typed("fit LN @source --layers -o s.caster")
     assert (result.exit_code, result.stderr.count("\n")) == (0, result.stderr.count("caster: "))
@@ -523,12 +502,6 @@ def test_doctor_says_which_transport_it_speaks_of(typed):
     assert typed("doctor @plain.caster").stdout.startswith("Layers: not in this state")
 
 
-@pytest.mark.parametrize("command", ["fit", "predict", "evaluate"])
-def test_help_shows_it(typed, command):
-    shown = typed(f"{command} --help").stdout
-    assert ("--layers" if command == "fit" else "--mechanism") in shown
-
-
 def test_features_that_are_kept_stay_until_others_take_their_place(typed, tmp_path):
     cache = tmp_path / "cache"
     (tmp_path / "wrong.txt").write_text("one\ntwo\n")
@@ -547,6 +520,7 @@ def test_features_that_are_kept_stay_until_others_take_their_place(typed, tmp_pa
 def test_help_has_the_threshold_of_the_method(typed, command):
     tau = find("mixture-transport").options()["tau"]
     words = " ".join(re.sub("[│╭╮╰╯─]", " ", typed(f"{command} --help").output).split())
+    assert "--mechanism" in words
     assert f"the state's; {tau:g} for layers" in words
 
 
@@ -736,14 +710,18 @@ def values_by_hand(made, pixels):
     return seen
 
 
-def test_fit_measures_covariances(made):
+def test_fit_measures_every_site(typed, made):
     layers = states.load(made / "LN.caster").layers
     values = values_by_hand(made, SOURCE)
     assert list(layers) == list(values)
+    assert len(layers) == 14
     for site, found in layers.items():
+        rows = values[site].reshape(-1, len(found.mean))
+        assert found.count == len(SOURCE)
+        np.testing.assert_allclose(found.mean, rows.mean(axis=0), atol=1e-4)
+        np.testing.assert_allclose(found.variance, rows.var(axis=0), rtol=1e-3, atol=1e-5)
         assert (found.covariance is None) == (values[site].ndim == 2)
         if found.covariance is not None:
-            rows = values[site].reshape(-1, len(found.mean))
             expected = np.cov(rows, rowvar=False, bias=True)
             np.testing.assert_allclose(found.covariance, expected, rtol=1e-3, atol=1e-4)
 
@@ -771,15 +749,3 @@ def test_fit_and_inspect_say_which_sites_have_them(typed, made):
     assert f" channels {words}.\n" in result.stdout
     shown = re.sub(r"[│\s]+", "", typed("inspect s.caster").stdout)
     assert "".join(words.split()) in shown
-
-
-def test_an_interrupted_fit_goes_on_with_covariances_and_classes(typed, monkeypatch):
-    line = "fit LN @source --layers --batch-size 30"
-    assert typed(f"{line} --cache whole -o whole.caster").exit_code == 0
-    with monkeypatch.context() as patched:
-        ran(patched, interrupted=3)
-        assert typed(f"{line} --cache c -o s.caster").exit_code == 130
-    calls = ran(monkeypatch)
-    assert typed(f"{line} --cache c -o s.caster").exit_code == 0
-    assert calls == [30, 6]
-    assert states.digest(states.load("s.caster")) == states.digest(states.load("whole.caster"))
