@@ -368,9 +368,12 @@ def test_by_default_layers_are_aligned_as_by_hand(made, tmp_path):
     held, _ = fit(made, tmp_path)
     assert list(map(len, (found.mean for found in held.layers.values()))) == [3]
     adapter = Adapter(model_of(made), held)
-    with pytest.raises(KeyboardInterrupt):
-        predict(made, tmp_path, adapter=adapter, progress=interrupted("adapting", 64))
-    summary, rows = predict(made, tmp_path, adapter=adapter)
+    images = Counting(open_images(made / "target"))
+    with pytest.raises(KeyboardInterrupt, match=r"64 of 128 images are answered in .*\.partial"):
+        predict(made, tmp_path, images, adapter=adapter, progress=interrupted("adapting", 64))
+    images.reads.clear()
+    summary, rows = predict(made, tmp_path, images, adapter=adapter)
+    assert sorted(images.reads) == list(range(64, 128))
     assert (summary.method, summary.sites, summary.resumed) == ("mixture-transport", 1, 64)
     stream, paths = adapter.new_stream(), target_paths(made)
     for start in (0, 64):
@@ -459,19 +462,6 @@ def test_predictions_cache_nothing_and_read_every_image_once(made, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]
 
 
-def test_interrupted_predictions_read_the_other_images_only(made, tmp_path):
-    images = Counting(open_images(made / "target"))
-    with pytest.raises(KeyboardInterrupt, match=r"64 of 128 images are answered in .*\.partial"):
-        predict(made, tmp_path, images, progress=interrupted("adapting", 64))
-    assert not (tmp_path / "out.csv").exists()
-    images.reads.clear()
-    summary, rows = predict(made, tmp_path, images)
-    assert sorted(images.reads) == list(range(64, 128))
-    assert (summary.rows, summary.resumed, summary.batches) == (128, 64, 2)
-    check_rows(rows, made, target_paths(made), 64)
-    assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]
-
-
 def test_parquet_is_not_continued(made, tmp_path):
     with pytest.raises(KeyboardInterrupt, match="output can be continued"):
         predict(made, tmp_path, out="out.parquet", progress=interrupted("adapting", 64))
@@ -503,20 +493,6 @@ def test_large_batches_go_through_the_model_in_pieces(made, tmp_path):
     assert sizes == [64, 64]
 
 
-def test_another_model_or_preprocessing_is_refused(made, tmp_path):
-    write_model(made / "other.onnx", bias=1.0)
-    other = model_of(made, "other.onnx")
-    with pytest.raises(CasterError, match="fitted with another model"):
-        Adapter(other, made / "s.caster")
-    allowed = Adapter(other, made / "s.caster", allow_other_model=True)
-    _, rows = predict(made, tmp_path, adapter=allowed)
-    check_rows(rows, made, target_paths(made), 64)  # a bias for all changes no answer
-    (made / "q.toml").write_text(TOML.replace("std = 0.5", "std = 0.25"))
-    doubled = wrap(made / "colours.onnx", preprocessing=made / "q.toml")
-    with pytest.raises(CasterError, match="fitted with another preprocessing"):
-        Adapter(doubled, made / "s.caster")
-
-
 def test_a_state_too_narrow_for_the_model_is_told_after_one_batch(made, tmp_path):
     wide = write_model(tmp_path / "wide.onnx")
     rng = np.random.default_rng(0)
@@ -536,19 +512,6 @@ def test_a_state_too_narrow_for_the_model_is_told_after_one_batch(made, tmp_path
             job(made, tmp_path, images, adapter=adapter, batch_size=16)
         assert set(images.reads) <= set(range(32))
     assert not (tmp_path / "out.csv").exists()
-
-
-@pytest.mark.parametrize("stage", ["through the model", "adapting"])
-def test_ctrl_c_leaves_no_page(made, tmp_path, stage):
-    def stop(now, done, total):
-        if now == stage and done:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        evaluate(made, tmp_path, progress=stop)
-    assert [path.name for path in tmp_path.iterdir()] == ["cache"]
-    evaluate(made, tmp_path)
-    assert len(list(tmp_path.iterdir())) > 1
 
 
 def test_outputs_are_refused_before_the_work(made, tmp_path):
@@ -648,13 +611,6 @@ def test_evaluated_batches_are_the_predicted_ones(made, tmp_path):
     truth = LABELS[TARGET[[int(row["row"]) for row in rows]]]
     right = np.mean([r["prediction"] == t for r, t in zip(rows, truth, strict=True)])
     assert found["scores"]["gated"]["accuracy"] == pytest.approx(right)
-
-
-def test_in_its_own_order_the_stream_is_warned_of(made, tmp_path):
-    found, _ = evaluate(made, tmp_path, seed=None)
-    assert [batch["classes"] for batch in found["batches"]] == [2, 2, 2, 2]
-    assert "ordered by class" in found["warning"]
-    assert evaluate(made, tmp_path)[0]["warning"] is None
 
 
 def test_labels_the_state_does_not_know_are_told_before_a_image_is_read(made, tmp_path):
