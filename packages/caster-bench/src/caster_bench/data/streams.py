@@ -510,7 +510,6 @@ class Diversity:
 
     sizes: Indices  # (T,)
     classes: Indices  # (T,) number of classes
-    dominant: Floats  # (T,) fraction of the most frequent class
     unlike: Floats  # (T,) fraction of pairs of different classes, 0 without a pair
     expected: Floats  # (T,) expected number of classes in a random batch of this size
     expected_unlike: float
@@ -525,8 +524,8 @@ class Diversity:
         """Count the classes in every batch.
 
         >>> found = Diversity.of(np.array([0, 0, 0, 1]), np.array([2, 2]), np.array([3, 1]))
-        >>> found.classes, found.dominant, found.expected
-        (array([1, 2]), array([1. , 0.5]), array([1.5, 1.5]))
+        >>> found.classes, found.expected
+        (array([1, 2]), array([1.5, 1.5]))
         """
         batch = np.repeat(np.arange(len(sizes)), sizes)
         keys, times = np.unique(batch * len(counts) + targets, return_counts=True)
@@ -535,7 +534,6 @@ class Diversity:
         return cls(
             sizes=sizes,
             classes=np.bincount(owner, minlength=len(sizes)),
-            dominant=np.maximum.reduceat(times, first) / sizes,
             unlike=_unlike(sizes, np.add.reduceat(times**2, first)),
             expected=_expected_classes(sizes, counts),
             expected_unlike=float(_unlike(counts.sum(), np.sum(counts**2))),

@@ -218,10 +218,9 @@ def running_sum(x: GraphArray) -> GraphArray:  # (n,) -> (n,)
     return GraphArray(op.cumsum(x.var, op.const(np.int64(0))))
 
 
-def length(x: GraphArray, axis: int = 0) -> GraphArray:
-    """Size of an axis, as an int64 scalar."""
-    size = op.shape(x.var, start=axis, end=axis + 1)
-    return GraphArray(op.squeeze(size))
+def length(x: GraphArray) -> GraphArray:
+    """Size of the first axis, as an int64 scalar."""
+    return GraphArray(op.squeeze(op.shape(x.var, start=0, end=1)))
 
 
 def arange(stop: GraphArray) -> GraphArray:
