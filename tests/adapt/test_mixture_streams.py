@@ -22,6 +22,7 @@ from caster.models.heads import Columns
 from caster.models.protocol import Outputs
 from caster.models.torch import TorchModel
 from tests.support.answers import same_answer, same_state
+from tests.support.messages import error_line
 from tests.support.problem import N_CLASSES, make_images, model, site_moments, source
 from tests.support.sampling import sampled
 
@@ -218,8 +219,7 @@ def test_a_batch_that_fails_leaves_no_trace(name, at, every, monkeypatch):
         stream(batch)
     before, bad = stream._layers.state(), batches[at].copy()
     bad[3] = np.nan
-    with pytest.raises(CasterError, match="not finite"):
-        stream(bad)
+    assert "not finite" in error_line(stream, bad)
     same_state(stream._layers.state(), before)
     with monkeypatch.context() as patch:
         passes = Passes(patch)
@@ -235,14 +235,12 @@ def test_a_batch_that_fails_leaves_no_trace(name, at, every, monkeypatch):
         same_state(stream._layers.state(), before)
         with monkeypatch.context() as patch:
             passes_that_fail(patch, which)
-            with pytest.raises(CasterError, match="out of memory"):
-                stream(batches[at])
+            assert "out of memory" in error_line(stream, batches[at])
         same_state(stream._layers.state(), before)
     if not stream._layers._schedule.skips:
         with monkeypatch.context() as patch:
             passes_that_fail(patch, 1, frozen=True)
-            with pytest.raises(CasterError, match="out of memory"):
-                stream(batches[at])
+            assert "out of memory" in error_line(stream, batches[at])
         same_state(stream._layers.state(), before)
     out = stream(1e6 * batches[at])
     assert (out.verdict.reason, out.implausible) == ("implausible", SIZE)

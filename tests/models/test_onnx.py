@@ -468,13 +468,10 @@ def test_a_file_that_changed(gemm, save):
     running, waiting = OnnxModel(gemm), OnnxModel(gemm)
     running(IMAGES)
     save(f"{BODY} [fc] y = MatMul(h, W)")
-    with pytest.raises(CasterError, match="changed since it was opened"):
-        running.verify()
-    with pytest.raises(CasterError, match="changed since it was opened"):
-        waiting(IMAGES)
+    assert "changed since it was opened" in error_line(running.verify)
+    assert "changed since it was opened" in error_line(waiting, IMAGES)
     gemm.unlink()
-    with pytest.raises(CasterError, match="cannot read"):
-        running.verify()
+    assert "cannot read" in error_line(running.verify)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from onnx import TensorProto, numpy_helper, parser
 
 from caster import CasterError
 from caster.models.onnx import OnnxModel
+from tests.support.messages import error_line
 
 HEADER = '<ir_version: 10, opset_import: ["": 21, "f": 1]>'
 ROWS = np.ones((2, 3), np.float32)
@@ -164,12 +165,10 @@ def test_weights_must_be_in_the_folder_of_the_model(tmp_path, place):
     (home / "folder").symlink_to(tmp_path)
     for name in ("../away.bin", str(away), "link.bin", "folder/away.bin", "a\0b"):
         save_with_name(path, LOCATIONS[place], name)
-        with pytest.raises(CasterError, match="outside its own folder"):
-            OnnxModel(path)
+        assert "outside its own folder" in error_line(OnnxModel, path)
     (home / "loop.bin").symlink_to("loop.bin")
     save_with_name(path, LOCATIONS[place], "loop.bin")
-    with pytest.raises(CasterError, match="cannot read"):
-        OnnxModel(path, head="y")
+    assert "cannot read" in error_line(OnnxModel, path, head="y")
 
 
 def save_with_name(path, text, name):

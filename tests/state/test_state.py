@@ -203,13 +203,11 @@ def test_digests_of_model_and_preprocessing_are_kept_and_checked(tmp_path, clf):
     clf.save(path, model_sha256="a" * 64, preprocessing_sha256="b" * 64)
     caster.load(path)
     caster.load(path, model_sha256="a" * 64, preprocessing_sha256="b" * 64)
-    with pytest.raises(StateError, match="another model"):
-        caster.load(path, model_sha256="c" * 64)
+    assert "another model" in error_line(caster.load, path, model_sha256="c" * 64, kind=StateError)
     with pytest.raises(StateError, match="another preprocessing"):
         caster.load(path, preprocessing_sha256="c" * 64)
     clf.save(path)
-    with pytest.raises(StateError, match="records no"):
-        caster.load(path, model_sha256="a" * 64)
+    assert "records no" in error_line(caster.load, path, model_sha256="a" * 64, kind=StateError)
 
 
 def test_labels_that_cannot_be_stored(tmp_path):

@@ -245,15 +245,12 @@ def test_admissions_are_checked_with_their_state(tmp_path, maker):
     assert read_admission(path) == maker.admission("r18", "digits")
     state = path.with_suffix(".caster")
     state.write_bytes(b"another state")
-    with pytest.raises(CasterError, match="changed or cut off"):
-        read_admission(path)
+    assert "changed or cut off" in error_line(read_admission, path)
     state.unlink()
-    with pytest.raises(CasterError, match="its folder has nothing"):
-        read_admission(path)
+    assert "its folder has nothing" in error_line(read_admission, path)
     other = path.with_name("vit--digits.json")
     path.rename(other)
-    with pytest.raises(CasterError, match="belongs to r18--digits"):
-        read_admission(other)
+    assert "belongs to r18--digits" in error_line(read_admission, other)
 
 
 def test_scan_sorts_what_it_finds(tmp_path, folder):
@@ -361,14 +358,12 @@ def test_a_seal_is_that_of_the_text(folder):
     assert nested != before
     for changed in (nested, before.replace(b"\n", b"\n ", 1), before + b"\n", before[:-1]):
         path.write_bytes(changed)
-        with pytest.raises(CasterError, match="changed after it was written"):
-            read_cell(folder)
+        assert "changed after it was written" in error_line(read_cell, folder)
     path.write_bytes(before)
     of_format(path, 2, memory={"peak": 1.5})
     assert read_cell(folder).memory == {"peak": 1.5}
     path.write_bytes(path.read_bytes().replace(b'"peak":1.5', b'"peak":NaN'))
-    with pytest.raises(CasterError, match="not a record of caster"):
-        read_cell(folder)
+    assert "not a record of caster" in error_line(read_cell, folder)
 
 
 def test_records_of_another_format_are_no_damage(folder):
