@@ -397,7 +397,7 @@ def test_the_state_names_its_model(net, path):
     assert state.preprocessing_sha256 == HALF.sha256
 
 
-def test_another_model_is_refused_unless_allowed_by_name(path):
+def test_another_model_is_rejected_unless_allowed_by_name(path):
     other = wrap(network(seed=1), preprocessing=HALF)
     message = refusal(other, path)
     assert "fitted with another model" in message
@@ -410,7 +410,7 @@ def test_another_head_is_another_model(net, path):
     assert "another model" in refusal(wrap(net, head="head", preprocessing=HALF), path)
 
 
-def test_another_preprocessing_is_refused_unless_allowed_by_name(net, path):
+def test_another_preprocessing_is_rejected_unless_allowed_by_name(net, path):
     other = Preprocessing(range=1.0, mean=(0.5,) * 3, std=(0.25,) * 3, layout="NCHW")
     for stated, problem in ((other, "another preprocessing"), (None, "none is given")):
         model = wrap(net, preprocessing=stated)
@@ -444,7 +444,7 @@ def test_a_state_of_features_alone_belongs_to_no_model(tmp_path, net):
     assert allowed.head is None
 
 
-def test_a_model_changed_after_fitting_is_refused(tmp_path):
+def test_a_model_changed_after_fitting_is_rejected(tmp_path):
     net = network()
     model = wrap(net)
     caster.fit(model, loader(), layers=False).save(tmp_path / "s")
@@ -455,7 +455,7 @@ def test_a_model_changed_after_fitting_is_refused(tmp_path):
         model.verify()
 
 
-def test_a_model_changed_while_fitting_is_refused():
+def test_a_model_changed_while_fitting_is_rejected():
     net = network()
 
     def disturbed():
@@ -467,7 +467,7 @@ def test_a_model_changed_while_fitting_is_refused():
         caster.fit(wrap(net), disturbed(), layers=False)
 
 
-def test_a_model_put_into_training_mode_is_refused():
+def test_a_model_put_into_training_mode_is_rejected():
     net = network()
     adapter = caster.fit(wrap(net), loader(), layers=False)
     net.train()

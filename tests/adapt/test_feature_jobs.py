@@ -191,7 +191,7 @@ def test_bad_rows_are_located_and_nothing_is_written(files):
     assert not list(files.glob(".*"))
 
 
-def test_outputs_are_refused_before_the_work(files):
+def test_outputs_are_rejected_before_the_work(files):
     for out, why in (("out.txt", ".csv or .parquet"), ("no/out.csv", "no folder")):
         with pytest.raises(CasterError, match=why):
             predict_file(files / "none.caster", files / "none.npz", files / out, batch_size=64)

@@ -200,7 +200,7 @@ def test_images_are_resized_by_the_threads():
     np.testing.assert_allclose(batch.groups[0].prepared, expected, atol=1.01 / 255 / 0.25)
 
 
-def test_a_image_too_small_for_its_crop_is_named():
+def test_an_image_too_small_for_its_crop_is_named():
     images = FakeImages(6)
     images.pixels[4] = np.zeros((2, 3, 3), dtype=np.uint8)
     crop = Preprocessing(1.0, (0.0,) * 3, (1.0,) * 3, "NCHW", crop=(4, 4))
@@ -210,7 +210,7 @@ def test_a_image_too_small_for_its_crop_is_named():
     assert line.startswith("fake4.png: an image of 3x2 is smaller than the crop of")
 
 
-def test_a_image_that_cannot_be_resized_is_named():
+def test_an_image_that_cannot_be_resized_is_named():
     images = FakeImages(2)
 
     class TooLong(Preprocessing):
@@ -251,7 +251,7 @@ def test_answers_come_in_the_order_of_the_images():
     assert run(model(logits=False), batch, images.names).logits is None
 
 
-def test_what_a_model_says_of_a_size_it_does_not_take_names_a_image():
+def test_what_a_model_says_of_a_size_it_does_not_take_names_an_image():
     images = several_sizes()
     (batch,) = batches(images, batch_size=7)
 
@@ -265,7 +265,7 @@ def test_what_a_model_says_of_a_size_it_does_not_take_names_a_image():
     )
 
 
-def test_rows_that_are_not_one_a_image():
+def test_other_than_one_row_per_image():
     from caster.models.protocol import Outputs
 
     images = FakeImages(3)

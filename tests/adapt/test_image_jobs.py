@@ -215,7 +215,7 @@ def test_outputs_in_another_order_and_of_more_classes(made, tmp_path):
         ([*NAMES[:7], "azure"], "'azure' is named twice"),
     ],
 )
-def test_classes_that_do_not_fit_are_told_after_one_batch(made, tmp_path, named, why):
+def test_classes_that_do_not_fit_are_reported_after_one_batch(made, tmp_path, named, why):
     some = np.isin(TRUTH, [1, 4, 6])
     folder = write_folder(tmp_path / "some", PIXELS[some], TRUTH[some])
     images = Counting(open_images(folder))
@@ -246,7 +246,7 @@ def test_a_model_of_other_classes(made, tmp_path):
     assert "frozen" not in found["scores"]
 
 
-def test_what_cannot_be_fitted_is_told_before_a_image_is_read(made, tmp_path):
+def test_what_cannot_be_fitted_is_reported_before_an_image_is_read(made, tmp_path):
     lonely = TRUTH.copy()
     lonely[1:40] = 1
     folder = write_folder(tmp_path / "lonely", PIXELS, lonely)
@@ -295,7 +295,7 @@ def test_images_of_any_size_for_a_model_that_resizes_itself(made, tmp_path):
     same(held.moments, expected.moments_, 1e-3)
 
 
-def test_no_state_over_a_model_or_a_image(made, tmp_path):
+def test_no_state_over_a_model_or_an_image(made, tmp_path):
     model, images = model_of(made), open_images(made / "source")
     before = {path: path.read_bytes() for path in made.rglob("*") if path.is_file()}
     for out, why in (
@@ -493,7 +493,7 @@ def test_large_batches_go_through_the_model_in_pieces(made, tmp_path):
     assert sizes == [64, 64]
 
 
-def test_a_state_too_narrow_for_the_model_is_told_after_one_batch(made, tmp_path):
+def test_a_state_too_narrow_for_the_model_is_reported_after_one_batch(made, tmp_path):
     wide = write_model(tmp_path / "wide.onnx")
     rng = np.random.default_rng(0)
     Caster().fit(rng.normal(size=(80, 5)) + 9 * np.eye(8, 5)[TRUTH[::4]], TRUTH[::4]).save(
@@ -514,7 +514,7 @@ def test_a_state_too_narrow_for_the_model_is_told_after_one_batch(made, tmp_path
     assert not (tmp_path / "out.csv").exists()
 
 
-def test_outputs_are_refused_before_the_work(made, tmp_path):
+def test_outputs_are_rejected_before_the_work(made, tmp_path):
     unread = Unread(open_images(made / "target"))
     for out, why in (("out.txt", "csv or .parquet"), ("no/out.csv", "no folder")):
         with pytest.raises(CasterError, match=why):
@@ -613,7 +613,7 @@ def test_evaluated_batches_are_the_predicted_ones(made, tmp_path):
     assert found["scores"]["gated"]["accuracy"] == pytest.approx(right)
 
 
-def test_labels_the_state_does_not_know_are_told_before_a_image_is_read(made, tmp_path):
+def test_labels_the_state_does_not_know_are_reported_before_an_image_is_read(made, tmp_path):
     folder = write_folder(tmp_path / "t", SHIFTED, TARGET, [*NAMES[:3], "ivory", *NAMES[4:]])
     assert error_line(evaluate, made, tmp_path, Unread(open_images(folder))) == (
         f"the state does not know the class 'ivory' of {folder}: it was fitted to 8 classes "

@@ -350,7 +350,7 @@ def test_preprocessing_that_will_not_do(refusal, made):
     assert "the preprocessing makes (any, 3, 9, 9)" in refusal(f"{fit} @large.toml")
 
 
-def test_a_image_of_the_wrong_size_is_named(refusal, made):
+def test_an_image_of_the_wrong_size_is_named(refusal, made):
     tall = write_folder(made / "tall", [np.repeat(p, 2, axis=0) for p in PIXELS], TRUTH)
     said = refusal(f"fit M {tall} -o s")
     assert "takes (any, 3, 6, 6), not (64, 3, 12, 6) (on azure/000.png and 63 more)" in said
@@ -445,7 +445,7 @@ def test_data_that_will_not_do(refusal, made):
     )
 
 
-def test_another_model_or_preprocessing_is_refused_by_the_name_that_allows_it(typed, refusal, made):
+def test_another_model_or_preprocessing_names_the_option_that_allows_it(typed, refusal, made):
     write_model(made / "other.onnx", bias=1.0)
     (made / "other.toml").write_text(TOML.replace("0.5", "0.4"))
     model = "--model @other.onnx --preprocessing @p.toml"
@@ -497,7 +497,7 @@ def test_a_cache_that_cannot_be_written(refusal, made):
     assert said.endswith("--cache")
 
 
-def test_a_damaged_cache_is_told_of_and_made_anew(typed, made):
+def test_a_damaged_cache_is_reported_and_made_again(typed, made):
     assert typed("fit M @source -o s.caster --cache c").exit_code == 0
     before = states.digest(states.load("s.caster"))
     (folder,) = os.listdir("c")

@@ -237,7 +237,7 @@ def measured_otherwise(layers):
 
 
 @pytest.mark.parametrize("change", [damaged, measured_otherwise])
-def test_layers_that_cannot_be_used_are_made_anew(typed, change):
+def test_layers_that_cannot_be_used_are_made_again(typed, change):
     line = "fit LN @source --layers --cache c -o s.caster"
     assert typed(line).exit_code == 0
     before = states.digest(states.load("s.caster"))
@@ -312,7 +312,7 @@ def test_predictions_are_those_of_the_method(typed, made, kind, state, tau, site
     assert f"Mechanism: layers, aligned {where}.\n" in result.stdout
 
 
-def test_refused_batches_keep_the_frozen_answer_unless_the_gate_is_off(typed, made):
+def test_rejected_batches_keep_the_frozen_answer_unless_the_gate_is_off(typed, made):
     line = "predict LN @LN.caster @target --shuffle 0 --batch-size 32 --tau 0.001 -o out.csv"
     assert typed(line).exit_code == 0
     rows = rows_of()

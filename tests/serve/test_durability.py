@@ -216,7 +216,7 @@ def refused(files, *options):
     return refusal(cli("serve", *files.arguments, *fixed, *options, columns=200))
 
 
-def test_clear_refusals(files, tmp_path, monkeypatch):
+def test_clear_rejections(files, tmp_path, monkeypatch):
     short = tmp_path / "token"
     short.write_text("short")
     assert "16 or more" in refused(files, "--token-file", short)

@@ -236,7 +236,7 @@ def test_streams_that_no_cell_meets_any_more_go(sweep, out, tmp_path):
     assert read(scan(again).rows[0]).spec == spec
 
 
-def test_a_refused_backbone_gives_way_as_a_whole(sweep, out, pack, tmp_path):
+def test_a_rejected_backbone_gives_way_as_a_whole(sweep, out, pack, tmp_path):
     """To whatever a later run has of it, be it one cell of many."""
     later = tmp_path / "later"
     admitted = Maker(sweep)
@@ -271,7 +271,7 @@ def test_a_refusal_for_want_of_a_checkpoint_takes_nothing_away(sweep, tmp_path):
     assert (part.kept, len(part.added)) == ({}, 16)  # of two refusals the later one tells
 
 
-def test_another_result_of_a_cell_is_refused(out, pack, tmp_path):
+def test_another_result_of_a_cell_is_rejected(out, pack, tmp_path):
     folder = next(path for path in scan(out).cells if read(path).samples is not None)
     record = read(folder)
     prediction = record.samples.prediction.copy()
@@ -284,7 +284,7 @@ def test_another_result_of_a_cell_is_refused(out, pack, tmp_path):
         merged(pack, out, tmp_path / "again")
 
 
-def test_a_cell_that_was_made_otherwise_is_refused(out, pack, tmp_path):
+def test_a_cell_that_was_made_otherwise_is_rejected(out, pack, tmp_path):
     """The same cell of the sweep under another key: defaults changed, for one."""
     folder = next(path for path in scan(out).cells if read(path).samples is not None)
     record = read(folder)
@@ -302,7 +302,7 @@ def test_a_cell_that_was_made_otherwise_is_refused(out, pack, tmp_path):
         parts_of(Pack(tmp_path / "nothing"), out)
 
 
-def test_an_admission_of_something_else_is_refused(out, pack, tmp_path):
+def test_an_admission_of_something_else_is_rejected(out, pack, tmp_path):
     path = out / "sources" / "r18--digits.json"
     before = read_admission(path)
     write_admission(out, replace(before, seen={"files": "of another machine"}))

@@ -109,7 +109,7 @@ def test_an_infinite_ratio_is_kept(folder):
     assert read(folder).batches.ratio[0] == np.inf
 
 
-def test_a_refused_cell_has_one_file(tmp_path, maker):
+def test_a_rejected_cell_has_one_file(tmp_path, maker):
     spec = next(iter(maker.sweep.cells))
     refusing = replace(maker, refused=((spec.backbone, spec.data),))
     folder = refusing.cell(tmp_path / "out", spec)
@@ -282,7 +282,7 @@ def test_columns_that_are_no_record():
             as_samples(good | wrong)
 
 
-def test_a_table_of_other_columns_is_refused(folder):
+def test_a_table_of_other_columns_is_rejected(folder):
     cell, _, _ = parts(folder)
     pq.write_table(pa.table({"index": [1]}), folder / "samples.parquet")
     sha256 = hashlib.sha256((folder / "samples.parquet").read_bytes()).hexdigest()

@@ -80,7 +80,7 @@ def test_the_commands_go_on(tmp_path):
     assert f"vit on cifar10 was refused: {NO_CHECKPOINT}" in " ".join(done.output.split())
 
 
-def test_with_all_refused_there_is_a_word_and_no_report(tmp_path):
+def test_with_all_rejected_there_is_a_word_and_no_report(tmp_path):
     _, out = made(tmp_path, ("vit", "r18"))
     file = str(tmp_path / "every.toml")
     done = cli("bench", "verify", file, "--out", out)

@@ -231,5 +231,5 @@ def test_methods_are_named_with_settings_only_where_they_differ():
     assert names([plain, other, tent]) == {plain: "caster", other: other.label, tent: "tent"}
 
 
-def test_raw_records_leave_out_the_refused(run):
+def test_raw_records_leave_out_the_rejected(run):
     assert len(raw_records(run[1])) == len(run[0].cells) - 20

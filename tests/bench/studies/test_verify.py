@@ -136,7 +136,7 @@ def test_no_rows_at_all(run):
     assert run.kinds() == {"no samples"}
 
 
-def test_refused_cells_are_good_records(tmp_path):
+def test_rejected_cells_are_good_records(tmp_path):
     sweep = sweep_of(tmp_path, ONE)
     out = Maker(sweep, refused=(("vit", "digits"),)).make(tmp_path / "out")
     assert verify(sweep, out) == []
@@ -189,7 +189,7 @@ def sort(cell: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("method", ["frozen", "source-gda", "caster", "tent"])
-def test_an_edited_prediction_with_the_file_digest_made_anew(run, method):
+def test_an_edited_prediction_with_the_file_digest_made_again(run, method):
     folder = run.folder(method)
     edit_parquet(folder / "samples.parquet")
     cell = json.loads((folder / "cell.json").read_text())
@@ -212,7 +212,7 @@ def refused_row(record: Record) -> int:
         ("caster", {}, "a rejected batch was not answered by the frozen model"),
     ],
 )
-def test_an_edited_prediction_with_every_digest_made_anew(run, method, wanted, kind):
+def test_an_edited_prediction_with_every_digest_made_again(run, method, wanted, kind):
     folder = run.folder(method, **wanted)
     row = 7 if method == "frozen" else refused_row(read(folder))
     run.forge(folder, column("samples", "prediction", row, other_class))

@@ -162,7 +162,7 @@ def other_row(column: list) -> None:
     column[0] = column[-1]
 
 
-def test_a_file_that_was_written_anew_is_read(made, copy):
+def test_a_file_that_was_written_again_is_read(made, copy):
     for name in (NAME, STREAMS):
         resigned(copy.folder / name, lambda table: table)
     assert verify(made[0], copy) == []
@@ -399,7 +399,7 @@ def test_a_cell_of_the_run_that_is_not_of_the_sweep_is_told_at_once(made, tmp_pa
     assert not (tmp_path / "records").exists()
 
 
-def test_a_refused_backbone_is_admitted_later(made, packed, tmp_path):
+def test_a_rejected_backbone_is_admitted_later(made, packed, tmp_path):
     """Its refusals go, all of them: a mixture would not verify."""
     sweep, out = made
     first = Maker(sweep, refused=(("vit", "digits"),)).make(tmp_path / "first")

@@ -288,7 +288,7 @@ def test_a_cell_goes_through_json_unchanged(settings, options, seed, alone):
     assert hash(again) == hash(spec)
 
 
-def test_a_cell_with_other_fields_is_refused():
+def test_a_cell_with_other_fields_is_rejected():
     plain = Spec("r", "d", "m").plain()
     assert "a cell has exactly the fields" in error_line(Spec.of, plain | {"extra": 1})
     del plain["seed"]
