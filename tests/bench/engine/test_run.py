@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -27,7 +26,7 @@ from caster_bench.records import REFUSED, cells_of, content, read, scan
 from caster_bench.studies.verify import verify
 from tests.support.command_line import cli
 from tests.support.inline import SMALL, run_inline, sweep_of
-from tests.support.miniature import ENVIRONMENT, command
+from tests.support.miniature import ENVIRONMENT, start
 from tests.support.record_maker import of_format
 from tests.support.sampling import sampled
 
@@ -449,13 +448,8 @@ def test_an_interrupt_counts_what_is_saved_and_the_next_run_continues(tmp_path, 
 def test_ctrl_c_ends_in_one_line_and_the_next_run_continues(tmp_path, checkpoints, small):
     out = tmp_path / "out"
     sweep_of(tmp_path)
-    words = command(
-        *("run", tmp_path / "sweep.toml", "--out", out, "--root", checkpoints),
-        *("--workers", 1, "--device", "cpu"),
-    )
-    with subprocess.Popen(
-        words, env=ENVIRONMENT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    words = ("run", tmp_path / "sweep.toml", "--out", out, "--root", checkpoints)
+    with start(*words, "--workers", 1, "--device", "cpu") as process:
         until = time.monotonic() + 120
         while not scan(out).cells and time.monotonic() < until:
             time.sleep(0.02)
