@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -22,6 +20,7 @@ from caster.models.onnx import OnnxModel
 from caster.report.evaluate_files import evaluate_images
 from tests.support.colours import CAST, NAMES, TOML, by_hand, patches, write_folder, write_model
 from tests.support.messages import error_line
+from tests.support.tables import read_table as rows_of
 
 PIXELS, TRUTH = patches(40)
 SHIFTED, TARGET = patches(16, seed=1, cast=CAST)
@@ -89,13 +88,6 @@ def predict(made, tmp_path, source="target", out="out.csv", **options):
     adapter = adapter_of(made, arguments)
     summary = predict_images(adapter, images, tmp_path / out, **arguments)
     return summary, rows_of(tmp_path / out)
-
-
-def rows_of(path):
-    if path.suffix == ".parquet":
-        return pq.read_table(path).to_pylist()
-    with path.open(newline="") as stream:
-        return list(csv.DictReader(stream))
 
 
 def evaluate(made, tmp_path, source="target", **options):

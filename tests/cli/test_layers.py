@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from collections import Counter
@@ -20,6 +19,7 @@ from scipy.special import softmax
 import caster
 from caster import CasterError, wrap
 from caster import state as states
+from caster.adapt import image_features, prediction
 from caster.core.channels import MEASURED
 from caster.core.stream_labels import StreamLabels
 from caster_bench.methods.registry import create, find
@@ -27,6 +27,7 @@ from tests.support import command_line
 from tests.support.colours import CAST, NAMES, TOML, patches, write_folder, write_model
 from tests.support.command_line import cli
 from tests.support.sampling import sampled
+from tests.support.tables import read_table
 
 pytestmark = pytest.mark.usefixtures("listed_figures")
 
@@ -124,25 +125,32 @@ def model_of(made, kind):
     )
 
 
-def ran(monkeypatch, interrupted=None):
-    """Sizes of the batches that fit has run; Ctrl-C comes with the so-many-th."""
-    from caster.adapt import image_features
+def counted(monkeypatch, module, name, interrupted=None, error=KeyboardInterrupt):
+    """Sizes of the batches that go through a function; an error comes with the so-many-th."""
+    function, calls = getattr(module, name), []
 
-    run, calls = image_features.run, []
-
-    def counting(model, batch, names, through=None):
+    def counting(first, batch, *rest):
         calls.append(len(batch.rows))
         if len(calls) == interrupted:
-            raise KeyboardInterrupt
-        return run(model, batch, names, through)
+            raise error
+        return function(first, batch, *rest)
 
-    monkeypatch.setattr(image_features, "run", counting)
+    monkeypatch.setattr(module, name, counting)
     return calls
 
 
+def ran(monkeypatch, **options):
+    """Batches that fit has run."""
+    return counted(monkeypatch, image_features, "run", **options)
+
+
+def answered(monkeypatch, **options):
+    """Batches that predict has answered."""
+    return counted(monkeypatch, prediction, "answer_images", **options)
+
+
 def rows_of(path="out.csv"):
-    with open(path, encoding="utf-8") as stream:
-        return list(csv.DictReader(stream))
+    return read_table(Path(path))
 
 
 # fit
@@ -527,22 +535,6 @@ def test_help_has_the_threshold_of_the_method(typed, command):
 # interrupted and continued
 
 
-def answered(monkeypatch, interrupted=None, error=KeyboardInterrupt):
-    """Sizes of the batches that predict has answered; an error comes with the so-many-th."""
-    from caster.adapt import prediction as predict
-
-    answer, calls = predict.answer_images, []
-
-    def counting(stream, batch, names, outputs=None):
-        calls.append(len(batch.rows))
-        if len(calls) == interrupted:
-            raise error
-        return answer(stream, batch, names, outputs)
-
-    monkeypatch.setattr(predict, "answer_images", counting)
-    return calls
-
-
 @pytest.mark.parametrize("mechanism", ["layers", "features"])
 def test_interrupted_predictions_continue_as_if_nothing_had_been(typed, monkeypatch, mechanism):
     line = f"predict LN @LN.caster @target --shuffle 0 --batch-size 24 --mechanism {mechanism} -o"
@@ -664,15 +656,13 @@ def test_two_runs_do_not_share_a_partial_file(typed, monkeypatch):
 
 
 def test_the_first_row_is_written_when_the_first_batch_is_answered(typed, monkeypatch):
-    from caster.adapt import prediction as predict
-
-    sizes, answer = [], predict.answer_images
+    sizes, answer = [], prediction.answer_images
 
     def looking(*arguments):
         sizes.append(Path("out.csv.partial").stat().st_size)
         return answer(*arguments)
 
-    monkeypatch.setattr(predict, "answer_images", looking)
+    monkeypatch.setattr(prediction, "answer_images", looking)
     line = "predict LN @LN.caster @target --shuffle 0 --batch-size 32 -o out.csv"
     assert typed(line).exit_code == 0
     assert sizes == sorted({*sizes})

@@ -62,13 +62,18 @@ def tensors(message):
                 yield from [each] if isinstance(each, TensorProto) else tensors(each)
 
 
-def save(path, text, name="weights/first/part.bin"):
-    """Write a model whose matrices are in another file, after a page of zeros; return that file."""
+def save_with_name(path, text, name):
+    """Write a model that refers to this weight file, without writing the file."""
     proto = parser.parse_model(f"{HEADER} g (float[N, 3] x) => (float[N, 5] y) {text}")
     for tensor in tensors(proto):
         if list(tensor.dims) == [3, 5]:
             moved(tensor, name, 4096)
     path.write_bytes(proto.SerializeToString())
+
+
+def save(path, text, name="weights/first/part.bin"):
+    """Write a model whose matrices are in another file, after a page of zeros; return that file."""
+    save_with_name(path, text, name)
     weights = path.parent / name
     weights.parent.mkdir(parents=True, exist_ok=True)
     weights.write_bytes(bytes(4096) + W.tobytes())
@@ -169,15 +174,6 @@ def test_weights_must_be_in_the_folder_of_the_model(tmp_path, place):
     (home / "loop.bin").symlink_to("loop.bin")
     save_with_name(path, LOCATIONS[place], "loop.bin")
     assert "cannot read" in error_line(OnnxModel, path, head="y")
-
-
-def save_with_name(path, text, name):
-    """Write a model that refers to this weight file, without writing the file."""
-    proto = parser.parse_model(f"{HEADER} g (float[N, 3] x) => (float[N, 5] y) {text}")
-    for tensor in tensors(proto):
-        if list(tensor.dims) == [3, 5]:
-            moved(tensor, name, 4096)
-    path.write_bytes(proto.SerializeToString())
 
 
 @pytest.mark.parametrize("linked", [False, True])

@@ -17,7 +17,7 @@ from caster.core.channels import Site
 from caster.errors import StateError
 from caster.io.layer_arrays import round_classes
 from tests.support import problem
-from tests.support.tensor_files import contents, rewrite
+from tests.support.tensor_files import contents, rewrite, with_array, with_entry
 
 
 @cache
@@ -121,20 +121,6 @@ def without(name):
 
     def edit(arrays, metadata):
         del arrays[name]
-
-    return edit
-
-
-def with_array(name, change):
-    def edit(arrays, metadata):
-        arrays[name] = change(arrays[name])
-
-    return edit
-
-
-def with_entry(name, index, value):
-    def edit(arrays, metadata):
-        arrays[name][index] = value
 
     return edit
 

@@ -22,3 +22,24 @@ def rewrite(path, change, *, sealed=True):
     if sealed:
         metadata["content_sha256"] = content_digest(arrays, metadata)
     save_file(arrays, path, metadata)
+
+
+# --- changes for `rewrite` -----------------------------------------------------------------------
+
+
+def with_array(name, make):
+    """Replace an array."""
+
+    def change(arrays, metadata):
+        arrays[name] = make(arrays[name])
+
+    return change
+
+
+def with_entry(name, at, value):
+    """Put a value into an array."""
+
+    def change(arrays, metadata):
+        arrays[name][at] = value
+
+    return change

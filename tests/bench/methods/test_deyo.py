@@ -107,17 +107,6 @@ def test_steps_match_numpy(mutant):
     assert same == (mutant is None)
 
 
-def test_batch_without_selected_samples_changes_nothing():
-    statistics = create("bn-adapt", model())
-    for settings in ({"margin": 0.0}, {"drop": 1.0}):
-        method = create("deyo", model(), **settings)
-        start = learnt(method)
-        for batch in stream(3):
-            assert torch.equal(method.predict(batch).logits, statistics.predict(batch).logits)
-        assert np.array_equal(learnt(method), start)
-        assert not method.optimizer.state
-
-
 def test_parameters_and_presets_are_the_authors():
     assert list(create("deyo", model()).parameters) == list(create("sar", model()).parameters)
     resnet = create("deyo", model(), preset="imagenet")

@@ -190,17 +190,6 @@ def test_eta_is_eata_without_penalty_and_needs_no_source_images():
         create("eata", model(), empty)
 
 
-def test_batch_without_reliable_samples_changes_nothing():
-    method = create("eata", model(), source(), margin_e0=0.0)
-    only_statistics = create("bn-adapt", model())
-    start = learnt(method)
-    for batch in stream(3):
-        assert torch.equal(method.predict(batch).logits, only_statistics.predict(batch).logits)
-    assert np.array_equal(learnt(method), start)
-    assert not method.optimizer.state
-    assert method.retained().buffers == create("tent", model()).retained().buffers
-
-
 def test_batch_of_redundant_samples_changes_nothing():
     method = create("eata", model(), source(), redundancy=0.0)
     first, *others = stream(4)

@@ -122,15 +122,6 @@ def test_when_it_recovers(losses, least):
         mean = None if mean < least else mean
 
 
-def test_batch_without_reliable_samples_changes_nothing():
-    method, statistics = create("sar", model(), margin_e0=0.0), create("bn-adapt", model())
-    start = learnt(method)
-    for batch in stream(3):
-        assert torch.equal(method.predict(batch).logits, statistics.predict(batch).logits)
-    assert np.array_equal(learnt(method), start)
-    assert not method.optimizer.state
-
-
 def test_no_reliable_sample_at_the_worst_point_changes_nothing():
     small, batch = OneChannel(), batches(1)[0]
     kept = create("sar", wrap(small.net), rho=0.01, margin_e0=0.5)

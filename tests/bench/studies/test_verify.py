@@ -34,7 +34,7 @@ from caster_bench.studies.check_cells import compared
 from caster_bench.studies.verify import verify
 from caster_bench.sweeps import Spec, Sweep
 from tests.support.command_line import cli
-from tests.support.forge import FOG, Run, column, other_class
+from tests.support.forge import FOG, Run, column, flipped_byte, other_class
 from tests.support.record_maker import Maker
 from tests.support.sweep_files import ONE, SMALL, sweep_of
 
@@ -535,16 +535,8 @@ def tiny(tmp_path_factory) -> tuple[Sweep, Path]:
 @given(data=st.data())
 def test_any_flipped_byte_is_found(tiny, data):
     sweep, out = tiny
-    files = sorted(path for path in out.rglob("*") if path.is_file())
-    path = data.draw(st.sampled_from(files), label="file")
-    before = path.read_bytes()
-    at = data.draw(st.integers(0, len(before) - 1), label="byte")
-    flip = data.draw(st.integers(1, 255), label="flip")
-    path.write_bytes(before[:at] + bytes([before[at] ^ flip]) + before[at + 1 :])
-    try:
+    with flipped_byte(data, sorted(path for path in out.rglob("*") if path.is_file())):
         assert verify(sweep, out, out)
-    finally:
-        path.write_bytes(before)
     assert verify(sweep, out, out) == []
 
 

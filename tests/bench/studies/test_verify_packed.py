@@ -23,7 +23,7 @@ from caster_bench.records.shard import open_streams, write_shard, write_streams
 from caster_bench.studies.verify import verify
 from caster_bench.sweeps import Spec, Sweep
 from tests.support.command_line import cli
-from tests.support.forge import Run, column, other_class
+from tests.support.forge import Run, column, flipped_byte, other_class
 from tests.support.record_maker import Maker
 from tests.support.sweep_files import ONE, sweep_of
 
@@ -89,15 +89,8 @@ def test_a_good_pack_has_no_problem(made, packed):
 
 @given(data=st.data())
 def test_any_flipped_byte_is_found(made, packed, data):
-    path = data.draw(st.sampled_from(sorted(packed.folder.iterdir())), label="file")
-    before = path.read_bytes()
-    at = data.draw(st.integers(0, len(before) - 1), label="byte")
-    flip = data.draw(st.integers(1, 255), label="flip")
-    path.write_bytes(before[:at] + bytes([before[at] ^ flip]) + before[at + 1 :])
-    try:
+    with flipped_byte(data, sorted(packed.folder.iterdir())):
         assert "changed or damaged" in kinds(made[0], packed)
-    finally:
-        path.write_bytes(before)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.99])

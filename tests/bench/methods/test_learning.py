@@ -1,11 +1,14 @@
-"""Every method that learns is more accurate than the frozen model on a shifted stream."""
+"""What methods that learn have in common: they gain, and learn nothing from nothing."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import torch
 
 from caster_bench.methods import create
-from tests.support.problem import accuracy, model, source
+from tests.support.gradients import learnt
+from tests.support.problem import accuracy, model, source, stream
 
 
 @pytest.mark.parametrize(
@@ -30,3 +33,21 @@ from tests.support.problem import accuracy, model, source
 def test_more_accurate_than_the_frozen_model(name, kind, shift, least, settings):
     method = create(name, model(kind), source(kind), **settings)
     assert accuracy(method, shift, n=2560) > accuracy(method.frozen, shift, n=2560) + least
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("sar", {"margin_e0": 0.0}),
+        ("eata", {"margin_e0": 0.0}),
+        ("deyo", {"margin": 0.0}),
+        ("deyo", {"drop": 1.0}),
+    ],
+)
+def test_a_batch_without_selected_samples_changes_nothing(name, settings):
+    method, statistics = create(name, model(), source(), **settings), create("bn-adapt", model())
+    start = learnt(method)
+    for batch in stream(3):
+        assert torch.equal(method.predict(batch).logits, statistics.predict(batch).logits)
+    assert np.array_equal(learnt(method), start)
+    assert not method.optimizer.state
