@@ -8,7 +8,7 @@ import logging
 import signal
 import socket
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +17,7 @@ from typing import Any
 
 import grpc
 import uvicorn
-from starlette.routing import Route
+from starlette.routing import BaseRoute
 
 from caster.adapt.adapter import Adapter
 from caster.errors import CasterError
@@ -79,14 +79,15 @@ def serve(
     options: ServeOptions,
     *,
     on_answer: OnAnswer | None = None,
+    routes: Sequence[BaseRoute] = (),
     started: Callable[[str, str], None] = lambda rest, rpc: None,
     replicas: Replicas | None = None,
 ) -> None:
     """Serve a model until SIGTERM or Ctrl-C; then answer what has come, and store every stream.
 
-    `on_answer` is called after every batch of a stream, instead of the log; `started` gets the
-    addresses of REST and gRPC. With `replicas`, batches are answered, and `on_answer` called, in
-    other processes (docs/clusters.md).
+    `on_answer` is called after every batch of a stream, instead of the log; `routes` are added to
+    those of HTTP, behind the same token; `started` gets the addresses of REST and gRPC. With
+    `replicas`, batches are answered, and `on_answer` called, in other processes (docs/clusters.md).
     """
     check_token = _token_check(options.token_file)
     tls = _tls_files(options.tls_cert, options.tls_key)
@@ -100,11 +101,10 @@ def serve(
                 f"another server logs to {options.logs}: name another folder with {{argument}}"
             )
             held.enter_context(locked(options.logs / "lock", message, argument="logs"))
+            routes = [*logs.routes(), *routes]
         service = _service(adapter, options, on_answer, replicas)
-        routes: list[Route] = []
         if options.logs is not None:
             service.metrics.registry.register(logs)
-            routes = logs.routes()
         limit = int(options.request_mb * 1e6)
         app = rest_app(service, request_bytes=limit, check_token=check_token, routes=routes)
         config = uvicorn.Config(
