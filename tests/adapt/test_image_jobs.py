@@ -506,6 +506,19 @@ def test_a_state_too_narrow_for_the_model_is_reported_after_one_batch(made, tmp_
     assert not (tmp_path / "out.csv").exists()
 
 
+@pytest.mark.parametrize("stage", ["through the model", "adapting"])
+def test_ctrl_c_leaves_no_page(made, tmp_path, stage):
+    def stop(now, done, total):
+        if now == stage and done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(made, tmp_path, progress=stop)
+    assert [path.name for path in tmp_path.iterdir()] == ["cache"]
+    evaluate(made, tmp_path)
+    assert len(list(tmp_path.iterdir())) > 1
+
+
 def test_outputs_are_rejected_before_the_work(made, tmp_path):
     unread = Unread(open_images(made / "target"))
     for out, why in (("out.txt", "csv or .parquet"), ("no/out.csv", "no folder")):
