@@ -35,8 +35,7 @@ from caster.models.activation_statistics import ActivationStatistics
 from caster.models.heads import Columns
 from caster.models.protocol import Outputs
 from caster_bench.data.corruptions import corrupt
-from caster_bench.data.streams.stream import make_stream
-from caster_bench.data.streams.stream_settings import StreamSettings
+from caster_bench.data.streams import StreamSettings, make_stream
 from measure import machine
 from small_source_layers import BATCH, labelled_batches, options, read, wrapped
 

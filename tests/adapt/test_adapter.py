@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.numpy import save as to_safetensors
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import caster
 from caster import Adapter, Caster, CasterError, StateError, wrap
 from caster import state as states
-from caster.io.signed_tensors import content_digest
 from caster.models.preprocessing import Preprocessing
 from tests.conftest import close
+from tests.support.messages import error_line
+from tests.support.tensor_files import contents, rewrite
 
 N_CLASSES, N_SOURCE, BATCH = 4, 480, 64
 HALF = Preprocessing(range=1.0, mean=(0.5,) * 3, std=(0.5,) * 3, layout="NCHW")
@@ -388,11 +388,7 @@ def path(tmp_path, net):
     return tmp_path / "s.caster"
 
 
-def refusal(model, path, **options) -> str:
-    with pytest.raises(StateError) as caught:
-        Adapter(model, path, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+refusal = partial(error_line, Adapter, kind=StateError)
 
 
 def test_the_state_names_its_model(net, path):
@@ -401,7 +397,7 @@ def test_the_state_names_its_model(net, path):
     assert state.preprocessing_sha256 == HALF.sha256
 
 
-def test_another_model_is_refused_unless_allowed_by_name(path):
+def test_another_model_is_rejected_unless_allowed_by_name(path):
     other = wrap(network(seed=1), preprocessing=HALF)
     message = refusal(other, path)
     assert "fitted with another model" in message
@@ -414,7 +410,7 @@ def test_another_head_is_another_model(net, path):
     assert "another model" in refusal(wrap(net, head="head", preprocessing=HALF), path)
 
 
-def test_another_preprocessing_is_refused_unless_allowed_by_name(net, path):
+def test_another_preprocessing_is_rejected_unless_allowed_by_name(net, path):
     other = Preprocessing(range=1.0, mean=(0.5,) * 3, std=(0.25,) * 3, layout="NCHW")
     for stated, problem in ((other, "another preprocessing"), (None, "none is given")):
         model = wrap(net, preprocessing=stated)
@@ -448,7 +444,7 @@ def test_a_state_of_features_alone_belongs_to_no_model(tmp_path, net):
     assert allowed.head is None
 
 
-def test_a_model_changed_after_fitting_is_refused(tmp_path):
+def test_a_model_changed_after_fitting_is_rejected(tmp_path):
     net = network()
     model = wrap(net)
     caster.fit(model, loader(), layers=False).save(tmp_path / "s")
@@ -459,7 +455,7 @@ def test_a_model_changed_after_fitting_is_refused(tmp_path):
         model.verify()
 
 
-def test_a_model_changed_while_fitting_is_refused():
+def test_a_model_changed_while_fitting_is_rejected():
     net = network()
 
     def disturbed():
@@ -471,7 +467,7 @@ def test_a_model_changed_while_fitting_is_refused():
         caster.fit(wrap(net), disturbed(), layers=False)
 
 
-def test_a_model_put_into_training_mode_is_refused():
+def test_a_model_put_into_training_mode_is_rejected():
     net = network()
     adapter = caster.fit(wrap(net), loader(), layers=False)
     net.train()
@@ -512,12 +508,6 @@ def test_labels_that_do_not_fit(net):
 
 
 # --- the file --------------------------------------------------------------------------------
-
-
-def contents(path):
-    with safe_open(path, framework="np") as file:
-        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        return arrays, file.metadata()
 
 
 def test_layout_of_version_2(net, path):
@@ -569,10 +559,7 @@ def test_the_head_survives_the_file(tmp_path, net, use_head):
 
 
 def test_a_file_of_another_version_is_rejected(net, path):
-    arrays, metadata = contents(path)
-    metadata["version"] = "4"
-    metadata["content_sha256"] = content_digest(arrays, metadata)
-    path.write_bytes(to_safetensors(arrays, metadata))
+    rewrite(path, lambda arrays, metadata: metadata.update(version="4"))
     assert "has state format 4, not 1" in refusal(wrap(net, preprocessing=HALF), path)
 
 
@@ -580,9 +567,9 @@ def test_a_file_of_another_version_is_rejected(net, path):
     "head", ["[0, 1, 2]", "[0, 1, 2, -1]", '["a", "b", "c", "d"]', "7", "[", None], ids=str
 )
 def test_heads_that_do_not_fit_their_classes(net, path, head):
-    arrays, metadata = contents(path)
-    metadata.pop("head")
-    metadata |= {} if head is None else {"head": head}
-    metadata["content_sha256"] = content_digest(arrays, metadata)
-    path.write_bytes(to_safetensors(arrays, metadata))
+    def change(arrays, metadata):
+        metadata.pop("head")
+        metadata |= {} if head is None else {"head": head}
+
+    rewrite(path, change)
     assert "not a usable state file" in refusal(wrap(net, preprocessing=HALF), path)

@@ -116,7 +116,7 @@ def test_a_batchnorm_has_its_own_statistics_back_whatever_happens(monkeypatch):
     frozen.verify()
 
 
-def test_data_parallel_is_refused():
+def test_data_parallel_is_rejected():
     frozen = TorchModel(nn.DataParallel(a_net(nn.BatchNorm2d)))
     with pytest.raises(CasterError, match="wrap the module inside it"):
         ungated(frozen)

@@ -163,7 +163,7 @@ def test_a_batch_of_one_is_too_small(source, fitted):
     assert fallback == fitted.source_scores(source[0][:1]).argmax()
 
 
-def test_a_batch_of_two_is_judged_not_refused_outright(source, fitted):
+def test_a_batch_of_two_is_judged_not_rejected_outright(source, fitted):
     verdict = fitted.adapt(source[0][:2]).verdict
     assert verdict.reason == "min_samples"
     assert not verdict.accepted
@@ -223,12 +223,12 @@ def test_large_chunks_are_cut(source, fitted, monkeypatch):
     close(Caster().fit(*source).moments_.means, fitted.moments_.means, 1e-5)
 
 
-def test_a_stream_that_cannot_restart_is_refused(source):
+def test_a_stream_that_cannot_restart_is_rejected(source):
     with pytest.raises(CasterError, match="read only once"):
         Caster().fit_stream(iter([source]), classes=range(5))
 
 
-def test_a_stream_that_changes_between_passes_is_refused(source):
+def test_a_stream_that_changes_between_passes_is_rejected(source):
     h, y = source
 
     class Shrinking:

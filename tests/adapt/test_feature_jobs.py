@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import os
 import tracemalloc
@@ -10,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from scipy.special import softmax
 
@@ -24,6 +22,7 @@ from caster.report.doctor import BATCH_SIZES, diagnose
 from caster.state.source_check import SourceCheck
 from tests.conftest import few_samples, problem
 from tests.support import problem as small_network
+from tests.support.tables import read_table as rows_of
 
 NAMES = np.array(["ant", "bee", "cat", "dog", "eel"])
 
@@ -42,13 +41,6 @@ def files(tmp_path, source):
     np.savez(tmp_path / "bare.npz", features=target)
     fit_file(tmp_path / "source.npz", tmp_path / "s.caster", Settings())
     return tmp_path
-
-
-def rows_of(path):
-    if path.suffix == ".parquet":
-        return pq.read_table(path).to_pylist()
-    with path.open(newline="") as stream:
-        return list(csv.DictReader(stream))
 
 
 def test_a_file_gives_what_its_arrays_give(files, source):
@@ -191,7 +183,7 @@ def test_bad_rows_are_located_and_nothing_is_written(files):
     assert not list(files.glob(".*"))
 
 
-def test_outputs_are_refused_before_the_work(files):
+def test_outputs_are_rejected_before_the_work(files):
     for out, why in (("out.txt", ".csv or .parquet"), ("no/out.csv", "no folder")):
         with pytest.raises(CasterError, match=why):
             predict_file(files / "none.caster", files / "none.npz", files / out, batch_size=64)

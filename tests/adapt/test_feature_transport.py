@@ -51,7 +51,7 @@ def test_unsound_numbers_are_found_at_the_end(as_on_gpu):
         clf.adapt(batch[1:2])
 
 
-def test_a_factor_that_fails_refuses_the_batch(as_on_gpu):
+def test_a_factor_that_fails_rejects_the_batch(as_on_gpu):
     broken = linalg.cholesky(torch.stack([torch.eye(2), -torch.eye(2)]))
     assert torch.isfinite(broken[0]).all()
     rows = torch.ones(2, 3, 2)

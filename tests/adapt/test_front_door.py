@@ -10,8 +10,8 @@ import torch
 
 import caster
 from caster import Adapter, CasterError
-from caster.core.arrays import to_numpy
 from caster_bench.methods.registry import create
+from tests.support.answers import same_answer
 from tests.support.problem import make_images, model, source
 
 SIZES = (8, 32, 64, 100)
@@ -26,16 +26,6 @@ def fitted():
 def batches():
     images, _ = make_images(sum(SIZES), seed=11, shift=0.6)
     return np.split(images, np.cumsum(SIZES)[:-1])
-
-
-def same(one, other):
-    assert one.verdict == other.verdict
-    assert one.implausible == other.implausible
-    for name in ("labels", "scores", "proposed", "adapted", "frozen"):
-        ours, theirs = getattr(one, name), getattr(other, name)
-        assert (ours is None) == (theirs is None), name
-        if ours is not None:
-            np.testing.assert_array_equal(to_numpy(ours), to_numpy(theirs), err_msg=name)
 
 
 def test_a_torch_module_is_adapted_by_its_layers(fitted):
@@ -64,7 +54,7 @@ def test_a_rejected_batch_gets_the_frozen_answer_bit_for_bit(fitted, batches):
 def test_a_call_is_a_stream_of_one_batch(fitted, batches, mechanism):
     adapter = Adapter(fitted.model, fitted.state, mechanism=mechanism)
     for batch in batches:
-        same(adapter(batch), adapter.new_stream()(batch))
+        same_answer(adapter(batch), adapter.new_stream()(batch))
 
 
 @pytest.mark.parametrize("mechanism", ["layers", "features"])
@@ -74,7 +64,7 @@ def test_streams_do_not_meet(fitted, batches, mechanism):
     one, other = adapter.new_stream(), adapter.new_stream()
     for batch, expected in zip(batches, alone, strict=True):
         other(batch * 3.0)
-        same(one(batch), expected)
+        same_answer(one(batch), expected)
 
 
 @pytest.mark.parametrize("to_file", [False, True])
@@ -92,7 +82,7 @@ def test_a_stream_resumes_exactly(fitted, batches, mechanism, to_file, every, tm
     resumed = Adapter(fitted.model, fitted.state, mechanism=mechanism, every=every).resume(saved)
     assert resumed.samples == stream.samples == sum(SIZES[:3])
     for batch in (batches[3], batches[0], batches[1]):
-        same(resumed(batch), stream(batch))
+        same_answer(resumed(batch), stream(batch))
 
 
 def test_a_state_does_not_follow_its_stream(fitted, batches):
@@ -111,7 +101,7 @@ def test_a_reset_stream_is_a_new_one(fitted, batches):
     stream(batches[1])
     stream.reset()
     assert stream.samples == 0
-    same(stream(batches[0]), first)
+    same_answer(stream(batches[0]), first)
 
 
 def test_streams_of_something_else_are_rejected(fitted, batches, tmp_path):
@@ -221,7 +211,7 @@ def test_calls_from_several_threads_are_answered_as_alone(fitted, batches):
     for thread in threads:
         thread.join()
     for one, other in zip(found, expected, strict=True):
-        same(one, other)
+        same_answer(one, other)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from caster.adapt import image_batches as reading
 from caster.adapt.image_batches import read_batches, run
 from caster.models.preprocessing import Preprocessing
 from tests.support.fakes import AS_THEY_ARE, FakeImages, answers, model
+from tests.support.messages import error_line
 
 
 def batches(images, rows=None, batch_size=4, preprocessing=AS_THEY_ARE, skip=False):
@@ -158,9 +159,7 @@ def test_an_unreadable_image_is_named_and_ends_it():
     images = FakeImages(12, broken=[5])
     stream = batches(images)
     assert next(stream).rows == [0, 1, 2, 3]
-    with pytest.raises(CasterError) as caught:
-        next(stream)
-    assert str(caught.value) == (
+    assert error_line(next, stream) == (
         "cannot read fake5.png: it is broken: repair or remove it, or leave it out with "
         "skip_unreadable="
     )
@@ -201,18 +200,17 @@ def test_images_are_resized_by_the_threads():
     np.testing.assert_allclose(batch.groups[0].prepared, expected, atol=1.01 / 255 / 0.25)
 
 
-def test_a_image_too_small_for_its_crop_is_named():
+def test_an_image_too_small_for_its_crop_is_named():
     images = FakeImages(6)
     images.pixels[4] = np.zeros((2, 3, 3), dtype=np.uint8)
     crop = Preprocessing(1.0, (0.0,) * 3, (1.0,) * 3, "NCHW", crop=(4, 4))
     stream = batches(images, preprocessing=crop)
     next(stream)
-    with pytest.raises(CasterError) as caught:
-        next(stream)
-    assert str(caught.value).startswith("fake4.png: an image of 3x2 is smaller than the crop of")
+    line = error_line(next, stream)
+    assert line.startswith("fake4.png: an image of 3x2 is smaller than the crop of")
 
 
-def test_a_image_that_cannot_be_resized_is_named():
+def test_an_image_that_cannot_be_resized_is_named():
     images = FakeImages(2)
 
     class TooLong(Preprocessing):
@@ -253,7 +251,7 @@ def test_answers_come_in_the_order_of_the_images():
     assert run(model(logits=False), batch, images.names).logits is None
 
 
-def test_what_a_model_says_of_a_size_it_does_not_take_names_a_image():
+def test_what_a_model_says_of_a_size_it_does_not_take_names_an_image():
     images = several_sizes()
     (batch,) = batches(images, batch_size=7)
 
@@ -262,14 +260,12 @@ def test_what_a_model_says_of_a_size_it_does_not_take_names_a_image():
             raise RuntimeError("sizes of tensors must match\nexcept in dimension 1")
         return pixels.mean(axis=(1, 2))
 
-    with pytest.raises(CasterError) as caught:
-        run(model(only_squares), batch, images.names)
-    assert str(caught.value) == (
+    assert error_line(run, model(only_squares), batch, images.names) == (
         "sizes of tensors must match except in dimension 1 (on fake1.png and 1 more)"
     )
 
 
-def test_rows_that_are_not_one_a_image():
+def test_other_than_one_row_per_image():
     from caster.models.protocol import Outputs
 
     images = FakeImages(3)

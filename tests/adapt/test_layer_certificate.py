@@ -116,7 +116,7 @@ def is_at_rest(past, every, window):
     return rest > 0
 
 
-def test_a_rest_that_was_broken_off_is_begun_anew_after_a_window():
+def test_a_rest_that_was_broken_off_is_begun_again_after_a_window():
     schedule = ComparisonSchedule(every=32, window=64)
     assert schedule.compared(64, True)
     assert not schedule.compared(32, True)

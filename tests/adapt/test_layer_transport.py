@@ -163,7 +163,7 @@ def right(method, batches):
         4,
     ),
 )
-def test_class_by_class_all_is_refused(kind, depth, shift):
+def test_class_by_class_all_is_rejected(kind, depth, shift):
     method = create("layer-transport", model(kind), layered(kind), every=1, depth=depth)
     for images, _ in one_class_stream(shift):
         given = method.predict(images)
@@ -171,7 +171,7 @@ def test_class_by_class_all_is_refused(kind, depth, shift):
         assert torch.equal(given.logits, model(kind)(images).logits)
 
 
-def test_class_by_class_on_a_shifted_transformer_nearly_all_is_refused():
+def test_class_by_class_on_a_shifted_transformer_nearly_all_is_rejected():
     """The case that is not above: a batch in nine passes, of four patches an image, and loses."""
     method = create("layer-transport", model("vit"), layered("vit"), every=1)
     batches = one_class_stream(0.5)
@@ -419,7 +419,7 @@ def test_a_rest_ends_where_the_answering_model_is_less_sure_than_it_was(
     assert sum(passes.told()) == 1 + less_sure
 
 
-def test_after_a_rest_it_is_compared_anew():
+def test_after_a_rest_it_is_compared_again():
     """By the batch alone; and where the update was refused, without what was aligned before."""
     for batches in (good(5), bad(5)):
         method = deep(window=64)
@@ -463,7 +463,7 @@ def test_a_frozen_answer_that_is_known_is_not_asked_for(monkeypatch):
 
 
 @pytest.mark.parametrize("gated", [True, False])
-def test_what_is_no_number_is_refused_and_forgotten(gated):
+def test_what_is_no_number_is_rejected_and_forgotten(gated):
     method = deep(gated=gated)
     first, second, third = good(3)
     assert method.predict(first).accepted
@@ -490,7 +490,7 @@ def test_a_rest_that_rests_on_no_number_is_none():
 
 @pytest.mark.parametrize("stream", ["good", "bad"])
 @pytest.mark.parametrize("resting", [True, False])
-def test_a_batch_that_is_no_number_is_refused_and_leaves_no_trace(resting, stream):
+def test_a_batch_that_is_no_number_is_rejected_and_leaves_no_trace(resting, stream):
     method, other = (deep(window=32 if resting else 256) for _ in range(2))
     first, broken, *others = good(6) if stream == "good" else bad(6)
     broken[5] = float("nan")
@@ -670,14 +670,14 @@ def test_behind_the_sites_that_are_aligned_all_is_the_frozen_models():
     torch.testing.assert_close(method.predict(batch).logits, given, rtol=1e-4, atol=1e-4)
 
 
-def test_a_site_of_another_network_is_refused():
+def test_a_site_of_another_network_is_rejected():
     state = caster.fit(model("vit"), source("vit").batches, layers=True).state
     other = Source(state=state, allow_other_model=True)
     with pytest.raises(CasterError, match="has no layer of the state's site blocks"):
         create("layer-transport-ungated", model("layer"), other)
 
 
-def test_a_deep_site_of_another_network_is_refused_though_it_would_not_be_aligned():
+def test_a_deep_site_of_another_network_is_rejected_though_it_would_not_be_aligned():
     state = caster.fit(model("vit"), source("vit").batches, layers=True).state
     *others, last = state.layers.items()
     other = replace(state, layers=dict([*others, (Site("blocks.9", "out", -1), last[1])]))

@@ -21,6 +21,8 @@ from caster.core.arrays import to_numpy
 from caster.models.heads import Columns
 from caster.models.protocol import Outputs
 from caster.models.torch import TorchModel
+from tests.support.answers import same_answer, same_state
+from tests.support.messages import error_line
 from tests.support.problem import N_CLASSES, make_images, model, site_moments, source
 from tests.support.sampling import sampled
 
@@ -70,25 +72,6 @@ def finite(scores):
 
 def labels_of(out):
     return to_numpy(out.labels)
-
-
-def same_state(one, other):
-    assert one.keys() == other.keys()
-    for name, expected in other.items():
-        np.testing.assert_array_equal(one[name], expected, err_msg=name)
-
-
-def same(one, other):
-    assert (one.verdict.accepted, one.verdict.reason) == (
-        other.verdict.accepted,
-        other.verdict.reason,
-    )
-    np.testing.assert_array_equal(one.verdict.ratio, other.verdict.ratio)
-    for name in ("labels", "scores", "proposed", "adapted", "frozen", "mixture"):
-        ours, theirs = getattr(one, name), getattr(other, name)
-        assert (ours is None) == (theirs is None), name
-        if ours is not None:
-            np.testing.assert_array_equal(to_numpy(ours), to_numpy(theirs), err_msg=name)
 
 
 class Passes:
@@ -236,8 +219,7 @@ def test_a_batch_that_fails_leaves_no_trace(name, at, every, monkeypatch):
         stream(batch)
     before, bad = stream._layers.state(), batches[at].copy()
     bad[3] = np.nan
-    with pytest.raises(CasterError, match="not finite"):
-        stream(bad)
+    assert "not finite" in error_line(stream, bad)
     same_state(stream._layers.state(), before)
     with monkeypatch.context() as patch:
         passes = Passes(patch)
@@ -253,14 +235,12 @@ def test_a_batch_that_fails_leaves_no_trace(name, at, every, monkeypatch):
         same_state(stream._layers.state(), before)
         with monkeypatch.context() as patch:
             passes_that_fail(patch, which)
-            with pytest.raises(CasterError, match="out of memory"):
-                stream(batches[at])
+            assert "out of memory" in error_line(stream, batches[at])
         same_state(stream._layers.state(), before)
     if not stream._layers._schedule.skips:
         with monkeypatch.context() as patch:
             passes_that_fail(patch, 1, frozen=True)
-            with pytest.raises(CasterError, match="out of memory"):
-                stream(batches[at])
+            assert "out of memory" in error_line(stream, batches[at])
         same_state(stream._layers.state(), before)
     out = stream(1e6 * batches[at])
     assert (out.verdict.reason, out.implausible) == ("implausible", SIZE)
@@ -309,7 +289,7 @@ def test_a_stream_resumes_bit_for_bit_wherever_it_stood(name, every, kind, tmp_p
             saved = tmp_path / "stream.caster"
         resumed = Adapter(model(kind), fitted(kind).state, every=every).resume(saved)
         same_state(resumed.state(), stream.state())
-        same(resumed(batch), stream(batch))
+        same_answer(resumed(batch), stream(batch))
         same_state(resumed.state(), stream.state())
 
 

@@ -201,7 +201,7 @@ def test_a_file_survives_a_round_trip(pair, file, tmp_path):
     assert np.array_equal(again(x).scores, adapter(x).scores)
 
 
-def test_the_sites_of_another_graph_are_refused(pair, file):
+def test_the_sites_of_another_graph_are_rejected(pair, file):
     _, adapter = pair("batch", "dynamo")
     with pytest.raises(CasterError, match="has no tensor of the state's site"):
         caster.Adapter(wrap(file("batch", "folded")), adapter.state, allow_other_model=True)

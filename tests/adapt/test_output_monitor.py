@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caster.adapt.output_monitor import BLOCK, FEWEST, MEMORY, OutputMonitor
+from tests.support.answers import same_state
 
 C, D = 10, 32
 LEARNT = 28  # blocks that a stream with the memory of 2,048 samples learns before it rests
@@ -278,12 +279,6 @@ def test_blocks_that_are_not_finite_are_not_learnt():
 
 
 # --- state ---------------------------------------------------------------------------------------
-
-
-def same_state(one, other):
-    assert one.keys() == other.keys()
-    for name, expected in other.items():
-        np.testing.assert_array_equal(one[name], expected, err_msg=name)
 
 
 @pytest.mark.parametrize("make", [np.asarray, torch.from_numpy], ids=["numpy", "torch"])

@@ -19,7 +19,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from typer.testing import CliRunner
 
 import caster
 from caster import CasterError
@@ -29,11 +28,11 @@ from caster.adapt.fitting import fit_file
 from caster.adapt.ray_jobs import SecondSums, _Tree, first_pass, fit_blocks, second_pass
 from caster.adapt.ray_pool import Pool, check_address, no_model
 from caster.adapt.source_moments import HeldOutSums, Subspace
-from caster.cli.app import app
 from caster.config import Settings
 from caster.core.moments import ClassMoments
 from tests.conftest import problem
 from tests.support.colours import NAMES, TOML, patches, write_folder, write_model
+from tests.support.command_line import cli
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 SAME = 1e-6  # of sums in another order; what is stored is float32
@@ -70,11 +69,7 @@ def typed(tmp_path, monkeypatch):
     monkeypatch.setattr(ray_blocks, "FEWEST_ROWS", 25)
     (tmp_path / "p.toml").write_text(TOML)
     write_model(tmp_path / "m.onnx")
-
-    def typed(line):
-        return CliRunner().invoke(app, line.split())
-
-    return typed
+    return lambda line: cli(*line.split())
 
 
 def arrays(state):

@@ -19,6 +19,7 @@ from caster.adapt.layer_transport import LayerTransport
 from caster.adapt.output_monitor import OutputMonitor
 from caster.core.arrays import to_numpy
 from caster.models.torch import TorchModel
+from tests.support.answers import PARTS, same_answer, same_state
 from tests.support.mixture_problem import (
     N_CLASSES,
     compared,
@@ -126,19 +127,7 @@ def awake(stream):
 
 
 def same(one, other):
-    assert repr(one.verdict) == repr(other.verdict)
-    for name in ("labels", "scores", "proposed", "adapted", "frozen", "mixture", "ids"):
-        ours, theirs = getattr(one, name), getattr(other, name)
-        assert (ours is None) == (theirs is None), name
-        if ours is not None:
-            np.testing.assert_array_equal(to_numpy(ours), to_numpy(theirs), err_msg=name)
-
-
-def same_state(one, other):
-    one, other = one.state(), other.state()
-    assert one.keys() == other.keys()
-    for name, expected in other.items():
-        np.testing.assert_array_equal(one[name], expected, err_msg=name)
+    same_answer(one, other, (*PARTS, "ids"))
 
 
 # --- when a stream rests -------------------------------------------------------------------------
@@ -227,7 +216,7 @@ def test_a_stream_that_is_reset_starts_again():
     new = fitted().new_stream()
     for batch in batches_of(plain_images())[:5]:
         same(stream(batch), new(batch))
-    same_state(stream, new)
+    same_state(stream.state(), new.state())
 
 
 def test_labels_that_decide_end_a_rest():
@@ -387,7 +376,7 @@ def test_a_change_ends_the_rest_at_once(change):
         out = stream(batch)
         assert not is_resting(stream)
         same(out, reference(batch))
-    same_state(stream, reference)
+    same_state(stream.state(), reference.state())
     if change == "sorted":
         assert stream._layers._labels.chain.is_correlated
     else:
@@ -409,7 +398,7 @@ def test_images_that_are_not_finite_are_an_error_and_leave_no_trace():
     bad[3, 0, 0, 0] = np.nan
     with pytest.raises(CasterError, match="not finite"):
         stream(bad)
-    same_state(stream, clean)
+    same_state(stream.state(), clean.state())
     for batch in batches[CHANGE:]:
         same(stream(batch), clean(batch))
         assert is_resting(stream)
@@ -445,7 +434,7 @@ def test_images_that_are_not_finite_may_come_when_a_rest_begins():
     bad[3] = np.nan
     with pytest.raises(CasterError, match="not finite"):
         stream(bad)
-    same_state(stream, reference)
+    same_state(stream.state(), reference.state())
     out, expected = stream(batches[FULL]), reference(batches[FULL])
     assert is_resting(stream)
     torch.testing.assert_close(out.scores, expected.scores, rtol=1e-4, atol=1e-4)
@@ -518,7 +507,7 @@ def test_batches_begun_ahead_are_answered_alike(name, size):
     found = begun_ahead(other, batches_of(STREAMS[name](), size))
     for ahead, out in zip(found, expected, strict=True):
         same(ahead, out)
-    same_state(other, one)
+    same_state(other.state(), one.state())
 
 
 def alarm_at(monkeypatch, batch):
@@ -594,7 +583,7 @@ def test_a_stream_saved_in_a_rest_continues_bit_for_bit(size, change, tmp_path):
             same(other(batch), out)
             assert is_resting(other) == is_resting(stream)
     for other in others:
-        same_state(other, stream)
+        same_state(other.state(), stream.state())
 
 
 # --- ONNX ----------------------------------------------------------------------------------------
@@ -639,4 +628,4 @@ def test_an_onnx_stream_saved_in_a_rest_continues_bit_for_bit(of_graph):
     other = stream.adapter.resume(stream.state())
     for batch in batches_of(other_shift())[CHANGE - 2 :]:
         same(other(batch), stream(batch))
-    same_state(other, stream)
+    same_state(other.state(), stream.state())

@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from typer.main import get_command
-from typer.testing import CliRunner
 
 import caster
 from caster import Caster, config
@@ -27,6 +26,7 @@ from caster_bench import methods
 from caster_bench.methods import checks
 from tests.support import problem
 from tests.support.colours import CAST, NAMES, TOML, patches, write_folder, write_model
+from tests.support.command_line import cli
 from tests.support.fakes import FakeImages, answers, model
 
 ROOT = Path(__file__).parents[2]
@@ -72,7 +72,7 @@ def test_the_commands_of_two_pages_run_as_they_are(tmp_path, monkeypatch):
     assert lines == others
     assert [line.split()[0] for line in lines] == ["fit", "evaluate", "predict", "compile"]
     for line in lines:
-        result = CliRunner().invoke(app, shlex.split(line, comments=True))
+        result = cli(*shlex.split(line, comments=True))
         assert result.exit_code == 0, result.output
     assert len(Path("out.csv").read_text().splitlines()) == 1 + 8 * 12
     assert caster.wrap("adaptive.onnx").classes.tolist() == sorted(NAMES)

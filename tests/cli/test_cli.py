@@ -8,12 +8,12 @@ import sys
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import caster
 from caster import state as states
-from caster.cli.app import app
 from tests.conftest import problem
+from tests.support import command_line
+from tests.support.command_line import cli as run
 
 pytestmark = pytest.mark.usefixtures("listed_figures")
 
@@ -28,18 +28,8 @@ def folder(tmp_path_factory):
     return folder
 
 
-def run(*arguments):
-    return CliRunner().invoke(app, [str(a) for a in arguments])
-
-
 def refusal(*arguments) -> str:
-    result = run(*arguments)
-    assert result.exit_code == 1, result.output
-    assert result.stdout == ""
-    lines = result.stderr.strip().splitlines()
-    assert len(lines) == 1
-    assert lines[0].startswith("caster: ")
-    return lines[0]
+    return command_line.refusal(run(*arguments))
 
 
 def test_fit_says_what_it_made(folder):

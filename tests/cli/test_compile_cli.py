@@ -1,21 +1,21 @@
-"""`caster compile` and `caster inspect` of what it writes: real files, and clear refusals."""
+"""`caster compile` and `caster inspect` of what it writes: real files, and clear rejections."""
 
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from typer.testing import CliRunner
 
 import caster
 from caster import CasterError
-from caster.cli.app import app
 from caster.models.onnx.compiled import read_compiled
 from tests.support import mixture_problem as problem
+from tests.support.command_line import cli, refusal
 
 TOML = 'layout = "NCHW"\nrange = 1.0\nmean = 0.0\nstd = 1.0\n'
 
@@ -25,24 +25,19 @@ def made(compiled):
     return compiled
 
 
-def run(*args):
-    return CliRunner().invoke(app, [str(arg) for arg in args], env={"COLUMNS": "200"})
+run = partial(cli, columns=200)
 
 
 @pytest.fixture
-def refused(tmp_path):
+def rejected(tmp_path):
     """Run a command that must fail in one line and write nothing."""
 
-    def refuse(*args):
-        result = run(*args)
-        assert result.exit_code == 1, result.output
-        assert result.stderr.startswith("caster: ")
-        assert result.stderr.count("\n") == 1
+    def reject(*args):
+        line = refusal(run(*args))
         assert not (tmp_path / "out.onnx").exists()
-        assert not result.stdout
-        return result.stderr
+        return line
 
-    return refuse
+    return reject
 
 
 def compile_args(made, output, **changed):
@@ -92,60 +87,60 @@ def test_inspect_explains_a_compiled_file(made):
         assert f"tau {found.settings['tau']}" in result.stdout
 
 
-def test_inspect_says_that_another_file_is_not_compiled(made, refused):
-    assert "is not compiled" in refused("inspect", made.folder / "model.onnx")
-    assert "--key" in refused("inspect", made.paths["layers"], "--key", made.folder / "model.onnx")
+def test_inspect_says_that_another_file_is_not_compiled(made, rejected):
+    assert "is not compiled" in rejected("inspect", made.folder / "model.onnx")
+    assert "--key" in rejected("inspect", made.paths["layers"], "--key", made.folder / "model.onnx")
 
 
-def test_inputs_are_never_overwritten(made, refused):
+def test_inputs_are_never_overwritten(made, rejected):
     for name in ("model.onnx", "model.caster"):
         before = (made.folder / name).read_bytes()
         output = made.folder / name
-        assert "caster: " in refused(*compile_args(made, output))
+        assert rejected(*compile_args(made, output))
         assert output.read_bytes() == before
-    assert "is an input" in refused(*compile_args(made, made.folder / "model.onnx"))
+    assert "is an input" in rejected(*compile_args(made, made.folder / "model.onnx"))
 
 
-def test_a_state_of_another_model_is_refused(made, refused, tmp_path):
+def test_a_state_of_another_model_is_rejected(made, rejected, tmp_path):
     other = onnx.load(made.folder / "model.onnx")
     other.producer_name = "another"
     onnx.save(other, tmp_path / "other.onnx")
     args = compile_args(made, tmp_path / "out.onnx", model=tmp_path / "other.onnx")
-    assert "another model" in refused(*args)
+    assert "another model" in rejected(*args)
 
 
-def test_another_preprocessing_is_refused(made, refused, tmp_path):
+def test_another_preprocessing_is_rejected(made, rejected, tmp_path):
     (tmp_path / "other.toml").write_text(TOML)
     args = compile_args(made, tmp_path / "out.onnx")
-    said = refused(*args, "--preprocessing", tmp_path / "other.toml")
+    said = rejected(*args, "--preprocessing", tmp_path / "other.toml")
     assert "it had none, leave out --preprocessing" in said
     model = caster.wrap(made.folder / "model.onnx", preprocessing=tmp_path / "other.toml")
     fitted(model, made).save(tmp_path / "prepared.caster")
     args = compile_args(made, tmp_path / "out.onnx", state=tmp_path / "prepared.caster")
-    assert "give the same one with --preprocessing" in refused(*args)
+    assert "give the same one with --preprocessing" in rejected(*args)
     given = "--preprocessing", tmp_path / "other.toml", "--mechanism", "features"
     assert run(*args, *given).exit_code == 0
 
 
-def test_a_state_without_layers_has_none_to_align(made, refused, tmp_path):
+def test_a_state_without_layers_has_none_to_align(made, rejected, tmp_path):
     adapter = fitted(made.model, made, layers=False)
     adapter.save(tmp_path / "plain.caster")
     args = compile_args(made, tmp_path / "out.onnx", state=tmp_path / "plain.caster")
-    assert "no layers" in refused(*args, "--mechanism", "layers")
+    assert "no layers" in rejected(*args, "--mechanism", "layers")
 
 
-def test_models_that_cannot_be_compiled_are_refused(made, refused, tmp_path):
+def test_models_that_cannot_be_compiled_are_rejected(made, rejected, tmp_path):
     model = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["": 18]>'
         "g (float[N, 6] x) => (float[N, 6] y) { h = Relu(x)  y = Softplus(h) }"
     )
     onnx.save(model, tmp_path / "bad.onnx")
     args = compile_args(made, tmp_path / "out.onnx", model=tmp_path / "bad.onnx")
-    assert "not from a Gemm or MatMul" in refused(*args)
+    assert "not from a Gemm or MatMul" in rejected(*args)
     args = compile_args(made, tmp_path / "out.onnx", model=made.paths["layers"])
-    assert "only an ONNX file of a classifier" in refused(*args)
+    assert "only an ONNX file of a classifier" in rejected(*args)
     args = compile_args(made, tmp_path / "out.onnx", model=made.folder / "model.caster")
-    assert "is not an ONNX file" in refused(*args)
+    assert "is not an ONNX file" in rejected(*args)
 
 
 def with_gelu(made, path, at):
@@ -165,36 +160,36 @@ def test_shapes_after_a_custom_operator_are_not_known(made, tmp_path):
 
 
 @pytest.mark.parametrize("mechanism", ["layers", "features"])
-def test_custom_operators_are_refused(made, refused, tmp_path, mechanism):
+def test_custom_operators_are_rejected(made, rejected, tmp_path, mechanism):
     model = with_gelu(made, tmp_path / "custom.onnx", at=-1)
     fitted(model, made).save(tmp_path / "custom.caster")
     changed = {"model": tmp_path / "custom.onnx", "state": tmp_path / "custom.caster"}
     args = compile_args(made, tmp_path / "out.onnx", **changed)
-    said = refused(*args, "--mechanism", mechanism)
+    said = rejected(*args, "--mechanism", mechanism)
     assert "com.microsoft Gelu: only standard operators" in said
 
 
-def test_without_spox_it_says_what_to_install(made, refused, tmp_path, monkeypatch):
+def test_without_spox_it_says_what_to_install(made, rejected, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "spox", None)
-    said = refused(*compile_args(made, tmp_path / "out.onnx"))
+    said = rejected(*compile_args(made, tmp_path / "out.onnx"))
     assert "pip install 'caster-tta[onnx]'" in said
 
 
-def test_a_signed_state_is_checked(made, refused, tmp_path):
+def test_a_signed_state_is_checked(made, rejected, tmp_path):
     key, other = tmp_path / "key", tmp_path / "other"
     key.write_bytes(b"k" * 32)
     other.write_bytes(b"o" * 32)
     made.adapter.save(tmp_path / "signed.caster", key=key)
     args = compile_args(made, tmp_path / "out.onnx", state=tmp_path / "signed.caster")
-    assert "sign" in refused(*args, "--key", other)
+    assert "sign" in rejected(*args, "--key", other)
     assert run(*args, "--key", key, "--mechanism", "features").exit_code == 0
 
 
 @pytest.mark.parametrize("command", ["predict", "evaluate", "fit"])
-def test_other_commands_say_that_it_adapts_itself(made, refused, tmp_path, command):
+def test_other_commands_say_that_it_adapts_itself(made, rejected, tmp_path, command):
     np.savez(tmp_path / "images.npz", images=np.zeros((4, 8, 8, 3), np.uint8), labels=np.arange(4))
     state = [] if command == "fit" else [made.folder / "model.caster"]
     output = [] if command == "evaluate" else ["-o", tmp_path / "out.csv"]
     args = command, "--model", made.paths["layers"], *state, tmp_path / "images.npz", *output
-    assert "adapts itself" in refused(*args)
+    assert "adapts itself" in rejected(*args)
     assert [Path(each).name for each in tmp_path.iterdir()] == ["images.npz"]

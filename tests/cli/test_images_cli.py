@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import os
@@ -22,18 +21,19 @@ import torch
 from PIL import Image
 from rich.console import Console
 from torch import nn
-from typer.testing import CliRunner
 
 import caster
 from caster import state as states
 from caster.cli import console
-from caster.cli.app import app
 from caster.io.images import open_images
 from caster.models.onnx import OnnxModel
 from caster.models.onnx.model import Input
 from caster_bench.data.corruptions import corrupt
+from tests.support import command_line
 from tests.support.colours import CAST, NAMES, TOML, patches, write_folder, write_model
+from tests.support.command_line import cli
 from tests.support.onnx_export import exported, seeded
+from tests.support.tables import read_table
 
 pytestmark = pytest.mark.usefixtures("listed_figures")
 
@@ -64,7 +64,7 @@ def typed(made, tmp_path, monkeypatch):
 
     def typed(line):
         words = line.replace("M ", f"{model} ").replace("@", f"{made}/").split()
-        return CliRunner().invoke(app, words)
+        return cli(*words)
 
     if not (made / "s.caster").exists():
         assert typed("fit M @source -o @s.caster").exit_code == 0
@@ -77,12 +77,9 @@ def refusal(typed, tmp_path):
 
     def refusal(line):
         before = sorted(path.name for path in tmp_path.iterdir())
-        result = typed(line)
-        assert result.exit_code == 1, result.output
-        assert result.stdout == ""
-        (said,) = result.stderr.splitlines()
+        said = command_line.refusal(typed(line))
         assert sorted(path.name for path in tmp_path.iterdir()) == before
-        return said.removeprefix("caster: ")
+        return said
 
     return refusal
 
@@ -191,7 +188,7 @@ def test_by_default_the_layers_of_a_graph_are_aligned(typed):
     assert result.exit_code == 0, result.output
     assert "Mechanism: layers, aligned at 1 site" in result.stdout
     assert "is sorted by class" not in result.stderr
-    assert {row["method"] for row in read_csv("out.csv")} == {"mixture-transport"}
+    assert {row["method"] for row in read_table(Path("out.csv"))} == {"mixture-transport"}
     result = typed("evaluate M @s.caster @target --batch-size 40 --seed 2 -o page.html")
     assert result.exit_code == 0, result.output
     found = json.loads(Path("page.json").read_text())
@@ -209,8 +206,7 @@ def test_evaluate_in_order_scores_the_answers_of_predict(typed):
     found = json.loads(Path("page.json").read_text())
     predicted = typed("predict M @s.caster @target --every 1 -o out.csv")
     assert "Order: the inputs' own" in predicted.stdout
-    with open("out.csv") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_table(Path("out.csv"))
     right = [row["prediction"] == row["image"].split("/")[0] for row in rows]
     assert np.mean(right) == found["scores"]["gated"]["accuracy"]
     ratios = [batch["verdict"]["ratio"] for batch in found["batches"]]
@@ -353,7 +349,7 @@ def test_preprocessing_that_will_not_do(refusal, made):
     assert "the preprocessing makes (any, 3, 9, 9)" in refusal(f"{fit} @large.toml")
 
 
-def test_a_image_of_the_wrong_size_is_named(refusal, made):
+def test_an_image_of_the_wrong_size_is_named(refusal, made):
     tall = write_folder(made / "tall", [np.repeat(p, 2, axis=0) for p in PIXELS], TRUTH)
     said = refusal(f"fit M {tall} -o s")
     assert "takes (any, 3, 6, 6), not (64, 3, 12, 6) (on azure/000.png and 63 more)" in said
@@ -448,7 +444,7 @@ def test_data_that_will_not_do(refusal, made):
     )
 
 
-def test_another_model_or_preprocessing_is_refused_by_the_name_that_allows_it(typed, refusal, made):
+def test_another_model_or_preprocessing_names_the_option_that_allows_it(typed, refusal, made):
     write_model(made / "other.onnx", bias=1.0)
     (made / "other.toml").write_text(TOML.replace("0.5", "0.4"))
     model = "--model @other.onnx --preprocessing @p.toml"
@@ -500,7 +496,7 @@ def test_a_cache_that_cannot_be_written(refusal, made):
     assert said.endswith("--cache")
 
 
-def test_a_damaged_cache_is_told_of_and_made_anew(typed, made):
+def test_a_damaged_cache_is_reported_and_made_again(typed, made):
     assert typed("fit M @source -o s.caster --cache c").exit_code == 0
     before = states.digest(states.load("s.caster"))
     (folder,) = os.listdir("c")
@@ -822,20 +818,15 @@ def test_limits(typed, made):
     assert (states.load("s").moments.counts == 3).all()
     result = limited("predict M @s.caster @target --mechanism features --limit 12 -o o.csv")
     assert "is sorted by class" in result.stderr
-    table = read_csv("o.csv")
+    table = read_table(Path("o.csv"))
     assert [row["row"] for row in table] == [str(i) for i in range(12)]
     limited("predict M @s.caster @target --limit 12 --shuffle 1 -o o.csv")
-    table = read_csv("o.csv")
+    table = read_table(Path("o.csv"))
     names = open_images(made / "target").names
     assert [names[int(row["row"])] for row in table] == [row["image"] for row in table]
     assert len({row["image"].split("/")[0] for row in table}) > 3
     limited("evaluate M @s.caster @target --limit 50 --seed 1 -o page.html")
     assert json.loads(Path("page.json").read_text())["samples"] == 50
-
-
-def read_csv(path):
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
 
 
 @pytest.fixture
@@ -853,7 +844,7 @@ def features(made):
 def test_limits_on_features(typed, features):
     assert "30 samples of 6 classes" in typed("fit all.npz --limit 30 -o s").stdout
     assert typed("predict four.caster known.npz --limit 70 -o o.csv").exit_code == 0
-    assert len(read_csv("o.csv")) == 70
+    assert len(read_table(Path("o.csv"))) == 70
     assert typed("evaluate four.caster known.npz --limit 70 -o p.html").exit_code == 0
     assert json.loads(Path("p.json").read_text())["samples"] == 70
     assert typed("fit all.npz --limit 0 -o s").exit_code == 2
@@ -930,4 +921,4 @@ def test_grey_images_through_a_model_of_one_channel(typed, tmp_path):
         ):
             result = typed(line)
             assert result.exit_code == 0, result.output
-        assert [row["frozen"] for row in read_csv("out.csv")] == expected.tolist()
+        assert [row["frozen"] for row in read_table(Path("out.csv"))] == expected.tolist()

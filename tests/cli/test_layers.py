@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from collections import Counter
@@ -16,17 +15,19 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from scipy.special import softmax
-from typer.testing import CliRunner
 
 import caster
 from caster import CasterError, wrap
 from caster import state as states
-from caster.cli.app import app
+from caster.adapt import image_features, prediction
 from caster.core.channels import MEASURED
 from caster.core.stream_labels import StreamLabels
 from caster_bench.methods.registry import create, find
+from tests.support import command_line
 from tests.support.colours import CAST, NAMES, TOML, patches, write_folder, write_model
+from tests.support.command_line import cli
 from tests.support.sampling import sampled
+from tests.support.tables import read_table
 
 pytestmark = pytest.mark.usefixtures("listed_figures")
 
@@ -95,7 +96,7 @@ def typed(made, tmp_path, monkeypatch):
         timm = r"--model timm:test_\1 --checkpoint @\1.safetensors --preprocessing @p.toml "
         line = re.sub(r"\b(resnet|convnext) ", timm, line)
         line = line.replace("ONNX ", "--model @m.onnx --preprocessing @p.toml ")
-        return CliRunner().invoke(app, line.replace("@", f"{made}/").split())
+        return cli(*line.replace("@", f"{made}/").split())
 
     for model in ("BN", "LN"):
         if not (made / f"{model}.caster").exists():
@@ -109,11 +110,9 @@ def typed(made, tmp_path, monkeypatch):
 @pytest.fixture
 def refusal(typed, tmp_path):
     def refusal(line):
-        result = typed(line)
-        assert (result.exit_code, result.stdout) == (1, ""), result.output
-        (said,) = result.stderr.splitlines()
+        said = command_line.refusal(typed(line))
         assert list(tmp_path.glob("out*")) == []
-        return said.removeprefix("caster: ")
+        return said
 
     return refusal
 
@@ -126,49 +125,35 @@ def model_of(made, kind):
     )
 
 
-def ran(monkeypatch, interrupted=None):
-    """Sizes of the batches that fit has run; Ctrl-C comes with the so-many-th."""
-    from caster.adapt import image_features
+def counted(monkeypatch, module, name, interrupted=None, error=KeyboardInterrupt):
+    """Sizes of the batches that go through a function; an error comes with the so-many-th."""
+    function, calls = getattr(module, name), []
 
-    run, calls = image_features.run, []
-
-    def counting(model, batch, names, through=None):
+    def counting(first, batch, *rest):
         calls.append(len(batch.rows))
         if len(calls) == interrupted:
-            raise KeyboardInterrupt
-        return run(model, batch, names, through)
+            raise error
+        return function(first, batch, *rest)
 
-    monkeypatch.setattr(image_features, "run", counting)
+    monkeypatch.setattr(module, name, counting)
     return calls
 
 
+def ran(monkeypatch, **options):
+    """Batches that fit has run."""
+    return counted(monkeypatch, image_features, "run", **options)
+
+
+def answered(monkeypatch, **options):
+    """Batches that predict has answered."""
+    return counted(monkeypatch, prediction, "answer_images", **options)
+
+
 def rows_of(path="out.csv"):
-    with open(path, encoding="utf-8") as stream:
-        return list(csv.DictReader(stream))
+    return read_table(Path(path))
 
 
 # fit
-
-
-def test_fit_measures_every_site(typed, made):
-    layers = states.load(made / "LN.caster").layers
-    net = model_of(made, "convnext").module
-    seen = {}
-    for site in layers:
-        layer, side = net.get_submodule(site.module), site.side
-
-        def keep(module, inputs, output, site=site, side=side):
-            seen[site] = (inputs[0] if side == "in" else output).double()
-
-        layer.register_forward_hook(keep)
-    with torch.no_grad():
-        net(prepared(SOURCE))
-    assert len(layers) == len(seen) == 14
-    for site, found in layers.items():
-        rows = seen[site].movedim(site.axis, -1).flatten(0, -2).numpy()
-        assert found.count == len(SOURCE)
-        np.testing.assert_allclose(found.mean, rows.mean(axis=0), atol=1e-4)
-        np.testing.assert_allclose(found.variance, rows.var(axis=0), rtol=1e-3, atol=1e-5)
 
 
 def test_fit_says_what_it_measured(typed):
@@ -260,7 +245,7 @@ def measured_otherwise(layers):
 
 
 @pytest.mark.parametrize("change", [damaged, measured_otherwise])
-def test_layers_that_cannot_be_used_are_made_anew(typed, change):
+def test_layers_that_cannot_be_used_are_made_again(typed, change):
     line = "fit LN @source --layers --cache c -o s.caster"
     assert typed(line).exit_code == 0
     before = states.digest(states.load("s.caster"))
@@ -335,7 +320,7 @@ def test_predictions_are_those_of_the_method(typed, made, kind, state, tau, site
     assert f"Mechanism: layers, aligned {where}.\n" in result.stdout
 
 
-def test_refused_batches_keep_the_frozen_answer_unless_the_gate_is_off(typed, made):
+def test_rejected_batches_keep_the_frozen_answer_unless_the_gate_is_off(typed, made):
     line = "predict LN @LN.caster @target --shuffle 0 --batch-size 32 --tau 0.001 -o out.csv"
     assert typed(line).exit_code == 0
     rows = rows_of()
@@ -525,12 +510,6 @@ def test_doctor_says_which_transport_it_speaks_of(typed):
     assert typed("doctor @plain.caster").stdout.startswith("Layers: not in this state")
 
 
-@pytest.mark.parametrize("command", ["fit", "predict", "evaluate"])
-def test_help_shows_it(typed, command):
-    shown = typed(f"{command} --help").stdout
-    assert ("--layers" if command == "fit" else "--mechanism") in shown
-
-
 def test_features_that_are_kept_stay_until_others_take_their_place(typed, tmp_path):
     cache = tmp_path / "cache"
     (tmp_path / "wrong.txt").write_text("one\ntwo\n")
@@ -549,26 +528,11 @@ def test_features_that_are_kept_stay_until_others_take_their_place(typed, tmp_pa
 def test_help_has_the_threshold_of_the_method(typed, command):
     tau = find("mixture-transport").options()["tau"]
     words = " ".join(re.sub("[│╭╮╰╯─]", " ", typed(f"{command} --help").output).split())
+    assert "--mechanism" in words
     assert f"the state's; {tau:g} for layers" in words
 
 
 # interrupted and continued
-
-
-def answered(monkeypatch, interrupted=None, error=KeyboardInterrupt):
-    """Sizes of the batches that predict has answered; an error comes with the so-many-th."""
-    from caster.adapt import prediction as predict
-
-    answer, calls = predict.answer_images, []
-
-    def counting(stream, batch, names, outputs=None):
-        calls.append(len(batch.rows))
-        if len(calls) == interrupted:
-            raise error
-        return answer(stream, batch, names, outputs)
-
-    monkeypatch.setattr(predict, "answer_images", counting)
-    return calls
 
 
 @pytest.mark.parametrize("mechanism", ["layers", "features"])
@@ -692,15 +656,13 @@ def test_two_runs_do_not_share_a_partial_file(typed, monkeypatch):
 
 
 def test_the_first_row_is_written_when_the_first_batch_is_answered(typed, monkeypatch):
-    from caster.adapt import prediction as predict
-
-    sizes, answer = [], predict.answer_images
+    sizes, answer = [], prediction.answer_images
 
     def looking(*arguments):
         sizes.append(Path("out.csv.partial").stat().st_size)
         return answer(*arguments)
 
-    monkeypatch.setattr(predict, "answer_images", looking)
+    monkeypatch.setattr(prediction, "answer_images", looking)
     line = "predict LN @LN.caster @target --shuffle 0 --batch-size 32 -o out.csv"
     assert typed(line).exit_code == 0
     assert sizes == sorted({*sizes})
@@ -738,14 +700,18 @@ def values_by_hand(made, pixels):
     return seen
 
 
-def test_fit_measures_covariances(made):
+def test_fit_measures_every_site(typed, made):
     layers = states.load(made / "LN.caster").layers
     values = values_by_hand(made, SOURCE)
     assert list(layers) == list(values)
+    assert len(layers) == 14
     for site, found in layers.items():
+        rows = values[site].reshape(-1, len(found.mean))
+        assert found.count == len(SOURCE)
+        np.testing.assert_allclose(found.mean, rows.mean(axis=0), atol=1e-4)
+        np.testing.assert_allclose(found.variance, rows.var(axis=0), rtol=1e-3, atol=1e-5)
         assert (found.covariance is None) == (values[site].ndim == 2)
         if found.covariance is not None:
-            rows = values[site].reshape(-1, len(found.mean))
             expected = np.cov(rows, rowvar=False, bias=True)
             np.testing.assert_allclose(found.covariance, expected, rtol=1e-3, atol=1e-4)
 
@@ -773,15 +739,3 @@ def test_fit_and_inspect_say_which_sites_have_them(typed, made):
     assert f" channels {words}.\n" in result.stdout
     shown = re.sub(r"[│\s]+", "", typed("inspect s.caster").stdout)
     assert "".join(words.split()) in shown
-
-
-def test_an_interrupted_fit_goes_on_with_covariances_and_classes(typed, monkeypatch):
-    line = "fit LN @source --layers --batch-size 30"
-    assert typed(f"{line} --cache whole -o whole.caster").exit_code == 0
-    with monkeypatch.context() as patched:
-        ran(patched, interrupted=3)
-        assert typed(f"{line} --cache c -o s.caster").exit_code == 130
-    calls = ran(monkeypatch)
-    assert typed(f"{line} --cache c -o s.caster").exit_code == 0
-    assert calls == [30, 6]
-    assert states.digest(states.load("s.caster")) == states.digest(states.load("whole.caster"))

@@ -7,11 +7,10 @@ import json
 import pytest
 import torch
 from safetensors.torch import save_file
-from typer.testing import CliRunner
 
 from caster import Adapter, wrap
-from caster.cli.app import app
 from tests.support.colours import NAMES, TOML, head, patches, write_folder
+from tests.support.command_line import cli
 
 CODE = """
 from torch import nn
@@ -26,11 +25,7 @@ def typed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     write_folder(tmp_path / "source", *patches(10))
-
-    def typed(line):
-        return CliRunner().invoke(app, line.split())
-
-    return typed
+    return lambda line: cli(*line.split())
 
 
 def test_a_users_own_network(typed, tmp_path):

@@ -23,6 +23,7 @@ from caster.models.onnx.graph import all_graphs
 from caster.state import file as states
 from tests.support import mixture_problem as problem
 from tests.support import sampling
+from tests.support.answers import same_state
 from tests.support.compiled_stream import CompiledStream
 from tests.support.onnx_export import exported
 from tests.support.sampling import sampled
@@ -241,12 +242,6 @@ def test_logits_that_are_not_finite_leave_no_trace(fitted):
     assert (found.accepted, found.reason, found.ratio) == (False, "numerical", np.inf)
     assert np.isfinite(found.probabilities).all()
     same_state(stream.state, one_batch_later(before))
-
-
-def same_state(one, other):
-    assert one.keys() == other.keys()
-    for name, value in one.items():
-        np.testing.assert_array_equal(value, other[name], err_msg=name)
 
 
 def one_batch_later(state):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 
 import pytest
-from typer.testing import CliRunner
 
 from caster.adapt.image_features import extract
-from caster.cli.app import app
 from caster.io.feature_cache import list_entries, lock_entry, remove_entries
+from tests.support.command_line import cli
 from tests.support.fakes import FakeImages, model
 
 STRANGE = "f" * 64
@@ -21,8 +21,7 @@ def stop(stage, seen, total):
         raise KeyboardInterrupt
 
 
-def run(*arguments):
-    return CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": "80"})
+run = partial(cli, columns=80)
 
 
 def aged(entry, days):

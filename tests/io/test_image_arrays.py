@@ -10,10 +10,10 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from caster import CasterError
 from caster.io.feature_files import NpzFile
 from caster.io.images import open_images
 from tests.support.image_files import noise, rejection
+from tests.support.messages import flipped_bits
 
 IMAGES = noise(12, 6, 5, 3)
 LABELS = np.array(["dog", "cat", "cow"] * 4)
@@ -147,18 +147,7 @@ def test_damage(save):
 
 def test_a_file_with_a_flipped_bit_is_read_or_rejected_in_one_line(save):
     path = save(images=IMAGES, labels=LABELS)
-    original, messages = path.read_bytes(), []
-    rng = np.random.default_rng(0)
-    for at in rng.choice(len(original), 150, replace=False):
-        damaged = bytearray(original)
-        damaged[at] ^= 1 << int(rng.integers(8))
-        path.write_bytes(damaged)
-        try:
-            assert open_images(path).read(0).ndim == 3
-        except CasterError as error:
-            messages.append(str(error))
-    assert len(messages) > 20
-    assert not any("\n" in message for message in messages)
+    assert len(flipped_bits(path, lambda path: open_images(path).read(0))) > 20
 
 
 def test_a_header_that_states_more_than_there_is(tmp_path):

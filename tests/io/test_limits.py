@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 import zlib
+from functools import partial
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from caster.io.files import file_digest, read_regular
 from caster.io.image_files import UnreadableImage, decode
 from caster.io.images import open_images
 from caster.models.preprocessing import Preprocessing
+from tests.support.messages import error_line
 
 PIXELS = {"range": 1.0, "mean": (0.5,) * 3, "std": (0.5,) * 3, "layout": "NCHW"}
 SHORTER = Preprocessing(**PIXELS, resize=256, interpolation="bilinear", crop=(224, 224))
@@ -40,11 +42,7 @@ def png(path, width, height, rows=None):
     return path
 
 
-def rejection(path, limits=DEFAULT_LIMITS) -> str:
-    with pytest.raises(UnreadableImage) as caught:
-        decode(path, limits)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+rejection = partial(error_line, decode, kind=UnreadableImage)
 
 
 # pixels

@@ -16,6 +16,7 @@ import caster
 from caster import CasterError
 from caster.models.onnx import model_file
 from caster.models.onnx.compiled import CompiledModel, Metadata
+from tests.support.messages import error_line
 
 MECHANISMS = ("layers", "features")
 
@@ -93,10 +94,8 @@ def test_a_saved_stream_continues_exactly(made, opened, mechanism, tmp_path):
 def test_states_of_other_streams_are_rejected(made, opened, tmp_path):
     layers, features = opened["layers"], opened["features"]
     state = layers.new_stream().state()
-    with pytest.raises(CasterError, match="another file"):
-        features.resume(state)
-    with pytest.raises(CasterError, match="not the state of a compiled stream"):
-        layers.resume({})
+    assert "another file" in error_line(features.resume, state)
+    assert "not the state of a compiled stream" in error_line(layers.resume, {})
     for name, value in (
         ("state.mixture", np.zeros(3)),
         ("state.batches", np.array(0.0)),
@@ -106,19 +105,15 @@ def test_states_of_other_streams_are_rejected(made, opened, tmp_path):
         with pytest.raises(CasterError, match="not the state of a compiled stream"):
             layers.resume({**state, name: value})
     del state["source"]
-    with pytest.raises(CasterError, match="not the state of a compiled stream"):
-        layers.resume(state)
+    assert "not the state of a compiled stream" in error_line(layers.resume, state)
     made.adapter.new_stream().save(tmp_path / "other")
-    with pytest.raises(CasterError, match="not a saved compiled stream"):
-        layers.resume(tmp_path / "other")
+    assert "not a saved compiled stream" in error_line(layers.resume, tmp_path / "other")
 
 
 def test_a_batch_that_does_not_fit_leaves_the_stream_as_it_was(made, opened):
     stream, (batch,) = opened["layers"].new_stream(), made.batches(1)
-    with pytest.raises(CasterError, match="takes"):
-        stream(batch[0])
-    with pytest.raises(CasterError, match="no rows"):
-        stream(batch[:0])
+    assert "takes" in error_line(stream, batch[0])
+    assert "no rows" in error_line(stream, batch[:0])
     assert stream.samples == 0
     np.testing.assert_array_equal(stream(batch).scores, opened["layers"](batch).scores)
 

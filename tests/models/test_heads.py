@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,17 +13,14 @@ from scipy.optimize import linear_sum_assignment
 from caster import CasterError
 from caster.io.labels import as_labels
 from caster.models.heads import MIXED_UP, better_names, class_logits, head_columns
+from tests.support.messages import error_line
 
 # NumPy drops a trailing NUL, so two texts that differ only by it are equal.
 TEXT = st.text(st.characters(exclude_characters="\0"), max_size=5)
 NAMES = st.one_of(TEXT, st.integers(-9, 9), st.tuples(TEXT, st.integers(0, 3)))
 
 
-def rejection(*arguments) -> str:
-    with pytest.raises(CasterError) as caught:
-        head_columns(*arguments)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+rejection = partial(error_line, head_columns)
 
 
 # --- laws ------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -25,9 +26,9 @@ from timm.models.swin_transformer import SwinTransformer
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from caster import CasterError
 from caster.models.onnx.graph import find_head
 from caster.models.onnx.graph_sites import find_onnx_sites
+from tests.support.messages import error_line
 from tests.support.onnx_export import (
     EXPORTERS,
     Calibration,
@@ -249,11 +250,7 @@ def parsed(nodes, x="float[N, 3, 4, 4] x", weights=()):
 W = np.ones((3, 5), np.float32)
 
 
-def rejection(model) -> str:
-    with pytest.raises(CasterError) as caught:
-        found(model)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+rejection = partial(error_line, found)
 
 
 def test_what_cannot_be_aligned_is_named():

@@ -12,6 +12,7 @@ from onnx import TensorProto, numpy_helper, parser
 
 from caster import CasterError
 from caster.models.onnx import OnnxModel
+from tests.support.messages import error_line
 
 HEADER = '<ir_version: 10, opset_import: ["": 21, "f": 1]>'
 ROWS = np.ones((2, 3), np.float32)
@@ -61,13 +62,18 @@ def tensors(message):
                 yield from [each] if isinstance(each, TensorProto) else tensors(each)
 
 
-def save(path, text, name="weights/first/part.bin"):
-    """Write a model whose matrices are in another file, after a page of zeros; return that file."""
+def save_with_name(path, text, name):
+    """Write a model that refers to this weight file, without writing the file."""
     proto = parser.parse_model(f"{HEADER} g (float[N, 3] x) => (float[N, 5] y) {text}")
     for tensor in tensors(proto):
         if list(tensor.dims) == [3, 5]:
             moved(tensor, name, 4096)
     path.write_bytes(proto.SerializeToString())
+
+
+def save(path, text, name="weights/first/part.bin"):
+    """Write a model whose matrices are in another file, after a page of zeros; return that file."""
+    save_with_name(path, text, name)
     weights = path.parent / name
     weights.parent.mkdir(parents=True, exist_ok=True)
     weights.write_bytes(bytes(4096) + W.tobytes())
@@ -164,21 +170,10 @@ def test_weights_must_be_in_the_folder_of_the_model(tmp_path, place):
     (home / "folder").symlink_to(tmp_path)
     for name in ("../away.bin", str(away), "link.bin", "folder/away.bin", "a\0b"):
         save_with_name(path, LOCATIONS[place], name)
-        with pytest.raises(CasterError, match="outside its own folder"):
-            OnnxModel(path)
+        assert "outside its own folder" in error_line(OnnxModel, path)
     (home / "loop.bin").symlink_to("loop.bin")
     save_with_name(path, LOCATIONS[place], "loop.bin")
-    with pytest.raises(CasterError, match="cannot read"):
-        OnnxModel(path, head="y")
-
-
-def save_with_name(path, text, name):
-    """Write a model that refers to this weight file, without writing the file."""
-    proto = parser.parse_model(f"{HEADER} g (float[N, 3] x) => (float[N, 5] y) {text}")
-    for tensor in tensors(proto):
-        if list(tensor.dims) == [3, 5]:
-            moved(tensor, name, 4096)
-    path.write_bytes(proto.SerializeToString())
+    assert "cannot read" in error_line(OnnxModel, path, head="y")
 
 
 @pytest.mark.parametrize("linked", [False, True])

@@ -19,6 +19,7 @@ from torchvision.transforms import InterpolationMode
 
 from caster import CasterError
 from caster.models.preprocessing import INTERPOLATIONS, REQUIRED, Preprocessing
+from tests.support.messages import error_line as rejection
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 PLAIN = Preprocessing(range=1.0, **IMAGENET, layout="NCHW")
@@ -34,13 +35,6 @@ def image(height=5, width=7, seed=0):
     coarse = rng.integers(0, 200, (-(-height // 4), -(-width // 4), 3))
     coarse = coarse.repeat(4, axis=0).repeat(4, axis=1)[:height, :width]
     return (coarse + rng.integers(0, 56, (height, width, 3))).astype(np.uint8)
-
-
-def rejection(use, *arguments, **options) -> str:
-    with pytest.raises(CasterError) as caught:
-        use(*arguments, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 # --- torchvision -----------------------------------------------------------------------------

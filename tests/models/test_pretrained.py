@@ -14,20 +14,17 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from caster import CasterError, wrap
+from caster import wrap
 from caster.models.preprocessing import Preprocessing
 from caster.models.torch import TorchModel
+from tests.support.messages import error_line
 
 IMAGES = torch.linspace(-1, 1, 2 * 3 * 32 * 32).reshape(2, 3, 32, 32)
 HALF = Preprocessing(range=1.0, mean=(0.5,) * 3, std=(0.5,) * 3, layout="NCHW")
 TIMM = "test_resnet.r160_in1k"  # half a million weights
 
 
-def rejection(model, **options) -> str:
-    with pytest.raises(CasterError) as caught:
-        wrap(model, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+rejection = partial(error_line, wrap)
 
 
 # --- timm ------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from caster.models.onnx import OnnxModel
 from caster.models.preprocessing import Preprocessing
 from caster.models.protocol import Outputs
 from caster.models.torch import TorchModel
+from tests.support.messages import error_line
 
 IMAGES = np.random.default_rng(0).standard_normal((4, 3, 8, 8)).astype(np.float32)
 HALF = Preprocessing(range=1.0, mean=(0.5,) * 3, std=(0.5,) * 3, layout="NCHW")
@@ -56,11 +57,7 @@ def toml(tmp_path):
     return tmp_path / "pre.toml"
 
 
-def rejection(model, **options) -> str:
-    with pytest.raises(CasterError) as caught:
-        wrap(model, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+rejection = partial(error_line, wrap)
 
 
 # --- which kind ------------------------------------------------------------------------------
@@ -307,9 +304,7 @@ WRONG = {
 
 @pytest.mark.parametrize(("function", "reason"), WRONG.values(), ids=WRONG)
 def test_answers_of_the_wrong_shape(function, reason):
-    with pytest.raises(CasterError) as caught:
-        wrap(function)(IMAGES)
-    assert str(caught.value) == f"<lambda> must return {reason}"
+    assert error_line(wrap(function), IMAGES) == f"<lambda> must return {reason}"
 
 
 # --- FILE.py:FACTORY ---------------------------------------------------------------------------

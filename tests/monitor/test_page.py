@@ -9,23 +9,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from caster import state as states
-from caster.cli.app import app
 from caster.monitor import page
 from caster.monitor.log import StreamLog, read
 from caster.monitor.stream_metrics import HELP
 from tests.support.browser import Page, browsing, serving_folder
+from tests.support.command_line import cli as invoke
 from tests.support.monitored import FEW, PRIORS, adapter, draw, head
 
 ROOT = Path(__file__).parents[2]
 BATCH = 64
 HOSTILE = '</script><b id="injected">x'  # a stream's id is anyone's
-
-
-def invoke(*args):
-    return CliRunner().invoke(app, [str(arg) for arg in args])
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
-from typer.testing import CliRunner
 
-from caster.cli.app import app
 from caster.monitor import log
 from caster.serve.batcher import InferRequest
 from caster.serve.service import Service
@@ -22,6 +20,7 @@ from caster.serve.streams import StreamStore
 from caster.serve.watch import StreamLogs
 from caster.serve.worker import Worker
 from tests.support import served
+from tests.support.command_line import cli, refusal
 from tests.support.served import SIZE, batches, grpc_infer, in_process, rest_infer, same
 
 pytestmark = pytest.mark.slow
@@ -214,15 +213,10 @@ def refused(files, *options):
     """The one line of a command that fails before it serves."""
     fixed = ["--http-port", 0, "--grpc-port", 0, "--folder", files.folder / "refused"]
     fixed += [] if "--logs" in options else ["--logs", files.folder / "refused-logs"]
-    arguments = ["serve", *files.arguments, *map(str, [*fixed, *options])]
-    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
-    assert result.exit_code == 1, result.output
-    assert result.stderr.startswith("caster: ")
-    assert result.stderr.count("\n") == 1
-    return result.stderr
+    return refusal(cli("serve", *files.arguments, *fixed, *options, columns=200))
 
 
-def test_clear_refusals(files, tmp_path, monkeypatch):
+def test_clear_rejections(files, tmp_path, monkeypatch):
     short = tmp_path / "token"
     short.write_text("short")
     assert "16 or more" in refused(files, "--token-file", short)

@@ -17,16 +17,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.utils import InferenceServerException
-from typer.testing import CliRunner
 
 import caster
-from caster.cli.app import app
 from caster.serve.batcher import InferRequest, WorkerLostError
 from caster.serve.replicas import ReplicatedService, owner
 from caster.serve.streams import StreamStore
 from caster.serve.tensors import Failure, RequestError
 from caster.serve.worker import Answered, Status, Worker
 from tests.support import served
+from tests.support.command_line import cli
 from tests.support.served import SIZE, batches, in_process, rest_infer, same
 
 EVERY = 3  # batches between snapshots
@@ -167,7 +166,7 @@ def test_a_lost_replica_costs_what_its_snapshots_lack(files, tmp_path):
 
 
 def test_replicas_need_a_cluster(files):
-    result = CliRunner().invoke(app, ["serve", *files.arguments, "--replicas", "2"])
+    result = cli("serve", *files.arguments, "--replicas", "2")
     assert result.stderr == "caster: --replicas requires --ray\n"
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import deserialize_bytes_tensor, np_to_triton_dtype, serialize_byte_tensor
 
-from caster.serve.grpc_messages import CLASSES, METHODS, SERVICE
+from caster.serve.grpc_api import CLASSES, METHODS, SERVICE
 from caster.serve.tensors import (
     DTYPES,
     RequestError,

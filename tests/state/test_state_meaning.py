@@ -22,6 +22,8 @@ from caster.io.labels import to_json
 from caster.io.signed_tensors import HEADER_BYTES, content_digest
 from caster.state.file import _content
 from tests.conftest import problem
+from tests.support.command_line import cli
+from tests.support.tensor_files import with_array, with_entry
 
 
 @pytest.fixture(scope="module")
@@ -54,24 +56,6 @@ def changed(plain, change) -> bytes:
     metadata = dict(plain[1])
     change(arrays, metadata)
     return sealed(arrays, metadata)
-
-
-def array(name, value, at=...):
-    """Put a value into an array."""
-
-    def change(arrays, metadata):
-        arrays[name][at] = value
-
-    return change
-
-
-def cast(name, make):
-    """Replace an array."""
-
-    def change(arrays, metadata):
-        arrays[name] = make(arrays[name])
-
-    return change
 
 
 def text(name, value):
@@ -125,18 +109,18 @@ FIVE = ["a", "b", "c", "d", "e"]
 DEEP = "[" * 100_000 + "]" * 100_000
 IMPOSSIBLE = {
     # covariances
-    "an indefinite covariance": array("covariances", 1e3, (0, 1)),
-    "a negative variance": array("covariances", -1.0, (2, 0)),
-    "an indefinite covariance at a site": array("layer_covariances", 9.0, 1),
-    "a negative channel variance": array("layer_variances", -1e-3, 1),
-    "class covariances as one": cast("covariances", lambda a: a[:1]),
-    "a pooled covariance beyond float32": array("means", 3e38, (0, 0)),
+    "an indefinite covariance": with_entry("covariances", (0, 1), 1e3),
+    "a negative variance": with_entry("covariances", (2, 0), -1.0),
+    "an indefinite covariance at a site": with_entry("layer_covariances", 1, 9.0),
+    "a negative channel variance": with_entry("layer_variances", 1, -1e-3),
+    "class covariances as one": with_array("covariances", lambda a: a[:1]),
+    "a pooled covariance beyond float32": with_entry("means", (0, 0), 3e38),
     # other numbers
     "a check of another kind": text("source_check", "3"),
     "a check that lacks a field": text("source_check", '{"samples": 3}'),
-    "NaN in U": array("U", np.nan, (0, 0)),
-    "infinity in the means": array("means", np.inf, (0, 0)),
-    "a direction without length": array("U", 0.0, (slice(None), 1)),
+    "NaN in U": with_entry("U", (0, 0), np.nan),
+    "infinity in the means": with_entry("means", (0, 0), np.inf),
+    "a direction without length": with_entry("U", (slice(None), 1), 0.0),
     # counts
     "a count of zero": both_counts(lambda a: a * np.array([0, 1, 1, 1, 1])),
     "a negative count": both_counts(lambda a: a * np.array([-1, 2, 2, 2, 2])),
@@ -144,31 +128,31 @@ IMPOSSIBLE = {
     "counts that wrap around": both_counts(lambda a: np.full(5, 2**62)),
     "other samples": text("samples", "7"),
     # shapes that would broadcast
-    "one mean for all": cast("means", lambda a: a[:1]),
+    "one mean for all": with_array("means", lambda a: a[:1]),
     "one count for all": both_counts(lambda a: a[:1]),
-    "a scalar count": cast("counts", lambda a: np.array(500)),
-    "means with an axis more": cast("means", lambda a: a[:, None]),
-    "U of one feature": everything(cast("U", lambda a: a[:1]), text("features", "1")),
+    "a scalar count": with_array("counts", lambda a: np.array(500)),
+    "means with an axis more": with_array("means", lambda a: a[:, None]),
+    "U of one feature": everything(with_array("U", lambda a: a[:1]), text("features", "1")),
     "more directions than classes less one": everything(
-        cast("U", lambda a: np.eye(12, 5, dtype=np.float32)),
-        cast("means", lambda a: np.eye(5, dtype=np.float32)),
-        cast("covariances", lambda a: np.ones((5, 15), dtype=np.float32)),
+        with_array("U", lambda a: np.eye(12, 5, dtype=np.float32)),
+        with_array("means", lambda a: np.eye(5, dtype=np.float32)),
+        with_array("covariances", lambda a: np.ones((5, 15), dtype=np.float32)),
     ),
     "no class": everything(
-        *(cast(name, lambda a: a[:0]) for name in ("means", "covariances", "counts")),
+        *(with_array(name, lambda a: a[:0]) for name in ("means", "covariances", "counts")),
         labels([]),
         text("samples", "0"),
     ),
     "directions of nothing": everything(
-        cast("means", lambda a: np.empty((0, 2**40), np.float32)), labels([])
+        with_array("means", lambda a: np.empty((0, 2**40), np.float32)), labels([])
     ),
     # types
-    "means in float64": cast("means", lambda a: a.astype(np.float64)),
-    "means in float16": cast("means", lambda a: a.astype(np.float16)),
-    "means in int32": cast("means", lambda a: a.astype(np.int32)),
-    "counts in int32": cast("counts", lambda a: a.astype(np.int32)),
+    "means in float64": with_array("means", lambda a: a.astype(np.float64)),
+    "means in float16": with_array("means", lambda a: a.astype(np.float16)),
+    "means in int32": with_array("means", lambda a: a.astype(np.int32)),
+    "counts in int32": with_array("counts", lambda a: a.astype(np.int32)),
     "counts that are true": both_counts(lambda a: a > 0),
-    "layers in float64": cast("layer_means", lambda a: a.astype(np.float64)),
+    "layers in float64": with_array("layer_means", lambda a: a.astype(np.float64)),
     # constants
     "tau below zero": setting("tau", -1.0),
     "a confidence above one": setting("confidence", 2.0),
@@ -410,15 +394,12 @@ HOSTILE = ["\x1b[31mred\x1b]0;title\x07", "[bold]b[/bold]", "two\nlines", "\u202
 
 def test_hostile_labels_load_and_print_harmlessly(tmp_path, capsys):
     """Labels are the user's text: stored unchanged, and escaped when printed."""
-    from typer.testing import CliRunner
-
-    from caster.cli.app import app
 
     h, y = problem()
     clf = Caster().fit(h, [HOSTILE[i] for i in y])
     clf.save(tmp_path / "s.caster")
     assert sorted(caster.load(tmp_path / "s.caster").classes_.tolist()) == sorted(HOSTILE)
-    shown = CliRunner().invoke(app, ["inspect", str(tmp_path / "s.caster")])
+    shown = cli("inspect", tmp_path / "s.caster")
     assert shown.exit_code == 0
     assert "[bold]b[/bold]" in shown.stdout
     assert "␛[31mred␛]0;title␇" in shown.stdout

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from safetensors import safe_open
-from safetensors.numpy import save as to_safetensors
-from typer.testing import CliRunner
 
 import caster
 from caster import Adapter, Caster, CasterError, StateError, wrap
 from caster import state as states
-from caster.cli.app import app
-from caster.io.signed_tensors import content_digest
 from tests.conftest import problem
+from tests.support.command_line import cli
+from tests.support.tensor_files import rewrite
 
 KEY, OTHER = b"0123456789abcdef" * 2, b"fedcba9876543210" * 2
 
@@ -27,16 +24,6 @@ def clf():
 def signed(tmp_path, clf):
     clf.save(tmp_path / "s.caster", key=KEY)
     return tmp_path / "s.caster"
-
-
-def edited(path, change):
-    """Change arrays and metadata and update the digest, but not the signature."""
-    with safe_open(path, framework="np") as file:
-        metadata = file.metadata()
-        arrays = {name: file.get_tensor(name).copy() for name in file.keys()}  # noqa: SIM118
-    change(arrays, metadata)
-    metadata["content_sha256"] = content_digest(arrays, metadata)
-    path.write_bytes(to_safetensors(arrays, metadata))
 
 
 def test_a_signed_state_loads_with_its_key_and_without(signed):
@@ -78,7 +65,7 @@ FORGERIES = {
 
 @pytest.mark.parametrize("change", FORGERIES.values(), ids=FORGERIES)
 def test_the_signature_covers_everything(signed, change):
-    edited(signed, change)
+    rewrite(signed, change)
     with pytest.raises(StateError, match="signed"):
         caster.load(signed, key=KEY)
     caster.load(signed)  # its digest is right: only the key tells
@@ -126,7 +113,7 @@ def test_on_the_command_line(tmp_path, monkeypatch):
         (tmp_path / name).write_bytes(key)
 
     def run(*words):
-        return CliRunner().invoke(app, list(words))
+        return cli(*words)
 
     assert run("fit", "d.npz", "-o", "signed.caster", "--key", "key").exit_code == 0
     assert run("fit", "d.npz", "-o", "plain.caster").exit_code == 0

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from hypothesis import strategies as st
 
 from caster_bench.records import Record, read, scan, write
 from caster_bench.studies.verify import verify
@@ -56,3 +59,17 @@ def column(part: str, name: str, row: int, value: Any) -> Callable[[Record], Rec
 def other_class(value: Any) -> Any:
     """Another of four classes."""
     return (value + 1) % 4
+
+
+@contextmanager
+def flipped_byte(data: Any, files: list[Path]) -> Iterator[None]:
+    """Change one byte of one of these files, as Hypothesis draws it, during the block."""
+    path = data.draw(st.sampled_from(files), label="file")
+    before = path.read_bytes()
+    at = data.draw(st.integers(0, len(before) - 1), label="byte")
+    flip = data.draw(st.integers(1, 255), label="flip")
+    path.write_bytes(before[:at] + bytes([before[at] ^ flip]) + before[at + 1 :])
+    try:
+        yield
+    finally:
+        path.write_bytes(before)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
-import pytest
+from functools import partial
 
-from caster import CasterError
+import numpy as np
+
 from caster.io.images import open_images
+from tests.support.messages import error_line
 
 RNG = np.random.default_rng(0)
 
@@ -15,9 +16,4 @@ def noise(*shape) -> np.ndarray:
     return RNG.integers(256, size=shape, dtype=np.uint8)
 
 
-def rejection(*arguments, **options) -> str:
-    """The one-line message with which `open_images` rejects its input."""
-    with pytest.raises(CasterError) as caught:
-        open_images(*arguments, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+rejection = partial(error_line, open_images)

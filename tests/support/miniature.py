@@ -37,6 +37,12 @@ def command(*words: object) -> list[str]:
     return [sys.executable, "-m", "caster", "bench", *map(str, words)]
 
 
+def start(*words: object) -> subprocess.Popen:
+    """Start `caster bench ...` in a process of its own."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command(*words), env=ENVIRONMENT, text=True, **pipes)
+
+
 def caster(*words: object, status: int = 0) -> subprocess.CompletedProcess:
     """Run `caster bench ...` in a process of its own, as a user does."""
     ran = subprocess.run(

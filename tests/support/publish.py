@@ -11,30 +11,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
-import pytest
 from PIL import Image
 from scipy.io import savemat
 
-from caster import CasterError
-from caster.io.images import open_images
 from caster_bench.data.sets.published import class_names
 
 WNIDS = class_names("imagenet")
 CAT, GOLDFISH = "n02124075", "n01443537"
 TEN = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
-RNG = np.random.default_rng(0)
-
-
-def noise(*shape) -> np.ndarray:
-    return RNG.integers(256, size=shape, dtype=np.uint8)
-
-
-def open_error(*arguments, **options) -> str:
-    """The one-line error of opening a source of images."""
-    with pytest.raises(CasterError) as caught:
-        open_images(*arguments, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def jpeg(shade: int = 0) -> bytes:

@@ -12,10 +12,9 @@ import time
 import numpy as np
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
-from caster.cli.app import app
 from caster_bench.data.corruptions import CORRUPTIONS, REPORTED, SPARE
+from tests.support.command_line import cli, refusal
 
 PIXELS = np.random.default_rng(0).integers(256, size=(6, 32, 32, 3), dtype=np.uint8)
 
@@ -26,7 +25,7 @@ def typed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CASTER_DATA", raising=False)
     np.savez("set.npz", images=PIXELS, labels=np.arange(6))
-    return lambda line: CliRunner().invoke(app, ["corrupt", *line.split()])
+    return lambda line: cli("corrupt", *line.split())
 
 
 @pytest.fixture
@@ -40,12 +39,6 @@ def asked(monkeypatch):
 
     monkeypatch.setattr("caster_bench.data.corrupt_job.corrupt_images", noted)
     return calls
-
-
-def error_of(done) -> str:
-    assert (done.exit_code, done.stdout) == (1, "")
-    (line,) = done.stderr.strip().splitlines()
-    return line
 
 
 def test_output(typed, tmp_path):
@@ -98,20 +91,20 @@ def test_severities(typed, asked, typing, severities):
 
 @pytest.mark.parametrize("text", ["6", "0", "3-1", "1-6", "two", "", "1,", "1.5", "-1"])
 def test_invalid_severities(typed, tmp_path, text):
-    done = CliRunner().invoke(app, ["corrupt", "set.npz", "out", f"--severity={text}"])
-    assert f"{text!r} is not a list of severities: give numbers from 1 to 5" in error_of(done)
+    done = cli("corrupt", "set.npz", "out", f"--severity={text}")
+    assert f"{text!r} is not a list of severities: give numbers from 1 to 5" in refusal(done)
     assert not (tmp_path / "out").exists()
 
 
 def test_bad_input_is_one_line_and_nothing_is_written(typed, tmp_path):
     np.savez("unlabelled.npz", images=PIXELS)
-    assert error_of(typed("set.npz out --corruption fogg")) == (
-        "caster: there is no corruption 'fogg': did you mean 'fog'?"
+    assert refusal(typed("set.npz out --corruption fogg")) == (
+        "there is no corruption 'fogg': did you mean 'fog'?"
     )
-    assert "has no labels" in error_of(typed("unlabelled.npz out"))
-    assert "there is no none.npz" in error_of(typed("none.npz out"))
-    assert "set CASTER_DATA or give --data-root" in error_of(typed("cifar10:test out"))
-    assert "cannot read the textures in ice" in error_of(
+    assert "has no labels" in refusal(typed("unlabelled.npz out"))
+    assert "there is no none.npz" in refusal(typed("none.npz out"))
+    assert "set CASTER_DATA or give --data-root" in refusal(typed("cifar10:test out"))
+    assert "cannot read the textures in ice" in refusal(
         typed("set.npz out --corruption frost --frost-textures ice")
     ).replace(str(tmp_path) + "/", "")
     assert not (tmp_path / "out").exists()
@@ -164,6 +157,6 @@ def test_hostile_names_and_sizes(typed, tmp_path):
     )
     noted = json.loads((tmp_path / "out/manifest.json").read_text())["written"]["contrast/1"]
     assert listing.stdout.split()[0] == noted["sha256"]
-    assert "1024" in error_of(typed("set two --max pixels=1023"))
+    assert "1024" in refusal(typed("set two --max pixels=1023"))
     Image.new("RGB", (1, 3000)).save("set/a/x.png")
-    assert "x.png: 1 x 3,000 pixels resized" in error_of(typed("set two --max pixels=3000"))
+    assert "x.png: 1 x 3,000 pixels resized" in refusal(typed("set two --max pixels=3000"))

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
-from caster.cli.app import app
 from caster_bench.data.corruptions import CORRUPTIONS
 from caster_bench.data.sets import SETS
 from caster_bench.data.sets.dataset import Archive, SplitGroup
 from tests.support import publish
+from tests.support.command_line import cli, refusal
 from tests.support.publish import md5, tar
 from tests.support.server import serving
 
-
-def run(*arguments):
-    return CliRunner().invoke(app, ["data", *(str(a) for a in arguments)])
+run = partial(cli, "data")
 
 
 def error_of(*arguments) -> str:
-    done = run(*arguments)
-    assert done.exit_code == 1
-    assert done.stdout == ""
-    (line,) = done.stderr.strip().splitlines()
-    return line
+    return refusal(run(*arguments))
 
 
 def test_list():
@@ -108,7 +102,7 @@ def test_check_of_a_set_that_is_not_there(tmp_path):
 
 
 def test_unknown_names():
-    assert error_of("check", "mnist").startswith("caster: there is no set 'mnist': choose from")
+    assert error_of("check", "mnist").startswith("there is no set 'mnist': choose from")
     assert "choose cifar10:train or cifar10:test" in error_of("get", "cifar10:val")
 
 
@@ -148,7 +142,7 @@ def test_get_without_a_network(tmp_path, monkeypatch):
         archive = Archive(server.url("x.tar"), md5(b""), "the test", ("food-101",))
     monkeypatch.setitem(SETS, "food101", replace(SETS["food101"], archives=(archive,)))
     line = error_of("get", "food101", "--data-root", tmp_path)
-    assert line.startswith("caster: cannot reach 127.0.0.1: ")
+    assert line.startswith("cannot reach 127.0.0.1: ")
 
 
 def test_get_of_a_set_that_needs_permission(tmp_path):

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from typer.testing import CliRunner
 
-from caster.cli.app import app
 from caster_bench.methods.registry import entries, names
-
-run = CliRunner().invoke
+from tests.support.command_line import cli
 
 
 def test_methods_are_listed_with_needs_and_gradients():
-    done = run(app, ["methods"])
+    done = cli("methods")
     assert done.exit_code == 0
     lines = done.stdout.splitlines()
     rows = {line.split()[0]: line for line in lines if line.strip() and line[1] != " "}
@@ -25,7 +22,7 @@ def test_methods_are_listed_with_needs_and_gradients():
 
 @pytest.mark.parametrize("name", names())
 def test_method_is_described(name):
-    done = run(app, ["methods", name])
+    done = cli("methods", name)
     assert done.exit_code == 0, done.output
     assert done.stdout.startswith(f"{name}: ")
     assert "gradients" in done.stdout
@@ -33,13 +30,13 @@ def test_method_is_described(name):
 
 
 def test_settings_presets_and_gate_of_one_method():
-    words = " ".join(run(app, ["methods", "tent+referee"]).stdout.split())
+    words = " ".join(cli("methods", "tent+referee").stdout.split())
     assert "setting norms = ('batch',)" in words
     assert "preset imagenet: optimizer = 'sgd', lr = 0.00025" in words
     assert "gate agreement = 0." in words
 
 
 def test_unknown_method_gives_a_one_line_error():
-    done = run(app, ["methods", "tnet"])
+    done = cli("methods", "tnet")
     assert done.exit_code == 1
     assert done.stderr.strip() == "caster: there is no method 'tnet': did you mean 'tent'?"

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ from caster_bench.data.corruptions import CORRUPTIONS, corrupt
 from caster_bench.data.corruptions.constants import CIFAR, IMAGENET
 from caster_bench.data.sets import SETS
 from caster_bench.data.sets.published import class_names
+from tests.support.messages import error_line
 
 FEW = ("shot_noise", "contrast")
 RNG = np.random.default_rng(0)
@@ -65,11 +67,7 @@ def run(source, out, **options):
     return corrupt_images(images, out, **{"corruptions": FEW, **options})
 
 
-def error_of(*arguments, **options) -> str:
-    with pytest.raises(CasterError) as caught:
-        run(*arguments, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+error_of = partial(error_line, run)
 
 
 def content(folder: Path) -> dict[str, bytes]:

@@ -19,6 +19,7 @@ from caster.io import silent as quiet
 from caster_bench.data.sets import SETS
 from caster_bench.data.sets.dataset import Archive, DataSet, Layout, SplitGroup
 from caster_bench.data.sets.download import download, get, obtain, unpack
+from tests.support.messages import error_line
 from tests.support.publish import md5, tar, zipped
 from tests.support.server import serving
 
@@ -174,12 +175,10 @@ def test_no_network(tmp_path):
 
 
 def test_a_full_disk(server, tmp_path, monkeypatch):
-    with pytest.raises(CasterError, match="cannot write"):
-        load(server, tmp_path / "absent")
+    assert "cannot write" in error_line(load, server, tmp_path / "absent")
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
-    with pytest.raises(CasterError, match="has 1,000 bytes free, and 10,240,000 are needed"):
-        load(server, tmp_path)
+    assert "has 1,000 bytes free, and 10,240,000 are needed" in error_line(load, server, tmp_path)
     (tmp_path / "a.tar.part").write_bytes(CONTENT[:-1000])  # needs little more room
     assert load(server, tmp_path).read_bytes() == CONTENT
 

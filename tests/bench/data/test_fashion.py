@@ -8,15 +8,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from caster.cli.app import app
 from caster.errors import CasterError
 from caster.io.images import open_images
 from caster_bench.data.sets import SETS
 from caster_bench.data.sets.array_loaders import read_idx
 from caster_bench.data.sets.dataset import SplitGroup
-from tests.support.publish import noise, open_error
+from tests.support.command_line import cli
+from tests.support.image_files import noise, rejection
 
 FOLDERS = ["fashion-mnist", "FashionMNIST/raw"]
 PIXELS = {"train": noise(6, 28, 28), "t10k": noise(4, 28, 28)}
@@ -67,23 +66,23 @@ def test_damage_is_reported_in_one_line(tmp_path):
     images, labels = (folder / f"t10k-{x}-ubyte.gz" for x in ("images-idx3", "labels-idx1"))
     whole = {path: path.read_bytes() for path in (images, labels)}
     labels.write_bytes(whole[labels][:-9])
-    assert f"{labels} is damaged or truncated" in open_error(name, tmp_path)
+    assert f"{labels} is damaged or truncated" in rejection(name, tmp_path)
     labels.write_bytes(gzip.compress(idx(np.array([2, 8, 9]))))
-    assert "has 4 images, and" in open_error(name, tmp_path)
+    assert "has 4 images, and" in rejection(name, tmp_path)
     labels.write_bytes(gzip.compress(idx(np.array([2, 8, 9, 10]))))
-    assert "a label is not one of the 10 classes" in open_error(name, tmp_path)
+    assert "a label is not one of the 10 classes" in rejection(name, tmp_path)
     labels.write_bytes(gzip.compress(idx(np.array([2, 8, 9, 0])) + b"\0"))
-    assert "is damaged: it has 5 bytes for (4,)" in open_error(name, tmp_path)
+    assert "is damaged: it has 5 bytes for (4,)" in rejection(name, tmp_path)
     labels.write_bytes(whole[images])
-    assert "not an idx file of bytes in 1 dimensions" in open_error(name, tmp_path)
+    assert "not an idx file of bytes in 1 dimensions" in rejection(name, tmp_path)
     labels.write_bytes(whole[labels])
     images.write_bytes(b"\0\0")
-    assert f"{images} is damaged or truncated" in open_error(name, tmp_path)
+    assert f"{images} is damaged or truncated" in rejection(name, tmp_path)
     images.write_bytes(whole[images][:-30])
     with pytest.raises(CasterError, match="damaged or truncated"):  # found when it is read
         open_images(name, tmp_path).read(0)
     images.unlink()
-    assert "is missing t10k-images-idx3-ubyte.gz in" in open_error(name, tmp_path)
+    assert "is missing t10k-images-idx3-ubyte.gz in" in rejection(name, tmp_path)
     with pytest.raises(CasterError, match="cannot read"):
         read_idx(images, 3)
 
@@ -93,7 +92,7 @@ def test_check_counts_them(tmp_path, monkeypatch):
     small = (SplitGroup(("train",), 6, balanced=False), SplitGroup(("test",), 4, balanced=False))
     known = replace(SETS["fashion-mnist"], splits=small, classes=5)
     monkeypatch.setitem(SETS, "fashion-mnist", known)
-    done = CliRunner().invoke(app, ["data", "check", "fashion-mnist", "--data-root", str(tmp_path)])
+    done = cli("data", "check", "fashion-mnist", "--data-root", tmp_path)
     assert "train 6 of 6 images" in " ".join(done.output.split())
     assert "has 4 classes instead of 5" in done.output
     assert done.exit_code == 1

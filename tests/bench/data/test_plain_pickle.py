@@ -11,7 +11,9 @@ import pytest
 
 from caster import CasterError
 from caster_bench.data.plain_pickle import read_plain_pickle
-from tests.support.publish import noise, python_2_batch
+from tests.support.image_files import noise
+from tests.support.messages import error_line
+from tests.support.publish import python_2_batch
 from tests.support.sampling import sampled
 
 BATCH = {
@@ -30,11 +32,9 @@ def written(tmp_path: Path, content: bytes) -> Path:
 
 
 def error_of(path: Path) -> str:
-    with pytest.raises(CasterError) as caught:
-        read_plain_pickle(path)
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    line = error_line(read_plain_pickle, path)
+    assert str(path) in line
+    return line
 
 
 def test_the_hand_built_batch_is_one_that_python_reads(tmp_path):

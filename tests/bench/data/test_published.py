@@ -18,7 +18,8 @@ from caster_bench.engine.cell_settings import check_settings
 from caster_bench.sweeps import read
 from caster_bench.sweeps.spec import REPORTED
 from tests.support import publish
-from tests.support.publish import CAT, GOLDFISH, TEN, WNIDS, open_error
+from tests.support.image_files import rejection
+from tests.support.publish import CAT, GOLDFISH, TEN, WNIDS
 
 FIRST, SECOND = WNIDS[:2]
 PACS = ["dog", "elephant", "giraffe", "guitar", "horse", "house", "person"]
@@ -210,7 +211,7 @@ def test_arrays_that_are_damaged(tmp_path, file, content, message):
         path.write_bytes(content)
     else:
         np.save(path, content, allow_pickle=True)
-    error = open_error("cifar10-c:fog-3", tmp_path)
+    error = rejection("cifar10-c:fog-3", tmp_path)
     assert message in error
     assert str(tmp_path / "CIFAR-10-C") in error
 
@@ -220,14 +221,14 @@ def test_arrays_that_are_not_five_severities(tmp_path):
     folder = tmp_path / "CIFAR-10-C"
     np.save(folder / "fog.npy", np.zeros((19, 32, 32, 3), np.uint8))
     np.save(folder / "labels.npy", np.zeros(19, np.uint8))
-    assert "has 19 images: not five severities" in open_error("cifar10-c:fog-1", tmp_path)
+    assert "has 19 images: not five severities" in rejection("cifar10-c:fog-1", tmp_path)
 
 
 def test_truncated_array(tmp_path):
     publish.corrupted_arrays(tmp_path, "CIFAR-10-C", ["fog"])
     path = tmp_path / "CIFAR-10-C/fog.npy"
     path.write_bytes(path.read_bytes()[:-1])
-    assert "truncated, damaged" in open_error("cifar10-c:fog-5", tmp_path)
+    assert "truncated, damaged" in rejection("cifar10-c:fog-5", tmp_path)
 
 
 def test_tiny_imagenet(tmp_path):
@@ -247,11 +248,11 @@ def test_tiny_imagenet_that_is_damaged(tmp_path):
     publish.tiny_imagenet(tmp_path)
     listing = tmp_path / "tiny-imagenet-200/val/val_annotations.txt"
     (tmp_path / "tiny-imagenet-200/val/images/val_1.JPEG").unlink()
-    assert "is missing val/images/val_1.JPEG in" in open_error("tiny-imagenet:val", tmp_path)
+    assert "is missing val/images/val_1.JPEG in" in rejection("tiny-imagenet:val", tmp_path)
     publish.put_text(listing, ["val_0.JPEG\tn00000000\t0"])
-    assert "'n00000000' is not among" in open_error("tiny-imagenet:val", tmp_path)
+    assert "'n00000000' is not among" in rejection("tiny-imagenet:val", tmp_path)
     publish.put_text(listing, ["val_0.JPEG n01443537"])
-    assert "val_annotations.txt is damaged" in open_error("tiny-imagenet:val", tmp_path)
+    assert "val_annotations.txt is damaged" in rejection("tiny-imagenet:val", tmp_path)
 
 
 def test_tiny_imagenet_c(tmp_path):
@@ -262,10 +263,10 @@ def test_tiny_imagenet_c(tmp_path):
     assert images.classes.tolist() == list(tiny)
     assert images.labels.tolist() == [wnid for wnid in tiny for _ in range(2)]
     shutil.rmtree(tmp_path / "Tiny-ImageNet-C/fog/3" / CAT)
-    assert f"is missing fog/3/{CAT}/* in" in open_error("tiny-imagenet-c:fog-3", tmp_path)
-    assert "is missing fog/4/ in" in open_error("tiny-imagenet-c:fog-4", tmp_path)
+    assert f"is missing fog/3/{CAT}/* in" in rejection("tiny-imagenet-c:fog-3", tmp_path)
+    assert "is missing fog/4/ in" in rejection("tiny-imagenet-c:fog-4", tmp_path)
     (tmp_path / "Tiny-ImageNet-C/fog/4").mkdir()
-    assert f"is missing fog/4/{GOLDFISH}/*, " in open_error("tiny-imagenet-c:fog-4", tmp_path)
+    assert f"is missing fog/4/{GOLDFISH}/*, " in rejection("tiny-imagenet-c:fog-4", tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -296,13 +297,11 @@ def test_a_thousand_class_folders(thousand, name, where):
 def test_class_folders_that_are_missing_or_strange(tmp_path):
     publish.class_folders(tmp_path / "ImageNet-C/fog/3", WNIDS[12:])
     (tmp_path / "ImageNet-C/fog/3" / FIRST).mkdir()  # without an image
-    error = open_error("imagenet-c:fog-3", tmp_path)
+    error = rejection("imagenet-c:fog-3", tmp_path)
     assert f"is missing fog/3/{FIRST}/*, fog/3/{SECOND}/*" in error
     assert "and 4 more in" in error
     publish.class_folders(tmp_path / "ImageNet-C/fog/3", ["dogs"])
-    assert "has the folder dogs, which is not a class of" in open_error(
-        "imagenet-c:fog-3", tmp_path
-    )
+    assert "has the folder dogs, which is not a class of" in rejection("imagenet-c:fog-3", tmp_path)
 
 
 def test_imagenet_c(tmp_path):
@@ -321,7 +320,7 @@ def test_imagenet_v2_folders_are_numbers(tmp_path):
     images = open_set("imagenet-v2:threshold-0.7", tmp_path)
     assert images.labels.tolist() == images.classes.tolist() == list(WNIDS)
     assert images.names[2] == f"{folder.name}/2/2_0.jpeg"
-    assert "is missing imagenetv2-top-images-format-val/" in open_error(
+    assert "is missing imagenetv2-top-images-format-val/" in rejection(
         "imagenet-v2:top-images", tmp_path
     )
 
@@ -341,14 +340,14 @@ def test_flat_validation_with_kaggles_listing(tmp_path):
     labels = [SECOND, FIRST, SECOND]
     folder = tmp_path / "ILSVRC/Data/CLS-LOC"
     listed = publish.imagenet_validation(folder, labels)
-    assert "put LOC_val_solution.csv" in open_error("imagenet:val", tmp_path)
+    assert "put LOC_val_solution.csv" in rejection("imagenet:val", tmp_path)
     publish.solution(tmp_path / "LOC_val_solution.csv", listed)
     images = open_set("imagenet:val", tmp_path)
     assert images.labels.tolist() == labels
     assert images.classes.tolist() == list(WNIDS)
     assert images.names == tuple(f"val/{name}" for name in listed)
     (folder / "val/ILSVRC2012_val_00000002.JPEG").unlink()
-    assert "is missing val/ILSVRC2012_val_00000002.JPEG in" in open_error("imagenet:val", tmp_path)
+    assert "is missing val/ILSVRC2012_val_00000002.JPEG in" in rejection("imagenet:val", tmp_path)
 
 
 def test_flat_validation_with_the_development_kit(tmp_path):
@@ -362,16 +361,16 @@ def test_flat_validation_with_the_development_kit(tmp_path):
     truth = tmp_path / "imagenet/ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt"
     for wrong in (["1", "9"], ["one"]):
         publish.put_text(truth, wrong)
-        assert "ILSVRC2012_devkit_t12 is damaged" in open_error("imagenet:val", tmp_path)
+        assert "ILSVRC2012_devkit_t12 is damaged" in rejection("imagenet:val", tmp_path)
     (truth.parent / "meta.mat").write_bytes(b"no such thing" * 20)
-    assert "meta.mat is damaged" in open_error("imagenet:val", tmp_path)
+    assert "meta.mat is damaged" in rejection("imagenet:val", tmp_path)
 
 
 @pytest.mark.parametrize("rows", [["a,b"], ["ImageId,PredictionString", "x,"], []])
 def test_kaggles_listing_that_is_damaged(tmp_path, rows):
     publish.imagenet_validation(tmp_path / "imagenet", [FIRST])
     publish.put_text(tmp_path / "imagenet/LOC_val_solution.csv", rows)
-    assert "LOC_val_solution.csv is damaged" in open_error("imagenet:val", tmp_path)
+    assert "LOC_val_solution.csv is damaged" in rejection("imagenet:val", tmp_path)
 
 
 def test_dtd(tmp_path):
@@ -380,7 +379,7 @@ def test_dtd(tmp_path):
     assert images.labels.tolist() == ["zigzagged", "banded"]
     assert images.classes.tolist() == ["banded", "zigzagged"]
     assert images.names[0] == "images/zigzagged/zigzagged_0001.jpg"
-    assert "is missing labels/test2.txt in" in open_error("dtd:test2", tmp_path)
+    assert "is missing labels/test2.txt in" in rejection("dtd:test2", tmp_path)
 
 
 def test_food101(tmp_path):
@@ -390,14 +389,14 @@ def test_food101(tmp_path):
     assert images.classes.tolist() == ["apple_pie", "waffles"]
     assert images.names == ("images/waffles/9.jpg", "images/apple_pie/7.jpg")
     (tmp_path / "food-101/images/waffles/9.jpg").unlink()
-    assert "is missing images/waffles/9.jpg in" in open_error("food101:test", tmp_path)
+    assert "is missing images/waffles/9.jpg in" in rejection("food101:test", tmp_path)
 
 
 @pytest.mark.parametrize("line", ["waffles", "../../etc/passwd", "/x", "x/", "a/b/c", "../x"])
 def test_lists_that_are_damaged(tmp_path, line):
     publish.food101(tmp_path)
     publish.put_text(tmp_path / "food-101/meta/test.txt", [line])
-    assert "meta/test.txt is damaged" in open_error("food101:test", tmp_path)
+    assert "meta/test.txt is damaged" in rejection("food101:test", tmp_path)
 
 
 def test_flowers(tmp_path):
@@ -432,7 +431,7 @@ def test_flowers_that_are_damaged(tmp_path, file, content, message):
         path.write_bytes(b"\x00" * 3)
     else:
         savemat(path, {k: np.array(v) for k, v in content.items()})
-    error = open_error("flowers102:train", tmp_path)
+    error = rejection("flowers102:train", tmp_path)
     assert message in error
     assert str(path) in error
 
@@ -443,7 +442,7 @@ def test_pacs(tmp_path, folder):
     images = open_set("pacs:sketch", tmp_path)
     assert images.classes.tolist() == PACS
     assert images.labels.tolist() == [c for c in PACS for _ in range(2)]
-    assert "is missing photo/ in" in open_error("pacs:photo", tmp_path)
+    assert "is missing photo/ in" in rejection("pacs:photo", tmp_path)
 
 
 STYLES = {
@@ -462,7 +461,7 @@ def test_office_home(tmp_path, folder, split):
     images = open_set(f"office-home:{split}", tmp_path)
     assert images.classes.tolist() == images.labels.tolist() == list(classes)
     shutil.rmtree(tmp_path / folder / STYLES[split] / "Mug")
-    assert f"is missing {STYLES[split]}/Mug/* in" in open_error(f"office-home:{split}", tmp_path)
+    assert f"is missing {STYLES[split]}/Mug/* in" in rejection(f"office-home:{split}", tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -536,8 +535,8 @@ def test_names():
 
 
 def test_what_to_do_about_a_missing_set(tmp_path):
-    assert "or run `caster data get imagenet-r`" in open_error("imagenet-r", tmp_path)
-    assert "or get it from https://image-net.org" in open_error("imagenet:val", tmp_path)
+    assert "or run `caster data get imagenet-r`" in rejection("imagenet-r", tmp_path)
+    assert "or get it from https://image-net.org" in rejection("imagenet:val", tmp_path)
 
 
 REAL = os.environ.get("CASTER_DATA")

@@ -13,7 +13,8 @@ import pytest
 
 from caster import CasterError
 from caster.io.images import open_images
-from tests.support.publish import TEN, noise, open_error, pets, python_2_batch, python_2_string
+from tests.support.image_files import noise, rejection
+from tests.support.publish import TEN, pets, python_2_batch, python_2_string
 
 PIXELS = {f"data_batch_{i}": noise(4, 32, 32, 3) for i in range(1, 6)}
 PIXELS["test_batch"] = PIXELS["test"] = noise(4, 32, 32, 3)
@@ -126,7 +127,7 @@ def test_missing_files_are_named(version, tmp_path):
     for path in folder.iterdir():
         if "test" in path.name or "meta" in path.name or "names" in path.name:
             path.unlink()
-    message = open_error(f"{name_of(version)}:test", tmp_path)
+    message = rejection(f"{name_of(version)}:test", tmp_path)
     expected = {
         "cifar-10-batches-py": "test_batch, batches.meta",
         "cifar-10-batches-bin": "test_batch.bin, batches.meta.txt",
@@ -135,7 +136,7 @@ def test_missing_files_are_named(version, tmp_path):
     }[version]
     assert f"is missing {expected} in {folder}: set CASTER_DATA or give" in message
     shutil.rmtree(folder)
-    message = open_error(f"{name_of(version)}:train", tmp_path)
+    message = rejection(f"{name_of(version)}:train", tmp_path)
     both = [v for v in VERSIONS if name_of(v) == name_of(version)]
     assert all(f"in {tmp_path / v}" in message for v in both)
 
@@ -152,11 +153,11 @@ def test_damaged_records(tmp_path):
     content = (folder / "test_batch.bin").read_bytes()
     for short in (content[:-1], b""):
         (folder / "test_batch.bin").write_bytes(short)
-        assert "not a multiple of 3073 bytes" in open_error("cifar10:test", tmp_path)
+        assert "not a multiple of 3073 bytes" in rejection("cifar10:test", tmp_path)
     (folder / "test_batch.bin").write_bytes(b"\x0a" + content[1:])
-    assert "not one of the 10 classes" in open_error("cifar10:test", tmp_path)
+    assert "not one of the 10 classes" in rejection("cifar10:test", tmp_path)
     (folder / "batches.meta.txt").write_bytes(b"\xff")
-    assert "not UTF-8 text" in open_error("cifar10:test", tmp_path)
+    assert "not UTF-8 text" in rejection("cifar10:test", tmp_path)
 
 
 def test_files_that_cannot_be_opened(tmp_path, monkeypatch):
@@ -166,7 +167,7 @@ def test_files_that_cannot_be_opened(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(np, "memmap", denied)
-    assert "test_batch.bin: Permission denied" in open_error("cifar10:test", tmp_path)
+    assert "test_batch.bin: Permission denied" in rejection("cifar10:test", tmp_path)
     read_text = Path.read_text
 
     def denied_here(path, *arguments, **options):
@@ -174,9 +175,9 @@ def test_files_that_cannot_be_opened(tmp_path, monkeypatch):
         return (denied if inside else read_text)(path, *arguments, **options)
 
     monkeypatch.setattr(Path, "read_text", denied_here)
-    assert "batches.meta.txt: Permission denied" in open_error("cifar10:test", tmp_path)
+    assert "batches.meta.txt: Permission denied" in rejection("cifar10:test", tmp_path)
     pets(tmp_path)
-    assert "test.txt: Permission denied" in open_error("pets:test", tmp_path)
+    assert "test.txt: Permission denied" in rejection("pets:test", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -202,8 +203,8 @@ def test_pickles_with_other_content(tmp_path, file, content, message):
     lay_out(tmp_path, "cifar-100-python")
     path = tmp_path / "cifar-100-python" / file
     path.write_bytes(pickle.dumps(content))
-    assert message in open_error("cifar100:test", tmp_path)
-    assert str(path) in open_error("cifar100:test", tmp_path)
+    assert message in rejection("cifar100:test", tmp_path)
+    assert str(path) in rejection("cifar100:test", tmp_path)
 
 
 def test_pets(tmp_path):
@@ -218,13 +219,13 @@ def test_pets(tmp_path):
 
 
 def test_pets_that_are_missing(tmp_path):
-    assert "is missing annotations/trainval.txt in" in open_error("pets:trainval", tmp_path)
+    assert "is missing annotations/trainval.txt in" in rejection("pets:trainval", tmp_path)
     pets(tmp_path, images=False)
-    assert "is missing images/Abyssinian_100.jpg, images/Abyssinian_7.jpg" in open_error(
+    assert "is missing images/Abyssinian_100.jpg, images/Abyssinian_7.jpg" in rejection(
         "pets:test", tmp_path
     )
     pets(tmp_path, {f"pug_{i}": 1 for i in range(30)})
-    assert "images/pug_7.jpg and 22 more in" in open_error("pets:test", tmp_path)
+    assert "images/pug_7.jpg and 22 more in" in rejection("pets:test", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -239,21 +240,21 @@ def test_pets_that_are_missing(tmp_path):
 )
 def test_pets_that_are_damaged(tmp_path, listed):
     pets(tmp_path, listed)
-    assert "test.txt is damaged" in open_error("pets:test", tmp_path)
+    assert "test.txt is damaged" in rejection("pets:test", tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"pug_1\n", b"\xff"])
 def test_an_empty_or_damaged_listing(tmp_path, content):
     (pets(tmp_path) / "annotations/test.txt").write_bytes(content)
-    assert "test.txt is damaged" in open_error("pets:test", tmp_path)
+    assert "test.txt is damaged" in rejection("pets:test", tmp_path)
 
 
 def test_where_the_root_comes_from(tmp_path, monkeypatch):
     pets(tmp_path / "data")
     monkeypatch.delenv("CASTER_DATA", raising=False)
-    assert "set CASTER_DATA or give" in open_error("pets:test")
+    assert "set CASTER_DATA or give" in rejection("pets:test")
     monkeypatch.setenv("CASTER_DATA", "")
-    assert "set CASTER_DATA or give" in open_error("pets:test")
+    assert "set CASTER_DATA or give" in rejection("pets:test")
     monkeypatch.setenv("CASTER_DATA", str(tmp_path / "data"))
     assert len(open_images("pets:test")) == 4
     monkeypatch.setenv("CASTER_DATA", str(tmp_path))
@@ -261,10 +262,10 @@ def test_where_the_root_comes_from(tmp_path, monkeypatch):
 
 
 def test_splits(tmp_path):
-    assert "cifar10 has several splits: choose cifar10:train or cifar10:test" in open_error(
+    assert "cifar10 has several splits: choose cifar10:train or cifar10:test" in rejection(
         "cifar10"
     )
-    assert "choose pets:trainval or pets:test" in open_error("pets:train", tmp_path)
+    assert "choose pets:trainval or pets:test" in rejection("pets:train", tmp_path)
 
 
 REAL = os.environ.get("CASTER_DATA")

@@ -11,15 +11,15 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import typer
-from typer.testing import CliRunner
 
-from caster.cli.app import _safely, app
+from caster.cli.app import _safely
 from caster.errors import CasterError
 from caster_bench.engine import executors
 from caster_bench.engine.executors import Task, failed, perform
 from caster_bench.records import scan
 from caster_bench.studies.verify import verify
 from tests.conftest import problem
+from tests.support.command_line import cli
 from tests.support.inline import run_inline, sweep_of
 
 REMEDY = "run the same command again"
@@ -48,7 +48,7 @@ def test_a_sweep_stops_in_one_line_and_continues_where_it_stopped(tmp_path, chec
     words = ["bench", "run", str(tmp_path / "sweep.toml"), "--out", str(out)]
     words += ["--root", str(checkpoints), "--device", "cpu", "--workers", "1"]
     with largest_file(500):
-        done = CliRunner().invoke(app, words)
+        done = cli(*words)
     assert done.exit_code == 1, done.output
     (line,) = done.output.splitlines()
     assert line.startswith(f"caster: cannot write {out}")
@@ -66,7 +66,7 @@ def test_a_command_that_cannot_write(tmp_path):
     np.savez(tmp_path / "source.npz", features=features, labels=labels)
     words = ["fit", str(tmp_path / "source.npz"), "-o", str(tmp_path / "s.caster")]
     with largest_file(100):
-        done = CliRunner().invoke(app, words)
+        done = cli(*words)
     assert done.exit_code == 1
     (line,) = done.output.splitlines()
     assert REMEDY in line

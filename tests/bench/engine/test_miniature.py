@@ -7,10 +7,8 @@ import json
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from caster import state as states
-from caster.cli.app import app
 from caster_bench import methods
 from caster_bench.data.corruptions import corrupt
 from caster_bench.data.digits import open_data
@@ -18,6 +16,7 @@ from caster_bench.engine.train import checkpoint
 from caster_bench.records import cells_of, content, key_of, read, scan
 from caster_bench.studies.verify import verify
 from caster_bench.sweeps import STUDIES, Spec
+from tests.support.command_line import cli
 from tests.support.miniature import SWEEP, caster
 
 pytestmark = pytest.mark.slow  # runs the miniature
@@ -53,9 +52,9 @@ def test_a_second_run_has_nothing_to_do(miniature, checkpoints):
     sweep, out = miniature
     lines = (out / "runs.jsonl").read_text().splitlines()
     where = [str(SWEEP), "--out", str(out), "--root", str(checkpoints)]
-    planned = CliRunner().invoke(app, ["bench", "plan", *where]).output
+    planned = cli("bench", "plan", *where).output
     assert f"{len(sweep.cells)} cells: {len(sweep.cells)} done, 0 rejected, 0 missing" in planned
-    again = CliRunner().invoke(app, ["bench", "run", *where, "--device", "cpu"]).output
+    again = cli("bench", "run", *where, "--device", "cpu").output
     assert f"{len(sweep.cells)} cells done and 0 rejected" in again
     assert (out / "runs.jsonl").read_text().splitlines() == lines
     log = json.loads(lines[-1])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -13,9 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from caster.cli.app import app
 from caster.errors import CasterError
 from caster_bench.data.digits import open_data
 from caster_bench.engine.executors import DIED
@@ -27,8 +24,9 @@ from caster_bench.engine.run_context import RunContext
 from caster_bench.engine.train import checkpoint
 from caster_bench.records import REFUSED, cells_of, content, read, scan
 from caster_bench.studies.verify import verify
+from tests.support.command_line import cli
 from tests.support.inline import SMALL, run_inline, sweep_of
-from tests.support.miniature import ENVIRONMENT, command
+from tests.support.miniature import ENVIRONMENT, start
 from tests.support.record_maker import of_format
 from tests.support.sampling import sampled
 
@@ -88,11 +86,11 @@ def test_a_plan_of_some_backbones(tmp_path):
     path = tmp_path / "small.toml"
     path.write_text(SMALL + ABSENT)
     words = ["bench", "plan", str(path), "--out", str(tmp_path / "out"), "--backbone", "absent"]
-    result = CliRunner().invoke(app, words)
+    result = cli(*words)
     assert result.exit_code == 0, result.output
     assert "6 cells: 0 done, 0 rejected, 6 missing in 2 streams" in result.output
     assert "to be admitted first: absent on digits" in result.output
-    assert "12 cells" in CliRunner().invoke(app, [*words, "--backbone", "resnet"]).output
+    assert "12 cells" in cli(*words, "--backbone", "resnet").output
 
 
 def test_a_failing_cell_stops_no_other(tmp_path, checkpoints, small):
@@ -201,16 +199,16 @@ def test_checkpoints_are_relative_to_the_current_folder(tmp_path, monkeypatch, s
 def test_a_sweep_finds_the_default_path_of_a_trained_checkpoint(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["bench", "train", "mini-resnet", "--data", "digits", "--epochs", "1", "--device"]
-    unknown = CliRunner().invoke(app, [*words, "cuda:7"])
+    unknown = cli(*words, "cuda:7")
     assert (unknown.exit_code, list(tmp_path.iterdir())) == (1, [])
-    trained = CliRunner().invoke(app, [*words, "cpu"])
+    trained = cli(*words, "cpu")
     assert trained.exit_code == 0, trained.output
     text = SMALL.replace("checkpoints/resnet", "checkpoints/mini-resnet-digits-0")
     text = text.replace('"frozen", "caster", "tent"', '"frozen"')
     sweep = sweep_of(tmp_path, text.replace("0.85", "0.0"))
     summary, _ = run_inline(sweep, Path("runs/small"), None)
     assert (summary.cells, summary.rejections, summary.failures) == (2, {}, [])
-    result = CliRunner().invoke(app, ["bench", "plan", "sweep.toml"])
+    result = cli("bench", "plan", "sweep.toml")
     assert "2 cells: 2 done, 0 rejected, 0 missing" in result.output
 
 
@@ -450,13 +448,8 @@ def test_an_interrupt_counts_what_is_saved_and_the_next_run_continues(tmp_path, 
 def test_ctrl_c_ends_in_one_line_and_the_next_run_continues(tmp_path, checkpoints, small):
     out = tmp_path / "out"
     sweep_of(tmp_path)
-    words = command(
-        *("run", tmp_path / "sweep.toml", "--out", out, "--root", checkpoints),
-        *("--workers", 1, "--device", "cpu"),
-    )
-    with subprocess.Popen(
-        words, env=ENVIRONMENT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    words = ("run", tmp_path / "sweep.toml", "--out", out, "--root", checkpoints)
+    with start(*words, "--workers", 1, "--device", "cpu") as process:
         until = time.monotonic() + 120
         while not scan(out).cells and time.monotonic() < until:
             time.sleep(0.02)

@@ -7,12 +7,13 @@ import pytest
 import torch
 from scipy.linalg import sqrtm
 
-from caster import CasterError, wrap
+from caster import wrap
 from caster_bench.methods import coral
 from caster_bench.methods.registry import create
 from caster_bench.methods.source import Source
 from tests.support import problem
 from tests.support.exact import Exact, blobs, head
+from tests.support.messages import error_line
 
 
 def by_roots(model, source, batch, ridge):
@@ -129,9 +130,7 @@ def test_invalid_input_is_rejected():
     batches = [(source, labels)]
 
     def refused(model, batches, **settings):
-        with pytest.raises(CasterError) as caught:
-            create("coral", model, Source(batches=batches), **settings)
-        return str(caught.value)
+        return error_line(create, "coral", model, Source(batches=batches), **settings)
 
     assert "needs source images" in refused(head(), None)
     assert "above 0, not 0" in refused(head(), batches, ridge=0)

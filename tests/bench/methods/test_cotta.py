@@ -241,55 +241,6 @@ def test_every_parameter_learns_with_any_normalisation(kind):
     model(kind).verify()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("size", [1, 2, 64])
-def test_any_batch_size_works(kind, size):
-    method = cotta(kind, threshold=1.0)
-    for batch in stream(2, size=size):
-        prediction = method.predict(batch)
-        assert prediction.logits.shape == (size, 4)
-        assert torch.isfinite(prediction.logits).all()
-        assert not prediction.logits.requires_grad
-        assert (prediction.accepted, prediction.reason) == (True, "ungated")
-
-
-def test_forward_equals_the_next_prediction_and_changes_nothing():
-    method, other = cotta(threshold=1.0), cotta(threshold=1.0)
-    for batch in stream(3):
-        said = [method.forward(batch) for _ in range(2)]
-        answer = method.predict(batch).logits  # from before its update
-        assert torch.equal(said[0], answer)
-        assert torch.equal(said[1], answer)
-        assert torch.equal(other.predict(batch).logits, answer)
-
-
-def test_reset_and_seed():
-    batches = stream(3)
-    method = cotta(threshold=1.0)
-    torch_state, numpy_state = torch.random.get_rng_state(), np.random.get_state()[1]
-    first = [method.predict(batch).logits for batch in batches]
-    method.reset()
-    again = [method.predict(batch).logits for batch in batches]
-    assert all(map(torch.equal, first, again))
-    other = cotta(threshold=1.0, seed=1)
-    assert not torch.equal(other.predict(batches[0]).logits, first[0])
-    assert torch.equal(torch_state, torch.random.get_rng_state())
-    np.testing.assert_array_equal(numpy_state, np.random.get_state()[1])
-
-
-@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
-def test_independent_of_the_callers_grad_mode(mode):
-    batches = stream(2)
-    expected = [cotta(threshold=1.0).predict(batches[0]).logits]
-    with mode():
-        method = cotta(threshold=1.0)
-        found = [method.predict(torch.from_numpy(batch)).logits for batch in batches]
-        method.reset()
-        assert torch.equal(method.forward(batches[0]), expected[0])
-    assert torch.equal(found[0], expected[0])
-    assert not torch.equal(method.forward(batches[1]), found[1])  # it learnt from the second batch
-
-
 def test_bf16():
     method = create("cotta", wrap(model().module, bf16=True), threshold=1.0, augmentations=2)
     plain = cotta(threshold=1.0)

@@ -13,7 +13,7 @@ from caster import CasterError, wrap
 from caster_bench.methods.deyo import shuffle_patches
 from caster_bench.methods.registry import create
 from tests.support.gradients import learnt, slope, softmax
-from tests.support.problem import accuracy, model, source, stream
+from tests.support.problem import model, stream
 
 
 def patches_of(image, count):
@@ -107,17 +107,6 @@ def test_steps_match_numpy(mutant):
     assert same == (mutant is None)
 
 
-def test_batch_without_selected_samples_changes_nothing():
-    statistics = create("bn-adapt", model())
-    for settings in ({"margin": 0.0}, {"drop": 1.0}):
-        method = create("deyo", model(), **settings)
-        start = learnt(method)
-        for batch in stream(3):
-            assert torch.equal(method.predict(batch).logits, statistics.predict(batch).logits)
-        assert np.array_equal(learnt(method), start)
-        assert not method.optimizer.state
-
-
 def test_parameters_and_presets_are_the_authors():
     assert list(create("deyo", model()).parameters) == list(create("sar", model()).parameters)
     resnet = create("deyo", model(), preset="imagenet")
@@ -131,8 +120,3 @@ def test_errors():
         create("deyo", model(), patches=9).predict(stream(1)[0])
     with pytest.raises(CasterError, match="drop of deyo must be a number from -1 to 1"):
         create("deyo", model(), drop=2.0)
-
-
-def test_more_accurate_than_the_frozen_model():
-    method = create("deyo", model(), source())
-    assert accuracy(method, 1.0, n=1280) > accuracy(method.frozen, 1.0, n=1280)

@@ -14,7 +14,7 @@ from caster import CasterError, wrap
 from caster_bench.methods.registry import create
 from caster_bench.methods.source import Source
 from tests.support.gradients import learnt, slope, softmax
-from tests.support.problem import N_CLASSES, accuracy, model, source, stream
+from tests.support.problem import N_CLASSES, model, source, stream
 
 NORMS = {"batch": ("batch",), "layer": ("layer",), "group": ("group",), "vit": ("layer",)}
 
@@ -190,17 +190,6 @@ def test_eta_is_eata_without_penalty_and_needs_no_source_images():
         create("eata", model(), empty)
 
 
-def test_batch_without_reliable_samples_changes_nothing():
-    method = create("eata", model(), source(), margin_e0=0.0)
-    only_statistics = create("bn-adapt", model())
-    start = learnt(method)
-    for batch in stream(3):
-        assert torch.equal(method.predict(batch).logits, only_statistics.predict(batch).logits)
-    assert np.array_equal(learnt(method), start)
-    assert not method.optimizer.state
-    assert method.retained().buffers == create("tent", model()).retained().buffers
-
-
 def test_batch_of_redundant_samples_changes_nothing():
     method = create("eata", model(), source(), redundancy=0.0)
     first, *others = stream(4)
@@ -211,18 +200,6 @@ def test_batch_of_redundant_samples_changes_nothing():
         method.predict(batch)
     assert np.array_equal(learnt(method), before)
     assert torch.equal(method._mean, mean)
-
-
-def test_reset_is_as_constructed():
-    method = create("eata", model(), source(), redundancy=0.6, lr=0.01)
-    fisher = method.fisher.clone()
-    before = method.retained()
-    first = [method.predict(batch).logits for batch in stream(4)]
-    method.reset()
-    assert method.retained() == before
-    again = [method.predict(batch).logits for batch in stream(4)]
-    assert all(map(torch.equal, first, again))
-    assert torch.equal(method.fisher, fisher)
 
 
 def test_retained():
@@ -246,54 +223,6 @@ def test_every_norm_and_batch_size(kind):
     assert np.isfinite(learnt(method)).all()
     assert np.abs(learnt(method) - start).max() > 1e-3
     model(kind).verify()
-
-
-def test_inert_on_layer_norm_by_default():
-    method = create("eata", model("layer"), source("layer"))
-    for batch in stream(3):
-        given = method.predict(batch)
-        assert (given.accepted, given.reason) == (False, "inert")
-        assert torch.equal(given.logits, model("layer")(batch).logits)
-        assert torch.equal(method.forward(batch), given.logits)
-    assert method.retained().total == 0
-
-
-def test_independent_of_the_callers_grad_mode():
-    free = create("eata", model(), source(), redundancy=0.6)
-    with torch.inference_mode():
-        bound = create("eata", model(), source(), redundancy=0.6)
-        for batch in stream(3):
-            found = bound.predict(torch.from_numpy(batch)).logits
-            with torch.inference_mode(False):
-                assert torch.equal(free.predict(batch).logits, found)
-        bound.reset()
-    free.reset()
-    with torch.no_grad():
-        for batch in (*stream(2), *stream(1, size=1)):
-            assert torch.equal(bound.predict(batch).logits, free.predict(batch).logits)
-
-
-@pytest.mark.parametrize(
-    ("kind", "shift", "redundancy"),
-    [("batch", 1.0, 0.4), ("batch", 1.0, 0.6), ("layer", 1.0, 0.6), ("vit", 0.5, 0.6)],
-)
-def test_more_accurate_than_the_frozen_model(kind, shift, redundancy):
-    settings = {
-        "norms": NORMS[kind],
-        "redundancy": redundancy,
-    }  # one-hot to uniform over 4 classes: cosine 0.5
-    method = create("eata", model(kind), source(kind), **settings)
-    assert accuracy(method, shift, n=2560) > accuracy(method.frozen, shift, n=2560)
-
-
-def test_batch_rejected_by_a_gate_does_not_reach_it():
-    method = create("eata+referee", model(), source(), gate={"agreement": 0.999}, redundancy=1.1)
-    start = learnt(method.method)
-    noise = np.random.default_rng(0).normal(size=(32, 3, 8, 8)).astype(np.float32)
-    refused = method.predict(noise)
-    assert (refused.accepted, refused.reason) == (False, "disagreement")
-    assert torch.equal(refused.logits, model()(noise).logits)
-    assert np.array_equal(learnt(method.method), start)
 
 
 def test_published_settings():

@@ -14,7 +14,7 @@ from caster_bench.engine.networks import build
 from caster_bench.methods.foa import FOA, Search
 from caster_bench.methods.registry import create
 from caster_bench.methods.source import Source
-from tests.support.problem import SIZE, accuracy, model, source, stream
+from tests.support.problem import SIZE, model, source, stream
 
 BEST = 0.02  # one of the points is not cma's own
 
@@ -307,56 +307,6 @@ def test_fitness_decreases_over_a_shifted_stream():
         gains.append(best / without)
     assert np.mean(gains[-4:]) < 0.9 * np.mean(gains[:4])
     assert np.mean(gains[-4:]) < 0.9
-
-
-def test_more_accurate_than_the_frozen_model_on_a_shifted_stream():
-    frozen = accuracy(create("frozen", model("vit")), shift=1.0)
-    assert accuracy(foa(population=8), shift=1.0) > frozen + 0.02
-
-
-@pytest.mark.parametrize("size", [1, 2, 64])
-def test_any_batch_size_works(size):
-    method = foa()
-    for batch in stream(3, size=size):
-        prediction = method.predict(batch)
-        assert prediction.logits.shape == (size, 4)
-        assert torch.isfinite(prediction.logits).all()
-        assert not prediction.logits.requires_grad
-        assert (prediction.accepted, prediction.reason) == (True, "ungated")
-
-
-def test_forward_equals_the_next_prediction_and_changes_nothing():
-    method, other = foa(), foa()
-    for batch in stream(3):
-        said = [method.forward(batch) for _ in range(2)]
-        answer = method.predict(batch).logits
-        assert torch.equal(said[0], answer)
-        assert torch.equal(said[1], answer)
-        assert torch.equal(other.predict(batch).logits, answer)
-
-
-def test_reset_and_seed():
-    batches = stream(3)
-    method = foa()
-    before = global_state(), torch.random.get_rng_state()
-    first = [method.predict(batch).logits for batch in batches]
-    method.reset()
-    np.random.random(3)
-    again = [method.predict(batch).logits for batch in batches]
-    assert all(map(torch.equal, first, again))
-    assert not torch.equal(foa(seed=1).predict(batches[0]).logits, first[0])
-    assert torch.equal(before[1], torch.random.get_rng_state())
-
-
-@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
-def test_independent_of_the_callers_grad_mode(mode):
-    batches = stream(2)
-    method = foa()
-    expected = [method.predict(batch).logits for batch in batches]
-    with mode():
-        other = foa()
-        found = [other.predict(torch.from_numpy(batch)).logits for batch in batches]
-    assert all(map(torch.equal, expected, found))
 
 
 def test_model_is_neither_changed_nor_copied():

@@ -16,6 +16,7 @@ from caster_bench.methods.registry import create
 from caster_bench.methods.source import Source
 from tests.support import problem
 from tests.support.exact import blobs
+from tests.support.messages import error_line
 
 RNG = np.random.default_rng(0)
 
@@ -226,9 +227,8 @@ def test_invalid_input_is_rejected():
     model = wrap(lambda batch: (batch, batch[:, :3]), version="example-1")
 
     def refused(source, **settings):
-        with pytest.raises(CasterError) as caught:
-            create("knn", model, source, **settings).predict(np.full((1, 6), np.nan))
-        return str(caught.value)
+        batch = np.full((1, 6), np.nan)
+        return error_line(lambda: create("knn", model, source, **settings).predict(batch))
 
     assert "needs source images" in refused(Source())
     assert "20 neighbours, the source has 10" in refused(Source(batches=[(features, classes)]))

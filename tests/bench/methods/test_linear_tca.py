@@ -65,15 +65,6 @@ def test_first_sample_and_its_copies_get_the_frozen_answer():
         np.testing.assert_allclose(given, head()(rows).logits, rtol=1e-6)
 
 
-def test_reset_is_as_constructed():
-    method = create("linear-tca", head(), filter_k=2)
-    first = [method.predict(batch).logits for batch in stream()]
-    method.reset()
-    assert method.retained().features == method.retained().buffers == 0
-    again = [method.predict(batch).logits for batch in stream()]
-    assert all(np.array_equal(one, other) for one, other in zip(first, again, strict=True))
-
-
 def test_memory_is_bounded():
     method = create("linear-tca", head(), filter_k=2)
     sizes = []

@@ -16,7 +16,7 @@ from caster import CasterError, wrap
 from caster_bench.methods.note import BalancedReservoir, instance_aware
 from caster_bench.methods.registry import create
 from tests.support.gradients import learnt, slope, softmax
-from tests.support.problem import accuracy, model, source, stream
+from tests.support.problem import model, stream
 
 
 def shrunk(value, by):
@@ -205,8 +205,3 @@ def test_a_rejected_batch_leaves_no_trace():
         method.predict(bad)
     assert np.array_equal(before[0], learnt(method))
     assert before[1] == len(method._memory.images)
-
-
-def test_more_accurate_than_the_frozen_model():
-    method = create("note", model(), source())
-    assert accuracy(method, 1.0, n=1280) > accuracy(method.frozen, 1.0, n=1280)

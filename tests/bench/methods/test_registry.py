@@ -15,6 +15,7 @@ from caster_bench.methods.gradient_method import GradientMethod
 from caster_bench.methods.protocol import Frozen
 from caster_bench.methods.registry import Entry, create, entries, find, names
 from caster_bench.methods.source import Source
+from tests.support.messages import error_line
 from tests.support.problem import model, source, stream
 
 PAPER = {
@@ -62,11 +63,9 @@ def test_presets_are_settings_that_can_be_overridden():
 def test_unknown_names_suggest_known_ones():
     with pytest.raises(CasterError, match="no method 'tnet': did you mean 'tent'"):
         create("tnet", model())
-    with pytest.raises(CasterError, match="no method 'zzzz': there are frozen, source-gda"):
-        find("zzzz")
+    assert "no method 'zzzz': there are frozen, source-gda" in error_line(find, "zzzz")
     for wrong in ("tent+nobody", "tent+referee+certificate", "+referee"):
-        with pytest.raises(CasterError, match="no method"):
-            find(wrong)
+        assert "no method" in error_line(find, wrong)
     with pytest.raises(CasterError, match="tent has no setting 'rate': its settings are norms"):
         create("tent", model(), rate=1)
 

@@ -146,7 +146,7 @@ def test_names_of_learnt_norms():
             create("tent", model(), norms=norms)
 
 
-@pytest.mark.parametrize("name", ["tent", "bn-adapt"])
+@pytest.mark.parametrize("name", ["tent", "bn-adapt", "eata"])
 def test_inert_without_anything_to_adapt(name, caplog):
     with caplog.at_level(logging.WARNING, "caster"):
         method = create(name, model("layer"), source("layer"))
@@ -155,6 +155,14 @@ def test_inert_without_anything_to_adapt(name, caplog):
         given = method.predict(batch)
         assert (given.accepted, given.reason) == (False, "inert")
         assert torch.equal(given.logits, model("layer")(batch).logits)
+
+
+@pytest.mark.parametrize("name", ["tent", "eata"])
+def test_an_inert_learner_computes_the_frozen_logits_and_retains_nothing(name):
+    [batch] = stream(1)
+    method = create(name, model("layer"), source("layer"))
+    assert torch.equal(method.forward(batch), model("layer")(batch).logits)
+    assert method.retained().total == 0
 
 
 def test_tent_learns_layer_norm_on_request():

@@ -38,6 +38,7 @@ from caster_bench.records.parquet import delta_decode
 from caster_bench.records.shard import Row
 from caster_bench.sweeps import Spec
 from tests.support.consistent_records import Consistent
+from tests.support.messages import error_line
 from tests.support.record_maker import Maker
 from tests.support.sweep_files import sweep_of
 
@@ -235,7 +236,7 @@ def test_streams_that_no_cell_meets_any_more_go(sweep, out, tmp_path):
     assert read(scan(again).rows[0]).spec == spec
 
 
-def test_a_refused_backbone_gives_way_as_a_whole(sweep, out, pack, tmp_path):
+def test_a_rejected_backbone_gives_way_as_a_whole(sweep, out, pack, tmp_path):
     """To whatever a later run has of it, be it one cell of many."""
     later = tmp_path / "later"
     admitted = Maker(sweep)
@@ -270,7 +271,7 @@ def test_a_refusal_for_want_of_a_checkpoint_takes_nothing_away(sweep, tmp_path):
     assert (part.kept, len(part.added)) == ({}, 16)  # of two refusals the later one tells
 
 
-def test_another_result_of_a_cell_is_refused(out, pack, tmp_path):
+def test_another_result_of_a_cell_is_rejected(out, pack, tmp_path):
     folder = next(path for path in scan(out).cells if read(path).samples is not None)
     record = read(folder)
     prediction = record.samples.prediction.copy()
@@ -283,7 +284,7 @@ def test_another_result_of_a_cell_is_refused(out, pack, tmp_path):
         merged(pack, out, tmp_path / "again")
 
 
-def test_a_cell_that_was_made_otherwise_is_refused(out, pack, tmp_path):
+def test_a_cell_that_was_made_otherwise_is_rejected(out, pack, tmp_path):
     """The same cell of the sweep under another key: defaults changed, for one."""
     folder = next(path for path in scan(out).cells if read(path).samples is not None)
     record = read(folder)
@@ -301,7 +302,7 @@ def test_a_cell_that_was_made_otherwise_is_refused(out, pack, tmp_path):
         parts_of(Pack(tmp_path / "nothing"), out)
 
 
-def test_an_admission_of_something_else_is_refused(out, pack, tmp_path):
+def test_an_admission_of_something_else_is_rejected(out, pack, tmp_path):
     path = out / "sources" / "r18--digits.json"
     before = read_admission(path)
     write_admission(out, replace(before, seen={"files": "of another machine"}))
@@ -322,9 +323,7 @@ def test_a_file_cut_short_is_one_line(pack, share):
     rows = [row for row in scan(pack).rows if row.path == path]
     assert len(rows) == 1
     for attempt in (lambda: read_cell(rows[0]), lambda: read_admission(path)):
-        with pytest.raises(CasterError) as caught:
-            attempt()
-        assert str(caught.value) == f"{path} was changed or cut off after it was written"
+        assert error_line(attempt) == f"{path} was changed or cut off after it was written"
 
 
 def test_a_file_that_is_none_of_ours(pack, tmp_path):
@@ -332,16 +331,14 @@ def test_a_file_that_is_none_of_ours(pack, tmp_path):
     path.rename(path.with_name("r50--digits.parquet"))
     with pytest.raises(CasterError, match="belongs to r18--digits"):
         read_admission(path.with_name("r50--digits.parquet"))
-    with pytest.raises(CasterError, match="it belongs to r18 on digits"):
-        read(scan(pack).rows[0])
-    with pytest.raises(CasterError, match="is missing"):
-        read_admission(path)
+    assert "it belongs to r18 on digits" in error_line(read, scan(pack).rows[0])
+    assert "is missing" in error_line(read_admission, path)
     (pack.folder / "digits.parquet").unlink()
     row = next(row for row in scan(pack).rows if row.path.stem == "r50--digits")
     path.with_name("r50--digits.parquet").rename(path)
-    with pytest.raises(CasterError) as caught:
-        read(Row(path, row.number))
-    assert str(caught.value) == f"{path.with_name('digits.parquet')} is missing"
+    assert (
+        error_line(read, Row(path, row.number)) == f"{path.with_name('digits.parquet')} is missing"
+    )
     (pack.folder / "notes.txt").write_text("!")
     (pack.folder / ".x.parquet.tmp").write_text("!")
     found = scan(pack)

@@ -38,6 +38,7 @@ from caster_bench.records import (
 from caster_bench.records.digest import to_json
 from caster_bench.records.schema import Batches, Samples
 from caster_bench.records.store import is_whole
+from tests.support.messages import error_line
 from tests.support.record_maker import Maker, of_format
 from tests.support.sweep_files import sweep_of
 
@@ -108,7 +109,7 @@ def test_an_infinite_ratio_is_kept(folder):
     assert read(folder).batches.ratio[0] == np.inf
 
 
-def test_a_refused_cell_has_one_file(tmp_path, maker):
+def test_a_rejected_cell_has_one_file(tmp_path, maker):
     spec = next(iter(maker.sweep.cells))
     refusing = replace(maker, refused=((spec.backbone, spec.data),))
     folder = refusing.cell(tmp_path / "out", spec)
@@ -214,10 +215,7 @@ def test_damage_is_one_line(folder):
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(folder, copy)
         change(copy)
-        with pytest.raises(CasterError) as caught:
-            read(copy)
-        assert "\n" not in str(caught.value)
-        return str(caught.value)
+        return error_line(read, copy)
 
     assert "is missing" in broken(lambda at: (at / "samples.parquet").unlink())
     assert "is missing" in broken(lambda at: (at / "cell.json").unlink())
@@ -247,15 +245,12 @@ def test_admissions_are_checked_with_their_state(tmp_path, maker):
     assert read_admission(path) == maker.admission("r18", "digits")
     state = path.with_suffix(".caster")
     state.write_bytes(b"another state")
-    with pytest.raises(CasterError, match="changed or cut off"):
-        read_admission(path)
+    assert "changed or cut off" in error_line(read_admission, path)
     state.unlink()
-    with pytest.raises(CasterError, match="its folder has nothing"):
-        read_admission(path)
+    assert "its folder has nothing" in error_line(read_admission, path)
     other = path.with_name("vit--digits.json")
     path.rename(other)
-    with pytest.raises(CasterError, match="belongs to r18--digits"):
-        read_admission(other)
+    assert "belongs to r18--digits" in error_line(read_admission, other)
 
 
 def test_scan_sorts_what_it_finds(tmp_path, folder):
@@ -287,7 +282,7 @@ def test_columns_that_are_no_record():
             as_samples(good | wrong)
 
 
-def test_a_table_of_other_columns_is_refused(folder):
+def test_a_table_of_other_columns_is_rejected(folder):
     cell, _, _ = parts(folder)
     pq.write_table(pa.table({"index": [1]}), folder / "samples.parquet")
     sha256 = hashlib.sha256((folder / "samples.parquet").read_bytes()).hexdigest()
@@ -363,14 +358,12 @@ def test_a_seal_is_that_of_the_text(folder):
     assert nested != before
     for changed in (nested, before.replace(b"\n", b"\n ", 1), before + b"\n", before[:-1]):
         path.write_bytes(changed)
-        with pytest.raises(CasterError, match="changed after it was written"):
-            read_cell(folder)
+        assert "changed after it was written" in error_line(read_cell, folder)
     path.write_bytes(before)
     of_format(path, 2, memory={"peak": 1.5})
     assert read_cell(folder).memory == {"peak": 1.5}
     path.write_bytes(path.read_bytes().replace(b'"peak":1.5', b'"peak":NaN'))
-    with pytest.raises(CasterError, match="not a record of caster"):
-        read_cell(folder)
+    assert "not a record of caster" in error_line(read_cell, folder)
 
 
 def test_records_of_another_format_are_no_damage(folder):

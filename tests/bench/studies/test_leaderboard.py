@@ -8,9 +8,7 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-from typer.testing import CliRunner
 
-from caster.cli.app import app
 from caster_bench.engine.pack import pack
 from caster_bench.records import Pack
 from caster_bench.studies.leaderboard import Ranking, merge, overview_tables, rank
@@ -18,6 +16,7 @@ from caster_bench.studies.results import load_recorded
 from caster_bench.sweeps import read
 from tests.bench.studies.conftest import REFUSED
 from tests.support.browser import browsing, serving_folder
+from tests.support.command_line import cli
 from tests.support.consistent_records import SWEEP, Consistent
 
 GRID = """
@@ -55,7 +54,7 @@ def place(run, tmp_path_factory) -> Path:
 
 def invoke(place: Path, *sweeps: str):
     words = [*(place / name for name in sweeps), "--records", place / "records", "-o", place]
-    return CliRunner().invoke(app, ["bench", "leaderboard", *map(str, words)])
+    return cli("bench", "leaderboard", *words)
 
 
 def with_submission(place: Path, folder: Path, grid: str, n: int = 96) -> Path:

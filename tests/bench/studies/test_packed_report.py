@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from caster.cli.app import app
 from caster_bench.records import Pack
 from caster_bench.studies import report as reporting
 from caster_bench.studies.results import load
+from tests.support.command_line import cli
 from tests.support.report_files import ELSEWHERE, files
 
 pytestmark = pytest.mark.usefixtures("listed_figures")
@@ -25,7 +24,7 @@ def packed(run, tmp_path_factory) -> Path:
     _, out = run
     folder = tmp_path_factory.mktemp("packed") / "records"
     words = ["bench", "pack", str(out.parent / "every.toml"), "-o", str(folder)]
-    done = CliRunner().invoke(app, [*words, "--out", str(out)])
+    done = cli(*words, "--out", out)
     assert done.exit_code == 0, done.output
     cells = len(run[0].cells)
     assert f"{cells} cells in {folder}, {cells} of them new. 11 files" in done.output
@@ -92,14 +91,14 @@ def test_intervals_have_the_same_bits_on_other_processors():
 def test_the_command_verifies_a_pack(run, packed, tmp_path):
     _, out = run
     sweep = str(out.parent / "every.toml")
-    done = CliRunner().invoke(app, ["bench", "verify", sweep, "--records", str(packed)])
+    done = cli("bench", "verify", sweep, "--records", packed)
     assert done.exit_code == 0
     assert "no problems found" in done.output
     both = ["bench", "verify", sweep, "--records", str(packed), "--out", str(out)]
-    told = CliRunner().invoke(app, both)
+    told = cli(*both)
     assert told.exit_code == 1
     assert "use --out or --records, not both" in " ".join(told.output.split())
-    none = CliRunner().invoke(app, ["bench", "verify", sweep, "--records", str(tmp_path / "no")])
+    none = cli("bench", "verify", sweep, "--records", tmp_path / "no")
     assert none.exit_code == 1
     assert f"there is no folder {tmp_path / 'no'}" in " ".join(none.output.split())
 
@@ -110,7 +109,7 @@ def test_the_command_says_why_it_packs_nothing(run, tmp_path):
     text = (out.parent / "every.toml").read_text()
     other.write_text(text.replace('"frozen", "caster", "tent"]\nalone', '"frozen"]\nalone'))
     words = ["bench", "pack", str(other), "--out", str(out), "-o", str(tmp_path / "records")]
-    told = CliRunner().invoke(app, words)
+    told = cli(*words)
     assert told.exit_code == 1
     assert "not of this sweep (2)" in told.output
     assert "2 problems in the records of" in " ".join(told.output.split())

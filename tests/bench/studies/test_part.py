@@ -9,15 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from caster.cli.app import app
 from caster_bench.engine.pack import pack
 from caster_bench.records import Pack, Records, scan, sources_of
 from caster_bench.studies import report as reporting
 from caster_bench.studies.results import load, restrict
 from caster_bench.sweeps import Spec, read, select
 from tests.bench.studies.conftest import REFUSED
+from tests.support.command_line import cli
 from tests.support.consistent_records import SWEEP, Consistent, sweep_of
 from tests.support.report_files import files
 
@@ -35,7 +34,7 @@ ALONE = (  # a sweep of that part and nothing else, as somebody would write it
 
 def invoke(command: str, sweep: Path, where: Records, *words: object):
     place = ["--records", where.folder] if isinstance(where, Pack) else ["--out", where]
-    done = CliRunner().invoke(app, list(map(str, ["bench", command, sweep, *place, *words])))
+    done = cli("bench", command, sweep, *place, *words)
     return done.exit_code, " ".join(done.output.split())
 
 
@@ -152,7 +151,7 @@ def test_a_record_of_another_sweep_is_none_of_the_rest(partly, tmp_path):
     assert "not of this sweep (1)" in told
 
 
-def test_a_backbone_that_was_refused_is_told(partly, where):
+def test_a_rejected_backbone_is_reported(partly, where):
     code, told = invoke("verify", partly[0], where, "--backbone", "swin")
     assert code == 0, told
     assert told.startswith("20 cells verified, 20 of them refused")

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from caster.cli.app import app
 from caster_bench.studies import report as reporting
 from caster_bench.studies.provenance import provenance_tables
 from caster_bench.studies.results import load
+from tests.support.command_line import cli
 from tests.support.consistent_records import NO_CHECKPOINT, Consistent, sweep_of
 from tests.support.record_maker import sha
 
@@ -72,24 +71,20 @@ def test_the_report_names_it(tmp_path):
 def test_the_commands_go_on(tmp_path):
     _, out = made(tmp_path, ("vit",))
     file = str(tmp_path / "every.toml")
-    done = CliRunner().invoke(app, ["bench", "verify", file, "--out", str(out)])
+    done = cli("bench", "verify", file, "--out", out)
     assert done.exit_code == 0, done.output
     assert "6 cells verified, 3 of them refused" in " ".join(done.output.split())
-    done = CliRunner().invoke(
-        app, ["bench", "report", file, "--out", str(out), "-o", str(tmp_path / "r")]
-    )
+    done = cli("bench", "report", file, "--out", out, "-o", tmp_path / "r")
     assert done.exit_code == 0, done.output
     assert "Pooled over 1 cell, " in done.output
     assert f"vit on cifar10 was refused: {NO_CHECKPOINT}" in " ".join(done.output.split())
 
 
-def test_with_all_refused_there_is_a_word_and_no_report(tmp_path):
+def test_with_all_rejected_there_is_a_word_and_no_report(tmp_path):
     _, out = made(tmp_path, ("vit", "r18"))
     file = str(tmp_path / "every.toml")
-    done = CliRunner().invoke(app, ["bench", "verify", file, "--out", str(out)])
+    done = cli("bench", "verify", file, "--out", out)
     assert done.exit_code == 0, done.output
-    done = CliRunner().invoke(
-        app, ["bench", "report", file, "--out", str(out), "-o", str(tmp_path / "r")]
-    )
+    done = cli("bench", "report", file, "--out", out, "-o", tmp_path / "r")
     assert done.exit_code != 0
     assert not (tmp_path / "r").exists()

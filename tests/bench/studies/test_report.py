@@ -13,9 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from caster.cli.app import app
 from caster.errors import CasterError
 from caster_bench.studies import gate_policies
 from caster_bench.studies import report as reporting
@@ -24,6 +22,7 @@ from caster_bench.studies.results import load
 from caster_bench.sweeps import Spec
 from tests.bench.studies.conftest import REFUSED, raw_records
 from tests.support.altered_records import FAULTS, altered
+from tests.support.command_line import cli
 from tests.support.consistent_records import Consistent
 from tests.support.report_files import assert_balanced, files
 
@@ -118,9 +117,7 @@ def one_study(monkeypatch):
 def test_the_command_writes_the_report(run, tmp_path):
     _, out = run
     file = out.parent / "every.toml"
-    done = CliRunner().invoke(
-        app, ["bench", "report", str(file), "-o", str(tmp_path / "r"), "--out", str(out)]
-    )
+    done = cli("bench", "report", file, "-o", tmp_path / "r", "--out", out)
     assert done.exit_code == 0, done.output
     assert "Pooled over 18 cells" in done.output
     assert (tmp_path / "r" / "index.html").is_file()
@@ -133,7 +130,7 @@ def test_nothing_is_written_from_records_that_do_not_verify(run, tmp_path):
     shutil.rmtree(next((broken / "cells").iterdir()))
     file = str(out.parent / "every.toml")
     for command in (["verify"], ["report", "-o", str(tmp_path / "r")]):
-        done = CliRunner().invoke(app, ["bench", command[0], file, *command[1:], "--out", broken])
+        done = cli("bench", command[0], file, *command[1:], "--out", broken)
         assert done.exit_code == 1
         assert "missing (1)" in done.output
         assert "1 problem in the records of" in done.output.replace("\n", " ")
@@ -143,7 +140,7 @@ def test_nothing_is_written_from_records_that_do_not_verify(run, tmp_path):
 def test_verify_says_that_nothing_is_wrong(run):
     sweep, out = run
     file = str(out.parent / "every.toml")
-    done = CliRunner().invoke(app, ["bench", "verify", file, "--out", str(out)])
+    done = cli("bench", "verify", file, "--out", out)
     assert done.exit_code == 0
     cells = len(sweep.cells)
     assert " ".join(done.output.split()) == (
@@ -234,5 +231,5 @@ def test_methods_are_named_with_settings_only_where_they_differ():
     assert names([plain, other, tent]) == {plain: "caster", other: other.label, tent: "tent"}
 
 
-def test_raw_records_leave_out_the_refused(run):
+def test_raw_records_leave_out_the_rejected(run):
     assert len(raw_records(run[1])) == len(run[0].cells) - 20

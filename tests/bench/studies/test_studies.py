@@ -331,7 +331,7 @@ def test_cost(results, raw, run):
     assert not rows["caster"].backward
 
 
-def test_refused_backbones_are_named(results):
+def test_rejected_backbones_are_named(results):
     assert len(results.refused) == 20
     for study in ("corruption", "gate", "certificate"):
         (line,) = results.refusals(study)

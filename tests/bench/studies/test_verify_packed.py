@@ -13,9 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from caster.cli.app import app
 from caster.errors import CasterError
 from caster.io.files import locked
 from caster_bench.engine.pack import pack
@@ -24,7 +22,8 @@ from caster_bench.records.digest import Parts, to_json
 from caster_bench.records.shard import open_streams, write_shard, write_streams
 from caster_bench.studies.verify import verify
 from caster_bench.sweeps import Spec, Sweep
-from tests.support.forge import Run, column, other_class
+from tests.support.command_line import cli
+from tests.support.forge import Run, column, flipped_byte, other_class
 from tests.support.record_maker import Maker
 from tests.support.sweep_files import ONE, sweep_of
 
@@ -90,15 +89,8 @@ def test_a_good_pack_has_no_problem(made, packed):
 
 @given(data=st.data())
 def test_any_flipped_byte_is_found(made, packed, data):
-    path = data.draw(st.sampled_from(sorted(packed.folder.iterdir())), label="file")
-    before = path.read_bytes()
-    at = data.draw(st.integers(0, len(before) - 1), label="byte")
-    flip = data.draw(st.integers(1, 255), label="flip")
-    path.write_bytes(before[:at] + bytes([before[at] ^ flip]) + before[at + 1 :])
-    try:
+    with flipped_byte(data, sorted(packed.folder.iterdir())):
         assert "changed or damaged" in kinds(made[0], packed)
-    finally:
-        path.write_bytes(before)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
@@ -163,7 +155,7 @@ def other_row(column: list) -> None:
     column[0] = column[-1]
 
 
-def test_a_file_that_was_written_anew_is_read(made, copy):
+def test_a_file_that_was_written_again_is_read(made, copy):
     for name in (NAME, STREAMS):
         resigned(copy.folder / name, lambda table: table)
     assert verify(made[0], copy) == []
@@ -323,10 +315,10 @@ def test_packs_of_two_machines_are_added_to_one_another(made, packed, tmp_path):
 def test_the_command_adds_a_pack_to_a_pack(made, packed, tmp_path):
     sweep_file = made[1].parent / "sweep.toml"
     words = ["bench", "pack", sweep_file, "--records", packed, "-o", tmp_path / "records"]
-    done = CliRunner().invoke(app, list(map(str, words)))
+    done = cli(*words)
     assert done.exit_code == 0, done.output
     assert "16 cells in" in done.output
-    done = CliRunner().invoke(app, list(map(str, [*words, "--out", made[1]])))
+    done = cli(*words, "--out", made[1])
     assert done.exit_code == 1
     assert "use --out or --records, not both" in " ".join(done.output.split())
 
@@ -400,7 +392,7 @@ def test_a_cell_of_the_run_that_is_not_of_the_sweep_is_told_at_once(made, tmp_pa
     assert not (tmp_path / "records").exists()
 
 
-def test_a_refused_backbone_is_admitted_later(made, packed, tmp_path):
+def test_a_rejected_backbone_is_admitted_later(made, packed, tmp_path):
     """Its refusals go, all of them: a mixture would not verify."""
     sweep, out = made
     first = Maker(sweep, refused=(("vit", "digits"),)).make(tmp_path / "first")

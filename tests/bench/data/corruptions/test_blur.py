@@ -294,21 +294,3 @@ def test_glass_is_worse_with_rounds_and_reach():
     assert 0 < once.max() < twice.min()
     near, far = np.split(np.array(squared_loss("glass_blur", IMAGENET)), [2])
     assert 0 < near.max() < far.min()
-
-
-@pytest.mark.parametrize("name", BLURS)
-@pytest.mark.parametrize("constants", [CIFAR, IMAGENET], ids=["cifar", "imagenet"])
-def test_an_image_does_not_depend_on_its_batch(name, constants):
-    images = make_images(5, 33, 47)
-    together = run(name, images, constants[name][3])
-    for i in range(5):
-        alone = getattr(blur, name)(images[i : i + 1], constants[name][3], rngs(5)[i : i + 1])
-        assert np.array_equal(alone[0], together[i])
-
-
-@pytest.mark.parametrize("name", BLURS)
-def test_the_input_is_not_modified(name):
-    images = make_images(2, 16, 20)
-    before = images.copy()
-    run(name, images, CIFAR[name][4])
-    assert np.array_equal(images, before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from itertools import pairwise, product
 
 import numpy as np
@@ -11,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import ndimage
 
-from caster import CasterError
 from caster_bench.data.corruptions import corrupt, textures, weather
 from caster_bench.data.corruptions.constants import CIFAR, IMAGENET
 from caster_bench.data.corruptions.textures import plasma
 from caster_bench.data.corruptions.weather import canny, water
+from tests.support.messages import error_line
 from tests.support.sampling import sampled
 
 WEATHER = ("fog", "snow", "frost", "spatter")
@@ -270,12 +271,7 @@ def test_photographs(tmp_path):
 def test_unsuitable_photographs(tmp_path):
     from PIL import Image
 
-    def error_of(folder) -> str:
-        with pytest.raises(CasterError) as caught:
-            textures.textures_for(32, 32, folder)
-        assert "\n" not in str(caught.value)
-        return str(caught.value)
-
+    error_of = partial(error_line, textures.textures_for, 32, 32)
     assert "cannot read the textures" in error_of(tmp_path / "absent")
     (tmp_path / "empty").mkdir()
     assert "has no texture" in error_of(tmp_path / "empty")
@@ -459,23 +455,3 @@ def test_less_alike_with_severity(name, table):
     alike = [likeness(images, run(name, images, c)) for c in constants[name]]
     assert alike[0] < 0.995
     assert all(before > after for before, after in pairwise(alike)), alike
-
-
-@pytest.mark.parametrize("name", WEATHER)
-@pytest.mark.parametrize("table", TABLES)
-@pytest.mark.parametrize("severity", [1, 4])
-def test_an_image_does_not_depend_on_its_batch(name, table, severity):
-    images = make_images(5, 33, 47)
-    constants = TABLES[table][0][name][severity]
-    together = run(name, images, constants)
-    for i in range(5):
-        alone = getattr(weather, name)(images[i : i + 1], constants, rngs(5)[i : i + 1])
-        assert np.array_equal(alone[0], together[i])
-
-
-@pytest.mark.parametrize("name", WEATHER)
-def test_the_input_is_not_modified(name):
-    images = make_images(2, 16, 20)
-    before = images.copy()
-    run(name, images, CIFAR[name][2])
-    assert np.array_equal(images, before)

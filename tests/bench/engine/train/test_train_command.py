@@ -2,16 +2,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 
 import pytest
-from typer.testing import CliRunner
 
-from caster.cli.app import app
 from caster_bench.engine.train import checkpoint, training_run
+from tests.support.command_line import cli
 
-
-def caster(*args: str):
-    return CliRunner().invoke(app, ("bench", "train", *args))
+caster = partial(cli, "bench", "train")
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from caster_bench.engine.train.trainer import (
     parameter_groups,
     weight_average,
 )
+from tests.support.messages import error_line
 
 SHAPES = {"whole": (32, 32), "wide": (32, 128), "tall": (128, 32), "three": (96, 32)}
 
@@ -278,12 +279,10 @@ def test_recipes():
         assert recipe.operations > 0  # what the documentation promises of every recipe
     assert Recipe.of("deit_base") != Recipe.of("vit_base")
     assert Recipe.of("resnet18", epochs=3).epochs == 3
-    with pytest.raises(CasterError, match="not one of this version"):
-        Recipe.from_json('{"lr": 1.0}')
+    assert "not one of this version" in error_line(Recipe.from_json, '{"lr": 1.0}')
     with pytest.raises(CasterError, match="sgd, adamw or muon"):
         Recipe(optimizer="adam", lr=1, weight_decay=0, epochs=1, warmup=0, batch_size=2)
-    with pytest.raises(CasterError, match="1 epoch"):
-        Recipe.of("resnet18", epochs=0)
+    assert "1 epoch" in error_line(Recipe.of, "resnet18", epochs=0)
     with pytest.raises(CasterError, match=r"a share of patches is from 0 to 1, not 1\.0"):
         replace(Recipe.of("vit_base"), drop_patches=1.0)
 

@@ -12,9 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from caster.cli.app import app
 from caster_bench.engine.pack import pack
 from caster_bench.records import Pack, scan
 from caster_bench.records.store import described
@@ -23,6 +21,7 @@ from caster_bench.studies.claims.claim_file import read_claims
 from caster_bench.studies.claims.document import write_document
 from caster_bench.studies.claims.verdicts import gather
 from caster_bench.sweeps import Spec
+from tests.support.command_line import cli
 from tests.support.report_files import ELSEWHERE, files
 
 pytestmark = pytest.mark.usefixtures("listed_figures")
@@ -104,8 +103,7 @@ def place(run, tmp_path_factory) -> Path:
 
 
 def invoke(place: Path, *words: object):
-    command = ["bench", "claims", place / "claims.toml", "--root", place, *words]
-    return CliRunner().invoke(app, list(map(str, command)))
+    return cli("bench", "claims", place / "claims.toml", "--root", place, *words)
 
 
 @pytest.fixture(scope="module")

@@ -1,23 +1,34 @@
-"""The commands `caster bench plan` and `caster bench run`."""
+"""The commands `caster bench plan` and `caster bench run`, and what they print."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
+from caster.cli.console import PlainConsole, counted, errors, new_table, output, say
 from caster.cli.options import DataRoot
 from caster.errors import CasterError
 from caster_bench.cli.bench_options import Backbones, Only, Root, Runs, SweepFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from caster_bench.engine.executors import Executor
+    from caster_bench.engine.plan import Costs, Plan
+    from caster_bench.engine.run import RunStatus, Summary, Watch
     from caster_bench.engine.run_context import RunContext
-    from caster_bench.sweeps import Sweep
+    from caster_bench.sweeps import Spec, Sweep
+
+
+WIDE = 180  # characters, for piped output
+EVERY = 10.0  # seconds between two lines of piped progress
+SHOWN = 8  # running cells in the live table
 
 
 class Executors(StrEnum):
@@ -41,7 +52,6 @@ def plan(
     Costs come from the times of similar cells in this run; without any, they are a guess from the
     method and the number of images.
     """
-    from caster_bench.cli.bench_view import show_plan
     from caster_bench.engine.executors.local import select_devices
     from caster_bench.engine.plan import Costs, groups_of, make_plan
 
@@ -82,7 +92,6 @@ def run(
     stopped; damaged records are made again. Cells that fail are listed at the end, and the exit
     status is then 1.
     """
-    from caster_bench.cli.bench_view import live_progress, show_summary
     from caster_bench.engine.run import run as run_sweep
 
     if address is not None and executor is not Executors.RAY:
@@ -120,3 +129,155 @@ def _executor(
     devices = select_devices(device)
     cores = allocate_cores(devices, workers)
     return devices[0], lambda context: LocalExecutor(context, devices, *cores)
+
+
+# --- output --------------------------------------------------------------------------------------
+
+
+def show_plan(plan: Plan, costs: Costs, groups: list[tuple[Spec, ...]], by_cell: bool) -> None:
+    """Print the cells of a plan and what the missing ones are expected to cost."""
+    from caster_bench.data.sets.dataset import first_few
+
+    console = output if output.is_terminal else PlainConsole(width=WIDE)
+    console.print((cells_table if by_cell else methods_table)(plan, costs.cell))
+    missing, rejected = len(plan.missing), len(plan.rejected)
+    done = len(plan.wanted) - missing - rejected
+    say(
+        f"{counted(len(plan.wanted), 'cell')}: {done:,} done, {rejected:,} rejected, "
+        f"{missing:,} missing in {counted(len(groups), 'stream')}"
+    )
+    if missing:
+        seconds = duration(sum(map(costs.group, groups)))
+        basis = "from the times of this run" if costs.measured else "a guess: nothing measured yet"
+        say(f"about {seconds} for one worker, including shared frozen passes ({basis})")
+    for data, why in costs.unopened.items():
+        say(f"not counted: {data}: {why}")
+    if plan.damaged:
+        say(f"damaged, to be run again: {', '.join(sorted(plan.damaged))}")
+    if plan.undecided:
+        say(f"to be admitted first: {first_few([' on '.join(pair) for pair in plan.undecided])}")
+
+
+def methods_table(plan: Plan, cost: Callable[[Spec], float]) -> Table:
+    """Return a row for every method on a backbone and data."""
+    rows: dict[tuple[str, str, str], list[Spec]] = {}
+    for spec in plan.wanted:
+        rows.setdefault((spec.backbone, spec.data, spec.label), []).append(spec)
+    table = _table("backbone", "data", "method", "cells", "recorded", "missing", "expected")
+    for names, specs in rows.items():
+        missing = [spec for spec in specs if not plan.has_record(spec)]
+        counts = (len(specs), len(specs) - len(missing), len(missing))
+        expected = duration(sum(map(cost, missing))) if missing else "-"
+        table.add_row(*map(Text, (*names, *map(str, counts), expected)))
+    return table
+
+
+def cells_table(plan: Plan, cost: Callable[[Spec], float]) -> Table:
+    """Return a row for every cell."""
+    table = _table("cell", "stream", "state", "expected")
+    rejected = set(plan.rejected)
+    for spec in plan.wanted:
+        recorded = plan.has_record(spec)
+        state = "rejected" if spec in rejected else "done" if recorded else "missing"
+        stream = f"{spec.order}, B {spec.batch_size}, seed {spec.seed}"
+        stream += ", alone" if spec.alone else ""
+        expected = "-" if recorded else duration(cost(spec))
+        table.add_row(*map(Text, (spec.title, stream, state, expected)))
+    return table
+
+
+def _table(*headings: str) -> Table:
+    return new_table(*headings, numbers=("cells", "recorded", "missing", "expected"))
+
+
+@contextmanager
+def live_progress() -> Iterator[Watch]:
+    """Show a run's progress on standard error: a live table, or a line now and then when piped."""
+    if errors.is_terminal:
+        from rich.live import Live  # no --help needs it
+
+        with Live(console=errors, transient=True, auto_refresh=False) as live:
+            yield lambda status: live.update(status_table(status), refresh=True)
+        return
+    last = monotonic()
+
+    def print_line(status: RunStatus) -> None:
+        nonlocal last
+        if monotonic() - last >= EVERY:
+            last = monotonic()
+            say(status_line(status), errors)
+
+    yield print_line
+
+
+def status_table(status: RunStatus) -> Table:
+    """Return the progress of a run as a table."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_row("cells", _counts(status))
+    grid.add_row("images/s", f"{status.rate:,.0f}")
+    grid.add_row("time left", _left(status))
+    for title in status.current[:SHOWN]:
+        grid.add_row("running", title)
+    if len(status.current) > SHOWN:
+        grid.add_row("", f"and {len(status.current) - SHOWN} more")
+    return grid
+
+
+def status_line(status: RunStatus) -> str:
+    """Return the progress of a run on one line.
+
+    >>> from caster_bench.engine.run import RunStatus
+    >>> status_line(RunStatus(3, 10, 0, ("r on d, fog-1: tent",), 812.3, 75.0))
+    '3 of 10 cells, 812 images/s, 1 min 15 s left, at r on d, fog-1: tent'
+    """
+    at = f", at {status.current[0]}" if status.current else ""
+    return f"{_counts(status)} cells, {status.rate:,.0f} images/s, {_left(status)} left{at}"
+
+
+def _counts(status: RunStatus) -> str:
+    failed = f" ({status.failed:,} failed)" if status.failed else ""
+    return f"{status.done:,} of {status.total:,}{failed}"
+
+
+def _left(status: RunStatus) -> str:
+    return "unknown time" if status.left is None else duration(status.left)
+
+
+def show_summary(summary: Summary, out: Path) -> None:
+    """Print the outcome of a run."""
+    for what, why in summary.rejections.items():
+        say(f"rejected: {what}: {why}")
+    for what, why in summary.failures:
+        say(f"failed: {what}: {why}", errors)
+    before = f", {summary.already:,} of them earlier" if summary.already else ""
+    say(
+        f"{counted(summary.cells, 'cell')} done and {summary.rejected:,} rejected{before}; "
+        f"{len(summary.failures):,} failed. Records are in {out}"
+    )
+    if summary.engine is not None:
+        say(
+            f"{duration(summary.seconds)} with {counted(summary.workers, 'worker')}; of their busy "
+            f"time {1 - summary.engine:.0%} was models and methods, {summary.engine:.0%} the engine"
+        )
+    if summary.foreign:
+        say(
+            f"{counted(summary.foreign, 'record')} of another checkpoint, data, settings or "
+            "constants are there too: delete the folders that `caster bench verify` lists, or run "
+            "with another --out"
+        )
+
+
+def duration(seconds: float) -> str:
+    """Format a duration.
+
+    >>> duration(0.4), duration(75), duration(7_300)
+    ('0.4 s', '1 min 15 s', '2 h 1 min')
+    """
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from caster.cli.console import progress_bar, say
 from caster.cli.options import DataRoot
-
-if TYPE_CHECKING:
-    from caster_bench.engine.train.recipe import Recipe
-    from caster_bench.engine.train.training_run import Outcome
 
 FOLDER = Path("checkpoints")  # where sweeps look for them
 Architecture = Annotated[
@@ -85,48 +81,33 @@ def train(
     from caster_bench.engine.executors.local import select_devices
 
     first = select_devices(device)[0]  # before torch is imported: it says how to install it
-    from caster_bench.engine.train.recipe import Recipe
-
-    recipe = Recipe.of(architecture, epochs, plain=plain)
-    out = out or default_out(architecture, data, seed, plain)
-    outcome = _train(architecture, recipe, data, test, out, seed, first, seconds, data_root)
-    if outcome.metadata is None:
-        say(f"{outcome.epochs} of {outcome.of} epochs done; run it again to continue.")
-    else:
-        name = outcome.metadata.test["name"]
-        say(f"{out}: {outcome.metadata.accuracy:.2%} accuracy on {name}.")
-
-
-def _train(
-    architecture: str,
-    recipe: Recipe,
-    data: str,
-    test: str | None,
-    out: Path,
-    seed: int,
-    device: str,
-    seconds: float | None,
-    data_root: Path | None,
-) -> Outcome:
     from caster_bench.engine.train import training_run
     from caster_bench.engine.train.images import read, splits
+    from caster_bench.engine.train.recipe import Recipe
 
+    out = out or default_out(architecture, data, seed, plain)
+    recipe = Recipe.of(architecture, epochs, plain=plain)
     source, held_out = splits(data, test)
     images = read(source, data_root)
     if out.parent == FOLDER:
         FOLDER.mkdir(exist_ok=True)
     with progress_bar() as progress:
-        return training_run.train(
+        outcome = training_run.train(
             architecture,
             recipe,
             images,
             read(held_out, data_root, images.classes),
             out,
             seed=seed,
-            device=device,
+            device=first,
             seconds=seconds,
             progress=progress,
         )
+    if outcome.metadata is None:
+        say(f"{outcome.epochs} of {outcome.of} epochs done; run it again to continue.")
+    else:
+        name = outcome.metadata.test["name"]
+        say(f"{out}: {outcome.metadata.accuracy:.2%} accuracy on {name}.")
 
 
 def default_out(architecture: str, data: str, seed: int, plain: bool = False) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -59,6 +58,7 @@ def corrupt(
     names, severities = _names(corruption or ["all"]), _severities(severity)
     limits = limits_of(larger)
     from caster_bench.data.corrupt_job import corrupt_images
+    from caster_bench.data.worker_processes import available_cores
 
     with progress_bar() as progress:
         try:
@@ -69,7 +69,7 @@ def corrupt(
                 severities=severities,
                 seed=seed,
                 textures=frost_textures,
-                workers=workers or _processors(),
+                workers=workers or available_cores(),
                 progress=progress,
             )
         except KeyboardInterrupt:
@@ -108,8 +108,3 @@ def _severities(text: str) -> list[int]:
             )
         found += range(low, high + 1)
     return found
-
-
-def _processors() -> int:
-    """Count the processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,5 +1,8 @@
 """The `caster` command: one file a group of commands; each parses, makes one call and prints."""
 
-from caster.cli.app import main
 
-__all__ = ["main"]
+def main() -> None:
+    """Run the command line."""
+    from caster.cli.app import main as run  # not above: plugins import modules of this package
+
+    run()

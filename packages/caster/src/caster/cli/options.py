@@ -31,31 +31,38 @@ MODELS = "MODEL.onnx, timm:NAME, hf:FOLDER or FILE.py:FACTORY"
 RESUME_HINT = "no output was written; run the same command to continue"
 PANEL = "Images"
 SAMPLES = "Samples"
+CLUSTER = "A Ray cluster"
 NAMED = 5  # skipped images named one by one
 
+
+def panel(name: str) -> Callable[..., Any]:
+    """Options of one panel of --help: the help, then other names and settings of the option."""
+
+    def option(help: str, *names: str, **extra: Any) -> Any:
+        return typer.Option(*names, help=help, rich_help_panel=name, **extra)
+
+    return option
+
+
+of_images, of_model, of_samples = panel(PANEL), panel(MODEL_PANEL), panel(SAMPLES)
+of_cluster = panel(CLUSTER)
 SkipUnreadable = Annotated[
     bool,
-    typer.Option(
+    of_images(
+        "Skip images that cannot be decoded, instead of stopping at the first.",
         "--skip-unreadable",
-        help="Skip images that cannot be decoded, instead of stopping at the first.",
-        rich_help_panel=PANEL,
     ),
 ]
 DataRoot = Annotated[
     Path | None,
-    typer.Option(
-        metavar="FOLDER",
-        help="Folder of the published sets, instead of $CASTER_DATA.",
-        rich_help_panel=PANEL,
-    ),
+    of_images("Folder of the published sets, instead of $CASTER_DATA.", metavar="FOLDER"),
 ]
 Store = Annotated[
     Path | None,
-    typer.Option(
+    of_images(
+        "Folder for cached features, instead of the user's cache folder.",
         "--cache",
         metavar="FOLDER",
-        help="Folder for cached features, instead of the user's cache folder.",
-        rich_help_panel=PANEL,
     ),
 ]
 LIMITS = tuple(field.name for field in fields(Limits))
@@ -69,19 +76,12 @@ MaxOption = Annotated[
 ]
 BatchSize = Annotated[int, typer.Option(min=1, help="Samples per batch.")]
 OtherModel = Annotated[
-    bool,
-    typer.Option(
-        "--allow-other-model",
-        help="Use a state that was fitted with another model.",
-        rich_help_panel=MODEL_PANEL,
-    ),
+    bool, of_model("Use a state that was fitted with another model.", "--allow-other-model")
 ]
 OtherPreprocessing = Annotated[
     bool,
-    typer.Option(
-        "--allow-other-preprocessing",
-        help="Use a state that was fitted with other preprocessing.",
-        rich_help_panel=MODEL_PANEL,
+    of_model(
+        "Use a state that was fitted with other preprocessing.", "--allow-other-preprocessing"
     ),
 ]
 Tau = Annotated[
@@ -99,11 +99,10 @@ Every = Annotated[
 ]
 NoSafeguards = Annotated[
     bool,
-    typer.Option(
+    of_samples(
+        "Disable the safeguards of transport of features, as in the paper: it also adapts with "
+        "small sources and on batches sorted by class, where it does harm.",
         "--no-safeguards",
-        rich_help_panel=SAMPLES,
-        help="Disable the safeguards of transport of features, as in the paper: it also adapts "
-        "with small sources and on batches sorted by class, where it does harm.",
     ),
 ]
 MechanismOption = Annotated[
@@ -115,52 +114,37 @@ MechanismOption = Annotated[
         "them.",
     ),
 ]
-CLUSTER = "A Ray cluster"
 RayOption = Annotated[
     str | None,
-    typer.Option(
+    of_cluster(
+        "HOST:PORT of a Ray cluster, or `local` to start Ray here. All nodes must see the files at "
+        "the same paths.",
         "--ray",
         metavar="ADDRESS",
-        help="HOST:PORT of a Ray cluster, or `local` to start Ray here. All nodes must see the "
-        "files at the same paths.",
-        rich_help_panel=CLUSTER,
     ),
 ]
 Workers = Annotated[
     int | None,
-    typer.Option(
-        min=1,
-        help="Most workers, each with a copy of the model. [default: one per GPU, or per core]",
-        rich_help_panel=CLUSTER,
+    of_cluster(
+        "Most workers, each with a copy of the model. [default: one per GPU, or per core]", min=1
     ),
 ]
 PreprocessingOption = Annotated[
     str | None,
-    typer.Option(
+    of_model(
+        "TOML file with the preprocessing, or `in-graph`; timm and hf models bring their own.",
         metavar="TOML",
-        help="TOML file with the preprocessing, or `in-graph`; timm and hf models bring their own.",
-        rich_help_panel=MODEL_PANEL,
     ),
 ]
 HeadOption = Annotated[
     str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Name of the classifier layer, if it is not found automatically.",
-        rich_help_panel=MODEL_PANEL,
-    ),
+    of_model("Name of the classifier layer, if it is not found automatically.", metavar="NAME"),
 ]
 
 
 def limit_option(which: str) -> Any:
     """The option --limit; `which` says how the samples are chosen."""
-    return typer.Option(
-        "--limit",
-        metavar="N",
-        min=1,
-        help=f"Use only N samples: {which}.",
-        rich_help_panel=SAMPLES,
-    )
+    return of_samples(f"Use only N samples: {which}.", "--limit", metavar="N", min=1)
 
 
 def limits_of(given: list[str] | None) -> Limits:
@@ -246,27 +230,25 @@ def adapter_options(every: int | None, no_safeguards: bool, **others: Any) -> di
     return {"every": every, "safeguards": not no_safeguards, **others}
 
 
-def _option(kind: Any, *names: str, help: str, **extra: Any) -> Any:
-    return Annotated[kind, typer.Option(*names, help=help, rich_help_panel=MODEL_PANEL, **extra)]
-
-
 MODEL_OPTIONS: dict[str, Any] = {
-    "model": _option(str | None, metavar="M", help=f"{MODELS}, for images."),
+    "model": Annotated[str | None, of_model(f"{MODELS}, for images.", metavar="M")],
     "preprocessing": PreprocessingOption,
-    "checkpoint": _option(
-        Path | None, metavar="FILE", help="Weights of timm:NAME or FILE.py:FACTORY (.safetensors)."
-    ),
+    "checkpoint": Annotated[
+        Path | None,
+        of_model("Weights of timm:NAME or FILE.py:FACTORY (.safetensors).", metavar="FILE"),
+    ],
     "head": HeadOption,
-    "provider": _option(
+    "provider": Annotated[
         list[str] | None,
-        metavar="NAME",
-        help="ONNX Runtime execution provider; repeat in order of preference.",
-    ),
-    "device": _option(str | None, metavar="NAME", help="torch device: cpu, cuda, cuda:1 ..."),
-    "bf16": _option(bool, "--bf16", help="Run a torch model in bfloat16 autocast."),
-    "channels_last": _option(
-        bool, "--channels-last", help="Run a torch model in channels-last memory format."
-    ),
+        of_model("ONNX Runtime execution provider; repeat in order of preference.", metavar="NAME"),
+    ],
+    "device": Annotated[
+        str | None, of_model("torch device: cpu, cuda, cuda:1 ...", metavar="NAME")
+    ],
+    "bf16": Annotated[bool, of_model("Run a torch model in bfloat16 autocast.", "--bf16")],
+    "channels_last": Annotated[
+        bool, of_model("Run a torch model in channels-last memory format.", "--channels-last")
+    ],
 }
 DEFAULTS = {"bf16": False, "channels_last": False}
 FOR_IMAGES = {  # arguments that need a model, and their options

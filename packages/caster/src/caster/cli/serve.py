@@ -12,7 +12,6 @@ import typer
 from caster.cli.console import say
 from caster.cli.inspect import KeyFile, StateFile
 from caster.cli.options import (
-    CLUSTER,
     Every,
     MechanismOption,
     NoSafeguards,
@@ -21,7 +20,9 @@ from caster.cli.options import (
     RayOption,
     Tau,
     adapter_options,
+    of_cluster,
     on_cluster,
+    panel,
     with_model,
 )
 from caster.errors import CasterError
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from caster.models.protocol import FrozenModel
     from caster.state import State
 
-NETWORK, STREAMS, LIMITS = "Network", "Streams", "Limits"
+network, of_streams, limit = map(panel, ("Network", "Streams", "Limits"))
 
 
 @with_model(output=None)
@@ -53,116 +54,68 @@ def serve(
     no_safeguards: NoSafeguards = False,
     allow_other_model: OtherModel = False,
     allow_other_preprocessing: OtherPreprocessing = False,
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; 0.0.0.0: all.", rich_help_panel=NETWORK)
-    ] = "127.0.0.1",
-    http_port: Annotated[
-        int,
-        typer.Option(min=0, max=65535, help="REST; 0: any free port.", rich_help_panel=NETWORK),
-    ] = 8000,
-    grpc_port: Annotated[
-        int,
-        typer.Option(min=0, max=65535, help="gRPC; 0: any free port.", rich_help_panel=NETWORK),
-    ] = 8001,
+    host: Annotated[str, network("Address to listen on; 0.0.0.0: all.")] = "127.0.0.1",
+    http_port: Annotated[int, network("REST; 0: any free port.", min=0, max=65535)] = 8000,
+    grpc_port: Annotated[int, network("gRPC; 0: any free port.", min=0, max=65535)] = 8001,
     token_file: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="File with the bearer token of clients.", rich_help_panel=NETWORK
-        ),
+        Path | None, network("File with the bearer token of clients.", metavar="FILE")
     ] = None,
-    tls_cert: Annotated[
-        Path | None,
-        typer.Option(metavar="PEM", help="Certificate, for TLS.", rich_help_panel=NETWORK),
-    ] = None,
-    tls_key: Annotated[
-        Path | None, typer.Option(metavar="PEM", help="Its key.", rich_help_panel=NETWORK)
-    ] = None,
+    tls_cert: Annotated[Path | None, network("Certificate, for TLS.", metavar="PEM")] = None,
+    tls_key: Annotated[Path | None, network("Its key.", metavar="PEM")] = None,
     folder: Annotated[
         Path | None,
-        typer.Option(
-            "--folder",
-            metavar="FOLDER",
-            help="Folder for the streams' files. [default: STATE.streams]",
-            rich_help_panel=STREAMS,
-        ),
+        of_streams("Folder for the streams' files. [default: STATE.streams]", metavar="FOLDER"),
     ] = None,
     logs: Annotated[
         Path | None,
-        typer.Option(
+        of_streams(
+            "Folder for the streams' logs, which /monitor shows. [default: STATE.logs]",
             metavar="FOLDER",
-            help="Folder for the streams' logs, which /monitor shows. [default: STATE.logs]",
-            rich_help_panel=STREAMS,
         ),
     ] = None,
-    no_logs: Annotated[
-        bool,
-        typer.Option("--no-logs", help="Log nothing: no /monitor.", rich_help_panel=STREAMS),
-    ] = False,
+    no_logs: Annotated[bool, of_streams("Log nothing: no /monitor.", "--no-logs")] = False,
     batch: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Samples up to which waiting requests of a stream are joined.",
-            rich_help_panel=STREAMS,
-        ),
+        int, of_streams("Samples up to which waiting requests of a stream are joined.", min=1)
     ] = 64,
     wait: Annotated[
         float,
-        typer.Option(
+        of_streams(
+            "Milliseconds that a request waits for others of its stream to join it.",
             min=0,
             metavar="MS",
-            help="Milliseconds that a request waits for others of its stream to join it.",
-            rich_help_panel=STREAMS,
         ),
     ] = 0.0,
     snapshot_every: Annotated[
         int,
-        typer.Option(
+        of_streams(
+            "Batches of a stream between snapshots: as many are repeated after a crash.",
             min=1,
             metavar="N",
-            help="Batches of a stream between snapshots: as many are repeated after a crash.",
-            rich_help_panel=STREAMS,
         ),
     ] = 64,
     idle: Annotated[
         float,
-        typer.Option(
+        of_streams(
+            "Write out a stream, and free its memory, after so long without a request.",
             min=0,
             metavar="SECONDS",
-            help="Write out a stream, and free its memory, after so long without a request.",
-            rich_help_panel=STREAMS,
         ),
     ] = 300.0,
-    streams: Annotated[
-        int, typer.Option(min=1, help="Streams in memory at a time.", rich_help_panel=LIMITS)
-    ] = 64,
-    max_streams: Annotated[
-        int, typer.Option(min=1, help="Streams in the folder.", rich_help_panel=LIMITS)
-    ] = 10_000,
-    max_request: Annotated[
-        float,
-        typer.Option(min=0.001, metavar="MB", help="Size of a request.", rich_help_panel=LIMITS),
-    ] = 64.0,
-    queue: Annotated[
-        int, typer.Option(min=1, help="Requests that wait at a time.", rich_help_panel=LIMITS)
-    ] = 256,
+    streams: Annotated[int, limit("Streams in memory at a time.", min=1)] = 64,
+    max_streams: Annotated[int, limit("Streams in the folder.", min=1)] = 10_000,
+    max_request: Annotated[float, limit("Size of a request.", min=0.001, metavar="MB")] = 64.0,
+    queue: Annotated[int, limit("Requests that wait at a time.", min=1)] = 256,
     verify: Annotated[
         float,
-        typer.Option(
-            min=1,
-            metavar="SECONDS",
-            help="Check that the weights are unchanged, so often.",
-            rich_help_panel=LIMITS,
-        ),
+        limit("Check that the weights are unchanged, so often.", min=1, metavar="SECONDS"),
     ] = 300.0,
     ray: RayOption = None,
     replicas: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help="Processes of the cluster that share the streams, each with a copy of the model. "
+        of_cluster(
+            "Processes of the cluster that share the streams, each with a copy of the model. "
             "[default: 2]",
-            rich_help_panel=CLUSTER,
+            min=1,
         ),
     ] = None,
 ) -> None:

@@ -21,6 +21,18 @@ LARGEST = int(np.iinfo(np.int64).max)  # past the end of any axis
 Operand = Any  # an array of the graph, or a number
 
 
+def _operator(
+    compute: Callable[[Var, Var], Var], reflected: bool = False
+) -> Callable[[GraphArray, Operand], GraphArray]:
+    """An operator of an array and an array or number, on its right or, reflected, on its left."""
+
+    def operate(array: GraphArray, other: Operand) -> GraphArray:
+        operands = array.var, array._like(other)
+        return GraphArray(compute(*(reversed(operands) if reflected else operands)))
+
+    return operate
+
+
 @dataclass(frozen=True, eq=False)
 class GraphArray:
     """An array whose values are known when the graph runs.
@@ -43,58 +55,18 @@ class GraphArray:
         """Sizes of the axes, where the graph fixes them."""
         return tuple(self.var.unwrap_tensor().shape or ())
 
-    def __add__(self, other: Operand) -> GraphArray:
-        return GraphArray(op.add(self.var, self._like(other)))
-
-    __radd__ = __add__
-
-    def __mul__(self, other: Operand) -> GraphArray:
-        return GraphArray(op.mul(self.var, self._like(other)))
-
-    __rmul__ = __mul__
-
-    def __sub__(self, other: Operand) -> GraphArray:
-        return GraphArray(op.sub(self.var, self._like(other)))
-
-    def __rsub__(self, other: Operand) -> GraphArray:
-        return GraphArray(op.sub(self._like(other), self.var))
-
-    def __truediv__(self, other: Operand) -> GraphArray:
-        return GraphArray(op.div(self.var, self._like(other)))
-
-    def __rtruediv__(self, other: Operand) -> GraphArray:
-        return GraphArray(op.div(self._like(other), self.var))
-
-    def __matmul__(self, other: GraphArray) -> GraphArray:
-        return GraphArray(op.matmul(self.var, other.var))
+    __add__ = __radd__ = _operator(op.add)
+    __mul__ = __rmul__ = _operator(op.mul)
+    __sub__, __rsub__ = _operator(op.sub), _operator(op.sub, reflected=True)
+    __truediv__, __rtruediv__ = _operator(op.div), _operator(op.div, reflected=True)
+    __matmul__ = _operator(op.matmul)
+    __lt__, __le__ = _operator(op.less), _operator(op.less_or_equal)
+    __gt__, __ge__ = _operator(op.greater), _operator(op.greater_or_equal)
+    __and__, __or__, __xor__ = _operator(op.and_), _operator(op.or_), _operator(op.xor)
+    equals = _operator(op.equal)  # of elements; `==` is left to compare objects
 
     def __neg__(self) -> GraphArray:
         return GraphArray(op.neg(self.var))
-
-    def __lt__(self, other: Operand) -> GraphArray:
-        return GraphArray(op.less(self.var, self._like(other)))
-
-    def __le__(self, other: Operand) -> GraphArray:
-        return GraphArray(op.less_or_equal(self.var, self._like(other)))
-
-    def __gt__(self, other: Operand) -> GraphArray:
-        return GraphArray(op.greater(self.var, self._like(other)))
-
-    def __ge__(self, other: Operand) -> GraphArray:
-        return GraphArray(op.greater_or_equal(self.var, self._like(other)))
-
-    def equals(self, other: Operand) -> GraphArray:
-        """Compare elements; `==` is left to compare objects."""
-        return GraphArray(op.equal(self.var, self._like(other)))
-
-    def __and__(self, other: GraphArray) -> GraphArray:
-        return GraphArray(op.and_(self.var, other.var))
-
-    def __or__(self, other: GraphArray) -> GraphArray:
-        return GraphArray(op.or_(self.var, other.var))
-
-    def __xor__(self, other: GraphArray) -> GraphArray:
-        return GraphArray(op.xor(self.var, other.var))
 
     def __invert__(self) -> GraphArray:
         return GraphArray(op.not_(self.var))
@@ -122,18 +94,19 @@ class GraphArray:
 
     def sum(self, axis: int | None = None, keepdims: bool = False) -> GraphArray:
         """Sum over an axis, or over all."""
-        axes = None if axis is None else op.const(np.array([axis]))
-        return GraphArray(op.reduce_sum(self.var, axes, keepdims=int(keepdims)))
+        return self._reduced(op.reduce_sum, axis, keepdims)
 
     def mean(self, axis: int | None = None, keepdims: bool = False) -> GraphArray:
         """Mean over an axis, or over all."""
-        axes = None if axis is None else op.const(np.array([axis]))
-        return GraphArray(op.reduce_mean(self.var, axes, keepdims=int(keepdims)))
+        return self._reduced(op.reduce_mean, axis, keepdims)
 
     def max(self, axis: int | None = None, keepdims: bool = False) -> GraphArray:
         """Maximum over an axis, or over all."""
+        return self._reduced(op.reduce_max, axis, keepdims)
+
+    def _reduced(self, compute: Callable[..., Var], axis: int | None, keepdims: bool) -> GraphArray:
         axes = None if axis is None else op.const(np.array([axis]))
-        return GraphArray(op.reduce_max(self.var, axes, keepdims=int(keepdims)))
+        return GraphArray(compute(self.var, axes, keepdims=int(keepdims)))
 
     def argmax(self, axis: int) -> GraphArray:
         """Position of the first maximum."""
@@ -174,29 +147,12 @@ def constant(value: Any, dtype: DTypeLike | None = None) -> GraphArray:
     return GraphArray(op.const(np.asarray(value, dtype)))
 
 
-def exp(x: GraphArray) -> GraphArray:
-    """e to the power of every element."""
-    return GraphArray(op.exp(x.var))
+def _elementwise(compute: Callable[[Var], Var]) -> Callable[[GraphArray], GraphArray]:
+    return lambda x: GraphArray(compute(x.var))
 
 
-def log(x: GraphArray) -> GraphArray:
-    """Natural logarithm of every element."""
-    return GraphArray(op.log(x.var))
-
-
-def sqrt(x: GraphArray) -> GraphArray:
-    """Square root of every element."""
-    return GraphArray(op.sqrt(x.var))
-
-
-def absolute(x: GraphArray) -> GraphArray:
-    """Absolute value of every element."""
-    return GraphArray(op.abs(x.var))
-
-
-def is_nan(x: GraphArray) -> GraphArray:
-    """Which elements are NaN."""
-    return GraphArray(op.isnan(x.var))
+exp, log, sqrt = _elementwise(op.exp), _elementwise(op.log), _elementwise(op.sqrt)
+absolute, is_nan = _elementwise(op.abs), _elementwise(op.isnan)
 
 
 def is_finite(x: GraphArray) -> GraphArray:
@@ -262,10 +218,9 @@ def running_sum(x: GraphArray) -> GraphArray:  # (n,) -> (n,)
     return GraphArray(op.cumsum(x.var, op.const(np.int64(0))))
 
 
-def length(x: GraphArray, axis: int = 0) -> GraphArray:
-    """Size of an axis, as an int64 scalar."""
-    size = op.shape(x.var, start=axis, end=axis + 1)
-    return GraphArray(op.squeeze(size))
+def length(x: GraphArray) -> GraphArray:
+    """Size of the first axis, as an int64 scalar."""
+    return GraphArray(op.squeeze(op.shape(x.var, start=0, end=1)))
 
 
 def arange(stop: GraphArray) -> GraphArray:

@@ -260,6 +260,11 @@ class Carry(NamedTuple):
         return [*self[:-1], *self.labels.parts()]
 
 
+def _measures(is_phase: Mapping[Phase, GraphArray]) -> GraphArray:  # ()
+    """Whether a pass measures its sites."""
+    return ~(is_phase[Phase.REST] | is_phase[Phase.CHECK] | is_phase[Phase.OTHERS])
+
+
 class _Kept:
     """The samples of a batch that could be images, which measured passes are about."""
 
@@ -517,16 +522,22 @@ class _Step:
         """Run the twin once, and decide what comes next."""
         before = Carry.of(self._pi_s, carried)
         is_phase = {phase: before.phase.equals(int(phase)) for phase in Phase}
-        is_others, rests, settled = (
-            is_phase[phase] for phase in (Phase.OTHERS, Phase.REST, Phase.SETTLED)
-        )
-        checks = is_phase[Phase.CHECK]
-        (kept,) = choose(checks, lambda: [self._is_plausible(self._images)], lambda: [before.kept])
         batch = _Kept(self._images, before.kept, self._state)
-        ran = ~(rests | checks | is_others)  # with measured sites
-        shows_frozen = ran & ~before.has_frozen
+        shown, is_piece = self._shown(before, is_phase, batch)
+        found, phase = self._judged(before, shown, is_phase, batch, is_piece)
+        phase = where(is_piece, before.phase, phase)
+        return ~phase.equals(int(Phase.DONE)), found._replace(phase=phase).arrays()
+
+    def _shown(
+        self, before: Carry, is_phase: Mapping[Phase, GraphArray], batch: _Kept
+    ) -> tuple[Carry, GraphArray]:
+        """What a pass shows of the batch, and whether more pieces of it are to come."""
+        checks, is_others, rests = (is_phase[p] for p in (Phase.CHECK, Phase.OTHERS, Phase.REST))
+        (kept,) = choose(checks, lambda: [self._is_plausible(self._images)], lambda: [before.kept])
+        measures = _measures(is_phase)
+        shows_frozen = measures & ~before.has_frozen
         n = where(rests, length(self._images), batch.n)
-        in_pieces = rests | settled
+        in_pieces = rests | is_phase[Phase.SETTLED]
         rows = where(in_pieces, minimum(before.rows + self._at_once(rests), n), 0)
         given, logits_frozen, *outputs = self._run(before, batch, is_phase, shows_frozen, rows)
         logits, features, moments, covariances = choose(
@@ -536,8 +547,8 @@ class _Step:
         )
         (frozen,) = choose(shows_frozen, lambda: [logits_frozen], lambda: [before.frozen])
         (others,) = choose(is_others, lambda: [logits_frozen], lambda: [before.others])
-        is_piece = in_pieces & (rows < n)  # more of the batch is to come
-        found = before._replace(
+        is_piece = in_pieces & (rows < n)
+        return before._replace(
             kept=kept,
             frozen=frozen,
             has_frozen=before.has_frozen | shows_frozen,
@@ -547,39 +558,45 @@ class _Step:
             logits=logits,
             features=features,
             given=where(in_pieces, given, before.given),
-            moments=where(ran, moments, before.moments),
-            covariances=where(ran, covariances, before.covariances),
-        )
+            moments=where(measures, moments, before.moments),
+            covariances=where(measures, covariances, before.covariances),
+        ), is_piece
 
-        ran = ran & ~is_piece
-        finite = ran & is_finite(logits)
+    def _judged(
+        self,
+        before: Carry,
+        shown: Carry,
+        is_phase: Mapping[Phase, GraphArray],
+        batch: _Kept,
+        is_piece: GraphArray,
+    ) -> tuple[Carry, GraphArray]:
+        """The answer, if a pass has given one, and the phase that follows."""
+        settled, whole, checks = (is_phase[p] for p in (Phase.SETTLED, Phase.WHOLE, Phase.CHECK))
+        measured = _measures(is_phase) & ~is_piece
+        finite = measured & is_finite(shown.logits)
         first = settled | is_phase[Phase.SHALLOW]
-        changed = finite & first & self._has_changed(moments, batch.samples)
-        observes = finite & ~is_phase[Phase.WHOLE] & ~changed
-        labels, mixture = self._observed(observes, logits, before, batch)
+        changed = finite & first & self._has_changed(shown.moments, batch.samples)
+        observes = finite & ~whole & ~changed
+        labels, mixture = self._observed(observes, shown.logits, before, batch)
         doubted = labels.chain.is_correlated ^ self._labels.chain.is_correlated
         doubted = doubted | (labels.is_source ^ self._labels.is_source)
         doubted = observes & settled & doubted
-        answers = settled & ~changed & ~doubted
-        ends = finite & (is_phase[Phase.WHOLE] | answers)
+        ends = finite & (whole | (settled & ~changed & ~doubted))
         rested, scored, scores, last = self._answered(
-            rests & ~is_piece, ends, logits, features, labels, before
+            is_phase[Phase.REST] & ~is_piece, ends, shown.logits, shown.features, labels, before
         )
-        labels = replace(labels, chain=replace(labels.chain, last=last))
-        found = found._replace(
+        found = shown._replace(
             rested=rested,
             fresh=before.fresh | changed,
             scored=scored,
             scores=scores,
             has_scores=before.has_scores | ends,
             settled=before.settled | (ends & settled),
-            failed=before.failed | (ran & ~finite) | (checks & ~kept.any()),
+            failed=before.failed | (measured & ~finite) | (checks & ~shown.kept.any()),
             mixture=mixture,
-            labels=labels,
+            labels=replace(labels, chain=replace(labels.chain, last=last)),
         )
-        phase = self._next_phase(found, is_phase, changed, doubted)
-        phase = where(is_piece, before.phase, phase)
-        return ~phase.equals(int(Phase.DONE)), found._replace(phase=phase).arrays()
+        return found, self._next_phase(found, is_phase, changed, doubted)
 
     def _at_once(self, rests: GraphArray) -> GraphArray:  # ()
         """Rows of a pass in pieces."""
@@ -796,9 +813,9 @@ class _Step:
         stop: GraphArray,
     ) -> GraphArray:
         """The rows of the aligned copy: a piece of a settled pass, or all; few if it idles."""
-        idles = is_phase[Phase.REST] | is_phase[Phase.CHECK] | is_phase[Phase.OTHERS]
         settled = is_phase[Phase.SETTLED]
-        end = where(settled, stop, where(idles, constant(self._idle_rows), batch.n))
+        end = where(_measures(is_phase), batch.n, self._idle_rows)
+        end = where(settled, stop, end)
         return batch[where(settled, start, 0) : end]
 
     def _resting_rows(self, rests: GraphArray, start: GraphArray, stop: GraphArray) -> GraphArray:

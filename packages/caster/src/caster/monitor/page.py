@@ -14,6 +14,10 @@ from caster.monitor import log
 from caster.monitor.stream_monitor import ALARMS, StreamMonitor
 from caster.monitor.summary import Record
 
+AS_THEY_ARE = (  # in a monitor
+    *("classes", "batches", "accepted", "acceptance", "repeated", "ratio", "drift", "cause"),
+    *("accuracy", "labels", "labelled_errors", "betting"),
+)
 TIMELINES = 24  # streams drawn batch by batch, the last active ones; the others are in the table
 
 
@@ -61,23 +65,12 @@ def render(data: Record, live: str | None = None) -> str:
 def _stream(monitor: StreamMonitor, drawn: bool) -> Record:
     return {
         "name": monitor.stream,
-        "classes": monitor.classes,
         "samples": monitor.position,
-        "batches": monitor.batches,
-        "accepted": monitor.accepted,
-        "acceptance": monitor.acceptance,
-        "repeated": monitor.repeated,
-        "ratio": monitor.ratio,
+        **{name: getattr(monitor, name) for name in AS_THEY_ARE},
         "reasons": dict(monitor.reasons.most_common()),
-        "drift": monitor.drift,
-        "cause": monitor.cause,
-        "accuracy": monitor.accuracy,
         "calibrated": monitor.calibrations is not None,
         "risk": _risk(monitor.risk),
         "labelled_risk": _risk(monitor.labelled_risk),
-        "labels": monitor.labels,
-        "labelled_errors": monitor.labelled_errors,
-        "betting": monitor.betting,
         "alarms": [asdict(alarm) for alarm in reversed(monitor.alarms)],
         "active": [alarm.kind for alarm in monitor.active],
         "time": _last_time(monitor),

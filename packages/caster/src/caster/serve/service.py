@@ -10,19 +10,35 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 
 from caster.adapt.adapter import Adapter
 from caster.serve.batcher import Batcher, InferAnswer, InferRequest, Outcome, WorkerLostError
-from caster.serve.server_metrics import Metrics
 from caster.serve.tensors import Failure, RequestError, Tensor, datatype_of
-from caster.serve.worker import Answered, Status, input_signature, label_dtype
+from caster.serve.worker import Answered, BatchReport, Status, input_signature, label_dtype
 
 FEEDBACK = {"ids", "labels"}  # inputs of a request that brings labels
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+READINGS = {
+    "streams_in_memory": "Streams in memory.",
+    "queued_requests": "Requests that wait for the model.",
+    "ready": "1 if the model can be used.",
+    "degraded": "1 while streams cannot be stored and answers are frozen.",
+    "snapshots": "Snapshots written since the start.",
+    "workers": "Processes that run the model.",
+}
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +93,47 @@ class Lane:
         """Store every stream; after the last request."""
         await self.batcher.call(self.worker.close)
         self.batcher.close()
+
+
+class Metrics:
+    """Counters and histograms of one server; `registry` takes those of others too."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        self.requests = Counter(
+            "caster_requests", "Requests by protocol and status.", ("protocol", "status"),
+            registry=registry,
+        )  # fmt: skip
+        self.request_seconds = Histogram(
+            "caster_request_seconds", "Time from the arrival of a request to its answer.",
+            ("protocol",), buckets=SECONDS, registry=registry,
+        )  # fmt: skip
+        self._batches = Counter(
+            "caster_batches", "Batches by verdict.", ("accepted", "reason"), registry=registry
+        )
+        self._samples = Counter("caster_samples", "Samples answered.", registry=registry)
+        self._batch_seconds = Histogram(
+            "caster_batch_seconds", "Time of the model and the adaptation for a batch.",
+            buckets=SECONDS, registry=registry,
+        )  # fmt: skip
+        self.labels = Counter("caster_feedback_labels", "Labels received.", registry=registry)
+
+    def batch(self, report: BatchReport) -> None:
+        """Count a batch."""
+        self._batches.labels(str(report.accepted).lower(), report.reason).inc()
+        self._samples.inc(report.samples)
+        self._batch_seconds.observe(report.seconds)
+
+    def watch(self, **readings: Callable[[], float]) -> None:
+        """Show values that are read when they are asked for."""
+        for name, read in readings.items():
+            gauge = Gauge(f"caster_{name}", READINGS[name], registry=self.registry)
+            gauge.set_function(read)
+
+    def text(self) -> bytes:
+        """All of them, in the format of Prometheus."""
+        return generate_latest(self.registry)
 
 
 class Service:

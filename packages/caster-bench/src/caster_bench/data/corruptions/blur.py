@@ -17,18 +17,14 @@ FEW_WEIGHTS = 60  # of a kernel: up to here summing is faster than Fourier trans
 CHUNK_COLUMNS = 256  # of the zoom product: what fits a core's cache at 32 pixels
 
 
-def gaussian_blur(
-    images: Values,
-    constants: float,  # sigma
-    rngs: Rngs,
-) -> Values:
+def gaussian_blur(images: Values, sigma: float, rngs: Rngs) -> Values:
     """Apply a Gaussian, cut at four sigmas, with edge pixels repeated.
 
     >>> grey = np.full((1, 8, 8, 3), 0.5, dtype=np.float32)
     >>> bool((gaussian_blur(grey, 1.0, []) == grey).all())
     True
     """
-    return gaussian_filter(images, constants)
+    return gaussian_filter(images, sigma)
 
 
 def gaussian_filter(

@@ -21,16 +21,12 @@ Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 
-def contrast(
-    images: Values,  # (n, H, W, 3)
-    constants: float,  # factor
-    rngs: Rngs,
-) -> Values:
+def contrast(images: Values, factor: float, rngs: Rngs) -> Values:
     """Move every channel towards its mean over the image."""
     # Integers have the same sum in any order, so the result does not depend on the batch.
     sums = _levels(images).sum(axis=(1, 2), keepdims=True, dtype=np.int64)
     mean: Values = (sums / (255 * images.shape[1] * images.shape[2])).astype(np.float32)
-    return (images - mean) * np.float32(constants) + mean
+    return (images - mean) * np.float32(factor) + mean
 
 
 def saturate(
@@ -159,15 +155,11 @@ def _smoothing(side: int, sigma: float) -> Floats:  # (side, side)
 # Pixelation and JPEG, by Pillow
 
 
-def pixelate(
-    images: Values,  # (n, H, W, 3)
-    constants: float,  # factor of the side
-    rngs: Rngs,
-) -> Values:
+def pixelate(images: Values, factor: float, rngs: Rngs) -> Values:
     """Shrink and enlarge again by box averages."""
     image = require_pillow()
     height, width = images.shape[1:3]
-    small = max(int(width * constants), 1), max(int(height * constants), 1)
+    small = max(int(width * factor), 1), max(int(height * factor), 1)
 
     def blocks(pixels: Image) -> Image:
         box = image.Resampling.BOX
@@ -176,17 +168,13 @@ def pixelate(
     return _each(images, blocks)
 
 
-def jpeg_compression(
-    images: Values,  # (n, H, W, 3)
-    constants: int,  # quality
-    rngs: Rngs,
-) -> Values:
+def jpeg_compression(images: Values, quality: int, rngs: Rngs) -> Values:
     """Encode as JPEG and decode."""
     image = require_pillow()
 
     def recoded(pixels: Image) -> Image:
         file = BytesIO()
-        pixels.save(file, "JPEG", quality=constants)
+        pixels.save(file, "JPEG", quality=quality)
         decoded: Image = image.open(file, formats=["JPEG"])
         return decoded
 

@@ -27,11 +27,7 @@ LEVEL = np.tan(np.pi / 8)  # slope up to which a gradient counts as horizontal
 NEIGHBOURS = np.stack([np.zeros((3, 3)), np.ones((3, 3)), np.zeros((3, 3))])  # within one image
 
 
-def brightness(
-    images: Values,  # (n, H, W, 3)
-    constants: float,  # added to the value of HSV
-    rngs: Rngs,
-) -> Values:
+def brightness(images: Values, added: float, rngs: Rngs) -> Values:
     """Raise the value of HSV, keeping hue and saturation.
 
     >>> pixel = np.array([[[[0.2, 0.4, 0.0]]]], dtype=np.float32)
@@ -39,7 +35,7 @@ def brightness(
     [[[[0.3..., 0.6..., 0.0]]]]
     """
     value = channel_maximum(images)
-    brighter: Values = np.minimum(value + np.float32(constants), 1)
+    brighter: Values = np.minimum(value + np.float32(added), 1)
     # In RGB this scales the distances of the channels below the value.
     scale: Values = np.divide(brighter, value, out=np.zeros_like(value), where=value > 0)
     return brighter - (value - images) * scale

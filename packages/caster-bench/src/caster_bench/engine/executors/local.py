@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,7 +13,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from caster.errors import CasterError
-from caster_bench.data.worker_processes import end_with_parent
+from caster_bench.data.worker_processes import available_cores, end_with_parent
 from caster_bench.engine.executors import (
     DIED,
     WORKERS_PER_GPU,
@@ -55,8 +54,7 @@ def allocate_cores(devices: list[str], workers: int | None) -> tuple[int, int]:
     >>> allocate_cores(["cuda:0"], workers=1_000_000)[1]
     0
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    cores = cores or 1
+    cores = available_cores()
     if workers is None:
         most = cores if devices == [CPU] else WORKERS_PER_GPU * len(devices)
         workers = max(1, min(most, cores))

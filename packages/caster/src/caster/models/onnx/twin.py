@@ -65,8 +65,28 @@ def twin_model(
         site: op("Reshape", packed, build.ints(site.width, site.width))
         for site, packed in zip(full_sites, build.split(matrices, squares), strict=True)
     }
+    rows, covariances = _align(build, copies, maps, full, A)
+    for name, tensor in (("caster.features", head.features), ("caster.logits", head.logits)):
+        build.output(name, build.as_float(copies[tensor]), build.shape_of(tensor))
+    build.output("caster.moments", op("Concat", *rows, axis=0), [2, D])
+    build.output("caster.covariances", build.joined(covariances), [sum(squares)])
+    if resting is None:
+        return build.finished()
+    given_maps = {site: GivenMap(*maps.given_at(at), A.get(site)) for at, site in enumerate(sites)}
+    add_resting_copies(build, head, given_maps, resting)
+    return build.pruned()
+
+
+def _align(
+    build: GraphBuilder,
+    copies: dict[str, ir.Value],  # by the names of the tensors; those of sites are replaced
+    maps: _Maps,
+    full: ir.Value,  # (), bool
+    A: dict[OnnxSite, ir.Value],
+) -> tuple[list[ir.Value], list[ir.Value]]:  # two (1, D), one (c^2,) of every full site
+    """Let all readers of every site read its aligned values; return its moments."""
     moments, covariances = [], []
-    for at, site in enumerate(sites):
+    for at, site in enumerate(maps.sites):
         values = copies[site.site.module]
         readers = tuple(values.uses())
         x = ImageValues(build, site, values)
@@ -75,25 +95,15 @@ def twin_model(
         scale, shift = maps.at(at, mean, variance)
         if site in A:
             aligned = x.mapped_full(full, A[site], scale, shift)
-            covariances.append(op("Reshape", x.covariance(mean), build.ints(-1)))
+            covariances.append(build.op("Reshape", x.covariance(mean), build.ints(-1)))
         else:
             aligned = x.mapped(scale, shift)
         for node, index in readers:
             node.replace_input_with(index, aligned)
         copies[site.site.module] = aligned
-    for name, tensor in (("caster.features", head.features), ("caster.logits", head.logits)):
-        build.output(name, build.as_float(copies[tensor]), build.shape_of(tensor))
-    rows = [
-        op("Unsqueeze", build.joined(list(part)), build.ints(0))
-        for part in zip(*moments, strict=True)
-    ]
-    build.output("caster.moments", op("Concat", *rows, axis=0), [2, D])
-    build.output("caster.covariances", build.joined(covariances), [sum(squares)])
-    if resting is None:
-        return build.finished()
-    given_maps = {site: GivenMap(*maps.given_at(at), A.get(site)) for at, site in enumerate(sites)}
-    add_resting_copies(build, head, given_maps, resting)
-    return build.pruned()
+    parts = zip(*moments, strict=True)
+    rows = [build.op("Unsqueeze", build.joined(list(part)), build.ints(0)) for part in parts]
+    return rows, covariances
 
 
 def measuring_model(
@@ -162,6 +172,7 @@ class _Maps:
         reference: ir.Value,
         shares: ir.Value,
     ) -> None:
+        self.sites = sites
         self._op = op = build.op
         widths = [site.width for site in sites]
 
