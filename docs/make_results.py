@@ -27,6 +27,7 @@ METHODS = {  # label: colour and rows, one of which a group has
     "caster, layers": (BLUE, ("mixture-transport",)),
     "caster, layers, no gate": ("#8fb7e8", ("mixture-transport-ungated",)),
 }
+RIVALS = ("BN statistics", "SAR", "EATA", "Tent", "ROID", "PEA")
 
 
 def main() -> None:
@@ -38,6 +39,11 @@ def main() -> None:
     image = Figure(figsize=(10.4, 4.4), layout="constrained", facecolor="white")
     axes = image.subplots()
     width = 0.84 / len(METHODS)
+    others = [name for label, (_, names) in METHODS.items() if label in RIVALS for name in names]
+    rivals = [
+        [name for name in others if rows[data].get(name, {}).get(family)]
+        for data, family in GROUPS.values()
+    ]
     for i, (label, (colour, names)) in enumerate(METHODS.items()):
         named = False
         for j, (data, family) in enumerate(GROUPS.values()):
@@ -50,7 +56,8 @@ def main() -> None:
                 ends, name = [[mean - low], [high - mean]], None if named else label
                 named = True
                 axes.errorbar(x, mean, ends, color=colour, marker="o", linewidth=1.6, label=name)
-                if label in ("frozen", "caster, layers", "ROID"):
+                best = mean == max(float(rows[data][own][family]) for own in rivals[j])
+                if label in ("frozen", "caster, layers") or best:
                     axes.annotate(f"{mean:.1f}", (x, high), ha="center", va="bottom", fontsize=8)
     axes.set_xticks(range(len(GROUPS)), list(GROUPS))
     axes.set_ylim(25, 108)

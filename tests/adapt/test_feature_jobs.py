@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import tracemalloc
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -264,6 +265,21 @@ def test_changes_are_too_many_beyond_what_the_head_errs_on_the_source(changed, h
 def test_no_share_of_changes_without_adapted_rows_or_a_head():
     assert Summary(rows=9, changed=0).changed_share is None
     assert not Summary(rows=9, adapted=9).changed_too_many
+
+
+@pytest.mark.parametrize(
+    ("answers", "source", "found"),
+    [
+        ({"cat": 61, "dog": 39}, {"cat": 0.1, "dog": 0.9}, ("cat", 0.61)),
+        ({"cat": 60, "dog": 40}, {"cat": 0.1, "dog": 0.9}, None),
+        ({"cat": 99, "dog": 1}, {"cat": 0.5, "dog": 0.5}, None),  # most of the source are cats
+        ({"cat": 63}, {"cat": 0.1, "dog": 0.9}, None),  # too few rows
+        ({}, {}, None),
+    ],
+)
+def test_answers_of_one_class_are_noticed_unless_the_source_has_as_many(answers, source, found):
+    rows = sum(answers.values())
+    assert Summary(rows=rows, answers=Counter(answers), source_shares=source).lopsided == found
 
 
 # --- the doctor ------------------------------------------------------------------------------

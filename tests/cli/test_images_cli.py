@@ -105,7 +105,7 @@ def test_fit_says_what_it_made_and_reads_no_image_twice(typed, made, monkeypatch
     assert held.model_sha256 == OnnxModel(made / "m.onnx").sha256
 
 
-def test_fit_says_how_the_head_fares_and_rejects_one_that_is_mixed_up(typed, refusal, tmp_path):
+def test_fit_says_how_the_head_fares_and_warns_if_it_is_mixed_up(typed, tmp_path):
     good = typed("fit M @source -o good.caster")
     assert re.search(r"the frozen head reaches 9\d\.\d%", good.stdout)
     assert good.stderr == ""
@@ -113,9 +113,10 @@ def test_fit_says_how_the_head_fares_and_rejects_one_that_is_mixed_up(typed, ref
     write_model(tmp_path / "n.onnx", order)
     names = tmp_path / "order.txt"
     names.write_text("\n".join(NAMES[c] for c in order))
-    line = refusal(f"fit M @source --model {tmp_path}/n.onnx -o mixed.caster")
-    assert re.search(r"reaches 1\d\.\d%, and 9\d\.\d% .*: 'azure' to 'denim', 'coral' to", line)
-    assert "name the outputs in their order with --classes" in line
+    mixed = typed(f"fit M @source --model {tmp_path}/n.onnx -o mixed.caster")
+    said = " ".join(mixed.stderr.split())
+    assert re.search(r"reaches 1\d\.\d%, and 9\d\.\d% .*: 'azure' to 'denim', 'coral' to", said)
+    assert "`--classes`" in said
     named = typed(f"fit M @source --model {tmp_path}/n.onnx --classes {names} -o named.caster")
     assert named.stderr == ""
     assert states.load("named.caster").head == tuple(order.index(c) for c in range(8))
@@ -199,13 +200,13 @@ def test_by_default_the_layers_of_a_graph_are_aligned(typed):
 def test_evaluate_in_order_scores_the_answers_of_predict(typed):
     shuffled = typed("evaluate M @s.caster @target -o page.html")
     assert "shuffled with seed 0" in shuffled.stdout
-    assert "Order: shuffled, where `caster predict`" in shuffled.stdout
+    assert "Order: shuffled. `caster predict` keeps" in shuffled.stdout
     kept = typed("evaluate M @s.caster @target --in-order -o page.html")
     assert "in their own order" in kept.stdout
     assert "Order: " not in kept.stdout
     found = json.loads(Path("page.json").read_text())
     predicted = typed("predict M @s.caster @target --every 1 -o out.csv")
-    assert "Order: the inputs' own" in predicted.stdout
+    assert "Order: that of the inputs" in predicted.stdout
     rows = read_table(Path("out.csv"))
     right = [row["prediction"] == row["image"].split("/")[0] for row in rows]
     assert np.mean(right) == found["scores"]["gated"]["accuracy"]

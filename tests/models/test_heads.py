@@ -146,3 +146,13 @@ def test_a_collapsed_or_random_head_has_no_better_names():
     truth = rng.integers(10, size=500)
     for answers in (np.full(500, 3), rng.integers(10, size=500), truth // 2 * 2):
         assert better_names(answers, truth, 10) is None
+
+
+@pytest.mark.parametrize("shares", [(0.9, 0.1), (0.6, 0.1, 0.3), (0.7, 0.1, 0.2)])
+def test_a_head_that_prefers_a_rare_class_has_no_better_names(shares):
+    """Though renaming that class to the most frequent one makes more answers right."""
+    rng = np.random.default_rng(0)
+    truth = rng.choice(len(shares), size=400, p=shares)
+    often = np.where(rng.random(400) < 0.7, 1, truth)
+    for answers in (np.full(400, 1), often):
+        assert better_names(answers, truth, len(shares)) is None

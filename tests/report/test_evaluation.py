@@ -376,6 +376,22 @@ def test_labels_in_another_order_are_warned_of_without_advice_about_the_gate():
     assert "--tau" in replace(rejected, better_names=None).conclusion
 
 
+@pytest.mark.parametrize("accepted", [True, False])
+def test_answers_that_collapsed_are_not_to_be_used(accepted):
+    clf, target, labels, logits = stage()
+    verdict = Verdict(accepted, "accepted" if accepted else "ratio", 0.1, 9, 3)
+    chunks = []
+    for features, truth, head in cut(target, labels, logits, 50):
+        out = clf.adapt(features, head_logits=head)
+        made = replace(out, adapted=np.eye(5)[[2] * len(truth)], verdict=verdict)
+        chunks.append((features, truth, head, made))
+    found = evaluate(clf, chunks)
+    n, cats = len(labels), int(np.sum(labels == "cat"))
+    told = f"{n:,} of {n:,} answers are 'cat', and {cats:,} of the samples"
+    assert found.collapse == (told if accepted else None)
+    assert found.conclusion.startswith("Do not use it here: 1,0") == accepted
+
+
 def test_a_source_that_turns_transport_off_is_named_unless_forced_or_layers():
     clf, target, labels, logits = stage()
     off = SourceCheck(600, 0.99, 0.5, 0.5, 0.5, 1.0, 0.49, 1.2)

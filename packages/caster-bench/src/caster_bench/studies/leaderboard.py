@@ -279,17 +279,25 @@ def _overview(
         for standing in ranking.standings:
             accuracy[standing.method][column] = standing.entry.mean.value
     rows = sorted(accuracy.items(), key=lambda row: (-len(row[1]), -fmean(row[1].values()), row[0]))
-    boards = [ranking.board for ranking in rankings]
-    columns = [Column(f"{board.order}, B = {board.batch_size}", ".1f") for board in boards]
+    columns = [
+        Column(f"{each.board.order}, B = {each.board.batch_size} ({each.streams})", ".1f")
+        for each in rankings
+    ]
     return Table(
         "overview",
-        f"{protocol}: {data}, {family} ({networks}). Top-1 accuracy in percent by kind of stream.",
+        f"{protocol}: {data}, {family} ({networks}). Top-1 accuracy in percent by kind of stream, "
+        "in brackets the number of streams.",
         (Column("method"), *columns),
         tuple(
-            (method, *(points(found.get(column)) for column in range(len(columns))))
+            (method, *(_rounded(found.get(column)) for column in range(len(columns))))
             for method, found in rows
         ),
     )
+
+
+def _rounded(accuracy: float | None) -> float | None:
+    """Percent to two digits, as other tables have them, so that a second rounding agrees too."""
+    return None if accuracy is None else round(100 * accuracy, 2)
 
 
 def whole_table(rankings: Sequence[Ranking]) -> Table:

@@ -48,6 +48,8 @@ from caster.state.source_check import SourceCheck
 log = logging.getLogger("caster")
 
 DIGITS = 6  # of probabilities in a table
+LOPSIDED = 0.5  # of the answers, by which those of a class may exceed its share of the source
+FEWEST = 64  # rows from which on that means anything
 MANY_CHANGED = 0.3  # of the answers in adapted batches: above this, check on labelled data
 SNAPSHOT_EVERY = 5.0  # seconds: what a crash may cost
 FORMAT = "caster-predict 1"
@@ -69,7 +71,9 @@ class Summary:
     adapted: int = 0  # rows that the adapted classifier answered, of batches that were compared
     unreadable: list[str] = field(default_factory=list)  # images skipped, and why
     resumed: int = 0  # rows that an interrupted run had written
+    answers: Counter[str] = field(default_factory=Counter)  # rows by their label
     source_check: SourceCheck | None = None
+    source_shares: dict[str, float] = field(default_factory=dict)  # of the source, by label
     sites: int | None = None  # aligned ones
     full_maps: int = 0  # how many of them by full maps
 
@@ -77,6 +81,14 @@ class Summary:
     def median_ratio(self) -> float:
         """Median certificate; infinite if most batches have none."""
         return float(np.median(self.ratios)) if self.ratios else np.inf
+
+    @property
+    def lopsided(self) -> tuple[str, float] | None:
+        """A label that far more of the answers name than of the source, and its share of them."""
+        ((label, count),) = self.answers.most_common(1) or (("", 0),)
+        share = count / max(1, self.rows)
+        found = share - self.source_shares.get(label, 0.0) > LOPSIDED
+        return (label, share) if found and self.rows >= FEWEST else None
 
     @property
     def changed_share(self) -> float | None:
@@ -127,7 +139,7 @@ def predict_file(
     file = open_features(target, "features", limits=limits)
     file = some_features(file, first(file.rows, limit))
     names = ("features", "logits") if "logits" in file.names else ("features",)
-    summary = Summary(source_check=loaded.source_check)
+    summary = Summary(source_check=loaded.source_check, source_shares=_source_shares(loaded))
     writer = _Writer(clf.classes_, len(names) > 1, gate, probabilities, summary)
     with open_table(output, spreadsheet_safe) as table:
         for features, *logits in file.chunks(names, batch_size):
@@ -278,6 +290,7 @@ class _Writer:
         scores = _numbers(out.adapted if used else out.scores)
         method = self._count(out, used, scores)
         count, chosen = len(scores), scores.argmax(axis=1)
+        self.summary.answers.update(map(str, self.classes[chosen].tolist()))
         probabilities = _softmax(scores).round(DIGITS)
         batch = self.summary.batches - 1
         return {
@@ -371,7 +384,11 @@ def _resumable(
     options: _Options,
 ) -> Iterator[_Job]:
     """A job whose rows go to OUTPUT.partial, continued if an equal job was interrupted."""
-    summary = Summary(adapter.method, source_check=adapter.state.source_check)
+    summary = Summary(
+        adapter.method,
+        source_check=adapter.state.source_check,
+        source_shares=_source_shares(adapter.state),
+    )
     safe = options.spreadsheet_safe
     if output.suffix != ".csv":  # Parquet cannot be appended to
         with open_table(output, safe) as table:
@@ -458,15 +475,22 @@ def _interrupted(
             return None
         stream = adapter.resume(arrays)
         for name, value in json.loads(metadata["summary"]).items():
-            setattr(summary, name, Counter(value) if name == "reasons" else value)
+            setattr(summary, name, Counter(value) if name in ("reasons", "answers") else value)
         summary.resumed = summary.rows
         return stream, int(metadata["seen"]), size
     except (CasterError, KeyError, ValueError):
         return None  # of another run, or damaged: start again
 
 
+def _source_shares(state: State) -> dict[str, float]:
+    counts = state.moments.counts
+    return dict(
+        zip(map(str, state.classes.tolist()), (counts / counts.sum()).tolist(), strict=True)
+    )
+
+
 def _plain(summary: Summary) -> dict[str, Any]:
-    derived = ("method", "source_check", "sites", "full_maps", "resumed")
+    derived = ("method", "source_check", "source_shares", "sites", "full_maps", "resumed")
     return {name: value for name, value in vars(summary).items() if name not in derived}
 
 

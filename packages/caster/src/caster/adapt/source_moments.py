@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
@@ -38,10 +39,8 @@ LABELS = "labels", "label", "y", "target", "targets"  # names in a batch that is
 MOST_KEPT = 2**24  # numbers of the projected samples that are kept to check the fit
 # Not 0: a source that was itself drawn by a generator of that seed would be drawn in its order.
 SKETCH_SEED = int.from_bytes(b"sketch")
-ORDER_CLASSES = (
-    "name the outputs in their order with {argument} (in a feature file, sort the columns of "
-    "`logits` like the labels)"
-)
+log = logging.getLogger("caster")
+
 OUT_OF_RANGE = "the features are too large or too small for float32: rescale them"
 
 
@@ -232,14 +231,15 @@ class _Kept:
     def check(
         self, classes: Labels, per_feature: float, settings: Settings, parallel_map: ParallelMap
     ) -> SourceCheck:
-        """Cross-validate on the stored samples; raise if the head's outputs are mixed up."""
+        """Cross-validate on the stored samples; warn if the head's outputs look mixed up."""
         z, y, head = self._joined()
         found = None if head is None else better_names(head, y, len(classes))
         if found is not None:
-            raise CasterError(
-                "the model's outputs are not in the order of the classes: on the source "
-                f"{found.words(classes)}: {ORDER_CLASSES}",
-                argument="classes",
+            log.warning(
+                "the model's outputs do not look as if they were in the order of the classes: on "
+                "the source %s. Name them in their order (`classes`, or `--classes`), or sort the "
+                "columns of `logits` like the labels",
+                found.message(classes),
             )
         return check_source(z, y, head, len(classes), per_feature, settings, parallel_map)
 

@@ -155,7 +155,7 @@ def evaluate(
     )
     say(f"Verdicts: {verdicts}; median ratio {found.ratio:.3g}.")
     if not in_order:
-        say("Order: shuffled, where `caster predict` keeps that of its inputs (`--in-order`).")
+        say("Order: shuffled. `caster predict` keeps that of its inputs: `--in-order` does too.")
     say(f"Written: {page}, {data_file(page)}")
 
 

@@ -206,7 +206,8 @@ def doctor(
     if found.layers is None:
         say("Layers: not in this state, so `caster predict` transports features.")
     else:
-        say("Layers, aligned by default (mixture transport):")
+        method = "mixture" if found.layers.by_class else "layer"
+        say(f"Layers, aligned by default ({method} transport):")
         for line in found.layers.sentences():
             say(f"- {line}")
     say(

@@ -271,7 +271,7 @@ def _warn_of_order(images: Images, batch_size: int) -> None:
 
 
 def _say_outcome(summary: Summary, table: Path, gate: bool, shuffle: int | None) -> None:
-    order = "the inputs' own; `caster evaluate` shuffles, unless `--in-order`"
+    order = "that of the inputs, which answers use (`caster evaluate --in-order` keeps it too)"
     say(f"Mechanism: {_mechanism(summary)}.")
     say(f"Order: {order if shuffle is None else f'shuffled with seed {shuffle}'}.")
     if not gate:
@@ -290,6 +290,13 @@ def _say_outcome(summary: Summary, table: Path, gate: bool, shuffle: int | None)
         say(
             f"caster: {summary.changed_share:.0%} of the answers in {batches} differ from the "
             "frozen head's: check on labelled data with `caster evaluate` before you use them",
+            errors,
+        )
+    if summary.lopsided is not None:
+        label, share = summary.lopsided
+        say(
+            f"caster: {share:.0%} of the answers are {label!r}: if the data are not, the answers "
+            "collapsed to it; check on labelled data with `caster evaluate`",
             errors,
         )
     say(f"Written: {table}")

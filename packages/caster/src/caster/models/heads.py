@@ -83,9 +83,9 @@ class Renaming:
 
     accuracy: float
     renamed: float  # accuracy with the other names
-    outputs: tuple[tuple[int, int], ...]  # class of an output, and the class that it answers
+    outputs: tuple[tuple[int, int], ...]  # class that names an output, and the one it stands for
 
-    def words(self, classes: Labels) -> str:  # (C,)
+    def message(self, classes: Labels) -> str:  # (C,)
         """Both accuracies, and some of the names."""
         labels = classes.tolist()
         renamed = [f"{labels[old]!r} to {labels[new]!r}" for old, new in self.outputs[:SHOWN]]
@@ -104,7 +104,8 @@ def better_names(
     """Other names of the outputs, if they make most answers right and far more than now.
 
     One half of the samples pairs a class with an output if each is the other's most frequent; the
-    other half measures the gain, which must exceed three standard errors.
+    other half measures the gain, which must exceed three standard errors. Classes count alike:
+    otherwise a head that answers one class would be renamed to the most frequent one.
 
     >>> truth = np.repeat([0, 1, 2], 20)
     >>> better_names((truth + 1) % 3, truth, 3).outputs
@@ -122,9 +123,11 @@ def better_names(
     output[by_output[mutual]] = -1
     output[by_class[mutual]] = by_output[mutual]
     right, renamed = truth == answers, output[truth] == answers
-    gained = renamed[held_out].astype(int) - right[held_out]
-    enough = max(MIXED_UP * len(gained), 3 * math.sqrt(np.abs(gained).sum()))
-    if gained.sum() <= enough or renamed.mean() <= 0.5:
+    weight = 1.0 / np.bincount(truth, minlength=n_classes)[truth]
+    weight /= weight.mean()
+    gained = weight[held_out] * (renamed[held_out].astype(int) - right[held_out])
+    enough = max(MIXED_UP * len(gained), 3 * math.sqrt(np.sum(gained**2)))
+    if gained.sum() <= enough or np.mean(weight * renamed) <= 0.5:
         return None
     moved = sorted((new, old) for old, new in enumerate(output.tolist()) if new not in (old, -1))
     return Renaming(float(right.mean()), float(renamed.mean()), tuple(moved))

@@ -47,9 +47,8 @@ class Preprocessing:
     def __post_init__(self) -> None:
         known = _is_number(self.range) and self.range in (1, 255)
         _check(known, f"range must be 1 or 255, not {self.range!r}")
-        _check(
-            self.channels in CHANNELS, f"channels must be RGB, BGR or grey, not {self.channels!r}"
-        )
+        known = isinstance(self.channels, str) and self.channels in CHANNELS
+        _check(known, f"channels must be RGB, BGR or grey, not {self.channels!r}")
         count = "three numbers" if self.depth == 3 else "one number"
         for name in ("mean", "std"):
             values = getattr(self, name)
@@ -87,7 +86,7 @@ class Preprocessing:
         _check(not unknown, f"{path} has unknown keys: `{unknown}`; it may have {', '.join(known)}")
         _check(not missing, f"{path} lacks `{', '.join(missing)}`: there are no defaults for these")
         try:
-            depth = CHANNELS.get(values.get("channels", "RGB"), 3)
+            depth = CHANNELS.get(str(values.get("channels", "RGB")), 3)
             return cls(**{name: _from_toml(name, value, depth) for name, value in values.items()})
         except (CasterError, TypeError) as error:
             raise CasterError(f"{path}: {error}") from None

@@ -60,7 +60,9 @@ class LayerSummary:
         """What the layers allow, in plain words."""
         sites = "BatchNorm inputs, whose statistics are stored in the model"
         if self.sites:
-            sites = f"{self.sites:,}, with {self.channels:,} channels; {self.full:,} have full maps"
+            sites = f"{self.sites:,}, with {self.channels:,} channels"
+            if self.by_class:  # without classes every map is diagonal
+                sites += f"; {self.full:,} of them with full maps"
         return [
             f"Sites: {sites}.",
             *self._class_words(),

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caster.adapt.estimator import Caster
-from caster.adapt.fitting import warn_of_poor_head
+from caster.adapt.fitting import DOUBTFUL, warn_of_poor_head
 from caster.core.adaptation import Adaptation
 from caster.core.arrays import as_real_array, to_numpy
 from caster.core.verdict import Verdict
@@ -24,6 +24,8 @@ from caster.report.intervals import Interval, bootstrap
 from caster.report.mechanism import TRANSPORT, Mechanism
 from caster.report.metrics import Flags, Floats
 
+# Share of all answers by which those of one class may exceed its samples before they collapsed.
+LOPSIDED = 0.5
 # Features (B, d), labels (B,), logits (B, C) or None; and the adaptation, if it is made already.
 Chunk = tuple[Any, Any, Any] | tuple[Any, Any, Any, Adaptation]
 
@@ -105,7 +107,9 @@ def evaluate(
     whole = {c: Answers.joined(given[c] for given in answers) for c in answers[0]}
     intervals = _intervals(batches, list(whole))
     baseline, truth = whole[next(iter(whole))], np.concatenate(truths)
-    names = better_names(baseline.answer, truth, len(clf.classes_)) if "frozen" in whole else None
+    names = None
+    if "frozen" in whole and not _is_right_on_source(clf):
+        names = better_names(baseline.answer, truth, len(clf.classes_))
     return Evaluation(
         name=name,
         settings=clf.settings,
@@ -116,8 +120,26 @@ def evaluate(
         classes=tuple(_by_class(clf, truth, baseline, whole["gated"])),
         mechanism=mechanism,
         source_check=_turned_off(clf) if mechanism is TRANSPORT else None,
-        better_names=None if names is None else names.words(clf.classes_),
+        better_names=None if names is None else names.message(clf.classes_),
+        collapse=_collapse(clf, truth, whole["gated"]),
     )
+
+
+def _collapse(clf: Caster, truth: NDArray[np.int64], gated: Answers) -> str | None:
+    """The class that far too many answers name, in words."""
+    counts = np.bincount(gated.answer, minlength=len(clf.classes_))
+    top = int(counts.argmax())
+    answered, true, n = int(counts[top]), int(np.sum(truth == top)), len(truth)
+    if answered - true <= LOPSIDED * n:
+        return None
+    label = str(clf.classes_[top])
+    return f"{answered:,} of {n:,} answers are {label!r}, and {true:,} of the samples"
+
+
+def _is_right_on_source(clf: Caster) -> bool:
+    """Whether the order of the outputs is beyond doubt, whatever a shift makes of the answers."""
+    check = clf.source_check_
+    return check is not None and check.head is not None and check.head >= DOUBTFUL
 
 
 def _turned_off(clf: Caster) -> str | None:

@@ -98,6 +98,7 @@ class Evaluation:
     mechanism: Mechanism = TRANSPORT  # of the classifiers "ungated" and "gated"
     source_check: str | None = None  # a sentence if the source turns transport off by default
     better_names: str | None = None  # of the outputs, if they look mixed up
+    collapse: str | None = None  # the class that far too many answers name, in words
     order: str | None = None  # of the samples, in words
     left_out: Mapping[Any, int] = field(default_factory=dict)  # samples of unknown classes
 
@@ -153,6 +154,11 @@ class Evaluation:
             return (
                 "It makes no difference here: the gate rejects every batch, and every answer is "
                 f"that of {baseline}. {self._without_the_gate()}"
+            )
+        if self.collapse is not None:
+            return (
+                f"Do not use it here: {self.collapse}. The answers collapsed, and the gate "
+                "accepted them."
             )
         interval, size = self.gain_interval, f"{abs(100 * self.gain):.1f} points"
         verb = "loses" if in_points(self.gain).startswith("-") else "gains"
