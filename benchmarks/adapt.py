@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import scipy.linalg
@@ -76,15 +74,10 @@ def thousand_classes(dtype: type) -> None:
         with one_blas_thread():
             source_scores(all_z, placed, 1.0)
 
-    def threaded() -> None:
-        with mock.patch("caster.adapt.feature_transport.threads_for", return_value=nullcontext()):
-            clf.adapt(batch, logits)
-
     contenders: dict[str, Callable[[], object]] = {
         "head": lambda: clf.adapt(batch, logits),
         "stock": stock,
         "solves": solves,
-        "threaded": threaded,
         "alone": lambda: clf.adapt(batch),
         "both": solves_and_source,
     }
@@ -96,7 +89,6 @@ def thousand_classes(dtype: type) -> None:
             "head": {
                 "solves": "SciPy's LAPACK and BLAS, one thread",
                 "stock": "np.linalg.cholesky + scipy.solve_triangular",
-                "threaded": "adapt with all BLAS threads",
             },
             "alone": {"both": "the same and Source-GDA's products"},
         }[ours].items():

@@ -151,7 +151,7 @@ def test_it_is_not_a_frozen_model(made, opened):
         assert "\n" not in str(caught.value)
     with pytest.raises(CasterError, match="an Adapter adapts itself"):
         caster.Adapter(made.adapter, made.adapter.state)
-    with pytest.raises(CasterError, match="head= is not an option"):
+    with pytest.raises(CasterError, match="is compiled: it adapts itself"):
         caster.wrap(made.paths["layers"], head="linear")
 
 

@@ -92,6 +92,8 @@ def read(
 ) -> tuple[Arrays, Texts]:
     """Read arrays and metadata; reject a damaged or edited file, or one not signed with the key."""
     signer = None if key is None else key_bytes(key)
+    if Path(path).suffix == ".onnx":
+        raise error(f"{path} is an ONNX file, not {kind}: `caster inspect` shows a compiled one")
     try:
         with open_regular(path) as start:
             if _header_bytes(start.read(8)) > HEADER_BYTES:

@@ -132,7 +132,11 @@ def _from_onnx(path: str | os.PathLike[str], options: Options) -> Any:
     check_installed(str(path))
     content = read_model(Path(path))
     if is_compiled(content[0]):
-        _check_options(path, options, ("providers",))
+        if options.keys() & {"head", "preprocessing"}:
+            raise CasterError(
+                f"{path} is compiled: it adapts itself, and takes neither a state nor options of a "
+                "model; name the original one, or run it alone (docs/compile.md)"
+            )
         return CompiledModel(path, content=content, **options)
     return OnnxModel(Path(path), content=content, **options)
 
