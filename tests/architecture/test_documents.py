@@ -158,6 +158,35 @@ def test_the_readme_table_of_streams_has_the_figures_of_the_records(streams):
         assert cells == [f"{top1(first[own])} / {top1(second[own])}" for own in methods], title
 
 
+def test_figures_of_streams_in_sentences_are_those_of_the_records(streams):
+    def both(kind, method):
+        return [top1(streams[data, kind, "64"][method]) for data in ("CIFAR-10", "CIFAR-100")]
+
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    layers, pea = (
+        both("dirichlet, concentration 1.0", own) for own in ("mixture-transport", "pea")
+    )
+    clean = " / ".join(both("clean, shuffled", "frozen"))
+    assert f"clean accuracy ({clean})" in readme
+    assert f"(Dirichlet 1: {' / '.join(layers)}, PEA {' / '.join(pea)})" in readme
+    guide = " ".join((ROOT / "docs" / "correlated-streams.md").read_text().split())
+    frozen, ours, tent = (both("by-class", own) for own in ("frozen", "mixture-transport", "tent"))
+    assert (
+        f"from {frozen[0]} to {ours[0]} % on CIFAR-10 and from {frozen[1]} to {ours[1]} %" in guide
+    )
+    assert f"where Tent falls to {tent[0]} and {tent[1]} %" in guide
+
+
+def test_the_kept_share_of_the_gain_is_that_of_the_records():
+    text = " ".join((ROOT / "docs" / "mixture-transport.md").read_text().split())
+    with (ROOT / "reproduction/report/field/tables/mixture-kept.csv").open() as file:
+        kept = {row["backbone"]: f"{float(row['kept, %']):.0f}" for row in csv.DictReader(file)}
+    networks = ("ResNet-18, CIFAR-10 on CIFAR-10", "ResNet-18, CIFAR-100 on CIFAR-100")
+    networks += ("ResNet-18, plainly trained, CIFAR-10 on CIFAR-10", "ViT-B, CIFAR-10 on CIFAR-10")
+    first, second, third, last = (kept[network] for network in networks)
+    assert f"it keeps {first}, {second}, {third} and {last} % of the gain" in text
+
+
 @pytest.mark.parametrize(("data", "kinds"), [("CIFAR-10", 13), ("CIFAR-100", 11)])
 def test_the_table_of_every_kind_of_stream_has_the_figures_of_the_records(streams, data, kinds):
     text = (ROOT / "docs" / "mixture-transport.md").read_text()

@@ -1,4 +1,4 @@
-"""What a caller is told: errors of one line."""
+"""Checks that an error message is a single line."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ from caster.state.source_check import SourceCheck
 log = logging.getLogger("caster")
 
 DIGITS = 6  # of probabilities in a table
-LOPSIDED = 0.5  # of the answers, by which those of a class may exceed its share of the source
+LOPSIDED = 0.5  # of all answers: beyond its due share, one class may have so many
 FEWEST = 64  # rows from which on that means anything
 MANY_CHANGED = 0.3  # of the answers in adapted batches: above this, check on labelled data
 SNAPSHOT_EVERY = 5.0  # seconds: what a crash may cost

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from caster.adapt.estimator import Caster
 from caster.adapt.fitting import DOUBTFUL, warn_of_poor_head
+from caster.adapt.prediction import LOPSIDED
 from caster.core.adaptation import Adaptation
 from caster.core.arrays import as_real_array, to_numpy
 from caster.core.verdict import Verdict
@@ -24,8 +25,6 @@ from caster.report.intervals import Interval, bootstrap
 from caster.report.mechanism import TRANSPORT, Mechanism
 from caster.report.metrics import Flags, Floats
 
-# Share of all answers by which those of one class may exceed its samples before they collapsed.
-LOPSIDED = 0.5
 # Features (B, d), labels (B,), logits (B, C) or None; and the adaptation, if it is made already.
 Chunk = tuple[Any, Any, Any] | tuple[Any, Any, Any, Adaptation]
 
