@@ -42,7 +42,7 @@ from caster.adapt.ray_blocks import (
     block_rows,
     parquet_blocks,
 )
-from caster.adapt.ray_pool import Pool
+from caster.adapt.ray_pool import Make, Pool, has_gpus, on_gpu
 from caster.adapt.source_moments import LABELS, HeldOutSums, Subspace, class_scatter, held_out_sums
 from caster.config import Limits, Settings
 from caster.core.moments import ClassMoments, add_outer
@@ -296,7 +296,6 @@ def fit_dataset(
     layers: LayerChoice = "auto",
     sketch: bool = True,
     settings: Settings | None = None,
-    workers: int | None = None,
 ) -> Adapter:
     """`caster.fit` on a Ray Dataset, whose blocks go to workers and not to the driver."""
     check_frozen(model)
@@ -318,11 +317,12 @@ def fit_dataset(
                 if metadata.num_rows:
                     yield DatasetBlock(reference, metadata.num_rows, measured, known)
 
-    gpus = runs_on_gpu(model)
+    gpus = runs_on_gpu(model) or (hasattr(model, "twin") and has_gpus())
+    make: Make = partial(on_gpu, lambda: model) if gpus else lambda: model
     options = dataset.context.execution_options
     was, options.preserve_order = options.preserve_order, True  # both passes in the same order
     try:
-        with Pool[Any](lambda: model, workers, gpus, reading=True) as pool:
+        with Pool[Any](make, gpus=gpus, reading=True) as pool:
             clf, head, first = fit_blocks(
                 pool, blocks, known, settings or Settings(), head_of, sketch
             )

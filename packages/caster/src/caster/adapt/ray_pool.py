@@ -45,7 +45,11 @@ def connected(address: str) -> Iterator[None]:
             logging_level=logging.ERROR,
         )
     except (ConnectionError, ValueError, RuntimeError) as error:
-        raise CasterError(f"no Ray cluster at {address}: {str(error).splitlines()[0]}") from None
+        line = str(error).splitlines()[0]
+        raise CasterError(
+            f"no Ray cluster at {address}: {line}; are Ray, Python, RAY_AUTH_MODE and its token "
+            "the same there and here?"
+        ) from None
     try:
         yield
     finally:
@@ -70,6 +74,16 @@ def has_gpus() -> bool:
     import ray
 
     return bool(ray.cluster_resources().get("GPU"))  # type: ignore[no-untyped-call]
+
+
+def on_gpu(make: Callable[[], FrozenModel]) -> FrozenModel:
+    """Make a torch model and move it to the GPU of this process."""
+    from caster.models.torch import TorchModel, moved
+
+    model = make()
+    assert isinstance(model, TorchModel)
+    moved(model.module, "cuda")
+    return model
 
 
 def no_model() -> None:
@@ -107,8 +121,9 @@ class _Worker:
 class Pool(Generic[B]):
     """Workers of the connected cluster, each with its own copy of the model.
 
-    A worker takes one GPU if models run on GPUs, and a core otherwise; `reading` leaves the cores
-    to Ray Data. A worker that dies is replaced as soon as the cluster has room for another.
+    A worker takes a core, unless `reading` leaves the cores to Ray Data, and a GPU if models run on
+    GPUs; more workers than GPUs share them. A worker that dies is replaced as soon as the cluster
+    has room for another.
     """
 
     def __init__(
@@ -120,14 +135,17 @@ class Pool(Generic[B]):
         most = int(total.get("GPU" if gpus else "CPU", 0))
         if most == 0:
             raise CasterError(f"the Ray cluster has no {'GPU' if gpus else 'core'} for a worker")
-        self._actor: Any = ray.remote(num_cpus=0 if reading else 1, num_gpus=int(gpus))(_Worker)
+        count = workers or most
+        count = count if gpus else min(count, most)
+        share = 1 / -(-count // most) if gpus else 0  # of a GPU
+        self._actor: Any = ray.remote(num_cpus=0 if reading else 1, num_gpus=share)(_Worker)
         self._arguments = ray.put(make), os.getcwd()
         self._starting: dict[Any, Any] = {}  # reference to a node: worker
         self._nodes: dict[Any, str] = {}  # of workers that are ready
         self._idle: list[Any] = []
         self._homes: dict[int, str] = {}  # node that has seen a block, and may have cached it
         self._failed = 0  # workers that did not start, in a row
-        for _ in range(min(most, workers or most)):
+        for _ in range(count):
             self._start()
 
     def __enter__(self) -> Self:
