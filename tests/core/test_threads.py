@@ -1,4 +1,5 @@
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -45,6 +46,23 @@ def test_a_limit_on_blas_is_none_on_items():
         assert blas_threads() == [1] * len(blas_threads())
         found = list(parallel_map(lambda _: threading.current_thread(), range(9)))
     assert threading.current_thread() not in found
+
+
+@pytest.mark.skipif(threads._blas_threads() < 2, reason="one core")
+def test_a_limit_on_blas_stands_until_its_last_holder_leaves():
+    before = blas_threads()
+    first, second = one_blas_thread(), one_blas_thread()
+    with ThreadPoolExecutor(1) as other:
+        other.submit(first.__enter__).result()
+        second.__enter__()
+        other.submit(first.__exit__, None, None, None).result()
+        assert blas_threads() == [1] * len(before)
+        assert threads._blas_threads() == max(before)
+        second.__exit__(None, None, None)
+        assert blas_threads() == before
+        with one_blas_thread():
+            assert blas_threads() == [1] * len(before)
+        assert blas_threads() == before
 
 
 def test_results_wait_only_for_a_few_items(three_threads):

@@ -540,6 +540,13 @@ def test_files_that_are_not_models(gemm, tmp_path):
     assert "Is a directory" in rejection(tmp_path)
 
 
+def test_an_opset_of_the_future(gemm):
+    model = onnx.load(gemm)
+    model.opset_import[0].version = 99
+    onnx.save(model, gemm)
+    assert "has opset 99, newer than onnx knows: export it with" in rejection(gemm)
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
 def test_no_permission(gemm):
     gemm.chmod(0)

@@ -476,32 +476,6 @@ def test_uint8_cannot_be_normalised(changes):
     assert "dtype uint8 leaves pixels unchanged" in rejection(replace, PIXELS, **changes)
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (b"range = ", "Invalid value"),
-        (b"range = 1\nrange = 1\n", "overwrite"),
-        (b"just words", "Expected"),
-        (b"\xff\xfe\x00r", "not UTF-8"),
-        (b"PK\x03\x04\x00\x00", "cannot read"),
-        (b"", "lacks `range, mean, std, layout`"),
-    ],
-    ids=["cut", "twice", "words", "no text", "an archive", "empty"],
-)
-def test_files_that_are_not_toml(tmp_path, content, reason):
-    path = tmp_path / "pre.toml"
-    path.write_bytes(content)
-    message = rejection(Preprocessing.from_toml, path)
-    assert str(path) in message
-    assert reason in message
-
-
-def test_missing_files(tmp_path):
-    missing = rejection(Preprocessing.from_toml, tmp_path / "none.toml")
-    assert missing.endswith("none.toml: No such file or directory")
-    assert rejection(Preprocessing.from_toml, tmp_path).endswith("Is a directory")
-
-
 def test_lists_work_like_tuples():
     listed = Preprocessing(1, [0.5] * 3, [0.5] * 3, "NCHW", crop=[2, 2])
     plain = Preprocessing(1.0, (0.5,) * 3, (0.5,) * 3, "NCHW", crop=(2, 2))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -9,13 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caster.core import linalg
-from caster.core.channels import ChannelMoments, shrunk, to_source, to_source_full
+from caster.core.channels import ChannelMoments, Site, shrunk, to_source, to_source_full
 from caster.core.class_moments import ClassChannelMoments
+from caster.models import torch_channels
 from caster.models.torch_channels import (
     FULL_MAP_EPS,
     FullToSource,
     blended,
     channels_second,
+    map_channels,
     measure,
     measure_full,
     merged,
@@ -293,3 +299,80 @@ def test_a_full_map_in_other_units_is_that_of_the_scaled_values():
     np.testing.assert_allclose(unit[:, None] * found.numpy(), expected, rtol=1e-6, atol=1e-6)
     shift = (measured[0].mean - measured[1].mean).numpy()[~live]
     np.testing.assert_allclose(found.numpy()[:, ~live], target[:, ~live] + shift, atol=1e-9)
+
+
+MAPPED = {  # memory layouts of sixteen channels: where they come from, and their site
+    "tokens": ((3, 5, 16), Site("0", "out", -1)),
+    "added tokens": ((3, 5, 16), Site("0", "out", -1, added=2)),
+    "channels last": ((3, 4, 5, 16), Site("0", "out", 1)),
+    "rows": ((7, 16), Site("0", "in", -1)),
+}
+OTHERS = {
+    "channels first": ((3, 16, 4, 5), Site("0", "out", 1)),
+    "channels before tokens": ((3, 16, 5), Site("0", "out", 1)),
+    "nine channels": ((3, 5, 9), Site("0", "out", -1)),
+}
+
+
+def map_problem(layout, dtype=torch.float32):
+    shape, site = {**MAPPED, **OTHERS}[layout]
+    rng = np.random.default_rng(3)
+    values = torch.from_numpy(rng.normal(size=shape)).to(dtype)
+    values = values.movedim(-1, 1) if layout == "channels last" else values
+    scale, shift = rng.normal(size=(2, values.shape[site.axis])).astype(np.float32)
+    x = np.moveaxis(values.double().numpy(), site.axis, -1)
+    expected = np.moveaxis(x * scale + shift, -1, site.axis).copy()
+    expected[:, : site.added] = values.double().numpy()[:, : site.added]
+    return values, torch.from_numpy(scale), torch.from_numpy(shift), site, expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", [*MAPPED, *OTHERS])
+def test_maps_of_channels_in_place_and_beside(layout, dtype):
+    *problem, expected = map_problem(layout, dtype)
+    values = problem[0]
+    out = torch.empty_like(values)
+    map_channels(*problem, out=out)
+    map_channels(*problem, out=values)
+    assert torch.equal(out, values)
+    close = 1e-6 if dtype == torch.float32 else 0.02
+    np.testing.assert_allclose(out.double().numpy(), expected, rtol=close, atol=close)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+@pytest.mark.parametrize("layout", [*MAPPED, *OTHERS])
+def test_the_kernel_maps_channels(monkeypatch, layout):
+    """On a GPU or, without one, by Triton's interpreter."""
+    *problem, expected = map_problem(layout)
+    if torch.cuda.is_available():
+        problem = [part if isinstance(part, Site) else part.cuda() for part in problem]
+    else:
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+        monkeypatch.setattr(torch_channels, "on_gpu", lambda values: True)
+    if layout in MAPPED:
+        monkeypatch.setattr(torch, "addcmul", lambda *_, **__: pytest.fail("mapped by torch"))
+    out = torch.empty_like(problem[0])
+    map_channels(*problem, out=out)
+    map_channels(*problem, out=problem[0])
+    assert torch.equal(out, problem[0])
+    np.testing.assert_allclose(out.cpu().numpy(), expected, rtol=1e-6, atol=1e-6)
+    assert not torch_channels._without_kernel
+
+
+def test_a_kernel_that_cannot_be_compiled_is_tried_once(monkeypatch, caplog):
+    def failing(*args):
+        calls.append(args)
+        raise RuntimeError("no compiler")
+
+    calls = []
+    kernels = SimpleNamespace(map_rows=failing)
+    monkeypatch.setitem(sys.modules, "caster.models.triton_kernels", kernels)
+    monkeypatch.setattr(torch_channels, "on_gpu", lambda values: True)
+    monkeypatch.setattr(torch_channels, "_without_kernel", set())
+    *problem, expected = map_problem("added tokens")
+    for _ in range(2):
+        out = torch.empty_like(problem[0])
+        map_channels(*problem, out=out)
+        np.testing.assert_allclose(out.numpy(), expected, rtol=1e-6, atol=1e-6)
+    assert len(calls) == 1
+    assert "no compiler" in caplog.text

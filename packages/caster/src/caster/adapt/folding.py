@@ -21,7 +21,7 @@ from caster.models.cuda import GraphRunner
 from caster.models.protocol import runs_on_gpu
 from caster.models.sites import convolutions_before
 from caster.models.torch import TorchModel
-from caster.models.torch_channels import mapped_full
+from caster.models.torch_channels import map_channels, mapped_full
 
 Map = tuple[Tensor, Tensor]  # (c,) or (c, c), and (c,): x -> scale x + shift, or A x + shift
 RECORDED = 256  # batches from which on a recording pays off
@@ -206,16 +206,10 @@ class SiteMap:
         if scale.ndim == 2:
             mapped = mapped_full(site.of_images(values), scale, shift, site.axis)
             return torch.cat((values[:, : site.added], mapped), 1) if site.added else mapped
-        shape = [-1] + [1] * (values.ndim - 2 if site.axis == 1 else 0)
-        scale, shift = scale.view(shape), shift.view(shape)
-        # Either way into half precision if the values have it, without a copy in between.
-        if self.in_place and values.is_inference():  # not a weight or the batch, nor a view of it
-            own = site.of_images(values)
-            torch.addcmul(shift, own, scale, out=own)
-            return values
-        mapped = torch.addcmul(shift, values, scale, out=torch.empty_like(values))
-        if site.added:
-            mapped[:, : site.added] = values[:, : site.added]
+        # Not in place on a weight or the batch, nor on a view of it.
+        in_place = self.in_place and values.is_inference()
+        mapped = values if in_place else torch.empty_like(values)
+        map_channels(values, scale, shift, site, out=mapped)
         return mapped
 
     def _own(self, held: dict[str, Any], name: str) -> Tensor:

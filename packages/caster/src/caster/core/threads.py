@@ -11,15 +11,13 @@ from functools import cache
 from threading import Lock
 from typing import Any, TypeVar
 
-from threadpoolctl import ThreadpoolController
+from threadpoolctl import OpenBLASController, ThreadpoolController
 
 from caster.errors import CasterError
 
 MANY_CLASSES = 64  # from here on, setting the number of threads pays off
 MOST_AT_ONCE = 8  # items of `parallel_map`: each may need much memory
 
-_setting = Lock()
-_unlimited: list[int] = []  # threads of BLAS outside the block that `one_blas_thread` limits
 _is_item: ContextVar[bool] = ContextVar("_is_item", default=False)  # of `parallel_map`
 
 Item = TypeVar("Item")
@@ -47,25 +45,51 @@ class SingleThread:
         return type(self), ()
 
 
+class _BlasLimit:
+    """The limit of `one_blas_thread`: the first holder sets it, the last one lifts it."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.holders = 0
+        self.threads = 1  # of BLAS without the limit
+
+    def acquire(self) -> None:
+        with self.lock:
+            if not self.holders:
+                self.threads = _blas_threads()
+                self._setting = _blas().limit(limits=1)
+                self._share()
+            self.holders += 1
+
+    def release(self) -> None:
+        with self.lock:
+            self.holders -= 1
+            if not self.holders:
+                self._setting.restore_original_limits()
+                self._share()
+
+    def _share(self) -> None:
+        """Let every thread lift the limit, not only the one that set it: threadpoolctl 3.8."""
+        if hasattr(OpenBLASController, "clear_controlling_thread"):
+            OpenBLASController.clear_controlling_thread()
+
+
+_limit = _BlasLimit()
+
+
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
     """Limit BLAS to one thread inside the block.
 
     On matrices of a few dozen rows a second thread gains nothing, while idle workers of NumPy's
     and SciPy's separate pools spin on the cores that the next matrix needs. The setting is
-    process-wide: of several Python threads only the first sets it, so that it restores the
-    original value.
+    process-wide, and stands while any Python thread is in such a block.
     """
-    if not _setting.acquire(blocking=False):
-        yield
-        return
+    _limit.acquire()
     try:
-        _unlimited.append(_blas_threads())
-        with _blas().limit(limits=1):
-            yield
+        yield
     finally:
-        _unlimited.clear()
-        _setting.release()
+        _limit.release()
 
 
 def threads_for(n_classes: int) -> AbstractContextManager[None]:
@@ -105,8 +129,9 @@ def _run_item(function: Callable[[Item], Result], item: Item) -> Result:
 
 
 def _blas_threads() -> int:
-    now = (library["num_threads"] for library in _blas().info())
-    return max([*now, *_unlimited], default=1)
+    if _limit.holders:
+        return _limit.threads
+    return max((library["num_threads"] for library in _blas().info()), default=1)
 
 
 @cache

@@ -42,7 +42,7 @@ def _defined(z: Tensor, moments: SourceMoments, ridge: Tensor) -> Tensor:
 
 
 def _by_kernel(z: Tensor, moments: SourceMoments, ridge: Tensor) -> Tensor:
-    from caster.models.class_kernel import gaussian_scores
+    from caster.models.triton_kernels import gaussian_scores
 
     ridge = ridge + moments.slack
     return gaussian_scores(z, moments.means, moments.covariances, ridge, moments.priors)

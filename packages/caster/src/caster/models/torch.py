@@ -55,7 +55,7 @@ class TorchModel:
         channels_last: bool = False,
         cuda_graph: bool = False,
     ) -> None:
-        self.module = _moved(module.eval(), device, channels_last)
+        self.module = moved(module.eval(), device, channels_last)
         self.name = name or type(module).__name__
         self.head = head
         self.preprocessing = preprocessing
@@ -242,7 +242,8 @@ class TorchModel:
         return torch.device("cpu") if self._weight is None else self._weight.device
 
 
-def _moved(module: nn.Module, device: str | None, channels_last: bool) -> nn.Module:
+def moved(module: nn.Module, device: str | None, channels_last: bool = False) -> nn.Module:
+    """Move a module to a device, in place."""
     try:
         module = module if device is None else module.to(device)
     except (RuntimeError, AssertionError) as error:

@@ -8,6 +8,7 @@ few channels and many positions.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,9 +26,15 @@ from caster.core.channels import (
     optimal_map,
 )
 from caster.core.class_moments import ClassChannelMoments
-from caster.core.linalg import identity_like, symmetric_roots
+from caster.core.linalg import identity_like, on_gpu, symmetric_roots
+from caster.models.protocol import error_line
 
+WIDTHS = (torch.float32, torch.bfloat16, torch.float16)  # of values that our kernel maps
 AT_ONCE = 2**22  # values of half precision that a full map widens: a copy of all needs much memory
+
+log = logging.getLogger("caster")
+
+_without_kernel: set[torch.device] = set()  # where it cannot be compiled
 
 
 def as_tensors(moments: ChannelMoments, like: Tensor | torch.device) -> ChannelMoments:
@@ -217,6 +224,61 @@ def moved(
         eps=1e-30,  # in the variance already; 0 is rejected
     )
     return _in_layout_of(values, view, mapped)
+
+
+def map_channels(
+    values: Tensor,
+    scale: Tensor,  # (c,)
+    shift: Tensor,  # (c,)
+    site: Site,
+    out: Tensor,  # in the layout of the values; may be the values
+) -> None:
+    """Write scale x + shift of every channel to `out`, and added tokens as they are.
+
+    >>> x = torch.tensor([[[1.0], [2.0]]])
+    >>> map_channels(x, torch.tensor([3.0]), torch.tensor([4.0]), Site("0", "out", -1, 1), out=x)
+    >>> x
+    tensor([[[ 1.],
+             [10.]]])
+    """
+    if _mapped_by_kernel(values, scale, shift, site, out):
+        return
+    shape = [-1] + [1] * (values.ndim - 2 if site.axis == 1 else 0)
+    scale, shift = scale.view(shape), shift.view(shape)
+    # Either way into half precision if the values have it, without a copy in between.
+    if out is values:
+        own = site.of_images(values)
+        torch.addcmul(shift, own, scale, out=own)
+        return
+    torch.addcmul(shift, values, scale, out=out)
+    if site.added:
+        out[:, : site.added] = values[:, : site.added]
+
+
+def _mapped_by_kernel(
+    values: Tensor, scale: Tensor, shift: Tensor, site: Site, out: Tensor
+) -> bool:
+    """`map_channels` by one kernel; False if that does not work here, and nothing is written."""
+    if torch.compiler.is_compiling() or not on_gpu(values) or values.device in _without_kernel:
+        return False  # torch.compile fuses the map with what comes before it
+    by_rows = (
+        torch.channels_last if site.axis == 1 and values.ndim == 4 else torch.contiguous_format
+    )
+    known = values.dtype in WIDTHS and scale.dtype == torch.float32 and len(scale) % 16 == 0
+    innermost = site.axis == -1 or values.ndim in (2, 4)
+    if not (known and innermost and values.is_contiguous(memory_format=by_rows)):
+        return False
+    try:
+        from caster.models.triton_kernels import map_rows
+
+        with torch.cuda.device_of(values):  # type: ignore[no-untyped-call]
+            map_rows(values, scale, shift, values.shape[1] if site.added else 1, site.added, out)
+    except Exception as error:  # the compiler's, of any kind; Triton is optional
+        _without_kernel.add(values.device)
+        level = logging.INFO if isinstance(error, ImportError) else logging.WARNING
+        log.log(level, "maps of channels are applied by torch: %s", error_line(error))
+        return False
+    return True
 
 
 def mapped_full(values: Tensor, A: Tensor, b: Tensor, axis: int) -> Tensor:  # (c, c), (c,)

@@ -67,6 +67,11 @@ def read_model(
         raise damaged from None
     if not model.graph.node or not model.opset_import:  # such as an empty file, which decodes
         raise damaged
+    newest = onnx.defs.onnx_opset_version()
+    opset = max((each.version for each in model.opset_import if each.domain in STANDARD), default=0)
+    if opset > newest:
+        advice = f"export it with {newest} or earlier"
+        raise CasterError(f"{path} has opset {opset}, newer than onnx knows: {advice}")
     return model, found
 
 

@@ -130,5 +130,7 @@ def _folded(
     else:
         columns = op("Reshape", found.weight, ints(sizes[0], -1))
         product = op("MatMul", op("Mul", given.matrix, gain), columns)
-        weight, own = op("Reshape", product, ints(*sizes)), op("MatMul", given.matrix, bias)
+        weight = op("Reshape", product, ints(*sizes))
+        column = op("MatMul", given.matrix, op("Reshape", bias, ints(-1, 1)))  # for WebGPU
+        own = op("Reshape", column, ints(-1))
     return weight, op("Add", own, given.shift)

@@ -1,9 +1,4 @@
-"""The scores of many classes as one Triton kernel: importing this module needs Triton.
-
-One program per class eliminates its covariance, pivot by pivot, with the samples as more columns:
-what is left of those gives the distances, and the pivots the determinant. All of it stays in
-registers, while cuSOLVER and cuBLAS read and write the matrices of all classes a dozen times.
-"""
+"""Kernels of our own: importing this module needs Triton."""
 
 from __future__ import annotations
 
@@ -12,7 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS = 64  # samples per program, at most
+ROWS = 64  # samples that a program scores, at most
+VALUES = 2048  # that a program maps
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -50,7 +46,12 @@ def gaussian_scores(
     ridge: Tensor,  # (k, k), added to every covariance
     priors: Tensor,  # (C,)
 ) -> Tensor:  # (B, C)
-    """g_c(z) with covariances Sigma_c + ridge (Eq. 5); NaN where one is not positive definite."""
+    """g_c(z) with covariances Sigma_c + ridge (Eq. 5); NaN where one is not positive definite.
+
+    One program per class eliminates its covariance, pivot by pivot, with the samples as more
+    columns: what is left of those gives the distances, and the pivots the determinant. All of it
+    stays in registers, while cuSOLVER and cuBLAS read and write all matrices a dozen times.
+    """
     (B, k), C = z.shape, len(means)
     # The batch transposed, so that the threads of a warp hold one row of it, as of a covariance.
     inputs = [part.contiguous() for part in (z.T, means, covariances, ridge, priors.log())]
@@ -59,3 +60,46 @@ def gaussian_scores(
     warps = 4 if K <= 64 else 8
     _scores[C, triton.cdiv(B, R)](*inputs, out, B, C, k, K=K, R=R, num_warps=warps)
     return out
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _mapped(  # type: ignore[no-untyped-def]
+    values,
+    scale,
+    shift,
+    out,
+    rows,
+    tokens,
+    added,
+    C: tl.constexpr,
+    K: tl.constexpr,
+    R: tl.constexpr,
+):
+    row = tl.program_id(0) * R + tl.arange(0, R)
+    channel = tl.program_id(1) * K + tl.arange(0, K)
+    at = row.to(tl.int64)[:, None] * C + channel[None, :]
+    known = (row < rows)[:, None]
+    x = tl.load(values + at, known).to(tl.float32)
+    mapped = x * tl.load(scale + channel)[None, :] + tl.load(shift + channel)[None, :]
+    mapped = tl.where((row % tokens >= added)[:, None], mapped, x)
+    tl.store(out + at, mapped.to(out.dtype.element_ty), known)
+
+
+def map_rows(
+    values: Tensor,  # (n, ...), with the channels side by side in memory
+    scale: Tensor,  # (c,), float32; c is a multiple of 16
+    shift: Tensor,  # (c,)
+    tokens: int,  # rows of channels per sample, of which the first `added` stay as they are
+    added: int,
+    out: Tensor,  # (n, ...), in the same layout; may be the values
+) -> None:
+    """Write scale x + shift of every channel to `out`.
+
+    Torch broadcasts the maps of channels value by value, and computes an address for each; a
+    program here reads them once, and the values as wide as the memory does.
+    """
+    rows, c = values.numel() // len(scale), len(scale)
+    K = min(256, c & -c)  # the largest power of two that divides the channels
+    R = VALUES // K
+    grid = triton.cdiv(rows, R), c // K
+    _mapped[grid](values, scale, shift, out, rows, tokens, added, C=c, K=K, R=R)
