@@ -3,10 +3,11 @@
     python benchmarks/collapse.py
 
 Under a shift a small network may prefer some classes. On a shuffled stream that looks like a run of
-them, or like another class prior; layers are then aligned with these classes, and the answers
-collapse. This network has two convolutions of random filters and a trained head, on scikit-learn's
-digits. Prints accuracy in percent: frozen; every batch aligned with the source's own mixture, which
-no preference enters; aligned as the stream suggests; and returned, behind the certificate.
+them, or like another class prior; unless these are doubted, layers are aligned with them, and the
+answers collapse. This network has two convolutions of random filters and a trained head, on
+scikit-learn's digits. Prints accuracy in percent: frozen; every batch aligned with the source's own
+mixture, which no preference enters; aligned as the stream suggests; and returned, behind the
+certificate.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from caster.models.torch import TorchModel
 from caster_bench.methods.registry import create
 from caster_bench.methods.source import Source
 from tests.support.problem import layered, make_images, model, source, stream
-from tests.support.sampling import sampled
+from tests.support.sampling import first_fast, sampled
 
 
 def ungated(frozen, known=None, **settings):
@@ -39,7 +39,11 @@ def ungated(frozen, known=None, **settings):
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    sampled(product(["batch", "layer", "vit"], ["layer-transport", "layer-transport-ungated"]), 3),
+    first_fast(
+        sampled(
+            product(["batch", "layer", "vit"], ["layer-transport", "layer-transport-ungated"]), 3
+        )
+    ),
 )
 def test_images_that_are_no_numbers_leave_no_trace(name, kind):
     first, bad, second = (batch.copy() for batch in stream(3, size=16))
@@ -122,6 +126,7 @@ def test_data_parallel_is_rejected():
         ungated(frozen)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Dynamo does not know")
 @pytest.mark.parametrize(
     ("memory", "kind", "inner"), sampled(product([0, 64], ["batch", "vit"], [False, True]), 4)

@@ -41,6 +41,7 @@ def test_few_samples_a_feature_do_no_harm(with_logits):
     assert np.mean(frozen == truth) > 0.9
 
 
+@pytest.mark.slow
 def test_the_margin_is_that_of_samples_the_basis_has_not_seen():
     h, y, _ = gaussians(600)
     clf = Caster().fit(h, y)
@@ -55,6 +56,7 @@ def test_the_margin_is_that_of_samples_the_basis_has_not_seen():
     assert clf.moments_.margin == pytest.approx(margin(new, new_y), rel=0.25)
 
 
+@pytest.mark.slow
 def test_enough_samples_turn_it_on():
     h, y, logits = gaussians(6000, spread=0.3)
     check = Caster().fit(h, y, logits).source_check_

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from importlib import import_module
 
-import array_api_strict
-import jax
 import numpy as np
 import pandas
 import pytest
@@ -247,11 +246,10 @@ def test_a_stream_that_changes_between_passes_is_rejected(source):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(
-    "xp",
-    [torch, array_api_strict, pytest.param(jax.numpy, marks=pytest.mark.whole)],
-    ids=lambda xp: xp.__name__,
+    "library", ["torch", "array_api_strict", pytest.param("jax.numpy", marks=pytest.mark.whole)]
 )
-def test_the_same_kind_comes_back(source, fitted, xp, dtype):
+def test_the_same_kind_comes_back(source, fitted, library, dtype):
+    xp = import_module(library)
     batch = shifted(source).astype(dtype)
     expected = fitted.adapt(batch)
     out = fitted.adapt(xp.asarray(batch), head_logits=xp.asarray(logits_for(source[1][:64])))

@@ -64,6 +64,7 @@ def test_fitting_tells_how_far_it_is(files):
         assert done == sorted(done)
 
 
+@pytest.mark.slow
 def test_fitting_holds_a_fraction_of_the_file(tmp_path, monkeypatch):
     monkeypatch.setattr("caster.adapt.fitting.CHUNK_ELEMENTS", 2**17)
     h, y = problem(n=20_000, d=256, dtype=np.float32)

@@ -95,6 +95,7 @@ def test_labels_revoke_a_wrong_acceptance(fitted, shifted, mechanism):
     assert out.verdict.reason == "feedback"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_an_acceptance_by_labels_is_revoked_by_labels(fitted, shifted, mechanism):
     stream = make(fitted, mechanism).new_stream()

@@ -17,7 +17,7 @@ from caster.adapt.prediction import predict_images
 from caster.config import Settings
 from caster.io.images import open_images
 from caster.models.onnx import OnnxModel
-from caster.report.evaluate_files import evaluate_images
+from caster.report.evaluation import evaluate_images
 from tests.support.colours import CAST, NAMES, TOML, by_hand, patches, write_folder, write_model
 from tests.support.messages import error_line
 from tests.support.tables import read_table as rows_of
@@ -52,7 +52,7 @@ def made(tmp_path_factory):
 def no_figures(monkeypatch):
     """Drawing takes a second; one test looks at the page."""
     monkeypatch.setattr(
-        "caster.report.evaluate_files.write_page", lambda found, path: path.write_text(found.name)
+        "caster.report.evaluation.write_page", lambda found, path: path.write_text(found.name)
     )
 
 
@@ -287,19 +287,6 @@ def test_images_of_any_size_for_a_model_that_resizes_itself(made, tmp_path):
     same(held.moments, expected.moments_, 1e-3)
 
 
-def test_no_state_over_a_model_or_an_image(made, tmp_path):
-    model, images = model_of(made), open_images(made / "source")
-    before = {path: path.read_bytes() for path in made.rglob("*") if path.is_file()}
-    for out, why in (
-        (made / "colours.onnx", "is an input"),
-        (made / "source" / "azure" / "000.png", "has the name of an image"),
-        (made / "source", "it is a folder"),
-    ):
-        with pytest.raises(CasterError, match=why):
-            fit_images(model, images, out, Settings(), store=made / "cache", batch_size=64)
-    assert before == {path: path.read_bytes() for path in made.rglob("*") if path.is_file()}
-
-
 # predict
 
 
@@ -506,14 +493,9 @@ def test_a_state_too_narrow_for_the_model_is_reported_after_one_batch(made, tmp_
     assert not (tmp_path / "out.csv").exists()
 
 
-@pytest.mark.parametrize("stage", ["through the model", "adapting"])
-def test_ctrl_c_leaves_no_page(made, tmp_path, stage):
-    def stop(now, done, total):
-        if now == stage and done:
-            raise KeyboardInterrupt
-
+def test_ctrl_c_leaves_no_page(made, tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        evaluate(made, tmp_path, progress=stop)
+        evaluate(made, tmp_path, progress=interrupted("adapting", 32))
     assert [path.name for path in tmp_path.iterdir()] == ["cache"]
     evaluate(made, tmp_path)
     assert len(list(tmp_path.iterdir())) > 1
@@ -592,6 +574,7 @@ def test_the_numbers_are_those_by_hand(made, tmp_path):
     assert (found["samples"], found["batch_size"]) == (128, 32)
 
 
+@pytest.mark.slow
 def test_what_took_part_is_written_down(made, tmp_path, monkeypatch):
     monkeypatch.undo()  # with all the figures
     images = open_images(made / "target")
@@ -658,7 +641,7 @@ def test_page_and_numbers_come_together_or_not_at_all(made, tmp_path, monkeypatc
     def interrupted(found, path):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("caster.report.evaluate_files.write_page", interrupted)
+    monkeypatch.setattr("caster.report.evaluation.write_page", interrupted)
     with pytest.raises(KeyboardInterrupt):
         evaluate(made, tmp_path)
     assert (tmp_path / "page.json").read_text() == "old"

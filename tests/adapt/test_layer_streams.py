@@ -21,7 +21,7 @@ from caster.models.torch import TorchModel
 from caster_bench.methods.checks.fingerprint import fingerprint
 from caster_bench.methods.registry import create
 from tests.support.problem import model, source, stream
-from tests.support.sampling import sampled
+from tests.support.sampling import first_fast, sampled
 
 NAMES = ("layer-transport", "layer-transport-ungated", "mixture-transport")
 THREADS = 4
@@ -63,7 +63,9 @@ def test_a_stream_in_use_rejects_another_thread(name):
     assert method.predict(stream(1)[0]).logits.shape == (32, 4)  # nobody is inside any more
 
 
-@pytest.mark.parametrize(("kind", "name"), sampled(product(["batch", "layer"], NAMES), 3))
+@pytest.mark.parametrize(
+    ("kind", "name"), first_fast(sampled(product(["batch", "layer"], NAMES), 3))
+)
 def test_streams_in_threads_answer_as_one_after_the_other(name, kind):
     frozen = slow_model(kind)
     known = caster.fit(frozen, source(kind).batches, layers=True).state
@@ -88,7 +90,7 @@ def test_streams_in_threads_answer_as_one_after_the_other(name, kind):
     assert not any(hooks for part in frozen.module.modules() for hooks in part._forward_pre_hooks)
 
 
-@pytest.mark.parametrize(("kind", "name"), sampled(product(["batch", "vit"], NAMES), 3))
+@pytest.mark.parametrize(("kind", "name"), first_fast(sampled(product(["batch", "vit"], NAMES), 3)))
 def test_a_new_stream_is_as_constructed_and_shares_weights_and_source(name, kind):
     known = caster.fit(model(kind), source(kind).batches)
     options = {"maps": "full"} if kind == "vit" else {}
@@ -139,6 +141,7 @@ def test_threads_share_a_frozen_model(head):
         assert torch.equal(one.logits, other.logits)
 
 
+@pytest.mark.slow
 def test_threads_share_an_adapter():
     """Batches of many sizes, whose moments a cache of a few holds."""
     state = caster.fit(model(), source().batches).state

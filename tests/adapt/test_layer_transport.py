@@ -24,7 +24,7 @@ from caster_bench.methods.registry import create
 from caster_bench.methods.source import Source
 from tests.support.problem import accuracy, layered, make_images, model, source, stream
 from tests.support.problem import site_moments as measured
-from tests.support.sampling import sampled
+from tests.support.sampling import first_fast, sampled
 
 EPS = 1e-5
 
@@ -121,6 +121,7 @@ def test_it_gains_on_a_shifted_stream(kind, depth):
     assert accuracy(method, shift=1.0) > frozen + 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "settings"), [("batch", {"depth": 1.0}), ("layer", {}), ("group", {})]
 )
@@ -154,13 +155,15 @@ def right(method, batches):
 
 @pytest.mark.parametrize(
     ("kind", "depth", "shift"),
-    sampled(
-        (
-            case
-            for case in product(["batch", "layer", "group", "vit"], [0.5, 1.0], [0.0, 0.5])
-            if case != ("vit", 0.5, 0.5)
-        ),
-        4,
+    first_fast(
+        sampled(
+            (
+                case
+                for case in product(["batch", "layer", "group", "vit"], [0.5, 1.0], [0.0, 0.5])
+                if case != ("vit", 0.5, 0.5)
+            ),
+            4,
+        )
     ),
 )
 def test_class_by_class_all_is_rejected(kind, depth, shift):
@@ -171,6 +174,7 @@ def test_class_by_class_all_is_rejected(kind, depth, shift):
         assert torch.equal(given.logits, model(kind)(images).logits)
 
 
+@pytest.mark.slow
 def test_class_by_class_on_a_shifted_transformer_nearly_all_is_rejected():
     """The case that is not above: a batch in nine passes, of four patches an image, and loses."""
     method = create("layer-transport", model("vit"), layered("vit"), every=1)
@@ -203,7 +207,9 @@ def test_a_class_token_is_left_as_it_is():
     )
 
 
-@pytest.mark.parametrize(("kind", "depth"), [("batch", 1.0), ("layer", 1.0), ("vit", 0.5)])
+@pytest.mark.parametrize(
+    ("kind", "depth"), first_fast([("batch", 1.0), ("layer", 1.0), ("vit", 0.5)])
+)
 def test_class_by_class_deep_layers_ruin_it(kind, depth):
     """So that there is something to be refused; the shallow half of a small network may not."""
     batches = one_class_stream()
@@ -236,6 +242,7 @@ def test_the_past_is_forgotten_at_the_same_pace_whatever_the_batch():
     assert {found.count for found in method.transport._alignment.target.past.values()} == {40}
 
 
+@pytest.mark.slow
 def test_single_images_gain_too():
     frozen = accuracy(create("frozen", model("layer"), source("layer")), 1.0, size=1)
     method = create("layer-transport-ungated", model("layer"), layered("layer"))
@@ -274,7 +281,7 @@ def sure(logits):
     return softmax(np.asarray(logits, float), axis=1).max(axis=1)  # (n,)
 
 
-@pytest.mark.parametrize("kind", ["batch", "layer", "vit"])
+@pytest.mark.parametrize("kind", first_fast(["batch", "layer", "vit"]))
 def test_the_ratio_is_of_the_doubts_over_the_window(kind):
     """The newest batch whole, and what it lacks of those before it by weight."""
     known, sizes = source(kind), (50, 30, 1, 20, 64, 20)

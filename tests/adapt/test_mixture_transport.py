@@ -35,7 +35,7 @@ from tests.support.mixture_problem import (
     shuffled,
     source_batches,
 )
-from tests.support.sampling import sampled
+from tests.support.sampling import first_fast, sampled
 
 TAIL = 2.0 ** -np.arange(N_CLASSES)
 KINDS = ["batch", "layer"]
@@ -51,7 +51,7 @@ def layer_transport(kind="batch", own=None, **changed):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("depth", [0.5, 1.0])
+@pytest.mark.parametrize("depth", first_fast([1.0, 0.5]))
 def test_with_the_mixture_of_the_source_it_is_layer_transport(kind, depth):
     y = shuffled(320, seed=7)
     x = make_images(y, 8, shift=0.5)
@@ -155,7 +155,7 @@ def test_an_affine_shift_is_not_undone_with_another_mixture():
 # --- the order of the classes --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("order", ["shuffled", "sorted", "tail"])
+@pytest.mark.parametrize("order", first_fast(["shuffled", "sorted", "tail"]))
 def test_the_order_of_the_classes_does_not_matter(order):
     to = np.array([3, 0, 5, 1, 4, 2])  # class c becomes to[c]
     net = copy.deepcopy(model("layer").module)
@@ -183,7 +183,7 @@ def true_mixture(labels):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shift", [0.0, 1.0])
+@pytest.mark.parametrize("shift", first_fast([1.0, 0.0]))
 def test_a_shuffled_stream_is_answered_by_the_aligned_logits(kind, shift):
     y = shuffled(512, seed=7)
     x = make_images(y, 8, shift)
@@ -223,6 +223,7 @@ def test_batches_of_any_size_gain_nearly_alike(order):
     assert max(gains) - min(gains) < 0.04
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [pytest.param(16, marks=pytest.mark.slow), 64])
 def test_a_stream_may_turn_from_shuffled_to_sorted_and_back(size):
     y = np.concatenate([shuffled(512, 7), np.sort(shuffled(384, 8)), shuffled(768, 9)])
@@ -236,10 +237,11 @@ def test_a_stream_may_turn_from_shuffled_to_sorted_and_back(size):
         assert found.accuracy(part) > found.frozen(part)
 
 
+@pytest.mark.slow
 def test_a_long_tail_is_a_prior_and_not_runs():
     y = shuffled(768, 7, TAIL)
     found = run(make_images(y, 8, shift=0.5), y)
-    assert all(found.knows[1:])
+    assert all(found.knows[3:])  # 256 samples
     assert 0.5 * np.abs(found.outs[-1].mixture - TAIL / TAIL.sum()).sum() < 0.08
     assert found.always() > found.frozen() - 0.01
     stream = adapter().new_stream()
@@ -247,7 +249,7 @@ def test_a_long_tail_is_a_prior_and_not_runs():
     assert not stream._layers._labels.chain.is_correlated
 
 
-@pytest.mark.parametrize("size", [8, 64])
+@pytest.mark.parametrize("size", first_fast([64, 8]))
 def test_a_stream_of_one_class(size):
     y = np.full(256, 4)
     found = run(make_images(y, 8, shift=1.0), y, size)
@@ -255,6 +257,7 @@ def test_a_stream_of_one_class(size):
     assert found.outs[-1].mixture[4] > 0.8
 
 
+@pytest.mark.slow
 def test_another_shift_drops_the_memory():
     stream = adapter().new_stream()
     alignment = stream._layers._alignment
@@ -280,6 +283,7 @@ def test_change_tells_another_shift_from_other_classes(order):
     assert alignment.target.change() > CHANGED
 
 
+@pytest.mark.slow
 def test_recurring_and_mixed_shifts():
     y = shuffled(1024, 7)
     clean, shifted = make_images(y, 8), make_images(y, 8, shift=1.0)
@@ -308,7 +312,9 @@ def collapsing(kind="batch", every=LayerSettings.every):
     return caster.Adapter(fitted.model, replace(fitted.state, layers=layers), every=every)
 
 
-@pytest.mark.parametrize(("kind", "size"), [("batch", 64), ("layer", 64), ("batch", 16)])
+@pytest.mark.parametrize(
+    ("kind", "size"), first_fast([("batch", 64), ("layer", 64), ("batch", 16)])
+)
 def test_a_collapse_on_a_shuffled_stream_is_rejected(kind, size):
     """Also once the past would do for one pass, whose answers look like a run of one class."""
     y = shuffled(640, 7)
@@ -335,7 +341,9 @@ def test_a_collapse_of_a_trusted_alignment_does_not_look_like_a_run():
     assert found.accuracy(slice(3, None)) == found.frozen(slice(3, None))
 
 
-@pytest.mark.parametrize(("kind", "size"), [("batch", 64), ("layer", 64), ("batch", 16)])
+@pytest.mark.parametrize(
+    ("kind", "size"), first_fast([("batch", 64), ("layer", 64), ("batch", 16)])
+)
 @pytest.mark.parametrize("order", ["shuffled", "sorted", "tail"])
 def test_nothing_is_lost_on_source_like_streams(kind, order, size):
     y = shuffled(512, 7, TAIL if order == "tail" else None)
@@ -357,7 +365,7 @@ MODES = {
 }
 
 
-@pytest.mark.parametrize(("kind", "mode"), sampled(product(KINDS, MODES), 4))
+@pytest.mark.parametrize(("kind", "mode"), first_fast(sampled(product(KINDS, MODES), 4)))
 def test_a_resumed_stream_continues_bit_for_bit(kind, mode, tmp_path):
     seen, shift = MODES[mode]
     fitted = collapsing(kind) if mode == "rejected" else adapter(kind)
@@ -444,7 +452,7 @@ def test_three_samples_of_every_class(kind):
         assert found.accuracy() > found.frozen() + 0.05
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", first_fast(KINDS))
 def test_three_samples_of_one_class(kind):
     fitted = fitted_to_few(kind, [5])
     shuffled_alike = shuffled(320, 7, [100, 100, 100, 100, 100, 3])
@@ -453,7 +461,7 @@ def test_three_samples_of_one_class(kind):
         assert found.accuracy() >= found.frozen() - 0.01
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", first_fast(KINDS))
 def test_classes_at_deep_sites_alone(kind, monkeypatch):
     widths = {site: len(found.mean) for site, found in adapter(kind).state.layers.items()}
     room = sum(list(widths.values())[-2:]) * N_CLASSES * 4
@@ -466,6 +474,7 @@ def test_classes_at_deep_sites_alone(kind, monkeypatch):
         assert found.accuracy() > found.frozen() + 0.05
 
 
+@pytest.mark.slow
 def test_without_room_for_classes_it_is_layer_transport(monkeypatch):
     monkeypatch.setattr(layer_arrays, "CLASS_BYTES", 0)
     fitted = caster.fit(model(), source_batches())

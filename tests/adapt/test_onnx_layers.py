@@ -21,6 +21,8 @@ from tests.support.mixture_problem import make_images, shuffled
 from tests.support.onnx_export import exported
 from tests.support.sampling import sampled
 
+pytestmark = pytest.mark.slow  # torch exports networks
+
 KINDS = [("batch", "dynamo"), ("batch", "folded"), ("batch", "unfolded"), ("layer", "folded")]
 
 

@@ -26,7 +26,7 @@ from caster_bench.data.corruptions import corrupt
 from caster_bench.methods.registry import create
 from caster_bench.methods.source import Source
 from tests.support.problem import layered, make_images, model, source, stream
-from tests.support.sampling import sampled
+from tests.support.sampling import first_fast, sampled
 
 NAMES = ("layer-transport", "layer-transport-ungated")
 ATTACKS = {
@@ -40,7 +40,7 @@ def state(kind="batch"):
 
 
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
-@pytest.mark.parametrize("kind", ["batch", "layer", "vit"])
+@pytest.mark.parametrize("kind", first_fast(["batch", "layer", "vit"]))
 @pytest.mark.parametrize("name", NAMES)
 def test_batches_of_an_attacker_change_nothing_for_others(name, kind, attack):
     attacked, alone = (create(name, model(kind), layered(kind)) for _ in range(2))
@@ -59,7 +59,7 @@ def test_batches_of_an_attacker_change_nothing_for_others(name, kind, attack):
 
 @pytest.mark.parametrize(
     ("kind", "known"),
-    sampled(product(["batch", "layer", "vit"], ["images", "state", "moments"]), 5),
+    first_fast(sampled(product(["batch", "layer", "vit"], ["images", "state", "moments"]), 5)),
 )
 def test_samples_of_an_attacker_change_nothing_for_others_of_the_batch(kind, known):
     """Whether the range of the input is known or not."""
@@ -95,7 +95,7 @@ def test_answers_beside_known_frozen_ones_leave_such_samples_to_the_frozen_model
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), sampled(product(NAMES, ["batch", "layer", "group", "vit"]), 4)
+    ("name", "kind"), first_fast(sampled(product(NAMES, ["batch", "layer", "group", "vit"]), 4))
 )
 def test_without_such_samples_nothing_is_different(name, kind, monkeypatch):
     """Bit for bit, in batches smaller and larger than the memory."""

@@ -125,10 +125,12 @@ def most(windows: int) -> float:
     return float(binom.ppf(0.999, windows, 0.05)) / windows
 
 
+@pytest.mark.slow
 def test_windows_like_the_source_seldom_differ():
     assert max(rates(60).values()) <= most(60)
 
 
+@pytest.mark.slow
 def test_other_classes_are_told_from_other_images():
     classes, images = rates(30, THREE), rates(30, PRIORS, SHIFT)
     assert min(classes[name] for name in ("ks", "mmd", "psi")) == 1.0
@@ -136,6 +138,7 @@ def test_other_classes_are_told_from_other_images():
     assert images["mmd given"] >= 0.9
 
 
+@pytest.mark.slow
 def test_other_images_are_found_among_other_classes():
     assert rates(20, THREE, SHIFT)["mmd given"] >= 0.9
 

@@ -33,6 +33,7 @@ def test_the_map_matches_global_moments_exactly_without_shrinkage():
     close(covariance, np.cov(target.T, bias=True), 1e-6)
 
 
+@pytest.mark.slow
 def test_full_map_is_skadas_coral():
     from skada._mapping import CORALAdapter
 

@@ -16,20 +16,21 @@ from tests.support.sampling import sampled
 
 C = 5
 PRIOR = np.array([0.3, 0.25, 0.2, 0.15, 0.1])
-CHAIN = ("last", "evidence", "totals", "count")
-LABELS = ("recent", "count", "prior", "believed")
+LEANING = np.array([0.1, 0.1, 0.1, 0.1, 0.6])  # a preference of the network
+CHAIN = ("last", "evidence", "totals", "count", "sums", "entropies")
 
 
 def probabilities(n, order="shuffled", seed=0):
     rng = np.random.default_rng(seed)
     labels = rng.choice(C, n, p=PRIOR)
     if order == "tailed":
-        labels = np.where(rng.random(n) < 0.85, 1, labels)
+        labels = np.where(rng.random(n) < 0.6, 4, labels)
     if order == "runs":
         labels = np.repeat(rng.permutation(C), -(-n // C))[:n]
     if order == "one class":
         labels = np.zeros(n, int)
-    return classifier(rng, labels, accuracy=0.9, n_classes=C)
+    p = classifier(rng, labels, accuracy=0.9, n_classes=C, lowest=0.7)
+    return class_prior.corrected(p, LEANING, PRIOR) if order == "leaning" else p
 
 
 def chain_in_graph(prior, parts):
@@ -49,12 +50,20 @@ def followed(order, n, size=8):
     return chain
 
 
-def in_chain(method, chain, p, *, gives_chain=False):
-    def function(rows, *parts):
-        found = getattr(chain_in_graph(PRIOR, parts), method)(rows)
-        return [getattr(found, name) for name in CHAIN] if gives_chain else found
+def in_chain(function, chain, p):
+    """What a function of chain and samples gives in a graph."""
+    return evaluate(
+        lambda rows, *parts: function(chain_in_graph(PRIOR, parts), rows), p, *chain_parts(chain)
+    )
 
-    return evaluate(function, p, *chain_parts(chain))
+
+def observed(chain, p):
+    seen, mixture = chain.observe(p)
+    return [*(getattr(seen, name) for name in CHAIN), mixture]
+
+
+def advanced(chain, p):
+    return [getattr(chain.advance(p), name) for name in CHAIN]
 
 
 CHAINS = product(["shuffled", "runs", "one class"], [1, 13], [0, 40, 800])
@@ -64,12 +73,15 @@ CHAINS = product(["shuffled", "runs", "one class"], [1, 13], [0, 40, 800])
 def test_the_chain_is_that_of_core(order, n, past):
     chain, p = followed(order, past), probabilities(n, order, seed=1)
     seen = chain.observe(p)
-    for method in ("observe", "advance"):
-        found = in_chain(method, chain, p, gives_chain=True)
-        for ours, theirs in zip(found, chain_parts(getattr(chain, method)(p)), strict=True):
+    mixture = seen.mixture(p) if seen.is_evident else PRIOR
+    for function, expected in (
+        (observed, [*chain_parts(seen), mixture]),
+        (advanced, chain_parts(chain.advance(p))),
+    ):
+        for ours, theirs in zip(in_chain(function, chain, p), expected, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(in_chain("posterior", seen, p), seen.posterior(p), atol=1e-12)
-    np.testing.assert_allclose(in_chain("mixture", seen, p), seen.mixture(p), atol=1e-12)
+    found = in_chain(label_graph.ChainGraph.posterior, seen, p)
+    np.testing.assert_allclose(found, seen.posterior(p), atol=1e-12)
 
 
 def test_streams_of_these_tests_come_in_both_orders():
@@ -90,52 +102,46 @@ def test_frequencies_are_shrunk_and_bounded(totals):
 @pytest.mark.parametrize("n", [1, 63, 64, 301])
 def test_a_prior_is_believed_as_in_core(order, n):
     p = probabilities(n, order)
-    prior, believed = evaluate(lambda rows: label_graph.believed_prior(rows, constant(PRIOR)), p)
+    found = evaluate(lambda rows: label_graph.believed_prior(rows, constant(PRIOR)), p)
+    prior, kind = found[0], label_graph.KINDS[found[1]]
     expected = class_prior.believed_prior(p, PRIOR)
-    np.testing.assert_allclose(prior, expected, atol=1e-12)
-    assert believed == (expected is not PRIOR)
-    assert believed == (order == "tailed" and n >= 64)
+    np.testing.assert_allclose(prior, PRIOR if expected is None else expected, atol=1e-12)
+    assert (kind == "doubted") == (expected is None)
+    assert (kind == "source") == (expected is PRIOR)
+    kinds = {64: "doubted", 301: "prior"} if order == "tailed" else {}
+    assert kind == kinds.get(n, "source")
 
 
-STREAMS = product(["shuffled", "runs", "tailed"], [1, 48, 600])
+STREAMS = product(["shuffled", "runs", "tailed", "leaning"], [1, 48, 600])
+EXPECTED = {"shuffled": "source", "runs": "runs", "tailed": "prior", "leaning": "doubted"}  # last
 
 
 @pytest.mark.parametrize(("order", "size"), sampled(STREAMS, 3))
 def test_labels_of_a_stream_are_those_of_core(order, size):
     """The state goes from batch to batch through the graph alone."""
-    p = probabilities(max(4 * size, 120) if size < 600 else 1200, order)
+    p = probabilities(max(2 * size, 300), order)
 
-    def function(rows, last, evidence, totals, count, recent, m, prior, believed):
-        chain = chain_in_graph(PRIOR, (last, evidence, totals, count))
-        seen = label_graph.LabelGraph(chain, recent, m, prior, believed).observe(rows)
-        moved = seen.advance(rows)
-        state = [getattr(moved.chain, name) for name in CHAIN]
-        state += [moved.recent, moved.count, moved.prior, moved.believed]
-        return [
-            seen.mixture(rows),
-            seen.answers(rows),
-            seen.is_source,
-            seen.correction,
-            *state,
-        ]
+    def function(rows, *parts):
+        seen, mixture = label_graph.LabelGraph.of(constant(PRIOR), parts).observe(rows)
+        found = [mixture, seen.answers(rows), seen.correction]
+        return [*found, *seen.advance(rows).parts()]
 
-    labels = stream_labels.StreamLabels.start(PRIOR)
+    labels, kinds = stream_labels.StreamLabels.start(PRIOR), []
     state = list(label_graph.initial_labels(PRIOR).values())
     run = compiled(function, p[:size], *state)
     for start in range(0, len(p), size):
         batch = p[start : start + size]
         labels = labels.observe(batch)
-        mixture, answers, is_source, correction, *state = run(batch, *state)
+        mixture, answers, correction, *state = run(batch, *state)
         np.testing.assert_allclose(mixture, labels.mixture(batch), atol=1e-9)
         expected = labels.answers(batch)
-        assert is_source == (expected is None)
+        kinds.append(label_graph.KINDS[state[-1]])
+        assert kinds[-1] == labels.kind
         if expected is not None:
             np.testing.assert_allclose(answers, expected, atol=1e-9)
-        if not labels.chain.is_correlated:
-            np.testing.assert_allclose(correction, np.log(labels.prior / PRIOR), atol=1e-9)
+        np.testing.assert_allclose(correction, labels.correction, atol=1e-9)
         labels = labels.advance(batch)
-    if order != "shuffled":
-        assert not is_source
+    assert kinds[-1] == EXPECTED[order]
 
 
 @pytest.mark.parametrize("step", [0.01, 0.1])

@@ -15,7 +15,7 @@ import caster
 from caster.adapt.layer_passes import LayerSettings
 from caster.adapt.layer_transport import LayerTransport
 from caster.export import compiler as compiling
-from caster.export import layer_graph
+from caster.export import label_graph, layer_graph
 from caster.export.layer_graph import Source, initial_state
 from caster.models.heads import Columns
 from caster.models.onnx.compiled import REASONS
@@ -119,24 +119,39 @@ def test_maps_of_a_settled_stream_are_those_of_python(fitted, maps):
     assert ("past.covariances" in ours.state) == (maps == "full") == (theirs.full_maps > 0)
 
 
+def test_doubt_begins_and_ends_as_in_python(fitted):
+    """Then the memory starts afresh, with one batch of known classes."""
+    tail = problem.shuffled(640, seed=5, weights=[30, 4, 2, 1, 1, 1])
+    labels = np.concatenate([tail, np.sort(problem.shuffled(640, seed=5))])
+    ours, theirs, found = CompiledStream(fitted.path()), in_python(fitted), []
+    for batch in in_batches(problem.make_images(labels, seed=9, shift=0.6), 64):
+        same_streams([batch], ours, theirs)
+        found.append(
+            (label_graph.KINDS[ours.state["labels.kind"]], float(ours.state["past.count"]))
+        )
+        assert found[-1] == (theirs._labels.kind, theirs._alignment.target.samples)
+    assert found[:4] == [("doubted", 64), ("doubted", 128), ("doubted", 192), ("prior", 64)]
+    assert found[-1][0] == "runs"
+
+
 # --- rests ---------------------------------------------------------------------------------------
 
 RESTS = {"memory": 1024, "window": 128}  # so that a stream rests after some 1,100 samples
 
 
-def resting_stream(kind, n=1600):
-    """Shuffled and of one shift, at least until a stream rests."""
-    tail = [30, 8, 4, 2, 1, 1] if kind == "tailed" else None
+def resting_stream(kind, n=1600, at=1400):
+    """Shuffled and of one shift until a sample by which a stream rests."""
+    tail = [30, 4, 2, 1, 1, 1] if kind == "tailed" else None
     labels = problem.shuffled(n, seed=5, weights=tail)
     if kind == "sorted":
-        labels[1400:] = np.sort(labels[1400:])
+        labels[at:] = np.sort(labels[at:])
     images = problem.make_images(labels, seed=9, shift=0.6)
     if kind == "changing":
-        images[1400:] = problem.make_images(labels[1400:], seed=9, shift=1.2)
+        images[at:] = problem.make_images(labels[at:], seed=9, shift=1.2)
     if kind == "odd":
-        images[1400::7] = 60.0  # no images; a rest does not single them out, what follows does
+        images[at::7] = 60.0  # no images; a rest does not single them out, what follows does
     if kind == "broken":
-        images[1400] = np.nan
+        images[at] = np.nan
     return images
 
 
@@ -177,10 +192,11 @@ def test_diagonal_maps_of_a_rest_are_those_of_python(fitted, tmp_path):
 @pytest.mark.parametrize("size", sampled([24, 80, 300], 1))
 def test_rests_in_other_batches_are_those_of_python(fitted, size):
     """Samples wait until they fill a block."""
-    batches = in_batches(resting_stream("changing", 1800), size)
+    at = max(1400, 10 * size)
+    batches = in_batches(resting_stream("changing", at + 2 * max(200, size), at), size)
     theirs, ours = in_python(fitted, **RESTS), CompiledStream(fitted.path(**RESTS))
     reasons = [reason for reason, _ in same_streams(batches, ours, theirs)]
-    assert "rest" in reasons[: 1400 // size]
+    assert "rest" in reasons[: at // size]
     assert "rest" not in reasons[-1]
 
 

@@ -22,8 +22,8 @@ Origin = Literal["paper", "project"]
 STATE_DTYPE = "float32"  # of stored arrays: half the bytes, far finer than sampling error
 IMAGES_AT_ONCE = 64  # per forward pass, however many images are adapted to together
 CHUNK_ELEMENTS = 2**24  # of a chunk of features: 64 MiB of float32
-LAYER_WINDOW = 256  # samples behind a certificate of layer transport
-LAYER_EVERY = 2048  # windows of a stable verdict of which layer transport compares at least one
+LAYER_WINDOW = 256  # samples behind a certificate of aligned layers
+LAYER_EVERY = 2048  # windows of a stable verdict of which at least one is compared
 
 
 def _constant(default: float, origin: Origin, why: str, low: float = 0.0) -> Any:

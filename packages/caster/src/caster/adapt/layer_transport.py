@@ -2,11 +2,12 @@
 
 Deep layers carry the classes of a batch, so the source's statistics to align with are those of the
 batch's own mixture of classes. A first pass, with shallow layers aligned, shows the mixture; a
-second one aligns all layers with it. A stream with a past needs one pass only, a correlated one
-with a full memory: the maps of the past undo the shift, whichever classes come. Once a shuffled
-stream's memory is full and its verdict
-stable, it rests: its maps stand still, folded into the weights, and nothing is measured or compared
-until its outputs change or a comparison is due.
+second one aligns all layers with it. While it is in doubt whether the classes are the stream's or a
+preference of the shifted network, the first pass is the answer. A stream with a past needs one pass
+only, a correlated one with a full memory: the maps of the past undo the shift, whichever classes
+come. Once a shuffled stream's memory is full and its verdict stable, it rests: its maps stand
+still, folded into the weights, and nothing is measured or compared until its outputs change or a
+comparison is due.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from caster.errors import CasterError
 from caster.models.heads import Columns
 from caster.models.protocol import Outputs
 
+SHUFFLED = ("source", "prior")  # kinds of shuffled streams with a known class mixture
 UNCHECKED = math.nan  # the ratio where no comparison was made
 # The next three were chosen on the four spare corruptions with ResNet-18 on CIFAR-10.
 FIRST_PASS = 0.5  # share of the sites that are aligned in it
@@ -337,7 +339,7 @@ class LayerTransport:
     def _can_rest(self, samples: int) -> bool:
         """Whether a stream that meets these samples rests, unless a comparison is due."""
         labels = self._labels
-        if labels is None or labels.chain.is_correlated or not self._monitor.is_ready:
+        if labels is None or labels.kind not in SHUFFLED or not self._monitor.is_ready:
             return False
         return self._schedule.accepted and self._alignment.target.is_full(samples)
 
@@ -351,7 +353,7 @@ class LayerTransport:
         if not self._alignment.fold(batch, how, self._schedule.left // len(batch)):
             return None
         self._certificate.restart()  # the next comparison is of another part of the stream
-        if labels.is_source:
+        if labels.kind == "source":
             return _Rest(None, partial(self._answer_resting, None))
         correction = DeviceCopies(labels.correction)
         return _Rest(labels.prior, partial(self._answer_resting, correction))
@@ -419,7 +421,7 @@ class LayerTransport:
         if after.fresh:
             self._monitor.reset()
         self._alignment.accept()
-        if after.settled and self._labels is not None and not self._labels.chain.is_correlated:
+        if after.settled and self._labels is not None and self._labels.kind in SHUFFLED:
             self._monitor.learn(after.features, after.scores)
         self._labels, self._mixture = after.labels, after.mixture
 
@@ -448,10 +450,10 @@ class LayerTransport:
     def _ratio(self, after: _Proposal, frozen: Array) -> float:
         certificate, labels = self._certificate, after.labels
         frozen_is_source = labels is not None and self._frozen_is_source(frozen)
-        if labels is None or labels.chain.is_correlated:
+        if labels is None or labels.kind == "runs":
             return certificate.update(after.scores, frozen)
         errors, norms = certificate.update_shuffled(after.logits, frozen, labels.correction)
-        return gating_ratio(errors, norms, labels.is_source, frozen_is_source)
+        return gating_ratio(errors, norms, labels.kind == "source", frozen_is_source)
 
     def _frozen_is_source(self, logits: Array) -> bool:  # (n, C)
         """Whether the frozen model's answers are shuffled and in the mixture of the source."""
@@ -459,13 +461,14 @@ class LayerTransport:
         assert self._frozen_labels is not None
         if np.isfinite(p).all():
             self._frozen_labels = self._frozen_labels.observe(p).advance(p)
-        return self._frozen_labels.is_source
+        return self._frozen_labels.kind == "source"
 
     def _adapted(self, batch: Array, trusted: bool) -> _Proposal:
         """Answer a batch with aligned layers: once shallow and once whole, or from the past.
 
         One pass is enough while aligned layers are `trusted`, which a rejection ends: where deep
-        ones collapse, the stream would look like a run of one class.
+        ones collapse, the stream would look like a run of one class. In doubt the shallow pass
+        answers, and the whole one is for the memory.
         """
         labels, mixture = self._labels, self._mixture
         if labels is None or mixture is None:
@@ -474,8 +477,9 @@ class LayerTransport:
         source, alignment = labels.chain.prior, self._alignment
         kept = min(alignment.target.samples, max(0.0, self.settings.memory - len(batch)))
         settled = trusted and kept >= max(ENOUGH_PAST, 2 * len(batch))
-        if labels.chain.is_correlated:  # a few runs by chance look alike, and would go on so
+        if labels.kind == "runs":  # a few runs by chance look alike, and would go on so
             settled = settled and alignment.target.is_full(len(batch))
+        settled = settled and labels.kind != "doubted"
         wanted = as_reference(mixture, source)
         # Between rests, comparisons are rare: they had better be small than fast.
         rare = self._schedule.every > 1 and self._can_rest(len(batch))
@@ -488,24 +492,28 @@ class LayerTransport:
             first = self._aligned(batch, replace(shallow, fresh=True))
         p = _probabilities(first[1])
         seen = labels.observe(p)
-        kind = labels.chain.is_correlated, labels.is_source
-        if settled and kind != (seen.chain.is_correlated, seen.is_source):
+        if settled and labels.kind != seen.kind:
             settled = False  # shallow layers must agree
-            p = _probabilities(self._aligned(batch, shallow)[1])
+            first = self._aligned(batch, shallow)
+            p = _probabilities(first[1])
             seen = labels.observe(p)
+        if labels.kind == "doubted" and seen.kind in ("runs", "prior"):
+            kept, fresh = 0.0, True  # the past was taken for the source's mixture
         labels = seen
         own = labels.mixture(p)
         mixture = merged_mixture(mixture, kept, own, len(p))
         last = first
         if not settled:
             last = self._aligned(batch, Pass(mixture=as_reference(mixture, source), fresh=fresh))
-            p = _probabilities(last[1])
+        if labels.kind == "doubted":
+            last = first
+        p = _probabilities(last[1])
         answers, labels = labels.answers(p), labels.advance(p)
         features, logits = last
         scores = logits
         if answers is not None:
             scores = like(np.log(answers.clip(min=RARE)), logits, logits.dtype)
-        known = None if labels.is_source else own
+        known = own if labels.kind in ("runs", "prior") else None
         return _Proposal(features, logits, scores, labels, mixture, known, settled, fresh)
 
     def _aligned(self, batch: Array, how: Pass) -> tuple[Array, Array]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from caster.core.class_prior import believed_prior, corrected
 from caster.core.label_chain import LabelChain
 
 Floats = NDArray[np.float64]
+Kind = Literal["runs", "doubted", "source", "prior"]
 
 PRIOR_WINDOW = 512  # samples behind the prior of a shuffled stream
 # Total variation below which two mixtures count as equal: the noise of an estimate.
@@ -24,7 +25,8 @@ class StreamLabels:
     """What a stream's past says about its classes, and the mixture of its moments.
 
     A correlated stream's answers go through the chain. A shuffled stream's are the network's own,
-    corrected if its class prior clearly differs from the source's.
+    corrected if its class prior clearly differs from the source's. While it is in doubt whether
+    runs, or another prior, are a preference of the shifted network, nothing is corrected.
 
     >>> labels = StreamLabels.start(np.full(4, 0.25))
     >>> shuffled = np.eye(4)[np.arange(64) * 7 % 4] * 0.6 + 0.1
@@ -49,24 +51,35 @@ class StreamLabels:
         return replace(self, chain=self.chain.observe(p), recent=recent)
 
     @cached_property
-    def prior(self) -> Floats:  # (C,)
-        """The class prior of a shuffled stream; the source's unless another one is evident."""
+    def _believed(self) -> Floats | None:  # (C,)
         return believed_prior(self.recent, self.chain.prior)
 
+    @cached_property
+    def kind(self) -> Kind:
+        """What is known of the classes."""
+        if self.chain.is_correlated:
+            return "runs"
+        if self._believed is None:
+            return "doubted"
+        if self._believed is not self.chain.prior:
+            return "prior"
+        return "doubted" if self.chain.is_doubted else "source"
+
     @property
-    def is_source(self) -> bool:
-        """Whether the samples come shuffled and in the mixture of the source."""
-        return not self.chain.is_correlated and self.prior is self.chain.prior
+    def prior(self) -> Floats:  # (C,)
+        """The class prior of a shuffled stream; the source's unless another one is believed."""
+        believed = self._believed if self.kind == "prior" else None
+        return self.chain.prior if believed is None else believed
 
     def mixture(self, p: NDArray[Any]) -> Floats:  # (n, C) -> (C,)
-        """The class mixture of a batch with these probabilities."""
-        return self.chain.mixture(p) if self.chain.is_correlated else self.prior
+        """The class mixture of a batch with these probabilities; the source's if in doubt."""
+        return self.chain.mixture(p) if self.kind == "runs" else self.prior
 
     def answers(self, p: NDArray[Any]) -> Floats | None:  # (n, C)
         """Probabilities of the samples' labels; None if they are p, unchanged."""
-        if self.chain.is_correlated:
+        if self.kind == "runs":
             return self.chain.posterior(p)
-        return None if self.is_source else corrected(p, self.prior, self.chain.prior)
+        return corrected(p, self.prior, self.chain.prior) if self.kind == "prior" else None
 
     @property
     def correction(self) -> Floats:  # (C,)
@@ -76,8 +89,8 @@ class StreamLabels:
     def advance(self, p: NDArray[Any]) -> Self:  # (n, C)
         """Move past the samples."""
         moved = replace(self, chain=self.chain.advance(p))
-        if "prior" in vars(self):
-            vars(moved)["prior"] = self.prior  # of the same samples: EM is not run again
+        found = {name: value for name, value in vars(self).items() if name in ("_believed", "kind")}
+        vars(moved).update(found)  # of the same samples: EM is not run again
         return moved
 
     def state(self, name: str) -> dict[str, NDArray[Any]]:
@@ -88,21 +101,28 @@ class StreamLabels:
             f"{name}.evidence": chain.evidence,
             f"{name}.totals": chain.totals,
             f"{name}.count": np.array(chain.count),
+            f"{name}.sums": chain.sums,
+            f"{name}.entropies": np.array(chain.entropies),
             f"{name}.recent": self.recent,
         }
 
     def resumed(self, state: Any, name: str) -> Self:
         """Continue from a `state`; ValueError if it is invalid."""
         chain = self.chain
-        names = ("last", "evidence", "totals")
-        parts = {part: np.asarray(state[f"{name}.{part}"], np.float64) for part in names}
-        recent, count = (np.asarray(state[f"{name}.{n}"], np.float64) for n in ("recent", "count"))
-        fits = all(parts[part].shape == getattr(chain, part).shape for part in names)
+        arrays, numbers = ("last", "evidence", "totals", "sums"), ("count", "entropies")
+        found = {
+            part: np.asarray(state[f"{name}.{part}"], np.float64)
+            for part in (*arrays, *numbers, "recent")
+        }
+        recent = found.pop("recent")
+        fits = all(found[part].shape == np.shape(getattr(chain, part)) for part in found)
         fits = fits and recent.ndim == 2 and recent.shape[1] == len(chain.prior)
-        known = (*parts.values(), recent, count)
-        if not fits or not all(np.isfinite(part).all() for part in known):
+        fits = fits and all((found[part] >= 0).all() for part in ("totals", "sums", *numbers))
+        if not fits or not all(np.isfinite(part).all() for part in (*found.values(), recent)):
             raise ValueError("impossible labels")
-        return replace(self, chain=replace(chain, **parts, count=float(count)), recent=recent)
+        parts: dict[str, Any] = {part: found[part] for part in arrays}
+        parts |= {part: float(found[part]) for part in numbers}
+        return replace(self, chain=replace(chain, **parts), recent=recent)
 
 
 def merged_mixture(past: Floats, kept: float, batch: Floats, samples: int) -> Floats:  # (C,)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Self
+from functools import cached_property
+from typing import Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +25,11 @@ from caster.core.label_chain import (
     MOST,
     NEGLIGIBLE,
     RHO,
+    SURPLUS,
     WINDOW,
     LabelChain,
 )
+from caster.core.stream_labels import Kind
 from caster.export.graph_arrays import (
     GraphArray,
     absolute,
@@ -42,11 +45,13 @@ from caster.export.graph_arrays import (
     minimum,
     repeat,
     scan,
+    stack,
     where,
 )
 
 Floats = NDArray[np.float64]
 PAIRS = len(RHO)
+KINDS: tuple[Kind, ...] = get_args(Kind)  # a graph knows them by their positions
 
 
 # --- runs ----------------------------------------------------------------------------------------
@@ -61,8 +66,10 @@ class ChainGraph:
     evidence: GraphArray  # (G,)
     totals: GraphArray  # (C,)
     count: GraphArray  # ()
+    sums: GraphArray  # (2, C)
+    entropies: GraphArray  # ()
 
-    @property
+    @cached_property
     def weights(self) -> GraphArray:  # (G,)
         """Posterior probabilities of the pairs (rho, e)."""
         found = self.evidence + constant(LOG_PRIOR)
@@ -70,9 +77,16 @@ class ChainGraph:
         return raw / raw.sum()
 
     @property
-    def is_correlated(self) -> GraphArray:  # ()
+    def is_evident(self) -> GraphArray:  # ()
         """Whether rho > 0 is the better explanation of the stream."""
         return self.weights[0] < 0.5
+
+    @property
+    def surplus(self) -> GraphArray:  # ()
+        """Information in p beyond what the labels in runs can carry, over log C."""
+        n = maximum(self.sums[0].sum(), class_prior.TINY)
+        found = entropy(self.sums / n)
+        return (found[0] - self.entropies / n - found[1]) / math.log(self.prior.shape[0])
 
     @property
     def frequencies(self) -> GraphArray:  # (C,)
@@ -84,8 +98,11 @@ class ChainGraph:
         above = (largest > MOST) & (source < MOST)
         return where(above, found + share * (self.prior - found), found)
 
-    def observe(self, p: GraphArray) -> Self:  # (n, C)
-        """Update the evidence by the probabilities of the next samples."""
+    def observe(self, p: GraphArray) -> tuple[Self, GraphArray]:  # (n, C) -> and (C,)
+        """Update the evidence by the probabilities of the next samples.
+
+        Also gives their class mixture if runs are evident, which takes the same smoothing.
+        """
         n = length(p).astype(np.float64)
         kept = minimum(maximum(HISTORY - n, 0.0) / maximum(self.count, 1.0), 1.0)
         labels = corrected(p, self.frequencies, self.prior)
@@ -96,25 +113,38 @@ class ChainGraph:
         gains = log(predicted / (found @ seen.frequencies))  # (n, G)
         rate = math.log(1 - 1 / WINDOW)
         fading = exp(rate * (n - 1.0 - arange(length(p)).astype(np.float64)))
-        evidence = exp(rate * n) * self.evidence + fading @ gains
-        return replace(seen, evidence=minimum(maximum(evidence, -BOUND), BOUND))
+        faded = exp(rate * n)
+        evidence = faded * self.evidence + fading @ gains
+        seen = replace(seen, evidence=minimum(maximum(evidence, -BOUND), BOUND))
+        sums, entropies = faded * self.sums, faded * self.entropies
+
+        def grown() -> list[GraphArray]:
+            runs = seen._runs(p)
+            new = stack([fading @ p, fading @ runs])
+            return [sums + new, entropies + fading @ entropy(p), runs.mean(0)]
+
+        sums, entropies, mixture = choose(
+            seen.is_evident, grown, lambda: [sums, entropies, self.prior + 0.0]
+        )
+        return replace(seen, sums=sums, entropies=entropies), mixture
 
     def posterior(self, p: GraphArray) -> GraphArray:  # (n, C) -> (n, C)
         """Probabilities of the samples' labels, given all samples of the batch and the past."""
         weights = _normalised(self._used_weights())
         return (weights.reshape(1, PAIRS, 1) * self._smoothed(p)).sum(1)
 
-    def mixture(self, p: GraphArray) -> GraphArray:  # (n, C) -> (C,)
-        """The class mixture of a batch if the stream is correlated."""
-        sticky = _normalised(self._used_weights()[1:])
-        return sticky @ self._smoothed(p).mean(0)[1:]
-
     def advance(self, p: GraphArray) -> Self:  # (n, C)
         """Move past the samples: their labels are the past of the next ones."""
         found, _ = filtered(likelihoods(p, self.prior), self.last, self.prior)
         return replace(self, last=where(self._used.reshape(PAIRS, 1), found[-1], self.prior))
 
-    @property
+    def _runs(self, p: GraphArray) -> GraphArray:  # (n, C) -> (n, C)
+        """Probabilities of the samples' labels if the stream is correlated."""
+        first = constant((np.arange(PAIRS) > 0).astype(np.float64))
+        sticky = _normalised(self._used_weights() * first)
+        return (sticky.reshape(1, PAIRS, 1) * self._smoothed(p)).sum(1)
+
+    @cached_property
     def _used(self) -> GraphArray:  # (G,)
         """The pairs that are not negligible: rho = 0, and at least one other."""
         weights = self.weights
@@ -199,25 +229,46 @@ def explained(p: GraphArray, pi: GraphArray, pi_s: GraphArray) -> GraphArray:  #
     return log(p @ (pi / pi_s)).mean()
 
 
+def entropy(p: GraphArray) -> GraphArray:  # (..., C) -> (...)
+    """Entropy in nats."""
+    return -((p * log(maximum(p, class_prior.TINY))).sum(-1))
+
+
 def believed_prior(
     p: GraphArray,  # (n, C)
     pi_s: GraphArray,  # (C,)
-) -> tuple[GraphArray, GraphArray]:  # (C,), ()
-    """The prior of these samples if it explains held-out ones, else pi_s; and whether it does."""
-    halves, n_classes = (p[::2], p[1::2]), pi_s.shape[0]
+) -> list[GraphArray]:  # (C,), ()
+    """The prior of these samples if believed, else pi_s; and which of `KINDS` that is."""
+    n_classes = pi_s.shape[0]
+    log_C = math.log(n_classes)
+    source, doubted, prior = (number_of(kind) for kind in ("source", "doubted", "prior"))
 
-    def gain() -> list[GraphArray]:
-        both = [
+    def tested() -> list[GraphArray]:
+        halves = p[::2], p[1::2]
+        gains = [
             explained(held_out, estimated_prior(half, pi_s, n_classes), pi_s)
             for half, held_out in (halves, halves[::-1])
         ]
-        return [(both[0] + both[1]) / 2.0]
+        gain = (gains[0] + gains[1]) / (2.0 * log_C)
 
-    nothing = constant(-math.inf)
-    (found,) = choose(length(p) >= class_prior.FEWEST, gain, lambda: [nothing + 0.0])
-    believed = found >= class_prior.BELIEVED * math.log(n_classes)
-    (prior,) = choose(believed, lambda: [estimated_prior(p, pi_s, n_classes)], lambda: [pi_s + 0.0])
-    return prior, believed
+        def estimated() -> list[GraphArray]:
+            pi = estimated_prior(p, pi_s, n_classes)
+            information = entropy(p.mean(0)) - entropy(p).mean()
+            is_contradicted = information > entropy(pi) + class_prior.SURPLUS * log_C
+            return [
+                where(is_contradicted, pi_s, pi),
+                where(is_contradicted, doubted, prior),
+            ]
+
+        small = gain < class_prior.DOUBTED
+        return choose(
+            (gain < class_prior.BELIEVED) | (length(p) < class_prior.ENOUGH),
+            lambda: [pi_s + 0.0, where(small, source, doubted)],
+            estimated,
+        )
+
+    few = length(p) < class_prior.FEWEST
+    return choose(few, lambda: [pi_s + 0.0, source + 0], tested)
 
 
 # --- both ----------------------------------------------------------------------------------------
@@ -230,8 +281,8 @@ class LabelGraph:
     chain: ChainGraph
     recent: GraphArray  # (PRIOR_WINDOW, C), of which the last `count` rows are known
     count: GraphArray  # (), int64
-    prior: GraphArray  # (C,), of a shuffled stream
-    believed: GraphArray  # (), whether it is not the source's
+    prior: GraphArray  # (C,), of a shuffled stream; the source's unless another one is believed
+    kind: GraphArray  # (), int64, a position in `KINDS`
 
     @classmethod
     def of(
@@ -240,41 +291,44 @@ class LabelGraph:
         parts: Iterable[GraphArray],  # in the order of `parts`
     ) -> Self:
         """The labels of a stream, from what it remembers."""
-        last, evidence, totals, count, *rest = parts
-        return cls(ChainGraph(source, last, evidence, totals, count), *rest)
+        last, evidence, totals, count, sums, entropies, *rest = parts
+        return cls(ChainGraph(source, last, evidence, totals, count, sums, entropies), *rest)
 
     def parts(self) -> list[GraphArray]:
         """What the stream remembers, in the order of `initial_labels`."""
         chain = self.chain
         remembered = (chain.last, chain.evidence, chain.totals, chain.count)
-        return [*remembered, self.recent, self.count, self.prior, self.believed]
+        known = (self.recent, self.count, self.prior, self.kind)
+        return [*remembered, chain.sums, chain.entropies, *known]
 
-    @property
-    def is_source(self) -> GraphArray:  # ()
-        """Whether the samples come shuffled and in the mixture of the source."""
-        return ~self.chain.is_correlated & ~self.believed
+    def is_kind(self, kind: Kind) -> GraphArray:  # ()
+        """Whether the stream is of this kind."""
+        return self.kind.equals(KINDS.index(kind))
 
-    def observe(self, p: GraphArray) -> Self:  # (n, C)
-        """Take note of the probabilities of the next samples."""
+    def observe(self, p: GraphArray) -> tuple[Self, GraphArray]:  # (n, C) -> and (C,)
+        """Take note of the probabilities of the next samples; also give their class mixture."""
         count = minimum(self.count + length(p), stream_labels.PRIOR_WINDOW)
         recent = concat([self.recent, p])[-stream_labels.PRIOR_WINDOW :]
-        chain = self.chain.observe(p)
-        prior, believed = believed_prior(recent[-count:], chain.prior)
-        return replace(
-            self, chain=chain, recent=recent, count=count, prior=prior, believed=believed
-        )
+        chain, in_runs = self.chain.observe(p)
+        is_evident = chain.is_evident
 
-    def mixture(self, p: GraphArray) -> GraphArray:  # (n, C) -> (C,)
-        """The class mixture of a batch with these probabilities."""
-        (found,) = choose(
-            self.chain.is_correlated, lambda: [self.chain.mixture(p)], lambda: [self.prior + 0.0]
+        def shuffled() -> list[GraphArray]:
+            prior, kind = believed_prior(recent[-count:], chain.prior)
+            is_doubted = is_evident & kind.equals(KINDS.index("source"))
+            return [prior, where(is_doubted, number_of("doubted"), kind)]
+
+        prior, kind = choose(
+            is_evident & (chain.surplus < SURPLUS),
+            lambda: [chain.prior + 0.0, number_of("runs") + 0],
+            shuffled,
         )
-        return found
+        seen = type(self)(chain, recent, count, prior, kind)
+        return seen, where(seen.is_kind("runs"), in_runs, prior)
 
     def answers(self, p: GraphArray) -> GraphArray:  # (n, C) -> (n, C)
-        """Probabilities of the samples' labels; p itself if `is_source`."""
+        """Probabilities of the samples' labels, of a stream in runs or with another prior."""
         (found,) = choose(
-            self.chain.is_correlated,
+            self.is_kind("runs"),
             lambda: [self.chain.posterior(p)],
             lambda: [corrected(p, self.prior, self.chain.prior)],
         )
@@ -287,8 +341,7 @@ class LabelGraph:
     @property
     def correction(self) -> GraphArray:  # (C,)
         """What the prior of a shuffled stream adds to logits."""
-        found = log(self.prior / self.chain.prior)
-        return where(self.is_source, constant(0.0), found)
+        return log(self.prior / self.chain.prior)
 
 
 def initial_labels(prior: Floats) -> dict[str, NDArray[np.generic]]:
@@ -299,10 +352,12 @@ def initial_labels(prior: Floats) -> dict[str, NDArray[np.generic]]:
         "evidence": chain.evidence,
         "totals": chain.totals,
         "count": np.array(chain.count),
+        "sums": chain.sums,
+        "entropies": np.array(chain.entropies),
         "recent": np.zeros((stream_labels.PRIOR_WINDOW, len(prior))),
         "recent.count": np.array(0),
         "prior": prior,
-        "believed": np.array(False),
+        "kind": np.array(KINDS.index("source")),
     }
 
 
@@ -316,6 +371,11 @@ def merged_mixture(
 def is_reference(mixture: GraphArray, source: GraphArray) -> GraphArray:  # (C,), (C,) -> ()
     """Whether a mixture is the source's, up to the noise of an estimate."""
     return 0.5 * absolute(mixture - source).sum() < stream_labels.SAME
+
+
+def number_of(kind: Kind) -> GraphArray:  # (), int64
+    """The position of a kind in `KINDS`."""
+    return constant(KINDS.index(kind))
 
 
 def _normalised(weights: GraphArray) -> GraphArray:

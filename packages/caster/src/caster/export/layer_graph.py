@@ -97,7 +97,7 @@ class Phase(IntEnum):
     SHALLOW = 3  # the first sites, by the batch: shows its classes, and whether the shift changed
     FRESH = 4  # the same without a past, which was of another shift
     CONFIRM = 5  # the same after a settled pass that suggested other classes
-    WHOLE = 6  # all sites, by the batch, with the reference of its mixture
+    WHOLE = 6  # all sites, by the batch, with the reference of its mixture; in doubt for the memory
     OTHERS = 7  # the frozen copy, of samples that no image could have produced
     DONE = 8
 
@@ -229,10 +229,10 @@ class Carry(NamedTuple):
     phase: GraphArray  # () int64, of the next pass
     rested: GraphArray  # (), whether the batch was answered in a rest
     kept: GraphArray  # (n,), samples that could be images
-    fresh: GraphArray  # (), whether the past was of another shift
+    fresh: GraphArray  # (), whether the past is forgotten: another shift, or the end of a doubt
     frozen: GraphArray  # (k, C) logits, once `has_frozen`
     has_frozen: GraphArray  # ()
-    scored: GraphArray  # (k, C) logits with aligned layers, once `has_scores`
+    scored: GraphArray  # (k, C) logits with aligned layers: shallow ones, or those of `scores`
     scores: GraphArray  # (k, C), the same corrected by what the stream knows of its classes
     has_scores: GraphArray  # ()
     settled: GraphArray  # (), whether they come from the past alone
@@ -315,7 +315,8 @@ class _Step:
         self._labels = LabelGraph.of(self._pi_s, _parts(state, "labels").values())
         self._schedule = ScheduleGraph(state["schedule"], settings.every, settings.window)
         self._monitor = MonitorGraph(**_parts(state, "monitor"))
-        self._shuffled = ~self._labels.chain.is_correlated
+        self._in_doubt = self._labels.is_kind("doubted")
+        self._shuffled = ~(self._labels.is_kind("runs") | self._in_doubt)
         self._rests = self._is_resting()
         # The next comparison is of another part of the stream.
         self._certificate = _certificate_of(state, settings).restart(self._rests)
@@ -383,7 +384,7 @@ class _Step:
         """The ratio of a batch with both answers, then frozen labels and certificate after it."""
         answered = found.labels
         errors, norms, *certificate = choose(
-            answered.chain.is_correlated,
+            answered.is_kind("runs"),
             lambda: self._compared_in_runs(found),
             lambda: self._compared_shuffled(found, answered),
         )
@@ -391,11 +392,11 @@ class _Step:
 
         def observed() -> list[GraphArray]:
             p = softmax(found.frozen.astype(np.float64))
-            return labels.observe(p).advance(p).parts()
+            return labels.observe(p)[0].advance(p).parts()
 
         after = choose(is_finite(found.frozen), observed, labels.parts)
         frozen = LabelGraph.of(self._pi_s, after)
-        ratio = gating_ratio(errors, norms, answered.is_source, frozen.is_source)
+        ratio = gating_ratio(errors, norms, answered.is_kind("source"), frozen.is_kind("source"))
         return [ratio, *after, *certificate]
 
     def _compared_in_runs(self, found: Carry) -> list[GraphArray]:
@@ -515,7 +516,8 @@ class _Step:
         """The past is all that a pass needs if it is long and trusted."""
         enough = maximum(2.0 * batch.samples, float(layer_transport.ENOUGH_PAST))
         settled = (batch.past(self._settings.memory) >= enough) & self._schedule.accepted
-        settled = settled & (self._shuffled | self._is_full(batch.samples))
+        full_runs = self._labels.is_kind("runs") & self._is_full(batch.samples)
+        settled = settled & (self._shuffled | full_runs)
         return where(settled, constant(int(Phase.SETTLED)), int(Phase.SHALLOW))
 
     def _pass(self, *carried: GraphArray) -> tuple[GraphArray, list[GraphArray]]:
@@ -578,16 +580,22 @@ class _Step:
         changed = finite & first & self._has_changed(shown.moments, batch.samples)
         observes = finite & ~whole & ~changed
         labels, mixture = self._observed(observes, shown.logits, before, batch)
-        doubted = labels.chain.is_correlated ^ self._labels.chain.is_correlated
-        doubted = doubted | (labels.is_source ^ self._labels.is_source)
-        doubted = observes & settled & doubted
-        ends = finite & (whole | (settled & ~changed & ~doubted))
+        turned = observes & ~labels.kind.equals(self._labels.kind)
+        decided = turned & self._in_doubt & ~labels.is_kind("source")
+        turned = turned & settled
+        ends = finite & (whole | (settled & ~changed & ~turned))
         rested, scored, scores, last = self._answered(
-            is_phase[Phase.REST] & ~is_piece, ends, shown.logits, shown.features, labels, before
+            is_phase[Phase.REST] & ~is_piece,
+            ends,
+            observes & ~settled,
+            shown.logits,
+            shown.features,
+            labels,
+            before,
         )
         found = shown._replace(
             rested=rested,
-            fresh=before.fresh | changed,
+            fresh=before.fresh | changed | decided,
             scored=scored,
             scores=scores,
             has_scores=before.has_scores | ends,
@@ -596,7 +604,7 @@ class _Step:
             mixture=mixture,
             labels=replace(labels, chain=replace(labels.chain, last=last)),
         )
-        return found, self._next_phase(found, is_phase, changed, doubted)
+        return found, self._next_phase(found, is_phase, changed, turned)
 
     def _at_once(self, rests: GraphArray) -> GraphArray:  # ()
         """Rows of a pass in pieces."""
@@ -609,6 +617,7 @@ class _Step:
         self,
         rests: GraphArray,  # (), whether a rest has logits of all samples
         ends: GraphArray,  # (), whether a measured batch has its last ones
+        is_first: GraphArray,  # (), whether these are of shallow layers, the answer if in doubt
         logits: GraphArray,
         features: GraphArray,
         labels: LabelGraph,
@@ -622,10 +631,15 @@ class _Step:
             return [usual, logits, scores, labels.chain.last]
 
         def measured() -> list[GraphArray]:
+            (kept,) = choose(
+                is_first | (ends & ~labels.is_kind("doubted")),
+                lambda: [logits],
+                lambda: [before.scored],
+            )
             return choose(
                 ends,
-                lambda: [before.rested, logits, *self._finished(logits, labels)],
-                lambda: [before.rested, before.scored, before.scores, labels.chain.last],
+                lambda: [before.rested, kept, *self._finished(kept, labels)],
+                lambda: [before.rested, kept, before.scores, labels.chain.last],
             )
 
         return choose(rests, rested, measured)
@@ -635,7 +649,7 @@ class _Step:
         found: Carry,
         is_phase: Mapping[Phase, GraphArray],
         changed: GraphArray,
-        doubted: GraphArray,
+        turned: GraphArray,
     ) -> GraphArray:  # ()
         """What follows a pass."""
 
@@ -644,7 +658,7 @@ class _Step:
 
         batch = _Kept(self._images, found.kept, self._state)
         following = where(is_phase[Phase.CHECK], self._first_phase(batch), int(Phase.WHOLE))
-        following = where(doubted, number(Phase.CONFIRM), following)
+        following = where(turned, number(Phase.CONFIRM), following)
         following = where(changed, number(Phase.FRESH), following)
         answered = found.has_scores | found.failed
         last = where(found.has_others, number(Phase.DONE), int(Phase.OTHERS))
@@ -877,8 +891,11 @@ class _Step:
 
         def observed() -> list[GraphArray]:
             p = softmax(logits.astype(np.float64))
-            seen = self._labels.observe(p)
-            merged = merged_mixture(self._state["mixture"], kept, seen.mixture(p), batch.samples)
+            seen, mixture = self._labels.observe(p)
+            known = seen.is_kind("runs") | seen.is_kind("prior")
+            decided = self._in_doubt & known  # the past was taken for the source's mixture
+            past = where(decided, constant(0.0), kept)
+            merged = merged_mixture(self._state["mixture"], past, mixture, batch.samples)
             return [merged, *seen.parts()]
 
         mixture, *parts = choose(
@@ -894,7 +911,8 @@ class _Step:
             answers = maximum(labels.answers(p), layer_transport.RARE)
             return [log(answers).astype(np.float32)]
 
-        (scores,) = choose(labels.is_source, lambda: [logits], by_labels)
+        unchanged = labels.is_kind("source") | labels.is_kind("doubted")
+        (scores,) = choose(unchanged, lambda: [logits], by_labels)
         return [scores, labels.advance(p).chain.last]
 
 
