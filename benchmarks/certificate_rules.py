@@ -92,13 +92,13 @@ def accepted(frozen: Floats, aligned: Floats, rule: str) -> Iterator[bool]:  # (
         labels = labels.observe(p).advance(p)
         if rule == "tempered":
             errors, norms = certificate.update_shuffled(after, before, np.zeros(C))
-            yield gating_ratio(errors, norms, True, labels.is_source) <= 1
+            yield gating_ratio(errors, norms, True, labels.kind == "source") <= 1
             continue
         window = slice(max(0, start + BATCH - LAYER_WINDOW), start + BATCH)  # revision 4
         q, p = (np.asarray(probabilities(x[window])) for x in (aligned, frozen))
         norms = NORM * nuclear_norm(p) / nuclear_norm(q)
         errors = (1 - q.max(axis=1)).mean() / (1 - p.max(axis=1)).mean()
-        yield (norms if labels.is_source else max(norms, errors)) <= 1
+        yield (norms if labels.kind == "source" else max(norms, errors)) <= 1
 
 
 def figures(frozen: Floats, aligned: Floats, truth: NDArray[Any]) -> list[float]:

@@ -1,10 +1,10 @@
-"""When a stream is taken for correlated: what fools the label chain, and how soon it notices.
+"""Runs in a stream, before any doubt: what makes them evident, and how soon.
 
     python benchmarks/label_runs.py
 
 Simulated classifiers of ten classes with random errors. A preference predicts one class for a share
 of the samples, whatever they are. A single class recognised with 50 % accuracy gives the same
-predictions as a preference of half of a shuffled stream: no rule tells these two apart. Confidence
+predictions as a preference of half of a shuffled stream, and both are then doubted. Confidence
 is uniform between 40 % and 100 %, or between 90 % and 100 %. Takes two minutes on one core.
 """
 
@@ -40,7 +40,7 @@ def verdicts(p: NDArray[np.float64], B: int) -> NDArray[np.bool_]:
     chain, found = LabelChain.start(np.full(C, 1 / C)), []
     for batch in np.split(p, range(B, len(p), B)):
         chain = chain.observe(batch)
-        found.append(chain.is_correlated)
+        found.append(chain.is_evident)
         chain = chain.advance(batch)
     return np.array(found)
 

@@ -30,7 +30,10 @@ def machine() -> str:
 
 
 def in_turns(
-    contenders: dict[str, Callable[[], object]], rounds: int, repeats: int = 1
+    contenders: dict[str, Callable[[], object]],
+    rounds: int,
+    repeats: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
     """Median seconds of each contender, alternating so that a slow moment affects all.
 
@@ -43,10 +46,10 @@ def in_turns(
     for _ in range(rounds):
         for name, run in contenders.items():
             time.sleep(PAUSE)
-            start = time.perf_counter()
+            start = clock()
             for _ in range(repeats):
                 run()
-            times[name].append((time.perf_counter() - start) / repeats)
+            times[name].append((clock() - start) / repeats)
     return {name: statistics.median(taken) for name, taken in times.items()}
 
 

@@ -58,15 +58,14 @@ Labelled = Iterable[tuple[NDArray[Any], NDArray[Any]]]
 class Shuffled(LabelChain):
     """Labels that are never taken for correlated."""
 
-    is_correlated = False
+    is_evident = False
 
 
 class SourcePrior(StreamLabels):
     """Labels whose prior is the source's if they are shuffled."""
 
     @property
-    def prior(self) -> NDArray[np.float64]:  # type: ignore[override]
-        """The source's prior."""
+    def _believed(self) -> NDArray[np.float64]:  # type: ignore[override]
         return self.chain.prior
 
 

@@ -23,7 +23,7 @@ from tests.support.record_maker import sha
 
 from caster_bench.engine.pack import pack
 from caster_bench.engine.record import round_seconds
-from caster_bench.records import Pack
+from caster_bench.records.store import Pack
 from caster_bench.studies.report import write_report
 from caster_bench.studies.results import load
 from caster_bench.sweeps import Spec

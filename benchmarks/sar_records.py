@@ -11,7 +11,8 @@ import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 
-from caster_bench.records import DONE, Pack, read, read_cell, scan
+from caster_bench.records.schema import DONE
+from caster_bench.records.store import Pack, read, read_cell, scan
 from caster_bench.sweeps import Spec
 
 streams = defaultdict(dict)

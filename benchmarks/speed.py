@@ -1,7 +1,7 @@
 """The cost of adaptation on a long stream, as shares of the frozen model's images per second.
 
     python benchmarks/speed.py                          # every network, in every way to run one
-    python benchmarks/speed.py resnet50 --way plain
+    python benchmarks/speed.py vit_base:recorded resnet50:plain
     python benchmarks/speed.py resnet50 --ours          # without other methods: minutes on a CPU
 
 The frozen model, caster with layers and with features, and other methods answer the same batches of
@@ -16,8 +16,9 @@ those patterns: a network that answers all alike would look like a stream of one
 verdict is accepted, as on a long stream that gains. Memory is the peak that torch reserved, one
 contender at a time, over compared windows and rests; on a CPU `processor` is the share by processor
 time, of layers in a rest, which other work on the machine disturbs less. Every network and way has
-its own process. `--profile` prints instead where the time and the memory of a batch and of a
-compared window go.
+its own process. On a GPU all networks are fitted, and those to be compiled are compiled into
+torch's cache, at once beforehand. `--profile` also prints, as errors, where the time and the memory
+of a batch and of a compared window go.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ NETWORKS = {  # pixels and classes
 }
 WAYS = ("plain", "recorded", "compiled") if ON_GPU else ("plain",)
 RIVALS = ("bn-adapt", "tent", "eata", "sar", "t3a", "lame")
-LONG, SHORT = (200, 16) if ON_GPU else (4, 2)  # batches of a round; of other methods
+LONG, SHORT = (100, 16) if ON_GPU else (4, 2)  # batches of a round; of other methods
 WARM = 48 if ON_GPU else 20  # batches before the first rest
 MEMORY = 8 * BATCH  # samples that a stream remembers on a CPU, where a full memory takes minutes
 WINDOW = 8  # batches: those of a window, and four more
@@ -212,10 +213,13 @@ def contenders(
 
         return make
 
-    def rival(name: str) -> Callable[[list[Tensor]], Run]:
+    def rival(name: str, preset: str | None) -> Callable[[list[Tensor]], Run]:
         def make(batches: list[Tensor]) -> Run:
-            source = Source(state=state, batches=[(b, np.arange(BATCH) % 10) for b in batches])
-            method = create(name, wrapped(), source)
+            model = wrapped()
+            # Another process may have fitted the state: there weights differ in their last bits
+            own = replace(state, model_sha256=model.sha256)
+            source = Source(state=own, batches=[(b, np.arange(BATCH) % 10) for b in batches])
+            method = create(name, model, source, preset=preset)
             return _repeating(lambda batch: method.predict(batch).logits.argmax(dim=1), batches)
 
         return make
@@ -224,11 +228,13 @@ def contenders(
     if ours or way != "plain":
         return found
     has_batchnorm = any(isinstance(m, nn.BatchNorm2d) for m in module(network).modules())
-    names = RIVALS if has_batchnorm else ("sar", "t3a", "lame")
-    return found | {name: rival(name) for name in names}
+    if has_batchnorm:
+        return found | {name: rival(name, None) for name in RIVALS}
+    presets = {"tent": "imagenet-vit", "eata": "imagenet-vit"}  # on LayerNorm
+    return found | {name: rival(name, presets.get(name)) for name in RIVALS[1:]}
 
 
-OTHER = {"allow_other_model": True}  # the same weights, compiled or not
+OTHER = {"allow_other_model": True}  # the same weights, compiled or not, up to rounding
 STREAMS: dict[int, LayerTransport] = {}  # behind the runs with layers
 
 
@@ -332,8 +338,11 @@ def peak(make: Callable[[list[Tensor]], Run], batches: list[Tensor]) -> dict[str
     return found
 
 
-def profile(runs: dict[str, Run]) -> None:
+def profile(runs: dict[str, Run], memory: dict[str, dict[str, float]]) -> None:
     """Print the milliseconds of a batch, and where a compared window spends them."""
+    report = partial(print, file=sys.stderr, flush=True)
+    for name, phases in memory.items():
+        report(f"{name}: MiB reserved", {key: round(mib) for key, mib in phases.items()})
     from torch.profiler import ProfilerActivity
 
     frozen: dict[str, Any] = {}
@@ -348,42 +357,38 @@ def profile(runs: dict[str, Run]) -> None:
         frozen = frozen or events
         busy = sum(event.self_device_time_total for event in events.values()) / 20e3
         launched = sum(event.count for event in events.values()) / 20
-        print(
+        report(
             f"{name}: {1e3 * clock:.3f} ms, of which the GPU works {busy:.3f} in {launched:.0f} "
-            "kernels and copies",
-            flush=True,
+            "kernels and copies"
         )
         if events is frozen:
             continue
-        print("  us and launches per batch beyond the frozen model's, by kernel")
+        report("  us and launches per batch beyond the frozen model's, by kernel")
         rows = []
         for key, event in events.items():
             base = frozen.get(key)
             more = event.self_device_time_total - (base.self_device_time_total if base else 0)
             rows.append((more / 20, (event.count - (base.count if base else 0)) / 20, key))
         for more, count, key in sorted(rows, reverse=True)[:KERNELS]:
-            print(f"  {more:8.1f} {count:6.1f}  {key[:110]}")
+            report(f"  {more:8.1f} {count:6.1f}  {key[:110]}")
     window = cProfile.Profile()
     window.enable()
     begin_rest(runs["layers"])
     settle()
     window.disable()
-    print("The compared window between two rests, and four batches of the next one:")
-    pstats.Stats(window).strip_dirs().sort_stats("cumtime").print_stats(45)
+    report("The compared window between two rests, and four batches of the next one:")
+    pstats.Stats(window, stream=sys.stderr).strip_dirs().sort_stats("cumtime").print_stats(25)
 
 
 def measure(network: str, way: str, rounds: int, path: Path, profiled: bool, alone: bool) -> None:
     state = fitted(network, module(network), path)
     made = contenders(network, way, state, alone)
     ours = ("layers", "features")
-    memory = {}
+    memory: dict[str, dict[str, float]] = {}
     if ON_GPU:
         one = [images(network, BATCH, 7)[0]]
         for name in ("frozen", *ours, *(("tent",) if "tent" in made else ())):
-            phases = peak(made[name], one)
-            memory[name] = max(phases.values())
-            if profiled:
-                print(f"{name}: MiB reserved", {key: round(mib) for key, mib in phases.items()})
+            memory[name] = peak(made[name], one)
             STREAMS.clear()
             gc.collect()
             torch.cuda.empty_cache()
@@ -392,9 +397,6 @@ def measure(network: str, way: str, rounds: int, path: Path, profiled: bool, alo
     runs = {name: make(batches) for name, make in made.items()}
     for name, run in runs.items():
         run(WARM if name == "layers" else SHORT)
-    if profiled:
-        profile({name: runs[name] for name in ("frozen", *ours)})
-        return
     if ON_GPU:
         begin_rest(runs["layers"])
     window = seconds(lambda _: begin_rest(runs["layers"]), 1)
@@ -422,21 +424,59 @@ def measure(network: str, way: str, rounds: int, path: Path, profiled: bool, alo
             own, theirs = (statistics.median(busy[other]) for other in ("frozen", name))
             columns.append(f"{own / theirs:.1%}")
         if name in memory:
-            columns += [f"{memory[name]:.0f}", f"{memory[name] / memory['frozen']:.3f}"]
+            own, theirs = (max(memory[other].values()) for other in (name, "frozen"))
+            columns += [f"{own:.0f}", f"{own / theirs:.3f}"]
         print(f"| {' | '.join(columns)} |", flush=True)
+    if profiled:
+        print(f"\n{network}, {way}", file=sys.stderr)
+        profile({name: runs[name] for name in ("frozen", *ours)}, memory)
+
+
+def prepare(network: str, way: str, path: Path) -> None:
+    """Fit a network, and have torch compile what is measured later."""
+    state = fitted(network, module(network), path)
+    one = [images(network, BATCH, 7)[0]]
+    for make in contenders(network, way, state, True).values() if way == "compiled" else ():
+        run = make(one)
+        if id(run) not in STREAMS:
+            run(2)
+            continue
+        run(WARM)
+        begin_rest(run)
+
+
+def run_in_turn(commands: list[list[str]]) -> None:
+    """Run processes one after the other; each is started, and imports, before its turn."""
+    waiting: deque[subprocess.Popen[bytes]] = deque()
+    for command in commands:
+        waiting.append(subprocess.Popen(command, stdin=subprocess.PIPE))
+        if len(waiting) > 1:
+            waiting.popleft().communicate(b"\n")
+    for process in waiting:
+        process.communicate(b"\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("networks", nargs="*", help=f"of {', '.join(NETWORKS)}")
-    parser.add_argument("--way", choices=WAYS, action="append", help="plain, recorded or compiled")
+    known = f"NETWORK or NETWORK:WAY, of {', '.join(NETWORKS)} and {', '.join(WAYS)}"
+    parser.add_argument("networks", nargs="*", default=[*NETWORKS], help=known)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ours", action="store_true", help="caster and the frozen model alone")
-    parser.add_argument("--profile", action="store_true", help="where the time of a batch goes")
+    parser.add_argument(
+        "--profile", action="store_true", help="also where the time of a batch goes"
+    )
     parser.add_argument("--state", type=Path, help=argparse.SUPPRESS)  # measure in this process
+    parser.add_argument("--prepare", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    jobs = [job for name in args.networks for job in _jobs(parser, name)]
     if args.state:
-        measure(args.networks[0], args.way[0], args.rounds, args.state, args.profile, args.ours)
+        import timm  # noqa: F401 - while another process measures
+
+        sys.stdin.readline()
+        if args.prepare:
+            prepare(*jobs[0], args.state)
+        else:
+            measure(*jobs[0], args.rounds, args.state, args.profile, args.ours)
         return
     place = torch.cuda.get_device_name() if ON_GPU else "CPU"
     print(f"{place}, torch {torch.__version__}; {machine()}")
@@ -445,12 +485,27 @@ def main() -> None:
     print(f"| network | way | | images/s | of frozen | range | rest |{more}")
     print("|---|---|---|--:|--:|--:|--:|" + ("--:|--:|" if ON_GPU else "--:|"), flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        for network in args.networks or NETWORKS:
-            for way in args.way or WAYS:
-                command = [sys.executable, __file__, network, "--way", way]
-                command += ["--rounds", str(args.rounds), "--state", f"{folder}/{network}.caster"]
-                command += ["--profile"] * args.profile + ["--ours"] * args.ours
-                subprocess.run(command, check=False)
+
+        def command(network: str, way: str, *options: str) -> list[str]:
+            state = f"{folder}/{network}.caster"
+            return [sys.executable, __file__, f"{network}:{way}", "--state", state, *options]
+
+        if ON_GPU:
+            ways = dict(sorted(jobs, key=lambda job: job[1] == "compiled"))  # that one, if any
+            commands = [command(*job, "--prepare") for job in ways.items()]
+            begun = [subprocess.Popen(each, stdin=subprocess.DEVNULL) for each in commands]
+            for process in begun:
+                process.wait()
+        options = ["--rounds", str(args.rounds)]
+        options += ["--profile"] * args.profile + ["--ours"] * args.ours
+        run_in_turn([command(*job, *options) for job in jobs])
+
+
+def _jobs(parser: argparse.ArgumentParser, name: str) -> list[tuple[str, str]]:
+    network, _, way = name.partition(":")
+    if network not in NETWORKS or way not in ("", *WAYS):
+        parser.error(f"{name!r} is none of {', '.join(NETWORKS)}, with :{' or :'.join(WAYS)}")
+    return [(network, way) for way in ([way] if way else WAYS)]
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.support.consistent_records import Consistent
 
-from caster_bench.records import scan
+from caster_bench.records.store import scan
 from caster_bench.studies.report import write_report
 from caster_bench.studies.results import load
 from caster_bench.studies.verify import verify

@@ -11,12 +11,12 @@ from functools import cache
 gc.disable()  # until all tests are collected: imports leave little to free
 os.fsync = lambda handle: None  # no test cuts the power: what a killed process wrote is kept
 
+os.environ["JAX_ENABLE_X64"] = "1"
 os.environ["SCIPY_ARRAY_API"] = "1"  # or scikit-learn skips its check of array-API input
 # Some virtual machines report AMX but do not support it: torch's bfloat16 products then crash.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import array_api_strict
-import jax
 import numpy as np
 import pytest
 import torch
@@ -64,7 +64,6 @@ if "+cpu" in torch.__version__:  # a CUDA-built torchvision needs these two oper
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in the background
 torch.set_num_threads(1)  # a second thread only adds waiting to layers this small
-jax.config.update("jax_enable_x64", True)
 typer.testing._get_command = cache(typer.testing._get_command)  # or each invocation builds them all
 
 

@@ -13,7 +13,8 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-from caster_bench.records import DONE, Cell, Pack, cells_of, read_cell, scan
+from caster_bench.records.schema import DONE, Cell
+from caster_bench.records.store import Pack, cells_of, read_cell, scan
 from caster_bench.sweeps import Spec
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from caster_bench.records import Pack
+from caster_bench.records.store import Pack
 from caster_bench.studies.certificate import LOSS
 from caster_bench.studies.naming import ALWAYS
 from caster_bench.studies.results import load, spearman

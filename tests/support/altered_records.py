@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from caster_bench.records import as_batches, as_samples, read, write
+from caster_bench.records.parquet import as_batches, as_samples
+from caster_bench.records.store import read, write
 from caster_bench.studies.check_gates import ANSWERED, MEASURED, THRESHOLD
 from caster_bench.sweeps import Spec
 from tests.support.record_maker import Maker

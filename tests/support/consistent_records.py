@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from caster_bench.records import REFUSED, Admission, Cell, cells_of, write
+from caster_bench.records.schema import REFUSED, Admission, Cell
+from caster_bench.records.store import cells_of, write
 from caster_bench.studies.naming import ALIGNING, MIXTURE
 from caster_bench.studies.score import transport_of
 from caster_bench.sweeps import Spec, Sweep, read

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import io
 from contextlib import contextmanager
+from functools import cache
 from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from matplotlib.figure import Figure
 
 from caster.report import html
 
-LAY_OUT, SAVE = Figure.draw_without_rendering, html.save
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def shown(figure: Figure) -> str:
@@ -35,8 +37,18 @@ def save_listed(figure: Figure, file: Path | io.StringIO, kind: str, metadata: o
     file.write_text(text) if isinstance(file, Path) else file.write(text)
 
 
+@cache
+def originals():
+    from matplotlib.figure import Figure  # few tests draw, and all would wait for it
+
+    return Figure.draw_without_rendering, html.save
+
+
 @contextmanager
 def made_by(lay_out, save):
+    originals()
+    from matplotlib.figure import Figure
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Figure, "draw_without_rendering", lay_out)
         patch.setattr(html, "save", save)
@@ -53,5 +65,5 @@ def listed_figures():
 @pytest.fixture
 def rendered_figures():
     """Render figures in one test of a module with `listed_figures`."""
-    with made_by(LAY_OUT, SAVE):
+    with made_by(*originals()):
         yield

@@ -11,7 +11,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from caster_bench.records import Record, read, scan, write
+from caster_bench.records.store import Record, read, scan, write
 from caster_bench.studies.verify import verify
 from caster_bench.sweeps import Sweep
 

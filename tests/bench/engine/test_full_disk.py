@@ -16,7 +16,7 @@ from caster.cli.app import _safely
 from caster.errors import CasterError
 from caster_bench.engine import executors
 from caster_bench.engine.executors import Task, failed, perform
-from caster_bench.records import scan
+from caster_bench.records.store import scan
 from caster_bench.studies.verify import verify
 from tests.conftest import problem
 from tests.support.command_line import cli

@@ -16,7 +16,7 @@ from caster_bench.engine.cell import run_group
 from caster_bench.engine.executors import Task, perform
 from caster_bench.engine.plan import groups_of
 from caster_bench.engine.run_context import RunContext
-from caster_bench.records import read, scan, write_admission
+from caster_bench.records.store import read, scan, write_admission
 from tests.support.inline import SMALL, sweep_of
 
 CONVNEXT = SMALL.replace("resnet", "convnext").replace('"batch"', '"layer"')

@@ -13,7 +13,8 @@ from caster_bench import methods
 from caster_bench.data.corruptions import corrupt
 from caster_bench.data.digits import open_data
 from caster_bench.engine.train import checkpoint
-from caster_bench.records import cells_of, content, key_of, read, scan
+from caster_bench.records.digest import content, key_of
+from caster_bench.records.store import cells_of, read, scan
 from caster_bench.studies.verify import verify
 from caster_bench.sweeps import STUDIES, Spec
 from tests.support.command_line import cli

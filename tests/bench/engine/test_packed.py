@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from caster_bench.engine.pack import pack
-from caster_bench.records import Pack
+from caster_bench.records.store import Pack
 from caster_bench.studies import report as reporting
 from caster_bench.studies.results import load
 from caster_bench.studies.verify import verify

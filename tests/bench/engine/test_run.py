@@ -22,7 +22,9 @@ from caster_bench.engine.record import round_seconds
 from caster_bench.engine.run import run
 from caster_bench.engine.run_context import RunContext
 from caster_bench.engine.train import checkpoint
-from caster_bench.records import REFUSED, cells_of, content, read, scan
+from caster_bench.records.digest import content
+from caster_bench.records.schema import REFUSED
+from caster_bench.records.store import cells_of, read, scan
 from caster_bench.studies.verify import verify
 from tests.support.command_line import cli
 from tests.support.inline import SMALL, run_inline, sweep_of

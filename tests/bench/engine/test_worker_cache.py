@@ -22,7 +22,7 @@ from caster_bench.engine.run import run
 from caster_bench.engine.run_context import RunContext
 from caster_bench.engine.worker_cache import WeightGuard
 from caster_bench.methods.registry import create
-from caster_bench.records import read, scan
+from caster_bench.records.store import read, scan
 from tests.support.inline import SMALL, Inline, run_inline, sweep_of
 
 CONTRAST, FOG = (("contrast", 3),), (("fog", 3),)

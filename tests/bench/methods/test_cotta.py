@@ -164,12 +164,12 @@ def test_confidence_is_the_source_networks():
         for value in method.teacher.module[-1].parameters():
             value.zero_()  # its own confidence must not matter
     state = method._generator.get_state()
-    method.teacher_logits(placed)
+    method.answer(placed)
     assert torch.equal(state, method._generator.get_state())  # nothing was drawn
     with torch.no_grad():
         for value in method.anchor.module[-1].parameters():
             value.zero_()
-    method.teacher_logits(placed)
+    method.answer(placed)
     assert not torch.equal(state, method._generator.get_state())  # augmentations were drawn
 
 

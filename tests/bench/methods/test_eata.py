@@ -16,8 +16,6 @@ from caster_bench.methods.source import Source
 from tests.support.gradients import learnt, slope, softmax
 from tests.support.problem import N_CLASSES, model, source, stream
 
-NORMS = {"batch": ("batch",), "layer": ("layer",), "group": ("group",), "vit": ("layer",)}
-
 
 def filtered(logits, mean, margin, redundancy):
     """Entropies, rows of the selected samples and the running mean, sample by sample."""
@@ -210,19 +208,6 @@ def test_retained():
         method.predict(batch)
         tent.predict(batch)
     assert method.retained().total == tent.retained().total + 2 * size + 4 * N_CLASSES
-
-
-@pytest.mark.parametrize("kind", NORMS)
-def test_every_norm_and_batch_size(kind):
-    settings = {"norms": NORMS[kind], "redundancy": 1.1, "preset": "adam"}
-    method = create("eata", model(kind), source(kind), **settings)
-    start = learnt(method)
-    for size in (1, 2, 64):
-        (batch,) = stream(1, size=size, shift=0.0)
-        assert torch.equal(method.forward(batch), method.predict(batch).logits)
-    assert np.isfinite(learnt(method)).all()
-    assert np.abs(learnt(method) - start).max() > 1e-3
-    model(kind).verify()
 
 
 def test_published_settings():

@@ -51,3 +51,27 @@ def test_a_batch_without_selected_samples_changes_nothing(name, settings):
         assert torch.equal(method.predict(batch).logits, statistics.predict(batch).logits)
     assert np.array_equal(learnt(method), start)
     assert not method.optimizer.state
+
+
+EATA = {"redundancy": 1.1, "preset": "adam"}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "settings"),
+    [
+        ("eata", "batch", EATA),
+        *(("eata", kind, EATA | {"norms": ("layer",)}) for kind in ("layer", "vit")),
+        ("eata", "group", EATA | {"norms": ("group",)}),
+        *(("sar", k, {"recovery": 0.0, "lr": 0.05}) for k in ("batch", "layer", "group", "vit")),
+        *(("roid", kind, {}) for kind in ("batch", "layer", "vit")),
+    ],
+)
+def test_every_norm_and_batch_size(name, kind, settings):
+    method = create(name, model(kind), source(kind), **settings)
+    start = learnt(method)
+    for size in (1, 2, 64):
+        (batch,) = stream(1, size=size, shift=0.0)
+        assert torch.equal(method.forward(batch), method.predict(batch).logits)
+    assert np.isfinite(learnt(method)).all()
+    assert not np.array_equal(learnt(method), start)
+    model(kind).verify()

@@ -26,7 +26,7 @@ PAPER = {
 LATER = {"lame", "note", "rotta", "deyo", "roid", "pea"}
 
 REVISED = {
-    "caster_bench.methods.layer_transport": 5,
+    "caster_bench.methods.layer_transport": 6,
     "caster_bench.methods.knn": 2,
     "caster_bench.methods.eata": 2,
 }

@@ -159,18 +159,6 @@ def test_error_at_the_worst_point_restores_the_weights():
     assert np.array_equal(learnt(method), start)
 
 
-@pytest.mark.parametrize("kind", ["batch", "layer", "group", "vit"])
-def test_every_norm_and_batch_size(kind):
-    method = create("sar", model(kind), recovery=0.0, lr=0.05)
-    start = learnt(method)
-    for size in (1, 2, 64):
-        (batch,) = stream(1, size=size, shift=0.0)
-        assert torch.equal(method.forward(batch), method.predict(batch).logits)
-    assert np.isfinite(learnt(method)).all()
-    assert not np.array_equal(learnt(method), start)
-    model(kind).verify()
-
-
 def left_out(module):
     layers = norm_layers(module, EVERY)
     chosen = before_last_blocks(module, layers)

@@ -16,17 +16,14 @@ from hypothesis import strategies as st
 
 from caster.errors import CasterError
 from caster_bench.engine.pack import differences, parts_of, write_parts
-from caster_bench.records import (
-    DONE,
-    REFUSED,
-    Cell,
-    FormatError,
+from caster_bench.records import parquet
+from caster_bench.records.digest import FormatError, key_of
+from caster_bench.records.parquet import as_batches, as_samples, delta_decode
+from caster_bench.records.schema import DONE, REFUSED, Cell
+from caster_bench.records.shard import Row
+from caster_bench.records.store import (
     Pack,
-    as_batches,
-    as_samples,
     cells_of,
-    key_of,
-    parquet,
     read,
     read_admission,
     read_cell,
@@ -34,8 +31,6 @@ from caster_bench.records import (
     write,
     write_admission,
 )
-from caster_bench.records.parquet import delta_decode
-from caster_bench.records.shard import Row
 from caster_bench.sweeps import Spec
 from tests.support.consistent_records import Consistent
 from tests.support.messages import error_line

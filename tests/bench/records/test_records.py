@@ -18,26 +18,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caster.errors import CasterError
-from caster_bench.records import (
-    DONE,
-    FormatError,
-    as_batches,
-    as_samples,
-    canonical,
+from caster_bench.records.digest import FormatError, canonical, content, key_of, same, to_json
+from caster_bench.records.parquet import as_batches, as_samples
+from caster_bench.records.schema import DONE, Batches, Samples
+from caster_bench.records.store import (
     cells_of,
-    content,
-    key_of,
+    is_whole,
     read,
     read_admission,
     read_cell,
     remove_leftovers,
-    same,
     scan,
     write,
 )
-from caster_bench.records.digest import to_json
-from caster_bench.records.schema import Batches, Samples
-from caster_bench.records.store import is_whole
 from tests.support.messages import error_line
 from tests.support.record_maker import Maker, of_format
 from tests.support.sweep_files import sweep_of

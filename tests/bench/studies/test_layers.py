@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from caster_bench.methods.registry import find
-from caster_bench.records import read
+from caster_bench.records.store import read
 from caster_bench.studies import layers, layers_streams
 from caster_bench.studies import report as reporting
 from caster_bench.studies.check_gates import MEASURED, Rows, stream_faults

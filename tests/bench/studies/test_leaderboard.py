@@ -10,7 +10,7 @@ from statistics import fmean
 import pytest
 
 from caster_bench.engine.pack import pack
-from caster_bench.records import Pack
+from caster_bench.records.store import Pack
 from caster_bench.studies.leaderboard import Ranking, merge, overview_tables, rank
 from caster_bench.studies.results import load_recorded
 from caster_bench.sweeps import read
@@ -133,17 +133,15 @@ def test_an_overview_has_the_accuracies_of_its_boards(place, tmp_path):
     tables = overview_tables(rankings)
     assert tables
     for table in tables:
-        boards = {
-            f"{ranking.board.order}, B = {ranking.board.batch_size} ({ranking.streams})": ranking
+        boards = [
+            ranking
             for ranking in rankings
-            if table.caption.startswith(
-                f"{ranking.board.protocol}: {ranking.board.data}, {ranking.board.family} "
-                f"({ranking.networks})."
-            )
-        }
-        assert [column.title for column in table.columns[1:]] == list(boards)
+            if table.name == f"{ranking.networks} on {ranking.board.data}: {ranking.board.protocol}"
+        ]
+        for column, ranking in zip(table.columns[1:], boards, strict=True):
+            assert column.title.startswith(ranking.board.order)
         shown = {row[0]: row[1:] for row in table.rows}
-        for column, ranking in enumerate(boards.values()):
+        for column, ranking in enumerate(boards):
             means = {each.method: each.entry.mean.value for each in ranking.standings}
             for method, row in shown.items():
                 mean = means.get(method)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from caster_bench.records import Pack
+from caster_bench.records.store import Pack
 from caster_bench.studies import report as reporting
 from caster_bench.studies.results import load
 from tests.support.command_line import cli

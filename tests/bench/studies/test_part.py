@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from caster_bench.engine.pack import pack
-from caster_bench.records import Pack, Records, scan, sources_of
+from caster_bench.records.store import Pack, Records, scan, sources_of
 from caster_bench.studies import report as reporting
 from caster_bench.studies.results import load, restrict
 from caster_bench.sweeps import Spec, read, select

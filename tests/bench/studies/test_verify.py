@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from caster.errors import CasterError
 from caster.io.files import file_digest
-from caster_bench.records import (
+from caster_bench.records.store import (
     Record,
     cells_of,
     read,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from caster_bench.records import Record, read, write
+from caster_bench.records.store import Record, read, write
 from caster_bench.studies.check_gates import (
     ANSWERED,
     COUNT,

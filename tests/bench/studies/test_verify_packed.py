@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from caster.errors import CasterError
 from caster.io.files import locked
 from caster_bench.engine.pack import pack
-from caster_bench.records import Pack, Record, cells_of, read, read_admission, scan
 from caster_bench.records.digest import Parts, to_json
 from caster_bench.records.shard import open_streams, write_shard, write_streams
+from caster_bench.records.store import Pack, Record, cells_of, read, read_admission, scan
 from caster_bench.studies.verify import verify
 from caster_bench.sweeps import Spec, Sweep
 from tests.support.command_line import cli

@@ -239,18 +239,11 @@ def test_a_wrong_grid_is_one_line(tmp_path, grids, line):
         ('threshold = "none"', "threshold = 85", "from 0 to 1"),
         ("target_limit = 500", "target_limit = 0", "'target_limit' must be a positive integer"),
         ('source = "pets:trainval"', "source = 3", "data.pets: 'source' must be text"),
-        ('name = "t"', "name = ", "as TOML"),
     ],
 )
 def test_a_wrong_head_is_one_line(tmp_path, before, after, line):
     assert before in HEAD
     assert line in error_line(parse, tmp_path, GRID, HEAD.replace(before, after, 1))
-
-
-def test_files_that_are_no_sweep(tmp_path):
-    assert "No such file" in error_line(read, tmp_path / "none.toml")
-    (tmp_path / "t.toml").write_bytes(b"\xff\xfe")
-    assert "not UTF-8" in error_line(read, tmp_path / "t.toml")
 
 
 def test_settings_of_a_gate_come_back_as_a_table(tmp_path):

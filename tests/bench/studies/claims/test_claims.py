@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from caster_bench.engine.pack import pack
-from caster_bench.records import Pack, scan
-from caster_bench.records.store import described
+from caster_bench.records.store import Pack, described, scan
 from caster_bench.studies import report as reporting
 from caster_bench.studies.claims.claim_file import read_claims
 from caster_bench.studies.claims.document import write_document

@@ -12,7 +12,7 @@ from caster.errors import CasterError
 from caster_bench.cli.bench_options import Backbones, Only, Root, Runs, SweepFile
 
 if TYPE_CHECKING:
-    from caster_bench.records import Records
+    from caster_bench.records.store import Records
     from caster_bench.studies.check_cells import Problem
     from caster_bench.studies.results import Results
     from caster_bench.sweeps import Sweep
@@ -100,7 +100,7 @@ def pack(
     except missing cells must verify, otherwise nothing is written.
     """
     from caster_bench.engine.pack import pack as pack_run
-    from caster_bench.records import Pack
+    from caster_bench.records.store import Pack
     from caster_bench.sweeps import read
 
     parsed = read(sweep)
@@ -175,7 +175,7 @@ def leaderboard(
     from caster.report import check_can_draw
 
     check_can_draw()
-    from caster_bench.records import Pack
+    from caster_bench.records.store import Pack
     from caster_bench.studies.leaderboard import PAGE, TEXT, write_leaderboard
     from caster_bench.studies.results import load_recorded
     from caster_bench.sweeps import read
@@ -218,7 +218,7 @@ def _verified(
 
 def _location(sweep: Sweep, out: Path | None, packed: Path | None) -> Records:
     """Where the records of a sweep are: a run's folder or a pack."""
-    from caster_bench.records import Pack
+    from caster_bench.records.store import Pack
 
     if out is not None and packed is not None:
         raise CasterError("records come from a run or a pack: use --out or --records, not both")

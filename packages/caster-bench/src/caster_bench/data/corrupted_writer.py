@@ -356,7 +356,7 @@ def _finish(output: Output | LabelFile, manifest: Manifest, facts: Facts) -> Non
 
 
 def _is_finished(output: Output | LabelFile, manifest: Manifest) -> bool:
-    """Whether it exists as noted; rename it if the run that finished it ended just before that."""
+    """Whether an output exists as noted; if a run ended just before the rename, rename it now."""
     facts, path, part = manifest.finished(output.name), output.out / output.name, _part(output)
     if facts is None:
         if path.exists():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 from functools import cached_property
 from typing import Any
@@ -49,20 +49,6 @@ class Condition:
         check_corruption(self.corruption)
         if type(self.severity) is not int or self.severity not in SEVERITIES:
             raise CasterError(f"a severity is an integer from 1 to 5, not {self.severity!r}")
-
-
-def all_conditions(
-    corruptions: Iterable[str], severities: Iterable[int] = SEVERITIES
-) -> tuple[Condition, ...]:
-    """Combine every corruption with every severity, corruption by corruption.
-
-    >>> [(c.corruption, c.severity) for c in all_conditions(["fog", "snow"], [1, 5])]
-    [('fog', 1), ('fog', 5), ('snow', 1), ('snow', 5)]
-    """
-    if isinstance(corruptions, str):
-        raise CasterError(f"corruptions must be a list of names: give [{corruptions!r}]")
-    severities = tuple(severities)
-    return tuple(Condition(name, severity) for name in corruptions for severity in severities)
 
 
 @dataclass(frozen=True)
@@ -284,21 +270,11 @@ class Stream:
         return len(self.passes) * len(self._sizes)
 
     def __iter__(self) -> Iterator[Batch]:
-        return self.batches()
-
-    def batches(self, start: int = 0) -> Iterator[Batch]:
-        """Iterate from batch `start` on: the same batches as a whole run has from there."""
-        if not 0 <= start <= len(self):
-            raise CasterError(f"the stream has {len(self)} batches: it cannot start at {start}")
-        return self._batches(start)
-
-    def _batches(self, start: int) -> Iterator[Batch]:
         ends = np.cumsum(self._sizes)
-        first, skipped = divmod(start, len(ends))
-        for number, one in enumerate(self.passes[first:], first):
+        for number, one in enumerate(self.passes):
             rows, which = self._arranged(one)
-            for i in range(skipped, len(ends)):
-                part = slice(ends[i] - self._sizes[i], ends[i])
+            for i, end in enumerate(ends):
+                part = slice(end - self._sizes[i], end)
                 condition: Condition | tuple[Condition, ...] | None
                 if len(one.conditions) > 1:
                     condition = tuple(one.conditions[c] for c in which[part])
@@ -307,7 +283,6 @@ class Stream:
                 yield Batch(
                     number * len(ends) + i, rows[part], condition, one.starts_segment and i == 0
                 )
-            skipped = 0
 
     @cached_property
     def diversity(self) -> Diversity:

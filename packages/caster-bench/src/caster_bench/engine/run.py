@@ -64,7 +64,6 @@ class Summary:
     def log_line(self) -> str:
         """Return the summary as a line of the run's log."""
         values = {"ended": int(time.time()), "engine": self.engine} | asdict(self)
-        values["refused"], values["refusals"] = values.pop("rejected"), values.pop("rejections")
         return json.dumps(values) + "\n"
 
 

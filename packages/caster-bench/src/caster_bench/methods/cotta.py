@@ -11,19 +11,8 @@ from caster.errors import CasterError
 from caster.models.protocol import FrozenModel
 from caster_bench.methods.augmented_views import Augmentation, ImageRange, Numbers, draw_seed
 from caster_bench.methods.gradient_method import GradientMethod, OptimizerName, cross_entropy
-from caster_bench.methods.network import (
-    Network,
-    check_finite,
-    gradients,
-    use_batch_statistics,
-)
-from caster_bench.methods.protocol import (
-    Prediction,
-    Retained,
-    check_count,
-    check_number,
-    inert_prediction,
-)
+from caster_bench.methods.network import Network, gradients, use_batch_statistics
+from caster_bench.methods.protocol import Prediction, Retained, check_count, check_number
 from caster_bench.methods.source import Source
 
 REVISION = 1
@@ -93,32 +82,26 @@ class CoTTA(GradientMethod):
 
     def predict(self, images: Any) -> Prediction:
         """Answer with the teacher, then take the student's step."""
-        if self.inert:
-            return inert_prediction(self.frozen, images)
         before = self._generator.get_state()
-        with gradients():
-            batch = self._range.image_batch(images)
-            logits = self.teacher_logits(batch)
-            try:
-                check_finite(logits, self.name)
-            except CasterError:
-                self._generator.set_state(before)  # a rejected batch leaves no trace
-                raise
-            self.step(batch, logits)
-        return Prediction(logits)
+        try:
+            return super().predict(images)
+        except CasterError:
+            self._generator.set_state(before)  # a rejected batch leaves no trace
+            raise
 
     def forward(self, images: Any) -> Any:  # (B, C)
         """Logits that `predict` would give now, without its step."""
-        if self.inert:
-            return inert_prediction(self.frozen, images).logits
         before = self._generator.get_state()
-        with gradients():
-            logits = self.teacher_logits(self._range.image_batch(images))
+        logits = super().forward(images)
         self._generator.set_state(before)
         return logits
 
+    def place(self, images: Any) -> Tensor:
+        """Move a batch of images to the model's device."""
+        return self._range.image_batch(images)
+
     @torch.no_grad()
-    def teacher_logits(self, batch: Tensor) -> Tensor:  # (B, C)
+    def answer(self, batch: Tensor) -> Tensor:  # (B, C)
         """The teacher's logits, averaged over augmented copies if the source is not confident."""
         confidence = self.anchor(batch).softmax(dim=1).amax(dim=1).mean()
         if not confidence < self.threshold:

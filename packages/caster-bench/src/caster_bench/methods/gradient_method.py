@@ -135,14 +135,9 @@ class GradientMethod:
         if self.inert:
             return inert_prediction(self.frozen, images)
         with gradients():
-            batch = to_device(self.model, images)
-            logits = self.network(batch)
+            batch = self.place(images)
+            logits = self.answer(batch)
             check_finite(logits, self.name)
-            if not logits.requires_grad:
-                raise CasterError(
-                    f"no gradient reaches the parameters that {self.name} learns: "
-                    f"{self.model.name} computes without gradients"
-                )
             self.step(batch, logits)
         return Prediction(logits.detach())
 
@@ -152,7 +147,21 @@ class GradientMethod:
             return inert_prediction(self.frozen, images).logits
         # Record gradients and drop them: other kernels may round differently.
         with gradients():
-            return self.network(to_device(self.model, images)).detach()
+            return self.answer(self.place(images)).detach()
+
+    def place(self, images: Any) -> Tensor:
+        """Move a batch to the model's device."""
+        return to_device(self.model, images)
+
+    def answer(self, batch: Tensor) -> Tensor:  # (B, C)
+        """Logits of a batch, with the graph that `step` needs."""
+        logits = self.network(batch)
+        if not logits.requires_grad:
+            raise CasterError(
+                f"no gradient reaches the parameters that {self.name} learns: "
+                f"{self.model.name} computes without gradients"
+            )
+        return logits
 
     def step(
         self,

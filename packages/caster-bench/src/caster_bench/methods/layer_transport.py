@@ -1,4 +1,4 @@
-"""The library's layer transport as methods of the benchmark."""
+"""Layer and mixture transport, the library's own, as methods of the benchmark."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from caster_bench.methods.protocol import (
 )
 from caster_bench.methods.source import Source, class_columns, moment_bytes, unguarded_adapter
 
-REVISION = 5
+REVISION = 6
 Maps = Literal["diagonal", "full"]
 
 
 class LayerTransportUngated:
-    """Layer transport of every batch, without its certificate.
+    """Layer or mixture transport of every batch, without its certificate.
 
     `prior`, `memory`, `depth`, `sites`, `maps` and `mixture` are those of `LayerSettings`. Without
     a state, layers are measured on the source's batches; without those, BatchNorms know their own
@@ -107,7 +107,7 @@ class LayerTransportUngated:
 
 
 class LayerTransport(LayerTransportUngated):
-    """Layer transport where its certificate accepts, and the frozen model's answer elsewhere.
+    """Layer or mixture transport of accepted batches; the others get the frozen model's answer.
 
     `tau`, `window` and `every` are those of `LayerSettings`. With `gated=False` every batch is
     compared and answered by the update. With `last="transport"` the aligned features are answered

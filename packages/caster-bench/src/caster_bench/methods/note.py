@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,21 +12,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from caster.models.protocol import FrozenModel
 from caster_bench.methods.gradient_method import GradientMethod
-from caster_bench.methods.network import (
-    check_finite,
-    gradients,
-    override_batchnorm,
-    to_device,
-    training,
-)
-from caster_bench.methods.protocol import (
-    Prediction,
-    Retained,
-    check_count,
-    check_number,
-    inert_prediction,
-    nbytes,
-)
+from caster_bench.methods.network import override_batchnorm, training
+from caster_bench.methods.protocol import Retained, check_count, check_number, nbytes
 from caster_bench.methods.source import Source
 
 REVISION = 1
@@ -86,24 +72,10 @@ class NOTE(GradientMethod):
         self._memory = BalancedReservoir(self.memory, self.seed)
         self._since = 0  # images since the last step
 
-    def predict(self, images: Any) -> Prediction:
-        """Answer with the current weights, then add the images to the memory."""
-        if self.inert:
-            return inert_prediction(self.frozen, images)
-        with gradients():
-            batch = to_device(self.model, images)
-            with torch.no_grad():
-                logits = self.network(batch)
-            check_finite(logits, self.name)
-            self.step(batch, logits)
-        return Prediction(logits)
-
-    def forward(self, images: Any) -> Any:  # (B, C)
-        """Logits that `predict` would give now, without its steps."""
-        if self.inert:
-            return inert_prediction(self.frozen, images).logits
-        with gradients(False):
-            return self.network(to_device(self.model, images))
+    @torch.no_grad()
+    def answer(self, batch: Tensor) -> Tensor:  # (B, C)
+        """Logits with the current weights; only the memory is learnt from."""
+        return self.network(batch)
 
     def step(self, batch: Tensor, logits: Tensor) -> None:
         """Add images to the memory, and reduce its entropy when it is due."""

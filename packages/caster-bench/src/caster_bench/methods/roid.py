@@ -75,12 +75,14 @@ class ROID(GradientMethod):
         self._mean: Tensor | None = None  # (C,), of predictions; uniform before the first batch
         self._generator = torch.Generator().manual_seed(self.seed)
 
+    def place(self, images: Any) -> Tensor:
+        """Move a batch of images to the model's device."""
+        return self._range.image_batch(images)
+
     def predict(self, images: Any) -> Prediction:
         """Answer with the current weights and the batch's prior, then take a step."""
-        if self.inert:
-            return super().predict(images)
-        found = super().predict(self._range.image_batch(images))
-        return replace(found, logits=with_prior(found.logits))
+        found = super().predict(images)
+        return found if self.inert else replace(found, logits=with_prior(found.logits))
 
     def forward(self, images: Any) -> Any:  # (B, C)
         """Logits that `predict` would give now, without its step."""

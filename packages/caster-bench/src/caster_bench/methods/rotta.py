@@ -15,21 +15,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from caster.models.protocol import FrozenModel
 from caster_bench.methods.augmented_views import Augmentation, ImageRange, Numbers
 from caster_bench.methods.gradient_method import GradientMethod, cross_entropy
-from caster_bench.methods.network import (
-    Network,
-    check_finite,
-    gradients,
-    override_batchnorm,
-    training,
-)
-from caster_bench.methods.protocol import (
-    Prediction,
-    Retained,
-    check_count,
-    check_number,
-    inert_prediction,
-    nbytes,
-)
+from caster_bench.methods.network import Network, gradients, override_batchnorm, training
+from caster_bench.methods.protocol import Retained, check_count, check_number, nbytes
 from caster_bench.methods.source import Source
 
 REVISION = 1
@@ -95,24 +82,14 @@ class RoTTA(GradientMethod):
                 self.configure(self.teacher.module)
             self._layers = [*student, *self._layers]
 
-    def predict(self, images: Any) -> Prediction:
-        """Answer with the teacher, then add the images to the memory."""
-        if self.inert:
-            return inert_prediction(self.frozen, images)
-        with gradients():
-            batch = self._range.image_batch(images)
-            with torch.no_grad():
-                logits = self.teacher(batch)
-            check_finite(logits, self.name)
-            self.step(batch, logits)
-        return Prediction(logits)
+    def place(self, images: Any) -> Tensor:
+        """Move a batch of images to the model's device."""
+        return self._range.image_batch(images)
 
-    def forward(self, images: Any) -> Any:  # (B, C)
-        """Logits that `predict` would give now, without its steps."""
-        if self.inert:
-            return inert_prediction(self.frozen, images).logits
-        with gradients(False):
-            return self.teacher(self._range.image_batch(images))
+    @torch.no_grad()
+    def answer(self, batch: Tensor) -> Tensor:  # (B, C)
+        """The teacher's logits."""
+        return self.teacher(batch)
 
     def step(
         self,
@@ -188,7 +165,7 @@ class Item:
 
 
 class CategoryBalancedMemory:
-    """A bounded memory of images with as many places for each class as for any other.
+    """A bounded memory of images, with equal room for every class.
 
     The score of an image is sigmoid(age / capacity) + uncertainty / ln C. A new one takes the place
     of the highest score of its own class or, if that has places left and the memory is full, of the
@@ -217,7 +194,7 @@ class CategoryBalancedMemory:
         self._seen += 1
 
     def age(self, item: Item) -> float:
-        """Images that came since an image, and itself, per place of the memory."""
+        """Images seen since an image arrived, itself included, divided by the capacity."""
         return (self._seen - item.arrival) / self.capacity
 
     def _make_room(self, new: Item) -> bool:

@@ -21,17 +21,7 @@ NUMERICAL = reject("numerical")
 
 
 class SourceGDA(OnFeatures):
-    """Gaussian scores of the frozen features under the source's class moments.
-
-    >>> import numpy as np
-    >>> from caster import wrap
-    >>> labels = np.arange(300) % 3
-    >>> images = np.random.default_rng(0).normal(size=(300, 4)) + 6 * np.eye(3, 4)[labels]
-    >>> model = wrap(lambda batch: (batch, batch[:, :3]), version="example-1")
-    >>> method = SourceGDA(model, Source.fit(model, [(images, labels)]))
-    >>> method.predict(1.5 * images[:64] + 2.0).reason
-    'ungated'
-    """
+    """Gaussian scores of the frozen features under the source's class moments."""
 
     def __init__(self, model: FrozenModel, source: Source, *, name: str = "source-gda") -> None:
         super().__init__(model)

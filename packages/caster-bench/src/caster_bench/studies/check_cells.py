@@ -10,7 +10,8 @@ from typing import Any
 from caster.config import Settings, recorded
 from caster.errors import CasterError
 from caster.io.files import file_digest
-from caster_bench.records import DONE, Admission, Cell, Records, admission_path, read_admission
+from caster_bench.records.schema import DONE, Admission, Cell
+from caster_bench.records.store import Records, admission_path, read_admission
 from caster_bench.studies.check_gates import CONSTANTS
 from caster_bench.studies.naming import CERTIFICATE, OWN, inner_and_gate
 from caster_bench.sweeps import Spec, Sweep

@@ -28,7 +28,7 @@ from caster.core.verdict import (
     UNGATED,
     decide,
 )
-from caster_bench.records import Batches, Cell, Samples
+from caster_bench.records.schema import Batches, Cell, Samples
 from caster_bench.studies.naming import (
     ALIGNING,
     ALWAYS,
@@ -46,7 +46,7 @@ from caster_bench.sweeps.spec import GATE, frozen_value
 
 CONSTANTS = frozenset(constant.name for constant in fields(Settings))
 GATE_ONLY = ("tau", "min_samples", "min_classes")  # settings that do not affect the transport
-LAYERS_GATE = ("tau", "gated", "every", "window")  # likewise for layer transport
+LAYERS_GATE = ("tau", "gated", "every", "window")  # likewise for layer and mixture transport
 ACCEPTED, TOO_SMALL = "accepted", "batch_too_small"
 NOT_TRIED = frozenset[str](REASONS.keys() - DECIDED)  # rejected before measuring anything
 COUNTS = ("confident", "confident_classes")

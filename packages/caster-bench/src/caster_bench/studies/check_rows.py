@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from scipy.stats import hypergeom
 
 from caster.errors import CasterError
-from caster_bench.records import Batches, Cell, Location, Record, Samples, read
+from caster_bench.records.schema import Batches, Cell, Samples
+from caster_bench.records.store import Location, Record, read
 from caster_bench.studies.check_cells import Problem
 from caster_bench.studies.check_gates import Rows, gate_faults, stream_faults
 from caster_bench.sweeps import Spec
@@ -228,7 +229,7 @@ def diversity_of(samples: Samples, batches: Batches, legs: int) -> Diversity:
 
     `caster_bench.data.streams` states it when a stream is made; a report must not rely on that.
 
-    >>> from caster_bench.records import as_batches, as_samples
+    >>> from caster_bench.records.parquet import as_batches, as_samples
     >>> rows = as_samples(dict(index=[0, 1, 2, 3], label=[0, 0, 1, 1], frozen=[0] * 4,
     ...                        prediction=[0] * 4, batch=[0, 0, 1, 1]))
     >>> none = dict.fromkeys(["ratio", "confident", "confident_classes"], [None, None])

@@ -1,4 +1,4 @@
-"""Layer transport compared with other methods, on every kind of stream, and with other settings."""
+"""Layer and mixture transport against other methods, on every stream and with other settings."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ from caster_bench.studies.tables import (
 )
 from caster_bench.sweeps.spec import Spec
 
-TITLE = "Layer transport"
+TITLE = "Aligned layers"
 HOW = (
     "Accuracy: corrupted streams that another method ran on too; seeds are averaged first, then "
-    "conditions, and methods are compared only on the same cells. Streams: layer transport with "
-    "its default settings against the same update always applied, taken from the cell without a "
-    "gate if there is one, else from the ungated method. Accepted: share of batches. Streams of "
-    "only spare corruptions, on which constants are chosen, have separate rows and count nowhere "
-    "else. Kept: sum of the gated gains divided by the sum of the ungated gains, on shuffled "
-    "corrupted streams of one condition. Certificate: median ratio of the batches of a cell "
-    "without a gate; the gain is that of the same cell. Thresholds are applied batch by batch to "
-    "those cells, in which every batch is compared with the frozen model, so no ratio depends on "
-    "earlier verdicts; gated cells that also compare every batch are checked to agree, prediction "
-    "by prediction. The registered method compares fewer batches while its verdict is stable; its "
-    "own figures are those of the streams. Intervals are bootstrapped over cells."
+    "conditions, and methods are compared only on the same cells. Streams: layer and mixture "
+    "transport with their default settings against the same update always applied, taken from the "
+    "cell without a gate if there is one, else from the ungated method. Accepted: share of "
+    "batches. Streams of only spare corruptions, on which constants are chosen, have separate rows "
+    "and count nowhere else. Kept: sum of the gated gains divided by the sum of the ungated gains, "
+    "on shuffled corrupted streams of one condition. Certificate: median ratio of the batches of a "
+    "cell without a gate; the gain is that of the same cell. Thresholds are applied batch by batch "
+    "to those cells, in which every batch is compared with the frozen model, so no ratio depends "
+    "on earlier verdicts; gated cells that also compare every batch are checked to agree, "
+    "prediction by prediction. The registered method compares fewer batches while its verdict is "
+    "stable; its own figures are those of the streams. Intervals are bootstrapped over cells."
 )
 OWN = (*ALIGNING, *ALIGNING.values())
 
@@ -99,9 +99,7 @@ def _parts(results: Results) -> Iterator[Part]:
 
 
 def _about(method: str, sentences: tuple[str, ...]) -> tuple[str, ...]:
-    """Sentences that name their method, unless it is the one of the section."""
-    if method == LAYERS:
-        return sentences
+    """Sentences that name their method."""
     return tuple(f"{called(method).capitalize()}: {sentence}" for sentence in sentences)
 
 
@@ -279,7 +277,7 @@ def measure_accuracy(results: Results) -> Accuracy | None:
 
 
 def _is_compared(spec: Spec) -> bool:
-    """Whether a cell is corrupted and, if layer transport, has its default settings."""
+    """Whether a cell is corrupted and, if it aligns layers, has the default settings."""
     return bool(spec.conditions) and not (spec.method in OWN and spec.settings)
 
 

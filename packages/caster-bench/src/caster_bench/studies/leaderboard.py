@@ -43,7 +43,7 @@ EXTENT = (Column("networks"), Column("streams", "d"))
 RESULTS = (
     *(Column("method"), Column("top-1", ".2f"), Column(INTERVAL, ".2f"), Column("gain", "+.2f")),
     *(Column("harm, %", ".2f"), Column("worst loss", ".2f"), Column("backward pass")),
-    *(Column("speed, %", ".0f"), Column("memory, %", ".0f"), Column("cost measured on")),
+    *(Column("speed, %", ".0f"), Column("memory, %", ".0f"), Column("cost on")),
 )
 
 
@@ -250,13 +250,19 @@ def measure_cost(results: Results) -> dict[tuple[str, str], Cost]:
 
 
 def board_table(ranking: Ranking) -> Table:
-    """Tabulate one board; the caption says what it is."""
-    board = ranking.board
+    """Tabulate one board, without columns that no method has a value for."""
+    board, rows = ranking.board, [_values(standing) for standing in ranking.standings]
+    kept = [i for i in range(len(RESULTS)) if any(row[i] is not None for row in rows)]
     caption = (
-        f"{board.data}, {board.family} ({ranking.networks}), {board.order}, batches of "
-        f"{board.batch_size}: {ranking.streams:,} streams. {ranking.left_out}"
+        f"{board.family}, {board.order}, batches of {board.batch_size}: {ranking.streams:,} "
+        f"streams. {ranking.left_out}"
     )
-    return Table("board", caption.strip(), RESULTS, tuple(map(_values, ranking.standings)))
+    return Table(
+        f"{ranking.networks} on {board.data}",
+        caption.strip(),
+        tuple(RESULTS[i] for i in kept),
+        tuple(tuple(row[i] for i in kept) for row in rows),
+    )
 
 
 def overview_tables(rankings: Sequence[Ranking]) -> list[Table]:
@@ -279,20 +285,30 @@ def _overview(
         for standing in ranking.standings:
             accuracy[standing.method][column] = standing.entry.mean.value
     rows = sorted(accuracy.items(), key=lambda row: (-len(row[1]), -fmean(row[1].values()), row[0]))
-    columns = [
-        Column(f"{each.board.order}, B = {each.board.batch_size} ({each.streams})", ".1f")
-        for each in rankings
-    ]
+    (usual, _), *_ = Counter(each.board.batch_size for each in rankings).most_common()
+    columns = [Column(_kind(each.board, usual), ".1f") for each in rankings]
+    most = max(each.streams for each in rankings)
+    extent = "one stream" if most == 1 else f"the mean of up to {most} streams"
     return Table(
-        "overview",
-        f"{protocol}: {data}, {family} ({networks}). Top-1 accuracy in percent by kind of stream, "
-        "in brackets the number of streams.",
+        f"{networks} on {data}: {protocol}",
+        f"{family}. Top-1 accuracy in percent by kind of stream, in batches of {usual} unless it "
+        f"says otherwise. A cell is {extent}.",
         (Column("method"), *columns),
         tuple(
             (method, *(_rounded(found.get(column)) for column in range(len(columns))))
             for method, found in rows
         ),
     )
+
+
+def _kind(board: Board, usual: int) -> str:
+    """Order of a stream in short, with its batch size if that is unusual.
+
+    >>> _kind(Board(1024, (5,), "dirichlet, concentration 0.1, mixed", 8, "BN", "CIFAR-10-C*"), 64)
+    'Dirichlet 0.1, mixed, B = 8'
+    """
+    order = board.order.replace("dirichlet, concentration", "Dirichlet")
+    return order if board.batch_size == usual else f"{order}, B = {board.batch_size}"
 
 
 def _rounded(accuracy: float | None) -> float | None:
@@ -376,7 +392,6 @@ def _markdown(
     overviews = overview_tables(
         [each for each in rankings if each not in full and len(each.standings) > MANY]
     )
-    blocks = [as_markdown(table).rstrip() for table in (*map(board_table, full), *overviews)]
     devices = {
         dict(each.provenance[spec].hardware)["device"]
         for each in results
@@ -387,9 +402,8 @@ def _markdown(
         "caster_bench.studies",
         "leaderboard.md",
         summary=" ".join(map(in_markdown, summary)),
-        boards="\n\n".join(blocks),
-        full=len(full),
-        overviews=len(overviews),
+        boards=[_section(board_table(ranking)) for ranking in full],
+        overviews=[_section(table) for table in overviews],
         many=MANY,
         every=len(rankings),
         devices=_listed(sorted(devices)) or "no device yet",
@@ -397,6 +411,12 @@ def _markdown(
         files=" ".join(files),
         digests=[(each.sweep.name, f"{len(each.scores):,}", each.whole.sha256) for each in results],
     )
+
+
+def _section(table: Table) -> str:
+    """A table below its name and caption."""
+    below = as_markdown(replace(table, caption="")).rstrip()
+    return f"### {in_markdown(table.name)}\n{in_markdown(table.caption)}\n\n{below}\n"
 
 
 def _page(rankings: Sequence[Ranking], summary: Sequence[str]) -> str:

@@ -59,7 +59,7 @@ def set_of(data: Data) -> str:
 
 
 def titles(sweep: Sweep) -> dict[str, str]:
-    """Titles of all data; if several share a published set, others than its namesake add theirs."""
+    """Titles of all data; those that share a published set, except its namesake, add their name."""
     sets = {name: set_of(data) for name, data in sweep.data.items()}
     found = {}
     for name, own in sets.items():

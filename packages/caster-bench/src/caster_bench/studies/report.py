@@ -42,7 +42,7 @@ from caster_bench.studies.tables import (
     in_markdown,
 )
 
-STUDIES = (  # in the paper's order, then layer transport and how settings were chosen
+STUDIES = (  # in the paper's order, then aligned layers and how settings were chosen
     *(estimators, certificate, gate_policies, corruption, coverage, specificity, runtime_cost),
     *(layers, tuning),
 )

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from caster.report.intervals import RESAMPLES, SEED, Interval, between, of_means, of_statistic
-from caster_bench.records import REFUSED, Pack, Record, Records
+from caster_bench.records.schema import REFUSED
+from caster_bench.records.store import Pack, Record, Records
 from caster_bench.studies.check_cells import Problem
 from caster_bench.studies.naming import names
 from caster_bench.studies.provenance import Provenance

@@ -20,7 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caster.errors import CasterError
-from caster_bench.records import DONE, Cell, FormatError, Location, Pack, Records, read_cell, scan
+from caster_bench.records.digest import FormatError
+from caster_bench.records.schema import DONE, Cell
+from caster_bench.records.store import Location, Pack, Records, read_cell, scan
 from caster_bench.studies.check_cells import (
     Pair,
     Problem,

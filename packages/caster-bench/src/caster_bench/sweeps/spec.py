@@ -51,7 +51,7 @@ ORDERS: dict[str, tuple[str, ...]] = {  # and their settings
 CLASS_ORDERED = ("by-class", "dirichlet", "runs", "turning")  # batches lack classes on purpose
 THRESHOLDS = {"cifar10": 0.85, "cifar100": 0.55}  # of clean accuracy, from the paper
 TUNING = "tuning"
-STUDIES = (  # the paper's results, then layer transport, then how settings were chosen
+STUDIES = (  # the paper's results, then aligned layers, then how settings were chosen
     "estimators",
     "certificate",
     "gate",

@@ -132,7 +132,7 @@ def digest_of(path: Path, kind: str, progress: Progress) -> str:
 
 
 def _complete(url: str, part: Path, size: int | None, progress: Progress) -> None:
-    """Retry as long as every attempt brings something: long downloads break more than once."""
+    """Retry as long as every attempt makes progress: long downloads break more than once."""
     while True:
         have = _size(part)
         if size is not None and have > size:

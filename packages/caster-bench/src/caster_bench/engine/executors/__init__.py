@@ -49,7 +49,7 @@ class Executor(Protocol):
         ...
 
     def wait(self, seconds: float) -> list[Finished]:
-        """Return the tasks that have ended, after at most this long."""
+        """Wait for at most `seconds`, and return the tasks that have ended."""
         ...
 
     def close(self) -> None:

@@ -94,7 +94,7 @@ class LocalExecutor:
             worker.connection.send(task)
 
     def wait(self, seconds: float) -> list[Finished]:
-        """Return the tasks that have ended, after at most this long."""
+        """Wait for at most `seconds`, and return the tasks that have ended."""
         busy = [worker for worker in self._all() if worker.task is not None]
         watched: list[Any] = [worker.connection for worker in busy]
         watched += [worker.process.sentinel for worker in busy]

@@ -91,7 +91,7 @@ class RayExecutor:
         self._running[worker.perform.remote(task)] = (task, worker)
 
     def wait(self, seconds: float) -> list[Finished]:
-        """Return the tasks that have ended, after at most this long."""
+        """Wait for at most `seconds`, and return the tasks that have ended."""
         if not self._running:
             return []
         ready, _ = self._ray.wait(list(self._running), num_returns=1, timeout=seconds)

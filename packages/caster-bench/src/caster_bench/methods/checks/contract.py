@@ -39,8 +39,8 @@ from caster_bench.methods.checks.suite import (
     require,
     require_equal,
 )
-from caster_bench.methods.gates import Decision, Gated
-from caster_bench.methods.protocol import Method, Prediction, Retained
+from caster_bench.methods.gates import Decision, Gate, Gated
+from caster_bench.methods.protocol import Method, Prediction
 
 SIZES = (1, 2, 64, 5, 64, 2, 1, 7)  # of batches: alone, in order, and mixed
 LABELS = "label", "labels", "y", "target", "targets"
@@ -332,7 +332,7 @@ def rejected_by_gate(make: Make, stream: Stream) -> None:
     require_equal(alone, gated[::2], "behind a gate it", verdicts=False)
 
 
-class ScriptedGate:
+class ScriptedGate(Gate):
     """A gate that cycles through fixed decisions.
 
     >>> gate = ScriptedGate([True, False])
@@ -353,10 +353,6 @@ class ScriptedGate:
     def reset(self) -> None:
         """Restart the script."""
         self._decisions = cycle(self._script)
-
-    def retained(self) -> Retained:
-        """Nothing."""
-        return Retained()
 
 
 @check

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from caster.errors import CasterError
-from caster_bench.records import Pack
+from caster_bench.records.store import Pack
 from caster_bench.studies.check_cells import Problem
 from caster_bench.studies.claims.claim_file import Claim, Claims, Comparison
 from caster_bench.studies.claims.rules import (
