@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE  # tests start many processes: compile the pack
 setup: .venv/dev  ## everything the other targets need
 
 check: lint  ## every edit: lint, types, imports and the fast tests
-	$(BIN)/pytest -q -n 2 -m "not slow" $(FAST)
+	$(BIN)/pytest -q -n 2 --dist worksteal -m "not slow" $(FAST)
 
 test: lint  ## what CI runs: every test, large grids sampled
 	$(BIN)/pytest -n 2 --dist worksteal

@@ -132,7 +132,8 @@ function showAccuracy() {
 
 function showVerdict({ accepted, ratio, reason }) {
   const yes = Boolean(accepted.data[0]), value = ratio.data[0];
-  say("decision", `${yes ? "Accepted" : "Rejected"}: ${digits.reasons[Number(reason.data[0])]}.`);
+  const why = digits.reasons[Number(reason.data[0])];
+  say("decision", `${yes ? "Accepted" : "Rejected"}. ${why[0].toUpperCase()}${why.slice(1)}.`);
   const measured = Number.isFinite(value) ? `Ratio ${value.toFixed(2)}` : "No ratio measured";
   $("measured").textContent = `${measured}; accepted up to ${digits.tau.toFixed(2)}.`;
   $("verdict").style.borderColor = `var(--${yes ? "adapted" : "frozen"})`;

@@ -58,9 +58,7 @@ def test_compiles_layers_and_says_how_to_use_them(made, tmp_path):
     assert (found.mechanism, found.settings["every"], found.settings["tau"]) == ("layers", 8, 0.9)
     said = result.stdout
     assert f"{len(made.adapter.state.layers)} sites" in said
-    for tensor in found.state:
-        assert tensor.name in said
-    assert "zeros" in said
+    assert f"{len(found.state)} tensors" in said
     assert str(path) in said
 
 

@@ -224,16 +224,6 @@ def test_evaluate_in_order_warns(typed):
     assert os.path.exists("caster-evaluation.html")
 
 
-def test_evaluate_on_features(typed, made):
-    h, y = np.random.default_rng(0).normal(size=(300, 4)), np.arange(300) % 6
-    h += 5 * np.eye(6, 4)[y]
-    np.savez("f.npz", features=h, labels=y, logits=np.eye(6)[y])
-    caster.Caster().fit(h, y).save("f.caster")
-    result = typed("evaluate f.caster f.npz -o f.html")
-    assert result.exit_code == 0, result.output
-    assert json.loads(Path("f.json").read_text())["scores"]["frozen"]["accuracy"] == 1.0
-
-
 def test_inspect_shows_the_head(typed, made):
     def head(path):
         words = typed(f"inspect {path}").stdout
@@ -319,8 +309,6 @@ def test_models_that_will_not_do(refusal, made):
 
 
 def test_a_classifier_that_must_be_named_is_asked_for_as_it_is_typed(refusal, made):
-    import onnx
-
     several = onnx.load(made / "m.onnx")
     several.graph.output.append(onnx.helper.make_tensor_value_info("h", 1, ["N", 3]))
     onnx.save(several, made / "several.onnx")
@@ -432,10 +420,6 @@ def test_data_that_will_not_do(refusal, made):
     )
     assert "has no labels" in refusal("fit M @target/azure -o s")
     assert "has no labels" in refusal("evaluate M @s.caster @target/azure")
-    strange = write_folder(made / "strange", SHIFTED, TARGET, [*NAMES[:7], "[ivory]"])
-    assert "the state does not know the class '[ivory]'" in refusal(
-        f"evaluate M @s.caster {strange}"
-    )
     few = write_folder(made / "few", PIXELS[:60], TRUTH[:60])
     said = refusal(f"fit M {few} -o s")
     assert "8 logits" in said
@@ -468,6 +452,7 @@ def test_outputs_that_will_not_do(refusal, made):
     assert "must end in .csv or .parquet" in refusal("predict M @s.caster @target -o o.xls")
     assert "no folder no" in refusal("fit M @source -o no/s.caster")
     assert "has the name of an image" in refusal("fit M @source -o s.png")
+    assert "it is a folder" in refusal("fit M @source -o @source")
 
 
 @pytest.mark.parametrize(
@@ -545,10 +530,6 @@ def test_progress_starts_where_an_earlier_run_ended(monkeypatch):
     assert "128/200" in screen.getvalue()
 
 
-def test_no_progress_where_nobody_watches(typed):
-    assert typed("fit M @source -o s.caster --cache c").stderr == ""
-
-
 def interrupted_at(monkeypatch, call):
     """Ctrl-C while the model has its so-many-th batch."""
     place, calls = Input.prepared, []
@@ -589,15 +570,6 @@ def test_ctrl_c_leaves_nothing_half_written_and_the_next_run_goes_on(
     assert result.exit_code == 0, result.output
     assert len(calls) == 5  # the third batch again, and the fourth
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(["c", *outputs])
-
-
-def test_ctrl_c_on_features_keeps_nothing(typed, made, monkeypatch):
-    def interrupted(*arguments, **options):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("caster.adapt.fitting.open_features", interrupted)
-    result = typed("fit @features.npz -o s.caster")
-    assert (result.exit_code, result.stderr) == (130, "caster: interrupted, nothing was written\n")
 
 
 SLOW = """

@@ -198,6 +198,7 @@ run(Path(sys.argv[1]), FakeImages(20), progress=lambda s, n, t: os._exit(9) if n
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("save_every", "kept"), [(-1, 12), (1e6, 0)])
 def test_a_killed_process_loses_only_what_was_not_saved(tmp_path, save_every, kept):
     command = [sys.executable, "-c", KILLED, tmp_path, str(save_every)]

@@ -86,6 +86,7 @@ def test_damaged_inside(tmp_path):
     assert "damaged" in rejection(path)
 
 
+@pytest.mark.slow
 def test_a_file_with_a_flipped_bit_is_read_or_rejected_in_one_line(path):
     def read(path):
         list(open_features(path, "features").chunks(("features",), 10))

@@ -145,6 +145,7 @@ def test_damage(save):
     assert "truncated, damaged" in rejection(path)
 
 
+@pytest.mark.slow
 def test_a_file_with_a_flipped_bit_is_read_or_rejected_in_one_line(save):
     path = save(images=IMAGES, labels=LABELS)
     assert len(flipped_bits(path, lambda path: open_images(path).read(0))) > 20

@@ -111,6 +111,7 @@ def test_truncated(tmp_path, suffix, share):
     unreadable(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["png", "jpg", "bmp", "tif", "webp", "gif", "ppm"])
 def test_an_image_with_a_flipped_bit_is_read_or_rejected_in_one_line(tmp_path, suffix):
     path = saved(tmp_path, Image.fromarray(noise(12, 12, 3)), f"a.{suffix}")

@@ -48,6 +48,7 @@ rejection = partial(error_line, decode, kind=UnreadableImage)
 # pixels
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("side", "preprocessing"), [(15_000, "SHORTER"), (3_000_000, "SQUASHED")], ids=str
 )

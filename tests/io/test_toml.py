@@ -154,6 +154,7 @@ def read(reader, path) -> str | None:
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("reader", "text"), READERS.values(), ids=READERS)
 def test_an_odd_value_anywhere(tmp_path, reader, text):
     path = tmp_path / "odd.toml"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from caster_bench.engine.pack import pack
-from caster_bench.records import Pack
+from caster_bench.records.store import Pack
 from tests.support.altered_records import altered, change_a_prediction
 from tests.support.consistent_records import Consistent, sweep_of
 

@@ -392,6 +392,21 @@ def test_answers_that_collapsed_are_not_to_be_used(accepted):
     assert found.conclusion.startswith("Do not use it here: 1,0") == accepted
 
 
+def test_a_collapsed_head_that_the_gate_keeps_is_not_blamed_on_adaptation():
+    clf, target, labels, logits = stage()
+    chunks = []
+    for features, truth, head in cut(target, labels, logits, 50):
+        out = clf.adapt(features, head_logits=head)
+        head = 9 * np.eye(5)[[2] * len(truth)]
+        made = replace(out, frozen=head, verdict=Verdict(False, "ratio", 1.234, 9, 3))
+        chunks.append((features, truth, head, made))
+    found = evaluate(clf, chunks)
+    assert found.scores["ungated"].accuracy > found.scores["gated"].accuracy + 0.5
+    assert found.collapse in found.conclusion
+    assert "--tau 1.24" in found.conclusion
+    assert not found.conclusion.startswith("Do not use it")
+
+
 def test_a_source_that_turns_transport_off_is_named_unless_forced_or_layers():
     clf, target, labels, logits = stage()
     off = SourceCheck(600, 0.99, 0.5, 0.5, 0.5, 1.0, 0.49, 1.2)

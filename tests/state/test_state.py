@@ -90,9 +90,10 @@ def test_the_diagonal_matters_beyond_two_classes_per_direction(tmp_path):
     assert packed == moments.covariances.nbytes * 11 / 20
 
 
-def test_the_digest_identifies_the_content(tmp_path, clf):
+def test_the_digest_and_the_bytes_identify_the_content(tmp_path, clf):
     clf.save(tmp_path / "a.caster")
     clf.save(tmp_path / "b.caster")
+    assert (tmp_path / "a.caster").read_bytes() == (tmp_path / "b.caster").read_bytes()
     a, b = (states.load(tmp_path / f"{name}.caster") for name in "ab")
     assert states.digest(a) == states.digest(b)
     assert states.digest(replace(a, model_sha256="0" * 64)) != states.digest(a)

@@ -27,6 +27,7 @@ def fitted(kind="vit", layers=True):
     return caster.fit(problem.model(kind), batches, layers=layers)
 
 
+@pytest.mark.slow
 def test_layers_come_back_exactly(tmp_path):
     adapter = fitted()
     adapter.save(tmp_path / "s.caster")

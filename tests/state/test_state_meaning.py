@@ -318,6 +318,7 @@ def sources(draw):
     return (scale * h).astype(draw(st.sampled_from([np.float32, np.float64]))), y
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(sources())
 def test_every_fit_comes_back(tmp_path_factory, source):

@@ -23,14 +23,18 @@ FIRST_STEPS = """\
 Adapt a frozen classifier to the data it meets, and say when not to.
 
   caster demo                                       see it work, in seconds
-  caster fit --model M TRAIN -o m.caster            learn the source, once
+  caster fit --model M TRAIN -o m.caster            measure the source, once
   caster doctor m.caster                            see what to expect
   caster evaluate --model M m.caster TEST           measure whether it helps
   caster predict --model M m.caster NEW -o out.csv  answers with verdicts
 
 M is an .onnx file (with --preprocessing FILE.toml), timm:NAME, hf:FOLDER or
 FILE.py:FACTORY. TRAIN and TEST hold a folder of images per class.
+The demo needs two extras: pip install 'caster-tta[onnx,report]'
 All commands: caster --help"""
+
+
+BENCH = ("bench", "corrupt", "data", "methods")  # commands of caster-bench
 
 
 class _Commands(TyperGroup):
@@ -39,6 +43,13 @@ class _Commands(TyperGroup):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         _hide_flag_types(self)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Find a command, and say where one of the benchmark comes from if it is missing."""
+        found = super().get_command(ctx, cmd_name)
+        if found is None and cmd_name in BENCH:
+            ctx.fail(f"`caster {cmd_name}` needs caster-bench: pip install caster-bench")
+        return found
 
 
 def _hide_flag_types(command: Any) -> None:

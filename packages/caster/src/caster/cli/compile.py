@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from caster.cli.console import output, say, size
-from caster.cli.inspect import KeyFile, StateFile, mechanism_in_words, state_table
+from caster.cli.console import say, size
+from caster.cli.inspect import KeyFile, StateFile, mechanism_in_words
 from caster.cli.options import Every, HeadOption, MechanismOption, PreprocessingOption, Tau
 from caster.errors import CasterError
 from caster.io.files import check_writable
@@ -60,8 +60,10 @@ def compile(
 def _say_how(found: Metadata, compiled: Path) -> None:
     """Print how a stream is started and carried on."""
     if found.state:
-        output.print(state_table(found.state))
-        say("Start a stream with zeros of these shapes; after a batch, pass next.NAME as NAME.")
+        say(
+            f"Stream state: {len(found.state)} tensors, listed by `caster inspect {compiled}`. "
+            "Start with zeros; after a batch, pass next.NAME as NAME."
+        )
     else:
         say("Every batch stands alone: the images are the only input.")
     say(f'In Python: caster.wrap("{compiled}").stream(batches)')

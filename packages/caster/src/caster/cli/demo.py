@@ -9,7 +9,6 @@ import typer
 
 from caster.cli.console import new_table, output, progress_bar, say
 from caster.io.files import check_writable
-from caster.report import check_can_draw
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -28,15 +27,15 @@ def demo(
     the mechanism is the default for these: mixture transport, which aligns its layers. Prints one
     row per stream, and writes one self-contained page with figures and the verdicts in words.
     """
-    from caster.report.digits_demo import run, write_page
+    from caster.report.digits_demo import check_can_run, run, write_page
 
     check_writable(page)
-    check_can_draw()
+    check_can_run()
     with progress_bar() as progress:
         results = run(lambda done, total, step: progress("streaming digits", done, total))
     write_page(results, page)
-    say("A perceptron as an ONNX file, adapted by the default mechanism: mixture transport.")
     say(results.headline)
+    say("The network is a small ONNX file; mixture transport, the default, adapts it.")
     output.print(_table(results))
     for story in (*results.acts, results.costs):
         if story is not None:

@@ -11,16 +11,12 @@ from caster.cli.console import counted, errors, new_table, output, progress_bar,
 from caster.cli.inspect import KeyFile, StateFile
 from caster.cli.options import (
     SAMPLES,
+    AdapterOptions,
     BatchSize,
     DataRoot,
     MaxOption,
-    MechanismOption,
-    NoSafeguards,
-    OtherModel,
-    OtherPreprocessing,
     SkipUnreadable,
     Store,
-    Tau,
     features_path,
     limit_option,
     limits_of,
@@ -49,6 +45,7 @@ def evaluate(
         ),
     ],
     model: FrozenModel | None,
+    how: AdapterOptions,
     page: Annotated[
         Path,
         typer.Option(
@@ -61,9 +58,6 @@ def evaluate(
     ] = Path("caster-evaluation.html"),
     key: KeyFile = None,
     batch_size: BatchSize = 64,
-    tau: Tau = None,
-    no_safeguards: NoSafeguards = False,
-    mechanism: MechanismOption = "auto",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the shuffle.")] = 0,
     in_order: Annotated[
         bool,
@@ -72,8 +66,6 @@ def evaluate(
     skip_unreadable: SkipUnreadable = False,
     data_root: DataRoot = None,
     store: Store = None,
-    allow_other_model: OtherModel = False,
-    allow_other_preprocessing: OtherPreprocessing = False,
     limit: Annotated[int | None, limit_option("at random, by --seed")] = None,
     larger: MaxOption = None,
     known_classes_only: Annotated[
@@ -92,7 +84,7 @@ def evaluate(
     as JSON. The data are shuffled, where `caster predict` keeps their order and rests on long
     streams: --in-order here and --every 1 there give the same answers.
     """
-    from caster.report.evaluate_files import data_file, evaluate_file, evaluate_images
+    from caster.report.evaluation import data_file, evaluate_file, evaluate_images
 
     order, limits = None if in_order else seed, limits_of(larger)
     skipped: list[str] = []
@@ -105,9 +97,9 @@ def evaluate(
                 key=key,
                 batch_size=batch_size,
                 seed=order,
-                tau=tau,
-                safeguards=not no_safeguards,
-                mechanism=mechanism,
+                tau=how.tau,
+                safeguards=not how.no_safeguards,
+                mechanism=how.mechanism,
                 limits=limits,
                 limit=limit,
                 known_classes_only=known_classes_only,
@@ -117,17 +109,8 @@ def evaluate(
             from caster.io.feature_cache import default_store
             from caster.state import digest
 
-            adapter = load_adapter(
-                model,
-                state,
-                key,
-                mechanism=mechanism,
-                tau=tau,
-                every=1,  # a page shows the ratio of every batch
-                no_safeguards=no_safeguards,
-                allow_other_model=allow_other_model,
-                allow_other_preprocessing=allow_other_preprocessing,
-            )
+            # A page shows the ratio of every batch.
+            adapter = load_adapter(model, state, key, how, every=1)
             found, skipped = evaluate_images(
                 adapter,
                 opened(data, data_root, limits),

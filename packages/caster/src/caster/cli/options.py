@@ -6,10 +6,10 @@ import inspect
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
 
 import typer
 
@@ -126,7 +126,9 @@ RayOption = Annotated[
 Workers = Annotated[
     int | None,
     of_cluster(
-        "Most workers, each with a copy of the model. [default: one per GPU, or per core]", min=1
+        "Most workers, each with a copy of the model; more than GPUs share them. [default: one per "
+        "GPU, or per core]",
+        min=1,
     ),
 ]
 PreprocessingOption = Annotated[
@@ -204,14 +206,27 @@ def say_skipped(unreadable: list[str]) -> None:
         say(f"  and {len(unreadable) - NAMED:,} more", errors)
 
 
+@dataclass(frozen=True)
+class AdapterOptions:
+    """How a command adapts, and to which states."""
+
+    mechanism: MechanismOption = "auto"
+    tau: Tau = None
+    no_safeguards: NoSafeguards = False
+    allow_other_model: OtherModel = False
+    allow_other_preprocessing: OtherPreprocessing = False
+
+    def arguments(self, every: int | None) -> dict[str, Any]:
+        """The arguments of an `Adapter`; `every` None is the default."""
+        from caster.adapt.layer_passes import LayerSettings
+
+        own = {name: value for name, value in vars(self).items() if name != "no_safeguards"}
+        every = LayerSettings.every if every is None else every
+        return {**own, "every": every, "safeguards": not self.no_safeguards}
+
+
 def load_adapter(
-    model: FrozenModel,
-    state: Path,
-    key: Path | None,
-    *,
-    every: int | None,
-    no_safeguards: bool,
-    **others: Any,  # options of the Adapter itself
+    model: FrozenModel, state: Path, key: Path | None, options: AdapterOptions, every: int | None
 ) -> Adapter:
     """The model with its state, as `predict` and `evaluate` use them on images."""
     from caster.adapt.adapter import Adapter
@@ -219,38 +234,33 @@ def load_adapter(
     from caster.state import load
 
     stated_preprocessing(model)  # a clearer error than that its digest differs
-    return Adapter(model, load(state, key), **adapter_options(every, no_safeguards, **others))
+    return Adapter(model, load(state, key), **options.arguments(every))
 
 
-def adapter_options(every: int | None, no_safeguards: bool, **others: Any) -> dict[str, Any]:
-    """The options of an `Adapter` from those of a command; `every` None is the default."""
-    from caster.adapt.layer_passes import LayerSettings
+@dataclass(frozen=True)
+class ModelOptions:
+    """The model of a command, and how it runs."""
 
-    every = LayerSettings.every if every is None else every
-    return {"every": every, "safeguards": not no_safeguards, **others}
-
-
-MODEL_OPTIONS: dict[str, Any] = {
-    "model": Annotated[str | None, of_model(f"{MODELS}, for images.", metavar="M")],
-    "preprocessing": PreprocessingOption,
-    "checkpoint": Annotated[
+    model: Annotated[str | None, of_model(f"{MODELS}, for images.", metavar="M")] = None
+    preprocessing: PreprocessingOption = None
+    checkpoint: Annotated[
         Path | None,
         of_model("Weights of timm:NAME or FILE.py:FACTORY (.safetensors).", metavar="FILE"),
-    ],
-    "head": HeadOption,
-    "provider": Annotated[
+    ] = None
+    head: HeadOption = None
+    provider: Annotated[
         list[str] | None,
         of_model("ONNX Runtime execution provider; repeat in order of preference.", metavar="NAME"),
-    ],
-    "device": Annotated[
+    ] = None
+    device: Annotated[
         str | None, of_model("torch device: cpu, cuda, cuda:1 ...", metavar="NAME")
-    ],
-    "bf16": Annotated[bool, of_model("Run a torch model in bfloat16 autocast.", "--bf16")],
-    "channels_last": Annotated[
+    ] = None
+    bf16: Annotated[bool, of_model("Run a torch model in bfloat16 autocast.", "--bf16")] = False
+    channels_last: Annotated[
         bool, of_model("Run a torch model in channels-last memory format.", "--channels-last")
-    ],
-}
-DEFAULTS = {"bf16": False, "channels_last": False}
+    ] = False
+
+
 FOR_IMAGES = {  # arguments that need a model, and their options
     "skip_unreadable": "--skip-unreadable",
     "data_root": "--data-root",
@@ -266,12 +276,14 @@ FOR_IMAGES = {  # arguments that need a model, and their options
 }
 
 Command = Callable[..., None]
+Group = TypeVar("Group")
 
 
 def with_model(output: str | None, beside: str | None = None) -> Callable[[Command], Command]:
     """Give a command the model's options; it gets the model itself, or None, as `model`.
 
-    A command with a parameter `make_model` gets a function there that wraps the model elsewhere.
+    A command with a parameter `make_model` gets a function there that wraps the model elsewhere. A
+    parameter whose type is a dataclass stands for options of the names and types of its fields.
     `output` is its parameter for the file it writes, if any, and `beside` the suffix of a second
     one: neither may be a file that it reads.
     """
@@ -281,12 +293,9 @@ def with_model(output: str | None, beside: str | None = None) -> Callable[[Comma
         own = inspect.signature(
             command, eval_str=True, locals={"FrozenModel": object, "MakeModel": object}
         )
-        shared = [
-            inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=DEFAULTS.get(name)
-            )
-            for name, kind in MODEL_OPTIONS.items()
-        ]
+        groups: dict[str, Any] = {
+            p.name: p.annotation for p in own.parameters.values() if is_dataclass(p.annotation)
+        }
 
         @wraps(command)
         def run(**given: Any) -> None:
@@ -295,23 +304,44 @@ def with_model(output: str | None, beside: str | None = None) -> Callable[[Comma
             for path in [*written, *(path.with_suffix(beside) for path in written if beside)]:
                 if not (path.is_dir() and given.get("ray")):  # a table per stream goes there
                     check_writable(path, *inputs)
-            make = _maker({name: given.pop(name) for name in MODEL_OPTIONS}, given)
+            make = _maker(_group(ModelOptions, given), given)
             model = None if make is None else make()
             if "make_model" in own.parameters:
                 given["make_model"] = make
+            given |= {name: _group(kind, given) for name, kind in groups.items()}
             try:
                 command(model=model, **given)
             except KeyboardInterrupt as stopped:
                 kept = [] if model is None else [RESUME_HINT]
                 raise KeyboardInterrupt(*(stopped.args or kept)) from None
 
-        kept = [p.replace(kind=p.KEYWORD_ONLY) for p in own.parameters.values()]
-        parameters = [*(p for p in kept if p.name not in ("model", "make_model")), *shared]
+        parameters: list[inspect.Parameter] = []
+        for p in own.parameters.values():
+            if p.name in groups:
+                parameters += _parameters(p.annotation)
+            elif p.name not in ("model", "make_model"):
+                parameters.append(p.replace(kind=p.KEYWORD_ONLY))
+        parameters += _parameters(ModelOptions)
         run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters}
         return run
 
     return decorate
+
+
+def _parameters(group: Any) -> list[inspect.Parameter]:
+    """The options that a dataclass stands for."""
+    kinds = get_type_hints(group, include_extras=True)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return [
+        inspect.Parameter(field.name, kind, annotation=kinds[field.name], default=field.default)
+        for field in fields(group)
+    ]
+
+
+def _group(kind: type[Group], given: dict[str, Any]) -> Group:
+    """Take the options of a dataclass from those given."""
+    return kind(**{field.name: given.pop(field.name) for field in fields(kind)})  # type: ignore[arg-type]
 
 
 def _files(values: Any) -> Iterator[str | Path]:
@@ -323,7 +353,8 @@ def _files(values: Any) -> Iterator[str | Path]:
                 yield from [path] if os.path.isfile(path) else []
 
 
-def _maker(options: dict[str, Any], others: dict[str, Any]) -> MakeModel | None:
+def _maker(chosen: ModelOptions, others: dict[str, Any]) -> MakeModel | None:
+    options = dict(vars(chosen))
     model, providers = options.pop("model"), options.pop("provider")
     if model is None:
         unsupported = [f"--{name.replace('_', '-')}" for name, value in options.items() if value]
@@ -356,15 +387,15 @@ def on_cluster(
 
     They do if the cluster has any and the model can use them.
     """
-    from caster.adapt.ray_pool import connected, has_gpus
+    from caster.adapt.ray_pool import connected, has_gpus, on_gpu
 
     with connected(address):
         chosen = {} if make is None else make.keywords
-        on_gpu = any("CPU" not in name for name in chosen.get("providers") or ())
-        if hasattr(model, "twin") and chosen.get("device") != "cpu":
-            on_gpu = has_gpus()
-            make = partial(make, device="cuda") if make is not None and on_gpu else make
-        yield make, on_gpu
+        gpus = any("CPU" not in name for name in chosen.get("providers") or ())
+        if make is not None and hasattr(model, "twin") and chosen.get("device") != "cpu":
+            gpus = has_gpus()
+            make = partial(on_gpu, make) if gpus else make
+        yield make, gpus
 
 
 @contextmanager

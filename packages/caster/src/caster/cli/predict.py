@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,19 +16,14 @@ from caster.cli.console import counted, errors, new_table, output, progress_bar,
 from caster.cli.inspect import KeyFile, StateFile, mechanism_in_words
 from caster.cli.options import (
     PANEL,
+    AdapterOptions,
     BatchSize,
     DataRoot,
     Every,
     MaxOption,
-    MechanismOption,
-    NoSafeguards,
-    OtherModel,
-    OtherPreprocessing,
     RayOption,
     SkipUnreadable,
-    Tau,
     Workers,
-    adapter_options,
     features_path,
     limit_option,
     limits_of,
@@ -48,13 +45,55 @@ if TYPE_CHECKING:
     from caster.state import State
 
 
+@dataclass(frozen=True)
+class StreamOptions:
+    """How inputs become batches, and answers rows."""
+
+    batch_size: BatchSize = 64
+    gate: Annotated[
+        bool,
+        typer.Option(
+            "--gate/--no-gate",
+            help="Answer rejected batches with the frozen model, or adapt to them anyway.",
+        ),
+    ] = True
+    shuffle: Annotated[
+        int | None,
+        typer.Option(
+            metavar="SEED",
+            min=0,
+            help="Shuffle the images with this seed, for transport of features.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None
+    skip_unreadable: SkipUnreadable = False
+    limit: Annotated[int | None, limit_option("the first, or with --shuffle at random")] = None
+    spreadsheet_safe: Annotated[
+        bool,
+        typer.Option(
+            "--spreadsheet-safe",
+            help="Put ' before .csv text that a spreadsheet would run as a formula (=, +, -, @). "
+            "By default text is written unchanged.",
+            rich_help_panel="The table",
+        ),
+    ] = False
+    probabilities: Annotated[
+        bool,
+        typer.Option(
+            "--probabilities",
+            help="Add a probability column per class, p:LABEL.",
+            rich_help_panel="The table",
+        ),
+    ] = False
+
+
 @with_model(output="table")
 def predict(
     state: StateFile,
     target: Annotated[
         list[str],
         typer.Argument(
-            metavar="INPUTS...",
+            metavar="INPUTS",
             help="Features: one .npz or .parquet with `features` and, as the frozen answer, "
             "`logits`. With --model images: a folder, image files, a .txt list of them, an .npz "
             "with `images`, or a published set. With --ray: one stream each, a folder or a .txt "
@@ -72,33 +111,11 @@ def predict(
     ],
     model: FrozenModel | None,
     make_model: MakeModel | None,
+    how: AdapterOptions,
+    reading: StreamOptions,
     key: KeyFile = None,
-    batch_size: BatchSize = 64,
-    tau: Tau = None,
     every: Every = None,
-    no_safeguards: NoSafeguards = False,
-    mechanism: MechanismOption = "auto",
-    gate: Annotated[
-        bool,
-        typer.Option(
-            "--gate/--no-gate",
-            help="Answer rejected batches with the frozen model, or adapt to them anyway.",
-        ),
-    ] = True,
-    shuffle: Annotated[
-        int | None,
-        typer.Option(
-            metavar="SEED",
-            min=0,
-            help="Shuffle the images with this seed, for transport of features.",
-            rich_help_panel=PANEL,
-        ),
-    ] = None,
-    skip_unreadable: SkipUnreadable = False,
     data_root: DataRoot = None,
-    allow_other_model: OtherModel = False,
-    allow_other_preprocessing: OtherPreprocessing = False,
-    limit: Annotated[int | None, limit_option("the first, or with --shuffle at random")] = None,
     larger: MaxOption = None,
     log: Annotated[
         Path | None,
@@ -113,23 +130,6 @@ def predict(
             metavar="ID", help="Name of the stream in the log. [default: OUT's, without suffix]"
         ),
     ] = None,
-    spreadsheet_safe: Annotated[
-        bool,
-        typer.Option(
-            "--spreadsheet-safe",
-            help="Put ' before .csv text that a spreadsheet would run as a formula (=, +, -, @). "
-            "By default text is written unchanged.",
-            rich_help_panel="The table",
-        ),
-    ] = False,
-    probabilities: Annotated[
-        bool,
-        typer.Option(
-            "--probabilities",
-            help="Add a probability column per class, p:LABEL.",
-            rich_help_panel="The table",
-        ),
-    ] = False,
     ray: RayOption = None,
     workers: Workers = None,
 ) -> None:
@@ -142,34 +142,16 @@ def predict(
     shuffles its data: its --in-order keeps this order.
     """
     limits = limits_of(larger)
-    if log is not None and not gate:
+    if log is not None and not reading.gate:
         raise CasterError("a log holds gated answers: drop --no-gate, or --log")
     if stream is not None and log is None:
         raise CasterError("--stream requires --log")
     if workers is not None and ray is None:
         raise CasterError("--workers requires --ray")
-    stream_id = table.stem if stream is None else stream
-    options: dict[str, Any] = {
-        "mechanism": mechanism,
-        "tau": tau,
-        "every": every,
-        "no_safeguards": no_safeguards,
-        "allow_other_model": allow_other_model,
-        "allow_other_preprocessing": allow_other_preprocessing,
-    }
-    reading: dict[str, Any] = {
-        "batch_size": batch_size,
-        "gate": gate,
-        "shuffle": shuffle,
-        "skip_unreadable": skip_unreadable,
-        "limit": limit,
-        "spreadsheet_safe": spreadsheet_safe,
-        "probabilities": probabilities,
-    }
     if ray is not None:
         if model is None or log is not None:
             raise CasterError("--ray needs images and --model, and takes no --log")
-        adapter = load_adapter(model, state, key, **options)
+        adapter = load_adapter(model, state, key, how, every)
         streams = [opened(path, data_root, limits, labelled=False) for path in target]
         from caster.adapt.ray_jobs import predict_streams
 
@@ -179,14 +161,15 @@ def predict(
                 adapter.state,
                 streams,
                 table,
-                adapter_options=adapter_options(**options),
+                adapter_options=how.arguments(every),
                 progress=progress,
-                **reading,
+                **vars(reading),
             )
         say_skipped([line for summary in found.values() for line in summary.unreadable])
         output.print(_streams_table(found))
         say(f"Written: {table}")
         return
+    logging = partial(_logging, log, table.stem if stream is None else stream)
     with progress_bar() as progress:
         if model is None:
             if len(target) > 1:
@@ -194,36 +177,28 @@ def predict(
             from caster import state as states
             from caster.adapt.prediction import predict_file
 
-            logged = None if log is None else states.load(state, key)
-            with _logging(log, stream_id, logged) as observe:
+            of_images = ("shuffle", "skip_unreadable")
+            with logging(None if log is None else states.load(state, key)) as observe:
                 summary = predict_file(
                     state,
                     features_path(target[0]),
                     table,
                     key=key,
-                    batch_size=batch_size,
-                    tau=tau,
-                    safeguards=not no_safeguards,
-                    mechanism=mechanism,
-                    gate=gate,
+                    tau=how.tau,
+                    safeguards=not how.no_safeguards,
+                    mechanism=how.mechanism,
                     limits=limits,
-                    limit=limit,
-                    spreadsheet_safe=spreadsheet_safe,
-                    probabilities=probabilities,
                     observe=observe,
                     progress=progress,
+                    **{name: x for name, x in vars(reading).items() if name not in of_images},
                 )
         else:
             from caster.adapt.prediction import predict_images
             from caster.io.prediction_table import check_table
 
-            check_table(table, spreadsheet_safe)  # before anything is said about the images
-            adapter = load_adapter(
-                model,
-                state,
-                key,
-                **options,
-            )
+            # Before anything is said about the images.
+            check_table(table, reading.spreadsheet_safe)
+            adapter = load_adapter(model, state, key, how, every)
             if every is not None and adapter.mechanism == "features":
                 raise CasterError(
                     "this adapter transports features, and {argument} is for layers: omit it",
@@ -233,20 +208,16 @@ def predict(
             images = opened(
                 target[0] if len(target) == 1 else several, data_root, limits, labelled=False
             )
-            if shuffle is None and adapter.mechanism == "features":
-                _warn_of_order(images, min(batch_size, limit or batch_size))
-            with _logging(log, stream_id, adapter.state) as observe:
+            if reading.shuffle is None and adapter.mechanism == "features":
+                size = reading.batch_size
+                _warn_of_order(images, min(size, reading.limit or size))
+            with logging(adapter.state) as observe:
                 summary = predict_images(
-                    adapter,
-                    images,
-                    table,
-                    **reading,
-                    observe=observe,
-                    progress=progress,
+                    adapter, images, table, observe=observe, progress=progress, **vars(reading)
                 )
     say_skipped(summary.unreadable)
     output.print(_summary_table(summary))
-    _say_outcome(summary, table, gate, shuffle)
+    _say_outcome(summary, table, reading.gate, reading.shuffle)
 
 
 @contextmanager

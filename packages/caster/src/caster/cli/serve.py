@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,14 +13,9 @@ import typer
 from caster.cli.console import say
 from caster.cli.inspect import KeyFile, StateFile
 from caster.cli.options import (
+    AdapterOptions,
     Every,
-    MechanismOption,
-    NoSafeguards,
-    OtherModel,
-    OtherPreprocessing,
     RayOption,
-    Tau,
-    adapter_options,
     of_cluster,
     on_cluster,
     panel,
@@ -36,32 +32,76 @@ if TYPE_CHECKING:
 network, of_streams, limit = map(panel, ("Network", "Streams", "Limits"))
 
 
+@dataclass(frozen=True)
+class ServerOptions:
+    """The options of `ServeOptions` that a user types as they are."""
+
+    host: Annotated[str, network("Address to listen on; 0.0.0.0: all.")] = "127.0.0.1"
+    http_port: Annotated[int, network("REST; 0: any free port.", min=0, max=65535)] = 8000
+    grpc_port: Annotated[int, network("gRPC; 0: any free port.", min=0, max=65535)] = 8001
+    token_file: Annotated[
+        Path | None, network("File with the bearer token of clients.", metavar="FILE")
+    ] = None
+    tls_cert: Annotated[Path | None, network("Certificate, for TLS.", metavar="PEM")] = None
+    tls_key: Annotated[Path | None, network("Its key.", metavar="PEM")] = None
+    batch: Annotated[
+        int, of_streams("Samples up to which waiting requests of a stream are joined.", min=1)
+    ] = 64
+    wait_ms: Annotated[
+        float,
+        of_streams(
+            "Milliseconds that a request waits for others of its stream to join it.",
+            "--wait",
+            min=0,
+            metavar="MS",
+        ),
+    ] = 0.0
+    snapshot_every: Annotated[
+        int,
+        of_streams(
+            "Batches of a stream between snapshots: as many are repeated after a crash.",
+            min=1,
+            metavar="N",
+        ),
+    ] = 64
+    idle_seconds: Annotated[
+        float,
+        of_streams(
+            "Write out a stream, and free its memory, after so long without a request.",
+            "--idle",
+            min=0,
+            metavar="SECONDS",
+        ),
+    ] = 300.0
+    streams: Annotated[int, limit("Streams in memory at a time.", min=1)] = 64
+    max_streams: Annotated[int, limit("Streams in the folder.", min=1)] = 10_000
+    request_mb: Annotated[
+        float, limit("Size of a request.", "--max-request", min=0.001, metavar="MB")
+    ] = 64.0
+    queue: Annotated[int, limit("Requests that wait at a time.", min=1)] = 256
+    verify_seconds: Annotated[
+        float,
+        limit(
+            "Check that the weights are unchanged, so often.", "--verify", min=1, metavar="SECONDS"
+        ),
+    ] = 300.0
+
+
 @with_model(output=None)
 def serve(
     state: StateFile,
     model: FrozenModel | None,
     make_model: MakeModel | None,
+    how: AdapterOptions,
+    server: ServerOptions,
     key: KeyFile = None,
     name: Annotated[
         str | None, typer.Option(help="Name of the model in requests. [default: its file's]")
     ] = None,
-    mechanism: MechanismOption = "auto",
-    tau: Tau = None,
     every: Every = None,
     frozen: Annotated[
         bool, typer.Option("--frozen", help="Answer with the frozen model only, to compare with.")
     ] = False,
-    no_safeguards: NoSafeguards = False,
-    allow_other_model: OtherModel = False,
-    allow_other_preprocessing: OtherPreprocessing = False,
-    host: Annotated[str, network("Address to listen on; 0.0.0.0: all.")] = "127.0.0.1",
-    http_port: Annotated[int, network("REST; 0: any free port.", min=0, max=65535)] = 8000,
-    grpc_port: Annotated[int, network("gRPC; 0: any free port.", min=0, max=65535)] = 8001,
-    token_file: Annotated[
-        Path | None, network("File with the bearer token of clients.", metavar="FILE")
-    ] = None,
-    tls_cert: Annotated[Path | None, network("Certificate, for TLS.", metavar="PEM")] = None,
-    tls_key: Annotated[Path | None, network("Its key.", metavar="PEM")] = None,
     folder: Annotated[
         Path | None,
         of_streams("Folder for the streams' files. [default: STATE.streams]", metavar="FOLDER"),
@@ -74,41 +114,6 @@ def serve(
         ),
     ] = None,
     no_logs: Annotated[bool, of_streams("Log nothing: no /monitor.", "--no-logs")] = False,
-    batch: Annotated[
-        int, of_streams("Samples up to which waiting requests of a stream are joined.", min=1)
-    ] = 64,
-    wait: Annotated[
-        float,
-        of_streams(
-            "Milliseconds that a request waits for others of its stream to join it.",
-            min=0,
-            metavar="MS",
-        ),
-    ] = 0.0,
-    snapshot_every: Annotated[
-        int,
-        of_streams(
-            "Batches of a stream between snapshots: as many are repeated after a crash.",
-            min=1,
-            metavar="N",
-        ),
-    ] = 64,
-    idle: Annotated[
-        float,
-        of_streams(
-            "Write out a stream, and free its memory, after so long without a request.",
-            min=0,
-            metavar="SECONDS",
-        ),
-    ] = 300.0,
-    streams: Annotated[int, limit("Streams in memory at a time.", min=1)] = 64,
-    max_streams: Annotated[int, limit("Streams in the folder.", min=1)] = 10_000,
-    max_request: Annotated[float, limit("Size of a request.", min=0.001, metavar="MB")] = 64.0,
-    queue: Annotated[int, limit("Requests that wait at a time.", min=1)] = 256,
-    verify: Annotated[
-        float,
-        limit("Check that the weights are unchanged, so often.", min=1, metavar="SECONDS"),
-    ] = 300.0,
     ray: RayOption = None,
     replicas: Annotated[
         int | None,
@@ -135,35 +140,14 @@ def serve(
     from caster.serve import serve as run
     from caster.state import load
 
-    given = adapter_options(
-        every,
-        no_safeguards,
-        mechanism=mechanism,
-        tau=tau,
-        allow_other_model=allow_other_model,
-        allow_other_preprocessing=allow_other_preprocessing,
-    )
+    given = how.arguments(every)
     adapter = Adapter(model, load(state, key), **given)
     options = ServeOptions(
         name=name or default_name(model.name),
         folder=folder or state.with_name(f"{state.name}.streams"),
-        host=host,
-        http_port=http_port,
-        grpc_port=grpc_port,
-        batch=batch,
-        wait_ms=wait,
-        streams=streams,
-        max_streams=max_streams,
-        idle_seconds=idle,
-        snapshot_every=snapshot_every,
-        request_mb=max_request,
-        queue=queue,
-        verify_seconds=verify,
-        token_file=token_file,
-        tls_cert=tls_cert,
-        tls_key=tls_key,
         frozen=frozen,
         logs=None if no_logs else logs or state.with_name(f"{state.name}.logs"),
+        **vars(server),
     )
     logging.getLogger("asyncio").setLevel(logging.ERROR)
 

@@ -16,12 +16,12 @@ from caster.config import DEFAULT_LIMITS, Limits
 from caster.errors import CasterError
 from caster.io.feature_files import NpzFile
 from caster.io.files import stat_digest
-from caster.io.image_files import ImageArray
-from caster.io.labels import Labels, as_labels, encode, is_by_class, unique_labels
+from caster.io.image_files import ImageArray, Images
+from caster.io.labels import Labels, as_labels, encode, unique_labels
 
 
 @dataclass(frozen=True, eq=False)
-class ArrayImages:
+class ArrayImages(Images):
     """Many images per file.
 
     >>> pixels = np.zeros((2, 4, 4, 3), dtype=np.uint8)
@@ -41,18 +41,10 @@ class ArrayImages:
     skipped: Sequence[str] = ()
 
     @cached_property
-    def by_class(self) -> bool:
-        """Whether the images are sorted by class."""
-        return is_by_class(self.labels)
-
-    @cached_property
     def sha256(self) -> str:
         """Digest of the names, sizes and times of the files, and of the share."""
         extra = [self.share] if self.share else []
         return stat_digest(((file.name, file) for file in self.files), *extra)
-
-    def __len__(self) -> int:
-        return len(self.names)
 
     def read(self, index: int) -> ImageArray:
         """Return one image."""

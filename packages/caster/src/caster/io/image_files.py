@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -124,8 +125,53 @@ def _rgb(image: Image) -> ImageArray:
     return np.asarray(image.convert("RGB"))
 
 
+class Images(ABC):
+    """A sequence of images, read on access.
+
+    Attributes
+    ----------
+    name : display name, a path or "cifar10:test".
+    names : one per image, a path as the user would recognise it or "images.npz[17]".
+    labels : (N,), one per image; None if unknown.
+    classes : (C,), the labels in the assumed order of the model's outputs: sorted folder names, the
+        publisher's order for a named set, the `classes` of an .npz file or its sorted labels.
+    limits : bounds on the size of one image, decoded and resized.
+    skipped : files of a folder that are not images.
+    """
+
+    name: str
+    names: Sequence[str]
+    labels: Labels | None
+    classes: Labels | None
+    limits: Limits
+    skipped: Sequence[str]
+
+    @cached_property
+    def by_class(self) -> bool:
+        """Whether the images are sorted by class: batches in this order have few classes."""
+        return is_by_class(self.labels)
+
+    @property
+    @abstractmethod
+    def sha256(self) -> str:
+        """Digest of names, sizes and times of files, and of labels.
+
+        Computed without reading an image, so that a second fit on the same images reads none.
+        """
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @abstractmethod
+    def read(self, index: int) -> ImageArray:
+        """Return one image, or raise UnreadableImage; thread-safe.
+
+        A damaged file of many images raises a plain CasterError: none of them can be read.
+        """
+
+
 @dataclass(frozen=True, eq=False)
-class FileImages:
+class FileImages(Images):
     """One file per image, decoded on access.
 
     >>> images = FileImages("images", Path("/images"), ("cat/1.jpg",), np.array(["cat"]))
@@ -142,19 +188,11 @@ class FileImages:
     skipped: Sequence[str] = ()  # files that are not images, and hidden folders with a slash
 
     @cached_property
-    def by_class(self) -> bool:
-        """Whether the images are sorted by class."""
-        return is_by_class(self.labels)
-
-    @cached_property
     def sha256(self) -> str:
         """Digest of the path, size and times of every file, in this order, and of the labels."""
         files = ((name, self.root / name) for name in self.names)
         extra = (x if x is None else x.tolist() for x in (self.labels, self.classes))
         return stat_digest(files, *extra)
-
-    def __len__(self) -> int:
-        return len(self.names)
 
     def part(self, rows: NDArray[np.intp]) -> FileImages:
         """Some of the images, with a digest of their own."""

@@ -1,4 +1,4 @@
-"""Any source of images, behind one protocol."""
+"""Open any source of images."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Protocol
 
 from caster.config import DEFAULT_LIMITS, Limits
 from caster.errors import CasterError
@@ -15,75 +14,15 @@ from caster.io.image_arrays import open_npz
 from caster.io.image_files import (
     FileImages,
     ImageArray,
+    Images,
     UnreadableImage,
     formats,
     open_files,
     open_folder,
     open_list,
 )
-from caster.io.labels import Labels
 
 __all__ = ["ImageArray", "Images", "UnreadableImage", "open_images"]
-
-
-class Images(Protocol):
-    """A sequence of images, read on access."""
-
-    @property
-    def name(self) -> str:
-        """Display name: a path, or "cifar10:test"."""
-        ...
-
-    @property
-    def names(self) -> Sequence[str]:
-        """One per image: a path as the user would recognise it, or "images.npz[17]"."""
-        ...
-
-    @property
-    def labels(self) -> Labels | None:  # (N,)
-        """One per image; None if unknown."""
-        ...
-
-    @property
-    def classes(self) -> Labels | None:  # (C,)
-        """The labels in the assumed order of the model's outputs.
-
-        Sorted folder names; the publisher's order for a named set; for an .npz file its `classes`,
-        or the sorted labels.
-        """
-        ...
-
-    @property
-    def by_class(self) -> bool:
-        """Whether the images are sorted by class: batches in this order have few classes."""
-        ...
-
-    @property
-    def sha256(self) -> str:
-        """Digest of names, sizes and times of files, and of labels.
-
-        Computed without reading an image, so that a second fit on the same images reads none.
-        """
-        ...
-
-    @property
-    def skipped(self) -> Sequence[str]:
-        """Files of a folder that are not images."""
-        ...
-
-    @property
-    def limits(self) -> Limits:
-        """Bounds on the size of one image, decoded and resized."""
-        ...
-
-    def __len__(self) -> int: ...
-
-    def read(self, index: int) -> ImageArray:
-        """Return one image, or raise UnreadableImage; thread-safe.
-
-        A damaged file of many images raises a plain CasterError: none of them can be read.
-        """
-        ...
 
 
 def open_images(

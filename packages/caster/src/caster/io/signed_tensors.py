@@ -67,7 +67,7 @@ def key_bytes(key: Key) -> bytes:
 
 
 def write(arrays: Arrays, metadata: Texts, path: AnyPath, key: Key | None = None) -> None:
-    """Write a file atomically, signed if there is a key."""
+    """Write a file atomically, signed if there is a key: the same bytes for the same content."""
     digest = content_digest(arrays, metadata)
     metadata = metadata | {DIGEST: digest}
     if key is not None:
@@ -78,8 +78,9 @@ def write(arrays: Arrays, metadata: Texts, path: AnyPath, key: Key | None = None
             f"cannot write {path}: its labels and other metadata take more than "
             f"{HEADER_BYTES >> 20} MiB: use shorter labels"
         )
-    with replacing(path) as temporary:
-        temporary.write_bytes(content)
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        file.write(_ordered_header(content))
+        file.write(memoryview(content)[8 + _header_bytes(content) :])
 
 
 def read(
@@ -128,6 +129,15 @@ def read(
 def _signature(key: Key, digest: str) -> str:
     """Compute the HMAC-SHA256 of a content digest."""
     return hmac.digest(key_bytes(key), digest.encode(), "sha256").hex()
+
+
+def _ordered_header(content: bytes) -> bytes:
+    """The header with sorted metadata, which safetensors writes in a hash table's random order."""
+    header = json.loads(content[8 : 8 + _header_bytes(content)])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # arrays are aligned
+    return len(text).to_bytes(8, "little") + text
 
 
 def _header_bytes(content: bytes) -> int:

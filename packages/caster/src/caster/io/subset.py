@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from caster.config import Limits
 from caster.errors import CasterError
 from caster.io.feature_files import FeatureFile
 from caster.io.images import ImageArray, Images
-from caster.io.labels import Labels, encode, is_by_class, unique_labels
+from caster.io.labels import Labels, encode, unique_labels
 
 Rows = NDArray[np.intp]  # (n,), increasing
 
@@ -75,37 +72,15 @@ def some_features(file: FeatureFile, rows: Rows) -> FeatureFile:
     return file if len(rows) == file.rows else FeatureSubset(file, rows)
 
 
-@dataclass(frozen=True, eq=False)
-class ImageSubset:
+class ImageSubset(Images):
     """Some of the images of a source."""
 
-    whole: Images
-    rows: Rows
-
-    @property
-    def name(self) -> str:
-        """Name of the whole source."""
-        return self.whole.name
-
-    @cached_property
-    def names(self) -> Sequence[str]:
-        """One per image."""
-        return [self.whole.names[row] for row in self.rows]
-
-    @cached_property
-    def labels(self) -> Labels | None:
-        """One per image; None without labels."""
-        return None if self.whole.labels is None else self.whole.labels[self.rows]
-
-    @property
-    def classes(self) -> Labels | None:
-        """Classes of the whole source, which correspond to the model's outputs."""
-        return self.whole.classes
-
-    @cached_property
-    def by_class(self) -> bool:
-        """Whether the images are sorted by class."""
-        return is_by_class(self.labels)
+    def __init__(self, whole: Images, rows: Rows) -> None:
+        self.whole, self.rows = whole, rows
+        self.name, self.skipped, self.limits = whole.name, whole.skipped, whole.limits
+        self.names = [whole.names[row] for row in rows]
+        self.labels = None if whole.labels is None else whole.labels[rows]
+        self.classes = whole.classes  # they correspond to the model's outputs
 
     @cached_property
     def sha256(self) -> str:
@@ -113,45 +88,17 @@ class ImageSubset:
         rows = self.rows.astype("<i8").tobytes()
         return hashlib.sha256(self.whole.sha256.encode() + rows).hexdigest()
 
-    @property
-    def skipped(self) -> Sequence[str]:
-        """Files of the folder that are not images."""
-        return self.whole.skipped
-
-    @property
-    def limits(self) -> Limits:
-        """Bounds on the size of one image."""
-        return self.whole.limits
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
     def read(self, index: int) -> ImageArray:
         """Read one image."""
         return self.whole.read(int(self.rows[index]))
 
 
-@dataclass(frozen=True, eq=False)
 class FeatureSubset:
     """Some of the rows of a feature file."""
 
-    whole: FeatureFile
-    chosen: Rows
-
-    @property
-    def path(self) -> Path:
-        """Path of the whole file."""
-        return self.whole.path
-
-    @property
-    def rows(self) -> int:
-        """Number of rows."""
-        return len(self.chosen)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the arrays."""
-        return self.whole.names
+    def __init__(self, whole: FeatureFile, chosen: Rows) -> None:
+        self.whole, self.chosen = whole, chosen
+        self.path, self.names, self.rows = whole.path, whole.names, len(chosen)
 
     def read(self, name: str) -> NDArray[Any]:
         """Read these rows of an array."""

@@ -15,7 +15,6 @@ from caster.report.digits_demo import ANSWERS, WHITE, batch_images, explained, s
 from caster.report.figures import (
     LINE_STYLES,
     VERDICTS,
-    CertificateAxis,
     dress,
     kind_of,
     legend,
@@ -130,7 +129,7 @@ def three_streams(canvas: Canvas, results: Results, ink: str) -> None:
         for i, batch in zip(numbers, batches, strict=True):
             colour, marker = VERDICTS[kind_of(batch.verdict.reason)]
             axes.plot(i, -0.06, marker, color=colour, ms=4.5)
-        axes.set_xlabel("batch, its verdict above", color=ink)
+        axes.set_xlabel("batch (mark: verdict)", color=ink)
         axes.set_ylim(-0.12, 1.02)
         axes.set_yticks([0, 0.25, 0.5, 0.75, 1.0])
         axes.yaxis.set_major_formatter(PercentFormatter(1))
@@ -180,30 +179,16 @@ def _severity_panel(axes: Axes, streams: list[Stream], ink: str) -> None:
 def certificate_against_gain(canvas: Canvas, results: Results, ink: str) -> None:
     """Plot the gain of adaptation over the frozen head against the certificate."""
     axes = canvas.subplots()
-    axis = figures.certificate_against_gain(
-        axes, _batches(results), results.settings.tau, "frozen", TERMS, ink
-    )
-    if results.costs is not None:
-        _annotate(axes, "gains lost", results.costs.stream, axis, (0.5, 0.97), ink)
-    _annotate(axes, "losses prevented", results.acts[-1].stream, axis, (0.02, 0.03), ink)
+    tau = results.settings.tau
+    figures.certificate_against_gain(axes, _batches(results), tau, "frozen", TERMS, ink)
+    for height, words in ((0.97, "rejected: gains lost"), (0.03, "rejected: losses prevented")):
+        axes.annotate(
+            words,
+            (tau, height),
+            xytext=(10, 0),
+            xycoords=axes.get_xaxis_transform(),
+            textcoords="offset points",
+            color=ink,
+            va="center",
+        )
     canvas.legend(ncols=3, **legend(ink))
-
-
-def _annotate(
-    axes: Axes,
-    words: str,
-    stream: Stream,
-    axis: CertificateAxis,
-    corner: tuple[float, float],
-    ink: str,
-) -> None:
-    """Draw an arrow from a corner of the axes to the centre of a stream."""
-    axes.annotate(
-        f"{words}:\n{stream.words}",
-        (axis.position(stream.ratio), stream.accuracy("ungated") - stream.accuracy("frozen")),
-        corner,
-        textcoords="axes fraction",
-        color=ink,
-        va="top" if corner[1] > 0.5 else "bottom",
-        arrowprops={"arrowstyle": "->", "color": ink, "shrinkB": 4},
-    )

@@ -10,11 +10,11 @@ import os
 import tempfile
 import warnings
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 from typing import Any, Literal
 
 import numpy as np
@@ -28,11 +28,10 @@ from caster.adapt.adapter import Adapter
 from caster.adapt.fitting import fit
 from caster.adapt.layer_passes import LayerSettings
 from caster.core.threads import one_blas_thread
-from caster.core.verdict import Reason
 from caster.errors import CasterError
 from caster.models.wrap import wrap
 from caster.report import check_can_draw
-from caster.report.evaluation_results import Batch, in_points
+from caster.report.evaluation_results import Batch, Judged, in_points
 from caster.report.mechanism import LAYER_REASONS
 
 Floats = NDArray[np.float64]
@@ -94,10 +93,8 @@ class Network:
 
     def save(self, path: Path) -> None:
         """Write the perceptron as an ONNX file that takes `inputs`."""
-        try:
-            from onnx import TensorProto, helper, numpy_helper, save_model
-        except ImportError:
-            raise CasterError("the demo needs onnx: pip install 'caster-tta[onnx]'") from None
+        from onnx import TensorProto, helper, numpy_helper, save_model
+
         nodes = [helper.make_node("Flatten", ["images"], ["h0"])]
         arrays = []
         for i, pair in enumerate(zip(self.weights, self.biases, strict=True)):
@@ -228,7 +225,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Stream(Plan):
+class Stream(Plan, Judged):
     """All target digits once, as planned, and the verdicts and scores on them."""
 
     batches: tuple[Batch, ...]
@@ -237,21 +234,6 @@ class Stream(Plan):
         """Accuracy of one of `ANSWERS`."""
         right = sum(batch.right[classifier] for batch in self.batches)
         return right / sum(batch.size for batch in self.batches)
-
-    @property
-    def acceptance(self) -> float:
-        """Share of batches accepted."""
-        return self.reasons.get("accepted", 0) / len(self.batches)
-
-    @property
-    def ratio(self) -> float:
-        """Median certificate r_t; infinite if most batches have no confident sample."""
-        return median(batch.verdict.ratio for batch in self.batches)
-
-    @property
-    def reasons(self) -> dict[Reason, int]:
-        """Number of batches per reason, most frequent first."""
-        return dict(Counter(batch.verdict.reason for batch in self.batches).most_common())
 
 
 PLANS: tuple[Plan, ...] = (
@@ -367,16 +349,16 @@ class Results:
             Story(
                 "Shifted by haze",
                 hazy,
-                f"Haze costs the frozen network {100 * harm:.1f} points, and adaptation brings "
-                f"{-100 * _loss(hazy):.1f} of them back. The verdict {_decisions(hazy)}.",
+                f"Haze costs the frozen network {100 * harm:.1f} points, and adaptation recovers "
+                f"{-100 * _loss(hazy):.1f} of them. The verdict {_decisions(hazy)}.",
             ),
             Story(
                 "Clean, sorted by class",
                 ordered,
-                "To a perceptron this shallow a batch of one or two classes looks shifted, and "
-                f"adaptation would cost {100 * _loss(ordered):.1f} points; deep networks gain on "
-                f"such streams. The verdict {_decisions(ordered)}, and "
-                f"{ordered.accuracy('gated'):.1%} of the answers returned are right.",
+                "To a network this shallow, a batch of one or two classes looks like a shift, and "
+                f"adapting would cost {100 * _loss(ordered):.1f} points; deep networks gain on "
+                f"such streams. The verdict {_decisions(ordered)}, and the answers returned have "
+                f"{ordered.accuracy('gated'):.1%} accuracy.",
             ),
         )
 
@@ -388,8 +370,8 @@ class Results:
         saved = ordered.accuracy("gated") - ordered.accuracy("ungated")
         return (
             f"Adaptation recovers {100 * gained:.0f} points of accuracy in {shifted.shift}. On a "
-            f"stream sorted by class, so shallow a network would lose {100 * saved:.0f}, and the "
-            "verdict prevents it."
+            f"stream sorted by class it would cost so shallow a network {100 * saved:.0f} points, "
+            "and the verdict prevents that."
         )
 
     @property
@@ -435,15 +417,12 @@ def _loss(stream: Stream) -> float:
 
 
 def _decisions(stream: Stream) -> str:
-    """How many batches a verdict accepted, or why it rejected them."""
-    rejected = {reason: n for reason, n in stream.reasons.items() if reason != "accepted"}
-    n, total = sum(rejected.values()), len(stream.batches)
+    """How many batches a verdict accepted or rejected."""
+    total = len(stream.batches)
+    n = total - stream.reasons.get("accepted", 0)
     if n == 0:
         return f"accepts all {total} batches"
-    counts = [
-        f"{LAYER_REASONS[r]}{'' if len(rejected) == 1 else f': {c}'}" for r, c in rejected.items()
-    ]
-    return f"rejects {'all' if n == total else f'{n} of'} {total} batches ({', '.join(counts)})"
+    return f"rejects {'all' if n == total else f'{n} of'} {total} batches"
 
 
 def explained(batch: Batch, settings: LayerSettings) -> str:
@@ -451,16 +430,27 @@ def explained(batch: Batch, settings: LayerSettings) -> str:
     verdict = batch.verdict
     ratio = f"{verdict.ratio:.2f}" if math.isfinite(verdict.ratio) else "unbounded"
     compared = (
-        "The certificate compares the frozen network's answers with the aligned network's, by how "
-        f"sure they are and how evenly they use the classes. It is {ratio}, and at most "
-        f"{settings.tau:g} is accepted. "
+        "The certificate weighs the frozen network's answers against the aligned network's: how "
+        "confident they are, and how evenly they use the classes. "
     )
     if verdict.accepted:
-        return f"{compared}So the adaptation is supported, and the adapted answers are returned."
-    return (
-        f"{compared}The batch is rejected: {LAYER_REASONS[verdict.reason]}. The frozen network's "
-        "own answers are returned, bit for bit."
-    )
+        return (
+            f"{compared}Its ratio is {ratio}, within the limit of {settings.tau:g}: the adapted "
+            "answers are returned."
+        )
+    why = LAYER_REASONS[verdict.reason]
+    if verdict.reason == "ratio":
+        why = f"its ratio is {ratio}, above the limit of {settings.tau:g}"
+    return f"{compared}Here {why}: the frozen network's own answers are returned, bit for bit."
+
+
+def check_can_run() -> None:
+    """Raise if a library of the demo or of its page is missing, naming all of them."""
+    libraries = ("onnx", "onnxruntime", "matplotlib", "jinja2")
+    missing = [library for library in libraries if find_spec(library) is None]
+    if missing:
+        needs = ", ".join(missing)
+        raise CasterError(f"the demo needs {needs}: pip install 'caster-tta[onnx,report]'")
 
 
 def write_page(results: Results, path: str | os.PathLike[str]) -> None:

@@ -74,6 +74,27 @@ class Batch:
         return self.accuracy("ungated") - self.accuracy(baseline)
 
 
+class Judged:
+    """Batches of a stream with their verdicts."""
+
+    batches: tuple[Batch, ...]
+
+    @property
+    def acceptance(self) -> float:
+        """Share of batches accepted."""
+        return self.reasons.get("accepted", 0) / len(self.batches)
+
+    @property
+    def reasons(self) -> dict[Reason, int]:
+        """Number of batches per reason, most frequent first."""
+        return dict(Counter(batch.verdict.reason for batch in self.batches).most_common())
+
+    @property
+    def ratio(self) -> float:
+        """Median certificate; infinite if most batches have none."""
+        return median(batch.verdict.ratio for batch in self.batches)
+
+
 @dataclass(frozen=True)
 class ClassScore:
     """Correct answers of the baseline and of the gated mechanism on one class."""
@@ -85,7 +106,7 @@ class ClassScore:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(Judged):
     """Everything that `evaluate` measures."""
 
     name: str  # what was evaluated
@@ -123,25 +144,10 @@ class Evaluation:
         return self.scores["gated"].accuracy - self.scores[self.baseline].accuracy
 
     @property
-    def acceptance(self) -> float:
-        """Share of batches accepted."""
-        return self.reasons.get("accepted", 0) / len(self.batches)
-
-    @property
     def tau(self) -> float:
         """Largest accepted certificate."""
         own = self.mechanism.settings
         return self.settings.tau if own is None else float(own["tau"])
-
-    @property
-    def reasons(self) -> dict[Reason, int]:
-        """Number of batches per reason, most frequent first."""
-        return dict(Counter(batch.verdict.reason for batch in self.batches).most_common())
-
-    @property
-    def ratio(self) -> float:
-        """Median certificate; infinite if most batches have none."""
-        return median(batch.verdict.ratio for batch in self.batches)
 
     @property
     def conclusion(self) -> str:
@@ -150,6 +156,12 @@ class Evaluation:
         Decided on the rounded figures that it prints.
         """
         adapted, baseline = self.mechanism.noun, noun(self.baseline)
+        if self.collapse is not None and 1 - self.acceptance > MOST:
+            return (
+                f"The model fails here: {self.collapse}. The answers of {baseline} collapsed, and "
+                f"the gate kept them in {1 - self.acceptance:.0%} of the batches. "
+                f"{self._without_the_gate()}"
+            )
         if not self.reasons.get("accepted", 0):
             return (
                 "It makes no difference here: the gate rejects every batch, and every answer is "

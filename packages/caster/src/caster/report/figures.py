@@ -38,7 +38,7 @@ class Terms:
 
     >>> Terms("transport", "for coverage", "no confident sample").kinds["uncovered"]
     'rejected for coverage'
-    >>> list(Terms("layer transport", None, "no doubt without it").kinds)
+    >>> list(Terms("mixture transport", None, "no doubt without it").kinds)
     ['accepted', 'ratio']
     """
 
@@ -176,7 +176,7 @@ class CertificateAxis:
 
 def certificate_against_gain(
     axes: Axes, batches: Sequence[Batch], tau: float, baseline: str, terms: Terms, ink: str
-) -> CertificateAxis:
+) -> None:
     """Plot the ungated gain over a baseline against the certificate, one point per batch."""
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
@@ -193,7 +193,7 @@ def certificate_against_gain(
             s=[4 + 26 * batches[i].size / largest for i in chosen] or 30,
             c=colour,
             marker=marker,
-            alpha=0.6,
+            alpha=0.75,
             linewidths=0,
             label=f"{words} ({len(chosen):,})",
             rasterized=len(batches) > MANY,
@@ -209,7 +209,6 @@ def certificate_against_gain(
     top = axes.get_xaxis_transform()
     axes.text(tau, 1.01, f"τ = {tau:g}", color=ink, ha="center", transform=top)
     dress(axes, ink)
-    return axis
 
 
 def certificate_in_words(batches: Sequence[Batch], baseline: str, terms: Terms) -> str:
