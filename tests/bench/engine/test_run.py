@@ -84,6 +84,16 @@ def test_the_cells_of_some_backbones_alone(tmp_path, checkpoints, small):
     assert (both.cells, both.rejected, both.already) == (6, 6, 6)
 
 
+def test_the_cells_of_some_methods_alone(tmp_path, checkpoints, small):
+    sweep, out = sweep_of(tmp_path, SMALL), tmp_path / "out"
+    with pytest.raises(CasterError, match="no method of small called 'tant': did you mean 'tent'"):
+        run_inline(sweep, out, checkpoints, methods=["tant"])
+    summary, executor = run_inline(sweep, out, checkpoints, methods=["tent"])
+    done = {spec.method for task in executor.performed for spec in task.specs}
+    assert (summary.cells, done) == (2, {"tent"})
+    assert contents(out).items() <= contents(small[1]).items()
+
+
 def test_a_plan_of_some_backbones(tmp_path):
     path = tmp_path / "small.toml"
     path.write_text(SMALL + ABSENT)

@@ -279,6 +279,34 @@ def test_another_result_of_a_cell_is_rejected(out, pack, tmp_path):
         merged(pack, out, tmp_path / "again")
 
 
+def test_a_later_revision_of_a_method_replaces_its_cells(out, pack, tmp_path):
+    """The checkpoint's file may have other bytes, as long as its moments are the same."""
+    admission = read_admission(out / "sources" / "r18--digits.json")
+    write_admission(out, replace(admission, checkpoint="a" * 64))
+    changed = set()
+    for folder in scan(out).cells:
+        record = read(folder)
+        if record.spec.backbone != "r18":
+            continue
+        identity = record.cell.identity | {"checkpoint": "a" * 64}
+        if record.spec.method == "caster":
+            identity |= {"revision": 7}
+            changed.add(record.spec)
+        shutil.rmtree(folder)
+        cell = replace(record.cell, identity=identity)
+        write(cells_of(out), cell, record.samples, record.batches)
+    part = parts_of(pack, out)[0]
+    assert part.added.keys() == changed
+    assert not part.both.keys() & changed
+    later = merged(pack, out, tmp_path / "later")
+    found = {read(row).spec: read(row).cell.identity for row in scan(later).rows}
+    assert {spec for spec, identity in found.items() if identity.get("revision") == 7} == changed
+    assert len(found) == len(scan(pack).rows)
+    earlier = merged(later, pack, tmp_path / "earlier")  # an older revision changes nothing
+    path = "r18--digits.parquet"
+    assert (earlier.folder / path).read_bytes() == (later.folder / path).read_bytes()
+
+
 def test_a_cell_that_was_made_otherwise_is_rejected(out, pack, tmp_path):
     """The same cell of the sweep under another key: defaults changed, for one."""
     folder = next(path for path in scan(out).cells if read(path).samples is not None)

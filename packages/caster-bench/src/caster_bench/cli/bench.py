@@ -16,7 +16,7 @@ from rich.text import Text
 from caster.cli.console import PlainConsole, counted, errors, new_table, output, say
 from caster.cli.options import DataRoot
 from caster.errors import CasterError
-from caster_bench.cli.bench_options import Backbones, Only, Root, Runs, SweepFile
+from caster_bench.cli.bench_options import Backbones, Methods, Only, Root, Runs, SweepFile
 
 if TYPE_CHECKING:
     from caster_bench.engine.executors import Executor
@@ -45,6 +45,7 @@ def plan(
     data_root: DataRoot = None,
     only: Only = None,
     backbone: Backbones = None,
+    method: Methods = None,
     cells: Annotated[bool, typer.Option("--cells", help="List every cell.")] = False,
 ) -> None:
     """List the cells of a sweep: which have a record, and what the others are expected to cost.
@@ -56,7 +57,7 @@ def plan(
     from caster_bench.engine.plan import Costs, groups_of, make_plan
 
     known, context = _open(sweep, out, root, data_root, select_devices(None)[0])
-    made = make_plan(known, context, only, backbones=backbone or ())
+    made = make_plan(known, context, only, backbones=backbone or (), methods=method or ())
     show_plan(made, Costs(made), list(groups_of(made.missing)), by_cell=cells)
 
 
@@ -67,6 +68,7 @@ def run(
     data_root: DataRoot = None,
     only: Only = None,
     backbone: Backbones = None,
+    method: Methods = None,
     workers: Annotated[
         int | None,
         typer.Option(min=1, help="Processes. [default: one per core; up to 6 per GPU]"),
@@ -99,7 +101,9 @@ def run(
     first, start = _executor(executor, device, workers, address)
     known, context = _open(sweep, out, root, data_root, first)
     with live_progress() as watch:
-        summary = run_sweep(known, context, lambda: start(context), watch, only, backbone or ())
+        summary = run_sweep(
+            known, context, lambda: start(context), watch, only, backbone or (), method or ()
+        )
     show_summary(summary, context.out)
     if summary.failures:
         raise typer.Exit(1)

@@ -29,3 +29,11 @@ Backbones = Annotated[
         "The others need not exist and are not rejected.",
     ),
 ]
+Methods = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--method",
+        metavar="NAME",
+        help="Only the cells of this method, with any settings; repeat it for several.",
+    ),
+]

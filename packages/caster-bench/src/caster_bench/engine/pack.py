@@ -43,7 +43,9 @@ from caster_bench.sweeps.spec import Spec
 
 LOCK, NEW = f".lock{TEMPORARY}", f".new{TEMPORARY}"  # in the pack's folder while it is written
 NAMED = 3  # cells named in an error; the rest are counted
-LOCAL = ("seen", "files")  # fields of an admission that differ between machines
+# Fields of an admission that may differ. Equal weights may lie in files of different bytes: the
+# moments, which must be equal, belong to the weights.
+LOCAL = ("seen", "files", "checkpoint")
 Cells = dict[Spec, tuple[Cell, Location]]
 
 
@@ -68,9 +70,10 @@ def pack(
 ) -> tuple[Outcome | None, list[Problem]]:
     """Add the cells of a run that a pack lacks, or return what is wrong and change nothing.
 
-    The run may cover part of the sweep; what run and pack hold together must verify. The new files
-    themselves are verified and then moved into place one by one, so every file is complete at any
-    time and an interrupted command can be repeated.
+    Cells made by a later revision of their method replace packed ones. The run may cover part of
+    the sweep; what run and pack hold together must verify. The new files themselves are verified
+    and then moved into place one by one, so every file is complete at any time and an interrupted
+    command can be repeated.
     """
     if not scan(out).records:
         raise CasterError(f"no records in {out}")
@@ -186,9 +189,10 @@ class Part:
 def parts_of(pack: Pack, out: Records) -> list[Part]:
     """Plan a pack with the records of a run or of another pack added; no table is read.
 
-    For a cell that both have, the pack's record is kept. A refused backbone is replaced as a whole,
-    since its cells only say that something was missing: in the pack, by what the run has; in the
-    run, if it lacked a checkpoint, by what the pack has.
+    Of a cell that both have, the later revision of its method is kept, and the pack's record if it
+    is the same. A refused backbone is replaced as a whole, since its cells only say that something
+    was missing: in the pack, by what the run has; in the run, if it lacked a checkpoint, by what
+    the pack has.
     """
     ours: dict[str, Cells] = defaultdict(dict)
     for where in scan(out).records:
@@ -215,15 +219,34 @@ def _part(path: Path, out: Records, ours: Cells) -> Part:
             f"{path} and the records in {out} differ in {', '.join(unlike)}: "
             "delete that file if it is out of date, and pack again"
         )
-    both = {spec: own for spec, own in ours.items() if spec in theirs}
-    for spec, (cell, where) in both.items():
-        if key_of(cell.identity) != key_of(theirs[spec][0].identity):
+    both: Cells = {}
+    added: Cells = {}
+    for spec, (cell, where) in ours.items():
+        if spec not in theirs:
+            added[spec] = cell, where
+            continue
+        old, row = theirs[spec]
+        if not _same_inputs(cell, old):
             raise CasterError(
                 f"{spec.full} in {where} was run with other settings or inputs than "
-                f"{theirs[spec][1]}: delete {path} if it is out of date, and pack again"
+                f"{row}: delete {path} if it is out of date, and pack again"
             )
-    added = {spec: own for spec, own in ours.items() if spec not in theirs}
-    return Part(path, packed, theirs, added, both)
+        if _revision(cell) > _revision(old):
+            added[spec] = cell, where
+        elif _revision(cell) == _revision(old):
+            both[spec] = cell, where
+    kept = {spec: own for spec, own in theirs.items() if spec not in added}
+    return Part(path, packed, kept, added, both)
+
+
+def _same_inputs(one: Cell, other: Cell) -> bool:
+    """Whether two cells differ at most in the revision of their method and in checkpoint files."""
+    ignored = {"revision": None, "checkpoint": None}
+    return key_of(one.identity | ignored) == key_of(other.identity | ignored)
+
+
+def _revision(cell: Cell) -> int:
+    return int(cell.identity.get("revision", 1))
 
 
 def _packed(path: Path) -> Cells:
@@ -296,7 +319,9 @@ def _check_both(part: Part) -> None:
         kept, row = part.kept[spec]
         if cell.tables == kept.tables and _words(cell) == _words(kept):
             continue
-        if not same(_parts(row), _parts(where)):
+        own, samples, batches = _parts(where)
+        own = replace(own, identity=kept.identity)  # equal up to the checkpoint's file
+        if not same(_parts(row), (own, samples, batches)):
             raise CasterError(
                 f"{where} disagrees with the packed result of the same cell: find out why two "
                 "runs differ"

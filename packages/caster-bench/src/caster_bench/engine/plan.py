@@ -76,10 +76,11 @@ def make_plan(
     only: str | None = None,  # a study
     known: Mapping[Pair, Admission | None] | None = None,  # admissions decided before
     backbones: Sequence[str] = (),  # empty: all
+    methods: Sequence[str] = (),  # likewise
 ) -> Plan:
     """Compare a sweep with the folder of its run, without running or writing anything."""
     check_settings(sweep.cells)
-    wanted = list(select(sweep, only, backbones).cells)
+    wanted = list(select(sweep, only, backbones, methods).cells)
     pairs = dict.fromkeys((spec.backbone, spec.data) for spec in sweep.cells)
     digests: dict[str, str] = {}
     before = known or {}

@@ -74,9 +74,10 @@ def run(
     watch: Watch,
     only: str | None = None,  # a study
     backbones: Sequence[str] = (),  # empty: all
+    methods: Sequence[str] = (),  # likewise
 ) -> Summary:
     """Run the missing cells of a sweep; cells that fail are in the summary and have no record."""
-    replan = partial(make_plan, sweep, context, only, backbones=backbones)
+    replan = partial(make_plan, sweep, context, only, backbones=backbones, methods=methods)
     context.out.mkdir(parents=True, exist_ok=True)
     message = f"another run writes to {context.out}: wait for it, or choose another folder"
     with locked(context.out / "run.lock", message):

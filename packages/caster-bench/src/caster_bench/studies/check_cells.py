@@ -189,9 +189,12 @@ def _settings(given: Any) -> Settings | None:
 
 
 def _disagreements(cell: Cell, admission: Admission) -> Iterator[str]:
-    """Disagreements between a cell and the admission of its source."""
+    """Disagreements between a cell and the admission of its source.
+
+    Files of the same weights may have different bytes, so a checkpoint is known by its moments, and
+    by the weights in memory, which all cells of a backbone must share.
+    """
     for name, kind in (
-        ("checkpoint", "checkpoint differs from the admitted one"),
         ("moments", "moments differ from the source's"),
         ("source", "source data differ from the admitted ones"),
         ("target", "target data differ from the admitted ones"),
@@ -220,7 +223,6 @@ def _differences(cells: Cells, timed: frozenset[Spec]) -> Iterator[Problem]:
                 "revision", 1
             ),
             ("the hardware of the cost study",): hardware if spec in timed else None,
-            ("the checkpoint", spec.backbone): cell.identity.get("checkpoint"),
             ("the source data", spec.data): cell.identity.get("source"),
             ("the target data", spec.data): cell.identity.get("target"),
             ("the number of classes", spec.data): cell.identity.get("classes"),

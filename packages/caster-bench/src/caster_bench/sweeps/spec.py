@@ -252,13 +252,16 @@ def part_of(
     sweep: Sweep,
     studies: Collection[str] | None = None,  # None means all
     backbones: Collection[str] | None = None,
+    methods: Collection[str] | None = None,
 ) -> Sweep:
-    """Restrict a sweep to some studies and backbones."""
+    """Restrict a sweep to some studies, backbones and methods."""
     wanted = frozenset(STUDIES if studies is None else studies)
     cells = {
         spec: own & wanted
         for spec, own in sweep.cells.items()
-        if own & wanted and (backbones is None or spec.backbone in backbones)
+        if own & wanted
+        and (backbones is None or spec.backbone in backbones)
+        and (methods is None or spec.method in methods)
     }
     return _with_cells(sweep, cells)
 
@@ -276,17 +279,21 @@ def without(sweep: Sweep, left_out: Mapping[str, Collection[str]]) -> Sweep:
 def select(
     sweep: Sweep,
     only: str | None,  # a study; None means all
-    backbones: Sequence[str],  # empty means all
+    backbones: Sequence[str] = (),  # empty means all
+    methods: Sequence[str] = (),  # likewise
 ) -> Sweep:
-    """Apply the options `--only` and `--backbone` to a sweep."""
+    """Apply the options `--only`, `--backbone` and `--method` to a sweep."""
     if only is not None and only not in STUDIES:
         raise CasterError(f"there is no study {only!r}: choose from {', '.join(STUDIES)}")
     for name in backbones:
         known(name, sweep.backbones, f"backbone of {sweep.name} called")
-    part = part_of(sweep, None if only is None else {only}, backbones or None)
+    for name in methods:
+        known(name, sorted({spec.method for spec in sweep.cells}), f"method of {sweep.name} called")
+    part = part_of(sweep, None if only is None else {only}, backbones or None, methods or None)
     if not part.cells:
         study = "" if only is None else f" of the study {only}"
-        of = f" for {', '.join(backbones)}" if backbones else ""
+        named = (*backbones, *methods)
+        of = f" for {', '.join(named)}" if named else ""
         raise CasterError(f"{sweep.name} has no cells{study}{of}")
     return part
 
