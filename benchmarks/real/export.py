@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 
-from caster.models.preprocessing import REQUIRED, Preprocessing
 from caster_bench.engine.train.checkpoint import load
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -32,11 +31,8 @@ def main(path: Path) -> None:
             net, (images,), str(path.with_suffix(".onnx")), dynamo=False,
             input_names=["images"], dynamic_axes={"images": {0: "n"}},
         )  # fmt: skip
-    stated = asdict(metadata.preprocessing)
-    plain = asdict(Preprocessing(**{name: stated[name] for name in REQUIRED}))
-    if stated != plain:
-        sys.exit(f"{path} has preprocessing that this script cannot write")
-    lines = [f"{name} = {_toml(stated[name])}\n" for name in REQUIRED]
+    stated = {name: v for name, v in asdict(metadata.preprocessing).items() if v is not None}
+    lines = [f"{name} = {_toml(value)}\n" for name, value in stated.items()]
     path.with_suffix(".toml").write_text("".join(lines))
 
 

@@ -1,68 +1,78 @@
-"""Real networks on real images; run where CASTER_DATA names them (see benchmarks/real)."""
+"""Published networks on photographs, in torch and as ONNX files.
+
+Run where CASTER_DATA has `imagenet-val5k`, one folder per class, and `checkpoints`, written by
+benchmarks/real/published.py.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from caster import Adapter, Caster, wrap
-from caster.adapt.fitting import bound_state
+import caster
 from caster.io.images import open_images
-from caster.io.labels import encode
+from caster_bench.engine.train.checkpoint import model_of
 
 ROOT = Path(os.environ.get("CASTER_DATA", "absent"))
-NETWORKS = {"efficientnet_lite0": 0.65, "resnet50": 0.65, "cifar10": 0.88}  # accuracy to exceed
+BATCH, BATCHES = 64, 6
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "real"))
 
 
-def images_for(name):
-    return open_images("cifar10:test" if name == "cifar10" else ROOT / "imagenet-val5k", ROOT)
+@pytest.fixture(params=["efficientnet_lite0", "keras_resnet50"])
+def models(request, tmp_path):
+    """A network in torch, and its ONNX export."""
+    checkpoint = ROOT / "checkpoints" / f"{request.param}.safetensors"
+    if not checkpoint.exists():
+        pytest.skip(f"CASTER_DATA has no checkpoints/{checkpoint.name}")
+    from export import main as export
+
+    path = Path(shutil.copy(checkpoint, tmp_path))
+    export(path)
+    exported, preprocessing = path.with_suffix(".onnx"), path.with_suffix(".toml")
+    return model_of(path), caster.wrap(exported, preprocessing=preprocessing)
 
 
-@pytest.fixture(params=NETWORKS)
-def network(request, tmp_path_factory):
-    """A network in torch and in ONNX, and 192 prepared images with their class indices."""
-    name = request.param
-    if not (ROOT / "models" / f"{name}.safetensors").exists():
-        pytest.skip(f"CASTER_DATA has no models/{name}.safetensors")
-    import models
-
-    small = name == "cifar10"
-    preprocessing = models.RAW_32 if small else models.RAW_224
-    folder = tmp_path_factory.mktemp(name)
-    (folder / f"{name}.safetensors").symlink_to(ROOT / "models" / f"{name}.safetensors")
-    exported = models.exported(name, folder, 32 if small else 224)
-    images = images_for(name)
-    rows = np.random.default_rng(0).permutation(len(images))[:192]
-    batch = preprocessing.batch([preprocessing.resize_and_crop(images.read(int(i))) for i in rows])
-    truth = encode(images.labels, images.classes)[rows]
-    both = [
-        wrap(model, preprocessing=preprocessing) for model in (models.load(name, folder), exported)
-    ]
-    return name, both, batch, truth
+def batches(model, images, rows):
+    how = model.preprocessing
+    for start in range(0, len(rows), BATCH):
+        part = rows[start : start + BATCH]
+        yield how.batch([how.resize_and_crop(images.read(int(i))) for i in part]), part
 
 
-def test_torch_and_onnx_agree_and_both_are_right(network):
-    name, (in_torch, in_onnx), batch, truth = network
-    outs = [[model(part) for part in np.split(batch, 3)] for model in (in_torch, in_onnx)]
-    arrays = {}
-    for what in ("features", "logits"):
-        a, b = (np.concatenate([np.asarray(getattr(o, what)) for o in out]) for out in outs)
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-4 * np.abs(a).max())
-        arrays[what] = a
-    assert np.mean(arrays["logits"].argmax(1) == truth) > NETWORKS[name]
-    # Two classes that both occur often enough: what counts here is that both paths say the same.
-    answers = arrays["logits"].argmax(1) % 2
-    clf = Caster(min_classes=2).fit(arrays["features"], answers)
-    adapters = [Adapter(m, bound_state(clf, m, None)) for m in (in_torch, in_onnx)]
-    for part in np.split(batch, 3):
-        first, second = (adapter(part) for adapter in adapters)
-        assert first.verdict.reason == second.verdict.reason
-        assert np.array_equal(np.asarray(first.proposed), np.asarray(second.proposed))
-    for model in (in_torch, in_onnx):
+def darkened(batch):
+    return batch * 0.5 - 0.5
+
+
+@pytest.mark.parametrize("mechanism", ["layers", "features"])
+def test_torch_and_onnx_agree(models, mechanism):
+    images = open_images(ROOT / "imagenet-val5k", labelled=True)
+    labels = np.asarray(images.labels)
+    rank = np.arange(len(labels)) - np.searchsorted(labels, labels)  # within its class
+    source = np.flatnonzero(rank < 2)  # the fewest that a covariance takes
+    target = np.random.default_rng(0).permutation(np.flatnonzero(rank >= 2))[: BATCH * BATCHES]
+    adapters = []
+    for model in models:
+        labelled = ((batch, labels[rows]) for batch, rows in batches(model, images, source))
+        state = caster.fit(model, labelled).state
+        adapters.append(caster.Adapter(model, state, mechanism=mechanism))
+    streams = [adapter.new_stream() for adapter in adapters]
+    right = 0
+    for batch, rows in batches(models[0], images, target):
+        frozen = [np.asarray(model(darkened(batch)).logits) for model in models]
+        np.testing.assert_allclose(*frozen, rtol=0, atol=1e-4 * np.abs(frozen[0]).max())
+        one, other = (stream(darkened(batch)) for stream in streams)
+        assert one.verdict.reason == other.verdict.reason
+        np.testing.assert_allclose(one.verdict.ratio, other.verdict.ratio, rtol=1e-3)
+        np.testing.assert_allclose(
+            np.asarray(one.probabilities), np.asarray(other.probabilities), rtol=0, atol=1e-3
+        )
+        right += np.sum(np.asarray(one.labels) == labels[rows])
+    assert right / len(target) > 0.5
+    for model in models:
         model.verify()
