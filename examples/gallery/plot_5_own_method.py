@@ -4,7 +4,7 @@ Write your own method and have it checked
 
 A method is a class with ``predict``, ``reset``, ``retained`` and the frozen model it falls back to.
 caster-bench checks its behaviour: it must leave the model unchanged, be reproducible, reset exactly
-and not use samples that it has yet to classify.
+and never revise earlier predictions.
 """
 
 import digits
