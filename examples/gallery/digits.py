@@ -1,7 +1,7 @@
-"""Digits, a small convolutional network trained on half of them, and a few ways to spoil the rest.
+"""Digits, a small convolutional network trained on half of them, and corruptions for the rest.
 
-The examples share this module. Nothing is downloaded: the digits come with scikit-learn, and the
-network trains in a few seconds on one core.
+The examples share this module. The digits come with scikit-learn, and the network trains in a few
+seconds on one core.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Floats = NDArray[np.float32]
 Labels = NDArray[np.int64]
 
 INK, BLUE, VERMILLION, GREEN, PURPLE = "#4a5461", "#0072b2", "#d55e00", "#009e73", "#cc79a7"
-"""Okabe and Ito's colours, distinct for any colour vision, and a grey for the frozen network."""
+"""Okabe and Ito's colours, safe for colour-blind readers, and a grey for the frozen network."""
 
 
 def load() -> tuple[Floats, Labels, Floats, Labels]:
-    """Source images and labels, target images and labels; pixels from 0, background, to 1, ink."""
+    """Load source images and labels, target images and labels; pixels from 0 (paper) to 1 (ink)."""
     bunch = load_digits()
     images = (bunch.images / 16).astype(np.float32)[:, None]  # (n, 1, 8, 8)
     source, target, source_labels, target_labels = train_test_split(
@@ -35,7 +35,7 @@ def load() -> tuple[Floats, Labels, Floats, Labels]:
 def train(images: Floats, labels: Labels, epochs: int = 15) -> nn.Module:
     """Train four convolutions with BatchNorm on slightly noisy images."""
     torch.manual_seed(0)
-    torch.set_num_threads(1)  # a second thread only waits in layers this small
+    torch.set_num_threads(1)  # layers this small gain nothing from a second thread
     layers: list[nn.Module] = []
     for inner, outer, stride in ((1, 16, 1), (16, 32, 1), (32, 32, 2), (32, 64, 1)):
         convolution = nn.Conv2d(inner, outer, 3, stride, 1, bias=False)
@@ -56,7 +56,7 @@ def train(images: Floats, labels: Labels, epochs: int = 15) -> nn.Module:
 
 
 def fog(images: Floats, density: float, seed: int = 0) -> Floats:
-    """Blend each image with smooth, bright fog of its own."""
+    """Blend each image with its own smooth, bright fog."""
     patches = np.random.default_rng(seed).uniform(0.4, 1.0, (len(images), 1, 3, 3))
     smooth = nn.functional.interpolate(
         torch.from_numpy(patches.astype(np.float32)), size=8, mode="bilinear", align_corners=True
@@ -71,6 +71,6 @@ def noise(images: Floats, deviation: float, seed: int = 0) -> Floats:
 
 
 def batches(images: Floats, labels: Labels, size: int = 64) -> Iterator[tuple[Floats, Labels]]:
-    """Cut images and labels into batches, in their order."""
+    """Split images and labels into batches, in order."""
     for start in range(0, len(images), size):
         yield images[start : start + size], labels[start : start + size]

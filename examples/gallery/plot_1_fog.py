@@ -2,8 +2,9 @@
 Adapt a classifier to fog in twenty lines
 =========================================
 
-A small convolutional network reads handwritten digits almost without errors, until fog rolls in.
-Its weights stay as they are; caster aligns its layers with the statistics they had on clean images.
+A small convolutional network classifies handwritten digits almost without errors, until fog rolls
+in. Its weights never change. Instead, caster maps the statistics of its layers back to those of
+clean images.
 """
 
 import digits
@@ -19,15 +20,15 @@ source, source_labels, target, labels = digits.load()
 net = digits.train(source, source_labels)
 
 # %%
-# Fit once, on the labelled source images. One pass measures the features and every layer.
+# Fit once on the labelled source images. One pass measures the features and every layer.
 
 model = caster.wrap(net)
 adapter = caster.fit(model, digits.batches(source, source_labels))
 adapter
 
 # %%
-# Then let the other half arrive in fog, 64 images at a time. Nobody tells the adapter about the
-# fog, how dense it is, or what the images show.
+# The other half arrives in fog, 64 images at a time. The adapter is not told about the fog or the
+# labels.
 
 foggy = digits.fog(target, density=0.4)
 stream = adapter.new_stream()
@@ -40,7 +41,7 @@ print(f"frozen {np.mean(frozen):.1%}, adapted {np.mean(adapted):.1%}")
 out.verdict
 
 # %%
-# The first batch is already adapted: there is nothing to train.
+# Adaptation works from the first batch, because there is nothing to train.
 
 figure, (left, right) = plt.subplots(
     1, 2, figsize=(9, 3.4), width_ratios=(1, 1.5), layout="constrained"
@@ -62,5 +63,5 @@ right.spines[["top", "right"]].set_visible(False)
 plt.show()
 
 # %%
-# Denser fog hides the digits for good, and no alignment brings them back: see
-# :ref:`sphx_glr_docs_gallery_plot_3_verdict.py` for what the verdict says then.
+# Denser fog hides the digits, and no alignment can restore them.
+# :ref:`sphx_glr_docs_gallery_plot_3_verdict.py` shows what the verdict says then.

@@ -2,9 +2,9 @@
 Why class-ordered streams break test-time adaptation
 ====================================================
 
-Most methods of test-time adaptation replace the network's statistics by those of the current batch.
-That removes a shift, and with it whatever else distinguishes the batch from the source. In a stream
-sorted by class, that is the answer.
+Most test-time adaptation methods replace the network's statistics by those of the current batch.
+This removes a shift, but also everything else that distinguishes the batch from the source. In a
+stream sorted by class, that includes the class itself.
 """
 
 import digits
@@ -21,17 +21,17 @@ state = caster.fit(model, source_batches).state
 foggy = digits.fog(target, density=0.4)
 
 # %%
-# One channel of the last convolution shows the problem. Its mean moves with the fog, which an
-# adaptation should undo, and with the class, which it should not. The mean of a batch of zeros
-# alone mixes both.
+# One channel of the last convolution shows the problem. Its mean depends on the fog, which
+# adaptation should undo, and on the class, which it should not. In a batch of zeros, the two
+# effects cannot be separated by the mean alone.
 
 clean, fogged = (np.asarray(model(images).features) for images in (target, foggy))
 between = [clean[labels == c].mean(axis=0) for c in range(10)]
 channel = np.argmax(np.var(between, axis=0) / clean.var(axis=0))
 
 # %%
-# Two streams of the same foggy images: shuffled, and sorted by class. Every method gets the same
-# frozen network and batches of 64, and never sees a label of the target.
+# Compare six methods on two streams of the same foggy images, shuffled and sorted by class. Every
+# method gets the same frozen network and batches of 64, without target labels.
 
 NAMES = {
     "frozen": "frozen",
@@ -60,11 +60,11 @@ for name, *values in zip(NAMES.values(), *results.values(), strict=True):
     print(f"{name:18}", *(f"{value:8.1%}" for value in values))
 
 # %%
-# Batch statistics, and everything built on them, work on the shuffled stream and fail on the
-# sorted one. Mixture transport first asks which classes came, and then aligns the batch with the
-# statistics that the source has *for those classes*. It even gains from the order: neighbours that
-# share their class help to read an unclear digit. LAME, made for such streams, smooths the answers
-# of the frozen network, and in this fog they are mostly wrong.
+# Batch statistics, and the methods built on them, work on the shuffled stream and fail on the
+# sorted one. Mixture transport estimates which classes are present and aligns the batch with the
+# source statistics *of those classes*. It even gains from the order: neighbours that share a class
+# help to classify an unclear digit. LAME, designed for such streams, smooths the predictions of the
+# frozen network, and in this fog they are mostly wrong.
 
 figure, (left, right) = plt.subplots(
     1, 2, figsize=(10, 3.8), width_ratios=(1, 1.5), layout="constrained"

@@ -2,8 +2,8 @@
 Reading a verdict
 =================
 
-Every answer comes with a verdict: whether the adaptation is supported by the batch, why, and the
-ratio behind the decision. A rejected batch gets the frozen network's own output, bit for bit.
+Every batch gets a verdict: whether its adaptation is accepted, the reason, and the ratio behind the
+decision. A rejected batch gets the frozen network's own output, bit for bit.
 """
 
 import digits
@@ -17,16 +17,16 @@ model = caster.wrap(digits.train(source, source_labels))
 adapter = caster.fit(model, digits.batches(source, source_labels))
 
 # %%
-# A verdict in a notebook, or printed:
+# Print a verdict, or show it in a notebook:
 
 out = adapter(digits.fog(target, density=0.4)[:64])
 print(out.verdict)
 out.verdict
 
 # %%
-# With aligned layers, the ratio compares the frozen answers with the adapted ones: below 1, the
-# adapted network is surer of its answers without giving the same one everywhere. Above 1 the batch
-# is rejected, with the reason ``"ratio"``. Fog of growing density shows the whole range.
+# With aligned layers, the ratio compares frozen with adapted predictions. Below 1, the adapted
+# network is more confident without predicting the same class everywhere. Above 1, the batch is
+# rejected, with the reason ``"ratio"``. Fog of growing density shows the whole range.
 
 densities = np.linspace(0, 0.9, 10)
 accuracies, ratios, shares = [], [], []
@@ -43,8 +43,8 @@ for density in densities:
     shares.append(np.mean(accepted))
 
 # %%
-# Up to a density of one half, alignment restores what the network lost, and every batch is
-# accepted. Beyond that, look at both panels together:
+# Up to a density of one half, alignment restores the accuracy and every batch is accepted. Beyond
+# that, read both panels together:
 
 figure, (top, bottom) = plt.subplots(2, 1, figsize=(7.5, 6), sharex=True, layout="constrained")
 for values, label, style in zip(
@@ -73,8 +73,8 @@ for density, share, ratio in zip(densities, shares, ratios, strict=True):
     print(f"density {density:.1f}: {share:4.0%} of batches accepted, median ratio {ratio:.2f}")
 
 # %%
-# So a verdict is not a guarantee, in either direction. At a density of 0.6 it rejects an alignment
-# that would still have helped. In denser fog the aligned network is confidently wrong: it sees one
-# digit everywhere, which looks like a stream of that digit, and is accepted. The ratio compares
-# confidence, and without labels no test can exclude this. With a few labels ``stream.feedback``
-# decides, and ``caster monitor`` reports drift.
+# A verdict is not a guarantee, in either direction. At a density of 0.6, it rejects an alignment
+# that would still have helped. In denser fog, the aligned network is confidently wrong: it predicts
+# one digit everywhere, which looks like a stream of that digit, and is accepted. The ratio compares
+# confidence, and without labels no test can rule this out. With a few labels, ``stream.feedback``
+# decides; ``caster monitor`` reports drift.

@@ -2,8 +2,8 @@
 Compare five methods
 ====================
 
-caster-bench puts published methods behind one protocol: each gets the same frozen network, works on
-its own copy, and is created by name. A comparison is a loop.
+caster-bench has published methods behind one interface. Each is created by name, gets the same
+frozen network and works on its own copy, so a comparison is a loop.
 """
 
 import time
@@ -21,7 +21,7 @@ source_batches = list(digits.batches(source, source_labels))
 known = methods.Source(state=caster.fit(model, source_batches).state, batches=source_batches)
 
 # %%
-# Six shifts that the network was not trained for, each a stream of 896 images in batches of 64.
+# Run every method on six streams of 896 images in batches of 64: one clean, five shifted.
 
 SHIFTS = {
     "clean": lambda x: x,
@@ -50,11 +50,11 @@ for name, total, mean in zip(NAMES, seconds, accuracy.mean(axis=0), strict=True)
     print(f"{name:18} {mean:6.1%}  {total:5.2f} s")
 
 # %%
-# On shuffled streams, batch statistics are hard to beat, and Tent, which builds on them, learns
-# little in fourteen batches. Mixture transport is level with both here, and also works on sorted
-# streams (:ref:`sphx_glr_docs_gallery_plot_2_class_order.py`). T3A and LAME correct the answers of
-# a network that still works; on one that has failed they have nothing to go by. Inverted digits
-# defeat them all, and the certificate does not notice: watch a stream with a monitor.
+# On shuffled streams, batch statistics are hard to beat. Tent, which builds on them, learns little
+# in fourteen batches. Mixture transport is on a par with both here, and also works on sorted
+# streams (:ref:`sphx_glr_docs_gallery_plot_2_class_order.py`). T3A and LAME correct the predictions
+# of a network that still works; they cannot help one that has failed. Inverted digits defeat all
+# methods, and the certificate does not notice, so watch a stream with a monitor.
 
 figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
 image = axes.imshow(accuracy, cmap="cividis", vmin=0, vmax=1, aspect="auto")
@@ -67,6 +67,6 @@ figure.colorbar(image, label="accuracy")
 plt.show()
 
 # %%
-# One small network on six shifts is an illustration, not a benchmark. ``caster bench`` runs sweeps
+# One small network on six streams is an illustration, not a benchmark. ``caster bench`` runs sweeps
 # over networks, data sets, corruptions, orders and seeds, and makes tables only from complete
 # records.

@@ -3,8 +3,8 @@ Write your own method and have it checked
 =========================================
 
 A method is a class with ``predict``, ``reset``, ``retained`` and the frozen model it falls back to.
-caster-bench checks the rest: that it leaves your model alone, repeats itself, resets exactly, and
-does not learn from answers it has yet to give.
+caster-bench checks its behaviour: it must leave the model unchanged, be reproducible, reset exactly
+and never revise earlier predictions.
 """
 
 import digits
@@ -18,8 +18,8 @@ source, source_labels, target, labels = digits.load()
 model = caster.wrap(digits.train(source, source_labels))
 
 # %%
-# Ours assumes that all classes are equally frequent: it keeps a running mean of the logits and
-# subtracts it, so that a network that prefers one digit in fog is corrected.
+# This method assumes that all classes are equally frequent. It subtracts a running mean of the
+# logits, which corrects a network that prefers one digit in fog.
 
 
 class Balanced(OnFeatures):
@@ -40,7 +40,7 @@ class Balanced(OnFeatures):
 
 
 # %%
-# Run every check. This version has a bug that is easy to make and hard to see in an accuracy:
+# Run every check. This version has a common bug that is hard to see in the accuracy:
 
 batches = [images for images, _ in digits.batches(target[:256], labels[:256], 32)]
 try:
@@ -49,19 +49,19 @@ except checks.CheckFailed as failure:
     print(failure)
 
 # %%
-# ``reset`` forgets nothing, so the next stream would start with what is left of the last one. And
-# the mean is kept between batches, which ``retained`` has to report.
+# ``reset`` does not clear the mean, so the next stream would start with the previous one's. Also,
+# ``retained`` must report the mean, because it is kept between batches.
 
 
 class Repaired(Balanced):
-    """The same, and exact after a reset."""
+    """The same method, with an exact reset."""
 
     def reset(self):
         """Forget the stream."""
         self.mean = None
 
     def retained(self):
-        """Ten numbers, once there was a batch."""
+        """Report the mean: ten numbers after the first batch."""
         return Retained(statistics=0 if self.mean is None else self.mean.nbytes)
 
 
@@ -69,8 +69,8 @@ checks.check_method(lambda: Repaired(model, Source()), batches)
 print(f"{len(checks.ALL)} checks passed")
 
 # %%
-# Now a comparison means something. The correction helps in light fog, and less so on a stream that
-# is sorted by class, where the running mean is that of the last few classes.
+# Now a comparison is meaningful. The correction helps in light fog, but less on a stream sorted by
+# class, where the running mean reflects only the last few classes.
 
 foggy = digits.fog(target, density=0.25)
 rows = {"shuffled": np.arange(len(labels)), "sorted by class": np.argsort(labels, kind="stable")}
@@ -95,5 +95,5 @@ axes.spines[["top", "right"]].set_visible(False)
 plt.show()
 
 # %%
-# With an entry point, ``caster methods`` lists it and sweeps run it: see *Your own method* in the
-# page on methods.
+# Once the method has an entry point, ``caster methods`` lists it and sweeps can run it: see *Your
+# own method* in the page on methods.

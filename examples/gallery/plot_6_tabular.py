@@ -3,8 +3,8 @@ No images required: a table of measurements
 ===========================================
 
 ``caster.Caster`` is a scikit-learn classifier for features that you already have: embeddings from
-an API, activations from another framework, or, as here, the columns of a table. Thirteen chemical
-measurements tell three cultivars of wine apart. Then the laboratory replaces its instruments.
+an API, activations from another framework or, as here, the columns of a table. Thirteen chemical
+measurements distinguish three cultivars of wine. Then the laboratory replaces its instruments.
 """
 
 import matplotlib.pyplot as plt
@@ -25,9 +25,9 @@ frozen = make_pipeline(StandardScaler(), LogisticRegression()).fit(source, sourc
 print(f"frozen, same instruments: {frozen.score(target, labels):.1%}")
 
 # %%
-# ``fit`` compares the accuracy of transport with that of the frozen model, and turns transport off
-# if it falls short. Give it logits for rows that the model was not trained on, here by
-# cross-validation: on its own training rows any model looks perfect.
+# ``fit`` compares feature transport with the frozen model, and turns transport off if it is less
+# accurate. Pass logits of rows that the model was not trained on, here by cross-validation: on its
+# own training rows, any model looks perfect.
 
 logits = cross_val_predict(frozen, source, source_labels, method="decision_function")
 clf = caster.Caster().fit(source, source_labels, logits)
@@ -35,8 +35,8 @@ check = clf.source_check_
 print(f"on the source: frozen {check.head:.1%}, transport {check.gated:.1%}")
 
 # %%
-# The new instruments have other gains and offsets, different for each column. ``drift`` is how far
-# they are off, in standard deviations of the column.
+# The new instruments have other gains and offsets, different for each column. ``drift`` is their
+# error, in standard deviations of the column.
 
 rng = np.random.default_rng(0)
 gain, offset = rng.normal(size=(2, features.shape[1]))
@@ -44,7 +44,7 @@ spread = source.std(axis=0)
 
 
 def measured(rows, drift):
-    """The same wine, measured by instruments that drifted."""
+    """Measure the same wine with instruments that have drifted."""
     return rows * (1 + 0.1 * drift * gain) + drift * offset * spread
 
 
@@ -59,8 +59,8 @@ for drift in drifts:
 out
 
 # %%
-# One affine map, estimated from 89 unlabelled rows, undoes the drift. It is returned as long as the
-# frozen answers show the three cultivars in about their usual proportions.
+# One affine map, estimated from 89 unlabelled rows, undoes the drift. Its predictions are returned
+# as long as the frozen ones show the three cultivars in about their usual proportions.
 
 figure, axes = plt.subplots(figsize=(7, 3.8), layout="constrained")
 for values, label, style in zip(
@@ -84,8 +84,8 @@ for drift, verdict in zip(drifts, verdicts, strict=True):
     print(f"drift {drift:.2f}: {verdict.reason}, certificate {verdict.ratio:.2f}")
 
 # %%
-# From one standard deviation on, the frozen model calls too many wines by one name. A batch of
-# mostly that cultivar would look the same, and transport would be wrong there, so the verdict is
-# ``"class_order"`` and the frozen answer stays, although the transported one is right this time. If
-# you know that your batches are mixed, ``Caster(safeguards=False)`` leaves the decision to the
-# certificate alone.
+# From one standard deviation on, the frozen model predicts one cultivar too often. A batch of
+# mostly that cultivar would look the same, and transport would be wrong there. The verdict is
+# therefore ``"class_order"``, and the frozen predictions are returned, although the transported
+# ones are right this time. If you know that your batches are mixed, ``Caster(safeguards=False)``
+# leaves the decision to the certificate alone.

@@ -2,9 +2,9 @@
 Compile to ONNX, and run it in a browser
 ========================================
 
-``caster compile`` puts a frozen ONNX classifier and its state into one file that adapts itself
-wherever ONNX Runtime runs: on a server, on a phone, in a browser. Whoever runs it needs neither
-Python nor caster.
+``caster compile`` combines a frozen ONNX classifier and its state in one file that adapts itself
+wherever ONNX Runtime runs: on a server, on a phone, in a browser. Running it needs neither Python
+nor caster.
 """
 
 import json
@@ -22,7 +22,7 @@ import caster
 from caster.export import compile_model
 
 # %%
-# A network as others would hand it over: an ONNX file.
+# Export a trained network to an ONNX file, the form in which you might receive one.
 
 source, source_labels, target, labels = digits.load()
 net = digits.train(source, source_labels)
@@ -42,7 +42,7 @@ with warnings.catch_warnings():
     )
 
 # %%
-# Fit and compile. On the command line: ``caster fit`` and ``caster compile``.
+# Fit and compile. On the command line, use ``caster fit`` and ``caster compile``.
 
 model = caster.wrap(folder / "digits.onnx")
 adapter = caster.fit(model, digits.batches(source, source_labels))
@@ -51,8 +51,8 @@ for path in sorted(folder.glob("*.onnx")):
     print(f"{path.name}: {path.stat().st_size / 1000:.0f} kB")
 
 # %%
-# From here on, ONNX Runtime alone. A stream starts with zeros, and the state that comes out with
-# one batch goes in with the next.
+# From here on, only ONNX Runtime is used. A stream starts with zeros, and the state that one batch
+# returns is an input of the next.
 
 session = onnxruntime.InferenceSession(folder / "adaptive.onnx")
 metadata = session.get_modelmeta().custom_metadata_map
@@ -88,5 +88,5 @@ for axes in (top, bottom):
 plt.show()
 
 # %%
-# The same file runs in a browser, with onnxruntime-web and no server behind it:
-# :doc:`/docs/browser` shows a page that does, and ``examples/browser`` builds it.
+# The same file runs in a browser, with onnxruntime-web and without a server: :doc:`/docs/browser`
+# shows such a page, and ``examples/browser`` builds it.

@@ -2,9 +2,9 @@
 A week in the life of a stream, monitored
 =========================================
 
-A camera reads digits around the clock, one batch of 64 an hour. Over a week fog comes and goes, the
-mix of digits changes, and the sensor fails. The monitor sees no images and only a few labels; it
-reads what every batch leaves in a log.
+A camera reads digits around the clock, one batch of 64 an hour. Over a week, fog comes and goes,
+the mix of digits changes, and the sensor fails. The monitor reads a log of every batch, without
+images and with only a few labels.
 """
 
 import tempfile
@@ -17,8 +17,8 @@ import caster
 from caster.monitor.log import StreamLog
 
 # %%
-# The network is trained on one half of the source and fitted on the other: statistics of images
-# that a network has seen in training would look better than any stream can.
+# Train the network on one half of the source and fit on the other. On its training images, a
+# network looks better than it can on any stream.
 
 source, source_labels, target, labels = digits.load()
 net = digits.train(source[:451], source_labels[:451])
@@ -26,7 +26,7 @@ fitted = caster.fit(caster.wrap(net), digits.batches(source[451:], source_labels
 adapter = caster.Adapter(fitted.model, fitted.state, every=1)  # compare, and measure drift, always
 
 # %%
-# Seven days. Each has a way to spoil an image, and the digits that come.
+# Each of the seven days has a corruption and the digits that occur.
 
 EVERY = np.arange(10)
 WEEK = {
@@ -41,7 +41,7 @@ WEEK = {
 HOURS, SIZE, LABELLED = 24, 64, 4
 
 # %%
-# Every hour the stream answers a batch and logs it. An operator labels four samples of each.
+# Every hour, the stream classifies a batch and logs it. An operator labels four samples of each.
 
 stream = adapter.new_stream()
 log = StreamLog(tempfile.mkdtemp(), "camera 1", adapter.state)
@@ -65,9 +65,8 @@ for alarm in monitor.alarms:
     print("on" if alarm.until is None else f"to {alarm.until // SIZE}")
 
 # %%
-# The true accuracy, which the monitor does not know, beside what it estimates; the p-values of its
-# windows; and its alarms. A window that looks like the source is followed by a pause, one that does
-# not by the next window.
+# Plot the true accuracy, which the monitor does not know, and its estimate; the p-values of its
+# windows; and its alarms. The monitor pauses after a window that looks like the source.
 
 points = list(monitor.points)
 hours = np.array([point["position"] for point in points]) / SIZE
@@ -109,14 +108,14 @@ for axes in (top, middle, bottom):
 plt.show()
 
 # %%
-# - **Wednesday.** Fog costs the frozen network its accuracy, and the returned answers stay right.
-#   The alarm ``images`` says that the camera sees something new. Labels confirm the adapted
-#   answers: from then on they decide, not the certificate.
-# - **Friday.** Only zeros, ones and twos come. The images look as before, so the alarm is
-#   ``classes``, not ``images``. For a few hours the memory still has the classes of Thursday, and
-#   the returned answers are worse than the frozen ones; the certificate would have rejected them.
-# - **Sunday.** In noise this strong the aligned network gives one answer everywhere and is sure of
-#   it. The estimate, which has no labels, trusts it. Four labels an hour do not: ``labelled_risk``
-#   says to stop relying on the answers.
+# - **Wednesday.** The frozen network fails in the fog, but the returned predictions stay right. The
+#   alarm ``images`` says that the camera sees something new. Labels confirm the adapted
+#   predictions; from then on they decide, not the certificate.
+# - **Friday.** Only zeros, ones and twos occur. The images look the same, so the alarm is
+#   ``classes``, not ``images``. For a few hours the memory still holds Thursday's classes, and the
+#   returned predictions are worse than the frozen ones; the certificate would have rejected them.
+# - **Sunday.** In noise this strong, the aligned network predicts one class everywhere, with
+#   confidence. The estimate, which uses no labels, trusts it. Four labels an hour reveal it: the
+#   alarm ``labelled_risk`` says to stop relying on the predictions.
 #
 # ``caster monitor FOLDER`` shows the same log as a table or a page.
