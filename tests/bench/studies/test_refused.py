@@ -77,7 +77,7 @@ def test_the_commands_go_on(tmp_path):
     done = cli("bench", "report", file, "--out", out, "-o", tmp_path / "r")
     assert done.exit_code == 0, done.output
     assert "Pooled over 1 cell, " in done.output
-    assert f"vit on cifar10 was refused: {NO_CHECKPOINT}" in " ".join(done.output.split())
+    assert f"vit on cifar10 was rejected: {NO_CHECKPOINT}" in " ".join(done.output.split())
 
 
 def test_with_all_rejected_there_is_a_word_and_no_report(tmp_path):

@@ -367,7 +367,7 @@ def summarise(
             "Only short streams are recorded so far, of test sets of "
             f"{_listed([f'{size:,}' for size in sizes])} images. Most published tables have "
             f"{PUBLISHED:,} images per stream, which gives methods that learn far more batches to "
-            "learn from: an order found here need not hold there."
+            "learn from, so rankings here need not hold there."
         )
     for each, file in zip(recorded, files, strict=True):
         pending = sorted({name for names in each.pending.values() for name in names})

@@ -48,7 +48,7 @@ STUDIES = (  # in the paper's order, then aligned layers and how settings were c
 )
 PAGE, TEXT, TABLES, FIGURES = "index.html", "report.md", "tables", "figures"
 TABLE_FORMATS = {"md": as_markdown, "tex": as_latex, "csv": as_csv}
-CLOSING = {"refused": "Refused cells", "records": "Provenance"}
+CLOSING = {"refused": "Rejected cells", "records": "Provenance"}
 NONE_REFUSED = "None: every backbone was admitted on its data."
 _UNDATED: dict[str, dict[str, Any]] = {  # the same records give the same bytes
     "pdf": {"CreationDate": None},
@@ -178,7 +178,7 @@ def render(
 
 def summary(results: Results) -> str:
     """Summarise the sweep in a line."""
-    refused = f"; {len(results.refused):,} refused" if results.refused else ""
+    refused = f"; {len(results.refused):,} rejected" if results.refused else ""
     samples = sum(score.n for score in results.scores.values())
     part = f" {results.part}" if results.part else ""
     return (
@@ -212,7 +212,7 @@ def _refused_html(results: Results) -> str:
 
 
 def refusals(results: Results) -> list[str]:
-    """List every backbone that was refused on data."""
+    """List every backbone that was rejected on data."""
     counts: dict[str, int] = {}
     for spec, reason in results.refused.items():
         line = f"{spec.backbone} on {spec.data}: {reason}"

@@ -29,7 +29,7 @@ FEWEST = 3  # pairs needed for a correlation
 
 @dataclass(frozen=True)
 class Results:
-    """Verified results: every cell of the sweep, with a score or the reason it was refused."""
+    """Verified results: every cell of the sweep, with a score or the reason it was rejected."""
 
     sweep: Sweep  # may be a part of `whole`
     whole: Sweep  # the complete sweep
@@ -61,10 +61,10 @@ class Results:
         return self.sweep.backbones[spec.backbone].title
 
     def refusals(self, study: str) -> list[str]:
-        """List the backbones that were refused in a study, and why."""
+        """List the backbones that were rejected in a study, and why."""
         return list(
             dict.fromkeys(
-                f"{spec.backbone} on {spec.data} was refused: {self.refused[spec]}"
+                f"{spec.backbone} on {spec.data} was rejected: {self.refused[spec]}"
                 for spec in self.sweep.of(study)
                 if spec in self.refused
             )

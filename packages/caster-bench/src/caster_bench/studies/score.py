@@ -94,7 +94,7 @@ def score(record: Record) -> Score:
     """Compute the metrics of a finished cell."""
     spec, samples, batches, cell = record.spec, record.samples, record.batches, record.cell
     if samples is None or batches is None:
-        raise CasterError(f"{spec.title} was refused and has no score")
+        raise CasterError(f"{spec.title} was rejected and has no score")
     settings = constants_of(spec, cell.identity["constants"])
     right = samples.prediction == samples.label
     kept = samples.frozen == samples.label

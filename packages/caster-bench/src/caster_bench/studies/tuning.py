@@ -14,7 +14,7 @@ from caster_bench.sweeps.spec import PRESET, Spec
 TITLE = "Settings chosen on the spare corruptions"
 HOW = (
     "Every method runs with a published setting (its default or a preset) and others on the same "
-    "streams of the four spare corruptions. Tables of the fifteen others are free of this choice; "
+    "streams of the four spare corruptions. Tables of the fifteen others are unaffected; "
     "tables of all nineteen contain these four. The setting of the highest mean accuracy over "
     "these cells is chosen; of equal ones, a published one, then the first. Accuracy in percent, "
     "averaged over cells with equal weight; intervals are bootstrapped over cells."

@@ -28,22 +28,25 @@ from caster_bench.studies.provenance import CHECKPOINTS, DATA
 from caster_bench.studies.report import FIGURES, TEXT, check_folder, fill, linked
 from caster_bench.studies.tables import NONE, as_markdown, in_markdown
 
-HOW = (
-    "Our figures come with bootstrapped 95 % intervals over cells where possible; extremes, "
-    "counts, standard deviations and exact values have none, nor do differences and ratios of "
-    "unpaired cells. *Within*: our figure is that close to the paper's; if only its interval "
-    "reaches that far, it is partly reproduced. *At least*, *at most*, *positive*, *negative*: the "
-    "figure and its whole interval are. *Partly* and *direction* are judged by the figure alone. "
-    "*Direction only*: the sign is the paper's, or the figure is on the paper's side of a bound "
-    "too wide to mean more. *No effect*: the figure of a method that does nothing; if it would "
-    "pass too, the verdict is partly at best. A claim of several figures is reproduced if all of "
-    "them are, and not reproduced if none shows even the direction; otherwise it is partly "
-    "reproduced if at least half of them are so or better, and direction only if fewer are. *Not "
-    "testable here* gives the reason."
-)
-NOT_RUN_MEANS = "*Not run yet*: its cells are not recorded, or not on the data it needs."
+HOW = """\
+Our figures come with bootstrapped 95 % intervals over cells where possible. Extremes, counts, \
+standard deviations and exact values have none, nor do differences and ratios of unpaired cells.
+
+- *Within*: our figure is that close to the paper's; if only its interval reaches that far, the \
+claim is partly reproduced.
+- *At least*, *at most*, *positive*, *negative*: the figure and its whole interval are.
+- *Partly* and *direction* are judged by the figure alone.
+- *Direction only*: the sign is the paper's, or the figure is on the paper's side of a bound that \
+is too wide to show more.
+- *No effect*: the figure of a method that does nothing; if it would pass too, the verdict is \
+partly at best.
+- A claim of several figures is reproduced if all of them are, and not reproduced if none shows \
+even the direction. Otherwise it is partly reproduced if at least half of them are so or better, \
+and direction only if fewer are.
+- *Not testable here* gives the reason."""
+NOT_RUN_MEANS = "- *Not run yet*: its cells are not recorded, or not on the data it needs."
 SO_FAR_MEANS = (
-    "*So far*: some backbones of its study, listed in its section, are not recorded yet; the "
+    "- *So far*: some backbones of its study, listed in its section, are not recorded yet; the "
     "verdict is based on the others."
 )
 SHOWN = "a test of the mathematics, which needs no data"
@@ -232,7 +235,7 @@ def _explanation(outcomes: Sequence[Outcome]) -> str:
         how.append(NOT_RUN_MEANS)
     if any(outcome.is_so_far for outcome in outcomes):
         how.append(SO_FAR_MEANS)
-    return " ".join(how)
+    return "\n".join(how)
 
 
 def _counts(outcomes: Sequence[Outcome]) -> str:
