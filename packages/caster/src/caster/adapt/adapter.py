@@ -110,31 +110,30 @@ class Adapter:
         allow_other_preprocessing: bool = False,
         key: Key | None = None,
     ) -> None:
-        if isinstance(state, State) and key is not None:
+        if not isinstance(state, State):
+            state = states.load(state, key)
+        elif key is not None:
             raise CasterError("key verifies a state file, but this state is already in memory")
-        held = state if isinstance(state, State) else states.load(state, key)
         check_frozen(model)
         model.verify()  # that the weights have not changed since the model was wrapped
         if not allow_other_model:
-            held.check_model(model.sha256)
+            state.check_model(model.sha256)
         if not allow_other_preprocessing:
-            held.check_preprocessing(preprocessing_sha256(model))
-        self.model = model
-        self.state = held
-        self.classes = held.classes
-        self.head = held.head
+            state.check_preprocessing(preprocessing_sha256(model))
+        self.model, self.state = model, state
+        self.classes, self.head = state.classes, state.head
         if not isinstance(every, int) or every < 1:
             raise CasterError(f"every must be 1 or more, not {every!r}")
-        self.mechanism = _resolved(mechanism, model, held)
-        own = tau if self.mechanism == "features" else None
-        self.clf = configured(Caster.from_state(held), own, safeguards)
-        self._columns = Columns(held.head)
+        self.mechanism = _choose_mechanism(mechanism, model, state)
+        feature_tau = tau if self.mechanism == "features" else None
+        self.clf = configured(Caster.from_state(state), feature_tau, safeguards)
+        self._columns = Columns(state.head)
         self._runners: dict[tuple[str, Any], GraphRunner] = {}  # model and adaptation, per GPU
         self._layers: LayerTransport | None = None
         if self.mechanism == "layers":
             self._layers = self._layer_transport(tau, every)
         self._lock = Lock()
-        digest = bytes.fromhex(states.digest(held))  # a stream resumes only with the same state
+        digest = bytes.fromhex(states.digest(state))  # a stream resumes only with the same state
         self._source_digest = np.frombuffer(digest, np.uint8)
 
     def _layer_transport(self, tau: float | None, every: int) -> LayerTransport:
@@ -205,8 +204,7 @@ class Adapter:
             )
         return self._begin_from(outputs)()
 
-    # --- transport of features: launched, then awaited
-    # ---------------------------------------------
+    # --- transport of features: launched, then awaited -------------------------------------------
 
     def _begin(self, batch: Any) -> Callable[[], Adaptation]:
         """Launch a batch; the returned function waits for its answer."""
@@ -335,8 +333,7 @@ class Adapter:
             raise CasterError(f"{self.model.name} gives no logits, and the state needs them")
         return self._columns(outputs.logits)
 
-    # --- aligned layers
-    # ----------------------------------------------------------------------------
+    # --- aligned layers --------------------------------------------------------------------------
 
     def _aligned(self, answer: LayerAnswer) -> Adaptation:
         """Convert the scores of aligned layers to labels."""
@@ -359,8 +356,7 @@ class Adapter:
         scores = as_real_array(scores)
         return self.clf.transport.labels(array_namespace(scores).argmax(scores, axis=1))
 
-    # --- streams, the state file, properties
-    # -------------------------------------------------------
+    # --- streams, the state file, properties -----------------------------------------------------
 
     def new_stream(self, *, alpha: float = ALPHA) -> Stream:
         """Start an independent stream: one per client, camera or data set.
@@ -444,30 +440,30 @@ class Stream:
         adapter = self.adapter
         if self._layers is not None:
             aligned = self._layers.begin(inputs_of(batch), outputs)
-            return lambda: self._noted(adapter._aligned(aligned()))
+            return lambda: self._recorded(adapter._aligned(aligned()))
         if outputs is None:
             transported = adapter._begin(inputs_of(batch))
         else:
             transported = adapter._begin_from(outputs)
-        return lambda: self._noted(transported())
+        return lambda: self._recorded(transported())
 
-    def _noted(self, found: Adaptation) -> Adaptation:
-        """Remember an answer for feedback, and apply what feedback has decided so far."""
-        self._feedback.remember(found, self.samples)
-        ids = np.arange(self.samples, self.samples + len(found.labels))
+    def _recorded(self, out: Adaptation) -> Adaptation:
+        """Number the samples of an answer, store it for feedback, and apply past feedback."""
+        self._feedback.remember(out, self.samples)
+        ids = np.arange(self.samples, self.samples + len(out.labels))
         self.samples += len(ids)
-        return replace(self._judged(found), ids=ids)
+        return replace(self._apply_feedback(out), ids=ids)
 
-    def _judged(self, found: Adaptation) -> Adaptation:
+    def _apply_feedback(self, out: Adaptation) -> Adaptation:
         """Choose the adapted or frozen answer by feedback, if the batch has both."""
         position = self.betting.position
-        if position == "open" or found.adapted is None or found.frozen is None:
-            return found
+        if position == "open" or out.adapted is None or out.frozen is None:
+            return out
         accepted = position == "accepted"
-        scores = found.adapted if accepted else found.frozen
-        labels = found.proposed if accepted else self.adapter._labels(scores)
-        verdict = replace(found.verdict, accepted=accepted, reason="feedback")
-        return replace(found, labels=labels, scores=scores, verdict=verdict)
+        scores = out.adapted if accepted else out.frozen
+        labels = out.proposed if accepted else self.adapter._labels(scores)
+        verdict = replace(out.verdict, accepted=accepted, reason="feedback")
+        return replace(out, labels=labels, scores=scores, verdict=verdict)
 
     def feedback(self, ids: Any, labels: Any) -> int:
         """Test with true labels, as they arrive, whether adapted answers beat frozen ones.
@@ -585,7 +581,7 @@ def configured(clf: Caster, tau: float | None, safeguards: bool) -> Caster:
     return clf
 
 
-def _resolved(
+def _choose_mechanism(
     mechanism: Mechanism, model: FrozenModel, state: State
 ) -> Literal["layers", "features"]:
     """Choose the mechanism; raise an error if the requested one is not available."""
@@ -599,7 +595,7 @@ def _resolved(
     elif state.layers is None:
         problem = "the state has no layers: fit again with layers"
     elif state.head is None:
-        problem = "aligned layers answer in the model's own classes, and the state has others"
+        problem = "aligned layers predict the model's own classes, and the state has others"
     if mechanism == "auto":
         return "layers" if problem is None else "features"
     if mechanism == "layers" and problem is not None:

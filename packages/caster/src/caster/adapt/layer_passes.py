@@ -149,7 +149,7 @@ class AlignedNetwork(Protocol):
         """Copy the network without its past; weights and source moments are shared."""
 
     @property
-    def left_alone(self) -> frozenset[Site]:
+    def unaligned(self) -> frozenset[Site]:
         """Sites that cannot be aligned, known after the first batch."""
 
     @property

@@ -7,7 +7,7 @@ reflect a class bias of the shifted network instead of the stream, the answer is
 pass.
 
 One pass is enough once the stream has seen enough samples: statistics of past batches undo the
-shift, whatever classes the new batch holds. A stream in class order needs a full memory for that.
+shift, whatever classes the new batch holds. A correlated stream needs a full memory for that.
 Once the memory of a shuffled stream is full and its verdict is stable, the stream rests: its maps
 are constant and folded into the weights, and nothing is measured or compared until its outputs
 change or a comparison is due.
@@ -41,7 +41,7 @@ from caster.adapt.layer_passes import (
 from caster.adapt.output_monitor import BLOCK, OutputMonitor
 from caster.core.arrays import DeviceCopies, as_real_array, like, to_numpy
 from caster.core.channels import ChannelMoments, Site
-from caster.core.discriminant import probabilities
+from caster.core.discriminant import host_probabilities
 from caster.core.linalg import Array
 from caster.core.stream_labels import StreamLabels, as_reference, merged_mixture
 from caster.core.threads import SingleThread
@@ -170,7 +170,7 @@ class LayerTransport:
         self._labels = self._frozen_labels = self._start
         self._mixture = None if self._start is None else self._start.chain.prior
 
-    # --- a batch, from its launch to its answer ---------------------------------------------------
+    # --- a batch, from its launch to its answer --------------------------------------------------
 
     def __call__(self, batch: Any, frozen: Outputs | None = None) -> LayerAnswer:
         """Answer a batch, gated by the certificate; pass the frozen outputs if known."""
@@ -229,7 +229,7 @@ class LayerTransport:
         except Exception as error:  # raised again for the caller that waits for this batch
             begun.error = error
 
-    # --- a resting stream: constant maps ----------------------------------------------------------
+    # --- a resting stream: constant maps ---------------------------------------------------------
 
     def _launch(self, batch: Array) -> _RestingBatch | None:
         """Launch a batch with constant maps; None if the stream does not rest."""
@@ -289,7 +289,7 @@ class LayerTransport:
             self._rest = None
             self._alignment.unfold()
 
-    # --- any other batch: aligned, compared, judged -----------------------------------------------
+    # --- any other batch: aligned, compared, judged ----------------------------------------------
 
     def _answer_plausible(
         self,
@@ -318,9 +318,8 @@ class LayerTransport:
         known = None if frozen is None else _rows(frozen, rows)
         answer = self._answer_plausible(batch[kept], known, work)
         filled = {
-            name: None if part is None else _filled(kept, part, rejected)
+            name: None if (part := getattr(answer, name)) is None else _filled(kept, part, rejected)
             for name in ("scores", "adapted", "frozen")
-            for part in (getattr(answer, name),)
         }
         implausible = len(rejected) + answer.implausible
         gone = {"features": None, "frozen_features": None}  # known for plausible samples only
@@ -372,10 +371,7 @@ class LayerTransport:
             return _Proposal(features, logits, logits)
         source, alignment = labels.chain.prior, self._alignment
         kept = min(alignment.target.samples, max(0.0, self.settings.memory - len(batch)))
-        settled = trusted and kept >= max(ENOUGH_PAST, 2 * len(batch))
-        if labels.kind == "runs":  # a few runs can look alike by chance, and keep looking alike
-            settled = settled and alignment.target.is_full(len(batch))
-        settled = settled and labels.kind != "doubted"
+        settled = trusted and self._is_settled(labels, kept, len(batch))
         wanted = as_reference(mixture, source)
         # Streams that rest are compared rarely, so saving memory matters more than speed.
         rare = self._schedule.every > 1 and self._can_rest(len(batch))
@@ -386,12 +382,12 @@ class LayerTransport:
         if fresh:
             kept, settled = 0.0, False
             first = self._aligned(batch, replace(shallow, fresh=True))
-        p = _probabilities(first[1])
+        p = host_probabilities(first[1])
         seen = labels.observe(p)
         if settled and labels.kind != seen.kind:
             settled = False  # shallow layers must confirm the new kind
             first = self._aligned(batch, shallow)
-            p = _probabilities(first[1])
+            p = host_probabilities(first[1])
             seen = labels.observe(p)
         if labels.kind == "doubted" and seen.kind in ("runs", "prior"):
             kept, fresh = 0.0, True  # the past was aligned with the wrong mixture, the source's
@@ -403,13 +399,20 @@ class LayerTransport:
         if labels.kind == "doubted":
             last = first
         features, logits = last
-        p = _probabilities(logits)
+        p = host_probabilities(logits)
         answers, labels = labels.answers(p), labels.advance(p)
         scores = logits
         if answers is not None:
             scores = like(np.log(answers.clip(min=MIN_PROBABILITY)), logits, logits.dtype)
         known = batch_mixture if labels.kind in ("runs", "prior") else None
         return _Proposal(features, logits, scores, labels, mixture, known, settled, fresh)
+
+    def _is_settled(self, labels: StreamLabels, kept: float, samples: int) -> bool:
+        """Whether the statistics of the past, without the batch, are enough to align it."""
+        if labels.kind == "doubted" or kept < max(ENOUGH_PAST, 2 * samples):
+            return False
+        # Shuffled samples can look like runs by chance, and a single pass would perpetuate that.
+        return labels.kind != "runs" or self._alignment.target.is_full(samples)
 
     def _aligned(self, batch: Array, how: Pass) -> tuple[Array, Array]:
         """Features, and logits of the state's classes, with aligned layers."""
@@ -456,7 +459,7 @@ class LayerTransport:
 
     def _frozen_is_source(self, logits: Array) -> bool:  # (n, C)
         """Whether the frozen predictions look shuffled, with the class mixture of the source."""
-        p = _probabilities(logits)
+        p = host_probabilities(logits)
         assert self._frozen_labels is not None
         if np.isfinite(p).all():
             self._frozen_labels = self._frozen_labels.observe(p).advance(p)
@@ -484,7 +487,7 @@ class LayerTransport:
         with self._guard:
             return self._answer_plausible(self.model.placed(batch), None, always)
 
-    # --- the stream: start, reset, save and resume ------------------------------------------------
+    # --- the stream: start, reset, save and resume -----------------------------------------------
 
     def new_stream(self) -> Self:
         """Start another stream with an empty memory over the same model and source.
@@ -556,7 +559,7 @@ class LayerTransport:
     @property
     def aligned_sites(self) -> list[Site]:
         """The sites, without those that the first batch showed cannot be aligned."""
-        return [site for site in self.sites if site not in self._alignment.left_alone]
+        return [site for site in self.sites if site not in self._alignment.unaligned]
 
     @property
     def full_maps(self) -> int:
@@ -607,10 +610,6 @@ def first_labels(layers: Iterable[ChannelMoments]) -> StreamLabels:
         "fit again, or set {argument} to False",
         argument="mixture",
     )
-
-
-def _probabilities(logits: Array) -> NDArray[np.float64]:  # (n, C)
-    return np.asarray(probabilities(to_numpy(as_real_array(logits)).astype(np.float64)))
 
 
 def _all_finite(values: Array) -> bool:

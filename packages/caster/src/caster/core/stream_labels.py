@@ -17,6 +17,7 @@ Kind = Literal["runs", "doubted", "source", "prior"]
 
 PRIOR_WINDOW = 512  # samples from which the prior of a shuffled stream is estimated
 SAME = 0.02  # total variation below which two mixtures count as equal: estimation noise
+STORED = ("last", "evidence", "totals", "count", "sums", "entropies")  # parts of the chain
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,33 +97,20 @@ class StreamLabels:
 
     def state(self, name: str) -> dict[str, NDArray[Any]]:
         """The memory as named arrays, without the source's prior."""
-        chain = self.chain
-        return {
-            f"{name}.last": chain.last,
-            f"{name}.evidence": chain.evidence,
-            f"{name}.totals": chain.totals,
-            f"{name}.count": np.array(chain.count),
-            f"{name}.sums": chain.sums,
-            f"{name}.entropies": np.array(chain.entropies),
-            f"{name}.recent": self.recent,
-        }
+        stored = {f"{name}.{part}": np.asarray(getattr(self.chain, part)) for part in STORED}
+        return {**stored, f"{name}.recent": self.recent}
 
     def resumed(self, state: Any, name: str) -> Self:
-        """Continue from a `state`; ValueError if it is invalid."""
+        """Continue from a `state`; raise ValueError if it is invalid."""
         chain = self.chain
-        arrays, numbers = ("last", "evidence", "totals", "sums"), ("count", "entropies")
-        found = {
-            part: np.asarray(state[f"{name}.{part}"], np.float64)
-            for part in (*arrays, *numbers, "recent")
-        }
-        recent = found.pop("recent")
-        fits = all(found[part].shape == np.shape(getattr(chain, part)) for part in found)
+        recent = np.asarray(state[f"{name}.recent"], np.float64)
+        found = {part: np.asarray(state[f"{name}.{part}"], np.float64) for part in STORED}
+        fits = all(found[part].shape == np.shape(getattr(chain, part)) for part in STORED)
         fits = fits and recent.ndim == 2 and recent.shape[1] == len(chain.prior)
-        fits = fits and all((found[part] >= 0).all() for part in ("totals", "sums", *numbers))
+        fits = fits and all((found[p] >= 0).all() for p in ("totals", "count", "sums", "entropies"))
         if not fits or not all(np.isfinite(part).all() for part in (*found.values(), recent)):
             raise ValueError("impossible labels")
-        parts: dict[str, Any] = {part: found[part] for part in arrays}
-        parts |= {part: float(found[part]) for part in numbers}
+        parts: dict[str, Any] = {p: x if x.ndim else float(x) for p, x in found.items()}
         return replace(self, chain=replace(chain, **parts), recent=recent)
 
 
