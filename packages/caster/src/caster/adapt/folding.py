@@ -234,5 +234,5 @@ def _takes_full_map(layer: Any) -> bool:
     """Whether a full map of the output channels can be folded into the weight of a layer."""
     if type(layer).forward not in PLAIN_FORWARD:
         return False
-    hooks = layer._forward_hooks or layer._forward_pre_hooks  # parametrisations compute the weight
+    hooks = layer._forward_hooks or layer._forward_pre_hooks  # such as weight_norm's
     return layer.groups == 1 and "weight" in layer._parameters and not hooks

@@ -71,7 +71,7 @@ class Verdict:
 
     accepted: bool
     reason: Reason
-    ratio: float  # the certificate; infinite if the computation failed, NaN if not measured
+    ratio: float  # the certificate; infinite if it cannot be computed, NaN if not measured
     confident: int = 0  # samples above the confidence threshold
     classes: int = 0  # pseudo-classes that they occupy
 
