@@ -226,7 +226,7 @@ def test_sites_that_a_state_says_nothing_of_are_spoken_of(caplog):
         for batch in stream(2):
             method.predict(batch)
     (record,) = caplog.records
-    assert "Mixed: 3 sites as blocks.0:in are not aligned" in record.getMessage()
+    assert "Mixed: 3 sites such as blocks.0:in are not aligned" in record.getMessage()
     assert len(ungated(frozen, full).transport.sites) == 1 + 3
 
 

@@ -253,7 +253,7 @@ def test_memory_is_bounded_and_a_forgotten_sample_is_named(fitted, shifted, monk
     assert len(kept) > 0
     assert kept[:, 0].min() >= 1280 - 100
     assert stream.feedback([1279, 1180], [0, 0]) in (0, 1, 2)
-    with pytest.raises(CasterError, match="sample 1179 is forgotten: only the last 100"):
+    with pytest.raises(CasterError, match="sample 1179 is too old: only the last 100"):
         stream.feedback([1279, 1179], [0, 0])
 
 

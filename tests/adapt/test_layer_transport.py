@@ -699,7 +699,7 @@ def test_a_deep_site_of_another_network_is_rejected_though_it_would_not_be_align
         ({"prior": float("inf")}, "prior is"),
         ({"memory": -1}, "memory is"),
         ({"memory": 1.5}, "memory is"),
-        ({"depth": 0.0}, "depth is a share of the sites, above 0 and at most 1, not 0.0"),
+        ({"depth": 0.0}, "depth is a fraction of the sites, above 0 and at most 1, not 0.0"),
         ({"depth": -0.5}, "depth is"),
         ({"depth": 1.01}, "depth is"),
         ({"depth": float("nan")}, "depth is"),

@@ -479,5 +479,5 @@ def test_without_room_for_classes_it_is_layer_transport(monkeypatch):
     monkeypatch.setattr(layer_arrays, "CLASS_BYTES", 0)
     fitted = caster.fit(model(), source_batches())
     assert fitted.settings == PLAIN
-    with pytest.raises(CasterError, match="no moments of classes"):
+    with pytest.raises(CasterError, match="no class moments"):
         LayerTransport(fitted.model, fitted.state.layers, Columns(fitted.head))

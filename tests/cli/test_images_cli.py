@@ -326,7 +326,7 @@ def test_preprocessing_that_will_not_do(refusal, made):
         "evaluate @s.caster @source",
     ):
         told = refusal(f"{line} --model @m.onnx")
-        assert "does not say how images become batches: give --preprocessing" in told
+        assert "does not define its preprocessing: give --preprocessing" in told
         assert wanted in told
     fit = "fit --model @m.onnx @source -o s --preprocessing"
     assert "cannot read none.toml" in refusal(f"{fit} none.toml")

@@ -424,7 +424,7 @@ def test_images_of_several_sizes_share_no_map(refusal, tmp_path, command):
     write_folder(tmp_path / "sizes", pixels, TARGET)
     said = refusal(f"{command} @LN.caster sizes")
     found = re.match(
-        r"images of several sizes cannot be aligned together \(as \w+/(\d+).png and "
+        r"images of several sizes cannot be aligned together \(such as \w+/(\d+).png and "
         r"\w+/(\d+).png\): state a resize in the preprocessing, or set --mechanism to features",
         said,
     )
@@ -572,7 +572,7 @@ def test_another_run_starts_again_and_says_so(typed, monkeypatch):
         calls = answered(patched)
         result = typed(f"{line} --tau 0.5")
         assert result.exit_code == 0
-        assert "out.csv.partial is of another run, or damaged: starting again" in result.stderr
+        assert "out.csv.partial belongs to another run, or is damaged" in result.stderr
     assert sum(calls) == len(TARGET)
     assert [path.name for path in Path().glob("out*")] == ["out.csv"]
 

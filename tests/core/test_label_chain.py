@@ -15,13 +15,13 @@ from scipy.stats import entropy as scipy_entropy
 from caster.core import label_chain
 from caster.core.class_prior import corrected
 from caster.core.label_chain import (
-    AGREED,
-    BOUND,
     EPSILON,
     HISTORY,
     LOG_PRIOR,
-    MOST,
+    MAX_EVIDENCE,
+    MAX_FREQUENCY,
     RHO,
+    SOURCE_WEIGHT,
     WINDOW,
     LabelChain,
 )
@@ -89,11 +89,11 @@ def counted(p, prior, f):
 
 
 def shrunk(totals, count, prior):
-    """Frequencies with as many samples of the source as leave each class at most `MOST`."""
-    agreed = float(AGREED)
+    """Frequencies with enough samples of the source to leave each class at most `MAX_FREQUENCY`."""
+    agreed = float(SOURCE_WEIGHT)
     for total, pi in zip(totals, prior, strict=True):
-        if pi < MOST:  # (total + agreed pi) / (count + agreed) = MOST
-            agreed = max(agreed, (total - MOST * count) / (MOST - pi))
+        if pi < MAX_FREQUENCY:  # (total + agreed pi) / (count + agreed) = MAX_FREQUENCY
+            agreed = max(agreed, (total - MAX_FREQUENCY * count) / (MAX_FREQUENCY - pi))
     both = [total + agreed * pi for total, pi in zip(totals, prior, strict=True)]
     return np.array(both) / (count + agreed)
 
@@ -115,7 +115,7 @@ def test_posteriors_are_sums_over_all_label_sequences():
     close(chain.posterior(p), np.tensordot(chain.weights, each, 1), 1e-12)
     close(chain.advance(p).last, each[:, -1], 1e-12)
     sticky = chain.weights[1:] / (1 - chain.weights[0])
-    close(chain.mixture(p), sticky @ each[1:].mean(axis=1), 1e-12)
+    close(chain.in_runs(p), np.tensordot(sticky, each[1:], 1), 1e-12)
 
 
 def test_evidence_is_the_faded_log_ratio_of_enumerated_likelihoods():
@@ -153,13 +153,13 @@ def test_longer_batches_agree_with_transition_matrices(seed, n_classes, n):
     L = np.array([likelihood(p, chain.prior, e) for e in EPSILON])
     gains = np.diff(logs, axis=1, prepend=0.0) - np.log(L @ seen.frequencies)
     fading = (1 - 1 / WINDOW) ** np.arange(n - 1, -1, -1)
-    close(seen.evidence, np.clip(gains @ fading, -BOUND, BOUND), 1e-9)
+    close(seen.evidence, np.clip(gains @ fading, -MAX_EVIDENCE, MAX_EVIDENCE), 1e-9)
 
 
 def test_weights_are_bayes_rule():
     chain = LabelChain.start(np.full(3, 1 / 3))
     close(chain.weights, np.exp(LOG_PRIOR), 1e-15)
-    chain = replace(chain, evidence=np.linspace(-BOUND, BOUND, G))
+    chain = replace(chain, evidence=np.linspace(-MAX_EVIDENCE, MAX_EVIDENCE, G))
     joint = np.exp(LOG_PRIOR + chain.evidence)
     close(chain.weights, joint / joint.sum(), 1e-12)
 
@@ -184,7 +184,7 @@ def test_pairs_of_negligible_weight_are_left_out():
 @given(seeds, st.integers(2, 8), st.integers(1, 20))
 def test_shuffled_streams_get_their_probabilities_back(seed, n_classes, n):
     rng = np.random.default_rng(seed)
-    against_runs = np.array([0.0, *[-10 * BOUND] * (G - 1)])
+    against_runs = np.array([0.0, *[-10 * MAX_EVIDENCE] * (G - 1)])
     chain = replace(some_chain(rng, n_classes), evidence=against_runs)
     p = rng.dirichlet(np.ones(n_classes), n)
     assert not chain.is_correlated
@@ -204,7 +204,7 @@ def test_permuting_the_classes_permutes_everything(seed, order):
     )
     p = rng.dirichlet(np.full(5, 0.5), 12)
     close(permuted.posterior(p[:, order]), chain.posterior(p)[:, order], 1e-12)
-    close(permuted.mixture(p[:, order]), chain.mixture(p)[order], 1e-12)
+    close(permuted.in_runs(p[:, order]), chain.in_runs(p)[:, order], 1e-12)
     one, other = chain.observe(p).advance(p), permuted.observe(p[:, order]).advance(p[:, order])
     close(other.evidence, one.evidence, 1e-11)
     close(other.last, one.last[:, order], 1e-12)
@@ -254,7 +254,7 @@ def test_the_evidence_of_a_split_batch_is_that_of_the_whole_at_equal_frequencies
     labels, count = rng.dirichlet(np.ones(4), 6), 300.0 + more
     chain = replace(some_chain(rng, 4), totals=count * labels.mean(axis=0), count=count)
     # These labels' probabilities under the frequencies have the frequencies as their mean
-    labels = (count * labels + AGREED * chain.prior) / (count + AGREED)
+    labels = (count * labels + SOURCE_WEIGHT * chain.prior) / (count + SOURCE_WEIGHT)
     half = corrected(labels, chain.prior, chain.frequencies)
     other = half[rng.permutation(6)]
     first = chain.observe(half)
@@ -291,13 +291,13 @@ def test_extreme_probabilities_stay_finite(p, prior):
     chain = LabelChain.start(prior)
     for _ in range(40):
         chain = chain.observe(p)
-        for found in (chain.posterior(p), chain.mixture(p)[None], chain.frequencies[None]):
+        for found in (chain.posterior(p), chain.in_runs(p), chain.frequencies[None]):
             assert np.isfinite(found).all()
             assert (found >= 0).all()
             close(found.sum(axis=1), np.ones(len(found)), np.finfo(p.dtype).eps * 8)
         chain = chain.advance(p)
     assert np.isfinite(chain.evidence).all()
-    assert np.abs(chain.evidence).max() <= BOUND
+    assert np.abs(chain.evidence).max() <= MAX_EVIDENCE
     close(chain.last.sum(axis=1), np.ones(G), 1e-12)
 
 
@@ -313,7 +313,7 @@ def test_frequencies_start_at_the_source_and_forget():
         for _ in range(HISTORY // 512 * 4):
             chain = chain.observe(np.eye(3)[np.full(512, label)])
     assert chain.count == HISTORY
-    assert np.abs(chain.frequencies - [0.7 / 4.5, 0.2 / 4.5, MOST]).max() < 0.01
+    assert np.abs(chain.frequencies - [0.7 / 4.5, 0.2 / 4.5, MAX_FREQUENCY]).max() < 0.01
     p = rng.dirichlet(np.ones(3), 2 * HISTORY)
     huge = chain.observe(p)
     close(huge.totals, counted(p, prior, chain.frequencies), 1e-12)  # all of it from this batch
@@ -332,12 +332,12 @@ def test_the_largest_frequency_is_capped_by_more_of_the_source(seed, n_classes, 
         f = chain.frequencies
         close(f, shrunk(chain.totals, count, chain.prior), 1e-12)
         close(f.sum(), 1.0, 1e-12)
-        assert f.max() <= MOST + 1e-12 or chain.prior.max() >= MOST
+        assert f.max() <= MAX_FREQUENCY + 1e-12 or chain.prior.max() >= MAX_FREQUENCY
 
 
 @pytest.mark.slow
 def test_frequencies_become_those_of_em():
-    """Each batch is a step of EM; the source counts as `AGREED` of `HISTORY` samples."""
+    """Each batch is a step of EM; the source counts as `SOURCE_WEIGHT` of `HISTORY` samples."""
     rng = np.random.default_rng(4)
     prior, n = np.array([0.4, 0.3, 0.2, 0.1]), 512
     labels = rng.choice(4, n, p=[0.1, 0.2, 0.2, 0.5])
@@ -345,7 +345,7 @@ def test_frequencies_become_those_of_em():
     chain, f = LabelChain.start(prior), prior
     for _ in range(150):
         chain = chain.observe(p)
-        f = (counted(p, prior, f) / n * HISTORY + AGREED * prior) / (HISTORY + AGREED)
+        f = (counted(p, prior, f) / n * HISTORY + SOURCE_WEIGHT * prior) / (HISTORY + SOURCE_WEIGHT)
     assert np.abs(chain.frequencies - f).max() < 1e-4
     assert np.abs(f - p.mean(axis=0)).max() > 0.2
 
@@ -355,7 +355,7 @@ def test_memory_stays_small_with_many_classes():
     """All pairs, a thousand classes and batches of 512: G n C numbers are 45 MB."""
     rng = np.random.default_rng(5)
     chain, p = some_chain(rng, 1000), rng.dirichlet(np.ones(1000), 512)
-    for work in (chain.observe, chain.mixture, chain.posterior, chain.advance):
+    for work in (chain.observe, chain.in_runs, chain.posterior, chain.advance):
         tracemalloc.start()
         try:
             work(p)
@@ -446,7 +446,8 @@ def test_runs_that_the_answers_contradict_are_doubted():
 def test_the_surplus_is_the_information_beyond_the_labels_entropy(seed, n):
     """By loops over samples and classes, of two batches with evident runs."""
     rng = np.random.default_rng(seed)
-    chain = replace(LabelChain.start(np.full(3, 1 / 3)), evidence=np.array([0.0, *[BOUND] * 10]))
+    evidence = np.array([0.0, *[MAX_EVIDENCE] * 10])
+    chain = replace(LabelChain.start(np.full(3, 1 / 3)), evidence=evidence)
     sums, noise, total = np.zeros((2, 3)), 0.0, 0.0
     for size in (n, 5):
         p = rng.dirichlet(np.full(3, 0.5), size)
@@ -494,4 +495,4 @@ def test_the_mixture_of_a_correlated_batch_is_found():
     p = classifier(rng, labels, 0.6)
     *_, (chain, batch) = follow(p, 64)
     true = np.bincount(labels[64:], minlength=10) / 64
-    assert np.abs(chain.mixture(batch) - true).sum() < 0.3 < np.abs(batch.mean(0) - true).sum()
+    assert np.abs(chain.mixture - true).sum() < 0.3 < np.abs(batch.mean(0) - true).sum()

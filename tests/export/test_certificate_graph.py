@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from caster.adapt.layer_certificate import (
-    DOUBTED,
+    ERROR_TOLERANCE,
     ComparisonSchedule,
     LayerCertificate,
     gating_ratio,
@@ -53,7 +53,7 @@ def test_the_expected_error_of_a_sure_model_says_nothing():
     [
         (1.3, 0.9, True, True, 0.9),  # shuffled: the norms alone
         (0.7, 0.9, True, False, 0.9),  # frozen answers in runs: both must be small
-        (1.3, 0.9, True, False, 1.3 / DOUBTED),
+        (1.3, 0.9, True, False, 1.3 / ERROR_TOLERANCE),
         (math.inf, 0.9, True, False, math.inf),
         (1.3, 0.9, False, True, 1.3),  # in runs: the errors alone
         (0.7, 0.9, False, False, 0.7),

@@ -73,7 +73,7 @@ CHAINS = product(["shuffled", "runs", "one class"], [1, 13], [0, 40, 800])
 def test_the_chain_is_that_of_core(order, n, past):
     chain, p = followed(order, past), probabilities(n, order, seed=1)
     seen = chain.observe(p)
-    mixture = seen.mixture(p) if seen.is_evident else PRIOR
+    mixture = seen.mixture if seen.is_evident else PRIOR
     for function, expected in (
         (observed, [*chain_parts(seen), mixture]),
         (advanced, chain_parts(chain.advance(p))),
@@ -95,7 +95,7 @@ def test_frequencies_are_shrunk_and_bounded(totals):
     chain = label_chain.replace(chain, totals=np.array(totals), count=float(sum(totals)))
     found = evaluate(lambda *parts: chain_in_graph(PRIOR, parts).frequencies, *chain_parts(chain))
     np.testing.assert_allclose(found, chain.frequencies, atol=1e-15)
-    assert found.max() <= label_chain.MOST
+    assert found.max() <= label_chain.MAX_FREQUENCY
 
 
 @pytest.mark.parametrize("order", ["shuffled", "tailed"])
@@ -133,7 +133,7 @@ def test_labels_of_a_stream_are_those_of_core(order, size):
         batch = p[start : start + size]
         labels = labels.observe(batch)
         mixture, answers, correction, *state = run(batch, *state)
-        np.testing.assert_allclose(mixture, labels.mixture(batch), atol=1e-9)
+        np.testing.assert_allclose(mixture, labels.mixture, atol=1e-9)
         expected = labels.answers(batch)
         kinds.append(label_graph.KINDS[state[-1]])
         assert kinds[-1] == labels.kind

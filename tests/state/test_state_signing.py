@@ -101,7 +101,7 @@ def test_an_adapter(tmp_path):
     Adapter(model, tmp_path / "s.caster", key=KEY)
     with pytest.raises(StateError, match="not signed with this key"):
         Adapter(model, tmp_path / "s.caster", key=OTHER)
-    with pytest.raises(CasterError, match="in memory already"):
+    with pytest.raises(CasterError, match="already in memory"):
         Adapter(model, fitted.state, key=KEY)
 
 

@@ -1,4 +1,4 @@
-"""Constants of the method with their defaults and origins, and limits on input.
+"""Constants of the method with their defaults and origins, and limits on the size of inputs.
 
 >>> Settings(tau=1.5).tau
 1.5
@@ -19,11 +19,11 @@ from typing import Any, Literal
 from caster.errors import CasterError, LimitError
 
 Origin = Literal["paper", "project"]
-STATE_DTYPE = "float32"  # of stored arrays: half the bytes, far finer than sampling error
-IMAGES_AT_ONCE = 64  # per forward pass, however many images are adapted to together
-CHUNK_ELEMENTS = 2**24  # of a chunk of features: 64 MiB of float32
-LAYER_WINDOW = 256  # samples behind a certificate of aligned layers
-LAYER_EVERY = 2048  # windows of a stable verdict of which at least one is compared
+STATE_DTYPE = "float32"  # of stored arrays: half the size of float64, far finer than sampling error
+IMAGES_AT_ONCE = 64  # images per forward pass, whatever the batch size of the adaptation
+CHUNK_ELEMENTS = 2**24  # elements of a chunk of features: 64 MiB of float32
+LAYER_WINDOW = 256  # samples in the certificate of aligned layers
+LAYER_EVERY = 2048  # while a verdict is stable, at least one window in so many is compared
 
 
 def _constant(default: float, origin: Origin, why: str, low: float = 0.0) -> Any:
@@ -64,11 +64,11 @@ class Settings:
             raise CasterError(f"confidence must be below 1, not {self.confidence!r}")
 
 
-RETIRED = frozenset({"scatter_ridge"})  # constants in older records
+RETIRED = frozenset({"scatter_ridge"})  # constants that only older records have
 
 
 def recorded(constants: Mapping[str, Any]) -> Settings:
-    """Constants of a record, without those retired since.
+    """Settings of a record, without retired constants.
 
     >>> recorded({"tau": 0.5, "scatter_ridge": 1e-4}).tau
     0.5
@@ -78,7 +78,7 @@ def recorded(constants: Mapping[str, Any]) -> Settings:
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds on the size of one input, so that a small hostile file cannot exhaust the memory.
+    """Bounds on the size of an input, so that a small malicious file cannot exhaust the memory.
 
     >>> Limits(pixels=100).check("pixels", 144, "a.png has 12 x 12 pixels")
     Traceback (most recent call last):
@@ -88,8 +88,8 @@ with Limits(pixels=144), or --max pixels=144
     """
 
     pixels: int = 2**26  # of one image, decoded or resized: 8,192 x 8,192
-    array_bytes: int = 2**32  # of an array in memory, unless its file has an eighth of that
-    features: int = 2**14  # width of a feature vector: a fit needs matrices of that width squared
+    array_bytes: int = 2**32  # of an array in memory, unless its file has an eighth of that size
+    features: int = 2**14  # length of a feature vector: a fit needs square matrices of that width
     classes: int = 2**16  # distinct labels of a fit, and logits of a sample
     label_length: int = 2**10  # characters of a label
 
@@ -100,7 +100,7 @@ with Limits(pixels=144), or --max pixels=144
                 raise CasterError(f"the limit {limit.name} must be a whole number, not {value!r}")
 
     def check(self, name: str, size: int, what: str) -> None:
-        """Raise if a size exceeds the limit of that name; `what` describes the input."""
+        """Raise if a size exceeds the named limit; `what` describes the input."""
         limit, unit = getattr(self, name), name.split("_")[-1].replace("length", "characters")
         if size > limit:
             raise LimitError(
@@ -113,7 +113,7 @@ DEFAULT_LIMITS = Limits()
 
 
 def describe() -> list[tuple[str, float, Origin, str]]:
-    """List name, default, origin and meaning of every constant.
+    """Name, default, origin and meaning of every constant.
 
     >>> describe()[3]
     ('tau', 0.8, 'paper', 'largest accepted ratio r_t')

@@ -1,11 +1,11 @@
-"""Errors a user can act on: one line, what is wrong and what to do."""
+"""Errors that users can act on: one line that says what is wrong and what to do."""
 
 import errno
 from typing import Self
 
 FIELD = "{argument}"
 
-# What a terminal obeys (escape sequences start with such a character), what reorders or breaks a
+# Control characters, which start escape sequences of a terminal, characters that reorder or break a
 # line, and lone surrogates, which cannot be encoded.
 _UNSAFE = [range(0x20), range(0x7F, 0xA0), (0x61C, 0x200E, 0x200F), range(0x2028, 0x202F)]
 _UNSAFE += [range(0x2066, 0x206A)]
@@ -17,7 +17,7 @@ _LINES_KEPT = {code: sign for code, sign in _VISIBLE.items() if code != ord("\n"
 
 
 def visible(text: str) -> str:
-    """Text for a terminal: control characters are shown instead of obeyed; newlines stay.
+    """Make text safe for a terminal: show control characters instead; keep newlines.
 
     >>> visible("a label \\x1b[31mthat paints\\n")
     'a label ␛[31mthat paints\\n'
@@ -26,7 +26,7 @@ def visible(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """The same for text that must be a single line.
+    """Like `visible`, for text that must be a single line.
 
     >>> one_line("two\\nlines")
     'two␊lines'
@@ -37,9 +37,9 @@ def one_line(text: str) -> str:
 class CasterError(ValueError):
     """Bad input. The message is one line; the command line prints it without a traceback.
 
-    A message may quote a label or a file name; their control characters are shown, not obeyed.
-    Where it tells the user to set an argument, it has `{argument}` in its place, and the command
-    line puts the option there instead.
+    A message may quote a label or a file name, so control characters are made visible. If it tells
+    the user to set an argument, it contains `{argument}`, which the command line replaces by the
+    name of the option.
 
     >>> print(CasterError("name its classifier with {argument}", argument="head"))
     name its classifier with head=
@@ -51,16 +51,16 @@ class CasterError(ValueError):
         super().__init__(self.phrased(f"{argument}="))
 
     def within(self, place: str) -> Self:
-        """The same error, with the place it occurred in before its message."""
+        """Return the same error with a place before its message."""
         return type(self)(f"{place}: {self.template}", argument=self.argument)
 
     def phrased(self, argument: str) -> str:
-        """The message, with the argument as the reader would write it."""
+        """The message, with the argument as the user would write it."""
         return self.template if self.argument is None else self.template.replace(FIELD, argument)
 
 
 class InputTypeError(CasterError, TypeError):
-    """Values that are not numbers; scikit-learn expects a TypeError for some of them."""
+    """Values that are not numbers; scikit-learn expects a TypeError for some."""
 
 
 class LimitError(CasterError):
@@ -68,11 +68,11 @@ class LimitError(CasterError):
 
 
 class StateError(CasterError):
-    """A state file that cannot be trusted, or does not belong to what it is used with."""
+    """A state file that cannot be trusted, or that belongs to another model or preprocessing."""
 
 
 class DiskFullError(CasterError):
-    """A full disk, a quota or a file-size limit: no further write would do better."""
+    """A full disk, quota or file-size limit: further writes would fail too."""
 
 
 _FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
@@ -80,7 +80,7 @@ MAKE_ROOM = "make room there and run the same command again"
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Whether an error, or any that it was raised from, is a full disk, quota or size limit.
+    """Whether an error, or one of its causes, is a full disk, quota or file-size limit.
 
     >>> is_disk_full(OSError(errno.ENOSPC, "No space left on device")), is_disk_full(OSError())
     (True, False)
@@ -95,7 +95,7 @@ def is_disk_full(error: BaseException | None) -> bool:
 
 
 def machine_message(error: MemoryError | RecursionError | OSError) -> str:
-    """One line on what the machine did not give: memory, depth or a file.
+    """Describe a lack of memory, too deep nesting or a failed file operation in one line.
 
     >>> machine_message(PermissionError(errno.EACCES, "Permission denied", "runs"))
     'cannot read or write runs: Permission denied'

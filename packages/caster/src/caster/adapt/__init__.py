@@ -1,1 +1,1 @@
-"""Fit source statistics, and adapt batches by them: the estimator, the layers, the Adapter."""
+"""Fit source statistics and adapt to batches: the estimator, layer transport, the Adapter."""

@@ -1,4 +1,4 @@
-"""A frozen torch module with aligned layers, on a twin that shares its weights."""
+"""Align the layers of a frozen torch module, on a twin that shares its weights."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ from caster.models.torch_channels import (
     on_grid,
 )
 
-FOLDING_ERROR = 0.05  # of the largest logit: more than the rounding of bf16
-PART = 16 * 3 * 224 * 224  # input values that pass at once: fewer are bound by kernel launches
+FOLDING_ERROR = 0.05  # tolerance relative to the largest logit: above the rounding of bf16
+PART = 16 * 3 * 224 * 224  # input values per part of a batch: fewer are bound by kernel launches
 LEAVE_OUT = "leave it out with sites=, or adapt the last features only"
 
 log = logging.getLogger("caster")
@@ -75,12 +75,12 @@ DERIVED = ("_placed", "_full", "_positions", "_constants_of")
 class Alignment:
     """A twin of a torch module with aligned layers: see `AlignedNetwork`.
 
-    At a BatchNorm the layer's statistics are replaced instead of its input.
+    Hooks map the values of a site. A BatchNorm gets other statistics instead.
     """
 
-    _shared: frozenset[Site] | None = None  # BatchNorms called twice; None before a batch
-    _lane: cuda.GraphRunner | None = None
-    _order: Sequence[Sequence[tuple[Site, int]]] = ()  # recorded moments: sites, and their arrays
+    _called_twice: frozenset[Site] | None = None  # BatchNorms; None before a batch
+    _runner: cuda.GraphRunner | None = None
+    _order: Sequence[Sequence[tuple[Site, int]]] = ()  # of recorded moments: site, array count
     _shape: tuple[int, ...] = ()  # of one input, without the batch axis
     _folded: FoldedModule | None = None
     _ready: Mapping[Site, Map] = MappingProxyType({})  # full maps of the current pass
@@ -89,10 +89,10 @@ class Alignment:
         self,
         model: TorchModel,
         sites: Sequence[Site],
-        layers: Mapping[Site, ChannelMoments] | None,  # as tensors; None: BatchNorms' own
+        layers: Mapping[Site, ChannelMoments] | None,  # as tensors; None: those in BatchNorms
         prior: float,
         memory: int,
-        ends: Range | None = None,  # range of input values, to judge which samples are plausible
+        ends: Range | None = None,  # range of input values, to detect implausible samples
     ) -> None:
         self.model = model
         self.sites = list(sites)
@@ -100,18 +100,18 @@ class Alignment:
         self.target = TargetMoments(memory, sites, merged)
         self._pass = WHOLE
         self._samples = 0  # in the current batch, or part of one
-        self._plausible: Tensor | None = None  # (n,), of its samples
-        self._measured: dict[Site, ChannelMoments] = {}  # of its parts so far
+        self._plausible: Tensor | None = None  # (n,), mask of its samples
+        self._measured: dict[Site, ChannelMoments] = {}  # moments of its parts so far
         self._ends = ends
         self._layers = layers
-        # Those of classes, where the values are; empty until a mixture needs them.
+        # Class moments on the device of the values; empty until a mixture needs them.
         self._classes: dict[Site, ClassChannelMoments] = {}
-        self._limits: dict[tuple[int, ...], Mapping[Site, Tensor]] = {}  # plausible, by input shape
+        self._limits: dict[tuple[int, ...], Mapping[Site, Tensor]] = {}  # by input shape
         self._twin = model.twin()
         self._twin.head = None  # set on the first batch
         parts = dict(self._twin.module.named_modules())
         batchnorms = batchnorm_sites(model.module)
-        self._mapped: list[MappedSite] = []
+        self._mapped: list[AlignedSite] = []
         self._batchnorms: list[BatchNormSite] = []
         for site in sites:
             found = (layers or {}).get(site)
@@ -121,7 +121,7 @@ class Alignment:
             elif site in batchnorms:
                 self._batchnorms.append(BatchNormSite(site, parts[site.module], found))
             elif found is not None:
-                self._mapped.append(MappedSite(site, found))
+                self._mapped.append(AlignedSite(site, found))
         self._position = {site: i for i, site in enumerate(sites)}
         for aligned in self._sites:
             hook_on(self._twin.module, aligned.site, partial(self._align, aligned), LEAVE_OUT)
@@ -134,9 +134,9 @@ class Alignment:
         settings: LayerSettings,
         ends: Range | None,
     ) -> Self:
-        """Align a model with the moments of a state, or with those of its BatchNorms if None."""
+        """Align a model with the layers of a state or, without any, of its BatchNorms."""
         parts = {plain_name(name) for name, _ in model.module.named_modules()}
-        for site in layers or ():  # deep ones that are not aligned included
+        for site in layers or ():  # even those that are too deep to be aligned
             if site.module not in parts:
                 raise CasterError(f"{model.name} has no layer of the state's site {site}")
         measured, batchnorms = [*(layers or {})], batchnorm_sites(model.module)
@@ -151,46 +151,22 @@ class Alignment:
             }
         return cls(model, sites, known, settings.prior, settings.memory, ends)
 
-    def new_stream(self) -> Self:
-        """A copy without a past, on its own twin; weights and source moments are shared."""
-        memory = self.target.memory
-        other = type(self)(self.model, self.sites, self._layers, self.prior, memory, self._ends)
-        other._shared, other._limits = self._shared, self._limits
-        other._classes = self._classes
-        return other
-
     @property
     def _sites(self) -> list[AlignedSite]:
         return [*self._mapped, *self._batchnorms]
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Copy and pickle without recordings and what was derived from batches."""
-        shown = (
-            "_shared",
-            "_lane",
-            "_order",
-            "_classes",
-            "_limits",
-            "_shape",
-            "_plausible",
-            "_folded",
-            "_ready",
-        )
-        kept = {name: part for name, part in vars(self).items() if name not in shown}
-        return {**kept, "_classes": {}, "_limits": {}}
-
     def __call__(self, batch: Any, how: Pass = WHOLE) -> Outputs:
-        """Features and logits with aligned layers; `accept` then adds the batch to the past."""
+        """Compute features and logits with aligned layers; `accept` adds the batch to the past."""
         placed = self.model.placed(batch)
-        self._inspect_network(placed)
-        if how.in_parts and self.model.has_hooks:  # of the user's, who expects one call per batch
+        self._inspect(placed)
+        if how.in_parts and self.model.has_hooks:  # users expect one call of their hooks per batch
             how = replace(how, in_parts=False)
         self._plausible, self._pass = None, how
         self.target.begin()
         self._ready = self._full_maps(how) if how.past_only else {}
         recorded = self.model.cuda_graph and runs_on_gpu(self.model)
         try:
-            # A recording cannot depend on the past: only a batch that fills the memory is recorded.
+            # A CUDA graph cannot depend on the past: record only batches that fill the memory.
             memory = self.target.memory
             enough = max(memory, CHANGE_WINDOW) if memory else 0
             alone = len(placed) >= enough and how.mixture is None and not how.past_only
@@ -211,70 +187,66 @@ class Alignment:
                 raise ImplausibleSamples(kept)
         return Outputs(features, logits)
 
-    @property
-    def left_alone(self) -> frozenset[Site]:
-        """BatchNorms that are not aligned because a pass calls them twice; known after a batch."""
-        return self._shared or frozenset()
+    def _inspect(self, batch: Tensor) -> None:
+        """Find the classifier, the sites that cannot be aligned and the limits, once per shape."""
+        if self._twin.head is None and self.model.head is not None:
+            self._twin.head = plain_name(self.model.head)
+        if self._called_twice is None:
+            # A BatchNorm that a pass calls twice has one set of statistics for two places.
+            batchnorms = [aligned.site for aligned in self._batchnorms]
+            times = (
+                self._unhooked(lambda hooks: times_called(self.model.twin(hooks), batch))
+                if batchnorms
+                else {}
+            )
+            self._called_twice = frozenset(site for site in batchnorms if times[site.module] > 1)
+            for site in sorted(self._called_twice, key=str):
+                log.warning("%s of %s is called twice: not aligned", site, self.model.name)
+            if self._layers is None:
+                self._warn_unmeasured(batch)
+        self._shape = tuple(batch.shape[1:])
+        if self._shape not in self._limits:
+            self._limits[self._shape] = self._sharp_limits(batch)
 
-    def accept(self) -> None:
-        """Add the last batch to the past."""
-        self.target.accept(self._pass.fresh)
-
-    def fold(self, batch: Any, how: Pass, batches: int) -> bool:
-        """Make the maps of a pass from the past constant, for about so many batches.
-
-        The first time, outputs with folded maps are compared with those of the hooks on the batch;
-        False if they differ, or if the batch does not allow a comparison.
-        """
-        if self._folded is None and not self._make_folded(batch, how):
-            return False
-        assert self._folded is not None
-        self._folded.fold(self._maps(how), batches)
-        return True
-
-    def _make_folded(self, batch: Any, how: Pass) -> bool:
+    def _sharp_limits(self, batch: Tensor) -> dict[Site, Tensor]:
+        """Limits from the range of input values; empty if that is unknown or fits no image."""
+        if self._ends is None:
+            return {}
+        sources = {s.site: s.source for s in self._sites if s.site not in self.unaligned}
         try:
-            expected: Any = self(batch, how).logits
-        except ImplausibleSamples:
-            return False
-        finally:
-            self.target.begin()
-        if not bool(expected.isfinite().all()):
-            return False
-        sites = [a.site for a in self._sites if a.site not in self.left_alone]
-        placed = self.model.placed(batch)
-        before = self._unhooked(lambda hooks: foldable_convolutions(self.model.twin(hooks), placed))
-        for known in (before, {}):  # `forward` may use a convolution's output elsewhere
-            self._folded = FoldedModule(self.model, {site: known.get(site) for site in sites})
-            self._folded.fold(self._maps(how))
-            _, logits = self._folded(placed)
-            error = (expected - logits).abs().max()
-            if error <= FOLDING_ERROR * expected.abs().max():
-                self._folded.map_in_place(placed)
-                return True
-        self._folded = None  # neither reproduces the hooks
-        return False
+            images = torch.from_numpy(extremes(self._ends, tuple(batch.shape[1:]))).to(batch)
+            return self._unhooked(
+                lambda hooks: first_limits(self.model.twin(hooks), sources, images)
+            )
+        except (CasterError, RuntimeError):  # RuntimeError: the range has other channels
+            return {}
 
-    def folded(self, batch: Any, answer: Answer) -> tuple[Array, ...]:
-        """Answer by the features and logits with the constant maps; nothing is measured."""
-        assert self._folded is not None
-        return self._folded(self.model.placed(batch), answer)
+    def _unhooked(self, look: Callable[[bool], T]) -> T:
+        """Inspect a twin without the user's hooks, or with them if that fails."""
+        try:
+            return look(False)
+        except (CasterError, AttributeError, LookupError, TypeError):
+            return look(True)
 
-    def unfold(self) -> None:
-        """Free the recording of batches with the constant maps."""
-        if self._folded is not None:
-            self._folded.release()
-
-    def _maps(self, how: Pass) -> dict[Site, Map]:
-        """Maps from past batches, at every aligned site."""
-        maps = self._full_maps(how)
-        for aligned in self._sites:
-            if aligned.site not in maps and aligned.site not in self.left_alone:
-                maps[aligned.site] = to_source(*self._from_past(aligned, how), aligned.eps)
-        return maps
+    def _warn_unmeasured(self, batch: Tensor) -> None:
+        """Warn about sites that are not aligned because the state has no layers."""
+        try:
+            found = self._unhooked(lambda hooks: find_sites(self.model, batch, hooks))
+        except CasterError as error:  # BatchNorms can still be aligned
+            log.warning("only BatchNorms are aligned: %s", error)
+            return
+        others = [site for site in found if not is_batchnorm(self._twin.module, site)]
+        if others:
+            log.warning(
+                "%s: %d sites such as %s are not aligned, because the state has no layers: fit "
+                "again with layers",
+                self.model.name,
+                len(others),
+                others[0],
+            )
 
     def _full_maps(self, how: Pass) -> dict[Site, Map]:
-        """Full maps from past batches, where enough samples support them."""
+        """Full maps from past batches, at sites with enough samples."""
         sites = [
             a for a in self._mapped if isinstance(a, FullMapSite) and a.site in self.target.past
         ]
@@ -284,39 +256,10 @@ class Alignment:
         return {aligned.site: found for (aligned, *_), found in zip(full, maps, strict=True)}
 
     def _from_past(self, aligned: AlignedSite, how: Pass) -> tuple[ChannelMoments, ChannelMoments]:
-        """Moments of past batches, shrunk by the prior, and the reference they are mapped to."""
+        """Moments of past batches, shrunk towards the reference, and the reference."""
         target = self.target.past[aligned.site]
         reference = self._reference(aligned, how, target)
         return blended(target, reference, self.prior), reference
-
-    def reset(self) -> None:
-        """Forget the past."""
-        self.target.reset()
-        self._samples, self._pass, self._twin.head = 0, WHOLE, None
-
-    def resume(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Continue from a `state` of the target."""
-        self.reset()
-        sources = {aligned.site: aligned.source for aligned in self._sites}
-        # Before a batch it is unknown which BatchNorms are not aligned: any may lack a past.
-        batchnorms = [aligned.site for aligned in self._batchnorms]
-        self.target.resume(
-            state,
-            sources,
-            lambda part: torch.as_tensor(part, device=self.model.device),
-            batchnorms if self._shared is None else self._shared,
-        )
-
-    @property
-    def full_maps(self) -> int:
-        """Sites with a full map."""
-        return sum(isinstance(aligned, FullMapSite) for aligned in self._mapped)
-
-    @property
-    def source_bytes(self) -> int:
-        """Size of the source's moments; BatchNorms' own are the model's."""
-        own = [aligned.source for aligned in self._sites if aligned.is_measured]
-        return sum(nbytes(moments) for moments in own)
 
     def _run(self, placed: Tensor) -> tuple[Tensor, Tensor]:
         self._samples = len(placed)
@@ -324,10 +267,10 @@ class Alignment:
         return features.float(), logits.float()
 
     def _run_in_parts(self, placed: Tensor) -> tuple[Tensor, Tensor]:
-        """Run part after part: a whole pass with hooks would need more memory than a plain one.
+        """Run a batch in parts: with hooks, a whole batch needs more memory than a plain pass.
 
-        Maps come from the past, so no part depends on another one, and the moments of all parts
-        together are those of the batch.
+        Maps come from the past, so the parts are independent, and their merged moments are those of
+        the batch.
         """
         self._measured = {}
         outputs: list[tuple[Tensor, Tensor]] = []
@@ -343,10 +286,10 @@ class Alignment:
         return torch.cat(features), torch.cat(logits)
 
     def _replayed(self, placed: Tensor) -> tuple[Tensor, Tensor]:
-        """Run as a CUDA graph, recorded once per shape; the sites' moments are outputs."""
-        if self._lane is None:
-            self._lane = cuda.GraphRunner(placed.device)
-        (features, logits, self._plausible, *parts), _ = self._lane.run(
+        """Run a CUDA graph, recorded once per shape; it also outputs the moments of the sites."""
+        if self._runner is None:
+            self._runner = cuda.GraphRunner(placed.device)
+        (features, logits, self._plausible, *parts), _ = self._runner.run(
             lambda: (placed,), self._work, self._pass.depth
         )
         found = iter(parts)
@@ -360,7 +303,7 @@ class Alignment:
         return features, logits
 
     def _work(self, placed: Tensor) -> tuple[list[Tensor], object]:
-        """The recorded work, and the tensors it reads."""
+        """Compute what a CUDA graph records; also return the tensors it reads."""
         answer = self._run(placed)
         both = self.target.pending, self.target.newest
         self._order = [[(site, len(parts_of(m))) for site, m in kept.items()] for kept in both]
@@ -375,7 +318,7 @@ class Alignment:
         """Return the aligned values of a site; None to leave them unchanged."""
         site, how = aligned.site, self._pass
         position = self._position[site]
-        if site in self.left_alone or (how.depth is not None and position >= how.depth):
+        if site in self.unaligned or (how.depth is not None and position >= how.depth):
             return None
         own = site.of_images(values)
         if own is not values:
@@ -405,8 +348,19 @@ class Alignment:
             return result
         return torch.cat((values[:, : site.added], result), dim=1)
 
+    def _judge(self, site: Site, values: Tensor, source: ChannelMoments) -> Tensor:  # (n,)
+        """Mask of plausible samples, by their values at the first site."""
+        limits = self._limits.get(self._shape, {}).get(site)
+        if limits is None:
+            limits = broad_limits(source)
+        found = energies(values, site.axis, self._samples, source.mean)
+        if found is None:
+            return limits.new_ones(self._samples, dtype=torch.bool)
+        kept: Tensor = plausible(found, limits)
+        return kept
+
     def _reference(self, aligned: AlignedSite, how: Pass, target: ChannelMoments) -> ChannelMoments:
-        """The source's moments, under a mixture of its classes if the pass names one."""
+        """The source's moments, under the class mixture of the pass if it has one."""
         if how.mixture is None or aligned.source.classes is None:
             reference = aligned.source_like(target)
         else:
@@ -420,104 +374,149 @@ class Alignment:
     def _classes_like(
         self, site: Site, classes: ClassChannelMoments, values: Tensor
     ) -> ClassChannelMoments:
-        """Moments of a site's classes, on the device of some values."""
+        """Class moments of a site, on the device of the values."""
         found = self._classes.get(site)
         if found is None or found.means.device != values.device:
             self._classes[site] = found = class_tensors(classes, values.device)
         return found
 
-    def _judge(self, site: Site, values: Tensor, source: ChannelMoments) -> Tensor:  # (n,)
-        """Which samples are plausible, by their values at the first site."""
-        limits = self._limits.get(self._shape, {}).get(site)
-        if limits is None:
-            limits = broad_limits(source)
-        found = energies(values, site.axis, self._samples, source.mean)
-        if found is None:
-            return limits.new_ones(self._samples, dtype=torch.bool)
-        kept: Tensor = plausible(found, limits)
-        return kept
+    def accept(self) -> None:
+        """Add the last batch to the past."""
+        self.target.accept(self._pass.fresh)
 
-    def _inspect_network(self, batch: Tensor) -> None:
-        """On the first batch, find the classifier and the sites that cannot be aligned."""
-        if self._twin.head is None and self.model.head is not None:
-            self._twin.head = plain_name(self.model.head)
-        if self._shared is None:
-            # A BatchNorm that a pass calls twice has one set of statistics for two positions.
-            batchnorms = [aligned.site for aligned in self._batchnorms]
-            times = (
-                self._unhooked(lambda hooks: times_called(self.model.twin(hooks), batch))
-                if batchnorms
-                else {}
-            )
-            self._shared = frozenset(site for site in batchnorms if times[site.module] > 1)
-            for site in sorted(self._shared, key=str):
-                log.warning("%s of %s is called twice: not aligned", site, self.model.name)
-            if self._layers is None:
-                self._warn_unmeasured(batch)
-        self._shape = tuple(batch.shape[1:])
-        if self._shape not in self._limits:
-            self._limits[self._shape] = self._sharp_limits(batch)
+    def fold(self, batch: Any, how: Pass, batches: int) -> bool:
+        """Freeze the maps of a `past_only` pass and fold them in, for about this many batches.
 
-    def _sharp_limits(self, batch: Tensor) -> dict[Site, Tensor]:
-        """Limits by the range of input values; empty if it is unknown or not that of images."""
-        if self._ends is None:
-            return {}
-        sources = {s.site: s.source for s in self._sites if s.site not in self.left_alone}
+        The first time, the batch runs with hooks and with folded maps; False if the outputs differ,
+        or if the batch has implausible samples or non-finite outputs.
+        """
+        if self._folded is None and not self._make_folded(batch, how):
+            return False
+        assert self._folded is not None
+        self._folded.fold(self._maps(how), batches)
+        return True
+
+    def _make_folded(self, batch: Any, how: Pass) -> bool:
         try:
-            images = torch.from_numpy(extremes(self._ends, tuple(batch.shape[1:]))).to(batch)
-            return self._unhooked(
-                lambda hooks: first_limits(self.model.twin(hooks), sources, images)
-            )
-        except (CasterError, RuntimeError):  # RuntimeError: the range has other channels
-            return {}
+            expected: Any = self(batch, how).logits
+        except ImplausibleSamples:
+            return False
+        finally:
+            self.target.begin()
+        if not bool(expected.isfinite().all()):
+            return False
+        sites = [a.site for a in self._sites if a.site not in self.unaligned]
+        placed = self.model.placed(batch)
+        before = self._unhooked(lambda hooks: foldable_convolutions(self.model.twin(hooks), placed))
+        for known in (before, {}):  # retry without convolutions: their output may be used elsewhere
+            self._folded = FoldedModule(self.model, {site: known.get(site) for site in sites})
+            self._folded.fold(self._maps(how))
+            _, logits = self._folded(placed)
+            error = (expected - logits).abs().max()
+            if error <= FOLDING_ERROR * expected.abs().max():
+                self._folded.map_in_place(placed)
+                return True
+        self._folded = None  # neither reproduces the outputs with hooks
+        return False
 
-    def _unhooked(self, look: Callable[[bool], T]) -> T:
-        """Inspect a twin without the user's hooks or, if that fails, with them."""
-        try:
-            return look(False)
-        except (CasterError, AttributeError, LookupError, TypeError):
-            return look(True)
+    def _maps(self, how: Pass) -> dict[Site, Map]:
+        """Maps of every aligned site, from past batches."""
+        maps = self._full_maps(how)
+        for aligned in self._sites:
+            if aligned.site not in maps and aligned.site not in self.unaligned:
+                maps[aligned.site] = to_source(*self._from_past(aligned, how), aligned.eps)
+        return maps
 
-    def _warn_unmeasured(self, batch: Tensor) -> None:
-        """Warn of sites that are not aligned because the state has no layers."""
-        try:
-            found = self._unhooked(lambda hooks: find_sites(self.model, batch, hooks))
-        except CasterError as error:  # BatchNorms can be aligned all the same
-            log.warning("only BatchNorms are aligned: %s", error)
-            return
-        others = [site for site in found if not is_batchnorm(self._twin.module, site)]
-        if others:
-            log.warning(
-                "%s: %d sites as %s are not aligned, for the state has no layers: fit with them",
-                self.model.name,
-                len(others),
-                others[0],
-            )
+    def folded(self, batch: Any, answer: Answer) -> tuple[Array, ...]:
+        """Run a batch with the folded maps, and apply `answer` to its features and logits."""
+        assert self._folded is not None
+        return self._folded(self.model.placed(batch), answer)
+
+    def unfold(self) -> None:
+        """Free the CUDA graph of the folded network."""
+        if self._folded is not None:
+            self._folded.release()
+
+    def new_stream(self) -> Self:
+        """Copy without the past, on a twin of its own; weights and source moments are shared."""
+        memory = self.target.memory
+        other = type(self)(self.model, self.sites, self._layers, self.prior, memory, self._ends)
+        other._called_twice, other._limits = self._called_twice, self._limits
+        other._classes = self._classes
+        return other
+
+    def reset(self) -> None:
+        """Forget the past."""
+        self.target.reset()
+        self._samples, self._pass, self._twin.head = 0, WHOLE, None
+
+    def resume(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Continue from a state of `target`."""
+        self.reset()
+        sources = {aligned.site: aligned.source for aligned in self._sites}
+        # Before the first batch it is unknown which BatchNorms are called twice: any may lack a
+        # past.
+        batchnorms = [aligned.site for aligned in self._batchnorms]
+        self.target.resume(
+            state,
+            sources,
+            lambda part: torch.as_tensor(part, device=self.model.device),
+            batchnorms if self._called_twice is None else self._called_twice,
+        )
+
+    @property
+    def unaligned(self) -> frozenset[Site]:
+        """BatchNorms that are not aligned because a pass calls them twice."""
+        return self._called_twice or frozenset()
+
+    @property
+    def full_maps(self) -> int:
+        """Number of sites with a full map."""
+        return sum(isinstance(aligned, FullMapSite) for aligned in self._mapped)
+
+    @property
+    def source_bytes(self) -> int:
+        """Size of the source's moments, without those that are the model's own."""
+        return sum(nbytes(aligned.source) for aligned in self._sites if aligned.is_measured)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copy and pickle without recordings and other results of batches."""
+        derived = (
+            *("_called_twice", "_runner", "_order", "_classes", "_limits"),
+            *("_shape", "_plausible", "_folded", "_ready"),
+        )
+        kept = {name: part for name, part in vars(self).items() if name not in derived}
+        return {**kept, "_classes": {}, "_limits": {}}
 
 
 class AlignedSite:
-    """A site, and the source's moments there."""
+    """A site with the source's moments, whose values get a per-channel affine map.
 
-    is_measured = True  # False: the moments are the layer's own
-    eps: Tensor  # (c,), added to variances
+    The constant added to variances, and a full map, depend on the scale of the channels. At a
+    BatchNorm, `unit` converts to the scale of its output, so that a BatchNorm folded into a
+    convolution is aligned in the same way.
+    """
+
+    is_measured = True  # False: the moments are the BatchNorm's own
     _placed: ChannelMoments | None = None  # `source` in the dtype and on the device of the values
 
-    def __init__(self, site: Site, source: ChannelMoments) -> None:
-        self.site = site
-        self.source = source
+    def __init__(self, site: Site, source: ChannelMoments, unit: Tensor | None = None) -> None:
+        self.site, self.source = site, source
+        self._unit = unit  # (c,)
+        self.eps = added_to_variances(source, unit)  # (c,)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copy and pickle without what is derived."""
+        """Copy and pickle without derived values."""
         return {name: part for name, part in vars(self).items() if name not in DERIVED}
 
     def source_like(self, found: ChannelMoments) -> ChannelMoments:
-        """The source's moments, in the dtype and on the device of the target's."""
+        """The source's moments in the dtype and on the device of the target's."""
         source = self._placed or self.source
         mean = source.mean
         if mean.shape != found.mean.shape:
             raise CasterError(
                 f"the state has {len(mean)} channels at {self.site}, and the model "
-                f"{len(found.mean)}: fit again with this one"
+                f"{len(found.mean)}: fit again with this model"
             )
         if mean.dtype != found.mean.dtype or mean.device != found.mean.device:
             source = as_tensors(self.source, found.mean)
@@ -525,82 +524,62 @@ class AlignedSite:
         return source
 
     def measure(self, values: Tensor, samples: int, full: bool) -> ChannelMoments:
-        """Measure the values, with their covariance if `full` and the site can have a full map."""
+        """Compute the moments of values; with `full`, the covariance if the site has a full map."""
         return measure(values, self.site.axis, samples)
 
     def apply(
         self, layer: nn.Module, values: Tensor, target: ChannelMoments, reference: ChannelMoments
     ) -> Tensor | None:
-        """Return the aligned values; None if the layer itself aligns them."""
-        raise NotImplementedError
-
-
-class MappedSite(AlignedSite):
-    """A site whose values are mapped channel by channel.
-
-    The constant added to variances and a full map depend on the units of the channels. At a
-    BatchNorm, `unit` converts them to those of its output, so that a BatchNorm folded into a
-    convolution is aligned in the same way.
-    """
-
-    def __init__(self, site: Site, source: ChannelMoments, unit: Tensor | None = None) -> None:
-        super().__init__(site, source)
-        self._unit = unit  # (c,)
-        self.eps = added_to_variances(source, unit)
-
-    def apply(
-        self, layer: nn.Module, values: Tensor, target: ChannelMoments, reference: ChannelMoments
-    ) -> Tensor:
-        """Map the values to the reference."""
+        """Map values to the reference; None if the layer aligns them itself."""
         return moved(values, target, reference, self.eps.to(target.mean), self.site.axis)
 
 
-class FullMapSite(MappedSite):
-    """A site with a full map, used once the target's moments rest on enough values.
+class FullMapSite(AlignedSite):
+    """A site with a full map, used once the target's moments cover enough values.
 
-    The covariance of a mixture is not known, so a mixture other than the source's is diagonal.
+    Covariances are not stored per class, so mixtures other than the source's get a diagonal map.
     """
 
     _full: FullToSource | None = None
     _positions = 0  # per sample; set by the first batch
 
     def measure(self, values: Tensor, samples: int, full: bool) -> ChannelMoments:
-        """Measure the values, and their covariance if `full`."""
+        """Compute the moments of values, with the covariance if `full`."""
         return (measure_full if full else measure)(values, self.site.axis, samples)
 
     def apply(
         self, layer: nn.Module, values: Tensor, target: ChannelMoments, reference: ChannelMoments
-    ) -> Tensor:
-        """Map the values to the reference."""
+    ) -> Tensor | None:
+        """Map values to the reference."""
         self._positions = values[0].numel() // values.shape[self.site.axis]
         if not self.is_full(target, reference):
             return super().apply(layer, values, target, reference)
         return self.to(reference)(values, target, self.site.axis)
 
     def is_full(self, target: ChannelMoments, reference: ChannelMoments) -> bool:
-        """Whether these moments support a full map."""
+        """Whether both moments have a covariance, from enough values for a full map."""
         rows = target.count * self._positions
         enough = rows >= FULL_MAP_ROWS * len(target.mean)
         return enough and target.covariance is not None and reference.covariance is not None
 
     def to(self, reference: ChannelMoments) -> FullToSource:
-        """Full maps to a reference."""
+        """The function that maps a target to a reference."""
         if self._full is None or self._full.source is not reference:
             self._full = FullToSource(reference, self._unit)
         return self._full
 
 
 def added_to_variances(source: ChannelMoments, unit: Tensor | None) -> Tensor:  # (c,)
-    """EPS times the mean variance of channels times `unit`, in the channels' own units."""
+    """EPS times the mean variance on the scale of `unit`, converted back to each channel's."""
     variance = source.variance
     square = torch.ones_like(variance) if unit is None else unit.to(variance) ** 2
-    tiny = torch.finfo(variance.dtype).tiny  # where every channel is dead
+    tiny = torch.finfo(variance.dtype).tiny  # if every channel is dead
     eps: Tensor = (EPS * (square * variance).mean()).clamp(min=tiny)
     return torch.where(square > tiny, eps / square, eps)
 
 
 def output_scale(layer: nn.Module) -> Tensor:  # (c,)
-    """Factor of every channel from the input of a BatchNorm to its output.
+    """Factor by which a BatchNorm scales every channel.
 
     >>> output_scale(nn.BatchNorm1d(1, eps=3.0))
     tensor([0.5000])
@@ -615,13 +594,13 @@ class BatchNormSite(AlignedSite):
     """The input of a BatchNorm, aligned by replacing the layer's statistics for one pass.
 
     With the layer's own moments m and v, the source's m_s and v_s and the target's m' and v',
-    mapping a value to the source's moments and normalising it by the layer's own equals normalising
-    it by
+    mapping a value to the source's moments and normalising it by the layer's own is the same as
+    normalising it by
 
         m' - (m_s - m) sqrt((v' + e) / (v_s + e)),    (v + eps) (v' + e) / (v_s + e) - eps,
 
-    where e is added to variances by the map, and eps by the layer. If the source's moments were not
-    measured, they are the layer's own, and m' and v' replace them: BatchNorm adaptation.
+    where the map adds e to variances, and the layer eps. If the source's moments were not measured,
+    the layer's own take their place, and m' and v' replace them: BatchNorm adaptation.
 
     >>> layer = nn.BatchNorm1d(1, affine=False, eps=0.0).eval()
     >>> site = BatchNormSite(Site("", "in", 1), layer)
@@ -641,8 +620,7 @@ class BatchNormSite(AlignedSite):
         self._own = {name: layer.get_buffer(name) for name in STATISTICS}
         self.is_measured = source is not None
         known = source or ChannelMoments(1.0, *self._own.values())
-        super().__init__(site, replace(known, covariance=None))
-        self.eps = added_to_variances(known, output_scale(layer))
+        super().__init__(site, replace(known, covariance=None), output_scale(layer))
 
     def apply(
         self, layer: nn.Module, values: Tensor, target: ChannelMoments, reference: ChannelMoments
@@ -671,7 +649,7 @@ class BatchNormSite(AlignedSite):
         return self._constants_of[1]
 
     def restore(self) -> None:
-        """Give the layer its own statistics back."""
+        """Restore the layer's own statistics."""
         self._layer._buffers.update(self._own)
 
 
@@ -689,10 +667,10 @@ def energies(values: Tensor, axis: int, samples: int, mean: Tensor) -> Tensor | 
     """
     if values.shape[0] % samples:
         return None
-    parts = values.reshape(samples, -1, *values.shape[1:])  # several where an image has windows
+    parts = values.reshape(samples, -1, *values.shape[1:])  # several if an image is in windows
     channels = axis + 1 if axis > 0 else parts.ndim - 1
     others = [i for i in range(1, parts.ndim) if i != channels]
-    # Two reductions without temporaries; half precision would overflow.
+    # Two reductions without temporaries, in float32 because half precision would overflow.
     wide = torch.promote_types(values.dtype, torch.float32)
     squares: Tensor = torch.linalg.vector_norm(parts, dim=others, dtype=wide) ** 2
     own = parts.mean(others, dtype=wide)
@@ -705,7 +683,7 @@ def first_limits(
     sources: dict[Site, ChannelMoments],
     images: Tensor,  # extreme ones
 ) -> dict[Site, Tensor]:  # (c,)
-    """Limits at the first site of a pass, measured on extreme images."""
+    """Limits at the first site that a pass reaches, measured on extreme images."""
     found: dict[Site, Tensor] = {}
 
     def stop(site: Site, layer: nn.Module, values: Tensor) -> None:
@@ -713,14 +691,14 @@ def first_limits(
         seen = energies(site.of_images(values), site.axis, len(images), source.mean)
         if seen is not None:
             found[site] = sharp_limits(seen, source)
-        raise _Met
+        raise _StopPass
 
     for site in sources:
         hook_on(twin.module, site, partial(stop, site), "fit again")
-    with suppress(_Met):
+    with suppress(_StopPass):
         twin.run_placed(images)
     return found
 
 
-class _Met(Exception):  # noqa: N818 - no error: the rest of a pass is not needed
+class _StopPass(Exception):  # noqa: N818 - no error: the rest of the pass is not needed
     """Stop a pass at its first site."""

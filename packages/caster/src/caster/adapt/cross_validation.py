@@ -1,4 +1,4 @@
-"""Cross-validate last-layer transport on its own source."""
+"""Cross-validate last-layer transport on the source itself."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ from caster.state.source_check import SourceCheck
 
 FOLDS = 5
 BATCH = 64  # samples of a simulated batch
-MOST_CHECKED = 4096  # samples that are classified
+MOST_CHECKED = 4096  # largest number of samples to classify
 
 Floats = NDArray[np.floating[Any]]
 Indices = NDArray[np.integer[Any]]
-# From a function and n to its results for 0 .. n - 1.
+# Maps a function over 0 .. n - 1.
 ParallelMap = Callable[[Callable[[int], Any], int], Iterable[Any]]
 
 
 def serial_map(function: Callable[[int], Any], n: int) -> Iterable[Any]:
-    """Apply a function to 0 .. n - 1, one after the other in this process."""
+    """Apply a function to 0 .. n - 1, sequentially in this process."""
     return map(function, range(n))
 
 
 def check_source(
-    z: Floats,  # (N, k), samples projected on a basis that has not seen them
+    z: Floats,  # (N, k), samples projected on a held-out basis
     y: Indices,  # (N,), class indices
-    head: Indices | None,  # (N,), the frozen head's answers
+    head: Indices | None,  # (N,), the frozen head's predictions
     n_classes: int,
     per_feature: float,
     settings: Settings,
     parallel_map: ParallelMap = serial_map,
 ) -> SourceCheck:
-    """Classify the samples of every fold by the class moments of the other folds.
+    """Classify the samples of every fold with the class moments of the other folds.
 
-    In the dtype of the samples, as batches are.
+    Computed in the dtype of the samples, as for batches.
     """
     rng = np.random.default_rng(0)
     folds, fold = _folds(y, rng.permutation(len(y)), n_classes)
     parts = [np.flatnonzero(fold == f) for f in range(folds)]
-    # Shuffled: folds take every class in turn, and in that order batches would be balanced.
+    # Shuffled, because folds list the classes in turn: unshuffled batches would be balanced.
     rows = [rng.permutation(part)[: -(-MOST_CHECKED // folds)] for part in parts]
     whole = ClassMoments.of(z, y, n_classes)
     check = partial(_check_fold, z, y, head, whole, parts, rows, settings)
@@ -76,28 +76,25 @@ def _check_fold(
     head: Indices | None,
     whole: ClassMoments,
     parts: Sequence[Indices],  # samples of every fold
-    rows: Sequence[Indices],  # those that are classified
+    rows: Sequence[Indices],  # samples of every fold to classify
     settings: Settings,
     f: int,
 ) -> tuple[Indices, list[bool]]:
-    left_out, tested = parts[f], rows[f]
-    # A fold's moments are as large as the whole's: all folds' would take `folds` times the memory,
-    # and would travel to every worker.
-    others = whole - ClassMoments.of(z[left_out], y[left_out], len(whole.counts))
-    source = _moments(others, z.dtype)
-    del others  # as large as the source
+    # Moments of a fold are as large as those of all samples: computed here, they take memory once
+    # and are not sent to every worker.
+    source, tested = _other_moments(whole, z, y, parts[f]), rows[f]
     return _answers(z[tested], source, None if head is None else head[tested], settings)
 
 
 def held_out_scores(
-    z: Floats,  # (m, k), some samples, projected on a basis that has not seen them
+    z: Floats,  # (m, k), some samples, projected on a held-out basis
     y: Indices,  # (m,), class indices
     whole: ClassMoments,  # of all samples
     settings: Settings,
 ) -> tuple[Floats, Floats]:  # (m, C), (m, C)
-    """Scores of Source-GDA and of transport, by the class moments of other samples.
+    """Scores of Source-GDA and of transport, with the class moments of other samples.
 
-    Transport is that of batches of `BATCH`; where it fails numerically, Source-GDA answers.
+    Transport uses batches of `BATCH`, and falls back to Source-GDA if it fails numerically.
     """
     n_classes = len(whole.counts)
     folds, fold = _folds(y, np.arange(len(y)), n_classes)
@@ -105,8 +102,7 @@ def held_out_scores(
     adapted = np.empty_like(gda)
     for f in range(folds):
         left_out = np.flatnonzero(fold == f)
-        others = whole - ClassMoments.of(z[left_out], y[left_out], n_classes)
-        source = _moments(others, z.dtype)
+        source = _other_moments(whole, z, y, left_out)
         with threads_for(source.n_classes), np.errstate(all="ignore"):
             for rows in np.array_split(left_out, max(1, round(len(left_out) / BATCH))):
                 gda[rows] = adapted[rows] = source_scores(z[rows], source, settings.beta)
@@ -129,9 +125,11 @@ def _folds(y: Indices, order: Indices, n_classes: int) -> tuple[int, Indices]:
     return folds, fold
 
 
-def _moments(found: ClassMoments, dtype: Any) -> SourceMoments:
-    U = np.eye(found.means.shape[1], dtype=dtype)  # the samples are projected already
-    means, covariances = (each.astype(dtype) for each in (found.means, found.covariances))
+def _other_moments(whole: ClassMoments, z: Floats, y: Indices, left_out: Indices) -> SourceMoments:
+    """Moments of all samples except those left out, in the dtype of the samples."""
+    found = whole - ClassMoments.of(z[left_out], y[left_out], len(whole.counts))
+    U = np.eye(z.shape[1], dtype=z.dtype)  # the samples are already projected
+    means, covariances = (each.astype(z.dtype) for each in (found.means, found.covariances))
     return SourceMoments(U, means, covariances, found.counts)
 
 
@@ -141,14 +139,14 @@ def _answers(
     head: Indices | None,  # (n,)
     settings: Settings,
 ) -> tuple[Indices, list[bool]]:  # (3, n), one per batch
-    """Predictions of Source-GDA, without a map and with gated transport, and the verdicts."""
+    """Predictions of Source-GDA, of the identity map and of gated transport, and the verdicts."""
     batches = np.array_split(np.arange(len(z)), max(1, round(len(z) / BATCH)))
     sizes = np.repeat([len(batch) for batch in batches], [len(batch) for batch in batches])
     verdicts = []
     with threads_for(source.n_classes), np.errstate(all="ignore"):
         gda = _untransported(z, source, settings)
         identity, gated = gda.copy(), (gda if head is None else head).copy()
-        actives = {}  # the sizes differ by one at most, so each moment is computed twice at most
+        actives = {}  # sizes differ by at most one, so there are at most two
         for size in set(sizes.tolist()) - {1}:
             k, rows = active_rank(source.rank, size), sizes == size
             actives[size] = source.restrict(k)
@@ -171,10 +169,10 @@ def _untransported(z: Floats, source: SourceMoments, settings: Settings) -> Indi
 
 
 def _loss(frozen: NDArray[np.bool_], other: NDArray[np.bool_]) -> float:
-    """Accuracy lost to the frozen head, plus one standard error.
+    """Accuracy lost against the frozen head, plus one standard error.
 
-    One more disagreement is counted than were seen, so that a few samples on which both agree
-    prove nothing.
+    The standard error counts one disagreement more than observed, so that agreement on a few
+    samples proves nothing.
     """
     lost, won = int(np.sum(frozen & ~other)), int(np.sum(other & ~frozen))
     return (lost - won + math.sqrt(lost + won + 1)) / len(frozen)

@@ -1,4 +1,4 @@
-"""Caster: the scikit-learn-style shell around the mathematics in `caster.core`."""
+"""Caster: a scikit-learn classifier that transports features, built on `caster.core`."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ CONSTANTS = tuple(constant.name for constant in fields(Settings))
 class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Class-shared affine statistics transport with a certificate.
 
-    Fit once on the features a frozen model gives for labelled source data; then adapt batch by
-    batch. A batch's predictions depend on the batch: it is what the map is estimated from.
+    Fit once on the features of a frozen model for labelled source data; then adapt batch by batch.
+    The map is estimated from the batch, so predictions depend on the other samples in it.
 
     Parameters
     ----------
-    k_max : most directions of the discriminative subspace that are retained.
+    k_max : largest number of retained directions of the discriminative subspace.
     lam, beta : shrinkage of the map's covariances, ridge of the class covariances.
     tau : largest accepted certificate.
-    confidence : probability a sample must exceed to take part in the certificate.
-    min_samples, min_classes : fewest such samples, and classes they must occupy.
-    eps : keeps the certificate finite where two class means coincide.
-    safeguards : reject batches that the certificate is known to let pass in error: all of them
-        where Source-GDA or transport is clearly less accurate than the head on the source itself
-        ("source_check"), and those whose classes come in runs or are too few ("class_order").
-        False is the paper's gate alone.
+    confidence : probability that a sample must exceed to count in the certificate.
+    min_samples, min_classes : smallest number of such samples, and of the classes they occupy.
+    eps : keeps the certificate finite if two class means coincide.
+    safeguards : reject batches that the certificate is known to accept in error: every batch if
+        Source-GDA or transport is clearly less accurate than the head on the source itself
+        ("source_check"), and batches whose classes come in runs or are too few ("class_order").
+        False uses the paper's gate alone.
 
     Attributes
     ----------
-    classes_ : the labels, in the order of every score and count.
-    moments_ : `SourceMoments` of the source, NumPy float32: exactly what a state file holds.
+    classes_ : the labels, in the order of all scores and counts.
+    moments_ : `SourceMoments` of the source, in NumPy float32 as in the state file.
     source_check_ : `SourceCheck`, cross-validated accuracies on the source.
     sketch_ : `Sketch` of the source for the monitor, or None.
 
@@ -96,7 +96,7 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         values = tuple([getattr(self, name) for name in CONSTANTS])
         try:
             return _checked(*values)
-        except TypeError:  # unhashable: no number, and Settings says so
+        except TypeError:  # an unhashable value is no number: Settings raises the error
             return Settings(*values)
 
     def fit(
@@ -109,13 +109,13 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> Self:
         """Fit source moments from arrays in memory.
 
-        With the frozen head's logits, the accuracy of transport on the source is compared with the
-        head's; by default transport is off if it is clearly lower. `sketch` stores some source
-        samples in the state, for the monitor to compare streams with: see docs/monitoring.md.
+        With the frozen head's logits, the fit compares the accuracy of transport on the source with
+        the head's; transport is off by default if it is clearly lower. `sketch` stores some source
+        samples in the state, with which the monitor compares streams: see docs/monitoring.md.
         """
         if y is None:
             raise CasterError("Caster requires y to be passed, but the target y is None")
-        self.__dict__.pop("feature_names_in_", None)  # of an earlier fit
+        self.__dict__.pop("feature_names_in_", None)  # from an earlier fit
         if not is_array_api_obj(X) or is_numpy_array(X):
             X = self._validated(X)
         labels = as_labels(_raveled(y))
@@ -129,7 +129,7 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         *,
         sketch: bool = False,
     ) -> Self:
-        """Fit from chunks of (features, labels[, logits]) that are read twice, not held.
+        """Fit from chunks of (features, labels[, logits]), which are read twice and not stored.
 
         >>> import numpy as np
         >>> rng = np.random.default_rng(0)
@@ -140,7 +140,7 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         >>> bool(np.allclose(streamed.moments_.means, Caster().fit(X, y).moments_.means, atol=1e-5))
         True
         """
-        self.__dict__.pop("feature_names_in_", None)  # of an earlier fit; chunks have no names
+        self.__dict__.pop("feature_names_in_", None)  # from an earlier fit; chunks have no names
         return self._fit(chunks, as_labels(classes), sketch)
 
     def _fit(self, chunks: Chunks, classes: Labels, sketch: bool) -> Self:
@@ -155,11 +155,11 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> Adaptation:
         """Transport the source to one target batch, with a verdict.
 
-        NumPy, torch, CuPy or JAX in, the same kind and device out; labels that are not numbers
-        come back as a NumPy array. Without `head_logits` a rejected batch falls back to
-        Source-GDA. A batch of one supports no direction: its verdict is "batch_too_small", its
-        scores are the log priors and its proposal is the fallback. The same holds where a step
-        fails numerically, with the verdict "numerical".
+        Takes NumPy, torch, CuPy or JAX arrays and returns the same kind on the same device; labels
+        that are not numbers are returned as a NumPy array. Without `head_logits`, a rejected batch
+        falls back to Source-GDA. A batch of one sample has no map: its verdict is
+        "batch_too_small", its scores are the log priors and its proposal is the fallback. The same
+        holds if a step fails numerically, with the verdict "numerical".
 
         >>> clf = Caster().fit([[0.0], [1.0], [4.0], [5.0]], [0, 0, 1, 1])
         >>> clf.adapt([[0.5], [4.5]], head_logits=[[2.0, 1.0], [0.0, 3.0]]).verdict.reason
@@ -172,7 +172,7 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         X: Any,  # (B, d), one batch
         head_logits: Any = None,  # (B, C)
     ) -> Array:  # (B,)
-        """Labels of one batch: the transported classifier's if accepted, else the fallback's.
+        """Predict labels of one batch: transported if accepted, else the fallback's.
 
         >>> clf = Caster().fit([[0.0], [1.0], [4.0], [5.0]], [0, 0, 1, 1])
         >>> clf.predict([[0.5], [4.5]])
@@ -185,10 +185,10 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         X: Any,  # (B, d), one batch
         head_logits: Any = None,  # (B, C)
     ) -> Array:  # (B, C)
-        """Probabilities of one batch: softmax of the scores behind `predict`.
+        """Predict probabilities of one batch: softmax of the scores used by `predict`.
 
-        Those are the transported scores of an accepted batch, and otherwise `head_logits` or,
-        without them, Source-GDA's scores.
+        These are transported scores if the batch is accepted, else `head_logits` or, without them,
+        the scores of Source-GDA.
 
         >>> clf = Caster().fit([[0.0], [1.0], [4.0], [5.0]], [0, 0, 1, 1])
         >>> clf.predict_proba([[0.5], [4.5]], head_logits=[[2.0, 1.0], [0.0, 3.0]]).round(2)
@@ -202,7 +202,7 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         X: Any,  # (B, d), one batch
         head_logits: Any = None,  # (B, C)
     ) -> Array:  # (B, C); with two classes (B,), the second's score less the first's
-        """Scores behind `predict`, in scikit-learn's shape.
+        """Scores used by `predict`, in scikit-learn's shape.
 
         >>> clf = Caster().fit([[0.0], [1.0], [4.0], [5.0]], [0, 0, 1, 1])
         >>> clf.decision_function([[0.5], [4.5]], head_logits=[[2.0, 1.0], [0.0, 3.0]])
@@ -221,7 +221,7 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def source_scores(self, batch: Any) -> Array:  # (B, d) -> (B, C)
         """Source-GDA: the untransported Gaussian discriminant in all retained directions.
 
-        A row that is out of the range of its dtype gets the log priors.
+        A row whose scores overflow its dtype gets the log priors.
 
         >>> clf = Caster().fit([[0.0], [1.0], [4.0], [5.0]], [0, 0, 1, 1])
         >>> clf.source_scores([[0.5], [4.5]]).argmax(axis=1)
@@ -239,8 +239,8 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> None:
         """Write a state file, bound to the digests of model and preprocessing.
 
-        A loaded estimator keeps the digests it came with unless others are given. With a `key`,
-        bytes or the path of a key file, the file is signed: see docs/state-file.md.
+        A loaded estimator keeps its digests unless others are given. With a `key`, bytes or the
+        path of a key file, the file is signed: see docs/state-file.md.
 
         >>> import tempfile, pathlib
         >>> clf = Caster().fit([[0.0], [1.0], [4.0], [5.0]], ["low", "low", "high", "high"])
@@ -251,7 +251,7 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         self._check_fitted()
         _check_kinds(path, model_sha256, preprocessing_sha256)
-        fitted = self._state.settings  # the moments were made with its k_max
+        fitted = self._state.settings  # the moments were computed with its k_max
         now = replace(self.settings, k_max=fitted.k_max)
         state = replace(
             self._state,
@@ -268,7 +268,7 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @property
     def transport(self) -> FeatureTransport:
-        """The transport of features, step by step."""
+        """The transport that `adapt` applies, with its single steps."""
         self._check_fitted()
         return self._transport
 
@@ -287,7 +287,7 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise NotFittedError("this Caster is not fitted yet: call fit, or use caster.load")
 
     def _named(self, batch: Any) -> Any:
-        """Check the column names of a data frame."""
+        """Validate a data frame's column names; leave other batches unchanged."""
         if hasattr(batch, "columns"):
             return self._validated(batch, reset=False)
         return batch
@@ -295,9 +295,9 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _validated(self, X: Any, reset: bool = True) -> Any:
         """Validate X as scikit-learn does, with its messages."""
         check_dense(X)
-        dtypes: Any = getattr(X, "dtypes", getattr(X, "dtype", None))  # of a frame, of an array
+        dtypes: Any = getattr(X, "dtypes", getattr(X, "dtype", None))  # data frame, array
         for dtype in np.atleast_1d(dtypes):
-            if getattr(dtype, "kind", "f") in "cmMV":  # scikit-learn takes times for numbers
+            if getattr(dtype, "kind", "f") in "cmMV":  # scikit-learn accepts times as numbers
                 problem = "Complex data not supported" if dtype.kind == "c" else "Not numbers"
                 raise CasterError(f"{problem}: features must be real numbers, not {dtype}")
         try:
@@ -308,7 +308,7 @@ class Caster(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise kind(_one_line(str(error))) from None
 
 
-@lru_cache(typed=True)  # typed: True equals 1, but is no number here
+@lru_cache(typed=True)  # typed, because True equals 1 but is not accepted as a number
 def _checked(*values: Any) -> Settings:
     return Settings(*values)
 
@@ -323,8 +323,8 @@ def _raveled(y: Any) -> Any:
 
 
 def _one_line(message: str) -> str:
-    """A message of scikit-learn without the array below its first line."""
-    if "feature names" in message:  # its check of estimators wants all lines
+    """Remove the array that scikit-learn prints below the first line of a message."""
+    if "feature names" in message:  # scikit-learn's estimator checks expect all lines
         return message
     first, *rest = message.strip().split("\n")
     return f"{first} {rest[-1]}" if rest and not rest[-1].endswith("]") else first
@@ -332,7 +332,7 @@ def _one_line(message: str) -> str:
 
 def _check_kinds(path: object, *digests: object) -> None:
     if not isinstance(path, str | os.PathLike):
-        raise CasterError(f"the path of a state file is needed, not {type(path).__name__}")
+        raise CasterError(f"expected the path of a state file, not {type(path).__name__}")
     for digest in digests:
         if not isinstance(digest, str | None):
             raise CasterError(f"a digest is hexadecimal text, not {type(digest).__name__}")
@@ -345,7 +345,7 @@ def load(
     preprocessing_sha256: str | None = None,
     key: Key | None = None,
 ) -> Caster:
-    """Load a fitted `Caster` from its state file, and check the digests that are given.
+    """Load a fitted `Caster` from its state file, and check any digests given.
 
     With a `key`, bytes or the path of a key file, the file must be signed with it.
     """

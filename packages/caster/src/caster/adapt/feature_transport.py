@@ -1,4 +1,4 @@
-"""The paper's transport of last-layer features, on batches of any array namespace and device."""
+"""Transport of last-layer features as in the paper, on any array namespace and device."""
 
 from __future__ import annotations
 
@@ -26,21 +26,22 @@ from caster.core.verdict import Reason, decide, reject
 from caster.errors import CasterError
 from caster.io.labels import Labels
 
-NUMBERS = "biuf"  # kinds of labels that can be on a device
-PLACED = 8  # copies of the moments: one per device, dtype and rank in use
+NUMBERS = "biuf"  # dtype kinds of labels that any device can hold
+PLACED = 8  # cached copies of the moments: one per device, dtype and rank in use
 
 
 @dataclass(frozen=True, eq=False)
 class Attempt:
-    """A transported batch before its verdict: on a GPU nothing in it has reached the host yet."""
+    """A transported batch before its verdict; on a GPU, without waiting for any result."""
 
-    # Its evidence goes on with whether no logit is NaN, `assigned` and `chosen`: one transfer.
+    # Its evidence also holds whether the logits are free of NaN, `assigned` and `chosen`, so that
+    # one transfer brings everything to the host.
     proposal: Proposal
     fallback: Array  # (B, C), the frozen head's logits, or Source-GDA's scores
-    chosen: Array  # (B,), class indices by those
+    chosen: Array  # (B,), class indices of the fallback
 
     def arrays(self) -> list[Array]:
-        """All its arrays, in a fixed order."""
+        """All arrays, in a fixed order."""
         made, found = self.proposal, self.proposal.map
         proposed = [made.evidence, made.scores, made.assigned, found.A, found.b, found.inverse]
         return [*proposed, self.fallback, self.chosen]
@@ -59,7 +60,7 @@ class FeatureTransport:
     def __init__(self, moments: SourceMoments, classes: Labels, supported: bool) -> None:
         self.moments = moments
         self.classes = classes
-        self.supported = supported  # by the check on the source
+        self.supported = supported  # whether transport passed the source check
         self._plain = classes.dtype == np.int64 and np.array_equal(classes, range(len(classes)))
         # torch cannot index by every unsigned type
         self._classes = DeviceCopies(
@@ -74,7 +75,7 @@ class FeatureTransport:
         return int(self.moments.U.shape[0])
 
     def adapt(self, batch: Any, head_logits: Any, settings: Settings) -> Adaptation:
-        """Transport the source to a batch, and answer it."""
+        """Transport the source to a batch, and judge the result."""
         batch = self.checked(batch)
         with threads_for(len(self.classes)), np.errstate(all="ignore"):
             if batch.shape[0] == 1:
@@ -85,14 +86,14 @@ class FeatureTransport:
             return self.conclude(batch, attempt, to_numpy(attempt.proposal.evidence), settings)
 
     def checked(self, batch: Any) -> Array:  # (B, d)
-        """The batch as real numbers of the right shape."""
+        """Convert a batch to real numbers, and check its shape."""
         batch = as_real_array(batch)
         if batch.ndim != 2 or batch.shape[0] == 0 or batch.shape[1] != self.width:
             raise CasterError(f"a batch must be (samples, {self.width}), not {tuple(batch.shape)}")
         return batch
 
     def checked_logits(self, head_logits: Any, batch: Array) -> Array:  # (B, C)
-        """The head's logits as real numbers of the right shape, where the batch is."""
+        """Move the head's logits to the batch's device as real numbers, and check their shape."""
         logits = like(as_real_array(head_logits), batch)
         expected = (batch.shape[0], len(self.classes))
         if tuple(logits.shape) != expected:
@@ -100,10 +101,10 @@ class FeatureTransport:
         return logits
 
     def attempt(self, batch: Array, head_logits: Any, settings: Settings) -> Attempt:
-        """Transport a batch of two rows or more, and measure what the verdict rests on.
+        """Transport a batch of two rows or more, and compute the evidence for the verdict.
 
-        Nothing in here waits for a GPU or raises because of a value: NaN in the batch and failed
-        factorizations make the ratio NaN, and `conclude` finds out why.
+        This neither waits for a GPU nor raises for bad values: NaN in the batch or a failed
+        factorization makes the ratio NaN, and `conclude` finds the reason.
         """
         z = self.in_active_directions(batch)
         fallback, sound_head = self._fallback(batch, head_logits, settings)
@@ -115,14 +116,14 @@ class FeatureTransport:
         head_logits: Array,  # (B, C)
         settings: Settings,
     ) -> Attempt:
-        """`attempt` for features that were projected already."""
+        """Like `attempt`, for projected features."""
         xp = array_namespace(z)
         sound_head = xp.logical_not(xp.any(xp.isnan(head_logits)))
         with threads_for(len(self.classes)), np.errstate(all="ignore"):
             return self._attempted(z, head_logits, sound_head, settings)
 
     def in_active_directions(self, batch: Array) -> Array:  # (B, d) -> (B, k)
-        """Project features to the directions that a batch of them can support."""
+        """Project a batch on the directions that its size supports."""
         return batch @ self.active(batch).U
 
     def _attempted(
@@ -144,7 +145,7 @@ class FeatureTransport:
         evidence: NDArray[Any],  # the attempt's, on the host
         settings: Settings,
     ) -> Adaptation:
-        """Judge an attempt, and answer its batch in labels."""
+        """Decide on an attempt, and convert the result to labels."""
         *measured, sound_head = evidence[:4].tolist()
         indices = evidence[4:].astype(np.int64).reshape(2, -1)
         verdict = decide(measured, len(self.classes), settings)
@@ -177,19 +178,19 @@ class FeatureTransport:
         )
 
     def _order(self, chosen: NDArray[np.int64]) -> list[float]:  # (B,)
-        """`order_evidence`, on the host: a GPU takes longer for so few numbers."""
+        """`order_evidence` on the host, which is faster than a GPU for so few numbers."""
         found: list[float] = order_evidence(chosen, self._priors).tolist()
         return found
 
     def source_scores(self, batch: Any, settings: Settings) -> Array:  # (B, d) -> (B, C)
-        """Source-GDA in all retained directions; log priors for rows it cannot be computed for."""
+        """Source-GDA in all retained directions; log priors for rows that overflow."""
         batch = self.checked(batch)
         _check_finite(batch)
         with threads_for(len(self.classes)), np.errstate(all="ignore"):
             return self._source_scores(batch, settings)
 
     def projected(self, batch: Any) -> tuple[Array, SourceMoments]:
-        """Features in the directions a batch can support, and the moments in those."""
+        """Project a batch on the directions that its size supports; also return their moments."""
         batch = self.checked(batch)
         _check_finite(batch)
         active = self.active(batch)
@@ -197,11 +198,11 @@ class FeatureTransport:
             return batch @ active.U, active
 
     def active(self, batch: Array) -> SourceMoments:
-        """The moments on the batch's device, in the directions it can support."""
+        """Moments in the directions that the batch supports, on its device."""
         return self.placed(batch, active_rank(self.moments.rank, batch.shape[0]))
 
     def placed(self, batch: Array, k: int) -> SourceMoments:
-        """The moments in k directions, in the batch's namespace, dtype and device.
+        """Moments in k directions, in the batch's namespace, dtype and device.
 
         >>> moments = SourceMoments(np.eye(3)[:, :2], np.eye(2), np.stack([np.eye(2)] * 2),
         ...                         np.array([5, 5]))
@@ -212,7 +213,7 @@ class FeatureTransport:
         key = (array_namespace(batch), device(batch), batch.dtype, k)
         moments = self._placed.get(key)
         if moments is None:
-            # Restricted first: directions that a batch cannot use take no memory on its device.
+            # Restrict first, so that unused directions take no memory on the device.
             active = self.moments if k == self.moments.rank else self.moments.restrict(k)
             moments = SourceMoments(
                 like(active.U, batch, batch.dtype),
@@ -230,11 +231,11 @@ class FeatureTransport:
         return {**vars(self), "_placed": {}}
 
     def labels(self, indices: Array) -> Array:  # (B,) -> (B,)
-        """Class indices as labels; those that are not numbers come back in NumPy."""
+        """Look up the labels of class indices; labels that are not numbers are NumPy arrays."""
         if is_numpy_array(indices):
             return self.classes[indices]
         if self._plain and on_gpu(indices):
-            return indices  # they are the labels already, and a look-up is one more kernel
+            return indices  # indices are the labels: save the kernel of a look-up
         if self.classes.dtype.kind not in NUMBERS:
             return self.classes[to_numpy(indices)]
         return array_namespace(indices).take(self._classes(indices), indices, axis=0)
@@ -242,7 +243,7 @@ class FeatureTransport:
     def _fallback(
         self, batch: Array, head_logits: Any, settings: Settings
     ) -> tuple[Array, Array]:  # (B, C), ()
-        """Scores that answer a rejected batch, and whether no logit of the head is NaN."""
+        """Scores for a rejected batch, and whether the head's logits are free of NaN."""
         xp = array_namespace(batch)
         if head_logits is None:
             sound = xp.ones((), dtype=xp.bool, device=device(batch))
@@ -254,11 +255,11 @@ class FeatureTransport:
         source = self.placed(batch, self.moments.rank)
         scores = source_scores(batch @ source.U, source, settings.beta)
         xp = array_namespace(scores)
-        computed = xp.isfinite(xp.max(scores, axis=1, keepdims=True))  # NaN if any class's is
+        computed = xp.isfinite(xp.max(scores, axis=1, keepdims=True))  # NaN if any class is NaN
         return xp.where(computed, scores, xp.log(source.priors))
 
     def _untransported(self, batch: Array, fallback: Array, reason: Reason) -> Adaptation:
-        """Answer a batch that has no map by the fallback."""
+        """Answer a batch without a map by the fallback."""
         labels = self.labels(array_namespace(fallback).argmax(fallback, axis=1))
         verdict = reject(reason)
         return Adaptation(labels, fallback, labels, None, fallback, verdict, features=batch)
@@ -273,7 +274,7 @@ def _score_of(z: Array) -> RidgedScores:
 
 
 def _check_finite(batch: Array, sound_head: bool = True) -> None:
-    """Reject features that hold NaN or infinity, and logits that hold NaN."""
+    """Raise for NaN or infinity in features, and for NaN in logits."""
     xp = array_namespace(batch)
     if not bool(xp.all(xp.isfinite(batch))):
         raise CasterError("the batch holds NaN or infinity: drop or repair such rows")

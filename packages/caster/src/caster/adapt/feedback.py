@@ -1,4 +1,4 @@
-"""What labels say about one stream: its recent disagreements, and the betting test on them."""
+"""Feedback on one stream: match labels with recent disagreements, and run the betting test."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from caster.core.betting import LAMBDAS, BettingTest, Position
 from caster.errors import CasterError
 from caster.io.labels import as_labels, encode
 
-MEMORY = 65_536  # samples back to which a label may refer
+MEMORY = 65_536  # most recent samples that can still be labelled
 POSITIONS: tuple[Position, ...] = get_args(Position)
 
 
 class Feedback:
-    """Disagreements of adapted and frozen answers that wait for a label, and the test so far."""
+    """Disagreements of adapted and frozen answers that have no label yet, and the test so far."""
 
     def __init__(self, alpha: float) -> None:
         self.test = BettingTest(alpha)
-        self._disputed: dict[int, tuple[int, int]] = {}  # by id: the adapted and the frozen class
+        self._disputed: dict[int, tuple[int, int]] = {}  # adapted and frozen class, by id
 
     def remember(self, out: Adaptation, first: int) -> None:
-        """Note the samples of a batch, the first of which has this id, that a label can judge."""
+        """Store the disagreements of a batch whose first sample has this id."""
         if out.adapted is not None and out.frozen is not None:
             adapted, frozen = out.class_indices()
             for i in np.flatnonzero(adapted != frozen).tolist():
@@ -36,7 +36,7 @@ class Feedback:
             del self._disputed[oldest]
 
     def learn(self, ids: Any, labels: Any, classes: NDArray[Any], samples: int) -> int:
-        """Update the test by labels; return how many counted. On an error, none does."""
+        """Update the test with labels; return how many counted. On an error, none counts."""
         ids = _checked(ids, samples)
         truth = encode(as_labels(labels), classes).tolist()
         if len(truth) != len(ids):
@@ -50,7 +50,7 @@ class Feedback:
         return informative
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Everything it remembers, as named arrays."""
+        """The memory as named arrays."""
         test = self.test
         numbers = POSITIONS.index(test.position), test.phase, test.wins, test.losses
         disputed = [(i, *answers) for i, answers in self._disputed.items()]
@@ -62,7 +62,7 @@ class Feedback:
         }
 
     def resume(self, state: Mapping[str, NDArray[Any]], samples: int, n_classes: int) -> None:
-        """Continue from a `state` after so many samples; ValueError if it is invalid."""
+        """Continue from a `state` after so many samples; raise ValueError if it is invalid."""
         position, phase, wins, losses = map(int, state["feedback"])
         restarts = tuple(map(float, state["feedback.restarts"]))
         held = LAMBDAS.size if position == POSITIONS.index("accepted") else 0
@@ -85,7 +85,7 @@ class Feedback:
 
 
 def _checked(ids: Any, samples: int) -> list[int]:
-    """Ids as a list; an error unless the stream answered and still remembers all of them."""
+    """Convert ids to a list; raise for ids that are unknown or too old."""
     array = to_numpy(ids)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise CasterError("ids are a sequence of integers, as in out.ids")
@@ -94,5 +94,5 @@ def _checked(ids: Any, samples: int) -> list[int]:
         if not 0 <= i < samples:
             raise CasterError(f"no sample has id {i}: the stream has answered {samples:,}")
         if i < samples - MEMORY:
-            raise CasterError(f"sample {i} is forgotten: only the last {MEMORY:,} are remembered")
+            raise CasterError(f"sample {i} is too old: only the last {MEMORY:,} can be labelled")
     return found

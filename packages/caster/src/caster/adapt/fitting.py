@@ -36,12 +36,12 @@ from caster.state.source_check import SourceCheck
 if TYPE_CHECKING:
     from caster.adapt.ray_pool import Pool
 
-DOUBTFUL = 0.5  # accuracy of the head on the source below which its classes look mixed up
+DOUBTFUL = 0.5  # accuracy of the head on the source below which its classes are probably permuted
 
 log = logging.getLogger("caster")
 
 LayerChoice = bool | Literal["auto"]
-Head = tuple[int, ...] | None  # the head's column of every class; None: no head is used
+Head = tuple[int, ...] | None  # column of the logits for every class; None: no head is used
 
 
 def fit(
@@ -54,23 +54,22 @@ def fit(
     sketch: bool = True,
     **settings: Any,
 ) -> Adapter:
-    """Fit source statistics from labelled batches; the model sees each of them once.
+    """Fit source statistics from labelled batches, in one pass through the model.
 
     Parameters
     ----------
     batches : pairs (inputs, labels), or dicts with "pixel_values" and "labels"; a Ray Dataset.
-    classes : names of the model's outputs in their order, if the labels are neither column numbers
-        nor, sorted, exactly the columns.
-    use_head : False if the model's outputs are other classes altogether: only features are used.
-    layers : whether to measure the layers of a network, for mixture transport: "auto" measures
-        where it can.
+    classes : names of the model's outputs, in order. Not needed if labels are column numbers, or
+        if the sorted labels are exactly the columns.
+    use_head : False if the model was trained on other classes; only its features are used then.
+    layers : whether to collect layer statistics, for mixture transport; "auto" does if possible.
     sketch : whether to store some source samples, projected on the state's directions, for the
         monitor: see docs/monitoring.md.
-    settings : those of `Caster`.
+    settings : parameters of `Caster`.
 
-    The features of all batches stay in memory during the fit; `caster fit --model` keeps them on
-    disk. A Ray Dataset of inputs or `features`, and labels, is fitted on its cluster, where the
-    model sees it twice and no features are kept: see docs/clusters.md.
+    The features of all batches stay in memory during the fit; `caster fit --model` stores them on
+    disk. A Ray Dataset of inputs or `features`, and labels, is fitted on its cluster, where it
+    passes through the model twice and no features are stored: see docs/clusters.md.
     """
     if type(batches).__module__.startswith("ray.data"):
         from caster.adapt.ray_jobs import fit_dataset
@@ -112,9 +111,9 @@ def fitted_adapter(
     layers: Layers | None = None,
     input_range: tuple[float, float] | None = None,
 ) -> Adapter:
-    """The adapter of a fit; layers answer in the head's classes, so without a head they are left.
+    """Build the adapter of a fit; without a head, layers are dropped because they need its classes.
 
-    A stated preprocessing knows the range of its values itself.
+    The input range is stored only if the preprocessing does not define it.
     """
     warn_of_poor_head(clf.source_check_)
     if layers is None or head is None:
@@ -136,8 +135,8 @@ def fit_file(
 ) -> Caster:
     """Fit a state from a feature file, read twice in chunks, and save it.
 
-    `limit` takes that many rows, spread evenly over the classes. Workers of a `pool` read parts of
-    a Parquet file, or of a folder of them.
+    `limit` fits only so many rows, spread evenly over the classes. With a `pool`, workers read
+    parts of a Parquet file, or of a folder of them.
     """
     check_limit(limit)
     check_writable(output, *([] if source.is_dir() else [source]))
@@ -161,7 +160,7 @@ def fit_file(
 
 
 def distinct_classes(labels: Labels, source: Path, limits: Limits) -> Labels:  # (N,) -> (C,)
-    """The classes of a file, if it does not have too many."""
+    """Distinct labels of a file, checked against the limit."""
     classes = unique_labels(labels)
     limits.check("classes", len(classes), f"{source} has {len(classes):,} distinct labels")
     return classes
@@ -171,34 +170,34 @@ def warn_of_missing_classes(head: Head, columns: int | None) -> None:
     """Warn if the source lacks some of the model's classes."""
     if head is not None and columns is not None and len(head) < columns:
         log.warning(
-            "the source has %d of the model's %d classes: the others are never answered, not even "
-            "by rejected batches",
+            "the source has %d of the model's %d classes: the others are never predicted, not even "
+            "in rejected batches",
             len(head),
             columns,
         )
 
 
 def warn_of_poor_head(check: SourceCheck | None) -> None:
-    """Warn if the head is seldom right on the source: its classes are probably mixed up."""
+    """Warn if the head is rarely right on the source: its classes are probably permuted."""
     if check is not None and check.head is not None and check.head < DOUBTFUL:
         log.warning(
             "the model's head is right on only %.1f %% of the source: check its preprocessing and "
-            "the order of its classes (`--classes`), or fit without it if its classes are others "
-            "(`--no-head`)",
+            "the order of its classes (`--classes`), or fit without the head if it has other "
+            "classes (`--no-head`)",
             100 * check.head,
         )
 
 
 class FittedImages(NamedTuple):
-    """A fit on images, and what to report about it."""
+    """A fit on images, with what to report about it."""
 
     clf: Caster
-    unreadable: list[str]  # what was wrong with each image that was skipped
-    layers: Layers | None  # the measured ones
+    unreadable: list[str]  # error message of each skipped image
+    layers: Layers | None  # their moments
 
 
 class FittedFeatures(NamedTuple):
-    """A fit on features of images, before it is bound to their model."""
+    """A fit on features of images, not yet bound to the model."""
 
     clf: Caster
     head: Head
@@ -226,9 +225,9 @@ def fit_images(
 ) -> FittedImages:
     """Fit a state from labelled images, bound to the model, and save it.
 
-    Arguments are those of `fit`; features are cached in `store`. `limit` takes that many images,
-    spread evenly over the classes. With a `pool` its workers run the model, and each node caches
-    the features of its own images.
+    Arguments are those of `fit`; features are cached in `store`. `limit` fits only so many images,
+    spread evenly over the classes. With a `pool`, workers run the model, and each node caches the
+    features of its own images.
     """
     check_limit(limit)
     measured = measures_layers(model, layers, use_head)
@@ -272,14 +271,14 @@ def fit_images(
     sums, found = fitted.layers, None
     if measured:
         if sums is None:
-            raise CasterError("the layers were not measured on all images: fit again")
+            raise CasterError("layer statistics do not cover all images: fit again")
         found = rounded(sums, counts=clf.moments_.counts)
     states.save(bound_state(clf, model, fitted.head, found), output, signer)
     return FittedImages(clf, fitted.unreadable, found)
 
 
 def measures_layers(model: FrozenModel, layers: LayerChoice, use_head: bool) -> bool:
-    """Whether to measure the model's layers; an error if that is asked for and impossible."""
+    """Whether to collect layer statistics; raise if they are requested and impossible."""
     if layers not in (False, True, "auto"):
         raise CasterError(f"layers are True, False or 'auto', not {layers!r}")
     if layers is False or (layers == "auto" and not (use_head and has_layers(model))):
@@ -288,7 +287,7 @@ def measures_layers(model: FrozenModel, layers: LayerChoice, use_head: bool) -> 
         return False
     if not use_head:
         raise CasterError(
-            "aligned layers answer in the model's own classes: fit without layers, or with the "
+            "aligned layers predict the model's own classes: fit without layers, or with the "
             "model's head"
         )
     activation_statistics_for(model)  # raises if the model has no layers to measure
@@ -296,11 +295,11 @@ def measures_layers(model: FrozenModel, layers: LayerChoice, use_head: bool) -> 
 
 
 def _sites_are_found(model: FrozenModel) -> bool:
-    """Whether an ONNX graph has sites, with a warning if not; a torch module's are found later."""
+    """Whether an ONNX graph has sites; warn if not. Sites of a torch module are found later."""
     try:
         getattr(model, "sites", None)
     except CasterError as error:
-        log.warning("the layers are not measured: %s", error)
+        log.warning("layer statistics are not collected: %s", error)
         return False
     return True
 
@@ -312,7 +311,7 @@ def bound_state(
     layers: Layers | None = None,
     input_range: tuple[float, float] | None = None,
 ) -> State:
-    """The state of a fitted estimator, bound to the model that made its features."""
+    """Build the state of a fitted estimator, bound to the model of its features."""
     return State(
         clf.moments_,
         clf.classes_,
@@ -328,7 +327,7 @@ def bound_state(
 
 
 def has_logits(file: FeatureFile, n_classes: int) -> bool:
-    """Whether the file has a head's logits of these classes, to compare transport with."""
+    """Whether the file has a head's logits for these classes, to compare transport with."""
     if "logits" not in file.names:
         return False
     (first,) = next(file.chunks(("logits",), 1))
@@ -336,14 +335,14 @@ def has_logits(file: FeatureFile, n_classes: int) -> bool:
 
 
 def _check_output(output: Path, model: FrozenModel, images: Images) -> None:
-    """Reject an output that cannot be written, is an input or looks like an image."""
+    """Raise for an output that cannot be written, is an input or looks like an image."""
     check_writable(output, model.name, images.name)
     if output.suffix.lower() in formats():
         raise CasterError(f"{output} has the name of an image: give the state another one")
 
 
 def _check_classes(images: Images) -> tuple[Labels, NDArray[np.int64]]:  # (C,), (N,)
-    """All classes and the class index of every image, checked before any work."""
+    """Classes, and the class index of every image; checked before any work."""
     if images.labels is None:
         raise CasterError(f"{images.name} has no labels")
     classes = unique_labels(images.labels) if images.classes is None else images.classes
@@ -363,7 +362,7 @@ def _check_classes(images: Images) -> tuple[Labels, NDArray[np.int64]]:  # (C,),
 
 
 class _Passes:
-    """The chunks of a file, from its start each time they are iterated over."""
+    """Chunks of a file; every iteration starts at the beginning and is one pass of the fit."""
 
     def __init__(
         self, file: FeatureFile, with_logits: bool, head: Head, progress: Progress

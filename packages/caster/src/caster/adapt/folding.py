@@ -1,8 +1,9 @@
-"""A torch module with constant maps at its sites, folded into its weights where they can be.
+"""Fold constant maps into the weights of a torch module, for resting streams.
 
-While a stream rests, its maps stand still, and alignment costs next to nothing: a diagonal map of a
-BatchNorm's input becomes the layer's statistics, a full one the weights of the convolution before
-it. Hooks apply the others, in place where nothing else reads the values. Nothing is measured.
+While a stream rests, its maps are constant and alignment costs next to nothing: a diagonal map of a
+BatchNorm's input is folded into the layer's statistics, and a full map into the weights of the
+preceding convolution. Hooks apply all other maps, in place if nothing else reads the values.
+Nothing is measured.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from caster.models.torch import TorchModel
 from caster.models.torch_channels import map_channels, mapped_full
 
 Map = tuple[Tensor, Tensor]  # (c,) or (c, c), and (c,): x -> scale x + shift, or A x + shift
-RECORDED = 256  # batches from which on a recording pays off
-# Not of a subclass, which may normalise its weight.
+RECORDED = 256  # batches from which a CUDA graph pays off
+# Exactly these: a subclass may normalise its weight.
 PLAIN_FORWARD = [kind.forward for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d)]
 
 
@@ -34,10 +35,11 @@ def _outputs(features: Tensor, logits: Tensor) -> tuple[Tensor, ...]:
 
 
 class FoldedModule:
-    """A twin of a torch module whose sites have constant maps; all other weights are shared.
+    """A twin of a torch module with constant maps at its sites; all other weights are shared.
 
-    What a map changes is copied once and then written in place, so that a recording or a compiled
-    graph follows. A compiled module is compiled again, with the defaults of torch.compile.
+    Tensors that a map changes are copied once and then written in place, so that a CUDA graph or a
+    compiled module sees the new values. A compiled module is compiled again, with the defaults of
+    torch.compile.
 
     >>> site = Site("0", "in", 1)
     >>> net = nn.Sequential(nn.BatchNorm1d(1, eps=0.0, affine=False), nn.Linear(1, 1)).eval()
@@ -50,45 +52,45 @@ class FoldedModule:
     def __init__(
         self,
         model: TorchModel,
-        sites: Mapping[Site, str | None],  # with the convolution that takes full maps, if any
+        sites: Mapping[Site, str | None],  # with the convolution to fold full maps into, if any
     ) -> None:
         self._model, self._twin = model, model.twin()
         module = self._twin.module
         self._maps = {site: SiteMap(module, site, name) for site, name in sites.items()}
         self._twin.compiles = model.compiles
-        # A replay would not call the user's hooks.
+        # Replaying a CUDA graph would not call the user's hooks.
         self._can_record = (model.cuda_graph or not model.has_hooks) and runs_on_gpu(model)
         self._records = False
-        self._lane: GraphRunner | None = None
+        self._runner: GraphRunner | None = None
 
     def fold(self, maps: Mapping[Site, Map], batches: int = 1) -> None:
-        """Take these maps, for about so many batches."""
+        """Use these maps, for about this many batches."""
         before = self._tensors
         with torch.inference_mode(False), torch.no_grad():
             for site, (scale, shift) in maps.items():
                 self._maps[site].set(scale, shift)
         if self._tensors != before:
-            self._twin.recompile()  # a compiled copy has the tensors of before
+            self._twin.recompile()  # the compiled copy still has the old tensors
         self._records = self._can_record and batches >= RECORDED
         self._twin.cuda_graph = self._records
 
     def map_in_place(self, placed: Tensor) -> bool:
-        """Apply maps of hooks in place from now on, if outputs of a batch stay the same bit by bit.
+        """Let hooks map in place from now on, if the outputs for a batch stay bit for bit the same.
 
         They do unless the network reads the same values elsewhere. In place, a map is one kernel,
         its values are still in the cache, and added tokens need no copy. A compiled module fuses
-        maps anyway, and hooks of the user's may keep the values.
+        maps anyway, and the user's hooks may keep the values.
         """
         if self._twin.compiles or self._model.has_hooks:
             return False
         expected = self._run(placed)
-        with torch.inference_mode():  # as a tensor that a map may overwrite
+        with torch.inference_mode():  # only inference tensors are overwritten
             given = placed.clone()
         self._set_in_place(True)
         try:
             found = [*self._run(given), given]
             same = all(map(torch.equal, found, (*expected, placed)))
-        except RuntimeError:  # several positions share their memory
+        except RuntimeError:  # values that share memory cannot be written in place
             same = False
         self._set_in_place(same)
         return same
@@ -98,33 +100,32 @@ class FoldedModule:
             found.in_place = in_place
 
     def __call__(self, placed: Tensor, answer: Answer = _outputs) -> tuple[Tensor, ...]:
-        """Answer by the features and logits of a batch that `TorchModel.placed` returned.
+        """Run a batch from `TorchModel.placed`, and apply `answer` to its features and logits.
 
-        Both together are recorded as a CUDA graph if that pays off: what the module launches is
-        the same for every batch.
+        Both are recorded as one CUDA graph if that pays off.
         """
         if not self._records:
             return answer(*self._run(placed))
-        if self._lane is None:
-            self._lane = GraphRunner(placed.device)
-        if not self._lane.is_used:
-            torch.cuda.empty_cache()  # another stream cannot use what compared passes have left
+        if self._runner is None:
+            self._runner = GraphRunner(placed.device)
+        if not self._runner.is_used:
+            torch.cuda.empty_cache()  # the graph cannot reuse the memory of earlier passes
         try:
-            found, _ = self._lane.run(lambda: (placed,), partial(self._work, answer), answer)
-        except RuntimeError:  # the module waits for the GPU, which a recording cannot
+            found, _ = self._runner.run(lambda: (placed,), partial(self._work, answer), answer)
+        except RuntimeError:  # the module synchronises, which a CUDA graph cannot
             self._can_record = self._records = False
             self.release()
             return self(placed, answer)
         return tuple(found)
 
     def release(self) -> None:
-        """Free the recording, which holds as much memory as a pass needs."""
-        if self._lane is not None:
-            self._lane.release()
+        """Free the CUDA graph, which holds as much memory as a pass needs."""
+        if self._runner is not None:
+            self._runner.release()
 
     @property
     def _tensors(self) -> int:
-        """Tensors that maps have created so far."""
+        """Number of tensors that maps have created so far."""
         return sum(found.tensors for found in self._maps.values())
 
     def _run(self, placed: Tensor) -> tuple[Tensor, Tensor]:
@@ -132,25 +133,25 @@ class FoldedModule:
         return features.float(), logits.float()
 
     def _work(self, answer: Answer, placed: Tensor) -> tuple[list[Tensor], object]:
-        """The recorded work, and the tensors it reads."""
+        """Compute what a CUDA graph records; also return the tensors it reads."""
         return [*answer(*self._run(placed))], (self._twin.values(), self._maps, answer)
 
 
 class SiteMap:
-    """The constant map of one site: in a BatchNorm, in the convolution before it, or in a hook."""
+    """Constant map of one site: in a BatchNorm, in the convolution before it, or in a hook."""
 
     def __init__(self, module: nn.Module, site: Site, convolution: str | None) -> None:
         self._module, self._site = module, site
         layer = module.get_submodule(site.module)
         self._batchnorm: Any = layer if is_batchnorm(module, site) else None
         self._convolution: Any = convolution and module.get_submodule(convolution)
-        self._frozen: dict[str, Tensor] = {}  # the model's own values of what was replaced
+        self._frozen: dict[str, Tensor] = {}  # the model's own tensors that were replaced
         self._hook: Map | None = None
         self.in_place = False
-        self.tensors = 0  # that were created so far
+        self.tensors = 0  # created so far
 
     def set(self, scale: Tensor, shift: Tensor) -> None:  # (c,) or (c, c), (c,)
-        """Take the map x -> scale x + shift, or A x + shift."""
+        """Set the map x -> scale x + shift, or A x + shift."""
         if self._batchnorm is None:
             self._set_hook(scale, shift)
         elif scale.ndim == 1:
@@ -161,7 +162,7 @@ class SiteMap:
             self._set_statistics(torch.ones_like(shift), offset)
 
     def _set_statistics(self, scale: Tensor, shift: Tensor) -> None:
-        """Normalise x as the BatchNorm normalises scale x + shift."""
+        """Make the BatchNorm normalise x as it would scale x + shift."""
         layer = self._batchnorm
         mean, variance = (
             self._own(layer._buffers, name).to(shift) for name in ("running_mean", "running_var")
@@ -170,7 +171,7 @@ class SiteMap:
         layer.running_var.copy_((variance + layer.eps) / scale**2 - layer.eps)
 
     def _set_full(self, A: Tensor | None, shift: Tensor) -> Tensor:  # (c, c), (c,) -> (c,)
-        """Multiply by A, or by nothing; return the shift that is still to be made."""
+        """Fold A into the convolution, or remove it; return the shift still to be applied."""
         layer = self._convolution
         if layer is None:
             if A is not None:
@@ -186,7 +187,7 @@ class SiteMap:
         layer.weight.copy_(torch.tensordot(A, own.to(A), 1))
         if layer.bias is None:
             return shift
-        bias: Tensor = layer.bias.to(shift)  # stays in the convolution, unmapped
+        bias: Tensor = layer.bias.to(shift)  # the convolution adds it unmapped
         return shift + A @ bias - bias
 
     def _set_hook(self, scale: Tensor, shift: Tensor) -> None:
@@ -206,14 +207,14 @@ class SiteMap:
         if scale.ndim == 2:
             mapped = mapped_full(site.of_images(values), scale, shift, site.axis)
             return torch.cat((values[:, : site.added], mapped), 1) if site.added else mapped
-        # Not in place on a weight or the batch, nor on a view of it.
+        # Never in place on a weight, the batch, or a view of either.
         in_place = self.in_place and values.is_inference()
         mapped = values if in_place else torch.empty_like(values)
         map_channels(values, scale, shift, site, out=mapped)
         return mapped
 
     def _own(self, held: dict[str, Any], name: str) -> Tensor:
-        """The model's own value of what a layer holds, which is replaced by a copy."""
+        """Replace a tensor of a layer by a copy, once; return the model's own tensor."""
         if name not in self._frozen:
             self._frozen[name] = held[name]
             copy = held[name].detach().clone(memory_format=torch.preserve_format)
@@ -223,15 +224,15 @@ class SiteMap:
 
 
 def foldable_convolutions(twin: TorchModel, batch: Tensor) -> dict[Site, str]:
-    """The convolutions before BatchNorms whose weight can take a full map, by name."""
+    """Names of the convolutions before BatchNorms that a full map can be folded into."""
     found = convolutions_before(twin, batch)
     get = twin.module.get_submodule
     return {site: name for site, name in found.items() if _takes_full_map(get(name))}
 
 
 def _takes_full_map(layer: Any) -> bool:
-    """Whether a map between all channels can be folded into the weight of a layer."""
+    """Whether a full map of the output channels can be folded into the weight of a layer."""
     if type(layer).forward not in PLAIN_FORWARD:
         return False
-    hooks = layer._forward_hooks or layer._forward_pre_hooks  # torch's own may compute the weight
+    hooks = layer._forward_hooks or layer._forward_pre_hooks  # such as weight_norm's
     return layer.groups == 1 and "weight" in layer._parameters and not hooks

@@ -1,4 +1,4 @@
-"""Images to prepared batches, decoded by several threads, and through a frozen model."""
+"""Decode images in several threads, preprocess them in batches, and run a frozen model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from caster.models.protocol import FrozenModel, Outputs
 
 THREADS = min(8, os.cpu_count() or 1)
 
-# Runs the model on a batch and measures its layers; takes the rows of the images too.
+# Run the model on a batch, given with the rows of its images, and collect layer statistics.
 Through = Callable[[NDArray[Any], list[int]], Outputs]
 
 
@@ -36,7 +36,7 @@ class Group:
     prepared: NDArray[Any]
 
     def pieces(self) -> Iterator[Group]:
-        """Split the group into parts that the model takes at once."""
+        """Split the group into parts for one forward pass each."""
         for start in range(0, len(self.positions), IMAGES_AT_ONCE):
             some = slice(start, start + IMAGES_AT_ONCE)
             yield Group(self.positions[some], self.prepared[some])
@@ -47,27 +47,27 @@ class ImageBatch:
     """Images prepared for the model, with their rows."""
 
     rows: list[int]  # of the images that could be read
-    groups: list[Group]  # one, unless the preprocessing leaves images of several sizes
-    unreadable: dict[int, str]  # by row, what is wrong with the image
+    groups: list[Group]  # one, unless images have several sizes after preprocessing
+    unreadable: dict[int, str]  # error message, by row
 
 
 class RecycledMemory:
-    """Arrays whose memory is reused once no array refers to it.
+    """Allocate arrays from memory that is reused once no array refers to it.
 
-    A batch of 64 images of 224 pixels is 38 MB, which the C library returns to the system and
-    fetches again, page by page, for the next one: that takes as long as normalising the images.
+    A batch of 64 images of 224 pixels takes 38 MB. The C library would return them to the system
+    and fetch them again page by page for the next batch, which takes as long as normalising.
     """
 
     def __init__(self) -> None:
         self._blocks: list[tuple[NDArray[np.uint8], ReferenceType[NDArray[Any]]]] = []
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
-        """An array of any values."""
+        """Allocate an uninitialised array."""
         size = math.prod(shape) * np.dtype(dtype).itemsize
         unused = [block for block, array in self._blocks if array() is None]
         block = next((block for block in unused if block.size == size), None)
         block = np.empty(size, dtype=np.uint8) if block is None else block
-        # The base of all its views: NumPy would skip it, had it an array for its own base.
+        # From a buffer, not a view: NumPy would make all views refer to `block` instead of `array`.
         array: NDArray[Any] = np.frombuffer(block.data, dtype=dtype)
         in_use = [(other, user) for other, user in self._blocks if user() is not None]
         self._blocks = [*in_use, (block, ref(array))]
@@ -75,12 +75,12 @@ class RecycledMemory:
 
 
 def stated_preprocessing(model: FrozenModel) -> Preprocessing:
-    """The model's preprocessing; an error if it has none."""
+    """The model's preprocessing; raise if it has none."""
     if model.preprocessing is None:
         raise CasterError(
-            f"{model.name} does not say how images become batches: give {{argument}} FILE.toml, "
-            f"which states {', '.join(REQUIRED)} and perhaps resize and crop, or in-graph if the "
-            "model resizes and normalises itself",
+            f"{model.name} does not define its preprocessing: give {{argument}} FILE.toml, which "
+            f"states {', '.join(REQUIRED)} and perhaps resize and crop, or in-graph if the model "
+            "resizes and normalises itself",
             argument="preprocessing",
         )
     return model.preprocessing
@@ -96,8 +96,8 @@ def read_batches(
 ) -> Generator[ImageBatch]:
     """Read these rows in this order, one batch ahead of the caller.
 
-    An unreadable image is an error unless it is to be skipped. Close the generator if you stop
-    early: that ends its threads.
+    An unreadable image is an error unless `skip_unreadable`. If you stop early, close the generator
+    to end its threads.
     """
 
     def resized(row: int) -> ImageArray:
@@ -108,7 +108,7 @@ def read_batches(
 
     def batch(rows: Sequence[int], decoded: list[Future[ImageArray]]) -> ImageBatch:
         readable, unreadable = _collected(rows, decoded, skip_unreadable)
-        # Not ahead of time: a concurrent thread would slow a CPU model by more than this takes.
+        # Not ahead: another thread would slow a model on the CPU by more than this takes.
         groups = _by_size(list(readable.values()), preprocessing, memory)
         return ImageBatch(list(readable), groups, unreadable)
 
@@ -127,7 +127,7 @@ def read_batches(
 
 
 def resize(image: ImageArray, preprocessing: Preprocessing, images: Images, row: int) -> ImageArray:
-    """Resize and crop one image; one that would grow over the limit counts as unreadable."""
+    """Resize and crop one image; it counts as unreadable if the result exceeds the limit."""
     name = images.names[row]
     try:
         return preprocessing.resize_and_crop(image, images.limits)
@@ -138,7 +138,7 @@ def resize(image: ImageArray, preprocessing: Preprocessing, images: Images, row:
 
 
 def unreadable_error(why: str) -> CasterError:
-    """The error for an image that may not be skipped."""
+    """Error for an unreadable image that may not be skipped."""
     return CasterError(
         f"{why}: repair or remove it, or leave it out with {{argument}}",
         argument="skip_unreadable",
@@ -151,7 +151,7 @@ def run(
     names: Sequence[str],
     through: Through | None = None,
 ) -> Outputs:
-    """Features and logits in NumPy, in the order of the batch's rows."""
+    """Run the model on a batch; features and logits in NumPy, in the order of its rows."""
     parts = []
     for piece in (piece for group in batch.groups for piece in group.pieces()):
         rows = [batch.rows[position] for position in piece.positions]
@@ -169,7 +169,7 @@ def run(
 
 @contextmanager
 def naming_images(first: str, count: int) -> Iterator[None]:
-    """Turn a model's error into one line that names the images it was given."""
+    """Convert a model's error to one line that names its images."""
     those = first if count == 1 else f"{first} and {count - 1} more"
     try:
         yield
@@ -184,7 +184,7 @@ def naming_images(first: str, count: int) -> Iterator[None]:
 def _collected(
     rows: Sequence[int], decoded: list[Future[ImageArray]], skip_unreadable: bool
 ) -> tuple[dict[int, ImageArray], dict[int, str]]:
-    """The images that could be read, by row, and what is wrong with the others."""
+    """Decoded images, and error messages of the others, by row."""
     readable: dict[int, ImageArray] = {}
     unreadable: dict[int, str] = {}
     for row, future in zip(rows, decoded, strict=True):
@@ -200,7 +200,7 @@ def _collected(
 def _by_size(
     images: list[ImageArray], preprocessing: Preprocessing, memory: RecycledMemory
 ) -> list[Group]:
-    """A model that resizes by itself takes images of any size, but of one size at a time."""
+    """Group images by size: a model that resizes takes any size, but one size per pass."""
     positions: dict[tuple[int, ...], list[int]] = {}
     for position, image in enumerate(images):
         positions.setdefault(image.shape, []).append(position)

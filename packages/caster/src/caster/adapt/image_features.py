@@ -1,4 +1,4 @@
-"""Features of images through a frozen model, cached so that `fit` and `evaluate` run it once."""
+"""Extract features of images, cached so that `fit` and `evaluate` run the model only once."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ class ImageFeatures:
 
     @property
     def unreadable(self) -> list[str]:
-        """What is wrong with each image that was skipped."""
+        """Error message of each skipped image."""
         return list(self.entry.manifest.unreadable.values())
 
     @property
     def image_rows(self) -> NDArray[Any]:
-        """For every row, the index of its image."""
+        """Index of the image of every row."""
         return self.entry.arrays["rows"]
 
     @property
@@ -81,7 +81,7 @@ class ImageFeatures:
         return self.entry.manifest.layers
 
     def read(self, name: str) -> NDArray[Any]:
-        """One whole array."""
+        """Read a whole array."""
         if name != "labels":
             return self.entry.arrays[name]
         if self.images.labels is None:
@@ -111,8 +111,7 @@ def extract(
     """Features and logits of all images, from the cache or computed and cached.
 
     `check` may reject the outputs of the first batch. With `targets`, the class index of every
-    image, the model's layers are measured in the same pass; cached features without them are
-    computed again.
+    image, the same pass collects layer statistics; cached features without them are recomputed.
     """
     key, total = _key(model, images), len(images)
     entry = find_entry(store, key, total)
@@ -128,7 +127,7 @@ def extract(
 
 
 def activation_statistics_for(model: FrozenModel, past: Layers | None = None) -> Statistics:
-    """Activation statistics of a model's layers; `past` continues an earlier measurement."""
+    """Activation statistics of a model's layers, continued from `past` if given."""
     if hasattr(model, "twin"):
         from caster.models.activation_statistics import ActivationStatistics
 
@@ -148,7 +147,7 @@ def _key(model: FrozenModel, images: Images) -> str:
     preprocessing = stated_preprocessing(model)
     if model.sha256 is None:
         raise CasterError(f"{model.name} states no version: its features cannot be cached")
-    # The same weights give other features in bfloat16.
+    # In bfloat16, the same weights give other features.
     precision = " bf16" if getattr(model, "bf16", False) else ""
     return entry_key(model.sha256 + precision, preprocessing.sha256, images.sha256)
 
@@ -163,7 +162,7 @@ def _fill(
     targets: NDArray[np.int64] | None,
     progress: Progress,
 ) -> None:
-    """Run the model on the images that the cache lacks, from where an earlier run stopped."""
+    """Run the model on images that are not cached, from where an earlier run stopped."""
 
     def outdated(manifest: Manifest) -> bool:
         return _outdated(manifest, model, images, targets is not None)
@@ -185,7 +184,7 @@ def _fill(
             batch_size,
             skip_unreadable=skip_unreadable,
         )
-        with closing(batches):  # or an error would leave its threads running
+        with closing(batches):  # an error would leave its threads running
             for batch in batches:
                 columns: dict[str, NDArray[Any]] = {"rows": np.asarray(batch.rows, dtype=np.int64)}
                 if batch.rows:
@@ -210,16 +209,15 @@ def _measuring(statistics: Statistics, targets: NDArray[np.int64]) -> Through:
 
 
 def _outdated(manifest: Manifest, model: FrozenModel, images: Images, layers: bool) -> bool:
-    """Whether cached features must be computed again: layers are missing, or images came back."""
+    """Whether to recompute cached features: layers are missing, or images became readable."""
     measured = not layers or manifest.layers is not None
     return (manifest.kept > 0 and not measured) or _repaired(model, images, manifest.unreadable)
 
 
 def _repaired(model: FrozenModel, images: Images, unreadable: Mapping[str, str]) -> bool:
-    """Whether an image noted as unreadable can be read now.
+    """Whether an image recorded as unreadable can be read now.
 
-    A permission given, a decoder installed or a limit raised changes no file, and so not the
-    digest of the images.
+    New permissions, decoders or limits change no file, and so do not change the digest.
     """
     for row in map(int, unreadable):
         try:
@@ -231,6 +229,6 @@ def _repaired(model: FrozenModel, images: Images, unreadable: Mapping[str, str])
 
 
 def _check_skipped(unreadable: Mapping[str, str], skip_unreadable: bool) -> None:
-    """Reject images that an earlier run skipped, unless this one skips them too."""
+    """Raise if an earlier run skipped images, unless this run skips them too."""
     if unreadable and not skip_unreadable:
         raise unreadable_error(next(iter(unreadable.values())))

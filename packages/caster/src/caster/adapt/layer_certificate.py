@@ -1,18 +1,18 @@
-"""The certificate of layer transport, and when it is measured.
+"""The certificate of layer transport, and the schedule of its comparisons.
 
-Why it works. Good alignment makes a network more confident in every sample without giving all of
-them one answer. On a shuffled stream one number measures both, the nuclear norm of the matrix of
-probabilities (Cui et al. 2020): it is large if rows are confident *and* together use all classes,
-as shuffled samples do. Its ratio to the frozen model's separates a helpful alignment from one that
-collapses to few classes or loses information. Both models are compared at equal temperature:
-alignment also rescales the logits, most in networks trained with mixup, and that says nothing
-about the answers. On a correlated stream few classes are right and the norm says nothing;
-there the error that the answers themselves expect is compared with the frozen model's.
+Why it works: good alignment makes a network more confident in its samples without predicting one
+class for all of them. On a shuffled stream, the nuclear norm of the probability matrix measures
+both (Cui et al. 2020): it is large if rows are confident *and* together use all classes, as
+shuffled samples do. Its ratio to the frozen model's separates a helpful alignment from one that
+collapses to few classes or loses information. Both models are compared at equal temperature,
+because alignment also rescales the logits, most in networks trained with mixup, which says nothing
+about accuracy. A correlated stream holds few classes at a time, so the norm is uninformative; the
+certificate then compares expected errors, one minus the mean confidence.
 
-Where it fails. Both measure confidence, not correctness: a network that is confidently and
-diversely wrong after alignment is accepted. On a correlated stream, confidence comes from the
-neighbours too, so predictions collapsed to one class pass for a run of it. Without labels no test
-can exclude either (Ben-David et al. 2010); `Stream.feedback` can, with a few.
+Where it fails: both measure confidence, not correctness. A network that is confidently and
+diversely wrong after alignment is accepted. On a correlated stream, confidence also comes from
+neighbours, so predictions collapsed to one class look like a run of it. Without labels no test can
+exclude either (Ben-David et al. 2010); `Stream.feedback` can, with a few.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ from caster.core.discriminant import probabilities
 from caster.core.linalg import Array
 from caster.core.threads import one_blas_thread
 
-# The share of the frozen model's nuclear norm that suffices: on the spare corruptions with
-# ResNet-18, 0.99 kept the whole gain on shuffled streams, and twice that tolerance is taken.
+# Fraction of the frozen model's nuclear norm that is enough: on the spare corruptions with
+# ResNet-18, 0.99 kept the whole gain on shuffled streams; this allows twice that tolerance.
 NORM = 0.98
-# Largest ratio of expected errors where only aligned answers look shuffled: chosen on the spare
-# corruptions with ResNet-18.
-DOUBTED = 1.1
-ERRORS = 3.0  # standard errors by which the confidence of a batch may fall by chance
+# Largest ratio of expected errors if only the aligned predictions look shuffled: chosen on the
+# spare corruptions with ResNet-18.
+ERROR_TOLERANCE = 1.1
+ERRORS = 3.0  # standard errors by which the mean confidence of a batch may fall by chance
 
 Pair = tuple[ConfidenceStats, ConfidenceStats]  # with aligned layers, and frozen
 
 
 class LayerCertificate:
-    """Ratio that indicates whether aligned layers help, over the last samples of one stream.
+    """Compare aligned with frozen predictions over a sliding window of one stream.
 
-    It covers the last `window` samples that were compared since the last skip: the newest batch
-    and, if that is smaller, the ones before it. At most 1 is in favour of the alignment: the
-    expected error with aligned layers over that without or, for a shuffled stream, the nuclear
-    norms the other way round and times `NORM`, at equal temperature.
+    The window holds the last `window` samples compared since the last skip: the newest batch and,
+    if that is smaller, earlier ones. A ratio of at most 1 favours the alignment. It is the expected
+    error with aligned layers over the frozen model's or, for a shuffled stream, the frozen nuclear
+    norm over the aligned one at equal temperature, times `NORM`.
     """
 
     def __init__(self, window: int) -> None:
@@ -63,18 +63,18 @@ class LayerCertificate:
     def reset(self) -> None:
         """Forget the stream."""
         self._recent: Pair | None = None
-        self._settled: Pair | None = None  # the reference while comparisons are skipped
+        self._settled: Pair | None = None  # reference while comparisons are skipped
         self._rows = np.empty((2, 0, 0), np.float32)  # logits: aligned and frozen
 
     def update(self, aligned: Array, frozen: Array) -> float:  # (n, C), (n, C) -> ratio
-        """Add the scores of a batch, and return the ratio of expected errors over the window."""
+        """Add a batch of scores, and return the ratio of expected errors over the window."""
         new = ConfidenceStats.of(aligned), ConfidenceStats.of(frozen)
         missing = self.window - new[0].count
         if self._recent is not None and missing > 0:
             old = self._recent
             new = old[0].at_most(missing) + new[0], old[1].at_most(missing) + new[1]
         ratio = expected_error_ratio(*new)
-        self._rows = self._rows[:, :0].copy()  # of another kind of stream
+        self._rows = self._rows[:, :0].copy()  # they belong to a shuffled stream
         self._recent = None if math.isnan(ratio) else new  # NaN would never leave the window
         return ratio
 
@@ -82,13 +82,13 @@ class LayerCertificate:
         self,
         logits: Array,  # (n, C), with aligned layers
         frozen: Array,  # (n, C)
-        correction: NDArray[np.float64],  # (C,), what the stream's prior adds to aligned logits
+        correction: NDArray[np.float64],  # (C,), log prior ratio, added to aligned logits
     ) -> tuple[float, float]:
-        """Add the logits of a shuffled batch; return the ratios of expected errors and of norms.
+        """Add a shuffled batch of logits; return the ratios of expected errors and of norms.
 
-        Over the window, whose aligned logits are first made as spread as the frozen ones.
+        Both cover the window, after aligned logits are rescaled to the spread of the frozen ones.
         """
-        self._recent = None  # of another kind of stream
+        self._recent = None  # it belongs to a correlated stream
         rows = np.stack([to_numpy(as_real_array(x)).astype(np.float32) for x in (logits, frozen)])
         if self._rows.shape[2] == rows.shape[2]:
             rows = np.concatenate([self._rows, rows], axis=1)
@@ -101,7 +101,7 @@ class LayerCertificate:
         errors = expected_error_ratio(
             ConfidenceStats.of(after + correction), ConfidenceStats.of(before)
         )
-        with one_blas_thread():  # several wait for each other: a matrix of 256 rows is small
+        with one_blas_thread():  # 256 rows are too few for several threads
             norms = [nuclear_norm(np.asarray(probabilities(x))) for x in (after, before)]
         return errors, NORM * norms[1] / norms[0]
 
@@ -111,19 +111,19 @@ class LayerCertificate:
         self._rows = self._rows[:, :0].copy()
 
     def settle(self) -> None:
-        """Make the window the reference for batches that are answered without a comparison."""
+        """Make the window the reference for batches without a comparison."""
         self._settled = self._recent
         self.restart()
 
     def has_dropped(self, scores: Array, aligned: bool) -> bool:  # (n, C)
-        """Whether a batch answered without a comparison is less confident than the reference."""
+        """Whether the mean confidence of a batch is below the reference."""
         if self._settled is None:
             return True
         reference = self._settled[0 if aligned else 1]
         return has_fallen(ConfidenceStats.of(scores), reference, ERRORS)
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Everything it remembers; NaN for statistics it does not have."""
+        """The memory as named arrays; NaN for missing statistics."""
         found = np.full((2, 2, 3), np.nan)
         for row, pair in zip(found, (self._recent, self._settled), strict=True):
             for part, stats in zip(row, pair or (), strict=False):
@@ -147,26 +147,26 @@ def _pair(rows: NDArray[Any]) -> Pair | None:  # (2, 3)
 
 
 def gating_ratio(errors: float, norms: float, is_source: bool, frozen_is_source: bool) -> float:
-    """The ratio that decides, by whether aligned and frozen answers look shuffled.
+    """Combine both ratios, by whether aligned and frozen predictions look like the source.
 
-    Alignment with the wrong mixture makes runs look shuffled and the norms large: where the frozen
-    model sees other classes than the source's, both ratios must agree.
+    Alignment with the wrong mixture makes runs look shuffled and the nuclear norm large. So if the
+    frozen predictions do not look shuffled with the source's classes, both ratios must accept.
 
     >>> [gating_ratio(1.32, 0.9, True, frozen_is_source) for frozen_is_source in (True, False)]
     [0.9, 1.2]
     """
     if not is_source:
         return errors
-    return norms if frozen_is_source else max(norms, errors / DOUBTED)
+    return norms if frozen_is_source else max(norms, errors / ERROR_TOLERANCE)
 
 
 class ComparisonSchedule:
     """Skip the comparison with the frozen model while the verdict is stable.
 
-    Once a whole `window` of samples got one verdict, that verdict stands without comparison for as
-    many samples as it has stood so far, at most `every` - 1 windows; then a window is compared
-    again. So a long stationary stream costs little more than one pass per batch, and a change that
-    goes unnoticed is answered wrongly for no longer than the stream was answered rightly.
+    Once a whole `window` of samples has one verdict, comparisons are skipped for as many samples as
+    that verdict has lasted, at most `every` - 1 windows; then a window is compared again. So a long
+    stationary stream costs little more than one pass per batch, and an undetected change lasts no
+    longer than the stable part of the stream before it.
 
     >>> schedule = ComparisonSchedule(every=8, window=64)
     >>> [schedule.compared(32, True) for _ in range(2)]
@@ -184,7 +184,7 @@ class ComparisonSchedule:
         """Forget the stream."""
         self.accepted = False  # the last verdict
         self._stable = 0  # samples since it last changed
-        self._compared = 0  # of those, compared since the last skip
+        self._compared = 0  # of these, compared since the last skip
         self._to_skip = 0  # samples
 
     @property
@@ -198,12 +198,12 @@ class ComparisonSchedule:
         return self._to_skip > 0
 
     def skipped(self, samples: int) -> None:
-        """Note a batch that was answered without comparison."""
+        """Count a batch that was answered without comparison."""
         self._to_skip -= samples
         self._stable += samples
 
     def compared(self, samples: int, accepted: bool) -> bool:
-        """Note the verdict of a comparison; return whether the next ones are skipped."""
+        """Count a compared batch; return whether the next comparison is skipped."""
         if accepted != self.accepted:
             self.accepted, self._stable, self._compared = accepted, 0, 0
         self._stable += samples
@@ -215,7 +215,7 @@ class ComparisonSchedule:
         return self.skips
 
     def state(self) -> NDArray[np.int64]:  # (4,)
-        """Everything it remembers."""
+        """The memory as an array."""
         return np.array([self.accepted, self._stable, self._compared, self._to_skip], np.int64)
 
     def resume(self, state: NDArray[Any]) -> None:

@@ -1,7 +1,7 @@
-"""The interface of a network with aligned layers, and what every runtime shares of it.
+"""Interface of a network with aligned layers, and the parts that all runtimes share.
 
-`adapt.alignment` aligns a torch module with hooks, and `adapt.onnx_alignment` an ONNX graph that
-was rewritten. Both take a batch and a `Pass`, and remember a stream's target in `TargetMoments`.
+`adapt.alignment` aligns a torch module with hooks, and `adapt.onnx_alignment` a rewritten ONNX
+graph. Both take a batch and a `Pass`, and keep running statistics of the stream in `TargetMoments`.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ from caster.errors import CasterError
 from caster.models.protocol import FrozenModel, Outputs
 
 PARTS = ("mean", "variance", "covariance")  # arrays of `ChannelMoments`
-EPS = 1e-5  # of a site's mean variance, added to every variance: a dead channel stays dead
+EPS = 1e-5  # added to variances, relative to a site's mean variance: a dead channel stays dead
 FEW = 8.0  # weight of the pooled moments in those of a class, in samples
-ENOUGH = 256  # fewest source samples behind a full map
-CHANGE_WINDOW = 64  # samples that are compared with the past to notice another shift
-CHANGE_SITES = 0.25  # share of the sites compared: the first ones, which depend least on classes
+ENOUGH = 256  # fewest source samples for a full map
+CHANGE_WINDOW = 64  # recent samples that are compared with the past to detect a new shift
+CHANGE_SITES = 0.25  # fraction of the sites compared: the first ones, which depend least on classes
 
 Moments = dict[Site, ChannelMoments]
-Answer = Callable[[Array, Array], tuple[Array, ...]]  # of features and logits
+Answer = Callable[[Array, Array], tuple[Array, ...]]  # from features and logits
 Range = tuple[Any, Any]  # lowest and highest input values: scalars, or one per channel
 
 
 @dataclass(frozen=True)
 class LayerSettings:
-    """The constants of layer transport, chosen on the four spare corruptions.
+    """Constants of layer transport, chosen on the four spare corruptions.
 
     >>> LayerSettings(depth=2.0)
     Traceback (most recent call last):
         ...
-    caster.errors.CasterError: depth is a share of the sites, above 0 and at most 1, not 2.0
+    caster.errors.CasterError: depth is a fraction of the sites, above 0 and at most 1, not 2.0
     """
 
     prior: float = 16.0  # weight of the source's moments, in samples
-    memory: int = 2048  # samples behind the target's moments, earlier ones if a batch has fewer
-    depth: float = 1.0  # share of the sites that are aligned, from the first on
-    sites: tuple[str, ...] | None = None  # patterns of site names instead
-    maps: Literal["diagonal", "full"] = "full"  # full where a site has few channels
-    mixture: bool = True  # align with the batch's mixture of classes, else with the source's
+    memory: int = 2048  # samples in the target's moments; a smaller batch is topped up by the past
+    depth: float = 1.0  # fraction of the sites to align, from the first on
+    sites: tuple[str, ...] | None = None  # or patterns of their names
+    maps: Literal["diagonal", "full"] = "full"  # full only at sites with few channels
+    mixture: bool = True  # align with the class mixture of the batch, else with the source's
     tau: float = 1.0  # largest accepted ratio
-    window: int = LAYER_WINDOW  # samples behind the certificate
-    every: int = LAYER_EVERY  # compare one window in this many while the verdict is stable
+    window: int = LAYER_WINDOW  # samples in the certificate
+    every: int = LAYER_EVERY  # while the verdict is stable, compare at least one window in so many
 
     def __post_init__(self) -> None:
         if not 0 <= self.prior < math.inf:
@@ -63,7 +63,7 @@ class LayerSettings:
             raise CasterError(f"memory is a number of samples from 0 up, not {self.memory!r}")
         if not 0 < self.depth <= 1:
             raise CasterError(
-                f"depth is a share of the sites, above 0 and at most 1, not {self.depth!r}"
+                f"depth is a fraction of the sites, above 0 and at most 1, not {self.depth!r}"
             )
         if self.maps not in ("diagonal", "full"):
             raise CasterError(f"maps are 'diagonal' or 'full', not {self.maps!r}")
@@ -75,31 +75,31 @@ class LayerSettings:
                 raise CasterError(f"{name} must be 1 or more, not {count!r}")
 
 
-# One pass per batch and no classes: for states without moments of classes.
+# One pass per batch, without classes: for states without class moments.
 PLAIN = LayerSettings(memory=64, depth=0.5, maps="diagonal", mixture=False)
 
 
 @dataclass(frozen=True, eq=False)
 class Pass:
-    """How to align one pass; by default at every site, with the source's mixture of classes."""
+    """How to align one pass; by default every site, with the source's class mixture."""
 
-    depth: int | None = None  # number of sites, from the first on
-    full: bool = False  # use full maps where enough samples support them
-    mixture: NDArray[np.float64] | None = None  # (C,), of the samples behind the target's moments
-    past_only: bool = False  # moments from before this batch
-    fresh: bool = False  # moments of this batch alone, as if there were no past
-    in_parts: bool = False  # by past moments alone: a large batch may pass in parts, to save memory
+    depth: int | None = None  # number of sites to align, from the first on; None: all
+    full: bool = False  # use full maps where there are enough samples
+    mixture: NDArray[np.float64] | None = None  # (C,), of the samples in the target's moments
+    past_only: bool = False  # align with the moments of past batches alone
+    fresh: bool = False  # align with the moments of this batch alone
+    in_parts: bool = False  # with `past_only`: split a large batch, to save memory
 
 
 WHOLE = Pass(full=True)
 
 
-class ImplausibleSamples(Exception):  # noqa: N818 - no error: the others of the batch are answered
-    """Samples that no image could have produced; the batch has not changed the stream."""
+class ImplausibleSamples(Exception):  # noqa: N818 - no error: the other samples are answered
+    """Raised for samples with activations beyond those of any image; the stream is unchanged."""
 
     def __init__(self, kept: Array) -> None:
         super().__init__()
-        self.kept = kept  # (n,), which samples are plausible
+        self.kept = kept  # (n,), mask of plausible samples
 
 
 class LayeredModel(FrozenModel, Protocol):
@@ -110,47 +110,47 @@ class LayeredModel(FrozenModel, Protocol):
 
 
 class AlignedNetwork(Protocol):
-    """A frozen network in which the channels of every site get the source's mean and variance.
+    """A frozen network that maps the channels of every site to the source's mean and variance.
 
-    The target's moments come from the batch and, if it has fewer samples than the memory, from the
-    batches before it; `prior` samples shrink them towards the source's. The source's are those of
-    the mixture of classes that the `Pass` names. A batch with samples that are implausible at the
+    The target's moments cover the batch and, if it is smaller than the memory, past batches. They
+    are shrunk towards the source's moments, which count as `prior` samples. The source's moments
+    are those of the class mixture in the `Pass`. A batch with samples that are implausible at the
     first site raises `ImplausibleSamples`.
     """
 
-    sites: list[Site]  # that are aligned, shallow ones first
+    sites: list[Site]  # to align, shallow ones first
     target: TargetMoments
 
     def __call__(self, batch: Any, how: Pass = WHOLE) -> Outputs:
-        """Features and logits with aligned layers; `accept` then adds the batch to the past."""
+        """Compute features and logits with aligned layers; `accept` adds the batch to the past."""
 
     def accept(self) -> None:
         """Add the last batch to the past."""
 
     def fold(self, batch: Any, how: Pass, batches: int) -> bool:
-        """Make the maps of a pass from the past constant, for about so many batches.
+        """Freeze the maps of a `past_only` pass and fold them in, for about this many batches.
 
-        False if they do not reproduce a pass, or if this batch does not allow that check.
+        False if the folded network does not reproduce the pass, or the batch is unfit for a check.
         """
 
     def folded(self, batch: Any, answer: Answer) -> tuple[Array, ...]:
-        """Answer by the features and logits with the constant maps; nothing is measured."""
+        """Run a batch with the folded maps, and apply `answer` to its features and logits."""
 
     def unfold(self) -> None:
-        """Free what only batches with the constant maps need."""
+        """Free the folded network."""
 
     def reset(self) -> None:
         """Forget the past."""
 
     def resume(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Continue from a `state` of the target."""
+        """Continue from a state of `target`."""
 
     def new_stream(self) -> Self:
-        """A copy without a past; weights and source moments are shared."""
+        """Copy the network without its past; weights and source moments are shared."""
 
     @property
-    def left_alone(self) -> frozenset[Site]:
-        """Sites that cannot be aligned; known after the first batch."""
+    def unaligned(self) -> frozenset[Site]:
+        """Sites that cannot be aligned, known after the first batch."""
 
     @property
     def full_maps(self) -> int:
@@ -162,7 +162,7 @@ class AlignedNetwork(Protocol):
 
 
 class TargetMoments:
-    """Moments of a stream's target at every site: its past, and a batch that may join it.
+    """Running moments of a stream at every site, and those of a batch that is not accepted yet.
 
     >>> site = Site("norm", "in", -1)
     >>> target = TargetMoments(memory=8, sites=[site])
@@ -176,7 +176,7 @@ class TargetMoments:
 
     def __init__(
         self,
-        memory: int,  # samples; 0: nothing is remembered
+        memory: int,  # samples; 0: no past
         sites: Sequence[Site],  # shallow ones first
         merge: Callable[[ChannelMoments, ChannelMoments], ChannelMoments] = add,
     ) -> None:
@@ -188,17 +188,17 @@ class TargetMoments:
     def reset(self) -> None:
         """Forget everything."""
         self.past: Moments = {}
-        self.recent: Moments = {}  # of the last samples, at the first sites
+        self.recent: Moments = {}  # of the last `CHANGE_WINDOW` samples, at the first sites
         self.begin()
 
     def begin(self) -> None:
-        """Forget a batch that was not accepted."""
-        self.pending: Moments = {}  # the past with the batch
-        self.newest: Moments = {}  # `recent` with the batch
+        """Discard a batch that was not accepted."""
+        self.pending: Moments = {}  # `past` merged with the batch
+        self.newest: Moments = {}  # `recent` merged with the batch
 
     @property
     def samples(self) -> float:
-        """Samples behind the past, fractional if older ones are discounted."""
+        """Number of past samples, fractional if older ones are discounted."""
         return next((moments.count for moments in self.past.values()), 0.0)
 
     def is_full(self, samples: int) -> bool:
@@ -206,9 +206,9 @@ class TargetMoments:
         return 0 < self.memory <= self.samples + samples
 
     def add(self, site: Site, batch: ChannelMoments, fresh: bool) -> ChannelMoments:
-        """Merge a batch with the past at a site, pending `accept`; return the merged moments.
+        """Merge a batch with the past at a site, pending `accept`, and return the result.
 
-        A `fresh` start ignores the past.
+        With `fresh`, ignore the past.
         """
         if not self.memory:
             return batch
@@ -228,9 +228,9 @@ class TargetMoments:
         return self._merge(past.at_most(missing), batch)
 
     def change(self) -> float:
-        """How far the last samples, with the batch, are from the past: mean divergence.
+        """Mean divergence of the most recent samples, including the batch, from the past.
 
-        0 while the past consists of these samples only.
+        0 while the past has no other samples.
         """
         pairs = [
             (found, self.past[site]) for site, found in self.newest.items() if site in self.past
@@ -242,7 +242,7 @@ class TargetMoments:
         return float(xp.mean(xp.stack([xp.mean(each) for each in found])))
 
     def accept(self, fresh: bool) -> None:
-        """Add the last batch to the past, or start the past with it."""
+        """Add the last batch to the past or, with `fresh`, replace the past by it."""
         if fresh:
             self.past, self.recent = {}, {}
         self.past |= self.pending
@@ -261,11 +261,11 @@ class TargetMoments:
     def resume(
         self,
         state: Mapping[str, NDArray[Any]],
-        sources: Mapping[Site, ChannelMoments],  # of the same shapes
+        sources: Mapping[Site, ChannelMoments],  # the shapes to expect
         place: Callable[[NDArray[Any]], Array] = np.asarray,
         optional: Collection[Site] = (),  # sites that may lack a past
     ) -> None:
-        """Continue from a `state`; ValueError if it is invalid or lacks a site's past."""
+        """Continue from a `state`; raise ValueError if it is invalid or incomplete."""
         self.reset()
         sites = {str(site): site for site in sources}
         for name in [name.removesuffix(".count") for name in state if name.endswith(".count")]:
@@ -293,17 +293,17 @@ class TargetMoments:
 
     @property
     def nbytes(self) -> int:
-        """Size of the moments."""
+        """Size of past and recent moments."""
         return sum(nbytes(held) for kept in (self.past, self.recent) for held in kept.values())
 
 
 def parts_of(moments: ChannelMoments) -> dict[str, Array]:
-    """The arrays of moments, by their names."""
+    """Arrays of the moments, by name."""
     return {name: part for name in PARTS if (part := getattr(moments, name)) is not None}
 
 
 def nbytes(moments: ChannelMoments) -> int:
-    """Size of moments, with those of classes."""
+    """Size of the moments, including class moments."""
     parts = [*parts_of(moments).values()]
     if moments.classes is not None:
         parts += [moments.classes.means, moments.classes.variances]
@@ -311,7 +311,7 @@ def nbytes(moments: ChannelMoments) -> int:
 
 
 def selected(sites: list[Site], patterns: Any, name: str) -> list[Site]:
-    """Sites whose names match one of several shell patterns.
+    """Select sites whose names match any of several shell patterns.
 
     >>> sites = [Site("blocks.0", "out", -1), Site("blocks.1", "out", -1), Site("head", "in", -1)]
     >>> [str(site) for site in selected(sites, ("blocks.*",), "layer-transport")]
@@ -327,23 +327,23 @@ def selected(sites: list[Site], patterns: Any, name: str) -> list[Site]:
 
 
 def chosen_sites(found: list[Site], settings: LayerSettings) -> list[Site]:
-    """The sites to align: the first ones in the order of the network, or those named."""
+    """Select the sites to align: those named, or the first ones in network order."""
     if settings.sites is not None:
         return selected(found, settings.sites, "layer transport")
     return found[: math.ceil(settings.depth * len(found))]
 
 
 def has_full_map(source: ChannelMoments, settings: LayerSettings) -> bool:
-    """Whether the source's moments at a site support a full map."""
+    """Whether a site has a covariance from enough source samples for a full map."""
     enough = settings.maps == "full" and source.count >= ENOUGH
     return enough and source.covariance is not None
 
 
 def source_moments(layers: Mapping[Site, ChannelMoments], settings: LayerSettings) -> Moments:
-    """The moments of a state that these settings use, classes of few samples shrunk.
+    """Select the moments that these settings need, and shrink classes of few samples.
 
-    A state stores class moments rounded; they are centred so that the source's own mixture of them
-    has exactly its pooled moments.
+    Stored class moments are rounded. They are centred, so that their mixture in the source's
+    proportions has exactly the pooled moments.
     """
     used = {}
     for site, found in layers.items():

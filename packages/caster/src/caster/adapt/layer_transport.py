@@ -1,13 +1,16 @@
-"""Layer transport: activation statistics aligned with the source's, behind a certificate.
+"""Layer transport: align activation statistics with the source's, gated by a certificate.
 
-Deep layers carry the classes of a batch, so the source's statistics to align with are those of the
-batch's own mixture of classes. A first pass, with shallow layers aligned, shows the mixture; a
-second one aligns all layers with it. While it is in doubt whether the classes are the stream's or a
-preference of the shifted network, the first pass is the answer. A stream with a past needs one pass
-only, a correlated one with a full memory: the maps of the past undo the shift, whichever classes
-come. Once a shuffled stream's memory is full and its verdict stable, it rests: its maps stand
-still, folded into the weights, and nothing is measured or compared until its outputs change or a
-comparison is due.
+The statistics of deep layers depend on the classes in a batch, so a batch is aligned with the
+source statistics of its own class mixture. That takes two passes. The first aligns only the shallow
+layers and estimates the mixture; the second aligns all layers with it. If the estimate might
+reflect a class bias of the shifted network instead of the stream, the answer is that of the first
+pass.
+
+One pass is enough once the stream has seen enough samples: statistics of past batches undo the
+shift, whatever classes the new batch holds. A correlated stream needs a full memory for that.
+Once the memory of a shuffled stream is full and its verdict is stable, the stream rests: its maps
+are constant and folded into the weights, and nothing is measured or compared until its outputs
+change or a comparison is due.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ from caster.adapt.layer_passes import (
 from caster.adapt.output_monitor import BLOCK, OutputMonitor
 from caster.core.arrays import DeviceCopies, as_real_array, like, to_numpy
 from caster.core.channels import ChannelMoments, Site
-from caster.core.discriminant import probabilities
+from caster.core.discriminant import host_probabilities
 from caster.core.linalg import Array
 from caster.core.stream_labels import StreamLabels, as_reference, merged_mixture
 from caster.core.threads import SingleThread
@@ -47,70 +50,70 @@ from caster.errors import CasterError
 from caster.models.heads import Columns
 from caster.models.protocol import Outputs
 
-SHUFFLED = ("source", "prior")  # kinds of shuffled streams with a known class mixture
-UNCHECKED = math.nan  # the ratio where no comparison was made
+SHUFFLED = ("source", "prior")  # kinds of shuffled streams whose class mixture is known
+UNCHECKED = math.nan  # the ratio of a batch that was not compared
 # The next three were chosen on the four spare corruptions with ResNet-18 on CIFAR-10.
-FIRST_PASS = 0.5  # share of the sites that are aligned in it
-ENOUGH_PAST = 256  # samples from which on a stream's past is all that a pass needs
-CHANGED = 0.05  # nats by which recent samples differ from the past if the shift is another one
-# Share of an even class below which no class prior goes: a network's own prior is hardly ever as
-# uneven as a small source, and probabilities over a small prior would let a rare class win.
-EVEN = 0.5
-RARE = 1e-30  # smallest probability whose logarithm is a score
+FIRST_PASS = 0.5  # fraction of the sites that the first pass aligns
+ENOUGH_PAST = 256  # past samples from which one pass per batch is enough
+CHANGED = 0.05  # mean KL divergence, in nats, of recent samples from the past: a new shift
+# Smallest class prior, relative to a uniform one. The prior inside a network is rarely as uneven as
+# the class counts of a small source, and dividing by a tiny prior would favour a rare class.
+MIN_CLASS_PRIOR = 0.5
+MIN_PROBABILITY = 1e-30  # before its logarithm becomes a score
 
 
 @dataclass(frozen=True, eq=False)
 class LayerAnswer:
-    """One batch: scores with aligned layers, scores of the frozen model, and the verdict."""
+    """Answer to one batch: scores with aligned layers, scores of the frozen model, the verdict."""
 
-    scores: Array  # (n, C), those that the verdict chooses
+    scores: Array  # (n, C), aligned or frozen, as the verdict decides
     verdict: Verdict
-    adapted: Array | None  # (n, C), with aligned layers; None if there is no such answer
+    adapted: Array | None  # (n, C), with aligned layers; None if they gave no answer
     frozen: Array | None  # (n, C); None if the comparison was skipped
-    features: Array | None = None  # (n, d), behind aligned layers
+    features: Array | None = None  # (n, d), with aligned layers
     mixture: NDArray[np.float64] | None = None  # (C,), of the batch, if not the source's
-    implausible: int = 0  # samples that no image could have produced, answered as frozen
-    frozen_features: Array | None = None  # (n, d), the frozen model's, if it ran on all samples
+    implausible: int = 0  # samples rejected as implausible; they get frozen scores
+    frozen_features: Array | None = None  # (n, d), if the frozen model ran on all samples
 
 
 @dataclass(frozen=True, eq=False)
 class _Proposal:
-    """A batch with aligned layers, and what the stream knows after it."""
+    """Answer to a batch with aligned layers, and the stream's memory if it is accepted."""
 
     features: Array  # (n, d)
     logits: Array  # (n, C)
-    scores: Array  # (n, C), the logits corrected by what the stream knows of its classes
+    scores: Array  # (n, C), logits corrected by the stream's class order or class prior
     labels: StreamLabels | None = None
-    mixture: NDArray[np.float64] | None = None  # (C,), behind the target's moments
-    own: NDArray[np.float64] | None = None  # (C,), of this batch, if not the source's
-    settled: bool = False  # aligned by the past alone
-    fresh: bool = False  # the past is forgotten
+    mixture: NDArray[np.float64] | None = None  # (C,), of all samples in the target's moments
+    batch_mixture: NDArray[np.float64] | None = None  # (C,), of this batch, if not the source's
+    settled: bool = False  # aligned with past statistics alone, in one pass
+    fresh: bool = False  # the memory restarts with this batch
 
 
 @dataclass(frozen=True, eq=False)
 class _Rest:
-    """A rest: its maps are folded into the network."""
+    """A resting stream: its maps are constant and folded into the network."""
 
     mixture: NDArray[np.float64] | None  # (C,), if it is not the source's
-    answer: Answer  # features, scores, and the monitor's numbers of a block
+    answer: Answer  # features, scores and, for a full block, the monitor's statistics
 
 
 @dataclass(frozen=True, eq=False)
 class _RestingBatch:
-    """A batch that was launched in a rest, and whether it looks like those before."""
+    """A batch launched with constant maps, and a check that its outputs look as usual."""
 
     rest: _Rest
     answer: LayerAnswer
-    is_usual: Callable[[], bool]  # waits
+    is_usual: Callable[[], bool]  # blocks until the outputs are known
 
 
 @dataclass(eq=False)
 class _BegunBatch:
-    """A batch without an answer so far."""
+    """A batch that was begun and is not answered yet."""
 
     batch: Array
-    frozen: Outputs | None  # the model's output, if known
-    resting: _RestingBatch | None  # None: it waits for its turn
+    frozen: Outputs | None  # of the frozen model, if already known
+    resting: _RestingBatch | None  # None if the batch was not launched yet
     answer: LayerAnswer | None = None
     error: Exception | None = None
 
@@ -118,15 +121,15 @@ class _BegunBatch:
 class LayerTransport:
     """One stream through a network whose layers are aligned with the source's moments.
 
-    Every site's channels get the mean and variance that the source has under the batch's mixture of
-    classes, in closed form; weights are shared with the frozen model and nothing is learnt. Scores
-    take the stream's classes into account: neighbours, where they share their class, or another
-    class prior. The answer is used while the certificate is at most `tau`, and the frozen model's
-    otherwise.
+    At every site, each channel is mapped to the mean and variance that the source has under the
+    class mixture of the batch. The maps are closed-form; weights are shared with the frozen model
+    and never trained. Scores account for the classes of the stream: neighbours vote if they tend to
+    share their class, and a class prior other than the source's corrects the logits. The adapted
+    answer is used if the certificate is at most `tau`, and the frozen model's otherwise.
 
-    Samples that no image could have produced are answered by the frozen model and enter no
-    statistics: see docs/threat-model.md. Without `mixture`, one pass aligns a batch as if it held
-    the source's mixture.
+    Samples with activations beyond those of any valid image are implausible: they get the frozen
+    model's answer and enter no statistics (docs/threat-model.md). Without `mixture`, a single pass
+    aligns every batch as if it had the class mixture of the source.
 
     >>> from torch import nn
     >>> from caster import wrap
@@ -139,9 +142,9 @@ class LayerTransport:
     def __init__(
         self,
         model: LayeredModel,
-        layers: Mapping[Site, ChannelMoments] | None,  # of the source; None: BatchNorms' own
-        columns: Columns,  # which logits are the classes
-        input_range: Range | None = None,  # of images, where the preprocessing does not state it
+        layers: Mapping[Site, ChannelMoments] | None,  # of the source; None: those in BatchNorms
+        columns: Columns,  # selects the logits of the state's classes
+        input_range: Range | None = None,  # of images, if the preprocessing does not define it
         settings: LayerSettings | None = None,
     ) -> None:
         self.model = model
@@ -150,39 +153,34 @@ class LayerTransport:
         ends = input_range if model.preprocessing is None else model.preprocessing.value_range
         self._alignment = aligned_network(model, layers, self.settings, ends)
         self._start = first_labels((layers or {}).values()) if self.settings.mixture else None
-        self._forget_labels()
         self._shallow = math.ceil(FIRST_PASS * len(self.sites))
+        self._begin_stream()
+
+    def _begin_stream(self) -> None:
+        """Start with an empty memory."""
         self._certificate = LayerCertificate(self.settings.window)
         self._schedule = ComparisonSchedule(self.settings.every, self.settings.window)
         self._monitor = OutputMonitor()
         self._rest: _Rest | None = None
-        self._begun: deque[_BegunBatch] = deque()  # without an answer so far
+        self._begun: deque[_BegunBatch] = deque()
         self._guard = SingleThread()
+        self._reset_labels()
 
-    @property
-    def sites(self) -> list[Site]:
-        """The sites to align, shallow ones first."""
-        return self._alignment.sites
+    def _reset_labels(self) -> None:
+        self._labels = self._frozen_labels = self._start
+        self._mixture = None if self._start is None else self._start.chain.prior
 
-    @property
-    def aligned_sites(self) -> list[Site]:
-        """The sites, without those that the first batch showed cannot be aligned."""
-        return [site for site in self.sites if site not in self._alignment.left_alone]
-
-    @property
-    def full_maps(self) -> int:
-        """Number of sites with full maps, where the samples support them."""
-        return self._alignment.full_maps
+    # --- a batch, from its launch to its answer --------------------------------------------------
 
     def __call__(self, batch: Any, frozen: Outputs | None = None) -> LayerAnswer:
-        """Answer a batch behind the certificate; `frozen` is the model's output, if known."""
+        """Answer a batch, gated by the certificate; pass the frozen outputs if known."""
         return self.begin(batch, frozen)()
 
     def begin(self, batch: Any, frozen: Outputs | None = None) -> Callable[[], LayerAnswer]:
-        """Launch a batch; the function returned waits for its answer.
+        """Launch a batch; the returned function waits for its answer.
 
-        Batches are answered in the order in which they were begun. In a rest, the next one may be
-        begun before an answer is awaited, so that a GPU need not wait for the host.
+        Batches are answered in the order in which they were begun. While the stream rests, the next
+        batch may be begun before an answer is awaited, so that a GPU need not wait for the host.
         """
         with self._guard:
             placed = self.model.placed(batch)
@@ -206,7 +204,7 @@ class LayerTransport:
         return finish
 
     def _answer_waiting(self) -> None:
-        """Answer batches that were not launched in this rest: others cannot be before them."""
+        """Answer the first batches until one was launched in the current rest."""
         while self._begun:
             resting = self._begun[0].resting
             if resting is not None and resting.rest is self._rest:
@@ -228,35 +226,281 @@ class LayerTransport:
                 self._monitor.begin()
             self._end_rest()
             begun.answer = self._answer_plausible(begun.batch, begun.frozen, self._gated)
-        except Exception as error:  # for who waits for this batch
+        except Exception as error:  # raised again for the caller that waits for this batch
             begun.error = error
+
+    # --- a resting stream: constant maps ---------------------------------------------------------
+
+    def _launch(self, batch: Array) -> _RestingBatch | None:
+        """Launch a batch with constant maps; None if the stream does not rest."""
+        if not self._rests(len(batch)):
+            return None
+        if self._rest is None:
+            self._rest = self._begin_rest(batch)
+        if self._rest is None:
+            return None
+        features, scores, *numbers = self._alignment.folded(batch, self._rest.answer)
+        verdict = Verdict(True, "rest", UNCHECKED)
+        answer = LayerAnswer(scores, verdict, scores, None, features, self._rest.mixture)
+        return _RestingBatch(self._rest, answer, self._monitor.judge(features, scores, *numbers))
+
+    def _rests(self, samples: int) -> bool:
+        """Whether the next samples get constant maps, provided their outputs look as usual."""
+        launched = sum(len(begun.batch) for begun in self._begun)
+        return self._schedule.left > launched and self._can_rest(samples)
+
+    def _can_rest(self, samples: int) -> bool:
+        """Whether the stream rests after these samples, unless a comparison is due."""
+        labels = self._labels
+        if labels is None or labels.kind not in SHUFFLED or not self._monitor.is_ready:
+            return False
+        return self._schedule.accepted and self._alignment.target.is_full(samples)
+
+    def _begin_rest(self, batch: Array) -> _Rest | None:
+        """Fold the maps into the network; None if that fails with this batch."""
+        labels, mixture = self._labels, self._mixture
+        assert labels is not None
+        assert mixture is not None
+        wanted = as_reference(mixture, labels.chain.prior)
+        how = Pass(full=wanted is None, mixture=wanted, past_only=True, in_parts=True)
+        if not self._alignment.fold(batch, how, self._schedule.left // len(batch)):
+            return None
+        self._certificate.restart()  # the next comparison covers a later part of the stream
+        if labels.kind == "source":
+            return _Rest(None, partial(self._answer_resting, None))
+        correction = DeviceCopies(labels.correction)
+        return _Rest(labels.prior, partial(self._answer_resting, correction))
+
+    def _answer_resting(
+        self,
+        correction: DeviceCopies | None,  # (C,), added to logits
+        features: Array,  # (n, d)
+        logits: Array,
+    ) -> tuple[Array, ...]:
+        """Features and scores and, if the batch fills a block, the monitor's statistics."""
+        scores = self.columns(logits)
+        if correction is not None:
+            scores = scores + array_namespace(scores).astype(correction(scores), scores.dtype)
+        filled = len(scores) >= BLOCK
+        return features, scores, *([self._monitor.numbers(features, scores)] if filled else [])
+
+    def _end_rest(self) -> None:
+        if self._rest is not None:
+            self._rest = None
+            self._alignment.unfold()
+
+    # --- any other batch: aligned, compared, judged ----------------------------------------------
+
+    def _answer_plausible(
+        self,
+        batch: Array,
+        frozen: Outputs | None,
+        work: Callable[[Array, Outputs | None], LayerAnswer],
+    ) -> LayerAnswer:
+        """Answer plausible samples as a batch of their own, the others with the frozen model."""
+        try:
+            return work(batch, frozen)
+        except _NotFiniteError:
+            logits = self.columns((frozen or self.model(batch)).logits)
+            _check_finite(logits)
+            return LayerAnswer(logits, Verdict(False, "numerical", math.inf), None, logits)
+        except ImplausibleSamples as found:
+            kept = found.kept
+        rows = to_numpy(kept)
+        others = self.model(batch[~kept]) if frozen is None else _rows(frozen, ~rows)
+        logits = self.columns(others.logits)
+        if not _all_finite(batch[~kept]):  # NaN in the input is a mistake; large values, an attack
+            _check_finite(logits)
+        rejected = _zeroed(logits)
+        if len(rejected) == len(batch):
+            verdict = Verdict(False, "implausible", math.inf)
+            return LayerAnswer(rejected, verdict, None, rejected, implausible=len(rejected))
+        known = None if frozen is None else _rows(frozen, rows)
+        answer = self._answer_plausible(batch[kept], known, work)
+        filled = {
+            name: None if (part := getattr(answer, name)) is None else _filled(kept, part, rejected)
+            for name in ("scores", "adapted", "frozen")
+        }
+        implausible = len(rejected) + answer.implausible
+        gone = {"features": None, "frozen_features": None}  # known for plausible samples only
+        return replace(answer, **filled, **gone, implausible=implausible)  # type: ignore[arg-type]
+
+    def _gated(self, batch: Array, frozen: Outputs | None) -> LayerAnswer:
+        """Compare with the frozen model; without mixtures, skip this while the verdict is stable.
+
+        A skipped batch must be about as confident as the batches of the last comparison.
+        """
+        proposal = None
+        rests = self._labels is not None  # such a stream skips comparisons in its rests instead
+        if self._schedule.skips and not rests:
+            if self._schedule.accepted:
+                proposal = self._adapted(batch, trusted=True)
+                answer = self._ungated(proposal)
+            else:
+                frozen = frozen or self.model(batch)
+                logits = self.columns(frozen.logits)
+                verdict = Verdict(False, "rest", UNCHECKED)
+                answer = LayerAnswer(logits, verdict, None, logits, frozen_features=frozen.features)
+            if not self._certificate.has_dropped(answer.scores, self._schedule.accepted):
+                if proposal is not None:
+                    self._accept(proposal)
+                self._schedule.skipped(len(batch))
+                return answer
+        frozen = frozen or self.model(batch)
+        proposal = proposal or self._adapted(batch, self._schedule.accepted)
+        logits = self._frozen_logits(frozen, proposal)
+        self._accept(proposal)  # only now: a batch that fails before leaves the stream unchanged
+        answer = replace(self._compared(proposal, logits), frozen_features=frozen.features)
+        if self._schedule.compared(len(batch), answer.verdict.accepted) and not rests:
+            self._certificate.settle()
+            if not answer.verdict.accepted:
+                self._alignment.reset()  # the next comparison covers a later part of the stream
+                self._monitor.reset()
+        return answer
+
+    def _adapted(self, batch: Array, trusted: bool) -> _Proposal:
+        """Align a batch: in two passes, or in one with the statistics of the past.
+
+        One pass requires that aligned layers are `trusted`: the last verdict accepted them. If deep
+        layers collapsed, their predictions would look like a run of one class. While the classes
+        are in doubt, the shallow pass is the answer and the second pass only feeds the memory.
+        """
+        labels, mixture = self._labels, self._mixture
+        if labels is None or mixture is None:
+            features, logits = self._aligned(batch, WHOLE)
+            return _Proposal(features, logits, logits)
+        source, alignment = labels.chain.prior, self._alignment
+        kept = min(alignment.target.samples, max(0.0, self.settings.memory - len(batch)))
+        settled = trusted and self._is_settled(labels, kept, len(batch))
+        wanted = as_reference(mixture, source)
+        # Streams that rest are compared rarely, so saving memory matters more than speed.
+        rare = self._schedule.every > 1 and self._can_rest(len(batch))
+        how = Pass(full=wanted is None, mixture=wanted, past_only=True, in_parts=rare)
+        shallow = Pass(self._shallow)  # the mixture of the batch is not known yet
+        first = self._aligned(batch, how if settled else shallow)
+        fresh = alignment.target.change() > CHANGED
+        if fresh:
+            kept, settled = 0.0, False
+            first = self._aligned(batch, replace(shallow, fresh=True))
+        p = host_probabilities(first[1])
+        seen = labels.observe(p)
+        if settled and labels.kind != seen.kind:
+            settled = False  # shallow layers must confirm the new kind
+            first = self._aligned(batch, shallow)
+            p = host_probabilities(first[1])
+            seen = labels.observe(p)
+        if labels.kind == "doubted" and seen.kind in ("runs", "prior"):
+            kept, fresh = 0.0, True  # the past was aligned with the wrong mixture, the source's
+        labels, batch_mixture = seen, seen.mixture
+        mixture = merged_mixture(mixture, kept, batch_mixture, len(p))
+        last = first
+        if not settled:
+            last = self._aligned(batch, Pass(mixture=as_reference(mixture, source), fresh=fresh))
+        if labels.kind == "doubted":
+            last = first
+        features, logits = last
+        p = host_probabilities(logits)
+        answers, labels = labels.answers(p), labels.advance(p)
+        scores = logits
+        if answers is not None:
+            scores = like(np.log(answers.clip(min=MIN_PROBABILITY)), logits, logits.dtype)
+        known = batch_mixture if labels.kind in ("runs", "prior") else None
+        return _Proposal(features, logits, scores, labels, mixture, known, settled, fresh)
+
+    def _is_settled(self, labels: StreamLabels, kept: float, samples: int) -> bool:
+        """Whether the statistics of the past, without the batch, are enough to align it."""
+        if labels.kind == "doubted" or kept < max(ENOUGH_PAST, 2 * samples):
+            return False
+        # Shuffled samples can look like runs by chance, and a single pass would perpetuate that.
+        return labels.kind != "runs" or self._alignment.target.is_full(samples)
+
+    def _aligned(self, batch: Array, how: Pass) -> tuple[Array, Array]:
+        """Features, and logits of the state's classes, with aligned layers."""
+        outputs = self._alignment(batch, how)
+        logits = self.columns(outputs.logits)
+        if not _all_finite(logits):
+            raise _NotFiniteError
+        return outputs.features, logits
+
+    def _frozen_logits(self, frozen: Outputs, proposal: _Proposal) -> Array:  # (n, C)
+        if frozen.logits is None:
+            raise CasterError(f"{self.model.name} gives no logits, and aligned layers need them")
+        logits = self.columns(frozen.logits)
+        if tuple(logits.shape) != tuple(proposal.scores.shape):
+            raise CasterError(
+                f"the frozen model's logits have the shape {tuple(logits.shape)}, and the batch "
+                f"needs {tuple(proposal.scores.shape)}"
+            )
+        return logits
+
+    def _accept(self, proposal: _Proposal) -> None:
+        """Add a batch to the stream's memory."""
+        if proposal.fresh:
+            self._monitor.reset()
+        self._alignment.accept()
+        if proposal.settled and self._labels is not None and self._labels.kind in SHUFFLED:
+            self._monitor.learn(proposal.features, proposal.scores)
+        self._labels, self._mixture = proposal.labels, proposal.mixture
+
+    def _compared(self, proposal: _Proposal, frozen: Array) -> LayerAnswer:
+        ratio = self._ratio(proposal, frozen)
+        accepted = ratio <= self.settings.tau
+        verdict = Verdict(accepted, "accepted" if accepted else "ratio", ratio)
+        scores = proposal.scores if accepted else frozen
+        return replace(self._ungated(proposal), scores=scores, verdict=verdict, frozen=frozen)
+
+    def _ratio(self, proposal: _Proposal, frozen: Array) -> float:
+        certificate, labels = self._certificate, proposal.labels
+        frozen_is_source = labels is not None and self._frozen_is_source(frozen)
+        if labels is None or labels.kind == "runs":
+            return certificate.update(proposal.scores, frozen)
+        errors, norms = certificate.update_shuffled(proposal.logits, frozen, labels.correction)
+        return gating_ratio(errors, norms, labels.kind == "source", frozen_is_source)
+
+    def _frozen_is_source(self, logits: Array) -> bool:  # (n, C)
+        """Whether the frozen predictions look shuffled, with the class mixture of the source."""
+        p = host_probabilities(logits)
+        assert self._frozen_labels is not None
+        if np.isfinite(p).all():
+            self._frozen_labels = self._frozen_labels.observe(p).advance(p)
+        return self._frozen_labels.kind == "source"
+
+    def _ungated(self, proposal: _Proposal) -> LayerAnswer:
+        """The adapted answer, without a comparison."""
+        return LayerAnswer(
+            proposal.scores,
+            Verdict(True, "rest", UNCHECKED),
+            proposal.scores,
+            None,
+            proposal.features,
+            proposal.batch_mixture,
+        )
 
     def align(self, batch: Any) -> LayerAnswer:
         """Answer a batch with aligned layers, without a certificate."""
+
+        def always(batch: Array, frozen: Outputs | None) -> LayerAnswer:
+            proposal = self._adapted(batch, trusted=True)
+            self._accept(proposal)
+            return self._ungated(proposal)
+
         with self._guard:
-            return self._answer_plausible(self.model.placed(batch), None, self._always)
+            return self._answer_plausible(self.model.placed(batch), None, always)
+
+    # --- the stream: start, reset, save and resume -----------------------------------------------
 
     def new_stream(self) -> Self:
-        """Another stream over the same model and source, as if no batch had been seen.
+        """Start another stream with an empty memory over the same model and source.
 
         Weights and source moments are shared; streams may run in different threads.
         """
         stream = copy.copy(self)
         stream._alignment = self._alignment.new_stream()
-        stream._certificate = LayerCertificate(self.settings.window)
-        stream._schedule = ComparisonSchedule(self.settings.every, self.settings.window)
-        stream._monitor = OutputMonitor()
-        stream._rest, stream._begun = None, deque()
-        stream._guard = SingleThread()
-        stream._forget_labels()
+        stream._begin_stream()
         return stream
 
-    def _forget_labels(self) -> None:
-        self._labels = self._frozen_labels = self._start
-        self._mixture = None if self._start is None else self._start.chain.prior
-
     def reset(self) -> None:
-        """Forget the stream."""
+        """Forget every batch."""
         with self._guard:
             self._alignment.reset()
             self._certificate.reset()
@@ -264,15 +508,15 @@ class LayerTransport:
             self._monitor.reset()
             self._end_rest()
             self._begun.clear()
-            self._forget_labels()
+            self._reset_labels()
 
     def compare_every(self, windows: int) -> None:
-        """Compare with the frozen model in one of so many windows, from the next batch on."""
+        """From the next batch on, compare with the frozen model in one of so many windows."""
         checked = replace(self.settings, every=windows)
         self._schedule = ComparisonSchedule(checked.every, checked.window)
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Everything the stream remembers, as named arrays."""
+        """The stream's memory, as named arrays."""
         with self._guard:
             return {
                 **self._alignment.target.state(),
@@ -304,8 +548,23 @@ class LayerTransport:
                 if not fits or not math.isclose(mixture.sum(), 1.0, rel_tol=1e-6):
                     raise ValueError("impossible mixture")
                 if state["certificate.rows"].shape[2] not in (0, len(mixture)):
-                    raise ValueError("probabilities of other classes")
+                    raise ValueError("logits of other classes")
                 self._labels, self._frozen_labels, self._mixture = labels, frozen, mixture
+
+    @property
+    def sites(self) -> list[Site]:
+        """The sites to align, shallow ones first."""
+        return self._alignment.sites
+
+    @property
+    def aligned_sites(self) -> list[Site]:
+        """The sites, without those that the first batch showed cannot be aligned."""
+        return [site for site in self.sites if site not in self._alignment.unaligned]
+
+    @property
+    def full_maps(self) -> int:
+        """Number of sites with full maps, where there are enough samples for them."""
+        return self._alignment.full_maps
 
     @property
     def source_bytes(self) -> int:
@@ -314,254 +573,13 @@ class LayerTransport:
 
     @property
     def stream_bytes(self) -> int:
-        """Size of what the stream remembers of its target."""
+        """Size of the stream's memory."""
         known = [*self._label_state().values(), *self._certificate.state().values()]
         return self._alignment.target.nbytes + sum(array.nbytes for array in known)
 
-    def _launch(self, batch: Array) -> _RestingBatch | None:
-        """Launch a batch with constant maps if the stream rests."""
-        if not self._rests(len(batch)):
-            return None
-        if self._rest is None:
-            self._rest = self._begin_rest(batch)
-        if self._rest is None:
-            return None
-        features, scores, *numbers = self._alignment.folded(batch, self._rest.answer)
-        verdict = Verdict(True, "rest", UNCHECKED)
-        answer = LayerAnswer(scores, verdict, scores, None, features, self._rest.mixture)
-        return _RestingBatch(self._rest, answer, self._monitor.judge(features, scores, *numbers))
-
-    def _rests(self, samples: int) -> bool:
-        """Whether the next samples are answered with constant maps, as long as they look alike."""
-        launched = sum(len(begun.batch) for begun in self._begun)
-        return self._schedule.left > launched and self._can_rest(samples)
-
-    def _can_rest(self, samples: int) -> bool:
-        """Whether a stream that meets these samples rests, unless a comparison is due."""
-        labels = self._labels
-        if labels is None or labels.kind not in SHUFFLED or not self._monitor.is_ready:
-            return False
-        return self._schedule.accepted and self._alignment.target.is_full(samples)
-
-    def _begin_rest(self, batch: Array) -> _Rest | None:
-        """Fold the maps into the network; None if this batch cannot begin a rest."""
-        labels, mixture = self._labels, self._mixture
-        assert labels is not None
-        assert mixture is not None
-        wanted = as_reference(mixture, labels.chain.prior)
-        how = Pass(full=wanted is None, mixture=wanted, past_only=True, in_parts=True)
-        if not self._alignment.fold(batch, how, self._schedule.left // len(batch)):
-            return None
-        self._certificate.restart()  # the next comparison is of another part of the stream
-        if labels.kind == "source":
-            return _Rest(None, partial(self._answer_resting, None))
-        correction = DeviceCopies(labels.correction)
-        return _Rest(labels.prior, partial(self._answer_resting, correction))
-
-    def _answer_resting(
-        self,
-        correction: DeviceCopies | None,  # (C,), added to logits
-        features: Array,  # (n, d)
-        logits: Array,
-    ) -> tuple[Array, ...]:
-        """Features and scores and, if the batch fills a block, the monitor's numbers."""
-        scores = self.columns(logits)
-        if correction is not None:
-            scores = scores + array_namespace(scores).astype(correction(scores), scores.dtype)
-        filled = len(scores) >= BLOCK
-        return features, scores, *([self._monitor.numbers(features, scores)] if filled else [])
-
-    def _end_rest(self) -> None:
-        if self._rest is not None:
-            self._rest = None
-            self._alignment.unfold()
-
-    def _gated(self, batch: Array, before: Outputs | None) -> LayerAnswer:
-        """Answer by the stable verdict if the batch is as sure as before, else compare."""
-        after = None
-        rests = self._labels is not None  # without classes, any stable verdict stands
-        if self._schedule.skips and not rests:
-            if self._schedule.accepted:
-                after = self._adapted(batch, trusted=True)
-                answer = self._ungated(after)
-            else:
-                before = before or self.model(batch)
-                logits = self.columns(before.logits)
-                answer = LayerAnswer(
-                    logits,
-                    Verdict(False, "rest", UNCHECKED),
-                    None,
-                    logits,
-                    frozen_features=before.features,
-                )
-            if not self._certificate.has_dropped(answer.scores, self._schedule.accepted):
-                if after is not None:
-                    self._accept(after)
-                self._schedule.skipped(len(batch))
-                return answer
-        before = before or self.model(batch)
-        after = after or self._adapted(batch, self._schedule.accepted)
-        frozen = self._frozen_scores(before, after)
-        self._accept(after)  # both passes succeeded: until here the batch left no trace
-        answer = replace(self._compared(after, frozen), frozen_features=before.features)
-        if self._schedule.compared(len(batch), answer.verdict.accepted) and not rests:
-            self._certificate.settle()
-            if not answer.verdict.accepted:
-                self._alignment.reset()  # the next comparison is of another part of the stream
-                self._monitor.reset()
-        return answer
-
-    def _always(self, batch: Array, before: Outputs | None) -> LayerAnswer:
-        after = self._adapted(batch, trusted=True)
-        self._accept(after)
-        return self._ungated(after)
-
-    def _accept(self, after: _Proposal) -> None:
-        """Add a batch to what the stream remembers."""
-        if after.fresh:
-            self._monitor.reset()
-        self._alignment.accept()
-        if after.settled and self._labels is not None and self._labels.kind in SHUFFLED:
-            self._monitor.learn(after.features, after.scores)
-        self._labels, self._mixture = after.labels, after.mixture
-
-    def _ungated(self, after: _Proposal) -> LayerAnswer:
-        verdict = Verdict(True, "rest", UNCHECKED)
-        return LayerAnswer(after.scores, verdict, after.scores, None, after.features, after.own)
-
-    def _frozen_scores(self, before: Outputs, after: _Proposal) -> Array:  # (n, C)
-        if before.logits is None:
-            raise CasterError(f"{self.model.name} gives no logits, and aligned layers need them")
-        frozen = self.columns(before.logits)
-        if tuple(frozen.shape) != tuple(after.scores.shape):
-            raise CasterError(
-                f"the frozen model's logits have the shape {tuple(frozen.shape)}, and the batch "
-                f"needs {tuple(after.scores.shape)}"
-            )
-        return frozen
-
-    def _compared(self, after: _Proposal, frozen: Array) -> LayerAnswer:
-        ratio = self._ratio(after, frozen)
-        accepted = ratio <= self.settings.tau
-        verdict = Verdict(accepted, "accepted" if accepted else "ratio", ratio)
-        scores = after.scores if accepted else frozen
-        return LayerAnswer(scores, verdict, after.scores, frozen, after.features, after.own)
-
-    def _ratio(self, after: _Proposal, frozen: Array) -> float:
-        certificate, labels = self._certificate, after.labels
-        frozen_is_source = labels is not None and self._frozen_is_source(frozen)
-        if labels is None or labels.kind == "runs":
-            return certificate.update(after.scores, frozen)
-        errors, norms = certificate.update_shuffled(after.logits, frozen, labels.correction)
-        return gating_ratio(errors, norms, labels.kind == "source", frozen_is_source)
-
-    def _frozen_is_source(self, logits: Array) -> bool:  # (n, C)
-        """Whether the frozen model's answers are shuffled and in the mixture of the source."""
-        p = _probabilities(logits)
-        assert self._frozen_labels is not None
-        if np.isfinite(p).all():
-            self._frozen_labels = self._frozen_labels.observe(p).advance(p)
-        return self._frozen_labels.kind == "source"
-
-    def _adapted(self, batch: Array, trusted: bool) -> _Proposal:
-        """Answer a batch with aligned layers: once shallow and once whole, or from the past.
-
-        One pass is enough while aligned layers are `trusted`, which a rejection ends: where deep
-        ones collapse, the stream would look like a run of one class. In doubt the shallow pass
-        answers, and the whole one is for the memory.
-        """
-        labels, mixture = self._labels, self._mixture
-        if labels is None or mixture is None:
-            features, logits = self._aligned(batch, WHOLE)
-            return _Proposal(features, logits, logits)
-        source, alignment = labels.chain.prior, self._alignment
-        kept = min(alignment.target.samples, max(0.0, self.settings.memory - len(batch)))
-        settled = trusted and kept >= max(ENOUGH_PAST, 2 * len(batch))
-        if labels.kind == "runs":  # a few runs by chance look alike, and would go on so
-            settled = settled and alignment.target.is_full(len(batch))
-        settled = settled and labels.kind != "doubted"
-        wanted = as_reference(mixture, source)
-        # Between rests, comparisons are rare: they had better be small than fast.
-        rare = self._schedule.every > 1 and self._can_rest(len(batch))
-        how = Pass(full=wanted is None, mixture=wanted, past_only=True, in_parts=rare)
-        shallow = Pass(self._shallow)  # the mixture is not known yet
-        first = self._aligned(batch, how if settled else shallow)
-        fresh = alignment.target.change() > CHANGED
-        if fresh:
-            kept, settled = 0.0, False
-            first = self._aligned(batch, replace(shallow, fresh=True))
-        p = _probabilities(first[1])
-        seen = labels.observe(p)
-        if settled and labels.kind != seen.kind:
-            settled = False  # shallow layers must agree
-            first = self._aligned(batch, shallow)
-            p = _probabilities(first[1])
-            seen = labels.observe(p)
-        if labels.kind == "doubted" and seen.kind in ("runs", "prior"):
-            kept, fresh = 0.0, True  # the past was taken for the source's mixture
-        labels = seen
-        own = labels.mixture(p)
-        mixture = merged_mixture(mixture, kept, own, len(p))
-        last = first
-        if not settled:
-            last = self._aligned(batch, Pass(mixture=as_reference(mixture, source), fresh=fresh))
-        if labels.kind == "doubted":
-            last = first
-        p = _probabilities(last[1])
-        answers, labels = labels.answers(p), labels.advance(p)
-        features, logits = last
-        scores = logits
-        if answers is not None:
-            scores = like(np.log(answers.clip(min=RARE)), logits, logits.dtype)
-        known = own if labels.kind in ("runs", "prior") else None
-        return _Proposal(features, logits, scores, labels, mixture, known, settled, fresh)
-
-    def _aligned(self, batch: Array, how: Pass) -> tuple[Array, Array]:
-        """Features, and logits of the classes, with aligned layers."""
-        outputs = self._alignment(batch, how)
-        logits = self.columns(outputs.logits)
-        if not _all_finite(logits):
-            raise _NotFiniteError
-        return outputs.features, logits
-
-    def _answer_plausible(
-        self,
-        batch: Array,
-        before: Outputs | None,
-        work: Callable[[Array, Outputs | None], LayerAnswer],
-    ) -> LayerAnswer:
-        """Answer plausible samples as if they came alone, and others as the frozen model does."""
-        try:
-            return work(batch, before)
-        except _NotFiniteError:
-            frozen = self.columns((before or self.model(batch)).logits)
-            _check_finite(frozen)
-            return LayerAnswer(frozen, Verdict(False, "numerical", math.inf), None, frozen)
-        except ImplausibleSamples as found:
-            kept = found.kept
-        rows = to_numpy(kept)
-        others = self.model(batch[~kept]) if before is None else _rows(before, ~rows)
-        logits = self.columns(others.logits)
-        if not _all_finite(batch[~kept]):  # bad input; large numbers are an attack
-            _check_finite(logits)
-        rest = _zeroed(logits)
-        if len(rest) == len(batch):
-            verdict = Verdict(False, "implausible", math.inf)
-            return LayerAnswer(rest, verdict, None, rest, implausible=len(rest))
-        known = None if before is None else _rows(before, rows)
-        answer = self._answer_plausible(batch[kept], known, work)
-        filled = {
-            name: None if part is None else _filled(kept, part, rest)
-            for name in ("scores", "adapted", "frozen")
-            for part in (getattr(answer, name),)
-        }
-        implausible = len(rest) + answer.implausible
-        gone = {"features": None, "frozen_features": None}  # of the plausible samples alone
-        return replace(answer, **filled, **gone, implausible=implausible)  # type: ignore[arg-type]
-
 
 class _NotFiniteError(Exception):
-    """Aligned logits are not finite: the batch is answered as frozen and leaves no trace."""
+    """Aligned logits are not finite: the batch gets frozen answers and is not remembered."""
 
 
 def aligned_network(
@@ -570,7 +588,7 @@ def aligned_network(
     settings: LayerSettings,
     ends: Range | None,
 ) -> AlignedNetwork:
-    """The network with aligned layers, by the model's runtime."""
+    """Build the network with aligned layers in the model's runtime, torch or ONNX."""
     if hasattr(model, "twin"):
         from caster.adapt.alignment import Alignment
 
@@ -581,21 +599,17 @@ def aligned_network(
 
 
 def first_labels(layers: Iterable[ChannelMoments]) -> StreamLabels:
-    """The labels of a stream that has seen nothing, by the source's class counts."""
+    """Labels of a stream without samples, with the source's class counts as the prior."""
     for found in layers:
         if found.classes is not None:
             pi = found.classes.counts / found.classes.total
-            pi = pi.clip(min=EVEN / len(pi))
+            pi = pi.clip(min=MIN_CLASS_PRIOR / len(pi))
             return StreamLabels.start(pi / pi.sum())
     raise CasterError(
-        "the state has no moments of classes, which aligning with a batch's mixture needs: fit "
-        "again, or set {argument} to False",
+        "the state has no class moments, which aligning with the class mixture of a batch needs: "
+        "fit again, or set {argument} to False",
         argument="mixture",
     )
-
-
-def _probabilities(logits: Array) -> NDArray[np.float64]:  # (n, C)
-    return np.asarray(probabilities(to_numpy(as_real_array(logits)).astype(np.float64)))
 
 
 def _all_finite(values: Array) -> bool:
@@ -619,14 +633,14 @@ def _rows(outputs: Outputs, rows: NDArray[np.bool_]) -> Outputs:
 
 
 def _zeroed(logits: Array) -> Array:
-    """The frozen scores of samples that no image produced: no class where they are not finite."""
+    """Frozen scores of implausible samples, zeroed where they are not finite."""
     xp = array_namespace(logits)
     finite = xp.all(xp.isfinite(logits), axis=1, keepdims=True)
     return xp.where(finite, logits, xp.zeros_like(logits))
 
 
 def _filled(kept: Array, own: Array, others: Array) -> Array:  # (n,), (k, C), (n - k, C)
-    """The scores of a batch, from those of the samples that were kept and of the others."""
+    """Merge the scores of kept samples and of the others into those of the whole batch."""
     xp = array_namespace(own)
     kept = like(kept, own)
     whole = xp.empty((kept.shape[0], own.shape[1]), dtype=own.dtype, device=device(own))

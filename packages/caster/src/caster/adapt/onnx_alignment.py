@@ -1,7 +1,7 @@
-"""A frozen ONNX graph with aligned layers, rewritten in memory.
+"""Align the layers of a frozen ONNX graph, which is rewritten in memory.
 
-The graph measures a batch and maps its values in one run; this module gives it the past and the
-reference, and remembers what it measured.
+One run of the rewritten graph computes the moments of a batch and maps its values. This module
+supplies the moments of the past and the reference, and stores those of the batch.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from caster.models.protocol import Outputs
 class OnnxAlignment:
     """An ONNX graph with aligned layers: see `AlignedNetwork`."""
 
-    left_alone: frozenset[Site] = frozenset()
+    unaligned: frozenset[Site] = frozenset()
     _folded: FoldedGraph | None = None
 
     def __init__(
@@ -63,7 +63,7 @@ class OnnxAlignment:
         source: Moments,
         prior: float,
         memory: int,
-        ends: Range | None,  # range of input values, to judge which samples are plausible
+        ends: Range | None,  # range of input values, to detect implausible samples
     ) -> None:
         self.model = model
         self.prior = prior
@@ -80,13 +80,13 @@ class OnnxAlignment:
             found.site: slice(start, stop)
             for found, start, stop in zip(sites, ends_at[:-1], ends_at[1:], strict=True)
         }
-        tiny = np.finfo(np.float32).tiny  # where every channel is dead
+        tiny = np.finfo(np.float32).tiny  # if every channel is dead
         self._eps = {
             site: float(max(EPS * moments.variance.mean(), tiny))
             for site, moments in source.items()
         }
-        self._limits: dict[tuple[int, ...], NDArray[Any]] = {}  # of plausible energies, by shape
-        self._first: FirstSite | None = None  # built if samples leave the range of images
+        self._limits: dict[tuple[int, ...], NDArray[Any]] = {}  # of energies, by input shape
+        self._first: FirstSite | None = None  # built once samples leave the range of images
 
     @classmethod
     def of(
@@ -96,7 +96,7 @@ class OnnxAlignment:
         settings: LayerSettings,
         ends: Range | None,
     ) -> Self:
-        """Align a model with the moments of a state."""
+        """Align a model with the layers of a state."""
         if not layers:
             raise CasterError(f"{model.name} needs a state with layers: fit again with layers")
         found = {each.site: each for each in model.sites}
@@ -113,16 +113,8 @@ class OnnxAlignment:
         source = source_moments(kept, settings)
         return cls(model, [found[s] for s in sites], source, settings.prior, settings.memory, ends)
 
-    def new_stream(self) -> Self:
-        """A copy without a past; the session and source moments are shared."""
-        other = type(self).__new__(type(self))
-        vars(other).update(vars(self))
-        other.target = TargetMoments(self.target.memory, self.sites)
-        other._folded = None
-        return other
-
     def __call__(self, batch: Any, how: Pass = WHOLE) -> Outputs:
-        """Features and logits with aligned layers; `accept` then adds the batch to the past."""
+        """Compute features and logits with aligned layers; `accept` adds the batch to the past."""
         placed = self.model.placed(batch)
         self._check_plausible(placed)
         self._pass = how
@@ -133,52 +125,37 @@ class OnnxAlignment:
             self.target.add(site, found[site], how.fresh)
         return outputs
 
-    def accept(self) -> None:
-        """Add the last batch to the past."""
-        self.target.accept(self._pass.fresh)
+    def _check_plausible(self, batch: NDArray[Any]) -> None:
+        """Raise for samples outside the range of images that are implausible at the first site."""
+        kept = np.zeros(len(batch), bool) if self._ends is None else within(self._ends, batch)
+        if kept.all():
+            return
+        limits = self._limits.get(batch.shape[1:])
+        if limits is None:
+            limits = self._limits[batch.shape[1:]] = self._first_limits(batch)
+        kept |= plausible(self._energies(batch), limits)
+        if not kept.all():
+            raise ImplausibleSamples(kept)
 
-    def fold(self, batch: Any, how: Pass, batches: int) -> bool:
-        """Make the maps of a pass from the past constant, for `folded`."""
-        maps = {
-            site: self._map(
-                site, self.target.past[site], self._reference(site, how.mixture), how.full
-            )
-            for site in self.sites
-        }
-        self._folded = FoldedGraph(self.model, self._onnx_sites, maps)
-        return True
+    def _first_limits(self, batch: NDArray[Any]) -> NDArray[Any]:  # (c,)
+        """Limits at the first site, from the range of input values if it is known."""
+        source = self._source[self.sites[0]]
+        if self._ends is None:
+            return np.asarray(broad_limits(source))
+        layout = getattr(self.model.preprocessing, "layout", "NCHW")
+        images = extremes(self._ends, batch.shape[1:], 2 if layout == "NHWC" else 0)
+        return np.asarray(sharp_limits(self._energies(images.astype(batch.dtype)), source))
 
-    def folded(self, batch: Any, answer: Answer) -> tuple[Array, ...]:
-        """Answer by the features and logits with the constant maps; nothing is measured."""
-        assert self._folded is not None
-        outputs = self._folded(self.model.placed(batch))
-        return answer(outputs.features, outputs.logits)
-
-    def unfold(self) -> None:
-        """Free the session with the constant maps."""
-        self._folded = None
-
-    def reset(self) -> None:
-        """Forget the past."""
-        self._pass = WHOLE
-        self.target.reset()
-
-    def resume(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Continue from a `state` of the target."""
-        self.target.resume(state, self._source)
-
-    @property
-    def full_maps(self) -> int:
-        """Sites with a full map."""
-        return sum(moments.covariance is not None for moments in self._source.values())
-
-    @property
-    def source_bytes(self) -> int:
-        """Size of the source's moments."""
-        return sum(map(nbytes, self._source.values()))
+    def _energies(self, batch: NDArray[Any]) -> NDArray[Any]:  # (n, c)
+        """Mean squared distance from the source's mean at the first site, by sample."""
+        site = self.sites[0]
+        if self._first is None:
+            self._first = FirstSite(self.model, self._onnx_sites[0])
+        means, variances = self._first(batch)
+        return np.asarray(variances + (means - self._source[site].mean) ** 2)
 
     def _inputs(self, samples: int, how: Pass) -> dict[str, NDArray[Any]]:
-        """Inputs of a pass: maps from past batches, or the moments to compute them from."""
+        """Graph inputs of a pass: maps from past batches, or the moments to compute maps from."""
         D = self._columns[self.sites[-1]].stop
         given = np.stack([np.ones(D), np.zeros(D)])
         past, reference = given[::-1].copy(), np.ones((3, D))
@@ -212,7 +189,7 @@ class OnnxAlignment:
         }
 
     def _reference(self, site: Site, mixture: NDArray[np.float64] | None) -> ChannelMoments:
-        """The source's moments under a mixture of its classes, if it has class moments."""
+        """The source's moments, under a class mixture if it has class moments."""
         source = self._source[site]
         if mixture is None or source.classes is None:
             return source
@@ -221,12 +198,11 @@ class OnnxAlignment:
     def _map(
         self, site: Site, past: ChannelMoments, reference: ChannelMoments, full: bool
     ) -> tuple[NDArray[Any], NDArray[Any]]:  # (c,) or (c, c), (c,)
-        """Scale, or matrix, and shift that map the past to the reference."""
+        """Scale or matrix, and shift, that map the past to the reference."""
         target = shrunk(past, reference, self.prior)
         if full and site in self._full and target.covariance is not None:
             found = self._full[site]
-            enough = target.count * (found.positions or 1) >= FULL_MAP_ROWS * found.width
-            if enough:
+            if target.count * (found.positions or 1) >= FULL_MAP_ROWS * found.width:
                 wide = _in_float64(reference)
                 A, b = to_source_full(
                     _in_float64(target), wide, FULL_MAP_EPS * wide.variance.mean()
@@ -235,36 +211,57 @@ class OnnxAlignment:
                     return A, b
         return to_source(target, reference, self._eps[site])
 
-    # --- implausible samples ---
+    def accept(self) -> None:
+        """Add the last batch to the past."""
+        self.target.accept(self._pass.fresh)
 
-    def _check_plausible(self, batch: NDArray[Any]) -> None:
-        """Raise if samples are outside the range of images and implausible at the first site."""
-        kept = np.zeros(len(batch), bool) if self._ends is None else within(self._ends, batch)
-        if kept.all():
-            return
-        limits = self._limits.get(batch.shape[1:])
-        if limits is None:
-            limits = self._limits[batch.shape[1:]] = self._first_limits(batch)
-        kept |= plausible(self._energies(batch), limits)
-        if not kept.all():
-            raise ImplausibleSamples(kept)
+    def fold(self, batch: Any, how: Pass, batches: int) -> bool:
+        """Freeze the maps of a `past_only` pass and fold them into a graph of their own."""
+        maps = {
+            site: self._map(
+                site, self.target.past[site], self._reference(site, how.mixture), how.full
+            )
+            for site in self.sites
+        }
+        self._folded = FoldedGraph(self.model, self._onnx_sites, maps)
+        return True
 
-    def _first_limits(self, batch: NDArray[Any]) -> NDArray[Any]:  # (c,)
-        """Limits at the first site, by the range of input values if it is known."""
-        source = self._source[self.sites[0]]
-        if self._ends is None:
-            return np.asarray(broad_limits(source))
-        layout = getattr(self.model.preprocessing, "layout", "NCHW")
-        images = extremes(self._ends, batch.shape[1:], 2 if layout == "NHWC" else 0)
-        return np.asarray(sharp_limits(self._energies(images.astype(batch.dtype)), source))
+    def folded(self, batch: Any, answer: Answer) -> tuple[Array, ...]:
+        """Run a batch with the folded maps, and apply `answer` to its features and logits."""
+        assert self._folded is not None
+        outputs = self._folded(self.model.placed(batch))
+        return answer(outputs.features, outputs.logits)
 
-    def _energies(self, batch: NDArray[Any]) -> NDArray[Any]:  # (n, c)
-        """Mean squared distance from the source's mean at the first site, by sample."""
-        site = self.sites[0]
-        if self._first is None:
-            self._first = FirstSite(self.model, self._onnx_sites[0])
-        means, variances = self._first(batch)
-        return np.asarray(variances + (means - self._source[site].mean) ** 2)
+    def unfold(self) -> None:
+        """Free the session of the folded graph."""
+        self._folded = None
+
+    def new_stream(self) -> Self:
+        """Copy without the past; the session and source moments are shared."""
+        other = type(self).__new__(type(self))
+        vars(other).update(vars(self))
+        other.target = TargetMoments(self.target.memory, self.sites)
+        other._folded = None
+        return other
+
+    def reset(self) -> None:
+        """Forget the past."""
+        self._pass = WHOLE
+        self.target.reset()
+
+    def resume(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Continue from a state of `target`."""
+        self.target.resume(state, self._source)
+
+    @property
+    def full_maps(self) -> int:
+        """Number of sites with a full map."""
+        return sum(moments.covariance is not None for moments in self._source.values())
+
+    @property
+    def source_bytes(self) -> int:
+        """Size of the source's moments."""
+        return sum(map(nbytes, self._source.values()))
 
 
 def _in_float64(moments: ChannelMoments) -> ChannelMoments:

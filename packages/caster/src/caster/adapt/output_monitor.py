@@ -1,8 +1,8 @@
-"""Whether a stream still looks as it did before it rested, by its outputs alone.
+"""Detect from outputs alone whether a resting stream has changed.
 
-While a stream rests, nothing inside the network is measured. What comes out of it still shows
-another shift or other classes: answers that are less sure, features whose mean has moved, or more
-neighbours with the same answer. Each is compared with what the stream itself showed before.
+While a stream rests, no activations are measured. Its outputs still reveal a new shift or other
+classes: less confident predictions, a different mean of the features, or more neighbours with the
+same prediction. Each is compared with earlier outputs of the same stream.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from caster.core.confidence import ConfidenceStats, has_fallen
 from caster.core.discriminant import confidence
 from caster.core.linalg import Array, on_gpu
 
-BLOCK = 64  # samples that are judged together: fewer say too little
-MEMORY = 1024  # samples behind the moments of features
-FEWEST = 4  # blocks from which the variation between blocks is known
+BLOCK = 64  # samples that are judged together: fewer are too noisy
+MEMORY = 1024  # samples in the moments of features
+FEWEST = 4  # blocks needed to estimate the variation between blocks
 ERRORS = 4.0  # standard errors by which a block may differ
-LEAST = 0.1  # standard error of the distance, at least
+LEAST = 0.1  # smallest standard deviation of the distance
 
 
 class OutputMonitor:
-    """Outputs of one stream: learn what they are like, and later judge whether they still are.
+    """Learn the statistics of one stream's outputs, and judge whether later blocks match them.
 
-    The squared distance of a block's mean features from the reference, over what the means of so
-    many samples vary by, is 1 on average while nothing changes, whatever the distribution. How much
-    it varies from block to block depends on the features' correlations, and is learnt.
+    Consider the squared distance of a block's mean features from the reference, divided by the
+    sampling variance of such a mean. While nothing changes its expectation is 1, whatever the
+    distribution. Its variance depends on the correlations of the features, and is estimated.
 
     >>> rng = np.random.default_rng(0)
     >>> monitor = OutputMonitor()
@@ -52,21 +52,21 @@ class OutputMonitor:
         self._features: ChannelMoments | None = None
         self._weights: tuple[Array, Array] | None = None  # (d,), (d,): their mean, 1 / (d variance)
         self._sure: ConfidenceStats | None = None
-        self._distances = np.zeros(3)  # blocks, and sums of their distances and squares of them
-        self._repeats = np.zeros(2)  # pairs of neighbours, and those with the same answer
+        self._distances = np.zeros(3)  # number of blocks, sum of distances, sum of their squares
+        self._repeats = np.zeros(2)  # pairs of neighbours, and those with the same prediction
         self.begin()
 
     def begin(self) -> None:
-        """Forget samples that do not fill a block yet."""
+        """Discard samples that do not fill a block yet."""
         self._pending: list[tuple[Array, Array]] = []
 
     @property
     def is_ready(self) -> bool:
-        """Whether enough is known to judge by."""
+        """Whether enough blocks were learnt to judge others."""
         return bool(self._distances[0] >= FEWEST)
 
     def learn(self, features: Array, scores: Array) -> None:  # (n, d), (n, C)
-        """Add a batch to what the stream is like."""
+        """Add a batch to the statistics of the stream."""
         block = self._filled(features, scores)
         if block is None:
             return
@@ -81,7 +81,7 @@ class OutputMonitor:
         self._sure = sure if self._sure is None else self._sure.at_most(MEMORY) + sure
         self._repeats += n - 1, repeats
         moments = ChannelMoments.of(block[0], 1)
-        if known is not None and n < MEMORY:  # of NumPy, if they come from a state
+        if known is not None and n < MEMORY:  # NumPy arrays, if they come from a state
             parts = (like(part, moments.mean) for part in (known.mean, known.variance))
             moments = ChannelMoments(known.count, *parts).at_most(MEMORY - n) + moments
         self._features = moments
@@ -93,9 +93,9 @@ class OutputMonitor:
         scores: Array,  # (n, C)
         numbers: Array | None = None,  # (3,), the `numbers` of this batch, if known
     ) -> Callable[[], bool]:
-        """Launch a batch; the function returned waits, and tells whether nothing has changed."""
+        """Start judging a batch; the returned function waits, and is True if nothing changed."""
         block = self._filled(features, scores)
-        if block is None:  # only what is no number is noticed at once
+        if block is None:  # until a block is full, detect only NaN and infinity
             total = _fetched(array_namespace(scores).sum(scores))
             return lambda: math.isfinite(total())
         if numbers is None or block[0] is not features:
@@ -114,11 +114,11 @@ class OutputMonitor:
         if not distance / (1 / n + 1 / self._features.count) <= mean + ERRORS * deviation:
             return False
         pairs, equal = self._repeats.tolist()
-        expected = (n - 1) * (equal + 1) / (pairs + 2)  # a count: about as large as its variance
+        expected = (n - 1) * (equal + 1) / (pairs + 2)  # a count, so about equal to its variance
         return repeats <= expected + ERRORS * math.sqrt(expected) + 1
 
     def _filled(self, features: Array, scores: Array) -> tuple[Array, Array] | None:
-        """The samples that wait, with a batch, once they fill a block."""
+        """Pending samples and the batch, once they fill a block; else None."""
         self._pending.append((features, scores))
         if sum(len(each) for each, _ in self._pending) < BLOCK:
             return None
@@ -132,9 +132,9 @@ class OutputMonitor:
         )
 
     def numbers(self, features: Array, scores: Array) -> Array:  # (n, d), (n, C) -> (3,)
-        """Sum of confidences, equal neighbours, distance from the reference.
+        """Sum of confidences, number of equal neighbours, distance from the reference.
 
-        On a GPU every operation costs more than what it computes, so there are few.
+        On a GPU a kernel launch costs more than this arithmetic, so the operations are few.
         """
         xp = array_namespace(features)
         sums = [xp.sum(confidence(scores)), self._distance(features)]
@@ -143,7 +143,7 @@ class OutputMonitor:
         return xp.stack([sums[0], repeats, xp.astype(sums[1], repeats.dtype, copy=False)])
 
     def _distance(self, features: Array) -> Array:  # ()
-        """Mean over the features of the squared step of their mean, in variances."""
+        """Squared distance of the mean features from the reference, in variances, averaged."""
         xp = array_namespace(features)
         mean = xp.mean(features, axis=0)
         if self._features is None:
@@ -159,7 +159,7 @@ class OutputMonitor:
         return xp.sum((mean - centre) ** 2 * weights)
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Everything it remembers, as named arrays."""
+        """The memory as named arrays."""
         found = {
             "monitor.distances": self._distances.copy(),
             "monitor.repeats": self._repeats.copy(),
@@ -177,7 +177,7 @@ class OutputMonitor:
         return found
 
     def resume(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Continue from a `state`; one that cannot be raises a ValueError."""
+        """Continue from a `state`; raise ValueError if it is invalid."""
         self.reset()
         own = {name: np.asarray(part) for name, part in state.items() if name[:8] == "monitor."}
         if not all(np.isfinite(part).all() for part in own.values()):
@@ -202,7 +202,7 @@ class OutputMonitor:
 
 
 def _fetched(numbers: Array) -> Callable[[], NDArray[Any]]:
-    """Start copying numbers to the host; the function returned waits for them."""
+    """Start copying numbers to the host; the returned function waits for them."""
     if not on_gpu(numbers):
         return lambda: to_numpy(numbers)
     from caster.models import cuda

@@ -1,8 +1,8 @@
-"""Detect samples that no image could have produced, at the first site of a pass.
+"""Detect implausible samples, by their activations at the first site.
 
-An attacker who shares a stream can move its statistics as far as input values go, but images have a
-bounded range. A sample outside it, with more energy in a channel of the first site than the most
-extreme images have there, is not an image, however shifted.
+An attacker who shares a stream can shift its statistics with extreme input values, but images have
+a bounded range. A sample outside that range, with more energy in a channel of the first site than
+the most extreme images have, cannot be an image under any shift.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from caster.core.arrays import like
 from caster.core.channels import ChannelMoments
 from caster.core.linalg import Array
 
-MARGIN = 2.0  # times the energy that extreme images have in a channel
-SLACK = 1e-3  # of the range: tolerance for rounding
-GREYS = 9  # uniform images from the lowest value to the highest, for layers that raise contrast
-UNKNOWN_RANGE = 100.0  # times the source's variance, where the range of images is not known
-BLOCKS = (4, 16, 64)  # blocks a side of random images, beside single pixels
-DRAWS = 4  # random images of each kind
+MARGIN = 2.0  # limit on a channel's energy, relative to that of extreme images
+SLACK = 1e-3  # tolerance for rounding, relative to the range
+GREYS = 9  # constant images from the lowest value to the highest, for layers that raise contrast
+UNKNOWN_RANGE = 100.0  # limit relative to the source's variance, if the image range is unknown
+BLOCKS = (4, 16, 64)  # blocks per side of random images; single pixels are drawn too
+DRAWS = 4  # random images per size of blocks
 
 
 def plausible(energies: Array, limits: Array) -> Array:  # (n, c), (c,) -> (n,)
-    """Whether all channels of a sample are within their limits; NaN is not.
+    """Whether all channels of a sample are within their limits; False for NaN.
 
     >>> plausible(np.array([[1.0, 2.0], [1.0, np.nan]]), np.array([2.0, 2.0]))
     array([ True, False])
@@ -37,14 +37,14 @@ def plausible(energies: Array, limits: Array) -> Array:  # (n, c), (c,) -> (n,)
 
 
 def broad_limits(source: ChannelMoments) -> Array:  # (c,)
-    """Limits if only the source's moments are known."""
+    """Limits derived from the source's moments alone."""
     xp = array_namespace(source.variance)
     variance = xp.astype(source.variance, xp.float32)
     return xp.clip(variance, min=xp.mean(variance)) * UNKNOWN_RANGE
 
 
 def sharp_limits(energies: Array, source: ChannelMoments) -> Array:  # (n, c) -> (c,)
-    """Limits by the energies of extreme images."""
+    """Limits derived from the energies of extreme images."""
     xp = array_namespace(energies)
     variance = xp.astype(like(source.variance, energies), energies.dtype)
     return MARGIN * xp.maximum(xp.max(energies, axis=0), variance)
@@ -64,7 +64,7 @@ def within(ends: Range, batch: Array) -> Array:  # (n, ...) -> (n,)
 
 
 def extremes(ends: Range, shape: tuple[int, ...], channels: int = 0) -> NDArray[np.float32]:
-    """Extreme images of a shape: constant ones, random blocks, random pixels.
+    """Generate extreme images of a shape: constant ones, random blocks, random pixels.
 
     `channels` is the channel axis of images with three axes.
 

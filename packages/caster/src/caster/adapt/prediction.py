@@ -1,4 +1,4 @@
-"""Predictions on files: read, run the model, adapt, write a row; batch by batch, resumable."""
+"""Predict on files batch by batch: read, run the model, adapt, write rows; resumable."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from caster.adapt.image_batches import (
 from caster.config import DEFAULT_LIMITS, Limits
 from caster.core.adaptation import Adaptation
 from caster.core.arrays import as_real_array, to_numpy
+from caster.core.discriminant import host_probabilities
 from caster.core.verdict import Reason
 from caster.errors import CasterError
 from caster.io import Progress, signed_tensors, silent
@@ -47,35 +48,35 @@ from caster.state.source_check import SourceCheck
 
 log = logging.getLogger("caster")
 
-DIGITS = 6  # of probabilities in a table
-LOPSIDED = 0.5  # of all answers: beyond its due share, one class may have so many
-FEWEST = 64  # rows from which on that means anything
-MANY_CHANGED = 0.3  # of the answers in adapted batches: above this, check on labelled data
-SNAPSHOT_EVERY = 5.0  # seconds: what a crash may cost
+DIGITS = 6  # decimals of probabilities in a table
+LOPSIDED = 0.5  # warn if a class exceeds its frequency in the source by this fraction of all rows
+FEWEST = 64  # rows needed for that warning
+MANY_CHANGED = 0.3  # fraction of changed answers in adapted batches above which to advise a check
+SNAPSHOT_EVERY = 5.0  # seconds of work that a crash may cost
 FORMAT = "caster-predict 1"
 STAGE = "adapting"
 
-Observe = Callable[[Adaptation, int], None]  # a batch, and its first sample's position
+Observe = Callable[[Adaptation, int], None]  # takes a batch and the position of its first sample
 
 
 @dataclass
 class Summary:
     """Outcome of a prediction run."""
 
-    method: str = "caster"  # that answers accepted batches
+    method: str = "caster"  # name of the method for accepted batches
     rows: int = 0
     batches: int = 0
     reasons: Counter[Reason] = field(default_factory=Counter)  # batches by verdict
     ratios: list[float] = field(default_factory=list)  # one per compared batch
-    changed: int | None = None  # predictions that differ from the frozen head's, if it has one
-    adapted: int = 0  # rows that the adapted classifier answered, of batches that were compared
-    unreadable: list[str] = field(default_factory=list)  # images skipped, and why
-    resumed: int = 0  # rows that an interrupted run had written
-    answers: Counter[str] = field(default_factory=Counter)  # rows by their label
+    changed: int | None = None  # predictions that differ from the frozen head's; None: no head
+    adapted: int = 0  # rows with adapted answers, in batches that were compared
+    unreadable: list[str] = field(default_factory=list)  # error message of each skipped image
+    resumed: int = 0  # rows written by an interrupted run
+    answers: Counter[str] = field(default_factory=Counter)  # rows by predicted label
     source_check: SourceCheck | None = None
-    source_shares: dict[str, float] = field(default_factory=dict)  # of the source, by label
-    sites: int | None = None  # aligned ones
-    full_maps: int = 0  # how many of them by full maps
+    source_shares: dict[str, float] = field(default_factory=dict)  # class frequencies, by label
+    sites: int | None = None  # aligned sites
+    full_maps: int = 0  # sites with full maps among them
 
     @property
     def median_ratio(self) -> float:
@@ -84,7 +85,7 @@ class Summary:
 
     @property
     def lopsided(self) -> tuple[str, float] | None:
-        """A label that far more of the answers name than of the source, and its share of them."""
+        """A label predicted far more often than it occurs in the source, and how often."""
         ((label, count),) = self.answers.most_common(1) or (("", 0),)
         share = count / max(1, self.rows)
         found = share - self.source_shares.get(label, 0.0) > LOPSIDED
@@ -92,15 +93,15 @@ class Summary:
 
     @property
     def changed_share(self) -> float | None:
-        """Share of the adapted rows whose answer is not the frozen head's; None if unknown."""
+        """Fraction of adapted rows whose answer differs from the frozen head's; None if unknown."""
         return self.changed / self.adapted if self.changed is not None and self.adapted else None
 
     @property
     def changed_too_many(self) -> bool:
-        """Whether more answers changed than two good classifiers would differ in.
+        """Whether more answers changed than two good classifiers would disagree on.
 
-        Two that err as often as the head does on the source differ in at most twice that share;
-        `MANY_CHANGED` is allowed in any case.
+        Two classifiers with the head's error rate on the source disagree on at most twice that
+        fraction of samples; `MANY_CHANGED` is allowed in any case.
         """
         check = self.source_check
         error = 0.0 if check is None or check.head is None else 1.0 - check.head
@@ -125,11 +126,11 @@ def predict_file(
     observe: Observe | None = None,
     progress: Progress = silent,
 ) -> Summary:
-    """Adapt a feature file batch by batch, in its own order, and write one row per sample.
+    """Adapt to a feature file batch by batch, in file order, and write one row per sample.
 
-    Without the gate the transported classifier answers every batch; one of a single row has no
-    transport and gets the fallback. `probabilities` adds a column per class, `limit` takes that
-    many rows from the start; `observe` is called after every batch.
+    Without the gate, the transported classifier answers every batch except one of a single row,
+    which has no transport and gets the fallback. `probabilities` adds a column per class. `limit`
+    reads only so many rows, from the start. `observe` is called after every batch.
     """
     check_limit(limit)
     check_batch_size(batch_size)
@@ -172,13 +173,13 @@ def predict_images(
     observe: Observe | None = None,
     progress: Progress = silent,
 ) -> Summary:
-    """Adapt to images batch by batch, and write one row per image as each batch is answered.
+    """Adapt to images batch by batch, and write one row per image after each batch.
 
-    Images come in their own order, or shuffled by a seed: images sorted by class make batches of
-    few classes. Rows go to OUTPUT.partial, which becomes OUTPUT at the end; an interrupted run that
-    writes .csv continues there, with the stream as it was. `probabilities` adds a column per class;
-    `limit` takes that many images from the start, or at random if they are shuffled; `observe` is
-    called after every batch.
+    Images come in their own order, or shuffled with a seed, since images sorted by class make
+    batches of few classes. Rows go to OUTPUT.partial, which becomes OUTPUT at the end; a run that
+    writes .csv resumes there after an interruption, with the stream as it was. `probabilities` adds
+    a column per class. `limit` reads only so many images, from the start or, if shuffled, at
+    random. `observe` is called after every batch.
     """
     check_limit(limit)
     check_batch_size(batch_size)
@@ -200,7 +201,7 @@ def predict_images(
             batch_size,
             skip_unreadable=skip_unreadable,
         )
-        with closing(reading):  # or an error would leave its threads running
+        with closing(reading):  # an error would leave its threads running
             progress(STAGE, job.seen, len(images))
             for batch in reading:
                 with job.batch(len(batch.rows) + len(batch.unreadable)):
@@ -222,7 +223,7 @@ def predict_images(
 def answer_images(
     stream: Stream, batch: ImageBatch, names: Sequence[str], outputs: Outputs | None = None
 ) -> Adaptation:
-    """Run the model on a batch of images, unless its `outputs` are known, and adapt to them."""
+    """Run the model on a batch of images, unless its `outputs` are given, and adapt."""
     adapter = stream.adapter
     if adapter.mechanism == "features":  # images of several sizes can share a batch
         outputs = outputs or run(adapter.model, batch, names)
@@ -231,8 +232,8 @@ def answer_images(
     if len(batch.groups) > 1:
         one, other = (names[batch.rows[group.positions[0]]] for group in batch.groups[:2])
         raise CasterError(
-            f"images of several sizes cannot be aligned together (as {one} and {other}): state a "
-            "resize in the preprocessing, or set {argument} to features",
+            f"images of several sizes cannot be aligned together (such as {one} and {other}): "
+            "state a resize in the preprocessing, or set {argument} to features",
             argument="mechanism",
         )
     with naming_images(names[batch.rows[0]], len(batch.rows)):
@@ -240,7 +241,7 @@ def answer_images(
 
 
 def check_outputs(adapter: Adapter, outputs: Outputs) -> None:
-    """Reject a model whose features or logits the state was not made for."""
+    """Raise if the model's features or logits do not fit the state."""
     width, found = adapter.clf.n_features_in_, outputs.features.shape[1]
     if found != width:
         raise CasterError(
@@ -252,7 +253,7 @@ def check_outputs(adapter: Adapter, outputs: Outputs) -> None:
 def feature_classifier(
     state: State, mechanism: Mechanism, tau: float | None, safeguards: bool
 ) -> Caster:
-    """The estimator for features that are computed already."""
+    """Build the estimator for a file of features."""
     if mechanism == "layers":
         raise CasterError(
             "features have passed all layers: give images and {argument}", argument="model"
@@ -261,20 +262,20 @@ def feature_classifier(
 
 
 def check_batch_size(batch_size: int) -> None:
-    """Reject a batch without a sample."""
+    """Raise for a batch size below 1."""
     if batch_size < 1:
         raise CasterError(f"the batch size must be at least 1, not {batch_size}")
 
 
 class _Writer:
-    """Columns of a table from adaptations; counts what they say in the summary."""
+    """Convert adaptations to columns of a table, and count them in the summary."""
 
     def __init__(
         self,
         classes: Labels,  # (C,)
         has_head: bool,
         gate: bool,
-        every_class: bool,  # whether each class gets a column of probabilities
+        every_class: bool,  # whether to add a column of probabilities per class
         summary: Summary,
     ) -> None:
         self.classes, self.has_head, self.gate = classes, has_head, gate
@@ -285,13 +286,14 @@ class _Writer:
     def columns(
         self, out: Adaptation, rows: Sequence[int], names: list[str] | None = None
     ) -> Columns:
-        """The rows of a batch, in the order of docs/command-line.md."""
+        """Rows of a batch, with columns in the order of docs/command-line.md."""
         used = out.adapted is not None and (out.verdict.accepted or not self.gate)
         scores = _numbers(out.adapted if used else out.scores)
         method = self._count(out, used, scores)
         count, chosen = len(scores), scores.argmax(axis=1)
         self.summary.answers.update(map(str, self.classes[chosen].tolist()))
-        probabilities = _softmax(scores).round(DIGITS)
+        with np.errstate(invalid="ignore"):  # NaN if the largest score is infinite
+            probabilities = host_probabilities(scores).round(DIGITS)
         batch = self.summary.batches - 1
         return {
             "row": list(rows),
@@ -334,7 +336,7 @@ class _Writer:
 
 @dataclass(frozen=True)
 class _Options:
-    """Options of the user that determine the rows of a table."""
+    """User options that determine the rows of a table."""
 
     batch_size: int
     gate: bool
@@ -351,12 +353,12 @@ class _Job:
         self.saved = seen  # images in the last snapshot
         self.flush: Callable[[], None] = lambda: None
         self.snapshot: Callable[[], None] = lambda: None
-        self.between_batches = True  # stream, table and summary agree: a snapshot can be taken
+        self.between_batches = True  # stream, table and summary agree, so a snapshot is possible
         self._saved_at = time.monotonic()
 
     @contextmanager
     def batch(self, images: int) -> Iterator[None]:
-        """Answer one batch; its rows then go to the system, and now and then into a snapshot."""
+        """Answer one batch, then flush its rows and take a snapshot every few seconds."""
         self.between_batches = False
         yield
         self.flush()
@@ -366,7 +368,7 @@ class _Job:
             self.save()
 
     def save(self) -> None:
-        """Take a snapshot; one that cannot be written costs only the chance to resume there."""
+        """Take a snapshot; a failure is only a warning, because the run itself can continue."""
         try:
             self.snapshot()
             self.saved = self.seen
@@ -383,7 +385,7 @@ def _resumable(
     order: NDArray[np.intp],
     options: _Options,
 ) -> Iterator[_Job]:
-    """A job whose rows go to OUTPUT.partial, continued if an equal job was interrupted."""
+    """Open a job whose rows go to OUTPUT.partial; resume an equal job that was interrupted."""
     summary = Summary(
         adapter.method,
         source_check=adapter.state.source_check,
@@ -407,7 +409,7 @@ def _resumable(
         identity = _identity(adapter, images, order, options)
         found = _interrupted(adapter, snapshot, partial, identity, summary)
         if found is None and partial.exists():
-            log.warning("%s is of another run, or damaged: starting again", shown)
+            log.warning("%s belongs to another run, or is damaged: starting again", shown)
         stream, seen, size = found or (adapter.new_stream(), 0, 0)
         if found is None:
             snapshot.unlink(missing_ok=True)  # before the rows that it counts
@@ -460,11 +462,11 @@ def _identity(adapter: Adapter, images: Images, order: NDArray[np.intp], options
 def _interrupted(
     adapter: Adapter, snapshot: Path, partial: Path, identity: str, summary: Summary
 ) -> tuple[Stream, int, int] | None:
-    """The stream of an interrupted run, images seen and bytes written; None if there is none."""
+    """Restore an interrupted run: stream, images seen and bytes written; None if there is none."""
 
     def check(metadata: Mapping[str, str]) -> None:
         if metadata.get("format") != FORMAT or metadata.get("identity") != identity:
-            raise CasterError("of another run")
+            raise CasterError("it belongs to another run")
 
     if adapter.model.sha256 is None or not (snapshot.is_file() and partial.is_file()):
         return None
@@ -479,7 +481,7 @@ def _interrupted(
         summary.resumed = summary.rows
         return stream, int(metadata["seen"]), size
     except (CasterError, KeyError, ValueError):
-        return None  # of another run, or damaged: start again
+        return None  # another run's, or damaged: start again
 
 
 def _source_shares(state: State) -> dict[str, float]:
@@ -495,7 +497,7 @@ def _plain(summary: Summary) -> dict[str, Any]:
 
 
 def _values(labels: Labels) -> list[Any]:
-    """Labels for a column; labels of mixed types become text."""
+    """Values of a column of labels; labels of mixed types become text."""
     values = labels.tolist()
     return [str(value) for value in values] if labels.dtype.kind == "O" else values
 
@@ -509,11 +511,3 @@ def _column_names(classes: Labels) -> list[str]:
 
 def _numbers(values: Any) -> NDArray[Any]:
     return to_numpy(as_real_array(values))
-
-
-def _softmax(scores: NDArray[Any]) -> NDArray[np.float64]:  # (B, C) -> (B, C)
-    """Probabilities; NaN for a row whose largest score is infinite."""
-    scores = scores.astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        likelihoods = np.exp(scores - scores.max(axis=1, keepdims=True))
-        return np.asarray(likelihoods / likelihoods.sum(axis=1, keepdims=True))

@@ -1,7 +1,7 @@
-"""Parts of a source that a worker of a cluster reads: image files, Parquet files, a Ray Dataset.
+"""Blocks of a source, read by workers of a cluster: image files, Parquet files, a Ray Dataset.
 
-Their size depends on the source alone, so that the number of workers does not change any sum. All
-nodes must see files at the same paths.
+The size of a block depends only on the source, so sums do not depend on the number of workers. All
+nodes must see the files at the same paths.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from caster.io.layer_arrays import Layers
 from caster.models.batches import named
 from caster.models.heads import class_logits
 
-BLOCKS, FEWEST_ROWS, MOST_ROWS = 64, 1024, 65536  # of a source, and rows of a block
+BLOCKS, FEWEST_ROWS, MOST_ROWS = 64, 1024, 65536  # blocks of a source; bounds on rows of a block
 
-Chunk = tuple[NDArray[Any], ...]  # features, labels, and logits if there is a head
+Chunk = tuple[NDArray[Any], ...]  # features, labels and, with a head, logits
 
 
 @dataclass(eq=False)
 class Findings:
-    """What the first pass finds in some blocks; `chunks` fills in all but the scatter."""
+    """Results of the first pass over some blocks; `Block.chunks` sets all but the scatter."""
 
     scatter: ClassScatter | None = None  # None: no image can be read
     columns: int | None = None  # of the logits
     layers: Layers | None = None
-    ends: tuple[float, float] | None = None  # of the inputs, where layers are measured
+    ends: tuple[float, float] | None = None  # range of the inputs, if layers are measured
     unreadable: list[str] = field(default_factory=list)
 
     def __add__(self, later: Findings) -> Findings:
@@ -57,18 +57,17 @@ class Findings:
 
 
 class Block(Protocol):
-    """A part of a source that a worker reads."""
+    """Part of a source, read by one worker."""
 
     def __len__(self) -> int: ...
 
     def chunks(self, model: Any, head: Head, found: Findings) -> Iterator[Chunk]:
-        """Read it in the order of its rows; with `head`, chunks have those columns' logits."""
-        ...
+        """Read rows in order; with `head`, chunks include the logits in those columns."""
 
 
 @dataclass(frozen=True)
 class ImageBlock:
-    """Image files that go through the model once: the node caches their features."""
+    """Image files, whose features the node caches so that the model runs once."""
 
     images: FileImages
     targets: NDArray[np.int64] | None  # (n,), to measure the layers
@@ -83,7 +82,7 @@ class ImageBlock:
         return f"the block of images from {self.images.names[0]} to {self.images.names[-1]}"
 
     def chunks(self, model: Any, head: Head, found: Findings) -> Iterator[Chunk]:
-        """Features from the cache or the model."""
+        """Read features from the cache, or compute them."""
         features = extract(
             model,
             self.images,
@@ -143,7 +142,7 @@ class DatasetBlock:
         return f"a block of {self.rows:,} rows of the dataset"
 
     def chunks(self, model: Any, head: Head, found: Findings) -> Iterator[Chunk]:
-        """Run the model, unless there is a column `features`."""
+        """Run the model, unless the block has a column `features`."""
         import ray
         from ray.data.block import BlockAccessor
 
@@ -156,7 +155,7 @@ class DatasetBlock:
             yield (batch["features"], labels, *more)
             return
         inputs, labels = pair(batch)
-        # In the second pass the layers are known, and so is the head.
+        # Layers are measured in the first pass only, when the head is not known yet.
         statistics = activation_statistics_for(model) if self.measured and head is None else None
         for start in range(0, len(labels), IMAGES_AT_ONCE):
             some = slice(start, start + IMAGES_AT_ONCE)
@@ -173,7 +172,7 @@ class DatasetBlock:
 
 
 def _on_host(sums: Any) -> Any:
-    """Moments in NumPy, which travels between machines with and without a GPU."""
+    """Copy moments to NumPy, for machines without a GPU."""
     parts = {name: getattr(sums, name) for name in ("mean", "variance", "covariance")}
     found = {name: None if part is None else to_numpy(part) for name, part in parts.items()}
     if sums.classes is not None:
@@ -183,7 +182,7 @@ def _on_host(sums: Any) -> Any:
 
 
 def block_rows(total: int) -> int:
-    """Rows of a block, by the size of the source alone: sums must not depend on the workers.
+    """Rows per block, from the size of the source alone: sums must not depend on the workers.
 
     >>> block_rows(50_000), block_rows(1_281_167), block_rows(10**9)
     (1024, 20019, 65536)
@@ -192,7 +191,7 @@ def block_rows(total: int) -> int:
 
 
 def parquet_blocks(source: Path, limits: Limits = DEFAULT_LIMITS) -> list[ParquetBlock]:
-    """The blocks of a Parquet file, or of a folder of them in the order of their names."""
+    """Blocks of a Parquet file, or of a folder of them in the order of their names."""
     paths = sorted(source.glob("*.parquet")) if source.is_dir() else [source]
     if not paths or source.suffix == ".npz":
         raise CasterError(

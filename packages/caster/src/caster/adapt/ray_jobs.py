@@ -1,8 +1,7 @@
-"""Fit and predict on a Ray cluster: workers read blocks of data, and only statistics travel.
+"""Fit and predict on a Ray cluster: workers read blocks of data and return only statistics.
 
-A worker sums a block in the order of its rows, and the driver merges the sums of blocks in a fixed
-tree: the result does not depend on which worker did what, or when. A worker that dies costs the
-block it was working on.
+A worker sums a block in row order, and the driver merges the sums of blocks in a fixed tree, so the
+result does not depend on scheduling. If a worker dies, only its current block is repeated.
 """
 
 from __future__ import annotations
@@ -58,12 +57,12 @@ from caster.models.protocol import FrozenModel, runs_on_gpu
 from caster.models.site_sums import rounded
 from caster.state import State
 
-HeadOf = Callable[[int | None], Head]  # from the number of the model's outputs
-Step = Callable[[Any, Any, int], Any]  # from the model, a block and its index to sums
+HeadOf = Callable[[int | None], Head]  # takes the number of the model's outputs
+Step = Callable[[Any, Any, int], Any]  # takes the model, a block and its index; returns sums
 
 
 class _Tree:
-    """Sums of blocks, merged in pairs of neighbours: the order of arrival changes nothing."""
+    """Merge sums of neighbouring blocks pairwise: the order of arrival does not matter."""
 
     def __init__(self) -> None:
         self._nodes: dict[tuple[int, int], Any] = {}  # by level and position
@@ -78,7 +77,7 @@ class _Tree:
         self._nodes[level, index] = sums
 
     def total(self) -> Any:
-        """The sums of all blocks, which must have arrived."""
+        """Total over all blocks, which must have been added."""
         if not self._nodes:
             raise CasterError("there are no samples to fit")
         order = sorted(self._nodes, key=lambda node: node[1] << node[0])
@@ -87,9 +86,10 @@ class _Tree:
 
 @dataclass(frozen=True, eq=False)
 class SecondSums:
-    """Sums of the second pass over some blocks, of the classes they have: images come sorted.
+    """Sums of the second pass over some blocks, for the classes that occur in them.
 
-    All are about the classes' centroids of the first pass, so that merging is addition.
+    Images are often sorted by class, so a block has few. All sums are relative to the class
+    centroids of the first pass, so that merging is addition.
     """
 
     classes: NDArray[np.int64]  # (U,), indices
@@ -99,7 +99,7 @@ class SecondSums:
 
     @classmethod
     def of(cls, found: HeldOutSums, centroids: NDArray[Any]) -> Self:  # (C, k)
-        """Drop the classes without samples, and half of every symmetric matrix."""
+        """Drop classes without samples, and half of every symmetric matrix."""
         classes = np.flatnonzero(found.moments.counts)
         counts, scatters = found.moments.counts[classes], found.moments.scatters[classes]
         step = found.moments.means[classes] - centroids[classes]
@@ -125,7 +125,7 @@ class SecondSums:
         return type(self)(classes, parts, self.kept + later.kept, self.drawn + later.drawn)
 
     def whole(self, centroids: NDArray[Any]) -> HeldOutSums:  # (C, k)
-        """The sums about the class means, once every class is there."""
+        """Convert to sums relative to the class means; every class must have samples."""
         counts, sums, products = self.parts
         step, k = sums / counts[:, None], sums.shape[1]
         rows, columns = np.triu_indices(k)
@@ -136,7 +136,7 @@ class SecondSums:
 
 
 def first_pass(classes: Labels, model: Any, block: Block, index: int) -> Findings:
-    """Sum a block for the subspace, and measure the layers."""
+    """Sum the class scatter of a block, and collect layer statistics."""
     found = Findings()
     chunks = _unless_empty(block.chunks(model, None, found))
     found.scatter = None if chunks is None else class_scatter(chunks, classes)
@@ -146,7 +146,7 @@ def first_pass(classes: Labels, model: Any, block: Block, index: int) -> Finding
 def second_pass(
     classes: Labels,
     subspace: Subspace,
-    centroids: NDArray[Any],  # (C, k), of the classes in the subspace
+    centroids: NDArray[Any],  # (C, k), projected class means
     head: Head,
     sketched: bool,
     before: list[NDArray[np.int64]],  # for every block, samples of each class in earlier blocks
@@ -154,7 +154,7 @@ def second_pass(
     block: Block,
     index: int,
 ) -> SecondSums | None:
-    """Sum a block for the class moments; None: none of its images can be read."""
+    """Sum the held-out moments of a block; None if none of its images can be read."""
     chunks = _unless_empty(block.chunks(model, head, Findings()))
     if chunks is None:
         return None
@@ -173,7 +173,7 @@ def fit_blocks(
     progress: Progress = silent,
 ) -> tuple[Caster, Head, Findings]:
     """Fit in two passes over blocks, which must be the same in both."""
-    counts: dict[int, NDArray[np.int64]] = {}  # samples of each class, by the index of the block
+    counts: dict[int, NDArray[np.int64]] = {}  # samples of each class, by block index
 
     def summed(step: Step, stage: str, look: Callable[[int, Block, Any], None]) -> Any:
         tree, done = _Tree(), 0
@@ -189,7 +189,7 @@ def fit_blocks(
     def count(index: int, block: Block, first: Findings) -> None:
         counts[index] = np.zeros(len(classes), dtype=np.int64)
         if first.scatter is not None:
-            head_of(first.columns)  # an error is better early
+            head_of(first.columns)  # raise errors early
             counts[index] += np.asarray(first.scatter.counts, dtype=np.int64)
 
     def compare(index: int, block: Block, second: SecondSums | None) -> None:
@@ -241,7 +241,7 @@ def fit_image_blocks(
 ) -> FittedFeatures:
     """Fit image files; every node caches the features of its own blocks in `store`.
 
-    The same command after an interruption runs the model on what the caches lack.
+    After an interruption, the same command runs the model only on images that are not cached.
     """
     files, total = _files_of(images), len(images)
     rows = block_rows(total)
@@ -269,7 +269,7 @@ def fit_parquet(
     sketch: bool,
     progress: Progress,
 ) -> Caster:
-    """Fit a Parquet file or a folder of them; a block is row groups."""
+    """Fit a Parquet file or a folder of them; a block is a few row groups."""
     blocks = parquet_blocks(source, limits)
     labels = dict.fromkeys(chain.from_iterable(r for *_, r in pool.map(_distinct, blocks)))
     classes = distinct_classes(as_labels(list(labels)), source, limits)
@@ -297,7 +297,7 @@ def fit_dataset(
     sketch: bool = True,
     settings: Settings | None = None,
 ) -> Adapter:
-    """`caster.fit` on a Ray Dataset, whose blocks go to workers and not to the driver."""
+    """Fit a Ray Dataset for `caster.fit`; its blocks go to workers, never to the driver."""
     check_frozen(model)
     columns = dataset.columns()
     label = next((name for name in LABELS if name in columns), None)
@@ -337,7 +337,7 @@ def fit_dataset(
 
 @dataclass(frozen=True)
 class ImageStream:
-    """Images in their order, and the table of their predictions."""
+    """Images of one stream, and the path of its prediction table."""
 
     images: FileImages
     output: Path
@@ -373,8 +373,8 @@ def predict_streams(
 ) -> dict[Path, Summary]:
     """Predict many streams, each on one worker in its own order, to FOLDER/STREAM.csv.
 
-    `options` are those of `predict_images`. A stream whose worker dies continues on another from
-    its last snapshot, if the folder is one that all nodes share.
+    `options` are those of `predict_images`. If a worker dies, its stream continues on another from
+    the last snapshot, provided that all nodes share the folder.
     """
     folder.mkdir(exist_ok=True)
     jobs = [
@@ -404,8 +404,8 @@ def _files_of(images: Images) -> FileImages:
         return _files_of(images.whole).part(images.rows)
     if not isinstance(images, FileImages):
         raise CasterError(
-            f"a cluster reads image files, and {images.name} is none: give a folder or a list, or "
-            "omit {argument}",
+            f"a cluster reads image files, but {images.name} is not one: give a folder or a list, "
+            "or omit {argument}",
             argument="ray",
         )
     return images

@@ -1,4 +1,4 @@
-"""Workers of a Ray cluster, each with its own copy of the model, and the blocks they work on."""
+"""A pool of Ray workers, each with its own copy of the model, that processes blocks of data."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ log = logging.getLogger("caster")
 
 HERE = "local"  # Ray's name for a new cluster on this machine
 SECONDS_TO_REACH = 5.0
-ATTEMPTS = 3  # at a block whose worker dies
+ATTEMPTS = 3  # workers that may die on one block
 PATIENCE = 60.0  # seconds without any worker before a warning
 
 Make = Callable[[], FrozenModel | None]
 B = TypeVar("B")  # a block
-R = TypeVar("R")  # what a step makes of it
+R = TypeVar("R")  # the result of a step
 
 
 @contextmanager
 def connected(address: str) -> Iterator[None]:
-    """Connect to a cluster at HOST:PORT, or start one here for "local"; keep a connection."""
+    """Connect to a cluster at HOST:PORT, or start a "local" one; reuse an existing connection."""
     try:
         import ray
     except ModuleNotFoundError:
@@ -57,7 +57,7 @@ def connected(address: str) -> Iterator[None]:
 
 
 def check_address(address: str, argument: str = "ray") -> None:
-    """Raise if nothing listens at an address, given as `argument`: Ray would retry for minutes."""
+    """Raise if nothing listens at the address: Ray would retry for minutes."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if not (host and port.isdigit()):
         raise CasterError(
@@ -77,7 +77,7 @@ def has_gpus() -> bool:
 
 
 def on_gpu(make: Callable[[], FrozenModel]) -> FrozenModel:
-    """Make a torch model and move it to the GPU of this process."""
+    """Build a torch model and move it to the GPU of this process."""
     from caster.models.torch import TorchModel, moved
 
     model = make()
@@ -87,7 +87,7 @@ def on_gpu(make: Callable[[], FrozenModel]) -> FrozenModel:
 
 
 def no_model() -> None:
-    """What workers load that only read features."""
+    """Load no model: for workers that only read features."""
 
 
 class _Worker:
@@ -97,19 +97,19 @@ class _Worker:
 
     def __init__(self, make: Make, folder: str) -> None:
         if os.path.isdir(folder):
-            os.chdir(folder)  # paths may be relative to the driver's
+            os.chdir(folder)  # paths may be relative to the driver's folder
         self._make, self._model = make, None
         self._step: tuple[Any, Any] = (None, None)
 
     def node(self) -> str:
-        """Load the model and identify the node; not in the constructor, whose errors Ray hides."""
+        """Load the model and return the node id; Ray would hide errors of the constructor."""
         import ray
 
         self._model = self._make()
         return str(ray.get_runtime_context().get_node_id())
 
     def run(self, step: list[Any], block: Any, index: int) -> Any:
-        """Apply a step, a reference in a list, to a block; the last step stays in memory."""
+        """Apply a step, given as a reference in a list, to a block; keep the step in memory."""
         import ray
 
         if self._step[0] != step[0]:
@@ -121,9 +121,9 @@ class _Worker:
 class Pool(Generic[B]):
     """Workers of the connected cluster, each with its own copy of the model.
 
-    A worker takes a core, unless `reading` leaves the cores to Ray Data, and a GPU if models run on
-    GPUs; more workers than GPUs share them. A worker that dies is replaced as soon as the cluster
-    has room for another.
+    A worker reserves a core, unless `reading` leaves the cores to Ray Data, and with `gpus` a GPU,
+    shared if there are more workers than GPUs. A worker that dies is replaced as soon as the
+    cluster has room for another.
     """
 
     def __init__(
@@ -137,14 +137,14 @@ class Pool(Generic[B]):
             raise CasterError(f"the Ray cluster has no {'GPU' if gpus else 'core'} for a worker")
         count = workers or most
         count = count if gpus else min(count, most)
-        share = 1 / -(-count // most) if gpus else 0  # of a GPU
+        share = 1 / -(-count // most) if gpus else 0  # fraction of a GPU per worker
         self._actor: Any = ray.remote(num_cpus=0 if reading else 1, num_gpus=share)(_Worker)
         self._arguments = ray.put(make), os.getcwd()
         self._starting: dict[Any, Any] = {}  # reference to a node: worker
-        self._nodes: dict[Any, str] = {}  # of workers that are ready
+        self._nodes: dict[Any, str] = {}  # node of each worker that is ready
         self._idle: list[Any] = []
-        self._homes: dict[int, str] = {}  # node that has seen a block, and may have cached it
-        self._failed = 0  # workers that did not start, in a row
+        self._homes: dict[int, str] = {}  # node that processed a block, and may have cached it
+        self._failed = 0  # consecutive workers that did not start
         for _ in range(count):
             self._start()
 
@@ -160,12 +160,12 @@ class Pool(Generic[B]):
     def map(
         self, step: Callable[[Any, B, int], R], blocks: Iterable[B]
     ) -> Iterator[tuple[int, B, R]]:
-        """Apply a step to every block, and yield (index, block, result) as they are done."""
+        """Apply a step to every block, and yield (index, block, result) in order of completion."""
         import ray
 
         reference, coming = [ray.put(step)], enumerate(blocks)
         waiting: deque[tuple[int, B]] = deque()
-        if isinstance(blocks, Sequence):  # known beforehand: blocks can go where they were
+        if isinstance(blocks, Sequence):  # known in advance, so nodes can get their blocks again
             waiting.extend(coming)
         running: dict[Any, tuple[Any, int, B]] = {}
         lost: Counter[int] = Counter()
@@ -180,10 +180,10 @@ class Pool(Generic[B]):
                 self._idle.remove(worker)
                 index, block = chosen
                 running[worker.run.remote(reference, block, index)] = (worker, index, block)
-            yield from finished  # while every worker has a block
+            yield from finished  # now that every worker is busy
             finished.clear()
             if not (more or waiting or running):
-                return  # without waiting for workers that still start
+                return  # without waiting for workers that are still starting
             ready, _ = ray.wait([*running, *self._starting], num_returns=1, timeout=PATIENCE)
             if not ready and not running:
                 log.warning("the Ray cluster has no room for a worker: still waiting")
@@ -201,7 +201,7 @@ class Pool(Generic[B]):
                     if lost[index] == ATTEMPTS:
                         line = " ".join(str(error).split())[:200]
                         raise CasterError(f"{block} ended {ATTEMPTS} workers: {line}") from None
-                    log.warning("a worker died: %s is done again", block)
+                    log.warning("a worker died: %s is processed again", block)
                     waiting.appendleft((index, block))
                     self._nodes.pop(worker)
                     self._start()
@@ -233,7 +233,7 @@ class Pool(Generic[B]):
         self._idle.append(worker)
 
     def _choose(self, waiting: deque[tuple[int, B]], node: str) -> tuple[int, B] | None:
-        """The first block that no other living node has seen."""
+        """Choose the first block that no other living node may have cached."""
         alive = set(self._nodes.values())
         for position, (index, _) in enumerate(waiting):
             home = self._homes.get(index)

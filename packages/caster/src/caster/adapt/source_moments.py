@@ -1,4 +1,4 @@
-"""Source moments from labelled chunks, in two passes, without holding the data."""
+"""Fit source moments from labelled chunks in two passes, without storing the data."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from caster.state.source_check import SourceCheck
 Chunks = Iterable[tuple[Any, ...]]  # (features, labels) or (features, labels, logits)
 Piece = tuple[Array, Array, NDArray[Any] | None]  # features, class indices, the head's logits
 Result = TypeVar("Result")
-LABELS = "labels", "label", "y", "target", "targets"  # names in a batch that is a dict
-MOST_KEPT = 2**24  # numbers of the projected samples that are kept to check the fit
-# Not 0: a source that was itself drawn by a generator of that seed would be drawn in its order.
+LABELS = "labels", "label", "y", "target", "targets"  # keys of the labels in a batch that is a dict
+MOST_KEPT = 2**24  # largest number of projected values that are stored to check the fit
+# Not 0: keys must be independent of a source that was shuffled by a generator with that seed.
 SKETCH_SEED = int.from_bytes(b"sketch")
 log = logging.getLogger("caster")
 
@@ -50,8 +50,8 @@ def fit_moments(
 ) -> tuple[SourceMoments, SourceCheck, Sketch | None]:
     """Fit in two passes over chunks of (features, labels) or (features, labels, logits).
 
-    The first gives the subspace; the second the moments in it, of samples that the subspace has
-    not seen, whether transport holds up on them, and a sketch of them if wanted.
+    The first pass finds the subspace. The second computes held-out moments in it, cross-validates
+    transport, and draws a sketch if `sketched`.
     """
     if isinstance(chunks, Iterator):
         raise CasterError(
@@ -65,7 +65,7 @@ def fit_moments(
 
 
 def class_scatter(chunks: Chunks, classes: Labels) -> ClassScatter:
-    """Sum the first pass."""
+    """Sum the class scatter of all chunks: the first pass."""
     of = partial(ClassScatter.of, n_classes=len(classes))
     sums = (_each(of, pieces) for pieces in _pieces(chunks, classes))
     return reduce(add, chain.from_iterable(sums))
@@ -73,7 +73,7 @@ def class_scatter(chunks: Chunks, classes: Labels) -> ClassScatter:
 
 @dataclass(frozen=True, eq=False)
 class Subspace:
-    """The subspace of a first pass, and what projects the samples of the second."""
+    """The subspace found by the first pass, and the projection for the second."""
 
     scatter: ClassScatter
     S_w: WithinScatter
@@ -82,9 +82,9 @@ class Subspace:
     @classmethod
     @np.errstate(all="ignore")
     def of(cls, scatter: ClassScatter, classes: Labels, settings: Settings) -> Self:
-        """Find the basis, and raise if the samples do not support one."""
+        """Find the basis; raise if the samples do not define one."""
         _check_counts(to_numpy(scatter.counts), classes)
-        # Two threads save little of one factorisation, and wait for each other on a busy machine.
+        # A second thread speeds one factorisation up little, and stalls it on a busy machine.
         with threads.one_blas_thread():
             return cls(scatter, *_basis(scatter, settings))
 
@@ -94,7 +94,7 @@ class Subspace:
         return int(self.basis.U.shape[1])
 
     def held_out(self, dtype: Any) -> HeldOutBasis:
-        """The basis that projects features of one dtype, computed on first use."""
+        """Held-out basis for features of one dtype, computed on first use."""
         if dtype not in self._by_dtype:
             self._by_dtype[dtype] = HeldOutBasis.of(self.scatter, self.S_w, self.basis, dtype)
         return self._by_dtype[dtype]
@@ -112,7 +112,10 @@ def held_out_sums(
     sketched: bool,
     before: NDArray[np.int64] | None = None,  # (C,)
 ) -> HeldOutSums:
-    """Sum the second pass; `before` counts the samples of each class in earlier chunks."""
+    """Sum the held-out moments of all chunks: the second pass.
+
+    `before` counts the samples of each class in earlier chunks, if others summed those.
+    """
     C = len(classes)
     before = np.zeros(C, dtype=np.int64) if before is None else before
     kept = _Kept(before, subspace.rank)
@@ -137,7 +140,7 @@ def held_out_sums(
 
 
 def _gathered(pieces: Iterator[tuple[Array, Array]], rows: int) -> Iterator[tuple[Array, Array]]:
-    """Join small pieces up to `rows`: a sum of class moments costs C*k^2, however few its rows."""
+    """Join small pieces up to `rows`: adding class moments costs C*k^2, however few the rows."""
     waiting: list[tuple[Array, Array]] = []
 
     def joined() -> tuple[Array, Array]:
@@ -156,9 +159,9 @@ def _gathered(pieces: Iterator[tuple[Array, Array]], rows: int) -> Iterator[tupl
 
 @dataclass(frozen=True, eq=False)
 class HeldOutSums:
-    """Moments of samples that the subspace has not seen, and some of these samples.
+    """Held-out moments, and samples for the source check and the sketch.
 
-    Samples are chosen by their position in the source, so parts of it choose the same ones.
+    Samples are chosen by their position in the source, so any division into parts gives the same.
     """
 
     moments: ClassMoments
@@ -173,7 +176,7 @@ class HeldOutSums:
         settings: Settings,
         parallel_map: ParallelMap = serial_map,
     ) -> tuple[SourceMoments, SourceCheck, Sketch | None]:
-        """The moments as a state stores them, whether transport holds up, and the sketch."""
+        """Moments as the state stores them, the source check, and the sketch."""
         moments, scatter = self.moments, subspace.scatter
         if not np.array_equal(to_numpy(moments.counts), to_numpy(scatter.counts)):
             raise CasterError("the second pass over the chunks gave other samples than the first")
@@ -183,12 +186,12 @@ class HeldOutSums:
             covariances=_storable(to_numpy(moments.covariances)),
             counts=to_numpy(moments.counts).astype(np.int64),
         )
-        metric = replace(found).metric  # of a copy, which takes the cached values with it
+        metric = replace(found).metric  # of a copy, so that its cached values are freed
         if not all(np.isfinite(array).all() for array in (found.means, found.covariances)):
             raise CasterError(OUT_OF_RANGE)
         if not np.isfinite(metric).all():
             raise CasterError(
-                "the samples vary in fewer directions than tell the classes apart: add samples"
+                "the samples vary in fewer directions than separate the classes: add samples"
             )
         per_feature = scatter.total / scatter.width
         check = self.kept.check(classes, per_feature, settings, parallel_map)
@@ -217,10 +220,10 @@ class _Kept:
         self._parts.append((kept, classes[rows], head))
 
     def __add__(self, later: Self) -> Self:
-        both = copy(later)  # which counts these samples
+        both = copy(later)  # its counts include these samples
         both._counts = later._counts.copy()
         both._parts = self._parts + later._parts
-        both._parts = [both._joined()]  # copies: a view would pin the whole message of a worker
+        both._parts = [both._joined()]  # copied: a view would keep a worker's whole message alive
         return both
 
     def _joined(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]:
@@ -231,28 +234,28 @@ class _Kept:
     def check(
         self, classes: Labels, per_feature: float, settings: Settings, parallel_map: ParallelMap
     ) -> SourceCheck:
-        """Cross-validate on the stored samples; warn if the head's outputs look mixed up."""
+        """Cross-validate on the stored samples; warn if the head's outputs look permuted."""
         z, y, head = self._joined()
         found = None if head is None else better_names(head, y, len(classes))
         if found is not None:
             log.warning(
-                "the model's outputs do not look as if they were in the order of the classes: on "
-                "the source %s. Name them in their order (`classes`, or `--classes`), or sort the "
-                "columns of `logits` like the labels",
+                "the model's outputs do not seem to be in the order of the classes: on the source "
+                "%s. Name them in their order (`classes`, or `--classes`), or sort the columns of "
+                "`logits` like the labels",
                 found.message(classes),
             )
         return check_source(z, y, head, len(classes), per_feature, settings, parallel_map)
 
 
 class _Drawn:
-    """A uniform sample of the source, of bounded size; the same for any division into chunks."""
+    """Uniform sample of the source, of bounded size; the same for any division into chunks."""
 
     def __init__(self, size: int, before: int) -> None:
         self._size, self._seen = size, before
-        self._parts: list[NDArray[Any]] = []  # keys, features, classes, and logits if there are
+        self._parts: list[NDArray[Any]] = []  # keys, features, classes and, if given, logits
 
     def add(self, z: Array, y: Array, logits: NDArray[Any] | None) -> None:
-        """Draw among the samples so far and these."""
+        """Add samples to draw from."""
         if not self._size:
             return
         bits = np.random.PCG64(SKETCH_SEED).advance(self._seen)  # one step per sample
@@ -267,7 +270,7 @@ class _Drawn:
         return both
 
     def _draw(self, arrays: list[NDArray[Any]]) -> None:
-        if self._parts:  # only keys below the largest one can be among the smallest
+        if self._parts:  # once full, only keys below the largest one matter
             is_full = len(self._parts[0]) == self._size
             rows = arrays[0] < (self._parts[0].max() if is_full else 1)
             pairs = zip(self._parts, arrays, strict=True)
@@ -276,7 +279,7 @@ class _Drawn:
         self._parts = [array[smallest] for array in arrays]
 
     def sketch(self, whole: ClassMoments, settings: Settings) -> Sketch | None:
-        """The drawn samples with their frozen and adapted answers; None if none is finite."""
+        """Drawn samples with their frozen and adapted answers; None if none is finite."""
         if not self._size:
             return None
         _, z, y, *logits = self._parts
@@ -300,8 +303,8 @@ class _Drawn:
 def _storable(covariances: NDArray[Any]) -> NDArray[Any]:  # (C, k, k)
     """Round covariances to the stored dtype, exactly symmetric and positive semidefinite.
 
-    A class of fewer samples than directions has a singular covariance, which rounding alone would
-    make indefinite; twice the rounding error on the diagonal keeps it from that.
+    A class with fewer samples than directions has a singular covariance, which rounding could make
+    indefinite; twice the rounding error is added to the diagonal to prevent that.
     """
     symmetric = (covariances + covariances.transpose(0, 2, 1)) / 2
     traces = np.trace(symmetric, axis1=1, axis2=2)[:, None, None]
@@ -311,7 +314,7 @@ def _storable(covariances: NDArray[Any]) -> NDArray[Any]:  # (C, k, k)
 
 
 def _basis(scatter: ClassScatter, settings: Settings) -> tuple[WithinScatter, Basis]:
-    """S_w and U; U is rounded before the second pass, so source and target share its error."""
+    """S_w and U; U is rounded before the second pass, so that source and target share its error."""
     variance = float(to_numpy(scatter.within).diagonal().sum())
     if not math.isfinite(variance):
         raise CasterError("the features are too large to square: rescale them")
@@ -324,8 +327,8 @@ def _basis(scatter: ClassScatter, settings: Settings) -> tuple[WithinScatter, Ba
     except failures(array_namespace(scatter.within)):
         raise CasterError("the scatter of the features cannot be factored: rescale them") from None
     if basis.U.shape[1] == 0:
-        raise CasterError("all class means coincide: these features do not tell the classes apart")
-    U = np.ascontiguousarray(to_numpy(basis.U), dtype=STATE_DTYPE)  # as a file gives it back
+        raise CasterError("all class means coincide: these features do not separate the classes")
+    U = np.ascontiguousarray(to_numpy(basis.U), dtype=STATE_DTYPE)  # as loaded from a file
     smallest = np.finfo(STATE_DTYPE).tiny
     if not (np.isfinite(U).all() and (np.abs(U).max(axis=0) > smallest).all()):
         raise CasterError(OUT_OF_RANGE)
@@ -334,13 +337,13 @@ def _basis(scatter: ClassScatter, settings: Settings) -> tuple[WithinScatter, Ba
 
 def _each(function: Callable[[Array, Array], Result], pieces: list[Piece]) -> Iterator[Result]:
     """Apply a function to features and class indices of every piece of a chunk."""
-    # torch has threads of its own
+    # torch uses its own threads
     several = threads.parallel_map if is_numpy_array(pieces[0][0]) else map
     return several(lambda piece: function(*piece[:2]), pieces)
 
 
 def _pieces(chunks: Chunks, classes: Labels) -> Iterator[list[Piece]]:
-    """Yield every chunk that is not empty, checked and in small pieces."""
+    """Check chunks and split them into small pieces; skip empty chunks."""
     width, seen = None, 0
     try:
         read = iter(chunks)
@@ -348,7 +351,7 @@ def _pieces(chunks: Chunks, classes: Labels) -> Iterator[list[Piece]]:
         raise CasterError(f"chunks must be a list of pairs, not {type(chunks).__name__}") from None
     for chunk in read:
         features, labels, *logits = chunk if _is_triple(chunk) else pair(chunk)
-        # JAX has no float64 unless it was enabled at start-up, and sums need it.
+        # Sums need float64, which JAX lacks unless it was enabled at start-up.
         features = to_numpy(features) if is_jax_array(features) else features
         h, y = as_real_array(features), encode(as_labels(labels), classes)
         if h.ndim != 2 or (width is not None and h.shape[1] != width) or h.shape[1] == 0:
@@ -377,7 +380,7 @@ def _is_triple(chunk: Any) -> bool:
 
 
 def _checked_logits(logits: Any, rows: int, n_classes: int) -> NDArray[Any]:  # (n, C)
-    """Logits of the frozen head, on the host."""
+    """Copy the frozen head's logits to the host, and check them."""
     found = to_numpy(as_real_array(logits))
     if found.shape != (rows, n_classes):
         raise CasterError(f"head_logits must be {(rows, n_classes)}, not {found.shape}")
@@ -387,7 +390,7 @@ def _checked_logits(logits: Any, rows: int, n_classes: int) -> NDArray[Any]:  # 
 
 
 def pair(batch: Any) -> tuple[Any, Any]:
-    """Inputs and labels of a labelled batch: a pair, or a dict that names them.
+    """Inputs and labels of a labelled batch: a pair, or a dict with known keys.
 
     >>> pair({"pixel_values": [[0.5]], "labels": [1]})
     ([[0.5]], [1])
@@ -395,7 +398,7 @@ def pair(batch: Any) -> tuple[Any, Any]:
     if isinstance(batch, Mapping):
         return named(batch, INPUTS), named(batch, LABELS)
     try:
-        if is_array_api_obj(batch):  # one of two rows would unpack
+        if is_array_api_obj(batch):  # an array of two rows would unpack
             raise TypeError
         inputs, labels = batch
     except (TypeError, ValueError):
@@ -407,7 +410,7 @@ def pair(batch: Any) -> tuple[Any, Any]:
 
 def _check_finite(piece: Array, first_row: int) -> None:
     xp = array_namespace(piece)
-    if bool(xp.isfinite(xp.sum(piece))):  # one pass without a temporary; a sum may overflow
+    if bool(xp.isfinite(xp.sum(piece))):  # fast, without a temporary; a sum may overflow
         return
     bad = np.argwhere(~np.isfinite(to_numpy(piece)))
     if len(bad):

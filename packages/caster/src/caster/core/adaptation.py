@@ -1,4 +1,4 @@
-"""The answer to one batch: the same type for every mechanism, in Python and on the command line."""
+"""The result for one batch: one type for every mechanism, in Python and on the command line."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from caster.core.verdict import Verdict
 
 @dataclass(frozen=True, eq=False)
 class Adaptation:
-    """One adapted batch: labels, probabilities, and the verdict on them.
+    """One adapted batch: labels, probabilities, and the verdict.
 
-    Arrays are of the kind and on the device of the model's outputs; labels that are not numbers are
+    Arrays have the namespace and device of the model's outputs; labels that are not numbers are
     NumPy arrays. Columns of scores are in the order of the classes.
 
     >>> from caster import Caster
@@ -33,19 +33,17 @@ class Adaptation:
     """
 
     labels: Array  # (B,), adapted if the verdict is accepted, else the frozen model's
-    scores: Array  # (B, C), whose argmax are the labels
+    scores: Array  # (B, C); the labels are its argmax
     proposed: Array  # (B,), the adapted labels, whatever the verdict
     adapted: Array | None  # (B, C), their scores; None if the batch could not be adapted
     frozen: Array | None  # (B, C), the frozen head's logits, or Source-GDA's; None: not computed
     verdict: Verdict
-    map: AffineMap | None = None  # of transported features
-    mixture: NDArray[np.float64] | None = (
-        None  # (C,), of a batch whose classes are not the source's
-    )
-    implausible: int = 0  # samples that no image could have produced, answered as frozen
-    ids: NDArray[np.int64] | None = None  # (B,), in their `Stream`, for its feedback
+    map: AffineMap | None = None  # of features, if they were transported
+    mixture: NDArray[np.float64] | None = None  # (C,), estimated for the batch; None: the source's
+    implausible: int = 0  # samples rejected as implausible inputs; they get frozen answers
+    ids: NDArray[np.int64] | None = None  # (B,), positions in the `Stream`, for its feedback
     features: Array | None = None  # (B, d), the frozen model's; None: not computed
-    # (2, B), classes of the adapted and the frozen answers, if the host knows them already
+    # (2, B), class indices of the adapted and the frozen answers, if already on the host
     indices: NDArray[np.int64] | None = None
 
     @property
@@ -55,7 +53,7 @@ class Adaptation:
 
     @property
     def disputed(self) -> NDArray[np.bool_]:  # (B,)
-        """Samples whose adapted and frozen answers differ: those that a label can decide.
+        """Samples whose adapted and frozen answers differ: labels are informative there.
 
         >>> from caster import Caster
         >>> clf = Caster(tau=1e-9).fit([[0.0], [1.0], [4.0], [5.0]], [0, 0, 1, 1])
@@ -68,7 +66,7 @@ class Adaptation:
         return np.asarray(adapted != frozen)
 
     def class_indices(self) -> NDArray[np.int64]:  # (2, B)
-        """Classes of the adapted and the frozen answers, of a batch that has both, on the host.
+        """Class indices of adapted and frozen answers on the host; the batch must have both.
 
         >>> from caster import Caster
         >>> clf = Caster().fit([[0.0], [1.0], [4.0], [5.0]], ["low", "low", "high", "high"])
@@ -98,5 +96,5 @@ class Adaptation:
 
 
 def classes_of(scores: Array) -> NDArray[np.int64]:  # (B, C) -> (B,)
-    """The index of the largest score of every sample, on the host."""
+    """Class index with the largest score of every sample, on the host."""
     return to_numpy(array_namespace(scores).argmax(scores, axis=1))

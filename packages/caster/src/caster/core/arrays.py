@@ -32,13 +32,13 @@ def as_real_array(values: Any) -> Array:
     if is_numpy_array(array):
         return _real_numpy(array)
     if is_torch_array(array):
-        array = array.detach()  # nothing is differentiated
+        array = array.detach()  # no gradients are needed
     xp = array_namespace(array)
     if array.dtype in (xp.float32, xp.float64):
         return array
     try:
         real = xp.isdtype(array.dtype, ("bool", "integral", "real floating"))
-    except TypeError:  # keys of JAX generators
+    except TypeError:  # random keys of JAX
         real = False
     if not real:
         raise CasterError(f"expected numbers, not an array of {array.dtype}")
@@ -108,7 +108,7 @@ def like(array: Any, reference: Array, dtype: Any = None) -> Array:
 
 
 class DeviceCopies:
-    """A NumPy array with one cached copy per namespace and device.
+    """A NumPy array, with a cached copy per namespace and device.
 
     >>> DeviceCopies(np.array([3, 4]))(np.zeros(1))
     array([3, 4])
@@ -119,7 +119,7 @@ class DeviceCopies:
         self._copies: dict[Any, Array] = {}
 
     def __call__(self, reference: Array) -> Array:
-        """The copy in the namespace and on the device of a reference."""
+        """Return the copy in the namespace and on the device of a reference."""
         key = (array_namespace(reference), device(reference))
         if key not in self._copies:
             self._copies[key] = like(self.array, reference)

@@ -1,20 +1,20 @@
-"""A betting test on labels: is the adapted answer right more often than the frozen one?
+"""A sequential test by betting: is the adapted answer right more often than the frozen one?
 
 On a sample where the two answers differ, W = 1 if only the adapted one is right, -1 if only the
 frozen one is, and 0 if both are wrong. The test bets on W; its wealth is the evidence.
 
-Guaranteed, without independence and for any number of looks: the chance of ever accepting in a
-phase without benefit (E[W | past] <= 0 at each of its labels) is at most alpha, and so is the
-chance of ever revoking in a phase without harm (E[W | past] >= 0). A phase is the labels from one
-decision to the next. In each, Ville's inequality bounds the chance by that phase's share of alpha,
-and the shares add up to alpha. The past is everything known before the label, the sample included.
-So a coin may choose which samples get a label, and so may anything else that is known before the
-label, but then the test is about the samples so chosen. Labels may come late, and in any order that
-does not depend on what they say.
+Guarantees hold without independence and at any stopping time. The probability of ever accepting in
+a phase without benefit (E[W | past] <= 0 at each of its labels) is at most alpha, and so is the
+probability of ever revoking in a phase without harm (E[W | past] >= 0). A phase lasts from one
+decision to the next. In each phase, Ville's inequality bounds the probability by that phase's share
+of alpha, and the shares add up to alpha. The past is everything known before the label, including
+the sample. So samples may be chosen for labelling at random, or by anything known before the label;
+the test is then about the samples so chosen. Labels may arrive late, in any order that does not
+depend on their values.
 
-Not guaranteed: anything if labels are chosen by whether an answer was right, as complaints are, or
-if near-duplicates are labelled, whose W the past reveals; that a benefit lasts once it was
-shown; that harm is noticed within some number of labels.
+There is no guarantee if samples are chosen by whether an answer was right, as complaints are, or if
+near-duplicates are labelled, whose W the past reveals. Nor is it guaranteed that a benefit lasts,
+or that harm is detected within some number of labels.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from numpy.typing import NDArray
 
 from caster.errors import CasterError
 
-LAMBDAS: NDArray[np.float64] = np.linspace(0.02, 0.9, 16)  # stakes, as shares of the wealth
+LAMBDAS: NDArray[np.float64] = np.linspace(0.02, 0.9, 16)  # stakes, as fractions of the wealth
 ALPHA = 0.05
 
 Position = Literal["open", "accepted", "revoked"]
 
 
 def share(k: int) -> float:
-    """The k-th part of a whole that is divided among k = 1, 2, ...: 1 / (k (k + 1)).
+    """Share k = 1, 2, ... of a budget of 1, which the shares 1 / (k (k + 1)) add up to.
 
     >>> [round(share(k), 3) for k in (1, 2, 3)], round(sum(share(k) for k in range(1, 1000)), 3)
     ([0.5, 0.167, 0.083], 0.999)
@@ -66,11 +66,11 @@ def log_restarts(
     """Logarithm of M_t = (M_{t-1} + share(t)) (1 - lambda W_t), with M_0 = 0: bets against W.
 
     M_t is the sum over j <= t of share(j) prod_{i=j..t} (1 - lambda W_i), bets that start at every
-    label: harm after a long benefit is seen as soon as harm from the start. Shin, Ramdas and
-    Rinaldo's e-detector has 1 in place of share(j), which bounds only the mean number of labels
-    between false alarms, by 1 / alpha from below: 20 labels. As the shares add up to 1, M_t is at
-    most a supermartingale that starts at 1 if E[W | past] >= 0, and Ville's inequality bounds the
-    chance that it ever reaches 1 / alpha.
+    label, so harm after a long benefit is detected as soon as harm from the start. Shin, Ramdas and
+    Rinaldo's e-detector has 1 in place of share(j), which only bounds the mean number of labels
+    between false alarms, by 1 / alpha from below: 20 labels. Because the shares add up to 1, M_t is
+    at most a supermartingale that starts at 1 if E[W | past] >= 0, and Ville's inequality bounds
+    the probability that it ever reaches 1 / alpha.
 
     >>> np.exp(log_restarts(np.full(len(LAMBDAS), -np.inf), -1, 1))[[0, -1]]  # from M_0 = 0
     array([0.51, 0.95])
@@ -84,7 +84,7 @@ def restarted(
     log_factor: NDArray[np.float64],  # (..., L), of the wealth at t
     t: int,
 ) -> NDArray[np.float64]:  # (..., L)
-    """Logarithm of M_t = (M_{t-1} + share(t)) factor_t, with M_0 = 0: bets that start at every t.
+    """Logarithm of M_t = (M_{t-1} + share(t)) factor_t, with M_0 = 0: bets that restart at every t.
 
     >>> np.exp(restarted(np.array([-np.inf]), np.array([0.0]), 1))
     array([0.5])
@@ -104,12 +104,12 @@ def log_mean(logs: NDArray[np.float64]) -> NDArray[np.float64]:  # (..., L) -> (
 
 @dataclass(frozen=True)
 class BettingTest:
-    """Where the test of one stream stands. `after` gives the test after one more label.
+    """State of the test of one stream; `after` returns the state after one more label.
 
-    open: the labels have shown nothing yet. accepted: they have shown a benefit. revoked: they have
-    shown harm, after an acceptance or from the start. Phase k decides at wealth 1 / (alpha
-    share(k)): when open, by bets on W and bets against it; when accepted, by bets against W that
-    restart at every label; when revoked, by bets on W that begin with 1 again.
+    In position "open" the labels have shown nothing yet, in "accepted" a benefit, and in "revoked"
+    harm, after an acceptance or from the start. Phase k decides at wealth 1 / (alpha share(k)): if
+    open, by bets on W and bets against W; if accepted, by bets against W that restart at every
+    label; if revoked, by bets on W that start with wealth 1 again.
 
     >>> test = BettingTest()
     >>> for W in [1] * 8 + [-1] * 12:
@@ -132,7 +132,7 @@ class BettingTest:
             raise CasterError(f"alpha is an error rate between 0 and 1, not {self.alpha!r}")
 
     def after(self, W: int) -> Self:
-        """The test after a label; one with W = 0 changes nothing."""
+        """State after a label; W = 0 changes nothing."""
         if W == 0:
             return self
         wins, losses = self.wins + (W == 1), self.losses + (W == -1)

@@ -14,7 +14,7 @@ def centroid_residuals(
     kept: Array,  # (B,), boolean: confident samples
     means: Array,  # (C, k)
 ) -> tuple[Array, Array]:  # (C, k), (C,)
-    """delta_c, the centroid of each pseudo-class less its source mean (Eq. 7), and counts.
+    """delta_c, the centroid of each pseudo-class minus its source mean (Eq. 7), and counts.
 
     Only kept samples count; a class without any has count 0 and residual 0.
 
@@ -39,8 +39,8 @@ def margin(means: Array, metric: Array) -> Array:  # (C, k), (k, k) -> ()
 
     `metric` is the Cholesky factor of the pooled within-class covariance.
 
-    Differences are taken class by class: expanding the square is faster, but cancels for classes
-    that lie close together, where it matters.
+    Differences are taken class by class: expanding the square is faster, but loses precision for
+    classes that are close together, which matter most.
 
     >>> import numpy as np
     >>> float(margin(np.array([[0.0], [4.0], [10.0]]), metric=np.array([[2.0]])))
@@ -58,7 +58,7 @@ def ratio(
     margin: float,
     eps: float,
 ) -> Array:  # ()
-    """r_t, the largest residual over the margin, both in one metric (Eq. 9).
+    """r_t, the largest residual over the margin, both in the same metric (Eq. 9).
 
     >>> import numpy as np
     >>> float(ratio(np.array([[1.0], [0.0]]), np.array([[2.0]]), margin=2.0, eps=0.0))

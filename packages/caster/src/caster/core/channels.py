@@ -1,11 +1,11 @@
-"""Affine statistics transport of a layer: moments of its channels, and the map to the source.
+"""Affine statistics transport of a layer: channel moments, and the map to the source.
 
-A site of a network has values of c channels at many positions. x -> scale x + shift maps the mean
-and variance of each channel over samples and positions from the target's to the source's, so that
-the next layer sees the statistics it was trained on.
+A site of a network has values of c channels at many positions. A per-channel affine map x -> scale
+x + shift takes the mean and variance over samples and positions from the target's to the source's,
+so that the next layer sees the statistics it was trained on.
 
-On a GPU a kernel launch costs more than this arithmetic, so the torch models fuse four of these
-definitions; tests compare them with this module.
+On a GPU a kernel launch costs more than this arithmetic, so torch models use fused versions of four
+of these functions; tests compare them with this module.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from caster.core.class_moments import ClassChannelMoments
 
 Side = Literal["in", "out"]
-# Version tag of the stored statistics: a file with another tag is measured again.
+# Version tag of stored statistics: those with another tag are measured again.
 MEASURED = "image patches on a grid, all and per class, with covariances"
-POSITIONS = 196  # measured per sample, about: neighbouring ones are redundant
-ROUNDING = 1e-6  # of a squared mean: a single-precision variance below that is noise
-FULL_MAP_CHANNELS = 128  # at most: every batch costs a square root of a c x c matrix
-FULL_MAP_ROWS = 50  # times c: the fewest values per channel, over samples and positions
-FULL_MAP_EPS = 1e-3  # added to eigenvalues, in units of a site's mean variance: less is noise
+POSITIONS = 196  # approximate number measured per sample: neighbouring positions are redundant
+ROUNDING = 1e-6  # relative to a squared mean: a smaller float32 variance is rounding noise
+FULL_MAP_CHANNELS = 128  # at most, because every batch costs the square root of a c x c matrix
+FULL_MAP_ROWS = 50  # times c: smallest number of values per channel, over samples and positions
+FULL_MAP_EPS = 1e-3  # added to eigenvalues, relative to a site's mean variance: less is noise
 
 
 @dataclass(frozen=True)
 class Site:
-    """The input or output of a module, where a network's values are transported.
+    """The input or output of a module, whose values are transported.
 
     >>> str(Site("blocks.3", "out", axis=-1))
     'blocks.3:out'
@@ -41,11 +41,11 @@ class Site:
 
     module: str  # name within the network
     side: Side
-    axis: int  # of the channels: 1 or -1
+    axis: int  # channel axis: 1 or -1
     added: int = 0  # leading tokens that are not image patches, such as a class token
 
     def of_images(self, values: Array) -> Array:  # (n, ...) -> (n, ...)
-        """Select the values that are transported: those of image patches.
+        """Select the values to transport: those of image patches.
 
         >>> import numpy as np
         >>> Site("blocks.3", "out", axis=-1, added=1).of_images(np.zeros((8, 65, 768))).shape
@@ -54,7 +54,7 @@ class Site:
         return values[:, self.added :] if self.added else values
 
     def on_grid(self, values: Array) -> Array:  # (n, ...) -> (n, ...)
-        """Select the values that are measured, on a regular grid of about `POSITIONS` positions.
+        """Select the values to measure, on a regular grid of about `POSITIONS` positions.
 
         >>> import numpy as np
         >>> Site("conv1", "out", axis=1).on_grid(np.zeros((8, 64, 112, 56))).shape
@@ -82,10 +82,10 @@ def measured_grid(sizes: Sequence[int]) -> list[slice]:
 
 @dataclass(frozen=True, eq=False)
 class ChannelMoments:
-    """Mean and variance of every channel, and the number of samples they rest on.
+    """Mean and variance of every channel, and the number of samples.
 
-    Samples have equal weight, however many positions they have. `+` merges two into the moments
-    of all samples (Chan, Golub and LeVeque).
+    Samples have equal weight, however many positions they have. `+` merges the moments of two sets
+    of samples (Chan, Golub and LeVeque).
 
     >>> import numpy as np
     >>> one, other = (ChannelMoments.of(np.array(x)[:, None], 1) for x in ([1.0, 3.0], [5.0]))
@@ -98,12 +98,12 @@ class ChannelMoments:
     mean: Array  # (c,)
     variance: Array  # (c,), divided by n
     covariance: Array | None = None  # (c, c), if requested; its diagonal is the variance
-    # Of the same samples, at the sites of a source.
+    # Per class, for the same samples; only for the source.
     classes: ClassChannelMoments | None = field(default=None, kw_only=True)
 
     @classmethod
     def of(cls, values: Array, axis: int, full: bool = False) -> Self:  # (n, ...)
-        """Measure a batch over all axes but one; the first axis counts the samples."""
+        """Compute the moments of a batch over all axes but `axis`; the first axis is samples."""
         xp = array_namespace(values)
         others = tuple(i for i in range(values.ndim) if i != axis % values.ndim)
         mean, variance = (find(values, axis=others) for find in (xp.mean, xp.var))
@@ -131,10 +131,11 @@ class ChannelMoments:
         )
 
     def at_most(self, samples: float) -> Self:
-        """Cap the weight of the moments at a number of samples; classes are dropped.
+        """Cap the weight of the moments at a number of samples; drops the classes.
 
-        `past.at_most(M - n) + batch` after every batch of n < M samples weighs all samples equally
-        until there are M; from then on it forgets, and a batch enters with weight n / M.
+        Updating with `past.at_most(M - n) + batch` for every batch of n < M samples gives all
+        samples equal weight until there are M; from then on older ones decay, and a batch has
+        weight n / M.
 
         >>> import numpy as np
         >>> ChannelMoments(90.0, np.zeros(1), np.ones(1)).at_most(64).count
@@ -146,8 +147,8 @@ class ChannelMoments:
 def divergence(recent: ChannelMoments, past: ChannelMoments) -> Array:  # (c,)
     """Kullback-Leibler divergence of each channel's Gaussian from the past's, in nats.
 
-    A channel that has not varied so far gives 0: its variance is rounding, which differs with how
-    the samples are batched.
+    0 for a channel that has not varied so far: its variance is rounding noise, which depends on how
+    samples are batched.
 
     >>> import numpy as np
     >>> past = ChannelMoments(9.0, np.zeros(2), np.array([1.0, 0.0]))
@@ -167,11 +168,11 @@ def divergence(recent: ChannelMoments, past: ChannelMoments) -> Array:  # (c,)
 def shrunk(target: ChannelMoments, source: ChannelMoments, prior: float) -> ChannelMoments:
     """Shrink a target's moments towards the source's: weights n/(N+n) and N/(N+n).
 
-    N, the `prior`, is the weight of the source in samples. The mean is the posterior mean if the
-    target's is distributed about the source's with 1/N of a sample's variance. The variance is
-    blended with the same weights, as in BatchNorm adaptation (Schneider et al. 2020): both estimate
-    the spread about the target's own mean, so the step between the means does not enter, as it
-    would for a mixture of both distributions.
+    N, the `prior`, is the weight of the source in samples. The mean is the posterior mean, under a
+    prior centred at the source's mean with 1/N of a sample's variance. The variance is blended with
+    the same weights, as in BatchNorm adaptation (Schneider et al. 2020): both terms estimate the
+    variance about the target's own mean, so the difference of the means is not added, as it would
+    be for a mixture of both distributions.
 
     >>> import numpy as np
     >>> batch = ChannelMoments(8.0, np.array([4.0]), np.array([3.0]))
@@ -196,8 +197,8 @@ def to_source(
     """Scale and shift that map a target's moments to the source's; eps is added to variances.
 
     Between Gaussians this is the optimal transport of each channel on its own. It is the inverse of
-    the diagonal map of Eq. 3, which moves the source's classes to the target. After it, BatchNorm
-    with the source's moments and the same eps gives what it would with the target's.
+    the diagonal map of Eq. 3, which moves the source's classes to the target. BatchNorm with the
+    source's moments, applied after it, equals BatchNorm with the target's and the same eps.
 
     >>> import numpy as np
     >>> source = ChannelMoments(9.0, np.array([1.0]), np.array([4.0]))
@@ -215,10 +216,9 @@ def optimal_map(
 ) -> Array:  # (c, c)
     """The symmetric A with A C_t A = C_s: A = R (R C_t R)^-1/2 R, where R R = C_s.
 
-    Between centred Gaussians this is the optimal transport from target to source: of all maps
-    with this effect on the covariance it moves values the least. The inverse of Eq. 3's map,
-    R C_t^-1/2, also rotates the channels. The two agree if the covariances commute, as diagonal
-    ones do.
+    Between centred Gaussians this is the optimal transport from target to source: of all maps that
+    turn C_t into C_s it moves values the least. The inverse of the map in Eq. 3, R C_t^-1/2, also
+    rotates the channels. The two agree if the covariances commute, as diagonal ones do.
 
     >>> import numpy as np
     >>> optimal_map(np.diag([4.0, 1.0]), np.diag([1.0, 3.0]))

@@ -1,7 +1,7 @@
-"""Channel moments of every class at a site, and the moments of any mixture of the classes.
+"""Channel moments of every class at a site, and of any mixture of the classes.
 
-Deep layers carry the classes: a channel's mean and variance over a batch depend on which classes
-came. With the source's moments per class, the reference for a batch is that of its own mixture.
+In deep layers, a channel's mean and variance over a batch depend on which classes the batch holds.
+Per-class moments of the source give the reference moments for the batch's own class mixture.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from caster.core.moments import update_rows
 class ClassChannelMoments:
     """Mean and variance of every channel within every class, over samples and positions.
 
-    Sums over samples, like `ChannelMoments`: `+` merges two class by class (Chan, Golub and
-    LeVeque). A class that one side has not seen, or has no row for, is the other side's.
+    Like `ChannelMoments`, these are sums over samples: `+` merges two class by class (Chan, Golub
+    and LeVeque). A class that one side has no samples of, or no row for, comes from the other side.
 
     >>> import numpy as np
     >>> x, y = np.array([[1.0], [3.0], [7.0]]), np.array([0, 0, 1])
@@ -46,7 +46,7 @@ class ClassChannelMoments:
         targets: Array,  # (n,) class indices
         n_classes: int,
     ) -> Self:
-        """Measure a batch over all axes but one, sums in float64."""
+        """Compute the moments of a batch over all axes but the channels', with sums in float64."""
         xp = array_namespace(values)
         by_sample = xp.moveaxis(values, axis, 1)
         by_sample = xp.reshape(by_sample, (*by_sample.shape[:2], -1))
@@ -61,7 +61,7 @@ class ClassChannelMoments:
         targets: Array,  # (n,) class indices
         n_classes: int,
     ) -> Self:
-        """Sum up moments of single samples, in float64."""
+        """Pool the moments of single samples by class, in float64."""
         xp = array_namespace(means, targets)
         means, variances = (xp.astype(part, xp.float64) for part in (means, variances))
         member = one_hot(targets, n_classes, dtype=xp.float64)  # (n, C)
@@ -80,7 +80,7 @@ class ClassChannelMoments:
         targets: Array,  # (n,) class indices
         n_classes: int,
     ) -> Self:
-        """Add samples in place, and rows for classes that have none yet.
+        """Add samples in place, with new rows for new classes.
 
         >>> import numpy as np
         >>> x, y = np.array([[1.0], [3.0], [7.0]]), np.array([0, 0, 1])
@@ -123,7 +123,7 @@ class ClassChannelMoments:
 
     @cached_property
     def total(self) -> float:
-        """Samples of all classes."""
+        """Number of samples of all classes."""
         return float(array_namespace(self.counts).sum(self.counts))
 
     def pooled(self) -> ChannelMoments:
@@ -136,9 +136,9 @@ class ClassChannelMoments:
     ) -> ChannelMoments:
         """m(pi) = sum_c pi_c m_c and v(pi) = sum_c pi_c (v_c + (m_c - m(pi))^2).
 
-        If a channel is mapped by x -> a x + b, the means of all classes and mixtures are mapped by
-        it, and their variances by a^2. So a shift that is affine per channel is undone exactly by
-        alignment with the mixture of the batch, whichever it is.
+        A per-channel affine map x -> a x + b maps the means of all classes and mixtures alike, and
+        scales their variances by a^2. So alignment with the mixture of the batch, whatever it is,
+        undoes a per-channel affine shift exactly.
         """
         mean = pi @ self.means
         return ChannelMoments(self.total, mean, pi @ (self.variances + (self.means - mean) ** 2))
@@ -146,12 +146,12 @@ class ClassChannelMoments:
     def shrunk(self, samples: float) -> Self:
         """Shrink classes of few samples towards the moments of all, with weight n_c / (n_c + N).
 
-        Class c keeps the weight w_c = n_c / (n_c + N) and gets the rest, 1 - w_c, from a background
-        shared by all classes. The background is made of what the classes give up: class c has a
-        weight proportional to pi_c (1 - w_c) in it, where pi_c = n_c / n. Mixed in the source's
-        proportions, the shrunk classes therefore still have the pooled moments, and no variance can
-        become negative. With equally many samples per class the background is the pooled source.
-        A class without samples gets the pooled moments.
+        Class c keeps the weight w_c = n_c / (n_c + N); a background shared by all classes has the
+        rest, 1 - w_c. In the background, class c has a weight proportional to pi_c (1 - w_c), the
+        weight it gave up, where pi_c = n_c / n. So the mixture of shrunk classes in the source's
+        proportions keeps the pooled moments, and no variance can become negative. If all classes
+        have equally many samples, the background is the pooled source. A class without samples gets
+        the pooled moments.
 
         >>> import numpy as np
         >>> means = np.array([[0.0], [4.0]])
@@ -182,9 +182,9 @@ class ClassChannelMoments:
         return 1 - lost, self.mixture(given / xp.sum(given))
 
     def centred_on(self, pooled: ChannelMoments) -> Self:
-        """Map each channel so that all samples together have exactly these moments.
+        """Map each channel so that the pooled moments are exactly these.
 
-        For moments that were rounded: the mixture in the source's proportions is then the source.
+        Restores rounded moments: the mixture in the source's proportions is exactly the source.
 
         >>> import numpy as np
         >>> means = np.array([[0.0], [4.0]])

@@ -1,11 +1,11 @@
-"""The class prior of shuffled samples: maximum a posteriori, and whether to believe it.
+"""Class prior of shuffled samples: its MAP estimate, and whether to trust it.
 
-The probabilities of a classifier contain the class prior it was trained with. Where samples have
-another one, it is found by EM (Saerens, Latinne and Decaestecker 2002), and probabilities are
-corrected by the ratio of the two. A shifted network also prefers some classes, and EM cannot tell
-that preference from a prior. Two things can. Preferences mostly explain held-out samples less well
-than a long tail does. And answers that carry more information than the entropy of the prior tell
-samples apart that the prior says are alike. Neither is sure: then the prior is in doubt.
+The probabilities of a classifier include the class prior it was trained with. If samples follow
+another prior, EM estimates it (Saerens, Latinne and Decaestecker 2002), and the ratio of the two
+priors corrects the probabilities. A shifted network is also biased towards some classes, and EM
+cannot tell such a bias from a prior. Two checks can. A class bias mostly explains held-out samples
+less well than a long tail does. And predictions that carry more information than the entropy of the
+estimated prior contradict it. Neither check is conclusive; in between, the prior is in doubt.
 """
 
 from __future__ import annotations
@@ -19,19 +19,21 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 ROUNDS = 20  # of EM, at most
-CONVERGED = 1e-3  # change of all probabilities together, below which a round was the last
+CONVERGED = 1e-3  # L1 change of the prior below which EM stops
 FEWEST = 64  # samples needed to doubt the source's prior
 ENOUGH = 256  # samples needed to believe another one
-# Nats per sample that a prior must explain, over log C, to be doubted or believed: a single class
-# would explain log C. Chosen on the spare corruptions with two ResNet-18s (C = 10), whose
-# preferences explain at most 0.06, tails of 20 : 1 0.09 to 0.13 and tails of 100 : 1 0.16 to 0.23,
-# and on shifted digits with four small networks, where preferences that the surplus does not
-# give away explain up to 0.19. That it scales with log C came after ResNet-18 with C = 100.
-DOUBTED = 0.08
-BELIEVED = 0.17
-# Information beyond the entropy of the prior, over log C, from which on it is doubted, whatever it
-# explains. True priors of few classes (C = 2, 20 : 1) may have more: they are then never believed.
-SURPLUS = 0.03
+# Held-out gain in log likelihood per sample, in units of log C, from which the source's prior is
+# doubted and from which the new one is believed: a single class would gain 1. Chosen on the spare
+# corruptions with two ResNet-18s (C = 10), whose class bias gains at most 0.06, tails of 20 : 1
+# 0.09 to 0.13 and tails of 100 : 1 0.16 to 0.23, and on shifted digits with four small networks,
+# where a bias that the surplus does not reveal gains up to 0.19. Units of log C: after ResNet-18, C
+# = 100.
+MIN_GAIN_DOUBTED = 0.08
+MIN_GAIN_BELIEVED = 0.17
+# A prior stays in doubt, whatever its gain, if the predictions carry this much more information
+# than its entropy, in units of log C. True priors over few classes (C = 2, 20 : 1) can exceed this;
+# they are then never believed.
+PRIOR_SURPLUS = 0.03
 TINY = 1e-300  # smallest probability whose logarithm is taken
 
 
@@ -60,13 +62,13 @@ def estimated_prior(
 
 
 def corrected(p: NDArray[Any], pi: Floats, pi_s: Floats) -> Floats:  # (n, C)
-    """Probabilities under the prior pi instead of pi_s."""
+    """Replace the prior pi_s inside probabilities by pi."""
     joint = p * (pi / pi_s)
     return np.asarray(joint / joint.sum(axis=1, keepdims=True))
 
 
 def explained(p: NDArray[Any], pi: Floats, pi_s: Floats) -> float:
-    """Mean log likelihood ratio of samples under the prior pi against pi_s, in nats.
+    """Mean log likelihood ratio of the prior pi against pi_s, in nats per sample.
 
     >>> explained(np.array([[1.0, 0.0]]), np.array([1.0, 0.0]), np.array([0.5, 0.5])) == math.log(2)
     True
@@ -84,14 +86,15 @@ def entropy(p: Floats) -> Floats:  # (..., C) -> (...)
 
 
 def information(p: Floats) -> float:  # (n, C)
-    """Mutual information of sample and label, if the label's probabilities are p, in nats."""
+    """Mutual information between sample and predicted label, in nats."""
     return float(entropy(p.mean(axis=0)) - entropy(p).mean())
 
 
 def believed_prior(p: NDArray[Any], pi_s: Floats) -> Floats | None:  # (n, C), (C,) -> (C,)
-    """The prior of these samples if it differs clearly from pi_s, else pi_s; None if in doubt.
+    """Estimate the prior of samples: pi_s unless another one fits clearly better; None if in doubt.
 
-    Each half of the samples is explained by the prior of the other, so that noise explains nothing.
+    The gain is cross-validated: a prior estimated on one half is scored on the other half, so that
+    fitting noise gains nothing.
     """
     C = len(pi_s)
     if len(p) < FEWEST:
@@ -102,9 +105,9 @@ def believed_prior(p: NDArray[Any], pi_s: Floats) -> Floats | None:  # (n, C), (
         for half, held_out in (halves, halves[::-1])
     ]
     gain = float(np.mean(gains)) / math.log(C)
-    if gain < DOUBTED:
+    if gain < MIN_GAIN_DOUBTED:
         return pi_s
-    if gain < BELIEVED or len(p) < ENOUGH:
+    if gain < MIN_GAIN_BELIEVED or len(p) < ENOUGH:
         return None
     pi = estimated_prior(p, pi_s, C)
-    return None if information(p) > entropy(pi) + SURPLUS * math.log(C) else pi
+    return None if information(p) > entropy(pi) + PRIOR_SURPLUS * math.log(C) else pi

@@ -24,7 +24,7 @@ FLAT = 1e-6  # smallest standard deviation of a sample's logits
 
 @dataclass(frozen=True)
 class ConfidenceStats:
-    """Sums of confidences. `+` merges two; the past can be discounted.
+    """Sums of confidences over samples; `+` merges two.
 
     >>> import numpy as np
     >>> found = ConfidenceStats.of(np.log(np.array([[0.9, 0.1], [0.5, 0.5]])))
@@ -41,7 +41,7 @@ class ConfidenceStats:
         """Sum over a batch; scores are log probabilities up to a constant."""
         scores = as_real_array(scores)
         xp = array_namespace(scores)
-        p = confidence(xp.astype(scores, xp.float64))  # 1 - p may be small
+        p = confidence(xp.astype(scores, xp.float64))  # float64, because 1 - p may be small
         return cls(float(scores.shape[0]), float(xp.sum(p)), float(xp.sum(p**2)))
 
     def __add__(self, other: Self) -> Self:
@@ -70,9 +70,9 @@ class ConfidenceStats:
 
 
 def expected_error_ratio(after: ConfidenceStats, before: ConfidenceStats) -> float:
-    """Expected error of a model after an update over that before it: 1 - mean confidence.
+    """Ratio of expected errors, 1 - mean confidence, after and before an update of the model.
 
-    Infinite if the expected error was 0: such a confidence carries no information.
+    Infinite if the expected error was 0: such confidence carries no information.
 
     >>> expected_error_ratio(ConfidenceStats(4.0, 3.0, 2.5), ConfidenceStats(4.0, 2.0, 1.0))
     0.5
@@ -84,7 +84,8 @@ def expected_error_ratio(after: ConfidenceStats, before: ConfidenceStats) -> flo
 def spread(logits: NDArray[Any]) -> float:  # (n, C)
     """Standard deviation of a sample's logits, as a geometric mean over samples.
 
-    So that no single sample decides. Its inverse is a temperature.
+    The geometric mean keeps a single sample from dominating. The spread acts as an inverse
+    temperature.
 
     >>> round(spread(np.array([[3.0, 1.0], [9.0, 1.0]])), 6)
     2.0
@@ -108,7 +109,7 @@ def nuclear_norm(p: NDArray[Any]) -> float:  # (n, C)
 
 
 def has_fallen(now: ConfidenceStats, then: ConfidenceStats, errors: float) -> bool:
-    """Whether mean confidence fell by more than so many standard errors, or is NaN.
+    """Whether mean confidence fell by more than `errors` standard errors, or is NaN.
 
     >>> then = ConfidenceStats(100.0, 80.0, 68.0)
     >>> [has_fallen(ConfidenceStats(25.0, total, 0.0), then, 3.0) for total in (19.0, 14.0)]

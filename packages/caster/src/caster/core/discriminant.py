@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+from numpy.typing import NDArray
+
+from caster.core.arrays import as_real_array, to_numpy
 from caster.core.linalg import (
     SMALL,
     Array,
@@ -28,7 +32,7 @@ def gaussian_scores(
     ridge: Array,  # (k, k), added to each of them
     priors: Array,  # (C,)
 ) -> Array:  # (B, C)
-    """g_c(z), the Gaussian log density less its constant, plus the log prior (Eq. 5).
+    """g_c(z), the Gaussian log density without its constant, plus the log prior (Eq. 5).
 
     >>> import numpy as np
     >>> means, covariances = np.array([[0.0], [4.0]]), np.ones((2, 1, 1))
@@ -60,8 +64,8 @@ def ridged_scores(
 ) -> Array:  # (B, C)
     """g_c with class covariances Sigma_c + ridge, blocks of classes in parallel.
 
-    A pulled ridge almost vanishes if the target's scale is far larger than the source's; the
-    moments' slack then keeps the covariance of a small class positive definite despite rounding.
+    In source coordinates the ridge almost vanishes if the target's scale is far larger than the
+    source's; `slack` then keeps the covariance of a small class positive definite despite rounding.
     """
     ridge = ridge + moments.slack
 
@@ -79,7 +83,7 @@ def source_scores(
 ) -> Array:  # (B, C)
     """g_c of the source's own classes (Eq. 5 without a map), with covariances Sigma_c + beta I.
 
-    No batch changes what whitens a class. It is cached for NumPy alone: a GPU has less memory.
+    Whitening does not depend on the batch and is cached, except on a GPU, which has less memory.
     """
     if not is_numpy_array(z):
         return ridged_scores(z, moments, beta * identity_like(moments.within))
@@ -118,7 +122,7 @@ def transported_scores(
 
 
 def _log_det(fitted: AffineMap) -> Array:  # ()
-    """log |det A|; factoring a diagonal A would take a tenth of a batch's time on a GPU."""
+    """log |det A|; on a GPU, factoring a diagonal A would take a tenth of a batch's time."""
     xp = array_namespace(fitted.A)
     if fitted.diagonal:
         return xp.sum(xp.log(xp.linalg.diagonal(fitted.A)))
@@ -126,7 +130,7 @@ def _log_det(fitted: AffineMap) -> Array:  # ()
 
 
 def _class_blocks(z: Array, n_classes: int) -> list[slice]:
-    """Split the classes into blocks whose temporaries fit a CPU's cache, or 40 MiB of a GPU."""
+    """Split the classes into blocks whose temporaries fit a CPU's cache, or 40 MiB on a GPU."""
     batch_size, k = z.shape
     budget = 2**21 if is_numpy_array(z) else 2**23  # a thousand classes of 64 samples at once
     step = max(1, budget // (k * (k + batch_size)))
@@ -144,6 +148,11 @@ def probabilities(scores: Array) -> Array:  # (B, C) -> (B, C)
     xp = array_namespace(scores)
     powers = xp.exp(scores - xp.max(scores, axis=1, keepdims=True))
     return powers / xp.sum(powers, axis=1, keepdims=True)
+
+
+def host_probabilities(scores: Array) -> NDArray[np.float64]:  # (B, C) -> (B, C)
+    """Softmax of scores on any device, in NumPy and float64."""
+    return np.asarray(probabilities(to_numpy(as_real_array(scores)).astype(np.float64)))
 
 
 def confidence(scores: Array) -> Array:  # (B, C) -> (B,)

@@ -1,8 +1,8 @@
-"""How far a window of samples is from the source, and whether other classes explain it.
+"""Measure the distance of a window of samples from the source, and what explains it.
 
-Two samples are compared, the window (x) and a sketch of the source (y). Given the window's
-estimated mixture of classes pi, the sketch's samples have weights w_i = pi(c_i) / n(c_i), with c_i
-their classes: then only images that look different are a difference, not other classes.
+Two sets of samples are compared: the window (x) and a sketch of the source (y). Given the window's
+estimated class mixture pi, sample i of the sketch, of class c_i, has weight w_i = pi(c_i) / n(c_i).
+The weighted distances then respond to images that look different, not to other classes.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from scipy.special import kolmogorov
 
 Floats = NDArray[np.float64]
 
-DRAWS = 199  # of a permutation or bootstrap test: its smallest p-value is 1 / 200
-ROUNDING = 1e-7  # of a squared discrepancy in float32
-PSEUDOCOUNT = 0.5  # of a class that one side lacks, or its PSI would be infinite
+DRAWS = 199  # of a permutation or bootstrap test: the smallest p-value is 1 / 200
+ROUNDING = 1e-7  # rounding error of a squared discrepancy in float32
+PSEUDOCOUNT = 0.5  # added to class counts: the PSI of an absent class would be infinite
 
 
 @dataclass(frozen=True)
 class Distances:
-    """Distances of a window from the source; p-values of their being chance."""
+    """Distances of a window from the source, and p-values under the null of no drift."""
 
-    ks: float  # largest Kolmogorov-Smirnov statistic over the classes' probabilities
-    ks_p: float  # with Bonferroni's correction
+    ks: float  # largest Kolmogorov-Smirnov statistic over the class probabilities
+    ks_p: float  # with Bonferroni correction
     mmd: float  # squared, of projected features
     mmd_p: float
-    wasserstein: float  # mean over the directions, in standard deviations within classes
+    wasserstein: float  # mean over directions, in within-class standard deviations
 
     @property
     def p(self) -> float:
-        """That of both tests together."""
+        """P-value of both tests together, with Bonferroni correction."""
         return min(1.0, 2 * min(self.ks_p, self.mmd_p))
 
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """Classes of a sketch's samples, and the mixture of classes it is to imitate.
+    """Reweight the samples of a sketch to a class mixture.
 
     Classes without a sample in the sketch are left out.
 
@@ -59,7 +59,7 @@ class Mixture:
         return np.asarray(weights / weights.sum())
 
     def windows(self, n: int, draws: int, rng: np.random.Generator) -> Floats:  # (draws, m)
-        """Shares of the sketch's samples in windows of n: the mixture is fixed, the rest random."""
+        """Weights of sketch samples in random windows of n samples with exactly this mixture."""
         order = np.argsort(self.classes, kind="stable")
         ends = self.weights[order].cumsum()
         own = self.classes[order][np.searchsorted(ends, (np.arange(n) + 0.5) / n * ends[-1])]
@@ -73,7 +73,7 @@ class Mixture:
         return found.reshape(draws, -1) / n
 
     def sketches(self, draws: int, rng: np.random.Generator) -> Floats:  # (draws, m)
-        """Weights of sketches by the Bayesian bootstrap, with the same mixture."""
+        """Weights of sketch samples in Bayesian bootstrap resamples with the same mixture."""
         member = np.eye(len(self.pi))[self.classes]  # (m, C)
         drawn = rng.standard_exponential((draws, len(self.classes))) * self.weights
         shares = (self.weights @ member)[self.classes]
@@ -87,7 +87,7 @@ def distances(
     rng: np.random.Generator,
     mixture: Mixture | None = None,
 ) -> Distances:
-    """Measure and test all distances, given a mixture or as they are."""
+    """Compute and test all distances, reweighted to a mixture if given."""
     (z, p), (z_s, p_s) = window, source
     weights = None if mixture is None else mixture.weights
     found = ks_statistics(p, p_s, weights)
@@ -104,7 +104,7 @@ def distances(
 
 
 def effective_size(weights: Floats) -> float:
-    """Number of equally weighted samples that vary as much: (sum w)^2 / sum w^2.
+    """Effective sample size (sum w)^2 / sum w^2.
 
     >>> effective_size(np.array([0.5, 0.5, 0.0]))
     2.0
@@ -117,19 +117,19 @@ def ks_statistics(
     y: Floats,  # (m, C)
     weights: Floats | None = None,  # (m,)
 ) -> Floats:  # (C,)
-    """sup |F_x - F_y| of every column.
+    """Kolmogorov-Smirnov statistic sup |F_x - F_y| of every column.
 
     >>> ks_statistics(np.array([[1.0], [2.0]]), np.array([[2.0], [3.0]]))
     array([0.5])
     """
     values, gaps = _cdf_gaps(x, y, weights)
-    ends = np.ones(values.shape, np.bool_)  # of equal values, the last has all of their steps
+    ends = np.ones(values.shape, np.bool_)  # among ties, only the last gap counts
     ends[:-1] = values[1:] != values[:-1]
     return np.asarray(np.abs(gaps * ends).max(axis=0))
 
 
 def ks_p_values(statistics: Floats, n: float, m: float) -> Floats:
-    """Kolmogorov's limit distribution at sizes n and m.
+    """P-values by Kolmogorov's limit distribution for sizes n and m.
 
     >>> ks_p_values(np.array([0.1, 0.3]), 100, 100).round(3)
     array([0.699, 0.   ])
@@ -142,7 +142,7 @@ def wasserstein_distances(
     y: Floats,  # (m, k)
     weights: Floats | None = None,  # (m,)
 ) -> Floats:  # (k,)
-    """The integral of |F_x - F_y| of every column: the distance in one dimension.
+    """Wasserstein-1 distance of every column: the integral of |F_x - F_y|.
 
     >>> wasserstein_distances(np.array([[0.0], [1.0]]), np.array([[2.0], [3.0]]))
     array([2.])
@@ -152,7 +152,7 @@ def wasserstein_distances(
 
 
 def _cdf_gaps(x: Floats, y: Floats, weights: Floats | None) -> tuple[Floats, Floats]:
-    """All values of every column in order, and F_x - F_y after each of them."""
+    """Sorted values of every column, and F_x - F_y after each of them."""
     w = np.full(len(y), 1.0) if weights is None else weights
     steps = np.concatenate([np.full(len(x), 1 / len(x)), -w / w.sum()])
     both = np.concatenate([x, y])
@@ -161,7 +161,7 @@ def _cdf_gaps(x: Floats, y: Floats, weights: Floats | None) -> tuple[Floats, Flo
 
 
 def gaussian_kernel(points: Floats) -> NDArray[np.float32]:  # (N, k) -> (N, N)
-    """exp(-d^2 / (2 median d^2)): the median of all distances is the bandwidth.
+    """Gaussian kernel exp(-d^2 / (2 median d^2)), with the median heuristic for the bandwidth.
 
     >>> gaussian_kernel(np.array([[0.0], [1.0]])).round(3)
     array([[1.   , 0.368],
@@ -182,9 +182,9 @@ def mmd_test(
 ) -> tuple[float, float]:
     """Squared maximum mean discrepancy, and its p-value.
 
-    Without a mixture the p-value is that of a permutation test, exact at any size. Samples of
-    different weight cannot be exchanged; given a mixture, windows of that mixture are drawn from
-    the sketch and compared with resampled sketches.
+    Without a mixture, the p-value comes from a permutation test, exact at any size. Weighted
+    samples are not exchangeable; given a mixture, windows of that mixture are drawn from the sketch
+    and compared with resampled sketches.
 
     >>> rng = np.random.default_rng(0)
     >>> x, y = rng.normal(size=(64, 2)), rng.normal(size=(128, 2))
@@ -203,7 +203,7 @@ def mmd_test(
     else:
         drawn = mixture.windows(n, DRAWS, rng) - mixture.sketches(DRAWS, rng)
         null = _quadratic(kernel[n:, n:], drawn)
-    exceeding = null >= found - ROUNDING  # a draw may be the window itself
+    exceeding = null >= found - ROUNDING  # a permutation may be the identity
     return float(found[0]), (1 + int(exceeding.sum())) / (DRAWS + 1)
 
 
@@ -219,8 +219,8 @@ def population_stability(
 ) -> tuple[float, float]:
     """PSI = sum (p - q) log(p / q) of predicted classes, and the p-value of a permutation test.
 
-    The usual limits of 0.1 and 0.25 are for ten bins of thousands of samples; with more classes or
-    fewer samples chance alone exceeds them, so judge by the p-value.
+    The usual thresholds of 0.1 and 0.25 are for ten bins and thousands of samples; with more
+    classes or fewer samples, chance alone exceeds them, so use the p-value.
 
     >>> rng = np.random.default_rng(0)
     >>> population_stability(np.array([50, 50]), np.array([500, 500]), rng)

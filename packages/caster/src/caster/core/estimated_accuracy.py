@@ -1,6 +1,6 @@
-"""Accuracy without labels, from confidences calibrated on the source.
+"""Estimate accuracy without labels, from confidences calibrated on the source.
 
-Both estimates assume that confidence keeps its meaning under the shift; none can be guaranteed.
+Both estimates assume that confidence means the same under the shift, which nothing guarantees.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-Z = 1.96  # of a 95 % interval
+Z = 1.96  # normal quantile of a 95 % interval
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What confidence meant on the source, for one kind of answer.
+    """Relation of confidence to accuracy on the source, for one kind of answer.
 
     >>> u = np.array([0.01, 0.02, 0.1, 0.4])  # uncertainty: 1 - confidence
     >>> calibration = Calibration.of(u, np.array([0, 0, 0, 1]))
@@ -25,10 +25,10 @@ class Calibration:
     (0.1, 1, 0)
     """
 
-    threshold: float  # of uncertainty: as many source samples are above it as are wrong
+    threshold: float  # uncertainty exceeded by as many source samples as are wrong
     samples: int  # of the source
     errors: int  # wrong answers
-    correct_above: int  # right answers above the threshold
+    correct_above: int  # correct answers above the threshold
     confidence: float  # mean
 
     @classmethod
@@ -47,13 +47,13 @@ class Calibration:
 
     @property
     def accuracy(self) -> float:
-        """On the source."""
+        """Accuracy on the source."""
         return 1 - self.errors / self.samples
 
 
 @dataclass(frozen=True)
 class EstimatedAccuracy:
-    """Two estimates for some samples, and an interval that spans both and their sampling error."""
+    """Two estimates of accuracy, and an interval that covers both and their sampling error."""
 
     atc: float  # average thresholded confidence (Garg et al. 2022)
     doc: float  # difference of confidences (Guillory et al. 2021)
@@ -62,7 +62,7 @@ class EstimatedAccuracy:
 
     @property
     def value(self) -> float:
-        """Their mean."""
+        """Mean of both estimates."""
         return (self.atc + self.doc) / 2
 
 
@@ -72,8 +72,9 @@ def estimate(
     above: int,  # samples whose uncertainty exceeds the threshold
     confidence: float,  # mean
 ) -> EstimatedAccuracy:
-    """Average thresholded confidence, P(u <= threshold); and the source's accuracy less the fall
-    of mean confidence.
+    """Estimate accuracy by thresholded confidence and by the drop of mean confidence.
+
+    ATC is P(u <= threshold); DoC is the source's accuracy minus the drop of mean confidence.
 
     >>> found = estimate(Calibration(0.1, 100, 10, 2, 0.95), samples=100, above=30, confidence=0.8)
     >>> round(found.atc, 2), round(found.doc, 2), round(found.low, 2), round(found.high, 2)
@@ -91,6 +92,6 @@ def estimate(
 
 
 def _binomial_variance(count: int, total: int) -> float:
-    """Variance of a share, with Agresti and Coull's two extra counts, so that it is never 0."""
+    """Variance of a proportion, with Agresti and Coull's extra counts so that it is never 0."""
     share = (count + 2) / (total + 4)
     return share * (1 - share) / (total + 4)

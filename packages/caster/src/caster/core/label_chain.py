@@ -1,24 +1,26 @@
-"""Labels that come in runs: a sticky Markov chain over the labels of a stream.
+"""A sticky Markov chain over the labels of a stream, for streams whose classes come in runs.
 
 A stream is *correlated* if neighbours tend to share their class: frames of a video, a sorted
-folder, one patient after the other. The model is the simplest one with that property,
+folder, one patient after the other. The chain is the simplest model with that property,
 
-    y_t = y_{t-1} with probability rho, otherwise a new draw from the class prior g,
+    y_t = y_{t-1} with probability rho, otherwise a new draw from the class prior g.
 
-and a sample's probabilities p_t say how likely each label is. They come from a network under shift,
-so a share e of them is noise: the label's likelihood is ((1 - e) p_t + e pi_s) / pi_s, where pi_s
-is the source's mixture, the prior inside p_t. Neither rho nor e is known. All pairs of a small grid
-run side by side, weighted by how well each predicts the next sample; rho = 0 is one of them, and a
-stream is shuffled while it leads. With rho = 0 the posterior is p_t itself.
+The network's probabilities p_t give the likelihood of each label. The network is under shift, so a
+fraction e of p_t is treated as noise: the likelihood is ((1 - e) p_t + e pi_s) / pi_s, where pi_s
+is the source's class mixture, the prior inside p_t. Neither rho nor e is known. A small grid of
+pairs (rho, e) is filtered in parallel, and each pair is weighted by how well it predicts the next
+sample. The grid includes rho = 0, under which the posterior is p_t itself; a stream counts as
+shuffled while rho = 0 has most of the weight.
 
-A shifted network prefers some classes, and a constant preference must not pass for runs. So the
-evidence for rho > 0 is measured against labels drawn independently from the frequencies seen so
-far. A strong preference would still pass for runs: among ten classes, one that takes almost half of
-the predictions of an uncertain network, or almost two thirds of those of a confident one. What may
-give it away is information: answers that tell samples apart contradict a run that says they are
-alike. Then the runs are doubted. So is a long run that the network often answers wrongly.
+A shifted network is biased towards some classes, and a constant bias must not look like runs. So
+the evidence for rho > 0 is measured against independent labels with the class frequencies observed
+so far. A strong bias would still look like runs: among ten classes, one that receives almost half
+of the predictions of an uncertain network, or almost two thirds of those of a confident one. The
+information in the predictions can reveal such a bias: if they distinguish samples that the runs
+assign to one class, the runs are doubted. A long run that the network often misclassifies is
+doubted too.
 
-Everything runs in NumPy: n x C probabilities are few, and the recursion goes from sample to sample.
+Everything runs in NumPy: n x C probabilities are few, and the recursion is sequential.
 """
 
 from __future__ import annotations
@@ -35,30 +37,32 @@ from caster.core.class_prior import corrected, entropy
 
 Floats = NDArray[np.float64]
 
-# Chosen on the four spare corruptions with ResNet-18 on CIFAR-10, but for two that follow failures
-# of other networks on the same corruptions: `MOST`, with frequencies by EM, after ConvNeXt's long
-# tails passed for runs, and `SHUFFLED` after the first batches of ResNet-20's shuffled streams did.
+# Chosen on the four spare corruptions with ResNet-18 on CIFAR-10. Two follow failures of other
+# networks on the same corruptions: `MAX_FREQUENCY`, with frequencies by EM, after ConvNeXt's
+# long-tailed streams were mistaken for runs, and `P_SHUFFLED` after the first batches of
+# ResNet-20's shuffled streams were.
 STICKINESS = (0.3, 0.6, 0.85, 0.95, 0.99)
 NOISE = (0.05, 0.2)
 RHO = np.array([0.0, *np.repeat(STICKINESS, len(NOISE))])
 EPSILON = np.array([0.0, *NOISE * len(STICKINESS)])
-SHUFFLED = 0.99  # prior probability of rho = 0
-LOG_PRIOR = np.log(np.array([SHUFFLED, *[(1 - SHUFFLED) / (len(RHO) - 1)] * (len(RHO) - 1)]))
-WINDOW = 256  # samples over which evidence fades, so that a stream may change its order
-BOUND = 20.0  # of the log evidence: past it a change would go unnoticed for long
-HISTORY = 4096  # samples behind the frequencies
-AGREED = 64  # weight of the source's mixture in them, in samples
-MOST = 0.8  # upper limit of each: a stream of one class is not a preference
+P_SHUFFLED = 0.99  # prior probability of rho = 0
+LOG_PRIOR = np.log(np.array([P_SHUFFLED, *[(1 - P_SHUFFLED) / (len(RHO) - 1)] * (len(RHO) - 1)]))
+WINDOW = 256  # time constant of the evidence in samples, so that a stream may change its order
+MAX_EVIDENCE = 20.0  # bound on the log evidence: more would delay the detection of a change
+HISTORY = 4096  # samples in the class frequencies
+SOURCE_WEIGHT = 64  # weight of the source's mixture in the frequencies, in samples
+MAX_FREQUENCY = 0.8  # of any class: a stream of a single class is not a bias of the network
 NEGLIGIBLE = 1e-4  # weight below which a pair is left out of the posterior
-# Surplus of information, over log C, from which on runs are doubted. Chosen on the spare
+# Runs are doubted from this surplus of information on, in units of log C. Chosen on the spare
 # corruptions with two ResNet-18s on CIFAR-10 and on shifted digits with four small networks: the
-# first batch of a true run has up to 0.46, the fourth at most 0.1; most preferences 0.2 to 0.5.
-SURPLUS = 0.2
+# first batch of a true run has up to 0.46, the fourth at most 0.1; most biased networks, 0.2 to
+# 0.5.
+RUN_SURPLUS = 0.2
 
 
 @dataclass(frozen=True, eq=False)
 class LabelChain:
-    """What a stream's past says about the labels of its next samples.
+    """Filtered state of the chain after a stream's past samples.
 
     >>> chain = LabelChain.start(np.full(4, 0.25))
     >>> run = np.full((16, 4), 0.1) + 0.6 * np.eye(4)[np.repeat([0, 3], 8)]
@@ -73,14 +77,15 @@ class LabelChain:
     prior: Floats  # (C,) pi_s
     last: Floats  # (G, C) probabilities of the last label
     evidence: Floats  # (G,) log likelihood ratio of each pair against rho = 0
-    totals: Floats  # (C,) sums of labels' probabilities under the frequencies
-    count: float  # samples in them
-    sums: Floats  # (2, C) faded sums of p and of the labels in runs, of batches with evident runs
-    entropies: float  # faded sum of the entropies of p, likewise
+    totals: Floats  # (C,) sums of label probabilities, corrected to the class frequencies
+    count: float  # samples in `totals`, fractional once older ones are discounted
+    sums: Floats  # (2, C) decayed sums of p and of smoothed labels, of batches with evident runs
+    entropies: float  # decayed sum of the entropies of p over the same samples
+    mixture: Floats | None = None  # (C,) of smoothed labels in the last batch, if runs are evident
 
     @classmethod
     def start(cls, prior: NDArray[Any]) -> Self:  # (C,)
-        """The chain of a stream without samples."""
+        """Start a stream without samples."""
         pi = np.asarray(prior, np.float64)
         nothing = np.zeros(len(RHO))
         last, none = np.tile(pi, (len(RHO), 1)), np.zeros((2, len(pi)))
@@ -100,17 +105,17 @@ class LabelChain:
 
     @property
     def is_doubted(self) -> bool:
-        """Whether evident runs may be a preference of the network: its answers contradict them."""
-        return self.is_evident and self.surplus >= SURPLUS
+        """Whether the predictions contradict the evident runs, which may then be a class bias."""
+        return self.is_evident and self.surplus >= RUN_SURPLUS
 
     @property
     def is_correlated(self) -> bool:
-        """Whether the stream comes in runs: evident, and not doubted."""
+        """Whether classes come in runs that are evident and not doubted."""
         return self.is_evident and not self.is_doubted
 
     @property
     def surplus(self) -> float:
-        """Information in p beyond what the labels in runs can carry, over log C."""
+        """Information in p beyond the entropy of the labels in runs, in units of log C."""
         n = self.sums[0].sum()
         if not n:
             return 0.0
@@ -119,42 +124,46 @@ class LabelChain:
 
     @property
     def frequencies(self) -> Floats:  # (C,)
-        """Class frequencies so far, shrunk towards the source's mixture and at most `MOST`."""
-        found = (self.totals + AGREED * self.prior) / (self.count + AGREED)
+        """Class frequencies so far: shrunk towards the source's, and at most `MAX_FREQUENCY`."""
+        found = (self.totals + SOURCE_WEIGHT * self.prior) / (self.count + SOURCE_WEIGHT)
         top = int(found.argmax())
-        if found[top] > MOST > self.prior[top]:
-            share = (found[top] - MOST) / (found[top] - self.prior[top])
+        if found[top] > MAX_FREQUENCY > self.prior[top]:
+            share = (found[top] - MAX_FREQUENCY) / (found[top] - self.prior[top])
             found = found + share * (self.prior - found)
         return np.asarray(found)
 
     def observe(self, p: NDArray[Any]) -> Self:  # (n, C)
-        """Update the evidence by the probabilities of the next samples."""
+        """Update frequencies and evidence with the probabilities of the next batch."""
         p = np.asarray(p, np.float64)
         kept = min(1.0, max(0.0, HISTORY - len(p)) / max(self.count, 1.0))
-        labels = corrected(p, self.frequencies, self.prior)  # a step of EM for the frequencies
+        labels = corrected(p, self.frequencies, self.prior)  # E-step for the frequencies
         totals, count = kept * self.totals + labels.sum(axis=0), kept * self.count + len(p)
         seen = replace(self, totals=totals, count=count)
         gains = self._gains(p, seen.frequencies)
-        fading = (1 - 1 / WINDOW) ** np.arange(len(p), -1, -1)
-        evidence = fading[0] * self.evidence + gains @ fading[1:]
-        seen = replace(seen, evidence=np.clip(evidence, -BOUND, BOUND))
-        sums, entropies = fading[0] * self.sums, fading[0] * self.entropies
+        decay = (1 - 1 / WINDOW) ** np.arange(len(p), -1, -1)
+        evidence = decay[0] * self.evidence + gains @ decay[1:]
+        seen = replace(seen, evidence=np.clip(evidence, -MAX_EVIDENCE, MAX_EVIDENCE))
+        sums, entropies, mixture = decay[0] * self.sums, decay[0] * self.entropies, None
         if seen.is_evident:
-            sums = sums + np.stack([fading[1:] @ p, fading[1:] @ seen._runs(p)])
-            entropies = entropies + float(fading[1:] @ entropy(p))
-        return replace(seen, sums=sums, entropies=float(entropies))
+            runs = seen.in_runs(p)
+            sums = sums + np.stack([decay[1:] @ p, decay[1:] @ runs])
+            entropies = entropies + float(decay[1:] @ entropy(p))
+            mixture = np.asarray(runs.mean(axis=0))
+        return replace(seen, sums=sums, entropies=float(entropies), mixture=mixture)
 
     def posterior(self, p: NDArray[Any]) -> Floats:  # (n, C) -> (n, C)
-        """Probabilities of the samples' labels, given all samples of the batch and the past."""
+        """Smoothed label probabilities, given the whole batch and the past."""
         used, weights = self._used()
         return np.asarray(np.tensordot(weights, self._smoothed(p, used), 1))
 
-    def mixture(self, p: NDArray[Any]) -> Floats:  # (n, C) -> (C,)
-        """The class mixture of a batch if the stream is correlated."""
-        return np.asarray(self._runs(p).mean(axis=0))
+    def in_runs(self, p: NDArray[Any]) -> Floats:  # (n, C) -> (n, C)
+        """Smoothed label probabilities given that the stream is correlated, rho > 0."""
+        used, weights = self._used()
+        sticky = weights[1:] / weights[1:].sum()
+        return np.asarray(np.tensordot(sticky, self._smoothed(p, used)[1:], 1))
 
     def advance(self, p: NDArray[Any]) -> Self:  # (n, C)
-        """Move past the samples: their labels are the past of the next ones."""
+        """Filter the batch, so that its last label becomes the past of the next batch."""
         used, _ = self._used()
         likelihoods = _likelihoods(np.asarray(p, np.float64), self.prior, EPSILON[used])
         filtered, _ = _filter(likelihoods, self.last[used], RHO[used], self.prior)
@@ -163,18 +172,13 @@ class LabelChain:
         return replace(self, last=last)
 
     def _gains(self, p: Floats, frequencies: Floats) -> Floats:  # (n, C), (C,) -> (G, n)
-        """Log likelihood ratios of every sample, in runs against labels of these frequencies."""
+        """Log likelihood ratio of each sample: runs against independent labels."""
         likelihoods = _likelihoods(p, self.prior, EPSILON)
         _, predicted = _filter(likelihoods, self.last, RHO, frequencies)
         return np.asarray(np.log(predicted / (likelihoods @ frequencies)))
 
-    def _runs(self, p: NDArray[Any]) -> Floats:  # (n, C) -> (n, C)
-        """Probabilities of the samples' labels if the stream is correlated."""
-        used, weights = self._used()
-        sticky = weights[1:] / weights[1:].sum()
-        return np.asarray(np.tensordot(sticky, self._smoothed(p, used)[1:], 1))
-
-    def _used(self) -> tuple[NDArray[np.bool_], Floats]:
+    def _used(self) -> tuple[NDArray[np.bool_], Floats]:  # (G,), (G',)
+        """Select the pairs with weight: rho = 0, and at least one other."""
         used = self.weights > NEGLIGIBLE
         used[0] = True
         if not used[1:].any():
@@ -183,6 +187,7 @@ class LabelChain:
         return used, weights / weights.sum()
 
     def _smoothed(self, p: NDArray[Any], used: NDArray[np.bool_]) -> Floats:  # (G', n, C)
+        """Forward-backward label probabilities under each of the pairs."""
         likelihoods = _likelihoods(np.asarray(p, np.float64), self.prior, EPSILON[used])
         filtered, _ = _filter(likelihoods, self.last[used], RHO[used], self.prior)
         found = filtered * _future(likelihoods, RHO[used], self.prior)
@@ -190,7 +195,7 @@ class LabelChain:
 
 
 def _likelihoods(p: Floats, prior: Floats, epsilon: Floats) -> Floats:  # (n, C) -> (G, n, C)
-    """((1 - e) p + e pi_s) / pi_s, up to a factor per sample."""
+    """Likelihood of each label, ((1 - e) p + e pi_s) / pi_s, up to a factor per sample."""
     e = epsilon[:, None, None]
     return np.asarray(((1 - e) * p + e * prior) / prior)
 
@@ -201,7 +206,7 @@ def _filter(
     rho: Floats,  # (G,)
     g: Floats,  # (C,)
 ) -> tuple[Floats, Floats]:  # (G, n, C), (G, n)
-    """P(y_t | samples up to t), and the likelihood of each sample given those before it."""
+    """Forward pass: P(y_t | samples up to t), and each sample's predictive likelihood."""
     filtered, predicted = np.empty_like(likelihoods), np.empty(likelihoods.shape[:2])
     stay, fresh = rho[:, None], np.multiply.outer(1 - rho, g)
     for t in range(likelihoods.shape[1]):
@@ -212,7 +217,7 @@ def _filter(
 
 
 def _future(likelihoods: Floats, rho: Floats, g: Floats) -> Floats:  # (G, n, C) -> (G, n, C)
-    """P(samples after t | y_t), up to a factor per sample."""
+    """Backward pass: P(samples after t | y_t), up to a factor per sample."""
     future = np.ones_like(likelihoods)
     for t in range(likelihoods.shape[1] - 1, 0, -1):
         seen = likelihoods[:, t] * future[:, t]

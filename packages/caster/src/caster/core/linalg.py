@@ -1,12 +1,12 @@
 """Symmetric roots, Cholesky factors and the Mahalanobis norm, on any array namespace.
 
-A computation that fails returns NaN in every namespace; nothing here raises. JAX does the same, and
-on a GPU the host would have to wait to learn of a failure.
+A failed computation returns NaN in every namespace; nothing here raises. JAX does the same, and on
+a GPU the host would have to wait to detect a failure.
 
 For NumPy the batched routines loop over SciPy's LAPACK and BLAS: on a thousand 63 x 63 float32
-matrices that is twice as fast as NumPy's own batched routines. Where a batch is both factored and
-solved, `factor_and_whiten` does it by NumPy's batched products, twice as fast again, and without
-the interpreter's lock (docs/performance.md).
+matrices that is twice as fast as NumPy's own batched routines. To both factor and solve a batch,
+`factor_and_whiten` uses NumPy's batched products, which is twice as fast again and releases the
+interpreter's lock (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from numpy.typing import NDArray
 
 from caster.core.namespaces import array_namespace, is_numpy_array
 
-LARGEST_CONDITION = 1e9  # of a matrix whose roots are computed by products
-NARROWEST = 64  # columns of a triangular matrix that are multiplied at once
-SMALL = 24  # order of matrices below which NumPy's own loop is faster
+LARGEST_CONDITION = 1e9  # condition number up to which Newton-Schulz iterations converge
+NARROWEST = 64  # smallest number of columns of a triangular matrix to multiply at once
+SMALL = 24  # matrix order below which NumPy's own loop is faster
 LEAF = 8  # order of the diagonal blocks that are factored row by row
 
 Array = Any  # an array of any array-API namespace: the standard has no static type for one yet
 
 
 def identity_like(matrix: Array) -> Array:  # (..., k, k) -> (k, k)
-    """The identity of a matrix's order, in its namespace, dtype and device."""
+    """Identity matrix of the same order, namespace, dtype and device."""
     xp = array_namespace(matrix)
     return xp.eye(matrix.shape[-1], dtype=matrix.dtype, device=device(matrix))
 
 
 def on_gpu(array: Array) -> bool:
-    """Whether an array is a CUDA tensor, where checking a result would block the host."""
+    """Whether an array is a CUDA tensor: checking a result would block the host."""
     return is_torch_array(array) and array.device.type == "cuda"
 
 
 def failures(xp: Any) -> tuple[type[Exception], ...]:
-    """Exceptions that a namespace raises for a failed computation: NumPy's, and its own."""
+    """Exceptions for a failed computation: NumPy's, and the namespace's own."""
     numpy_error = scipy.linalg.LinAlgError
     return numpy_error, getattr(xp.linalg, "LinAlgError", numpy_error)
 
@@ -63,17 +63,17 @@ def symmetric_roots(matrix: Array, lam: float) -> tuple[Array, Array]:  # (k, k)
         values, V = xp.linalg.eigh(matrix)
     except failures(xp):  # no convergence, or a matrix that is not finite
         return (xp.full_like(matrix, xp.nan),) * 2
-    # Rounding can push an eigenvalue near zero just below it, where a root is NaN.
+    # Rounding can make an eigenvalue near zero negative, and its root NaN.
     scales = xp.sqrt(xp.abs(values + lam))
     return (V * scales) @ V.T, (V / scales) @ V.T
 
 
 def newton_schulz_roots(matrix: Array) -> tuple[Array, Array]:  # (..., k, k) -> twice as much
-    """Both roots of a positive definite matrix by products alone, in float64, batched.
+    """Root of a positive definite matrix and its inverse, by products alone, in float64, batched.
 
-    An eigendecomposition on a GPU blocks the host, products do not. Each step maps the root's
-    eigenvalues, scaled into (0, 1], from x to a x (3 - (a x)^2) / 2, closer to 1. If the condition
-    number is too large for the number of steps, both roots are NaN.
+    An eigendecomposition on a GPU blocks the host; products do not. Each step maps the root's
+    eigenvalues, scaled into (0, 1], from x to a x (3 - (a x)^2) / 2, which is closer to 1. If the
+    condition number is too large for the number of steps, both results are NaN.
 
     >>> import numpy as np
     >>> root, inverse = newton_schulz_roots(np.diag([4.0, 16.0]))
@@ -85,8 +85,8 @@ def newton_schulz_roots(matrix: Array) -> tuple[Array, Array]:  # (..., k, k) ->
     scale = xp.linalg.matrix_norm(wide, keepdims=True)
     identity = identity_like(wide)
     middle = 1.5 * identity
-    # Y omits all scale factors so far, and Z includes those of T = 3/2 I - a^2/2 Z Y: this saves
-    # two of the small kernel launches of each step.
+    # Y omits all scale factors so far, and Z includes those of T = 3/2 I - a^2/2 Z Y, which saves
+    # two small kernel launches per step.
     steps = step_scales(LARGEST_CONDITION**-0.5)
     Y, Z = wide / scale, 0.5 * steps[0] ** 2 * identity
     for following in (*steps[1:], 1.0):
@@ -101,10 +101,10 @@ def newton_schulz_roots(matrix: Array) -> tuple[Array, Array]:  # (..., k, k) ->
 
 @cache
 def step_scales(low: float) -> tuple[float, ...]:
-    """Factors a for eigenvalues from low to 1 (Chen and Chow 2014): half the steps of a = 1."""
+    """Scale factors a for eigenvalues from low to 1 (Chen and Chow 2014): half as many steps."""
     steps = []
     while low < 1 - 1e-12:
-        # Both ends land on one value; 1.7 keeps the upper one clear of 0, and of rounding.
+        # Both ends map to the same value; 1.7 keeps the upper end away from 0 and from rounding.
         a = min(1.7, math.sqrt(3 / (1 + low + low**2)))
         low = a * low * (3 - (a * low) ** 2) / 2
         steps.append(a)
@@ -123,13 +123,13 @@ def cholesky(
     array([[2., 0.],
            [1., 3.]])
 
-    The factor of a matrix that is not positive definite begins with NaN, so all it solves is NaN.
-    In namespaces that raise, the whole batch of factors becomes NaN.
+    The factor of a matrix that is not positive definite starts with NaN, so its solutions are NaN.
+    In namespaces that raise, the whole batch of factors is NaN.
     """
     xp = array_namespace(matrices)
     if is_torch_array(matrices):
         factors, failed_at = xp.linalg.cholesky_ex(matrices)
-        factors[..., 0, 0].masked_fill_(failed_at > 0, xp.nan)  # no second copy of all factors
+        factors[..., 0, 0].masked_fill_(failed_at > 0, xp.nan)  # in place, without a copy
         return factors
     if not is_numpy_array(matrices) or matrices.shape[-1] < SMALL:
         try:
@@ -166,7 +166,7 @@ def whiten(
     trsm = _blas("trsm", rows.dtype)
     whitened = xp.array(rows, order="C", copy=None if overwrite else True)
     for L, panel in zip(_stacked(factor), _stacked(whitened), strict=True):
-        # BLAS is column-major too, and solves the panel in place.
+        # BLAS is column-major too, and solves in place.
         trsm(1.0, L.T, panel.T, trans_a=1, overwrite_b=1)
     return whitened
 
@@ -179,8 +179,8 @@ def factor_and_whiten(systems: NDArray[Any]) -> None:  # (n, k, k + m)
     >>> system[0, 0], system[0, 1, 1:]
     (array([2., 1., 1.]), array([3., 2.]))
 
-    Only the diagonal blocks are factored; products do the rest. A matrix that is not positive
-    definite gives NaN.
+    Only diagonal blocks are factored; products do the rest. A matrix that is not positive definite
+    gives NaN.
     """
     for start in range(0, systems.shape[1], LEAF):
         rows, above = systems[:, start : start + LEAF, start:], systems[:, :start, start:]
@@ -196,7 +196,7 @@ def _inverse_factors(matrices: NDArray[Any]) -> NDArray[Any]:  # (n, b, b) -> (n
     systems = np.zeros((b, 2 * b, n), dtype=matrices.dtype)
     systems[:, :b] = matrices.transpose(1, 2, 0)
     for j in range(b):
-        used = slice(j, b + j + 1)  # columns before it are done, those behind it are zero
+        used = slice(j, b + j + 1)  # earlier columns are done, later ones are zero
         systems[j, b + j] = 1.0
         systems[j, used] /= np.sqrt(systems[j, j])
         systems[j + 1 :, used] -= systems[j, j + 1 : b, None] * systems[j, used]
@@ -204,7 +204,7 @@ def _inverse_factors(matrices: NDArray[Any]) -> NDArray[Any]:  # (n, b, b) -> (n
 
 
 def whiteners(factors: Array) -> Array:  # (..., d, d) -> (..., d, d)
-    """W = L^-T, batched, so that x'W is white: for many rows a product is faster than `whiten`.
+    """W = L^-T, batched, so that x'W is white; for many rows, faster than `whiten`.
 
     >>> import numpy as np
     >>> whiteners(np.array([[2.0, 0.0], [1.0, 4.0]]))
@@ -232,7 +232,7 @@ def triangular_squares(rows: Array, matrices: Array) -> Array:  # (..., n, d), (
     """
     if not is_numpy_array(rows):
         return squares(rows @ matrices)
-    # Panel by panel, without most of the zeros: narrower panels waste less and run more slowly.
+    # By panels of columns, to skip most of the zeros; narrower panels skip more but run slower.
     d = matrices.shape[-1]
     width = max(NARROWEST, d // 8)
     panels = (slice(start, start + width) for start in range(0, d, width))
@@ -260,7 +260,7 @@ def _whiten_in_namespace(rows: Array, factor: Array, overwrite: bool) -> Array:
         upper = xp.matrix_transpose(factor)
         out = rows if overwrite else None
         return xp.linalg.solve_triangular(upper, rows, upper=True, left=False, out=out)
-    # The standard has no triangular solve: the general one gives the same answer more slowly.
+    # The standard has no triangular solve; the general one gives the same result more slowly.
     try:
         return xp.matrix_transpose(xp.linalg.solve(factor, xp.matrix_transpose(rows)))
     except failures(xp):  # singular to rounding
@@ -299,4 +299,4 @@ def squares(rows: Array) -> Array:  # (..., n, k) -> (..., n)
     xp = array_namespace(rows)
     if is_numpy_array(rows):
         return xp.vecdot(rows, rows)
-    return xp.linalg.vector_norm(rows, axis=-1) ** 2  # torch's vecdot is many small products
+    return xp.linalg.vector_norm(rows, axis=-1) ** 2  # torch's vecdot runs many small products

@@ -1,8 +1,8 @@
-"""Class moments from streams, and the moments of a target batch.
+"""Class moments of streamed data, and the moments of a target batch.
 
-`ClassScatter` (first pass, memory C*d + d^2) and `ClassMoments` (second pass, memory C*k^2)
-are sums over samples: ``of`` sums a chunk, ``+`` merges two, and neither holds data. Merging
-follows Chan, Golub and LeVeque: sums are centred, so a large common offset costs no precision.
+`ClassScatter` (first pass, memory C*d + d^2) and `ClassMoments` (second pass, memory C*k^2) are
+sums over samples: ``of`` sums a chunk, ``+`` merges two, and neither stores data. Merging follows
+Chan, Golub and LeVeque: sums are centred, so a large common offset costs no precision.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from caster.core.linalg import Array
 from caster.core.namespaces import array_namespace, is_numpy_array
 from caster.core.threads import threads_for
 
-BLOCK_ELEMENTS = 2**21  # of temporaries that a CPU's cache holds, and malloc uses again
+BLOCK_ELEMENTS = 2**21  # size of temporaries that fit a CPU's cache and that malloc reuses
 
 
 @dataclass(frozen=True, eq=False)
 class ClassScatter:
-    """Counts, class means and the within-class scatter of everything seen so far.
+    """Counts, class means and the within-class scatter.
 
     >>> import numpy as np
     >>> h, y = np.array([[0.0, 1.0], [2.0, 1.0], [5.0, 5.0], [5.0, 7.0]]), np.array([0, 0, 1, 1])
@@ -36,7 +36,7 @@ class ClassScatter:
     (True, [[1.0, 1.0], [5.0, 6.0]])
     """
 
-    counts: Array  # (C,), floating, so that it multiplies
+    counts: Array  # (C,), floating point
     means: Array  # (C, d); meaningless for a class without samples
     within: Array  # (d, d), sum over samples of (h - mu_c)(h - mu_c)'
 
@@ -49,16 +49,16 @@ class ClassScatter:
     ) -> Self:
         """Sum one chunk: products in the chunk's dtype, accumulated in float64.
 
-        Everything is relative to the first row, so that a common offset costs no digits.
+        Sums are relative to the first row, so that a common offset costs no precision.
         """
         xp = array_namespace(h, y)
         origin = h[:1, :]
-        centred = h - origin  # our own copy, changed in place from here on
+        centred = h - origin  # a copy, changed in place from here on
         counts, means = class_means(centred, y, n_classes)
         own = xp.astype(means, h.dtype)
         for rows in row_blocks(h):
             centred[rows, :] -= xp.take(own, y[rows], axis=0)
-        # Unit scale: squares of 1e30 or 1e-30 leave the range of float32.
+        # Rescale: squares of 1e30 or 1e-30 leave the range of float32.
         scale = xp.maximum(xp.max(centred), -xp.min(centred))
         scale = xp.where(scale > 0, scale, xp.ones_like(scale))
         centred /= scale
@@ -103,7 +103,7 @@ class ClassMoments:
         """Sum one chunk, accumulated in float64."""
         xp = array_namespace(z, y)
         k, order, where = z.shape[1], xp.argsort(y), device(z)
-        by_class = xp.take(xp.astype(z, xp.float64), order, axis=0)  # our own copy
+        by_class = xp.take(xp.astype(z, xp.float64), order, axis=0)  # a copy
         edges = xp.arange(n_classes + 1, dtype=y.dtype, device=where)
         ends = xp.searchsorted(xp.take(y, order), edges)
         means = xp.zeros((n_classes, k), dtype=xp.float64, device=where)
@@ -128,7 +128,7 @@ class ClassMoments:
         z: Array,  # (n, k)
         y: Array,  # (n,), class indices
     ) -> None:
-        """Add a chunk in place: `self + of(z, y)` touches all classes, this only the chunk's.
+        """Add a chunk in place; unlike `self + of(z, y)`, this touches only the chunk's classes.
 
         >>> import numpy as np
         >>> z, y = np.array([[0.0], [2.0], [5.0]]), np.array([1, 1, 0])
@@ -142,7 +142,7 @@ class ClassMoments:
         update_rows(self, classes, chunk)
 
     def __sub__(self, other: Self) -> Self:
-        """The moments without some of the samples; every class must keep one."""
+        """Remove samples; every class must keep at least one."""
         counts = self.counts - other.counts
         step = (self.means - other.means) * (self.counts / counts)[:, None]  # from other to rest
         scatters = self.scatters - other.scatters
@@ -156,7 +156,7 @@ class ClassMoments:
 
 
 def update_rows(total: Any, classes: Array, chunk: Any) -> None:  # (U,)
-    """Merge moments of some classes into those of all, in place."""
+    """Merge the moments of some classes into those of all classes, in place."""
     held = [getattr(total, field.name) for field in fields(total)]
     merged = type(total)(*(part[classes, ...] for part in held)) + chunk
     for field, part in zip(fields(total), held, strict=True):
@@ -182,7 +182,7 @@ def class_means(
 ) -> tuple[Array, Array]:  # (C,), (C, d)
     """Sample count and mean of every class in float64; the mean of an absent class is zero."""
     xp = array_namespace(rows, y)
-    if is_numpy_array(rows):  # a dense product with a thousand classes costs as much as the scatter
+    if is_numpy_array(rows):  # with many classes, a dense product costs as much as the scatter
         ones, starts = np.ones(len(y), rows.dtype), np.arange(len(y) + 1)
         counts = np.bincount(y, minlength=n_classes).astype(np.float64)
         sums = csr_array((ones, y, starts), shape=(len(y), n_classes)).T @ rows
@@ -205,7 +205,7 @@ def _merge_means(
 
 
 def add_outer(scatters: Array, steps: Array, weights: Array) -> None:  # (C, k, k), (C, k), (C,)
-    """Add the weighted outer product of every class's step in place, a few classes at a time."""
+    """Add the weighted outer product of each class's step in place, a few classes at a time."""
     for c in row_blocks(scatters):
         scatters[c, ...] += steps[c, :, None] * (steps[c, :] * weights[c, None])[:, None, :]
 

@@ -1,7 +1,7 @@
-"""array-api-compat's look-up of namespaces, with a short cut for NumPy.
+"""Namespace look-up of array-api-compat, with a short cut for NumPy.
 
-One batch asks two dozen times. For an array of NumPy the full look-up takes about a microsecond,
-which adds up to a twentieth of the time of a small batch.
+A batch needs two dozen look-ups. For a NumPy array, the full look-up takes about a microsecond; in
+total, that is a twentieth of the time of a small batch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 
 def array_namespace(*arrays: Any) -> Any:
-    """The namespace of arrays, as `array_api_compat.array_namespace` finds it.
+    """Namespace of arrays, as returned by `array_api_compat.array_namespace`.
 
     >>> array_namespace(np.zeros(2)).__name__
     'array_api_compat.numpy'
@@ -25,7 +25,7 @@ def array_namespace(*arrays: Any) -> Any:
 
 
 def is_numpy_array(array: Any) -> bool:
-    """Whether an array or scalar is NumPy's.
+    """Whether an array or scalar belongs to NumPy.
 
     >>> is_numpy_array(np.zeros(2)), is_numpy_array([0.0])
     (True, False)

@@ -1,4 +1,4 @@
-"""Values as small HTML tables, for notebooks."""
+"""Small HTML tables for notebooks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ CELL = 'style="text-align:left;padding:0.1em 1em 0.1em 0"'
 
 
 def html_table(title: str, rows: Mapping[str, object]) -> str:
-    """A caption, and one row per name and value.
+    """Render a table with a caption and one row per name and value.
 
     >>> html_table("Verdict", {"ratio": 0.5}).count("<tr>")
     1

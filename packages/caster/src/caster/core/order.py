@@ -2,11 +2,11 @@
 
 Transport matches the moments of a batch with those of the whole source, so it stretches a batch of
 few classes over all of them. The certificate cannot detect that if classes lie far apart: the
-residuals are small after the stretch. The order of the frozen model's answers can.
+residuals are small after the stretch. The order of the frozen model's predictions can.
 
 Both thresholds were chosen on the four spare corruptions with a ResNet-18 on CIFAR-10
 (docs/small-sources.md). A network that collapses to one class under a severe shift looks like a
-stream of one class, and is rejected too: the frozen answer stays if the two cannot be told apart.
+stream of one class. The two cannot be told apart, so such a batch is rejected too.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from array_api_compat import device
 from caster.core.linalg import Array, vector
 from caster.core.namespaces import array_namespace
 
-MOST_NEIGHBOURS = 3.0  # share of equal neighbours above chance, in standard errors
-MOST_EXCESS = 0.15  # concentration of the answers: 0 as in the source, 1 a single class
+MOST_NEIGHBOURS = 3.0  # excess of equal neighbours over chance, in standard errors
+MOST_EXCESS = 0.15  # concentration of the predictions: 0 as in the source, 1 for a single class
 
 
 def order_evidence(
@@ -26,9 +26,9 @@ def order_evidence(
 ) -> Array:  # (2,)
     """Excess of equal neighbours over chance, in standard errors, and excess concentration.
 
-    Chance refers to a random order of the same answers, so a network biased towards one class does
-    not look ordered. Concentration compares the probability that two samples have the same answer
-    with that of two source samples.
+    Chance means a random order of the same predictions, so a network biased towards one class does
+    not look ordered. Concentration compares the probability that two samples get the same
+    prediction with the probability that two source samples have the same class.
 
     >>> import numpy as np
     >>> sorted_batch = np.repeat(np.arange(4), 16)

@@ -1,4 +1,4 @@
-"""One target batch through Sec. 3 of the paper: the transported answer, and its evidence."""
+"""Transport one target batch as in Sec. 3 of the paper, and compute its evidence."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ from caster.core.verdict import Verdict, decide
 
 @dataclass(frozen=True, eq=False)
 class Proposal:
-    """A transported classifier's answer for one batch, and the evidence to judge it by."""
+    """The transported classifier's answer to one batch, and the evidence for its verdict."""
 
     scores: Array  # (B, C), g_c
     assigned: Array  # (B,), class indices
     map: AffineMap
-    evidence: Array  # (3,): r_t, confident samples, classes they occupy; one host transfer.
+    # (3,): r_t, confident samples, classes they occupy, in one array for one transfer to the host.
     # The ratio is NaN or infinite if any step failed numerically.
+    evidence: Array
 
 
 def propose(
@@ -38,11 +39,12 @@ def propose(
     moments: SourceMoments,  # restricted to the same k
     settings: Settings,
     metric: Array | None = None,  # (k, k), for the residuals; None: the margin's own
-    score: RidgedScores = ridged_scores,  # or an equivalent, as a GPU has one
+    score: RidgedScores = ridged_scores,  # or an equivalent kernel for a GPU
 ) -> Proposal:
-    """Transport the source to the batch, classify it, and measure its certificate (Eqs. 3-9).
+    """Transport the source to the batch, classify it, and compute its certificate (Eqs. 3-9).
 
-    A `metric` other than the margin's makes the ratio dimensionally inconsistent: an ablation.
+    Another `metric` than the margin's is for an ablation: it makes the ratio dimensionally
+    inconsistent.
 
     >>> source = SourceMoments(U=np.eye(1), means=np.array([[-5.0], [5.0]]),
     ...                        covariances=np.ones((2, 1, 1)), counts=np.ones(2))
@@ -59,7 +61,7 @@ def propose(
     delta, counts = centroid_residuals(pulled, assigned, kept, moments.means)
     metric = moments.metric if metric is None else metric
     r_t = ratio(delta, metric, moments.margin, settings.eps)
-    r_t = xp.where(xp.all(xp.isfinite(scores)), r_t, xp.nan)  # a row of NaN is not confident either
+    r_t = xp.where(xp.all(xp.isfinite(scores)), r_t, xp.nan)  # NaN rows would just not count
     occupied = xp.astype(counts > 0, counts.dtype)
     evidence = vector(r_t, xp.sum(counts), xp.sum(occupied))
     return Proposal(scores, assigned, fitted, evidence)

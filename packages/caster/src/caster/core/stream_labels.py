@@ -1,4 +1,4 @@
-"""Which classes the samples of a stream have: in runs, or shuffled under some prior."""
+"""Class structure of a stream: classes in runs, or shuffled samples with some class prior."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from caster.core.label_chain import LabelChain
 Floats = NDArray[np.float64]
 Kind = Literal["runs", "doubted", "source", "prior"]
 
-PRIOR_WINDOW = 512  # samples behind the prior of a shuffled stream
-# Total variation below which two mixtures count as equal: the noise of an estimate.
-SAME = 0.02
+PRIOR_WINDOW = 512  # samples from which the prior of a shuffled stream is estimated
+SAME = 0.02  # total variation below which two mixtures count as equal: estimation noise
+STORED = ("last", "evidence", "totals", "count", "sums", "entropies")  # parts of the chain
 
 
 @dataclass(frozen=True, eq=False)
 class StreamLabels:
-    """What a stream's past says about its classes, and the mixture of its moments.
+    """Class structure of a stream, estimated from its past.
 
-    A correlated stream's answers go through the chain. A shuffled stream's are the network's own,
-    corrected if its class prior clearly differs from the source's. While it is in doubt whether
-    runs, or another prior, are a preference of the shifted network, nothing is corrected.
+    In a correlated stream, the label chain smooths the predictions. In a shuffled stream they are
+    the network's own, corrected if the class prior clearly differs from the source's. While runs or
+    another prior might be a class bias of the shifted network, nothing is corrected.
 
     >>> labels = StreamLabels.start(np.full(4, 0.25))
     >>> shuffled = np.eye(4)[np.arange(64) * 7 % 4] * 0.6 + 0.1
@@ -42,11 +42,11 @@ class StreamLabels:
 
     @classmethod
     def start(cls, prior: NDArray[Any]) -> Self:  # (C,)
-        """A stream without samples."""
+        """Start a stream without samples."""
         return cls(LabelChain.start(prior), np.empty((0, len(prior))))
 
     def observe(self, p: NDArray[Any]) -> Self:  # (n, C)
-        """Update the evidence by the probabilities of the next samples."""
+        """Update the evidence with the probabilities of the next batch."""
         recent = np.concatenate([self.recent, p])[-PRIOR_WINDOW:]
         return replace(self, chain=self.chain.observe(p), recent=recent)
 
@@ -56,7 +56,7 @@ class StreamLabels:
 
     @cached_property
     def kind(self) -> Kind:
-        """What is known of the classes."""
+        """Class structure: in runs, in doubt, or shuffled with the source's or another prior."""
         if self.chain.is_correlated:
             return "runs"
         if self._believed is None:
@@ -67,72 +67,61 @@ class StreamLabels:
 
     @property
     def prior(self) -> Floats:  # (C,)
-        """The class prior of a shuffled stream; the source's unless another one is believed."""
+        """Class prior of a shuffled stream: the source's unless another one is believed."""
         believed = self._believed if self.kind == "prior" else None
         return self.chain.prior if believed is None else believed
 
-    def mixture(self, p: NDArray[Any]) -> Floats:  # (n, C) -> (C,)
-        """The class mixture of a batch with these probabilities; the source's if in doubt."""
-        return self.chain.mixture(p) if self.kind == "runs" else self.prior
+    @property
+    def mixture(self) -> Floats:  # (C,)
+        """Class mixture of the last batch; the source's if in doubt."""
+        in_runs = self.chain.mixture if self.kind == "runs" else None
+        return self.prior if in_runs is None else in_runs
 
     def answers(self, p: NDArray[Any]) -> Floats | None:  # (n, C)
-        """Probabilities of the samples' labels; None if they are p, unchanged."""
+        """Corrected label probabilities of a batch; None if p needs no correction."""
         if self.kind == "runs":
             return self.chain.posterior(p)
         return corrected(p, self.prior, self.chain.prior) if self.kind == "prior" else None
 
     @property
     def correction(self) -> Floats:  # (C,)
-        """What the prior of a shuffled stream adds to logits."""
+        """Log prior ratio that a shuffled stream adds to its logits."""
         return np.asarray(np.log(self.prior / self.chain.prior))
 
     def advance(self, p: NDArray[Any]) -> Self:  # (n, C)
-        """Move past the samples."""
+        """Make the batch part of the past."""
         moved = replace(self, chain=self.chain.advance(p))
         found = {name: value for name, value in vars(self).items() if name in ("_believed", "kind")}
-        vars(moved).update(found)  # of the same samples: EM is not run again
+        vars(moved).update(found)  # the same samples: keep the results of EM
         return moved
 
     def state(self, name: str) -> dict[str, NDArray[Any]]:
-        """Everything it remembers, as named arrays; the source's prior is not part of it."""
-        chain = self.chain
-        return {
-            f"{name}.last": chain.last,
-            f"{name}.evidence": chain.evidence,
-            f"{name}.totals": chain.totals,
-            f"{name}.count": np.array(chain.count),
-            f"{name}.sums": chain.sums,
-            f"{name}.entropies": np.array(chain.entropies),
-            f"{name}.recent": self.recent,
-        }
+        """The memory as named arrays, without the source's prior."""
+        stored = {f"{name}.{part}": np.asarray(getattr(self.chain, part)) for part in STORED}
+        return {**stored, f"{name}.recent": self.recent}
 
     def resumed(self, state: Any, name: str) -> Self:
-        """Continue from a `state`; ValueError if it is invalid."""
+        """Continue from a `state`; raise ValueError if it is invalid."""
         chain = self.chain
-        arrays, numbers = ("last", "evidence", "totals", "sums"), ("count", "entropies")
-        found = {
-            part: np.asarray(state[f"{name}.{part}"], np.float64)
-            for part in (*arrays, *numbers, "recent")
-        }
-        recent = found.pop("recent")
-        fits = all(found[part].shape == np.shape(getattr(chain, part)) for part in found)
+        recent = np.asarray(state[f"{name}.recent"], np.float64)
+        found = {part: np.asarray(state[f"{name}.{part}"], np.float64) for part in STORED}
+        fits = all(found[part].shape == np.shape(getattr(chain, part)) for part in STORED)
         fits = fits and recent.ndim == 2 and recent.shape[1] == len(chain.prior)
-        fits = fits and all((found[part] >= 0).all() for part in ("totals", "sums", *numbers))
+        fits = fits and all((found[p] >= 0).all() for p in ("totals", "count", "sums", "entropies"))
         if not fits or not all(np.isfinite(part).all() for part in (*found.values(), recent)):
             raise ValueError("impossible labels")
-        parts: dict[str, Any] = {part: found[part] for part in arrays}
-        parts |= {part: float(found[part]) for part in numbers}
+        parts: dict[str, Any] = {p: x if x.ndim else float(x) for p, x in found.items()}
         return replace(self, chain=replace(chain, **parts), recent=recent)
 
 
 def merged_mixture(past: Floats, kept: float, batch: Floats, samples: int) -> Floats:  # (C,)
-    """Mixture of the samples behind merged moments: both are sums over samples."""
+    """Class mixture of merged moments, weighted by their numbers of samples."""
     share = samples / (kept + samples)
     return past + share * (batch - past)
 
 
 def as_reference(mixture: Floats, source: Floats) -> Floats | None:  # (C,), (C,)
-    """The mixture to align with; None if it is the source's, up to the noise of an estimate.
+    """Mixture to align with; None if it is the source's up to estimation noise.
 
     >>> as_reference(np.array([0.51, 0.49]), np.array([0.5, 0.5])) is None
     True

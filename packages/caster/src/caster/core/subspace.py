@@ -18,11 +18,11 @@ from caster.core.linalg import (
 )
 from caster.core.moments import ClassScatter, row_blocks
 
-FLATNESS = 1e-4  # least within-class variance of a feature, relative to its total
+FLATNESS = 1e-4  # smallest within-class variance of a feature, relative to its total variance
 
 
 def retained_rank(k_max: int, n_classes: int, width: int) -> int:
-    """Directions in the state, k0 = min(k_max, C - 1) (Eq. 1), and at most d.
+    """Number of directions in the state, k0 = min(k_max, C - 1) (Eq. 1), and at most d.
 
     >>> retained_rank(128, n_classes=10, width=512)
     9
@@ -31,7 +31,7 @@ def retained_rank(k_max: int, n_classes: int, width: int) -> int:
 
 
 def active_rank(k0: int, batch_size: int) -> int:
-    """Directions that a batch supports, k = min(k0, B - 1) (Eq. 2).
+    """Number of directions that a batch supports, k = min(k0, B - 1) (Eq. 2).
 
     >>> active_rank(9, batch_size=64), active_rank(9, batch_size=4)
     (9, 3)
@@ -41,9 +41,9 @@ def active_rank(k0: int, batch_size: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class WithinScatter:
-    """S_w = D R D, with scales D of the features, and R, their correlations shrunk towards I.
+    """S_w = D R D, with the scales D of the features and their correlations R, shrunk towards I.
 
-    Shrinking correlations preserves every variance, so the units of a feature do not matter.
+    Shrinking correlations preserves every variance, so the units of the features do not matter.
     """
 
     factor: Array  # (d, d), the Cholesky factor of S_w: D times that of R
@@ -51,10 +51,10 @@ class WithinScatter:
 
     @classmethod
     def of(cls, scatter: ClassScatter) -> Self:
-        """Divide the scatter by N, and shrink it as far as its number of samples demands.
+        """Divide the scatter by N, and shrink it as the number of samples requires.
 
-        A feature that separates classes but hardly varies within them would outweigh all others;
-        its variance counts as at least `FLATNESS` of its total. A constant feature has scale 1.
+        A feature that separates classes but hardly varies within them would outweigh all others, so
+        within-class variances are at least `FLATNESS` of the total. A constant feature has scale 1.
         """
         xp = array_namespace(scatter.within)
         F = between_factor(scatter)
@@ -64,7 +64,7 @@ class WithinScatter:
         varies = total > rounding**2
         scale = xp.sqrt(xp.where(varies, xp.maximum(within, FLATNESS * total), 1.0))
         identity = identity_like(scatter.within)
-        found = scatter.within / (scatter.total * scale[:, None])  # changed in place from here on
+        found = scatter.within / (scatter.total * scale[:, None])  # updated in place from here on
         found /= scale
         found *= 1 - identity
         found += identity
@@ -80,9 +80,9 @@ class WithinScatter:
         return whiten(rows, self.factor)
 
     def unwhiten_directions(self, rows: Array) -> Array:  # (k, d) -> (k, d)
-        """Map directions among whitened rows to directions to project features on."""
+        """Map directions in whitened space to directions on which features are projected."""
         xp = array_namespace(rows)
-        # L^-T v: reversing both axes turns L' into the lower-triangular factor `whiten` takes.
+        # L^-T v: reversing both axes turns L' into a lower-triangular factor, as `whiten` expects.
         return xp.flip(whiten(xp.flip(rows, axis=1), xp.flip(self.factor.T)), axis=1)
 
 
@@ -90,7 +90,7 @@ def oas_shrinkage(correlation: Array, n: float) -> float:  # (d, d), degrees of 
     """Oracle-approximating shrinkage of a correlation matrix towards I (Chen et al. 2010, Eq. 23).
 
     It needs only the matrix, not fourth moments, so sums from many machines suffice. On small
-    sources it was 0 to 1.4 points behind Ledoit and Wolf's (docs/small-sources.md).
+    sources it was 0 to 1.4 points behind Ledoit-Wolf shrinkage (docs/small-sources.md).
 
     >>> import numpy as np
     >>> round(oas_shrinkage(np.array([[1.0, 0.5], [0.5, 1.0]]), 99), 3)
@@ -114,8 +114,8 @@ def between_factor(scatter: ClassScatter) -> Array:  # -> (C, d)
 class Basis:
     """The leading generalised eigenvectors U of (S_b, S_w), scaled so that U' S_w U = I.
 
-    U = S_w^-1 M' B, with the class means in the rows of M: B holds the weight of each class mean
-    in each direction, and allows removing a sample from both M and S_w (`HeldOutBasis`).
+    U = S_w^-1 M' B, where the rows of M are the class means. B holds the weight of each class mean
+    in each direction; with it, a sample can be removed from both M and S_w (`HeldOutBasis`).
     """
 
     U: Array  # (d, k)
@@ -123,10 +123,10 @@ class Basis:
 
     @classmethod
     def of(cls, scatter: ClassScatter, S_w: WithinScatter, k0: int) -> Self:
-        """Find at most k0 directions, without those that have no between-class scatter.
+        """Find at most k0 directions, all with between-class scatter.
 
         They are S_w^-1/2 times the right singular vectors of F S_w^-1/2: a thin SVD of C x d
-        instead of a d x d eigenproblem. Signs make the largest entry of each direction positive.
+        instead of a d x d eigenproblem. The largest entry of each direction is positive.
         """
         F = between_factor(scatter)
         xp = array_namespace(F)
@@ -144,15 +144,15 @@ class Basis:
 class HeldOutBasis:
     """For every source sample, the basis fitted to the other samples.
 
-    U is fitted to the source: projected on it, the source's classes are tighter and further apart
+    U is fitted to the source, so the projected classes of the source are tighter and further apart
     than those of new samples, without bound as d approaches N. Removing sample i from its class
     mean and from S_w is a rank-one change of U = S_w^-1 M' B, so U'h_i changes in closed form. With
-    x the residual of sample i, n its class's count, q = x' S_w^-1 x, t = x' S_w^-1 (h_i - m) and
-    g = (1 - rho) n / ((n - 1) N), Sherman and Morrison's formula gives
+    x the residual of sample i, n the count of its class, q = x' S_w^-1 x, t = x' S_w^-1 (h_i - m)
+    and g = (1 - rho) n / ((n - 1) N), the Sherman-Morrison formula gives
 
         z_i + t / (1 - g q) (g U'x - B_c / (n - 1)).
 
-    Scales, rho and B are those of all samples.
+    Scales, rho and B are computed from all samples.
     """
 
     U: Array  # (d, k), in the features' dtype like the next three
@@ -165,7 +165,7 @@ class HeldOutBasis:
 
     @classmethod
     def of(cls, scatter: ClassScatter, S_w: WithinScatter, basis: Basis, dtype: Any) -> Self:
-        """Compute what all samples share, for features of one dtype."""
+        """Compute everything that samples share, for features of one dtype."""
         xp = array_namespace(scatter.means)
         m = scatter.counts @ scatter.means / scatter.total
         others = scatter.counts - 1
@@ -184,7 +184,7 @@ class HeldOutBasis:
         h: Array,  # (n, d), source samples
         y: Array,  # (n,), class indices
     ) -> Array:  # (n, k)
-        """Project every sample on the basis of the others, in float64."""
+        """Project every sample on the basis fitted to the others, in float64."""
         blocks = [self._project(h[rows, :], y[rows]) for rows in row_blocks(h)]
         return array_namespace(h).concat(blocks)
 

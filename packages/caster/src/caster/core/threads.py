@@ -1,4 +1,4 @@
-"""Threads: one at a time in a stream, one for BLAS in small problems, several for a large fit."""
+"""Control threads: one at a time per stream, one for BLAS on small matrices, several for a fit."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from threadpoolctl import OpenBLASController, ThreadpoolController
 
 from caster.errors import CasterError
 
-MANY_CLASSES = 64  # from here on, setting the number of threads pays off
-MOST_AT_ONCE = 8  # items of `parallel_map`: each may need much memory
+MANY_CLASSES = 64  # number of classes from which changing the number of threads pays off
+MOST_AT_ONCE = 8  # items of `parallel_map` in flight: each may need much memory
 
-_is_item: ContextVar[bool] = ContextVar("_is_item", default=False)  # of `parallel_map`
+_is_item: ContextVar[bool] = ContextVar("_is_item", default=False)  # inside `parallel_map`
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
 class SingleThread:
-    """Reject a second thread: the batches of a stream have an order."""
+    """Raise if a second thread enters, because the batches of a stream are ordered."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -46,32 +46,12 @@ class SingleThread:
 
 
 class _BlasLimit:
-    """The limit of `one_blas_thread`: the first holder sets it, the last one lifts it."""
+    """State of `one_blas_thread`: the first holder sets the limit, the last one removes it."""
 
-    def __init__(self) -> None:
-        self.lock = Lock()
-        self.holders = 0
-        self.threads = 1  # of BLAS without the limit
-
-    def acquire(self) -> None:
-        with self.lock:
-            if not self.holders:
-                self.threads = _blas_threads()
-                self._setting = _blas().limit(limits=1)
-                self._share()
-            self.holders += 1
-
-    def release(self) -> None:
-        with self.lock:
-            self.holders -= 1
-            if not self.holders:
-                self._setting.restore_original_limits()
-                self._share()
-
-    def _share(self) -> None:
-        """Let every thread lift the limit, not only the one that set it: threadpoolctl 3.8."""
-        if hasattr(OpenBLASController, "clear_controlling_thread"):
-            OpenBLASController.clear_controlling_thread()
+    lock = Lock()
+    holders = 0
+    threads = 1  # BLAS threads without the limit
+    setting: Any = None
 
 
 _limit = _BlasLimit()
@@ -82,14 +62,29 @@ def one_blas_thread() -> Iterator[None]:
     """Limit BLAS to one thread inside the block.
 
     On matrices of a few dozen rows a second thread gains nothing, while idle workers of NumPy's
-    and SciPy's separate pools spin on the cores that the next matrix needs. The setting is
-    process-wide, and stands while any Python thread is in such a block.
+    and SciPy's separate pools spin on the cores that the next matrix needs. The limit is
+    process-wide, and lasts while any Python thread is in such a block.
     """
-    _limit.acquire()
+    with _limit.lock:
+        if not _limit.holders:
+            _limit.threads = _blas_threads()
+            _limit.setting = _blas().limit(limits=1)
+            _share_limit()
+        _limit.holders += 1
     try:
         yield
     finally:
-        _limit.release()
+        with _limit.lock:
+            _limit.holders -= 1
+            if not _limit.holders:
+                _limit.setting.restore_original_limits()
+                _share_limit()
+
+
+def _share_limit() -> None:
+    """Let any thread remove the limit, which threadpoolctl 3.8 reserves for its setter."""
+    if hasattr(OpenBLASController, "clear_controlling_thread"):
+        OpenBLASController.clear_controlling_thread()
 
 
 def threads_for(n_classes: int) -> AbstractContextManager[None]:
@@ -98,11 +93,11 @@ def threads_for(n_classes: int) -> AbstractContextManager[None]:
 
 
 def parallel_map(function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
-    """Results in order, computed by as many threads as BLAS would use for one item.
+    """Map a function over items, with as many threads as BLAS would use; results are in order.
 
-    Whole items scale better than the threads of BLAS, which wait for each other within a product
-    and leave every other step to one core. NumPy's products release the interpreter's lock;
-    SciPy's BLAS does not. A call within an item starts no threads of its own.
+    Parallel items scale better than parallel BLAS, whose threads wait for each other within a
+    product and leave all other work to one core. NumPy's products release the interpreter's lock;
+    SciPy's BLAS does not. Nested calls start no threads of their own.
 
     >>> list(parallel_map(abs, [-1, 2, -3]))
     [1, 2, 3]
@@ -112,10 +107,10 @@ def parallel_map(function: Callable[[Item], Result], items: Sequence[Item]) -> I
     if threads < 2:
         yield from map(function, items)
         return
-    pending: deque[Future[Result]] = deque()  # bounded: results may be large
+    pending: deque[Future[Result]] = deque()  # bounded, because results may be large
     with one_blas_thread(), ThreadPoolExecutor(threads, "caster") as pool:
         for item in items:
-            context = copy_context()  # np.errstate
+            context = copy_context()  # includes np.errstate
             pending.append(pool.submit(context.run, _run_item, function, item))
             if len(pending) > threads:
                 yield pending.popleft().result()

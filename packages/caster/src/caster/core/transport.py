@@ -1,6 +1,6 @@
 """Affine statistics transport: estimate the map (Eq. 3), pull target features back (Eq. 6).
 
-Class moments are never pushed (Eq. 4): `discriminant` scores pulled features instead.
+Class moments are never pushed forward (Eq. 4): `discriminant` scores pulled-back features instead.
 """
 
 from __future__ import annotations

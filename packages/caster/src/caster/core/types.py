@@ -1,4 +1,4 @@
-"""Values passed between the equations: source moments and an affine map."""
+"""Data types of the equations: source moments and an affine map."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from caster.core.namespaces import array_namespace
 
 @dataclass(frozen=True, eq=False)
 class SourceMoments:
-    """Moments of the source. Four arrays are stored; the others follow from them.
+    """Moments of the source: four stored arrays, and others derived from them on first use.
 
     >>> import numpy as np
     >>> moments = SourceMoments(
@@ -51,7 +51,7 @@ class SourceMoments:
 
     @cached_property
     def priors(self) -> Array:  # (C,)
-        """Class shares n_c / N."""
+        """Class priors n_c / N."""
         xp = array_namespace(self.means)
         counts = xp.astype(self.counts, self.means.dtype)
         return counts / xp.sum(counts)
@@ -77,7 +77,7 @@ class SourceMoments:
     def roots(self, lam: float) -> tuple[Array, Array]:  # (k, k), (k, k)
         """(C_s + lam I)^1/2 and its inverse, cached for the last lambda."""
         roots = self._roots.get(lam)
-        if roots is None:  # several threads may compute it at once; each returns its own
+        if roots is None:  # several threads may compute it at the same time; each returns its own
             roots = symmetric_roots(self.covariance, lam)
             self._roots.clear()
             self._roots[lam] = roots
@@ -94,7 +94,7 @@ class SourceMoments:
             xp = array_namespace(self.covariances)
             ridge = self.slack + beta * identity_like(self.covariances)
             W = whiteners(cholesky(self.covariances + ridge, overwrite=True))
-            log_root = xp.sum(xp.log(xp.linalg.diagonal(W)), axis=-1)  # of the precision's det
+            log_root = xp.sum(xp.log(xp.linalg.diagonal(W)), axis=-1)  # half the log det
             found = W, xp.log(self.priors) + log_root
             self._whiteners.clear()
             self._whiteners[beta] = found
@@ -119,16 +119,16 @@ class SourceMoments:
 
     @cached_property
     def euclidean(self) -> Array:  # (k, k)
-        """A replacement for `metric` that measures lengths in feature space.
+        """Alternative to `metric` that measures lengths in feature space.
 
-        For the ablation that the paper warns of: divided by `margin`, such a length has units.
+        For an ablation that the paper warns about: divided by `margin`, such a length has units.
         """
         xp = array_namespace(self.U)
         return identity_like(self.within) * xp.linalg.vector_norm(self.U, axis=0)
 
     @cached_property
     def margin(self) -> float:
-        """Smallest distance gamma_s between two class means in the metric of `within`."""
+        """Smallest distance gamma_s between two class means, in the metric of `within`."""
         return float(margin(self.means, self.metric))
 
 

@@ -1,4 +1,4 @@
-"""The decision on a batch and its reason: coverage first, then the ratio against its threshold."""
+"""Accept or reject a batch, with a reason: check coverage first, then the ratio against tau."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Reason = Literal[
     "feedback",
 ]
 
-REASONS: dict[Reason, str] = {  # of the certificate and the safeguards of last-layer transport
+REASONS: dict[Reason, str] = {  # from the certificate and safeguards of last-layer transport
     "accepted": "transport is used",
     "ratio": "certificate above tau",
     "min_samples": "too few confident samples",
@@ -36,34 +36,34 @@ REASONS: dict[Reason, str] = {  # of the certificate and the safeguards of last-
     "source_check": "transport is off for this state: it falls short of the head on the source",
     "class_order": "classes come in runs, or are too few for the mixture of the source",
 }
-OTHER_REASONS: dict[Reason, str] = {  # of streams, and of aligned layers
+OTHER_REASONS: dict[Reason, str] = {  # from streams and aligned layers
     "implausible": "no sample of the batch could be an image",
     "rest": "not compared, the last verdict stands",
     "feedback": "labels of the stream decided",
 }
 UNTRANSPORTED: frozenset[Reason] = frozenset({"batch_too_small", "numerical"})
-DECIDED: frozenset[Reason] = frozenset(  # the reasons of `decide`, less a numerical failure
+DECIDED: frozenset[Reason] = frozenset(  # reasons that `decide` returns, except "numerical"
     {"accepted", "ratio", "min_samples", "min_classes", "no_confident_class"}
 )
 
 # Reasons of methods other than last-layer transport.
-UNGATED = "ungated"  # no gate decides whether to adapt
-INERT = "inert"  # the method finds nothing to adapt in this model
+UNGATED = "ungated"  # the method has no gate
+INERT = "inert"  # the model has nothing that the method can adapt
 FROZEN = "frozen"  # the method is the frozen model
 RESTING = "rest"  # the last verdict stands, without a comparison
 IMPLAUSIBLE = "implausible"  # no sample of the batch looks like an image
 DISAGREEMENT = "disagreement"  # head and Source-GDA disagree on too many samples
 
-# "feedback" is not among them: it needs labels of the stream, which reach no method.
+# Without "feedback", which needs labels of the stream: benchmarked methods never see them.
 KNOWN: frozenset[str] = frozenset(
     {*REASONS, UNGATED, INERT, FROZEN, RESTING, IMPLAUSIBLE, DISAGREEMENT}
 )
-ACCEPTING: frozenset[str] = frozenset({"accepted", UNGATED})  # RESTING occurs with both verdicts
+ACCEPTING: frozenset[str] = frozenset({"accepted", UNGATED})  # RESTING goes with either verdict
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a mechanism may adapt to a batch, and why.
+    """Decision to accept or reject the adaptation to a batch, and its reason.
 
     >>> Verdict(accepted=False, reason="ratio", ratio=1.2).has_proposal
     True
@@ -71,9 +71,9 @@ class Verdict:
 
     accepted: bool
     reason: Reason
-    ratio: float  # the certificate; infinite if it cannot be computed, NaN if it was not
+    ratio: float  # the certificate; infinite if it cannot be computed, NaN if not measured
     confident: int = 0  # samples above the confidence threshold
-    classes: int = 0  # pseudo-classes those samples occupy
+    classes: int = 0  # pseudo-classes that they occupy
 
     def __repr__(self) -> str:
         measured = f", confident={self.confident}, classes={self.classes}" if self.confident else ""
@@ -100,7 +100,7 @@ class Verdict:
 
     @property
     def has_proposal(self) -> bool:
-        """Whether there is an adapted answer at all, accepted or not."""
+        """Whether the batch has an adapted answer, accepted or not."""
         return self.reason not in UNTRANSPORTED
 
 
@@ -111,8 +111,8 @@ def decide(
 ) -> Verdict:
     """Accept a transport if its coverage suffices and r_t <= tau.
 
-    `min_classes` is capped by the number of classes. A ratio that is not finite means that the
-    transport could not be computed.
+    `min_classes` is capped at the number of classes. A ratio that is not finite means that the
+    transport failed numerically.
 
     >>> decide((0.3, 40, 8), 10, Settings(tau=0.8)).reason
     'accepted'

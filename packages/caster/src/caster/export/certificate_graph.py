@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from caster.adapt.layer_certificate import DOUBTED, NORM
+from caster.adapt.layer_certificate import ERROR_TOLERANCE, NORM
 from caster.core.confidence import FLAT
 from caster.core.verdict import Reason
 from caster.export.graph_arrays import (
@@ -56,7 +56,7 @@ def gating_ratio(
     frozen_is_source: GraphArray,  # (), whether the frozen ones are
 ) -> GraphArray:  # ()
     """The ratio that decides: both must agree where only the aligned answers look shuffled."""
-    allowed = errors / DOUBTED
+    allowed = errors / ERROR_TOLERANCE
     both = where(allowed > norms, allowed, norms)
     return where(is_source, where(frozen_is_source, norms, both), errors)
 

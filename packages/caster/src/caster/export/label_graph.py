@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 
 from caster.core import class_prior, stream_labels
 from caster.core.label_chain import (
-    AGREED,
-    BOUND,
     EPSILON,
     HISTORY,
     LOG_PRIOR,
-    MOST,
+    MAX_EVIDENCE,
+    MAX_FREQUENCY,
     NEGLIGIBLE,
     RHO,
-    SURPLUS,
+    RUN_SURPLUS,
+    SOURCE_WEIGHT,
     WINDOW,
     LabelChain,
 )
@@ -90,12 +90,12 @@ class ChainGraph:
 
     @property
     def frequencies(self) -> GraphArray:  # (C,)
-        """Class frequencies so far, shrunk towards the source's mixture and at most `MOST`."""
-        found = (self.totals + AGREED * self.prior) / (self.count + AGREED)
+        """Class frequencies so far: shrunk towards the source's, and at most `MAX_FREQUENCY`."""
+        found = (self.totals + SOURCE_WEIGHT * self.prior) / (self.count + SOURCE_WEIGHT)
         largest = found.max()
         source = where(is_first_maximum(found), self.prior, 0.0).sum()
-        share = (largest - MOST) / (largest - source)
-        above = (largest > MOST) & (source < MOST)
+        share = (largest - MAX_FREQUENCY) / (largest - source)
+        above = (largest > MAX_FREQUENCY) & (source < MAX_FREQUENCY)
         return where(above, found + share * (self.prior - found), found)
 
     def observe(self, p: GraphArray) -> tuple[Self, GraphArray]:  # (n, C) -> and (C,)
@@ -115,7 +115,7 @@ class ChainGraph:
         fading = exp(rate * (n - 1.0 - arange(length(p)).astype(np.float64)))
         faded = exp(rate * n)
         evidence = faded * self.evidence + fading @ gains
-        seen = replace(seen, evidence=minimum(maximum(evidence, -BOUND), BOUND))
+        seen = replace(seen, evidence=minimum(maximum(evidence, -MAX_EVIDENCE), MAX_EVIDENCE))
         sums, entropies = faded * self.sums, faded * self.entropies
 
         def grown() -> list[GraphArray]:
@@ -254,15 +254,15 @@ def believed_prior(
         def estimated() -> list[GraphArray]:
             pi = estimated_prior(p, pi_s, n_classes)
             information = entropy(p.mean(0)) - entropy(p).mean()
-            is_contradicted = information > entropy(pi) + class_prior.SURPLUS * log_C
+            is_contradicted = information > entropy(pi) + class_prior.PRIOR_SURPLUS * log_C
             return [
                 where(is_contradicted, pi_s, pi),
                 where(is_contradicted, doubted, prior),
             ]
 
-        small = gain < class_prior.DOUBTED
+        small = gain < class_prior.MIN_GAIN_DOUBTED
         return choose(
-            (gain < class_prior.BELIEVED) | (length(p) < class_prior.ENOUGH),
+            (gain < class_prior.MIN_GAIN_BELIEVED) | (length(p) < class_prior.ENOUGH),
             lambda: [pi_s + 0.0, where(small, source, doubted)],
             estimated,
         )
@@ -318,7 +318,7 @@ class LabelGraph:
             return [prior, where(is_doubted, number_of("doubted"), kind)]
 
         prior, kind = choose(
-            is_evident & (chain.surplus < SURPLUS),
+            is_evident & (chain.surplus < RUN_SURPLUS),
             lambda: [chain.prior + 0.0, number_of("runs") + 0],
             shuffled,
         )

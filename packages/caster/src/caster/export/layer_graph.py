@@ -908,7 +908,7 @@ class _Step:
         p = softmax(logits.astype(np.float64))
 
         def by_labels() -> list[GraphArray]:
-            answers = maximum(labels.answers(p), layer_transport.RARE)
+            answers = maximum(labels.answers(p), layer_transport.MIN_PROBABILITY)
             return [log(answers).astype(np.float32)]
 
         unchanged = labels.is_kind("source") | labels.is_kind("doubted")

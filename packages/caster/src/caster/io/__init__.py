@@ -1,4 +1,4 @@
-"""Files in and out: images, feature files, prediction tables, the feature cache."""
+"""Read and write files: images, feature files, prediction tables, the feature cache."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""The feature cache: outputs of a model on disk, so that no image goes through it twice.
+"""The feature cache: model outputs on disk, so that no image passes through a model twice.
 
 An entry is a folder named by a digest of what determines its content: model, preprocessing and
 images. Rows are appended in the order of the images. Until an entry is complete its folder ends in
@@ -332,8 +332,7 @@ class EntryWriter:
         with _disk_errors(self.folder.parent):
             shutil.rmtree(self.folder)
             self.folder.mkdir()
-        before = self.manifest
-        self.manifest = Manifest(description=before.description)
+        self.manifest = Manifest(description=self.manifest.description)
 
     def _close_arrays(self) -> None:
         for array in self._arrays.values():

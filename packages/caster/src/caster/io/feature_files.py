@@ -39,25 +39,20 @@ class FeatureFile(Protocol):
     @property
     def path(self) -> Path:
         """Path of the file."""
-        ...
 
     @property
     def rows(self) -> int:
         """Number of rows."""
-        ...
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the arrays."""
-        ...
 
     def read(self, name: str) -> NDArray[Any]:
         """Read a whole array."""
-        ...
 
     def chunks(self, names: tuple[str, ...], rows: int) -> Iterator[tuple[NDArray[Any], ...]]:
         """Read these arrays side by side, `rows` at a time; the last chunk may be shorter."""
-        ...
 
 
 def open_features(

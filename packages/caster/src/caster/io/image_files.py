@@ -1,4 +1,4 @@
-"""Image files: decoded to RGB with Pillow (the extra `images`), listed by folder or in a file."""
+"""Image files: list them from folders or text files, and decode them to RGB with Pillow."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ class FileImages(Images):
         return stat_digest(files, *extra)
 
     def part(self, rows: NDArray[np.intp]) -> FileImages:
-        """Some of the images, with a digest of their own."""
+        """Select some of the images, with a digest of their own."""
         labels = None if self.labels is None else self.labels[rows]
         names = tuple(self.names[row] for row in rows)
         return replace(self, names=names, labels=labels, skipped=())

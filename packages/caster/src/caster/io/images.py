@@ -1,4 +1,4 @@
-"""Open any source of images."""
+"""Open images from any source: a folder, files, a list, an .npz file or a published set."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def encode(labels: Labels, classes: Labels) -> NDArray[np.int64]:  # (n,), (C,) 
 
 
 class LabelIndex:
-    """Number labels in the order in which they come, before all of them are known.
+    """Number labels in order of first appearance, before all of them are known.
 
     >>> index = LabelIndex()
     >>> index(as_labels(["dog", "cat", "dog"])), index(as_labels(["ape", "cat"]))
@@ -115,18 +115,18 @@ class LabelIndex:
         self._numbers: dict[Any, int] = {}
 
     def __call__(self, labels: Labels) -> NDArray[np.int64]:  # (n,)
-        """Return the number of every label, and number those that are new."""
+        """Return the number of every label, assigning numbers to new ones."""
         self._parts.append(labels)
         numbers = (self._numbers.setdefault(v, len(self._numbers)) for v in labels.tolist())
         return np.fromiter(numbers, dtype=np.int64, count=len(labels))
 
     @property
     def classes(self) -> Labels:  # (C,)
-        """The distinct labels so far, as of `unique_labels`."""
+        """Distinct labels so far, in the order of `unique_labels`."""
         return unique_labels(as_labels(np.concatenate(self._parts)))
 
     def of(self, classes: Labels) -> NDArray[np.int64]:  # (C,)
-        """Return the numbers of these classes; one that has not come is an error."""
+        """Return the numbers of these classes; an unknown class is an error."""
         try:
             return np.array([self._numbers[label] for label in classes.tolist()])
         except KeyError as missing:
@@ -136,7 +136,7 @@ class LabelIndex:
 def is_by_class(labels: Labels | None) -> bool:
     """Whether labels are sorted by class, so that batches in this order have few classes.
 
-    They are if the label changes at most half as often as in random order: a list that goes
+    This is so if the label changes at most half as often as in random order: a list that runs
     through the classes twice, such as pets:trainval, is no better than one that does so once.
 
     >>> is_by_class(np.array(["cat", "cat", "dog"])), is_by_class(np.array(["cat", "dog", "cat"]))
@@ -165,7 +165,7 @@ def from_json(text: str) -> Labels:
     """
     stored = json.loads(text)
     if not isinstance(stored["labels"], list) or not STORABLE.fullmatch(stored["dtype"]):
-        raise CasterError("its labels are not labels")
+        raise CasterError("its labels have an unsupported format")
     dtype, values = np.dtype(stored["dtype"]), [_unpack(v) for v in stored["labels"]]
     _check_bytes(dtype, len(values))
     labels = as_object_array(values)

@@ -1,8 +1,8 @@
 """Layer moments in state files: all sites concatenated, covariances as packed upper triangles.
 
-Moments of classes are stored relative to those of all samples, in float16: for every class and
-channel (m_c - m) / sqrt(v) and sqrt(v_c / v). This is precise to 1e-3 of the channel's standard
-deviation, whatever its unit, and a quarter of float64 sums.
+Class moments are stored relative to those of all samples, in float16: for every class and channel,
+(m_c - m) / sqrt(v) and sqrt(v_c / v). This is precise to 1e-3 of the channel's standard deviation,
+whatever its unit, and takes a quarter of the size of float64 sums.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ LAYER_ARRAYS = ("layer_means", "layer_variances")
 FULL, FULL_ARRAY = "full", "layer_covariances"  # of sites that can have full maps
 CLASSES, CLASS_ARRAYS = "classes", ("layer_class_means", "layer_class_deviations")
 CLASS_DTYPE = np.float16
-# Of all class moments of a state. A ResNet-50 of 1,000 ImageNet classes has 33 MB of covariances in
-# its features, and its state should stay below 60 MB.
+# Largest size of all class moments of a state. The feature covariances of a ResNet-50 with 1,000
+# ImageNet classes take 33 MB, and its state should stay below 60 MB.
 CLASS_BYTES = 24_000_000
-CLASS_ROUNDING = 2**-9  # at most, of pooled moments in units of a standard deviation or variance
-ROUNDING = 1e-4  # relative to a trace: moments of a layer are sums of float32 products
+CLASS_ROUNDING = 2**-9  # largest error of pooled moments, in standard deviations or variances
+ROUNDING = 1e-4  # relative to a trace: layer moments are sums of float32 products
 AT_ONCE = 16  # matrices checked together: they fit the CPU cache
 
 Layers = dict[Site, ChannelMoments]
@@ -160,13 +160,13 @@ def unpack_layers(arrays: Arrays, rows: list[SiteRow]) -> Layers:
     return layers
 
 
-# --- moments of classes --------------------------------------------------------------------------
+# --- class moments -------------------------------------------------------------------------------
 
 
 def class_sites(widths: Mapping[Site, int], n_classes: int) -> set[Site]:
-    """Sites whose class moments a state stores: the deepest, as many as `CLASS_BYTES` hold.
+    """Sites whose class moments are stored: as many of the deepest as fit `CLASS_BYTES`.
 
-    The shallowest go without, since their moments depend least on the classes.
+    Moments of the shallowest sites depend least on the classes.
 
     >>> sites = [Site(f"blocks.{i}", "out", -1) for i in range(24)]
     >>> len(class_sites(dict.fromkeys(sites, 1024), n_classes=1000))
@@ -183,7 +183,7 @@ def class_sites(widths: Mapping[Site, int], n_classes: int) -> set[Site]:
 
 
 def round_classes(classes: ClassChannelMoments, pooled: ChannelMoments) -> ClassChannelMoments:
-    """Round class moments to what a file gives back, for pooled moments as it stores them.
+    """Round class moments as saving and loading would, relative to stored pooled moments.
 
     >>> pooled = ChannelMoments(2.0, np.float32([2.0]), np.float32([5.0]))
     >>> found = ClassChannelMoments(np.ones(2), np.array([[1.0], [3.0]]), np.array([[4.0], [4.0]]))
@@ -196,9 +196,9 @@ def round_classes(classes: ClassChannelMoments, pooled: ChannelMoments) -> Class
 def _relative(
     classes: ClassChannelMoments, pooled: ChannelMoments
 ) -> tuple[NDArray[Any], NDArray[Any]]:  # (C, c), (C, c)
-    """Means and deviations in standard deviations of all samples, in float16.
+    """Means and standard deviations in units of the pooled standard deviation, in float16.
 
-    A channel that is constant up to rounding has no unit: all its classes are as the whole.
+    A channel that is constant up to rounding has no unit: its classes get the pooled moments.
     """
     mean, deviation = _unit(pooled)
     steps, variances = classes.means - mean, classes.variances
@@ -211,12 +211,12 @@ def _relative(
 
 
 def _absolute(
-    means: NDArray[Any],  # (C, c), as of `_relative`
+    means: NDArray[Any],  # (C, c), from `_relative`
     deviations: NDArray[Any],  # (C, c)
     counts: NDArray[Any],  # (C,)
     pooled: ChannelMoments,
 ) -> ClassChannelMoments:
-    """Class moments in the channels' units, in float64: they round to the same float16 again."""
+    """Class moments in the channels' units, in float64, so that rounding them again is exact."""
     z, s = means.astype(np.float64), deviations.astype(np.float64)
     pi = counts / counts.sum()
     law = np.abs(pi @ z), np.abs(pi @ (z**2 + s**2) - 1)
@@ -227,9 +227,7 @@ def _absolute(
 
 
 def _unit(pooled: ChannelMoments) -> tuple[NDArray[Any], NDArray[Any]]:  # (c,), (c,)
-    wide = (part.astype(np.float64) for part in (pooled.mean, pooled.variance))
-    mean, variance = wide
-    return mean, np.sqrt(variance)
+    return pooled.mean.astype(np.float64), np.sqrt(pooled.variance.astype(np.float64))
 
 
 # --- symmetric matrices --------------------------------------------------------------------------
@@ -267,7 +265,7 @@ def unpacked(
 
 def check_semidefinite(
     covariances: NDArray[Any],  # (n, k, k), symmetric
-    rounding: float,  # relative to a trace: what rounding may take from an eigenvalue
+    rounding: float,  # largest rounding error of an eigenvalue, relative to the trace
     name: str,
 ) -> None:
     """Raise if a covariance has an eigenvalue that is negative beyond rounding.
@@ -277,7 +275,7 @@ def check_semidefinite(
         ...
     caster.errors.CasterError: its covariances are not positive semidefinite
     """
-    tiny = np.finfo(np.float32).tiny  # a class or channel may not vary at all
+    tiny = np.finfo(np.float32).tiny  # for a class or channel that does not vary
     identity = np.eye(covariances.shape[-1])
     for start in range(0, len(covariances), AT_ONCE):
         chunk = covariances[start : start + AT_ONCE].astype(np.float64)

@@ -1,4 +1,4 @@
-"""Tables of predictions, written row by row as CSV or Parquet."""
+"""Prediction tables, written batch by batch as CSV or Parquet."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any, Protocol
 from caster.errors import CasterError
 from caster.io.files import as_utf8, check_writable, replacing
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "'")  # and ', so that one ' can always be removed
+# Prefixes of formulas in a spreadsheet, and ', so that removing one ' always restores the text.
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "'")
 Columns = dict[str, list[Any]]
 
 
@@ -20,11 +21,10 @@ class Table(Protocol):
 
     def write(self, columns: Columns) -> None:
         """Append rows, as columns of equal length."""
-        ...
 
 
 def check_table(path: Path, spreadsheet_safe: bool = False, *inputs: Path) -> None:
-    """Reject an output of another kind, or one that cannot be written."""
+    """Raise for an output that is not .csv or .parquet, or that cannot be written."""
     check_writable(path, *inputs)
     if path.suffix not in (".csv", ".parquet"):
         raise CasterError(f"{path} must end in .csv or .parquet")
@@ -61,7 +61,7 @@ def open_table(path: Path, spreadsheet_safe: bool = False) -> Iterator[Table]:
 
 
 class CsvTable:
-    """A table in an open CSV file; `started` if that has its header already."""
+    """A table in an open CSV file; `started` if the file already has a header."""
 
     def __init__(self, stream: Any, spreadsheet_safe: bool, started: bool = False) -> None:
         self.writer = csv.writer(stream)

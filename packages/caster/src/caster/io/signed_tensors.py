@@ -86,10 +86,10 @@ def write(arrays: Arrays, metadata: Texts, path: AnyPath, key: Key | None = None
 def read(
     path: AnyPath,
     kind: str,  # "a caster state file"
-    maker: str,  # the command that makes one
-    check: Callable[[Texts], None],  # of the metadata, before any array is read
+    maker: str,  # the command that writes one
+    check: Callable[[Texts], None],  # checks the metadata before any array is read
     error: type[CasterError] = CasterError,
-    key: Key | None = None,  # that it must be signed with
+    key: Key | None = None,  # to verify the signature with
 ) -> tuple[Arrays, Texts]:
     """Read arrays and metadata; reject a damaged or edited file, or one not signed with the key."""
     signer = None if key is None else key_bytes(key)
@@ -110,9 +110,9 @@ def read(
     except OSError as problem:
         raise error(f"cannot read {path}: {problem.strerror or problem}") from None
     except MemoryError:
-        raise error(f"{path} is larger than the memory that is free") from None
+        raise error(f"{path} does not fit into free memory") from None
     except (SafetensorError, AttributeError, OverflowError, TypeError, ValueError):
-        # The last four: a dtype or shape that NumPy does not have.
+        # The last four: a dtype or shape that NumPy does not support.
         raise error(f"{path} is truncated, damaged or not {kind}") from None
     digest = content_digest(arrays, metadata)
     if digest != metadata.get(DIGEST):
@@ -132,11 +132,11 @@ def _signature(key: Key, digest: str) -> str:
 
 
 def _ordered_header(content: bytes) -> bytes:
-    """The header with sorted metadata, which safetensors writes in a hash table's random order."""
+    """Sort the metadata in the header: safetensors writes them in random order."""
     header = json.loads(content[8 : 8 + _header_bytes(content)])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # arrays are aligned
+    text += b" " * (-len(text) % 8)  # align the arrays
     return len(text).to_bytes(8, "little") + text
 
 

@@ -1,4 +1,4 @@
-"""Subsets of images and feature files, in their own order, and the choice of rows."""
+"""Choose rows, and restrict images and feature files to them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Rows = NDArray[np.intp]  # (n,), increasing
 
 
 def check_limit(limit: int | None) -> None:
-    """Reject a limit that leaves nothing."""
+    """Raise for a limit below 1."""
     if limit is not None and limit < 1:
         raise CasterError(f"the limit must be at least 1, not {limit}")
 
@@ -63,12 +63,12 @@ def over_classes(labels: Labels, limit: int | None) -> Rows:
 
 
 def some_images(images: Images, rows: Rows) -> Images:
-    """Take these images; returns the source itself for all of them."""
+    """Restrict images to these rows; returns the source itself for all rows."""
     return images if len(rows) == len(images) else ImageSubset(images, rows)
 
 
 def some_features(file: FeatureFile, rows: Rows) -> FeatureFile:
-    """Take these rows; returns the file itself for all of them."""
+    """Restrict a feature file to these rows; returns the file itself for all rows."""
     return file if len(rows) == file.rows else FeatureSubset(file, rows)
 
 

@@ -1,1 +1,1 @@
-"""Watch streams: a log of every batch, drift, risk and estimated accuracy, and their page."""
+"""Monitor streams: a log of every batch, drift, risk, estimated accuracy, and an HTML page."""

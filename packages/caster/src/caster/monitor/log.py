@@ -1,8 +1,8 @@
 """The log of a stream: one line of JSON per batch, append-only, in segments of bounded size.
 
-A segment begins with where the stream stood at its start, so that the newest one is enough to
-continue from and to show. A crash can tear only the last line: it is ignored when reading, and cut
-off by the next writer. A stream has one writer at a time.
+A segment starts with a snapshot of the monitor, so the newest segment is enough to continue the log
+and to show the stream. A crash can damage only the last line, which readers ignore and the next
+writer removes. A stream has one writer at a time.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from caster.monitor.summary import Record, Summarizer
 from caster.state import State
 
 FORMAT = "caster-log 1"
-SEGMENT_BYTES = 2**19  # a segment is closed above this size: readers go through a whole one
-SEGMENTS = 32  # the newest are kept
-MEMORY = 65_536  # samples whose answers a label can be compared with
-LABELLED = -1  # instead of an answer: no label can be compared with it
-LONGEST_ID = 200  # bytes of its quoted form, which names files
+SEGMENT_BYTES = 2**19  # size above which a segment is closed: readers read whole segments
+SEGMENTS = 32  # older ones are deleted
+MEMORY = 65_536  # most recent samples that can still be labelled
+LABELLED = -1  # instead of an answer, if it already has a label or is unknown
+LONGEST_ID = 200  # bytes of its quoted form, which is a file name
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +44,8 @@ logger = logging.getLogger(__name__)
 class StreamLog:
     """Append the batches and labels of one stream to its log.
 
-    With the `state` that answers, the log holds drift, risk and estimated accuracy if the state
-    has a sketch. `monitor` is where the stream stands; an existing log is continued.
+    With the `state` of the adapter, the log includes drift, risk and estimated accuracy if the
+    state has a sketch. `monitor` summarises the stream so far. An existing log is continued.
 
     >>> import tempfile
     >>> import caster
@@ -88,14 +88,14 @@ class StreamLog:
             raise CasterError(f"cannot log to {self.folder}: {error.strerror}") from None
 
     def append(self, adaptation: Adaptation, *, position: int, time: float) -> None:
-        """Log a batch that begins at this position of the stream, at this time in seconds."""
+        """Log a batch that starts at this position of the stream, at this time in seconds."""
         self._write(self._summarizer.record(adaptation, position=position, time=time))
         self._remember(classes_of(adaptation.scores), position)
 
     def feedback(self, ids: Any, labels: Any, *, betting: BettingTest, time: float) -> None:
-        """Log true labels of samples, and the test of adapted against frozen answers after them.
+        """Log true labels of samples, and the resulting test of adapted against frozen answers.
 
-        Labels of samples that this object did not log, or longer ago, only count in that test.
+        Labels of samples that are too old, or that this object did not log, count only in the test.
         """
         if self._state is None:
             raise CasterError("labels can be logged only with {argument}", argument="state")
@@ -127,14 +127,14 @@ class StreamLog:
         self._answers[ids % MEMORY] = answers[-MEMORY:]
 
     def _answer(self, i: int) -> int:
-        """The answer to a sample that has no label yet; else, or if it is unknown, LABELLED."""
+        """Answer to a sample without a label; LABELLED if it has one or is unknown."""
         first, end = self._first_answer, self.monitor.position
         if self._answers is None or first is None or not max(first, end - MEMORY) <= i < end:
             return LABELLED
         return int(self._answers[i % MEMORY])
 
     def _write(self, record: Record) -> None:
-        """Append a line, whole or not at all, and begin another segment if this one is full."""
+        """Append a line atomically, in a new segment if this one is full."""
         line = json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
         try:
             if self._path.stat().st_size > self._header_bytes + SEGMENT_BYTES:
@@ -152,18 +152,18 @@ class StreamLog:
         self.monitor.update(record)
 
     def _open(self) -> tuple[StreamMonitor, Path]:
-        """Continue the newest segment, unless it is of another state, or begin the first one."""
+        """Continue the newest segment, or begin one if there is none for this state."""
         segments = _segments(self.folder, self.stream_id)
         if segments:
             try:
                 header, monitor, end = _replay(segments[-1])
-            except CasterError as error:  # it must not stop the stream, nor others of a server
-                logger.warning("%s: renamed, and begun again", error)
+            except CasterError as error:  # a damaged log must not stop the stream or a server
+                logger.warning("%s: renamed, and a new log started", error)
                 move_into_place(segments[-1], segments[-1].with_suffix(".damaged"))
                 return _monitor(self._header), self._begin_segment(None)
             self._header_bytes = next(_lines(segments[-1]))[1]
             if all(header[name] == value for name, value in self._header.items()):
-                os.truncate(segments[-1], end)  # a torn line
+                os.truncate(segments[-1], end)  # remove an incomplete line
                 return monitor, segments[-1]
         return _monitor(self._header), self._begin_segment(None)
 
@@ -211,7 +211,7 @@ def newest(folder: AnyPath, since: float = 0.0) -> dict[str, Path]:
 
 
 def read(folder: AnyPath, stream_id: str) -> StreamMonitor:
-    """Where a stream stands, from its newest segment."""
+    """Read the monitor of a stream, from its newest segment."""
     segments = _segments(Path(folder), stream_id)
     if not segments:
         raise CasterError(f"{folder} has no log of a stream {visible(stream_id)!r}")
@@ -219,12 +219,12 @@ def read(folder: AnyPath, stream_id: str) -> StreamMonitor:
 
 
 def read_segment(path: Path) -> StreamMonitor:
-    """Where a stream stood at the end of a segment."""
+    """Read the monitor of a stream at the end of a segment."""
     return _replay(path)[1]
 
 
 def _replay(path: Path) -> tuple[Record, StreamMonitor, int]:
-    """The header of a segment, the monitor after its last whole line, and where that ends."""
+    """Header of a segment, the monitor after its last complete line, and the end of that line."""
     lines = _lines(path)
     try:
         header, end = next(lines)
@@ -242,7 +242,7 @@ def _replay(path: Path) -> tuple[Record, StreamMonitor, int]:
 
 
 def _lines(path: Path) -> Iterator[tuple[Record, int]]:
-    """Every whole line and where it ends."""
+    """Yield every complete line and its end."""
     end = 0
     with open_regular(path) as file:
         for line in file:

@@ -1,4 +1,4 @@
-"""Streams of a folder of logs as data, and as one self-contained HTML page that draws it."""
+"""Summarise the streams in a folder of logs as JSON, and as a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from caster.monitor import log
 from caster.monitor.stream_monitor import ALARMS, StreamMonitor
 from caster.monitor.summary import Record
 
-AS_THEY_ARE = (  # in a monitor
+COPIED = (  # attributes of a monitor
     *("classes", "batches", "accepted", "acceptance", "repeated", "ratio", "drift", "cause"),
     *("accuracy", "labels", "labelled_errors", "betting"),
 )
-TIMELINES = 24  # streams drawn batch by batch, the last active ones; the others are in the table
+TIMELINES = 24  # most recently active streams, drawn batch by batch; all are in the table
 
 
 def from_folder(folder: AnyPath, stream: str | None = None, now: float | None = None) -> Record:
-    """Data of every stream that has a log in a folder, or of one of them."""
+    """Data of one stream, or of all that have a log in a folder."""
     if stream is not None:
         return from_monitors([log.read(folder, stream)], now) | {"damaged": []}
     monitors, damaged = list[StreamMonitor](), list[str]()
@@ -35,7 +35,7 @@ def from_folder(folder: AnyPath, stream: str | None = None, now: float | None = 
 
 
 def from_monitors(monitors: Iterable[StreamMonitor], now: float | None = None) -> Record:
-    """Data of streams at a time, as JSON: alarms and the last active streams come first."""
+    """Data of streams as JSON, ordered by alarms and then by last activity."""
     found = sorted(monitors, key=lambda m: (-len(m.active), -_last_time(m), m.stream))
     return {
         "time": now,
@@ -49,13 +49,13 @@ def from_monitors(monitors: Iterable[StreamMonitor], now: float | None = None) -
 
 
 def render(data: Record, live: str | None = None) -> str:
-    """The page; with the address of its data, `live`, it asks for them every few seconds.
+    """Render the page; with `live`, the address of its data, it reloads them every few seconds.
 
     >>> render(from_monitors([]), live="monitor.json").startswith("<!DOCTYPE html>")
     True
     """
     template = files("caster.monitor").joinpath("page.html").read_text("utf-8")
-    # "<" could end the element that holds the data
+    # "<" could close the element that contains the data
     embedded = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
     return template.replace("__LIVE__", json.dumps(live).replace("<", "\\u003c")).replace(
         "__DATA__", embedded
@@ -66,7 +66,7 @@ def _stream(monitor: StreamMonitor, drawn: bool) -> Record:
     return {
         "name": monitor.stream,
         "samples": monitor.position,
-        **{name: getattr(monitor, name) for name in AS_THEY_ARE},
+        **{name: getattr(monitor, name) for name in COPIED},
         "reasons": dict(monitor.reasons.most_common()),
         "calibrated": monitor.calibrations is not None,
         "risk": _risk(monitor.risk),

@@ -1,4 +1,4 @@
-"""Prometheus metrics of streams, as plain values: whoever serves them formats them."""
+"""Prometheus metrics of streams, as plain values for the server to format."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ HELP: dict[str, tuple[Literal["counter", "gauge"], str]] = {
 
 
 def metrics(monitors: Iterable[StreamMonitor]) -> Iterator[Metric]:
-    """Every metric of every stream; samples of one metric follow each other, as Prometheus wants.
+    """Yield all metrics of all streams, grouped by metric as Prometheus requires.
 
     >>> first, *_ = metrics([StreamMonitor("camera 7", [], None)])
     >>> first.name, first.labels, first.value

@@ -1,4 +1,4 @@
-"""Where a stream stands, from the records of its log: totals, tests, estimates and alarms."""
+"""Monitor of a stream, from the records of its log: totals, tests, estimates and alarms."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ from caster.monitor.summary import LEVEL, Record, calibration_of
 from caster.state import Sketch
 
 TOLERANCE = 0.05  # by which a risk may exceed the source's
-CONSECUTIVE = 2  # such windows ring an alarm
-RECENT = 512  # samples behind an estimate of accuracy
-POINTS = 240  # batches of the timeline
-MOST_ALARMS = 100
-SOURCE_BOUNDS = 3  # upper bounds on the source behind a limit without labels
+CONSECUTIVE = 2  # windows with drift that raise an alarm
+RECENT = 512  # samples in an estimate of accuracy
+POINTS = 240  # batches in the timeline
+MOST_ALARMS = 100  # older ones are dropped
+SOURCE_BOUNDS = 3  # upper bounds on the source that the limit without labels combines
+STORED = (  # attributes that a snapshot stores unchanged
+    *("position", "batches", "accepted", "repeated", "labels", "labelled_errors"),
+    *("betting", "drift"),
+)
 
-ALARMS = {  # what each means, and what to do
+ALARMS = {  # meaning, and what to do
     "images": (
         "Images look different from the source, whatever their classes.",
         "Check the camera and the preprocessing; label some samples to see whether answers suffer.",
@@ -47,23 +51,23 @@ ALARMS = {  # what each means, and what to do
 
 @dataclass
 class Alarm:
-    """An alarm: since which position, and until which; None: it lasts."""
+    """An alarm, with the positions of its start and end."""
 
     kind: str
     position: int
     time: float
-    until: int | None = None
+    until: int | None = None  # None: still active
 
 
 def limits(
     calibrations: Mapping[str, Calibration], tolerance: float, alpha: float
 ) -> tuple[float, float]:
-    """Largest risk without an alarm: of uncertain answers, and of labelled errors.
+    """Largest risks without an alarm: of uncertain answers, and of labelled errors.
 
-    An answer above the threshold is wrong, or right and uncertain. If the latter are no more
-    frequent than on the source, more answers above the threshold than this limit are more errors
-    than on the source, by more than the tolerance (Schirmer et al. 2025). Either limit is too low
-    with probability at most alpha / 2.
+    An answer above the threshold of uncertainty is either wrong, or correct but uncertain. If the
+    latter are no more frequent than on the source, a rate above the first limit means that the
+    error rate exceeds the source's by more than the tolerance (Schirmer et al. 2025). Either limit
+    is too low with probability at most alpha / 2.
 
     >>> calibration = Calibration(0.1, samples=512, errors=26, correct_above=10, confidence=0.95)
     >>> both = {"frozen": calibration, "adapted": calibration}
@@ -81,7 +85,7 @@ def limits(
 class StreamMonitor:
     """Totals, tests and a timeline of the last batches of one stream; `update` adds a record.
 
-    Without a sketch of the source there is neither drift nor risk nor estimated accuracy.
+    Drift, risk and estimated accuracy need a sketch of the source.
     """
 
     def __init__(
@@ -114,8 +118,8 @@ class StreamMonitor:
     def update(self, record: Record) -> None:
         """Add a record of the log.
 
-        Position 0 is a new stream. Batches before the current position were answered again after a
-        restart: they are counted, and change nothing else.
+        Position 0 starts a new stream. A batch before the current position was answered again after
+        a restart: it is counted as repeated, and nothing else changes.
         """
         if record["kind"] == "feedback":
             self._learn(record)
@@ -139,29 +143,29 @@ class StreamMonitor:
 
     @property
     def active(self) -> list[Alarm]:
-        """Alarms that last."""
+        """Alarms that are still active."""
         return [alarm for alarm in self.alarms if alarm.until is None]
 
     @property
     def acceptance(self) -> float | None:
-        """Share of the batches on the timeline that were accepted."""
+        """Fraction of accepted batches in the timeline."""
         return sum(p["accepted"] for p in self.points) / len(self.points) if self.points else None
 
     @property
     def ratio(self) -> float | None:
-        """Last certificate that was measured."""
+        """Last measured certificate."""
         return next((p["ratio"] for p in reversed(self.points) if p["ratio"] is not None), None)
 
     @property
     def accuracy(self) -> Record:
-        """Estimates for the last samples: frozen, adapted and served answers."""
+        """Estimates for the last samples, for frozen, adapted and served answers."""
         return self.points[-1]["accuracy"] if self.points else {}
 
     @property
     def cause(self) -> str | None:
-        """What differed in the last window: "images", "classes" or nothing.
+        """Cause of drift in the last window: "images", "classes" or None.
 
-        Images that look different change predicted classes too, so they are the first suspect.
+        Images come first, because images that look different also change the predicted classes.
         """
         if self.drift is None:
             return None
@@ -214,7 +218,7 @@ class StreamMonitor:
                 alarm.until = record["position"]
 
     def _estimates(self) -> Record:
-        """Of every kind of answer: the estimate, its interval, and the two behind it."""
+        """For every kind of answer: the estimate, its interval, and its two components."""
         if self.calibrations is None:
             return {}
         found = {name: self._estimate(name, served=False) for name in self.calibrations}
@@ -225,7 +229,7 @@ class StreamMonitor:
         return {name: [round(v, 4) for v in values] for name, values in shown.items() if values}
 
     def _estimate(self, name: str, served: bool) -> tuple[int, list[float]] | None:
-        """Samples and estimates of the last batches that have this answer, or got it."""
+        """Samples and estimates of the last batches with this answer, or served with it."""
         assert self.calibrations is not None
         samples = above = seen = 0
         total, layers = 0.0, False
@@ -246,32 +250,23 @@ class StreamMonitor:
         e = estimate(calibration, samples, above, total / samples)
         return samples, [e.value, e.low, e.high, e.atc, e.doc]
 
-    # --- a snapshot, which begins every segment of the log ------------------------------------
+    # --- a snapshot, which begins every segment of the log ---------------------------------------
 
     def snapshot(self) -> Record:
-        """Everything it knows, as JSON."""
-        risks = {name: _plain(getattr(self, name)) for name in ("risk", "labelled_risk")}
+        """The whole state as JSON."""
         return {
-            "position": self.position,
-            "batches": self.batches,
-            "accepted": self.accepted,
-            "repeated": self.repeated,
+            **{name: getattr(self, name) for name in STORED},
             "reasons": dict(self.reasons),
-            "labels": self.labels,
-            "labelled_errors": self.labelled_errors,
-            "betting": self.betting,
-            "drift": self.drift,
             "points": list(self.points),
             "alarms": [asdict(alarm) for alarm in self.alarms],
             "streaks": self._streaks,
-            **risks,
+            **{name: _plain(getattr(self, name)) for name in ("risk", "labelled_risk")},
         }
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
         """Continue from a `snapshot`."""
-        for name in ("position", "batches", "accepted", "repeated", "labels", "labelled_errors"):
+        for name in STORED:
             setattr(self, name, snapshot[name])
-        self.betting, self.drift = snapshot["betting"], snapshot["drift"]
         self.reasons = Counter(snapshot["reasons"])
         self.points.extend(snapshot["points"])
         self.alarms = [Alarm(**alarm) for alarm in snapshot["alarms"]]

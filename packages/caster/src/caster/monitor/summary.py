@@ -1,4 +1,4 @@
-"""What the log stores of a batch: verdict, classes, confidences and, per window, drift."""
+"""Summarise a batch for the log: verdict, classes, confidences and, once per window, drift."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from caster.core import drift
 from caster.core.adaptation import Adaptation, classes_of
 from caster.core.arrays import as_real_array, to_numpy
 from caster.core.class_prior import estimated_prior
-from caster.core.discriminant import probabilities
+from caster.core.discriminant import host_probabilities
 from caster.core.linalg import Array
 from caster.state import State
 
-Record = dict[str, Any]  # what a line of the log holds
+Record = dict[str, Any]  # a line of the log
 Floats = NDArray[np.float64]
 
-WINDOW = 256  # samples that are compared with the source together, at least
-MOST = 512  # and at most, of one large batch
-PAUSE = 768  # samples that are not compared after a window like the source: it costs a batch's time
-LEVEL = 0.01  # p-value of a window that differs
+WINDOW = 256  # smallest number of samples that are compared with the source together
+MOST = 512  # samples of one large batch that are used
+PAUSE = 768  # samples to skip after a window without drift: a comparison takes as long as a batch
+LEVEL = 0.01  # p-value up to which a window has drifted
 DIGITS = 6  # of a number in the log
-PRIOR_WEIGHT = 1.0  # of the source's mixture in an estimate of a window's, in samples
+PRIOR_WEIGHT = 1.0  # weight of the source's mixture in the estimate for a window, in samples
 
 
 class Summarizer:
-    """Records of the batches of one stream; features of a window wait until it is full."""
+    """Build the log records of one stream; features are stored until a window is full."""
 
     def __init__(self, state: State | None) -> None:
         self._state = state
         self._sketch = None if state is None else state.sketch
         self._window: list[tuple[Floats, Floats]] = []  # projected features, probabilities
-        self._pause = 0  # samples left in it
+        self._pause = 0  # samples left to skip
 
     def record(self, out: Adaptation, *, position: int, time: float) -> Record:
-        """The record of the next batch, which begins at this position of the stream."""
+        """Build the record of the next batch, which starts at this position of the stream."""
         verdict = out.verdict
         answers = classes_of(out.scores)
         classes, counts = np.unique(answers, return_counts=True)
@@ -68,7 +68,7 @@ class Summarizer:
         }
 
     def _confidence(self, scores: Array, calibration: str) -> list[float | None]:
-        """Mean confidence, and how many samples are above the threshold of uncertainty."""
+        """Mean confidence, and the number of samples above the threshold of uncertainty."""
         uncertainty = 1 - _probabilities(scores).max(axis=1)
         mean = round(float(1 - uncertainty.mean()), DIGITS)
         if self._sketch is None:
@@ -77,7 +77,7 @@ class Summarizer:
         return [mean, int((uncertainty.astype(np.float32) > np.float32(threshold)).sum())]
 
     def _drift(self, out: Adaptation, position: int) -> Record | None:
-        """Distances of the window that this batch completes; None if it completes none."""
+        """Distances of the window that this batch completes, if any."""
         if (
             self._sketch is None
             or self._state is None
@@ -104,19 +104,20 @@ class Summarizer:
 
 
 def calibration_of(answer: str, layers: bool) -> str:
-    """Which calibration an answer has: a fit makes no pass over the source with aligned layers.
+    """Name of the calibration for an answer: aligned layers use that of the frozen model.
 
-    Aligned with its own statistics, the source keeps them, and its answers.
+    A fit runs no pass with aligned layers. Aligning the source with its own statistics would change
+    nothing, so its answers are the frozen model's.
     """
     return "frozen" if layers else answer
 
 
 def compare(window: tuple[Floats, Floats], state: State, rng: np.random.Generator) -> Record:
-    """Drift of a window of projected features and frozen probabilities from the state's sketch."""
+    """Compare a window of projected features and frozen probabilities with the state's sketch."""
     z, p = window
     sketch = state.sketch
     assert sketch is not None
-    rounded = p.astype(np.float16).astype(np.float64)  # as in the sketch: equal values tie
+    rounded = p.astype(np.float16).astype(np.float64)  # as in the sketch, so that ties match
     source = sketch.features.astype(np.float64), sketch.probabilities.astype(np.float64)
     pi = estimated_prior(p, state.moments.priors.astype(np.float64), PRIOR_WEIGHT)
     counts, source_counts = (
@@ -144,6 +145,6 @@ def _rounded(found: Record) -> Record:
     }
 
 
-def _probabilities(scores: Array) -> Floats:  # (n, C); an even row where scores are not finite
-    p = np.asarray(probabilities(to_numpy(as_real_array(scores)).astype(np.float64)))
+def _probabilities(scores: Array) -> Floats:  # (n, C); uniform for scores that are not finite
+    p = host_probabilities(scores)
     return np.where(np.isfinite(p).all(axis=1, keepdims=True), p, 1 / p.shape[1])

@@ -1,10 +1,10 @@
-"""Source statistics in one safetensors file, validated when loaded and saved.
+"""Store source statistics in one safetensors file, validated on loading and saving.
 
-The file holds what cannot be recomputed: U, class means, packed upper triangles of the class
+The file stores what cannot be recomputed: U, class means, packed upper triangles of the class
 covariances, and class counts. Priors, global and pooled moments and the margin follow from these.
-With layers it also holds the moments of every site of the network, concatenated, packed upper
-triangles of those covariances that were measured, and moments of the classes in float16. A sketch
-of the source is there for the monitor, unless it was left out.
+With layers, it also stores the concatenated moments of all sites, packed upper triangles of the
+measured covariances, and class moments in float16. A sketch of the source, for the monitor, is
+optional.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class State:
         return html_table("State", self.summary())
 
     def summary(self) -> dict[str, str]:
-        """Source, sizes and what the state is bound to, in words."""
+        """Source, sizes and the digests that the state is bound to, as text."""
         features, directions = self.moments.U.shape
         digests = (self.model_sha256, self.preprocessing_sha256)
         model, preprocessing = (found and f"{found[:12]}…" for found in digests)
@@ -91,18 +91,18 @@ class State:
         model_sha256: str | None = None,
         preprocessing_sha256: str | None = None,
     ) -> None:
-        """Raise if a digest given here differs from the one the state was fitted with."""
+        """Raise if a given digest differs from that of the fit."""
         if model_sha256 is not None:
             self.check_model(model_sha256)
         if preprocessing_sha256 is not None:
             self.check_preprocessing(preprocessing_sha256)
 
     def check_model(self, sha256: str | None) -> None:
-        """Raise for another model; None: a model without a digest."""
+        """Raise for another model; None stands for a model without a digest."""
         _check_same("model", self.model_sha256, sha256)
 
     def check_preprocessing(self, sha256: str | None) -> None:
-        """Raise for another preprocessing; None: not stated."""
+        """Raise for another preprocessing; None stands for no stated preprocessing."""
         if self.preprocessing_sha256 is None and sha256 is not None:
             raise StateError(
                 "the state was fitted on batches prepared outside caster, so it records no "
@@ -114,25 +114,16 @@ class State:
 
 
 def _check_same(what: str, fitted: str | None, given: str | None) -> None:
-    if given != fitted:
-        if fitted is None:
-            raise StateError(
-                f"the state records no {what}: fit with a model that states it, or allow it with "
-                "{argument}",
-                argument=f"allow_other_{what}",
-            )
-        if given is None:
-            raise StateError(
-                f"the state was fitted with a {what}, and none is given: state the same one, or "
-                "allow it with {argument}",
-                argument=f"allow_other_{what}",
-            )
-        digests = [f"{sha256[:12]}…" for sha256 in (fitted, given)]
-        raise StateError(
-            f"the state was fitted with another {what} (digest {digests[0]}, not {digests[1]}): "
-            "fit again with this one, or allow it with {argument}",
-            argument=f"allow_other_{what}",
-        )
+    if given == fitted:
+        return
+    if fitted is None:
+        problem = f"the state records no {what}: fit with a model that states it"
+    elif given is None:
+        problem = f"the state was fitted with a {what}, but none is given: state the same one"
+    else:
+        digests = f"(digest {fitted[:12]}…, not {given[:12]}…)"
+        problem = f"the state was fitted with another {what} {digests}: fit again with this one"
+    raise StateError(f"{problem}, or allow it with {{argument}}", argument=f"allow_other_{what}")
 
 
 def save(state: State, path: str | os.PathLike[str], key: Key | None = None) -> None:
@@ -149,7 +140,7 @@ def save(state: State, path: str | os.PathLike[str], key: Key | None = None) -> 
 
 
 def digest(state: State) -> str:
-    """SHA-256 of the content: equal for two files if and only if they hold the same."""
+    """SHA-256 of the content, which is equal for two files with the same content."""
     return signed_tensors.content_digest(*_content(state))
 
 
@@ -180,7 +171,7 @@ def _content(state: State) -> tuple[Arrays, dict[str, str]]:
 
 @dataclass(frozen=True)
 class ArraySchema:
-    """Type, shape and least value of a stored array."""
+    """Type, shape and smallest value of a stored array."""
 
     dtype: str
     shape: tuple[str, ...]  # named sizes; the array is expected if all of them are known
@@ -206,7 +197,7 @@ SCHEMA = {
 
 
 def check_arrays(arrays: Arrays, sizes: Mapping[str, int]) -> None:
-    """Raise unless these are exactly the arrays that `SCHEMA` expects for such sizes, and finite.
+    """Raise unless these are exactly the arrays of `SCHEMA` for these sizes, and finite.
 
     >>> check_arrays({"counts": np.array([3, 0])}, {"classes": 2})
     Traceback (most recent call last):
@@ -231,7 +222,7 @@ def check_arrays(arrays: Arrays, sizes: Mapping[str, int]) -> None:
 
 
 def load(path: str | os.PathLike[str], key: Key | None = None) -> State:
-    """Read and validate a state file; with a key, it must be signed with it."""
+    """Read and validate a state file; with a key, check its signature."""
     arrays, metadata = _read(Path(path), key)
     try:
         return _parse(arrays, metadata)
@@ -242,6 +233,7 @@ def load(path: str | os.PathLike[str], key: Key | None = None) -> State:
 def _parse(arrays: Arrays, metadata: dict[str, str]) -> State:
     """Build the state from a file's content; raise unless a fit could have produced it."""
     try:
+        check = json.loads(metadata["source_check"])
         classes = labels.from_json(metadata["classes"])
         rows = read_site_table(metadata["layers"]) if "layers" in metadata else None
         check_arrays(arrays, _sizes(arrays, metadata, len(classes)) | layer_sizes(rows))
@@ -255,7 +247,7 @@ def _parse(arrays: Arrays, metadata: dict[str, str]) -> State:
             caster_version=metadata["caster"],
             layers=None if rows is None else unpack_layers(arrays, rows),
             input_range=_parse_range(json.loads(metadata.get("input_range", "null"))),
-            source_check=_parse_source_check(json.loads(metadata["source_check"])),
+            source_check=None if check is None else SourceCheck(**check),
             sketch=unpack_sketch(arrays, len(classes)),
         )
     except KeyError as error:
@@ -292,12 +284,8 @@ def _parse_head(columns: Any, n_classes: int) -> tuple[int, ...] | None:
     return tuple(columns)
 
 
-def _parse_source_check(found: Any) -> SourceCheck | None:
-    return None if found is None else SourceCheck(**found)
-
-
 def _check_moments(moments: SourceMoments) -> None:
-    """Raise unless these can be moments of labelled features with a nonsingular metric."""
+    """Raise unless these are valid moments with a nonsingular metric."""
     if not moments.U.any(axis=0).all():
         raise CasterError("its U has a direction of length 0")
     check_semidefinite(moments.covariances, ROUNDING, "covariances")
@@ -318,7 +306,7 @@ def _parse_range(ends: list[float] | None) -> tuple[float, float] | None:
 
 
 def array_sizes(state: State) -> list[tuple[str, int]]:
-    """Name and bytes of every stored array."""
+    """Name and size in bytes of every stored array."""
     return [(name, array.nbytes) for name, array in _content(state)[0].items()]
 
 

@@ -1,4 +1,4 @@
-"""A few labelled source samples in the state, for the monitor to compare a stream with."""
+"""Sketch of the source: a few labelled samples, with which the monitor compares a stream."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 from caster.core.estimated_accuracy import Calibration
 from caster.errors import CasterError
 
-SAMPLES = 512  # at most
-NUMBERS = 2**20  # probabilities at most: 2 MiB; fewer samples of more than 2,048 classes
-FEWEST = 32
+SAMPLES = 512  # largest number of samples
+NUMBERS = 2**20  # largest number of probabilities, 2 MiB: fewer samples if above 2,048 classes
+FEWEST = 32  # samples, for any number of classes
 ANSWERS = ("frozen", "adapted")  # columns of `uncertainty` and `wrong`
 PREFIX = "sketch_"  # of its arrays in a state file
 
 
 def sketch_size(n_classes: int) -> int:
-    """Number of samples that a sketch of so many classes holds at most.
+    """Largest number of samples in a sketch of this many classes.
 
     >>> sketch_size(10), sketch_size(10_000)
     (512, 104)
@@ -30,16 +30,16 @@ def sketch_size(n_classes: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Sketch:
-    """Random source samples, each judged by statistics that have not seen it.
+    """Random source samples, each classified with statistics of other samples.
 
-    Adapted answers are those of transport, in batches of 64 source samples.
+    Adapted answers come from transport, in batches of 64 source samples.
     """
 
     features: NDArray[np.float32]  # (m, k), projected on U
     probabilities: NDArray[np.float16]  # (m, C), of the frozen head or, without one, Source-GDA
     labels: NDArray[np.int64]  # (m,), class indices
     uncertainty: NDArray[np.float32]  # (m, 2), 1 - largest probability, by `ANSWERS`
-    wrong: NDArray[np.uint8]  # (m, 2), 1 if the answer is not the label
+    wrong: NDArray[np.uint8]  # (m, 2), 1 if the answer differs from the label
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -50,7 +50,7 @@ class Sketch:
 
     @cached_property
     def calibrations(self) -> dict[str, Calibration]:
-        """What the confidence of either answer means on the source."""
+        """Calibration of the frozen and of the adapted answers on the source."""
         return {
             name: Calibration.of(self.uncertainty[:, i].astype(np.float64), self.wrong[:, i])
             for i, name in enumerate(ANSWERS)
@@ -58,7 +58,7 @@ class Sketch:
 
 
 def unpack_sketch(arrays: dict[str, NDArray[Any]], n_classes: int) -> Sketch | None:
-    """The sketch of a state file, None if it has none; raise for one that no fit can produce."""
+    """Read the sketch of a state file, None if it has none; raise if it is invalid."""
     if f"{PREFIX}labels" not in arrays:
         return None
     sketch = Sketch(**{each.name: arrays[PREFIX + each.name] for each in fields(Sketch)})

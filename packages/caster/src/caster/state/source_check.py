@@ -1,12 +1,12 @@
-"""Accuracy of last-layer transport on its own source, cross-validated by `fit`."""
+"""Accuracy of last-layer transport on the source itself, cross-validated by `fit`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-ENOUGH = 4.0  # source samples per feature, if there is no head to compare with
-ALLOWED_LOSS = 0.01  # accuracy on the source, for transport to be on by default
-MEMORIZED = 0.995  # accuracy of a head above which the source looks like its training data
+ENOUGH = 4.0  # source samples per feature required if there is no head to compare with
+ALLOWED_LOSS = 0.01  # largest loss of accuracy on the source with transport on by default
+MEMORIZED = 0.995  # accuracy of a head from which the source is probably its training data
 
 
 @dataclass(frozen=True)
@@ -24,21 +24,21 @@ class SourceCheck:
     source_gda: float  # accuracy of Source-GDA in all directions
     identity: float  # of Source-GDA in the active directions, without a map
     gated: float  # of gated transport
-    accepted: float  # share of batches
-    loss: float | None  # head less Source-GDA or gated transport, plus one standard error
+    accepted: float  # fraction of batches
+    loss: float | None  # head minus Source-GDA or gated transport, plus one standard error
     per_feature: float  # source samples per feature, N / d
 
     @property
     def supported(self) -> bool:
         """Whether transport is on by default.
 
-        It must lose at most one point to the head on the source or, without a head to compare
-        with, rest on enough samples.
+        It must lose at most one point against the head on the source or, without a head, be
+        fitted to enough samples.
         """
         return self.per_feature >= ENOUGH if self.loss is None else self.loss <= ALLOWED_LOSS
 
     def sentences(self) -> list[str]:
-        """The result for a user, and what follows from it."""
+        """Sentences for users: the result, and what follows from it."""
         state = "on" if self.supported else "off by default for this state"
         if self.head is None:
             return [
