@@ -206,9 +206,9 @@ def test_damaged_metadata_is_one_line(made, tmp_path, key, text):
     ("change", "message"),
     [
         (lambda tensors: tensors[1:], "2 image inputs"),
-        (lambda tensors: [{**tensors[0], "shape": [1]}, *tensors[1:]], "lacks the state tensor `batches`"),
-        (lambda tensors: [{**tensors[0], "dtype": "bool"}, *tensors[1:]], "lacks the state tensor `batches`"),
-        (lambda tensors: [*tensors, {**tensors[0], "name": "more"}], "no state `more`"),
+        (lambda tensors: [{**tensors[0], "shape": [1]}, *tensors[1:]], "state tensor `batches`"),
+        (lambda tensors: [{**tensors[0], "dtype": "bool"}, *tensors[1:]], "state tensor `batches`"),
+        (lambda tensors: [*tensors, {**tensors[0], "name": "more"}], "state tensor `more`"),
     ],
 )
 def test_a_state_that_the_graph_does_not_have_is_rejected(made, tmp_path, change, message):

@@ -11,7 +11,7 @@ from caster.core import discriminant
 from caster.core.types import SourceMoments
 from caster.models.protocol import error_line
 
-MIN_CLASSES = 128  # below this, torch's solvers are fast enough; compiling the kernel takes seconds
+MIN_CLASSES = 128  # below this, compiling the kernel, which takes seconds, does not pay off
 TOLERANCE = 1e-5  # largest error of the kernel, relative to the largest score
 
 log = logging.getLogger("caster")

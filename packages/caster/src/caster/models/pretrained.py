@@ -87,7 +87,7 @@ def _number_of_classes(
 # --- transformers --------------------------------------------------------------------------------
 
 PREPROCESSOR = "preprocessor_config.json"
-RESAMPLING = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # Pillow's numbers
+RESAMPLING = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # by Pillow's code
 LOCAL = {"local_files_only": True, "trust_remote_code": False}
 SQUASH_FROM = 384  # ConvNextImageProcessor crops below this size and squashes from it on
 TOLERANCE = 1e-4  # of normalised pixels, since float32 operations run in another order

@@ -26,7 +26,7 @@ SiteMoments = Mapping[Site, tuple[ChannelMoments, Samples | None]]  # of one bat
 
 
 class SiteSums(ABC):
-    """Run a model over labelled batches and sum its moments at every site, in all and per class.
+    """Run a model over labelled batches and sum its moments at every site, overall and per class.
 
     Classes are indices, and later batches may bring more of them. Where a state has no room for
     class moments, the shallowest sites go without. A batch is not measured if all of its classes

@@ -18,13 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from caster.core.channels import (
-    FULL_MAP_CHANNELS,
-    FULL_MAP_EPS,
-    ChannelMoments,
-    Site,
-    optimal_map,
-)
+from caster.core.channels import FULL_MAP_CHANNELS, FULL_MAP_EPS, ChannelMoments, Site, optimal_map
 from caster.core.class_moments import ClassChannelMoments
 from caster.core.linalg import identity_like, on_gpu, symmetric_roots
 from caster.models.protocol import error_line
@@ -74,7 +68,7 @@ def on_device(moments: ChannelMoments, device: torch.device) -> ChannelMoments:
 
 
 def all_tensors(moments: ChannelMoments, device: torch.device) -> ChannelMoments:
-    """Moments as tensors on a device, with those of classes."""
+    """Convert moments to tensors on a device, including class moments."""
     classes = None if moments.classes is None else class_tensors(moments.classes, device)
     return replace(as_tensors(moments, device), classes=classes)
 

@@ -14,12 +14,7 @@ from caster.models.onnx.graph import Dataflow
 from caster.models.onnx.graph_sites import OnnxSite
 from caster.models.onnx.model import OnnxModel
 from caster.models.onnx.standard import standardised
-from caster.models.onnx.twin import (
-    exposing_model,
-    first_site_model,
-    measuring_model,
-    twin_model,
-)
+from caster.models.onnx.twin import exposing_model, first_site_model, measuring_model, twin_model
 from caster.models.protocol import Outputs
 from caster.models.site_sums import Samples, SiteMoments, SiteSums
 
