@@ -153,7 +153,7 @@ def with_gelu(made, path, at):
 
 
 def test_shapes_after_a_custom_operator_are_not_known(made, tmp_path):
-    with pytest.raises(CasterError, match="cannot tell which axis"):
+    with pytest.raises(CasterError, match="cannot infer the channel axis"):
         _ = with_gelu(made, tmp_path / "custom.onnx", at=0).sites
 
 

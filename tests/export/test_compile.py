@@ -109,7 +109,7 @@ def at_other_sites(layers):
     ("change", "message"),
     [
         (lambda state: replace(state, head=None), "other classes"),
-        (lambda state: replace(state, layers=without_classes(state.layers)), "moments of classes"),
+        (lambda state: replace(state, layers=without_classes(state.layers)), "class moments"),
         (lambda state: replace(state, layers=at_other_sites(state.layers)), "the state's site"),
     ],
 )

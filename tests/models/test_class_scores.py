@@ -16,7 +16,7 @@ CLASSES, SIZE = 5, 9
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
-    monkeypatch.setattr(class_scores, "FEWEST", 4)
+    monkeypatch.setattr(class_scores, "MIN_CLASSES", 4)
     monkeypatch.setattr(class_scores, "_works", {})
 
 
@@ -109,7 +109,7 @@ def test_few_classes_and_double_precision_need_no_kernel(monkeypatch):
     with_kernel(monkeypatch, lambda *args: pytest.fail("compiled"))
     args = problem(dtype=torch.float64)
     close(class_scores.ridged_scores(*args), reference(*args))
-    monkeypatch.setattr(class_scores, "FEWEST", CLASSES + 1)
+    monkeypatch.setattr(class_scores, "MIN_CLASSES", CLASSES + 1)
     args = problem()
     close(class_scores.ridged_scores(*args), reference(*args))
 

@@ -151,7 +151,7 @@ def test_it_is_not_a_frozen_model(made, opened):
         assert "\n" not in str(caught.value)
     with pytest.raises(CasterError, match="an Adapter adapts itself"):
         caster.Adapter(made.adapter, made.adapter.state)
-    with pytest.raises(CasterError, match="is compiled: it adapts itself"):
+    with pytest.raises(CasterError, match="is compiled and adapts itself"):
         caster.wrap(made.paths["layers"], head="linear")
 
 
@@ -205,10 +205,10 @@ def test_damaged_metadata_is_one_line(made, tmp_path, key, text):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda tensors: tensors[1:], "2 inputs for images"),
-        (lambda tensors: [{**tensors[0], "shape": [1]}, *tensors[1:]], "no state `batches`"),
-        (lambda tensors: [{**tensors[0], "dtype": "bool"}, *tensors[1:]], "no state `batches`"),
-        (lambda tensors: [*tensors, {**tensors[0], "name": "more"}], "no state `more`"),
+        (lambda tensors: tensors[1:], "2 image inputs"),
+        (lambda tensors: [{**tensors[0], "shape": [1]}, *tensors[1:]], "state tensor `batches`"),
+        (lambda tensors: [{**tensors[0], "dtype": "bool"}, *tensors[1:]], "state tensor `batches`"),
+        (lambda tensors: [*tensors, {**tensors[0], "name": "more"}], "state tensor `more`"),
     ],
 )
 def test_a_state_that_the_graph_does_not_have_is_rejected(made, tmp_path, change, message):

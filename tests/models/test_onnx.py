@@ -144,7 +144,7 @@ def test_a_node_or_a_tensor_by_name(save):
         close(OnnxModel(path, head=head)(IMAGES), -FEATURES, logits)
     for head in ("neg", "u", "flat", "h"):  # (B, d, 1, 1) goes into `flat`
         close(OnnxModel(path, head=head)(IMAGES), FEATURES, logits)
-    assert "features `r` of 7 rows are (7, 3, 4, 4)" in rejection(path, head="pool")
+    assert "features `r` of 7 images have shape (7, 3, 4, 4)" in rejection(path, head="pool")
     assert "does not lead to the logits" in rejection(path, head="prob")
 
 
@@ -176,7 +176,7 @@ def test_a_graph_without_a_linear_layer_at_the_end(save):
         weights={"K": W.T[:, :, None, None]},
     )
     assert "no layer takes one row of floats" in rejection(path)
-    assert "features `x` of 7 rows are (7, 3, 4, 4)" in rejection(path, head="conv")
+    assert "features `x` of 7 images have shape (7, 3, 4, 4)" in rejection(path, head="conv")
 
 
 @pytest.mark.parametrize("head", ["MatMul(h, t)", "Gemm<transA = 1>(t, W)", "MatMul(V, t)"])
@@ -351,7 +351,7 @@ def test_batches_that_do_not_fit(gemm):
 
 def test_graphs_with_other_inputs_are_rejected(save):
     many = save(f"{BODY} a = Add(h, u) y = Gemm(a, W, b)", inputs="float[N,3,4,4] x, float[N,3] u")
-    assert "its inputs are `x`, `u`" in rejection(many)
+    assert "it has `x`, `u`" in rejection(many)
     tokens = save("e = Gather(W, x) f = Flatten(e) y = MatMul(f, b)", inputs="int64[N, 3] x")
     assert "the input `x` is int64" in rejection(tokens)
 
@@ -362,11 +362,11 @@ def test_outputs_without_one_row_per_image(save):
         "f = Reshape(x, to) t = MatMul(f, V) y = ReduceMean<keepdims = 0>(t, one)", weights=tokens
     )
     assert "comes from ReduceMean `y`" in rejection(path)
-    assert "features `f` of 7 rows are (7, 3, 16)" in rejection(path, head="t")
+    assert "features `f` of 7 images have shape (7, 3, 16)" in rejection(path, head="t")
     path = save(f"{BODY} m = Reshape(h, to) y = MatMul(m, U)", weights={"to": [-1, 1], "U": W[:1]})
-    assert "features `m` of 7 rows are (21, 1)" in rejection(path)
+    assert "features `m` of 7 images have shape (21, 1)" in rejection(path)
     path = save(f"{BODY} g = Gemm(h, W, b) y = Reshape(g, to)", weights={"to": [-1]})
-    assert "logits `y` of 7 rows are (35)" in rejection(path)
+    assert "logits `y` of 7 images have shape (35)" in rejection(path)
 
 
 def test_runtime_errors_are_one_line(save):

@@ -232,7 +232,7 @@ class Neither(nn.LayerNorm):
 
 
 def test_an_ambiguous_axis_is_rejected():
-    with pytest.raises(CasterError, match="which axis of"):
+    with pytest.raises(CasterError, match="channel axis of"):
         find_sites(wrap(Square(Neither)), torch.zeros(2, 4, 4, 4))
 
 
@@ -279,7 +279,7 @@ def test_a_warning_if_the_classifier_is_the_only_site(caplog):
     with caplog.at_level("WARNING", "caster"):
         moments = problem.site_moments(wrap(net), [torch.randn(4, 3, 2, 2)])
     assert [str(site) for site in moments] == ["1:in"]
-    assert "no site but its classifier's input" in caplog.text
+    assert "its only site is the classifier's input" in caplog.text
 
 
 def test_a_batchnorm_called_twice_is_not_a_site():

@@ -281,7 +281,7 @@ def test_head_names_that_are_rejected(net):
         rejection(nn.Flatten(), head="x", name="flat") == "flat has no layer 'x': it has no Linear"
     )
     spare = Answering(lambda fc, images: nn.functional.linear(images.flatten(1), fc.weight))
-    assert rejection(spare, head="fc") == "Answering answered without using its layer 'fc'"
+    assert rejection(spare, head="fc") == "Answering did not call its head 'fc'"
 
 
 def test_the_last_of_several_equal_outputs_is_the_classifier():

@@ -187,7 +187,7 @@ def test_in_graph(onnx_file):
     pixels = Preprocessing.in_graph("NCHW", "float32")
     for model in (network(), onnx_file):
         assert wrap(model, preprocessing="in-graph").preprocessing == pixels
-    assert "a function needs its whole preprocessing" in rejection(embed, preprocessing="in-graph")
+    assert "a function needs a complete preprocessing" in rejection(embed, preprocessing="in-graph")
 
 
 def test_preprocessing_that_cannot_be_read(tmp_path):

@@ -135,7 +135,7 @@ def activation_statistics_for(model: FrozenModel, past: Layers | None = None) ->
     if has_layers(model):
         from caster.models.onnx.layers import OnnxStatistics
 
-        return OnnxStatistics(model, past)  # type: ignore[arg-type]
+        return OnnxStatistics(model, past)
     raise CasterError(
         f"layers need a torch module or an ONNX file, and {model.name} is neither: fit without "
         "{argument}",

@@ -1,4 +1,4 @@
-"""Adaptation compiled into an ONNX graph, for ONNX Runtime on a CPU or in WebAssembly."""
+"""Compile a model and its adaptation into one ONNX file, for a CPU or WebAssembly."""
 
 from caster.export.compiler import compile_model
 

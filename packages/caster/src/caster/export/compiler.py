@@ -1,4 +1,4 @@
-"""One ONNX file that adapts itself: a frozen model and its state, compiled."""
+"""Compile a frozen model and its state into one self-adapting ONNX file."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from caster.errors import CasterError, StateError
 from caster.io.files import AnyPath, check_writable, replacing
 from caster.models.onnx import OnnxModel
 from caster.models.onnx.compiled import NEXT, REASONS, Metadata, StateTensor
-from caster.models.protocol import preprocessing_sha256
+from caster.models.protocol import errors_of, preprocessing_sha256
 from caster.state import file as states
 from caster.state.file import State
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-MAX_BYTES = 2**31 - 1  # of one protobuf file
+MAX_BYTES = 2**31 - 1  # protobuf's limit on the size of a message
 
 
 def compile_model(
@@ -32,47 +32,41 @@ def compile_model(
     tau: float | None = None,
     every: int | None = None,
 ) -> Metadata:
-    """Write a graph that adapts `model`, batch by batch; return what it says about itself.
+    """Write a graph that adapts `model` batch by batch; return its metadata.
 
-    The file's inputs are the images and a stream's state, its outputs the answer, the verdict and
-    the next state. A stream starts from zeros of the shapes under `caster.state` in the metadata,
-    and every output next.X is the input X of the next batch. Nothing is written if the model or
-    the state cannot be compiled.
+    The inputs of the graph are the images and the state of a stream. Its outputs are the answer,
+    the verdict and the next state. A stream starts from zeros, in the shapes that the metadata
+    lists under `caster.state`, and feeds every output next.X back as input X of the next batch.
+    Nothing is written if the model or the state cannot be compiled.
 
     Parameters
     ----------
     mechanism : "layers" (`caster.export.layer_graph`) or "features" (`caster.export.features`).
-        "auto": layers, if the state has them with moments of classes.
-    tau : largest accepted ratio, instead of the mechanism's own.
-    every : compare with the frozen model in one of every so many windows while the verdict is
-        stable, as `Adapter` does, or 1: in every batch. Of layers; their own by default.
+        "auto" chooses layers if the state has them with class moments.
+    tau : largest accepted ratio; the mechanism's own by default.
+    every : while the verdict is stable, compare with the frozen model in one of `every` windows,
+        as `Adapter` does; 1 compares in every batch. Only for layers; their own by default.
     """
-    _check_installed()
+    try:
+        import spox  # noqa: F401
+    except ImportError:
+        raise CasterError("compiling a model needs spox: pip install 'caster-tta[onnx]'") from None
     if not isinstance(model, OnnxModel):
         name = getattr(model, "name", type(model).__name__)
         raise CasterError(f"only an ONNX file of a classifier can be compiled, not {name}")
     check_writable(path, model.name)
     model.verify()
     _check_fitted(model, state)
-    try:
+    with errors_of(f"cannot compile {model.name}"):
         settings = _settings(_resolved(mechanism, state), state, tau, every)
         graph, metadata = compiled(model, state, settings)
-    except CasterError as error:
-        raise error.within(f"cannot compile {model.name}") from None
     with replacing(path) as temporary:
         temporary.write_bytes(graph.SerializeToString())
     return metadata
 
 
-def _check_installed() -> None:
-    try:
-        import spox  # noqa: F401
-    except ImportError:
-        raise CasterError("compiling a model needs spox: pip install 'caster-tta[onnx]'") from None
-
-
 def _check_fitted(model: OnnxModel, state: State) -> None:
-    """Reject a state of another model or of other images; nothing can be allowed here."""
+    """Reject a state that was fitted with another model or preprocessing, without exception."""
     if state.model_sha256 != model.sha256:
         raise StateError(f"the state was fitted with another model: fit again with {model.name}")
     if state.preprocessing_sha256 != preprocessing_sha256(model):
@@ -95,7 +89,7 @@ def _resolved(mechanism: Mechanism, state: State) -> Literal["layers", "features
 def _settings(
     mechanism: Literal["layers", "features"], state: State, tau: float | None, every: int | None
 ) -> LayerSettings | Settings:
-    """The constants of the mechanism."""
+    """Constants of the mechanism, with the user's own."""
     if mechanism == "layers":
         return LayerSettings(
             tau=LayerSettings.tau if tau is None else tau,
@@ -111,11 +105,11 @@ def _settings(
 def compiled(
     model: OnnxModel, state: State, settings: LayerSettings | Settings
 ) -> tuple[ModelProto, Metadata]:
-    """The graph that adapts a model, by the mechanism that has these settings, with metadata."""
+    """Build the graph that adapts a model, and its metadata; the settings imply the mechanism."""
     if isinstance(settings, LayerSettings):
         graph = _with_layers(model, state, settings)
     else:
-        from caster.export.features import compile_features  # with spox
+        from caster.export.features import compile_features  # imports spox
 
         graph = compile_features(model.exposed(), state, settings)
     metadata = Metadata(
@@ -132,14 +126,14 @@ def compiled(
     for key, value in metadata.texts().items():
         graph.metadata_props.add(key=key, value=value)
     if graph.ByteSize() > MAX_BYTES:
-        raise CasterError("the compiled graph is larger than 2 GB, the most that one file holds")
+        raise CasterError("the compiled graph exceeds 2 GB, the largest size of an ONNX file")
     return graph, metadata
 
 
 def _with_layers(model: OnnxModel, state: State, settings: LayerSettings) -> ModelProto:
-    """Mixture transport of the state's sites."""
-    from caster.export.embedding import in_opset
-    from caster.export.layer_graph import Source, compile_layers, pieces_of  # with spox
+    """Build the graph of mixture transport at the state's sites."""
+    from caster.export.embedding import check_operators
+    from caster.export.layer_graph import Source, compile_layers, pieces_of  # imports spox
     from caster.export.plausibility_graph import PlausibilityGraph
     from caster.models.onnx.layers import fixed_sizes
     from caster.models.onnx.resting import Pieces
@@ -150,11 +144,11 @@ def _with_layers(model: OnnxModel, state: State, settings: LayerSettings) -> Mod
     if state.head is None:
         raise CasterError("the state has other classes than the model's logits")
     if not any(found.classes for found in state.layers.values()):
-        raise CasterError("the state has no moments of classes: fit again")
+        raise CasterError("the state has no class moments: fit again")
     found = {each.site: each for each in model.sites}
     for site in state.layers:
         if site not in found:
-            raise CasterError(f"it has no tensor of the state's site {site}")
+            raise CasterError(f"it has no tensor at the state's site {site}")
     sites = [found[site] for site in state.layers]
     used = {
         site: moments if has_full_map(moments, settings) else replace(moments, covariance=None)
@@ -162,10 +156,12 @@ def _with_layers(model: OnnxModel, state: State, settings: LayerSettings) -> Mod
     }
     layers = list(used.values())
     full = [found[site] for site, moments in used.items() if moments.covariance is not None]
-    takes_empty = model.takes_empty_batches()  # else every piece would cost a row elsewhere
+    # If idle copies cannot take an empty batch, every piece would cost each of them a row.
+    takes_empty = model.takes_empty_batches()
     shape = (model.input_shape or (None, None))[1:]
     pieces = replace(pieces_of(shape), fixed=fixed_sizes(model)) if takes_empty else Pieces()
-    twin = in_opset(twin_model(*model.graph(), sites, full, pieces))
+    twin = twin_model(*model.graph(), sites, full, pieces)
+    check_operators(twin)
     layout = getattr(model.preprocessing, "layout", "NCHW")
     is_plausible = PlausibilityGraph.of(
         twin,
@@ -181,7 +177,7 @@ def _with_layers(model: OnnxModel, state: State, settings: LayerSettings) -> Mod
 
 
 def _state_tensors(graph: ModelProto) -> tuple[StateTensor, ...]:
-    """The inputs that the graph returns for the next batch."""
+    """List the inputs that have a `next.` output."""
     from onnx.helper import tensor_dtype_to_np_dtype
 
     outputs = {output.name for output in graph.graph.output}

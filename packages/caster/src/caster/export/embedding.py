@@ -1,8 +1,8 @@
-"""Put existing ONNX graphs into one that is built with spox.
+"""Embed existing ONNX graphs in a graph that is built with spox.
 
-spox sees a placeholder node, and the graph takes its place when the rest is built: with its weights
-as initializers of the (sub)graph around the node, where ONNX Runtime optimises them, and in the
-operator set it was written for.
+spox sees a placeholder node. Once it has built its graph, `embed` replaces the placeholder by the
+existing graph in its own opset. The weights become initializers of the (sub)graph that contains the
+placeholder, where ONNX Runtime can optimise them.
 """
 
 from __future__ import annotations
@@ -15,18 +15,16 @@ from spox import inline
 from caster.errors import CasterError
 from caster.export.graph_arrays import GraphArray
 from caster.models.onnx.graph import STANDARD, all_graphs, label_of
+from caster.models.onnx.standard import OPSET
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto
 
-OPSET = 18  # of what is built with spox, which later ones have unchanged
-DOMAIN = "caster.embedded"  # of placeholders
+DOMAIN = "caster.embedded"  # of placeholder nodes
 
 
-def in_opset(model: ModelProto) -> ModelProto:
-    """A model of standard operators only, converted if its operator set is older than `OPSET`."""
-    from onnx import version_converter
-
+def check_operators(model: ModelProto) -> None:
+    """Raise if a model has operators that are not standard ones."""
     for graph in all_graphs(model.graph):
         for node in graph.node:
             if node.domain not in STANDARD:
@@ -34,24 +32,10 @@ def in_opset(model: ModelProto) -> ModelProto:
                     f"`{label_of(node)}` is a {node.domain} {node.op_type}: only standard "
                     "operators can be compiled"
                 )
-    version = standard_version(model)
-    if version >= OPSET:
-        return model
-    try:
-        return version_converter.convert_version(model, OPSET)
-    except Exception as error:  # the converter's errors have no other common base
-        raise CasterError(
-            f"operator set {version} cannot be converted to {OPSET}, export it again: {error}"
-        ) from None
-
-
-def standard_version(model: ModelProto) -> int:
-    """The version of the standard operators."""
-    return int(next(each.version for each in model.opset_import if each.domain in STANDARD))
 
 
 def call(name: str, model: ModelProto, *inputs: GraphArray) -> list[GraphArray]:
-    """The outputs of a model that `embed` puts in place under this name."""
+    """Add a placeholder for a model, which `embed` replaces; return its outputs."""
     from onnx import helper
 
     graph = model.graph
@@ -67,8 +51,8 @@ def call(name: str, model: ModelProto, *inputs: GraphArray) -> list[GraphArray]:
 
 
 def embed(model: ModelProto, parts: Mapping[str, ModelProto]) -> None:
-    """Replace the placeholders in a model by the graphs they are named after."""
-    for graph in reversed(list(all_graphs(model.graph))):  # nodes that stay are copied with theirs
+    """Replace the placeholders in a model by these graphs, by name."""
+    for graph in reversed(list(all_graphs(model.graph))):  # innermost first, as nodes are copied
         nodes = list(graph.node)
         if not any(node.domain == DOMAIN for node in nodes):
             continue
@@ -78,20 +62,17 @@ def embed(model: ModelProto, parts: Mapping[str, ModelProto]) -> None:
                 _put(graph, parts[node.op_type].graph, node.op_type, node.input, node.output)
             else:
                 graph.node.append(node)
-    version = max(standard_version(part) for part in parts.values())
+    used = (each for part in parts.values() for each in part.opset_import)
+    version = max([OPSET, *(each.version for each in used if each.domain in STANDARD)])
     del model.opset_import[:]
-    model.opset_import.add(domain="", version=max(OPSET, version))
+    model.opset_import.add(domain="", version=version)
     model.ir_version = max(model.ir_version, *(part.ir_version for part in parts.values()))
 
 
 def _put(
-    graph: GraphProto,
-    part: GraphProto,
-    name: str,
-    inputs: list[str],
-    outputs: list[str],
+    graph: GraphProto, part: GraphProto, name: str, inputs: list[str], outputs: list[str]
 ) -> None:
-    """Append the nodes and weights of a part, under names of their own."""
+    """Append the nodes and weights of a part, with prefixed names."""
     from onnx import helper
 
     own = _renamed(part, f"{name}/")
@@ -106,9 +87,9 @@ def _put(
 
 
 def _renamed(graph: GraphProto, prefix: str) -> GraphProto:
-    """A copy of a graph whose tensors and nodes have a prefix, in its branches and loops too.
+    """Copy a graph with a prefix on the names of all tensors and nodes, also in subgraphs.
 
-    `onnx.compose` leaves names alone that a branch takes from the graph around it.
+    `onnx.compose` does not rename what a subgraph reads from the enclosing graph.
     """
     from onnx import GraphProto
 
@@ -118,7 +99,7 @@ def _renamed(graph: GraphProto, prefix: str) -> GraphProto:
         for value in (*each.input, *each.output, *each.initializer, *each.value_info):
             value.name = prefix + value.name
         for node in each.node:
-            node.name = node.name and prefix + node.name  # unnamed nodes stay so: names are unique
+            node.name = node.name and prefix + node.name  # names are unique, so "" stays ""
             for names in (node.input, node.output):
                 names[:] = [name and prefix + name for name in names]
     return own

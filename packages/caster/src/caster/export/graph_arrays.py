@@ -1,7 +1,8 @@
-"""Arrays of an ONNX graph under construction: spox's variables with NumPy's operators.
+"""Arrays of an ONNX graph under construction: spox variables with NumPy's operators.
 
-The equations of `core` read alike on them. Types are never promoted, as ONNX does not; a Python
-number takes the type of the array beside it.
+Imported as `xp`, this module is an array namespace, so that graphs state the equations of `core` in
+the same form. As in ONNX, dtypes are never promoted. A Python number takes the dtype of the other
+operand.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Operand = Any  # an array of the graph, or a number
 def _operator(
     compute: Callable[[Var, Var], Var], reflected: bool = False
 ) -> Callable[[GraphArray, Operand], GraphArray]:
-    """An operator of an array and an array or number, on its right or, reflected, on its left."""
+    """Make a binary operator; `reflected` swaps the operands."""
 
     def operate(array: GraphArray, other: Operand) -> GraphArray:
         operands = array.var, array._like(other)
@@ -35,7 +36,7 @@ def _operator(
 
 @dataclass(frozen=True, eq=False)
 class GraphArray:
-    """An array whose values are known when the graph runs.
+    """An array whose values are computed when the graph runs.
 
     >>> p = constant(np.array([[1.0, 3.0]]))
     >>> ((p + 1) / p.sum(1, keepdims=True)).evaluated()
@@ -46,13 +47,13 @@ class GraphArray:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Type of the elements."""
+        """Dtype of the elements."""
         found: np.dtype[Any] = np.dtype(self.var.unwrap_tensor().dtype)
         return found
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """Sizes of the axes, where the graph fixes them."""
+        """Sizes of the axes, as far as they are static."""
         return tuple(self.var.unwrap_tensor().shape or ())
 
     __add__ = __radd__ = _operator(op.add)
@@ -62,8 +63,8 @@ class GraphArray:
     __matmul__ = _operator(op.matmul)
     __lt__, __le__ = _operator(op.less), _operator(op.less_or_equal)
     __gt__, __ge__ = _operator(op.greater), _operator(op.greater_or_equal)
-    __and__, __or__, __xor__ = _operator(op.and_), _operator(op.or_), _operator(op.xor)
-    equals = _operator(op.equal)  # of elements; `==` is left to compare objects
+    __and__, __or__ = _operator(op.and_), _operator(op.or_)
+    equals = _operator(op.equal)  # elementwise; `==` compares objects
 
     def __neg__(self) -> GraphArray:
         return GraphArray(op.neg(self.var))
@@ -72,7 +73,7 @@ class GraphArray:
         return GraphArray(op.not_(self.var))
 
     def __getitem__(self, index: int | slice | tuple[int | slice, ...]) -> GraphArray:
-        """Select by integers and slices, whose ends are numbers or scalars of the graph."""
+        """Index with integers and slices, whose bounds are numbers or scalars of the graph."""
         keys = index if isinstance(index, tuple) else (index,)
         found, axis = self, 0
         for key in keys:
@@ -109,7 +110,7 @@ class GraphArray:
         return GraphArray(compute(self.var, axes, keepdims=int(keepdims)))
 
     def argmax(self, axis: int) -> GraphArray:
-        """Position of the first maximum."""
+        """Index of the first maximum."""
         return GraphArray(op.arg_max(self.var, axis=axis, keepdims=0))
 
     def any(self) -> GraphArray:
@@ -125,7 +126,7 @@ class GraphArray:
         return GraphArray(op.cast(self.var, to=dtype))
 
     def reshape(self, *shape: int) -> GraphArray:
-        """The same elements in another shape; 0 keeps an axis, one -1 is inferred."""
+        """Reshape; 0 keeps an axis, and one -1 is inferred."""
         return GraphArray(op.reshape(self.var, op.const(np.array(shape, np.int64))))
 
     def transposed(self, *axes: int) -> GraphArray:
@@ -133,7 +134,7 @@ class GraphArray:
         return GraphArray(op.transpose(self.var, perm=axes))
 
     def evaluated(self) -> Any:
-        """The value, if it depends on constants only; for examples."""
+        """Evaluate an array that depends on constants only; for examples."""
         return self.var._get_value()
 
     def _like(self, other: Operand) -> Var:
@@ -156,29 +157,31 @@ absolute, is_nan = _elementwise(op.abs), _elementwise(op.isnan)
 
 
 def is_finite(x: GraphArray) -> GraphArray:
-    """Whether no element is infinite or NaN; x - x is NaN for those, in every float type."""
+    """Whether all elements are finite; x - x is NaN for all others, in every float dtype."""
     return ~is_nan(x - x).any()
 
 
 def minimum(x: GraphArray, y: Operand) -> GraphArray:
-    """The smaller one, element by element."""
+    """Elementwise minimum."""
     return GraphArray(op.min([x.var, x._like(y)]))
 
 
 def maximum(x: GraphArray, y: Operand) -> GraphArray:
-    """The larger one, element by element."""
+    """Elementwise maximum."""
     return GraphArray(op.max([x.var, x._like(y)]))
 
 
-def where(condition: GraphArray, x: GraphArray, y: Operand) -> GraphArray:
-    """Choose element by element."""
-    if x.dtype == np.bool_:  # ONNX Runtime has no such Where
-        return (condition & x) | (~condition & GraphArray(x._like(y)))
-    return GraphArray(op.where(condition.var, x.var, x._like(y)))
+def where(condition: GraphArray, x: Operand, y: Operand) -> GraphArray:
+    """Select elements of x where the condition holds, else of y; one of them is an array."""
+    array = x if isinstance(x, GraphArray) else y
+    chosen, other = array._like(x), array._like(y)
+    if array.dtype == np.bool_:  # ONNX Runtime has no Where for booleans
+        return (condition & GraphArray(chosen)) | (~condition & GraphArray(other))
+    return GraphArray(op.where(condition.var, chosen, other))
 
 
 def softmax(scores: GraphArray) -> GraphArray:  # (n, C) -> (n, C)
-    """Probabilities of every row of scores."""
+    """Softmax of every row of scores."""
     return GraphArray(op.softmax(scores.var, axis=-1))
 
 
@@ -193,28 +196,28 @@ def stack(parts: Sequence[GraphArray]) -> GraphArray:
 
 
 def filled(value: float, shape: Sequence[GraphArray | int], dtype: DTypeLike) -> GraphArray:
-    """One number in every element; sizes are numbers or scalars of the graph."""
+    """Fill an array with one number; sizes are numbers or scalars of the graph."""
     sizes = op.concat([_as_vector(size) for size in shape], axis=0)
     return GraphArray(op.constant_of_shape(sizes, value=np.array([value], dtype)))
 
 
 def identity_like(matrix: GraphArray) -> GraphArray:  # (k, k) -> (k, k)
-    """The identity of a matrix's order and type."""
+    """Identity matrix with the shape and dtype of another matrix."""
     return GraphArray(op.eye_like(matrix.var))
 
 
 def selected(x: GraphArray, rows: GraphArray) -> GraphArray:  # (n, ...), (n,) -> (k, ...)
-    """The rows that are true."""
+    """Select rows with a boolean mask."""
     return GraphArray(op.compress(x.var, rows.var, axis=0))
 
 
 def taken(x: GraphArray, indices: GraphArray, axis: int = 0) -> GraphArray:
-    """The elements at indices of an axis."""
+    """Gather elements along an axis."""
     return GraphArray(op.gather(x.var, indices.var, axis=axis))
 
 
 def running_sum(x: GraphArray) -> GraphArray:  # (n,) -> (n,)
-    """The sum of each element and those before it."""
+    """Cumulative sum."""
     return GraphArray(op.cumsum(x.var, op.const(np.int64(0))))
 
 
@@ -224,12 +227,12 @@ def length(x: GraphArray) -> GraphArray:
 
 
 def arange(stop: GraphArray) -> GraphArray:
-    """The integers from 0 up to one before `stop`."""
+    """Integers from 0 to `stop` - 1."""
     return GraphArray(op.range(op.const(np.int64(0)), stop.var, op.const(np.int64(1))))
 
 
 def is_first_maximum(x: GraphArray) -> GraphArray:  # (k,) -> (k,)
-    """True at the first largest element."""
+    """Mask of the first maximum."""
     return arange(length(x)).equals(x.argmax(0))
 
 
@@ -241,7 +244,7 @@ def _as_vector(number: GraphArray | int) -> Var:  # () -> (1,)
 
 @contextmanager
 def under_construction() -> Iterator[None]:
-    """Build graphs without a warning for every array whose shape spox does not know in a Loop."""
+    """Suppress spox's warnings about unknown shapes in a Loop while a graph is built."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Output type for variable")
         yield
@@ -255,7 +258,7 @@ Arrays = Sequence[GraphArray]
 def choose(
     condition: GraphArray, then: Callable[[], Arrays], otherwise: Callable[[], Arrays]
 ) -> list[GraphArray]:
-    """Compute one of two results; unlike `where`, not the other."""
+    """Compute one of two results with an If; unlike `where`, the other is not computed."""
     found = op.if_(
         condition.var,
         then_branch=lambda: [each.var for each in then()],
@@ -267,17 +270,16 @@ def choose(
 def repeat(
     times: GraphArray | int,
     start: Arrays,
-    step: Callable[..., tuple[GraphArray, Arrays]],  # the carried arrays -> go on?, and the next
-    first: GraphArray | None = None,  # whether to begin at all
+    step: Callable[..., tuple[GraphArray, Arrays]],  # carried arrays -> whether to go on, and next
 ) -> list[GraphArray]:
-    """Repeat a step on carried arrays, at most so many times and while it says to go on."""
+    """Repeat a step on carried arrays at most `times` times, while it returns true first."""
 
     def body(_: Var, __: Var, *carried: Var) -> list[Var]:
         more, following = step(*map(GraphArray, carried))
         return [more.var, *(each.var for each in following)]
 
     limit = op.const(np.int64(times)) if isinstance(times, int) else times.var
-    found = op.loop(limit, None if first is None else first.var, [x.var for x in start], body=body)
+    found = op.loop(limit, v_initial=[x.var for x in start], body=body)
     return [GraphArray(var) for var in found]
 
 
@@ -288,9 +290,9 @@ def scan(
     *,
     backwards: bool = False,
 ) -> list[GraphArray]:  # (...), and each (n, ...)
-    """Carry a state from row to row; return the last one, and what every step gives.
+    """Carry a state from row to row; return the last state and the stacked outputs of all steps.
 
-    A Loop: spox gives the body of a Scan wrong types.
+    This is a Loop, because spox infers wrong types in the body of a Scan.
     """
     rows = rows[::-1] if backwards else rows
 

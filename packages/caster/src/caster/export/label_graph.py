@@ -1,7 +1,7 @@
-"""The classes of a stream as a graph: `core.label_chain`, `class_prior` and `stream_labels`.
+"""Infer the classes of a stream in a graph: `core.label_chain`, `class_prior`, `stream_labels`.
 
-Everything is float64, as there. Likelihoods have the samples first, (n, G, C), as a Scan takes
-them, and all G pairs are computed: those left out of the posterior have no weight.
+Everything is float64, as in `core`. Likelihoods have the samples first, (n, G, C), so that a loop
+can scan them. All G pairs (rho, e) are computed; negligible ones have no weight in the posterior.
 """
 
 from __future__ import annotations
@@ -30,28 +30,12 @@ from caster.core.label_chain import (
     LabelChain,
 )
 from caster.core.stream_labels import Kind
-from caster.export.graph_arrays import (
-    GraphArray,
-    absolute,
-    arange,
-    choose,
-    concat,
-    constant,
-    exp,
-    is_first_maximum,
-    length,
-    log,
-    maximum,
-    minimum,
-    repeat,
-    scan,
-    stack,
-    where,
-)
+from caster.export import graph_arrays as xp
+from caster.export.graph_arrays import GraphArray
 
 Floats = NDArray[np.float64]
 PAIRS = len(RHO)
-KINDS: tuple[Kind, ...] = get_args(Kind)  # a graph knows them by their positions
+KINDS: tuple[Kind, ...] = get_args(Kind)  # a graph stores an index into this
 
 
 # --- runs ----------------------------------------------------------------------------------------
@@ -72,19 +56,19 @@ class ChainGraph:
     @cached_property
     def weights(self) -> GraphArray:  # (G,)
         """Posterior probabilities of the pairs (rho, e)."""
-        found = self.evidence + constant(LOG_PRIOR)
-        raw = exp(found - found.max())
+        found = self.evidence + xp.constant(LOG_PRIOR)
+        raw = xp.exp(found - found.max())
         return raw / raw.sum()
 
     @property
     def is_evident(self) -> GraphArray:  # ()
-        """Whether rho > 0 is the better explanation of the stream."""
+        """Whether rho > 0, that is runs of equal labels, explains the stream better."""
         return self.weights[0] < 0.5
 
     @property
     def surplus(self) -> GraphArray:  # ()
-        """Information in p beyond what the labels in runs can carry, over log C."""
-        n = maximum(self.sums[0].sum(), class_prior.TINY)
+        """Information in p beyond what labels in runs can carry, divided by log C."""
+        n = xp.maximum(self.sums[0].sum(), class_prior.TINY)
         found = entropy(self.sums / n)
         return (found[0] - self.entropies / n - found[1]) / math.log(self.prior.shape[0])
 
@@ -93,64 +77,64 @@ class ChainGraph:
         """Class frequencies so far: shrunk towards the source's, and at most `MAX_FREQUENCY`."""
         found = (self.totals + SOURCE_WEIGHT * self.prior) / (self.count + SOURCE_WEIGHT)
         largest = found.max()
-        source = where(is_first_maximum(found), self.prior, 0.0).sum()
+        source = xp.where(xp.is_first_maximum(found), self.prior, 0.0).sum()
         share = (largest - MAX_FREQUENCY) / (largest - source)
         above = (largest > MAX_FREQUENCY) & (source < MAX_FREQUENCY)
-        return where(above, found + share * (self.prior - found), found)
+        return xp.where(above, found + share * (self.prior - found), found)
 
     def observe(self, p: GraphArray) -> tuple[Self, GraphArray]:  # (n, C) -> and (C,)
-        """Update the evidence by the probabilities of the next samples.
+        """Update the evidence with the probabilities of the next samples.
 
-        Also gives their class mixture if runs are evident, which takes the same smoothing.
+        Also returns their class mixture if runs are evident, as that takes the same smoothing.
         """
-        n = length(p).astype(np.float64)
-        kept = minimum(maximum(HISTORY - n, 0.0) / maximum(self.count, 1.0), 1.0)
+        n = xp.length(p).astype(np.float64)
+        kept = xp.minimum(xp.maximum(HISTORY - n, 0.0) / xp.maximum(self.count, 1.0), 1.0)
         labels = corrected(p, self.frequencies, self.prior)
         totals, count = kept * self.totals + labels.sum(0), kept * self.count + n
         seen = replace(self, totals=totals, count=count)
         found = likelihoods(p, self.prior)
         _, predicted = filtered(found, self.last, seen.frequencies)
-        gains = log(predicted / (found @ seen.frequencies))  # (n, G)
+        gains = xp.log(predicted / (found @ seen.frequencies))  # (n, G)
         rate = math.log(1 - 1 / WINDOW)
-        fading = exp(rate * (n - 1.0 - arange(length(p)).astype(np.float64)))
-        faded = exp(rate * n)
+        fading = xp.exp(rate * (n - 1.0 - xp.arange(xp.length(p)).astype(np.float64)))
+        faded = xp.exp(rate * n)
         evidence = faded * self.evidence + fading @ gains
-        seen = replace(seen, evidence=minimum(maximum(evidence, -MAX_EVIDENCE), MAX_EVIDENCE))
+        seen = replace(seen, evidence=xp.minimum(xp.maximum(evidence, -MAX_EVIDENCE), MAX_EVIDENCE))
         sums, entropies = faded * self.sums, faded * self.entropies
 
         def grown() -> list[GraphArray]:
             runs = seen._runs(p)
-            new = stack([fading @ p, fading @ runs])
+            new = xp.stack([fading @ p, fading @ runs])
             return [sums + new, entropies + fading @ entropy(p), runs.mean(0)]
 
-        sums, entropies, mixture = choose(
+        sums, entropies, mixture = xp.choose(
             seen.is_evident, grown, lambda: [sums, entropies, self.prior + 0.0]
         )
         return replace(seen, sums=sums, entropies=entropies), mixture
 
     def posterior(self, p: GraphArray) -> GraphArray:  # (n, C) -> (n, C)
-        """Probabilities of the samples' labels, given all samples of the batch and the past."""
+        """Posterior of the labels, given all samples of the batch and the past."""
         weights = _normalised(self._used_weights())
         return (weights.reshape(1, PAIRS, 1) * self._smoothed(p)).sum(1)
 
     def advance(self, p: GraphArray) -> Self:  # (n, C)
-        """Move past the samples: their labels are the past of the next ones."""
+        """Make the last of these samples the predecessor of the next ones."""
         found, _ = filtered(likelihoods(p, self.prior), self.last, self.prior)
-        return replace(self, last=where(self._used.reshape(PAIRS, 1), found[-1], self.prior))
+        return replace(self, last=xp.where(self._used.reshape(PAIRS, 1), found[-1], self.prior))
 
     def _runs(self, p: GraphArray) -> GraphArray:  # (n, C) -> (n, C)
-        """Probabilities of the samples' labels if the stream is correlated."""
-        first = constant((np.arange(PAIRS) > 0).astype(np.float64))
+        """Posterior of the labels given that the stream is correlated."""
+        first = xp.constant((np.arange(PAIRS) > 0).astype(np.float64))
         sticky = _normalised(self._used_weights() * first)
         return (sticky.reshape(1, PAIRS, 1) * self._smoothed(p)).sum(1)
 
     @cached_property
     def _used(self) -> GraphArray:  # (G,)
-        """The pairs that are not negligible: rho = 0, and at least one other."""
+        """Mask of the pairs that are not negligible: rho = 0 and at least one other."""
         weights = self.weights
-        first = constant(np.arange(PAIRS) == 0)
-        sticky = where(first, constant(np.zeros(PAIRS)), weights)
-        return (weights > NEGLIGIBLE) | first | is_first_maximum(sticky)
+        first = xp.constant(np.arange(PAIRS) == 0)
+        sticky = xp.where(first, np.zeros(PAIRS), weights)
+        return (weights > NEGLIGIBLE) | first | xp.is_first_maximum(sticky)
 
     def _used_weights(self) -> GraphArray:  # (G,)
         return self.weights * self._used.astype(np.float64)
@@ -164,7 +148,7 @@ class ChainGraph:
 
 def likelihoods(p: GraphArray, prior: GraphArray) -> GraphArray:  # (n, C), (C,) -> (n, G, C)
     """((1 - e) p + e pi_s) / pi_s, up to a factor per sample."""
-    e = constant(EPSILON[:, None])
+    e = xp.constant(EPSILON[:, None])
     each = p.reshape(0, 1, -1)
     return ((1.0 - e) * each + e * prior) / prior
 
@@ -174,8 +158,8 @@ def filtered(
     last: GraphArray,  # (G, C)
     g: GraphArray,  # (C,)
 ) -> tuple[GraphArray, GraphArray]:  # (n, G, C), (n, G)
-    """P(y_t | samples up to t), and the likelihood of each sample given those before it."""
-    stay, fresh = constant(RHO[:, None]), constant(1 - RHO[:, None]) * g
+    """Forward pass: P(y_t | samples up to t), and the likelihood of each sample given the past."""
+    stay, fresh = xp.constant(RHO[:, None]), xp.constant(1 - RHO[:, None]) * g
 
     def step(last: GraphArray, found: GraphArray) -> tuple[GraphArray, list[GraphArray]]:
         joint = (stay * last + fresh) * found
@@ -183,21 +167,21 @@ def filtered(
         following = joint / predicted
         return following, [following, predicted]
 
-    _, past, predicted = scan(last, likelihood, step)
+    _, past, predicted = xp.scan(last, likelihood, step)
     return past, predicted.reshape(0, PAIRS)
 
 
 def future(likelihood: GraphArray, g: GraphArray) -> GraphArray:  # (n, G, C), (C,) -> (n, G, C)
-    """P(samples after t | y_t), up to a factor per sample."""
-    stay, fresh = constant(RHO[:, None]), constant(1 - RHO[:, None])
+    """Backward pass: P(samples after t | y_t), up to a factor per sample."""
+    stay, fresh = xp.constant(RHO[:, None]), xp.constant(1 - RHO[:, None])
 
     def step(after: GraphArray, found: GraphArray) -> tuple[GraphArray, list[GraphArray]]:
         seen = found * after
         before = stay * seen + fresh * (seen @ g).reshape(PAIRS, 1)
         return before / before.sum(1, keepdims=True), [after]
 
-    ones = constant(np.ones((PAIRS, 1))) + 0.0 * g  # (G, C)
-    _, found = scan(ones, likelihood, step, backwards=True)
+    ones = xp.constant(np.ones((PAIRS, 1))) + 0.0 * g  # (G, C)
+    _, found = xp.scan(ones, likelihood, step, backwards=True)
     return found
 
 
@@ -205,40 +189,40 @@ def future(likelihood: GraphArray, g: GraphArray) -> GraphArray:  # (n, G, C), (
 
 
 def corrected(p: GraphArray, pi: GraphArray, pi_s: GraphArray) -> GraphArray:  # (n, C)
-    """Probabilities under the prior pi instead of pi_s."""
+    """Probabilities under the class prior pi instead of pi_s."""
     joint = p * (pi / pi_s)
     return joint / joint.sum(1, keepdims=True)
 
 
 def estimated_prior(p: GraphArray, pi_s: GraphArray, alpha: float) -> GraphArray:  # (C,)
-    """`class_prior.estimated_prior`, two products of a matrix and a vector a round."""
-    n = length(p).astype(np.float64)
+    """`class_prior.estimated_prior`, with two matrix-vector products per iteration."""
+    n = xp.length(p).astype(np.float64)
 
     def step(pi: GraphArray) -> tuple[GraphArray, list[GraphArray]]:
         ratio = pi / pi_s
         members = ratio * ((1.0 / (p @ ratio)) @ p)  # sum_i r_ic
         following = (members + alpha * pi_s) / (n + alpha)
-        return absolute(following - pi).sum() >= class_prior.CONVERGED, [following]
+        return xp.absolute(following - pi).sum() >= class_prior.CONVERGED, [following]
 
-    (pi,) = repeat(class_prior.ROUNDS, [pi_s], step)
+    (pi,) = xp.repeat(class_prior.ROUNDS, [pi_s], step)
     return pi
 
 
 def explained(p: GraphArray, pi: GraphArray, pi_s: GraphArray) -> GraphArray:  # ()
     """Mean log likelihood ratio of samples under the prior pi against pi_s, in nats."""
-    return log(p @ (pi / pi_s)).mean()
+    return xp.log(p @ (pi / pi_s)).mean()
 
 
 def entropy(p: GraphArray) -> GraphArray:  # (..., C) -> (...)
     """Entropy in nats."""
-    return -((p * log(maximum(p, class_prior.TINY))).sum(-1))
+    return -((p * xp.log(xp.maximum(p, class_prior.TINY))).sum(-1))
 
 
 def believed_prior(
     p: GraphArray,  # (n, C)
     pi_s: GraphArray,  # (C,)
 ) -> list[GraphArray]:  # (C,), ()
-    """The prior of these samples if believed, else pi_s; and which of `KINDS` that is."""
+    """The estimated prior of these samples if believed, else pi_s, and its kind."""
     n_classes = pi_s.shape[0]
     log_C = math.log(n_classes)
     source, doubted, prior = (number_of(kind) for kind in ("source", "doubted", "prior"))
@@ -255,20 +239,17 @@ def believed_prior(
             pi = estimated_prior(p, pi_s, n_classes)
             information = entropy(p.mean(0)) - entropy(p).mean()
             is_contradicted = information > entropy(pi) + class_prior.PRIOR_SURPLUS * log_C
-            return [
-                where(is_contradicted, pi_s, pi),
-                where(is_contradicted, doubted, prior),
-            ]
+            return [xp.where(is_contradicted, pi_s, pi), xp.where(is_contradicted, doubted, prior)]
 
         small = gain < class_prior.MIN_GAIN_DOUBTED
-        return choose(
-            (gain < class_prior.MIN_GAIN_BELIEVED) | (length(p) < class_prior.ENOUGH),
-            lambda: [pi_s + 0.0, where(small, source, doubted)],
+        return xp.choose(
+            (gain < class_prior.MIN_GAIN_BELIEVED) | (xp.length(p) < class_prior.ENOUGH),
+            lambda: [pi_s + 0.0, xp.where(small, source, doubted)],
             estimated,
         )
 
-    few = length(p) < class_prior.FEWEST
-    return choose(few, lambda: [pi_s + 0.0, source + 0], tested)
+    few = xp.length(p) < class_prior.FEWEST
+    return xp.choose(few, lambda: [pi_s + 0.0, source + 0], tested)
 
 
 # --- both ----------------------------------------------------------------------------------------
@@ -279,10 +260,10 @@ class LabelGraph:
     """`StreamLabels` on arrays of a graph."""
 
     chain: ChainGraph
-    recent: GraphArray  # (PRIOR_WINDOW, C), of which the last `count` rows are known
+    recent: GraphArray  # (PRIOR_WINDOW, C); the last `count` rows are valid
     count: GraphArray  # (), int64
-    prior: GraphArray  # (C,), of a shuffled stream; the source's unless another one is believed
-    kind: GraphArray  # (), int64, a position in `KINDS`
+    prior: GraphArray  # (C,), of a shuffled stream; the source's unless another is believed
+    kind: GraphArray  # (), int64, an index into `KINDS`
 
     @classmethod
     def of(
@@ -290,12 +271,12 @@ class LabelGraph:
         source: GraphArray,  # (C,)
         parts: Iterable[GraphArray],  # in the order of `parts`
     ) -> Self:
-        """The labels of a stream, from what it remembers."""
+        """Restore the labels of a stream from its state tensors."""
         last, evidence, totals, count, sums, entropies, *rest = parts
         return cls(ChainGraph(source, last, evidence, totals, count, sums, entropies), *rest)
 
     def parts(self) -> list[GraphArray]:
-        """What the stream remembers, in the order of `initial_labels`."""
+        """The state tensors, in the order of `initial_labels`."""
         chain = self.chain
         remembered = (chain.last, chain.evidence, chain.totals, chain.count)
         known = (self.recent, self.count, self.prior, self.kind)
@@ -306,28 +287,28 @@ class LabelGraph:
         return self.kind.equals(KINDS.index(kind))
 
     def observe(self, p: GraphArray) -> tuple[Self, GraphArray]:  # (n, C) -> and (C,)
-        """Take note of the probabilities of the next samples; also give their class mixture."""
-        count = minimum(self.count + length(p), stream_labels.PRIOR_WINDOW)
-        recent = concat([self.recent, p])[-stream_labels.PRIOR_WINDOW :]
+        """Observe the probabilities of the next samples; also return their class mixture."""
+        count = xp.minimum(self.count + xp.length(p), stream_labels.PRIOR_WINDOW)
+        recent = xp.concat([self.recent, p])[-stream_labels.PRIOR_WINDOW :]
         chain, in_runs = self.chain.observe(p)
         is_evident = chain.is_evident
 
         def shuffled() -> list[GraphArray]:
             prior, kind = believed_prior(recent[-count:], chain.prior)
             is_doubted = is_evident & kind.equals(KINDS.index("source"))
-            return [prior, where(is_doubted, number_of("doubted"), kind)]
+            return [prior, xp.where(is_doubted, number_of("doubted"), kind)]
 
-        prior, kind = choose(
+        prior, kind = xp.choose(
             is_evident & (chain.surplus < RUN_SURPLUS),
             lambda: [chain.prior + 0.0, number_of("runs") + 0],
             shuffled,
         )
         seen = type(self)(chain, recent, count, prior, kind)
-        return seen, where(seen.is_kind("runs"), in_runs, prior)
+        return seen, xp.where(seen.is_kind("runs"), in_runs, prior)
 
     def answers(self, p: GraphArray) -> GraphArray:  # (n, C) -> (n, C)
-        """Probabilities of the samples' labels, of a stream in runs or with another prior."""
-        (found,) = choose(
+        """Label probabilities of the samples, for a stream in runs or with another prior."""
+        (found,) = xp.choose(
             self.is_kind("runs"),
             lambda: [self.chain.posterior(p)],
             lambda: [corrected(p, self.prior, self.chain.prior)],
@@ -335,17 +316,17 @@ class LabelGraph:
         return found
 
     def advance(self, p: GraphArray) -> Self:  # (n, C)
-        """Move past the samples."""
+        """Make the last of these samples the predecessor of the next ones."""
         return replace(self, chain=self.chain.advance(p))
 
     @property
     def correction(self) -> GraphArray:  # (C,)
-        """What the prior of a shuffled stream adds to logits."""
-        return log(self.prior / self.chain.prior)
+        """Offset of the logits under the prior of a shuffled stream."""
+        return xp.log(self.prior / self.chain.prior)
 
 
 def initial_labels(prior: Floats) -> dict[str, NDArray[np.generic]]:
-    """What a stream remembers before its first sample."""
+    """The state of the labels before the first sample."""
     chain = LabelChain.start(prior)
     return {
         "last": chain.last,
@@ -364,18 +345,18 @@ def initial_labels(prior: Floats) -> dict[str, NDArray[np.generic]]:
 def merged_mixture(
     past: GraphArray, kept: GraphArray, batch: GraphArray, samples: GraphArray
 ) -> GraphArray:  # (C,)
-    """Mixture of the samples behind merged moments: both are sums over samples."""
+    """Class mixture of the samples behind merged moments, weighted like the moments."""
     return past + samples / (kept + samples) * (batch - past)
 
 
 def is_reference(mixture: GraphArray, source: GraphArray) -> GraphArray:  # (C,), (C,) -> ()
-    """Whether a mixture is the source's, up to the noise of an estimate."""
-    return 0.5 * absolute(mixture - source).sum() < stream_labels.SAME
+    """Whether a class mixture equals the source's, up to estimation noise."""
+    return 0.5 * xp.absolute(mixture - source).sum() < stream_labels.SAME
 
 
 def number_of(kind: Kind) -> GraphArray:  # (), int64
-    """The position of a kind in `KINDS`."""
-    return constant(KINDS.index(kind))
+    """Index of a kind in `KINDS`."""
+    return xp.constant(KINDS.index(kind))
 
 
 def _normalised(weights: GraphArray) -> GraphArray:

@@ -1,10 +1,11 @@
-"""Mixture transport as one ONNX graph: a batch and the stream's state in, an answer and the next
-state out.
+"""Compile mixture transport into one ONNX graph.
 
-The graph follows `adapt.layer_transport`. Its passes through the network are the trips of a Loop,
-whose body holds the twin (`models.onnx.twin`) with its weights: ONNX Runtime optimises a network
-only where its weights are in the same graph. Copies of the network that a pass does not need get no
-images. What the next pass is follows from what the last one showed, so the body is a state machine.
+The graph takes a batch and the state of a stream, and returns an answer and the next state. It
+follows `adapt.layer_transport`. Each pass through the network is one iteration of a Loop. The body
+of the Loop is a state machine: the result of a pass decides the phase of the next one. The body
+contains the twin (`models.onnx.twin`) together with its weights, because ONNX Runtime optimises a
+network only if its weights are in the same (sub)graph. Copies of the network that a pass does not
+need get no images.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from spox import Tensor, argument, build
 from caster.adapt import layer_passes, layer_transport
 from caster.adapt.layer_passes import LayerSettings
 from caster.core.channels import ChannelMoments
+from caster.export import graph_arrays as xp
 from caster.export import moment_graph
 from caster.export.certificate_graph import (
     CERTIFICATE,
@@ -40,34 +42,8 @@ from caster.export.full_map_graph import (
     merged_covariances,
     with_shifts,
 )
-from caster.export.graph_arrays import (
-    GraphArray,
-    arange,
-    choose,
-    concat,
-    constant,
-    filled,
-    is_finite,
-    is_nan,
-    length,
-    log,
-    maximum,
-    minimum,
-    repeat,
-    running_sum,
-    selected,
-    softmax,
-    stack,
-    taken,
-    under_construction,
-    where,
-)
-from caster.export.label_graph import (
-    LabelGraph,
-    initial_labels,
-    is_reference,
-    merged_mixture,
-)
+from caster.export.graph_arrays import GraphArray
+from caster.export.label_graph import LabelGraph, initial_labels, is_reference, merged_mixture
 from caster.export.moment_graph import ClassTable
 from caster.export.monitor_graph import MonitorGraph, initial_monitor
 from caster.export.plausibility_graph import FIRST_LAYERS, PlausibilityGraph
@@ -78,60 +54,60 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 Floats = NDArray[Any]
-PASSES = 6  # at most, beside pieces: three with aligned layers, two of checks and others, a rest
+PASSES = 6  # per batch, besides pieces: three aligned, two for checks and others, one at rest
 NETWORK = "network"  # name of the embedded twin
-# Input values that a copy of a resting network takes at once, two images of 224 x 224: what they
-# become inside the network fits the caches. A settled pass takes twice as many. No other pass can
-# be cut: its maps are made of the whole batch.
+# Input values that a copy of a resting network takes at once, two images of 224 x 224, so that
+# activations fit in the caches. A settled pass takes twice as many. No other pass can be split,
+# because its maps depend on the whole batch.
 AT_ONCE = 2 * 3 * 224 * 224
-LARGEST = 2**62  # a number of rows that no batch has
+LARGEST = 2**62  # exceeds the number of rows of any batch
 AT_REST = 32  # images that all copies of a resting network take together, at least
 
 
 class Phase(IntEnum):
-    """What a pass through the twin is for."""
+    """The purpose of a pass through the twin."""
 
-    REST = 0  # the resting copies, with constant maps
-    CHECK = 1  # no copy: which samples could be images
-    SETTLED = 2  # all sites, by the past
-    SHALLOW = 3  # the first sites, by the batch: shows its classes, and whether the shift changed
-    FRESH = 4  # the same without a past, which was of another shift
+    REST = 0  # run the resting copies, with constant maps
+    CHECK = 1  # run no copy; find out which samples could be images
+    SETTLED = 2  # align all sites with maps from the past
+    SHALLOW = 3  # align the first sites by the batch, to find its classes and changes of shift
+    FRESH = 4  # the same without the past, which belongs to another shift
     CONFIRM = 5  # the same after a settled pass that suggested other classes
-    WHOLE = 6  # all sites, by the batch, with the reference of its mixture; in doubt for the memory
-    OTHERS = 7  # the frozen copy, of samples that no image could have produced
+    WHOLE = 6  # align all sites by the batch and its mixture; in doubt, only to update the memory
+    OTHERS = 7  # run the frozen copy on samples that no image could have produced
     DONE = 8
 
 
 def pieces_of(shape: Sequence[int | None]) -> Pieces:
-    """How a resting network cuts a batch of images of this shape."""
+    """Choose how a resting network splits a batch of images of this shape."""
     if None in shape:
-        return Pieces()  # where the size of images is open, batches are not cut
+        return Pieces()  # batches of images with a dynamic size are not split
     rows = max(1, AT_ONCE // math.prod(size or 1 for size in shape))
     return Pieces(math.ceil(AT_REST / rows), rows)
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """What a compiled stream knows of the source: S sites with D channels in all."""
+    """Source moments of a compiled stream: S sites with D channels in all."""
 
-    widths: tuple[int, ...]  # (S,)
+    widths: tuple[int, ...]  # (S,), number of channels per site
     moments: Floats  # (2, D) float32
     eps: Floats  # (D,) float32
-    parts: tuple[tuple[int, ClassTable | None], ...]  # channels of sites in a row, and classes
+    parts: tuple[tuple[int, ClassTable | None], ...]  # channels of adjacent sites, and classes
     prior: Floats  # (C,) float64
-    features: int  # their number
+    features: int  # number of features
     full: tuple[FullSite, ...] = ()  # sites with full maps
 
     @classmethod
     def of(
         cls,
         layers: Sequence[ChannelMoments],
-        positions: Sequence[int | None],  # at a site, per sample; None: not known
+        positions: Sequence[int | None],  # per sample at each site; None if unknown
         features: int,
     ) -> Source:
-        """The moments of a state, in the order of the sites: full maps where covariances are."""
+        """Convert the moments of a state; sites with a covariance get full maps."""
         widths = tuple(len(found.mean) for found in layers)
-        tiny = float(np.finfo(np.float32).tiny)  # where every channel is dead
+        tiny = float(np.finfo(np.float32).tiny)  # if every channel is constant
         eps = [max(layer_passes.EPS * float(np.mean(m.variance)), tiny) for m in layers]
         moments = [
             np.concatenate([getattr(m, name) for m in layers]) for name in ("mean", "variance")
@@ -152,23 +128,23 @@ class Source:
         )
 
     def reference(self, mixture: GraphArray | None) -> GraphArray:  # (C,) -> (3, D)
-        """Mean, variance and eps to align with, under a mixture where classes are known."""
-        eps = constant(self.eps[None])
+        """Mean, variance and eps to align with, under a class mixture at sites with classes."""
+        eps = xp.constant(self.eps[None])
         if mixture is None:
-            return concat([constant(self.moments), eps])
+            return xp.concat([xp.constant(self.moments), eps])
         found, start = [], 0
         for width, classes in self.parts:
-            own = constant(self.moments[:, start : start + width])
+            own = xp.constant(self.moments[:, start : start + width])
             found.append(own if classes is None else classes.mixture(mixture))
             start += width
-        return concat([concat(found, axis=1), eps])
+        return xp.concat([xp.concat(found, axis=1), eps])
 
 
 # --- state ---------------------------------------------------------------------------------------
 
 
 def initial_state(source: Source, window: int) -> dict[str, NDArray[Any]]:
-    """The state of a stream that has seen nothing, by the names of its tensors."""
+    """The state of a new stream, by tensor name."""
     D, C = source.moments.shape[1], len(source.prior)
     squares = np.zeros(sum(site.width**2 for site in source.full), np.float32)
     shallow = sum(_compared_widths(source))
@@ -186,77 +162,71 @@ def initial_state(source: Source, window: int) -> dict[str, NDArray[Any]]:
         **initial_certificate(C, window),
         "schedule": np.zeros(4, np.int64),
         **{f"monitor.{name}": each for name, each in initial_monitor(source.features, C).items()},
-        "rest": np.array(False),  # whether the last batch was answered in a rest, by these maps:
+        "rest": np.array(False),  # whether the last batch was answered at rest, with these maps
         "rest.maps": np.zeros((2, D), np.float32),
         "rest.matrices": squares,
     }
 
 
 def _begun(
-    state: Mapping[str, GraphArray],
-    initial: Mapping[str, NDArray[Any]],
+    state: Mapping[str, GraphArray], initial: Mapping[str, NDArray[Any]]
 ) -> dict[str, GraphArray]:
-    """The state, with its initial values in place of zeros before the first batch."""
+    """Replace the zeros before the first batch by the initial values."""
     is_first = state["batches"].equals(0)
     return {
-        name: where(is_first, constant(initial[name]), each) if initial[name].any() else each
+        name: xp.where(is_first, initial[name], each) if initial[name].any() else each
         for name, each in state.items()
     }
 
 
 def _compared_widths(source: Source) -> list[int]:
-    """Channels of the sites where the last samples are compared with the past."""
+    """Widths of the sites where recent samples are compared with the past."""
     return list(source.widths[: math.ceil(layer_passes.CHANGE_SITES * len(source.widths))])
 
 
 def _parts(state: Mapping[str, GraphArray], name: str) -> dict[str, GraphArray]:
-    """The tensors of a part of the state, by their names in it."""
+    """Select the state tensors with a prefix, which is stripped."""
     prefix = f"{name}."
     return {n.removeprefix(prefix): each for n, each in state.items() if n.startswith(prefix)}
-
-
-def _certificate_of(state: Mapping[str, GraphArray], settings: LayerSettings) -> CertificateGraph:
-    stats, rows, count = (state[name] for name in CERTIFICATE)
-    return CertificateGraph(stats, rows, count, settings.window)
 
 
 # --- one batch -----------------------------------------------------------------------------------
 
 
 class Carry(NamedTuple):
-    """What a pass leaves for the next one, and the last pass for the answer."""
+    """Loop variables: carried from pass to pass, and finally turned into the answer."""
 
     phase: GraphArray  # () int64, of the next pass
-    rested: GraphArray  # (), whether the batch was answered in a rest
-    kept: GraphArray  # (n,), samples that could be images
-    fresh: GraphArray  # (), whether the past is forgotten: another shift, or the end of a doubt
-    frozen: GraphArray  # (k, C) logits, once `has_frozen`
+    rested: GraphArray  # (), whether the batch was answered at rest
+    kept: GraphArray  # (n,), which samples could be images
+    fresh: GraphArray  # (), whether to discard the past: the shift changed, or a doubt was settled
+    frozen: GraphArray  # (k, C) frozen logits, once `has_frozen`
     has_frozen: GraphArray  # ()
-    scored: GraphArray  # (k, C) logits with aligned layers: shallow ones, or those of `scores`
-    scores: GraphArray  # (k, C), the same corrected by what the stream knows of its classes
+    scored: GraphArray  # (k, C) aligned logits: of shallow layers, or those behind `scores`
+    scores: GraphArray  # (k, C), aligned logits corrected for the classes of the stream
     has_scores: GraphArray  # ()
-    settled: GraphArray  # (), whether they come from the past alone
-    failed: GraphArray  # (), whether aligned logits were not finite, or no sample an image
+    settled: GraphArray  # (), whether the scores come from maps of the past alone
+    failed: GraphArray  # (), whether aligned logits were not finite, or no sample was plausible
     others: GraphArray  # (m, C) frozen logits of implausible samples, once `has_others`
     has_others: GraphArray  # ()
-    rows: GraphArray  # () int64, of a pass in pieces so far
-    logits: GraphArray  # (rows, C), theirs
-    features: GraphArray  # (rows, d)
-    given: GraphArray  # (2, D), scales and shifts by the past: of full maps, until others are found
+    rows: GraphArray  # () int64, rows done so far by a pass in pieces
+    logits: GraphArray  # (rows, C), of those rows
+    features: GraphArray  # (rows, d), of those rows
+    given: GraphArray  # (2, D), scales and shifts from the past
     matrices: GraphArray  # (sum of c^2,), of full maps
     moments: GraphArray  # (2, D), of the batch in the last aligned pass
-    covariances: GraphArray  # (sum of c^2,), in the same pass
+    covariances: GraphArray  # (sum of c^2,), of the batch in the same pass
     mixture: GraphArray  # (C,), behind the merged moments
-    labels: LabelGraph  # that have observed the batch
+    labels: LabelGraph  # after observing the batch
 
     @classmethod
     def of(cls, source: GraphArray, arrays: Sequence[GraphArray]) -> Self:
-        """What `arrays` gives, with the source's prior."""
+        """Restore the loop variables from `arrays()`, with the source's prior."""
         own = len(cls._fields) - 1
         return cls._make([*arrays[:own], LabelGraph.of(source, arrays[own:])])
 
     def arrays(self) -> list[GraphArray]:
-        """All of it."""
+        """Flatten the loop variables."""
         return [*self[:-1], *self.labels.parts()]
 
 
@@ -266,28 +236,28 @@ def _measures(is_phase: Mapping[Phase, GraphArray]) -> GraphArray:  # ()
 
 
 class _Kept:
-    """The samples of a batch that could be images, which measured passes are about."""
+    """The plausible samples of a batch, the only ones that are aligned and measured."""
 
     def __init__(
         self, images: GraphArray, kept: GraphArray, state: Mapping[str, GraphArray]
     ) -> None:
         self._images, self._all, self.none = images, kept.all(), ~kept.any()
-        # A batch is never empty: without a plausible sample, the first stands for them.
-        self._rows = kept | (self.none & arange(length(images)).equals(0))
+        # Passes need at least one row: if no sample is plausible, use the first.
+        self._rows = kept | (self.none & xp.arange(xp.length(images)).equals(0))
         self.n = self._rows.astype(np.int64).sum()
         self.samples = self.n.astype(np.float64)
         self._past_count = state["past.count"]
 
     def past(self, memory: int) -> GraphArray:  # ()
-        """Samples of the past that still count."""
-        return minimum(self._past_count, maximum(memory - self.samples, 0.0))
+        """Weight of the past, in samples, once the batch is added."""
+        return xp.minimum(self._past_count, xp.maximum(memory - self.samples, 0.0))
 
     def __getitem__(self, rows: slice) -> GraphArray:
-        """Some of their images; all of a batch are not copied first."""
-        (found,) = choose(
+        """Slice the plausible images, without a copy if all are plausible."""
+        (found,) = xp.choose(
             self._all,
             lambda: [self._images[rows]],
-            lambda: [selected(self._images, self._rows)[rows]],
+            lambda: [xp.selected(self._images, self._rows)[rows]],
         )
         return found
 
@@ -311,68 +281,68 @@ class _Step:
         self._settings, self._state, self._is_plausible = settings, state, is_plausible
         self._images, self._idle_rows, self._pieces = images, idle_rows, pieces
         self._squares = sum(site.width**2 for site in source.full)
-        self._pi_s = constant(source.prior)
+        self._pi_s = xp.constant(source.prior)
         self._labels = LabelGraph.of(self._pi_s, _parts(state, "labels").values())
         self._schedule = ScheduleGraph(state["schedule"], settings.every, settings.window)
         self._monitor = MonitorGraph(**_parts(state, "monitor"))
         self._in_doubt = self._labels.is_kind("doubted")
         self._shuffled = ~(self._labels.is_kind("runs") | self._in_doubt)
-        self._rests = self._is_resting()
-        # The next comparison is of another part of the stream.
-        self._certificate = _certificate_of(state, settings).restart(self._rests)
+        self._may_rest = self._is_resting()
+        stats, rows, count = (state[name] for name in CERTIFICATE)
+        certificate = CertificateGraph(stats, rows, count, settings.window)
+        # After a rest, the next comparison sees another part of the stream.
+        self._certificate = certificate.restart(self._may_rest)
         enough = state["past.count"] >= float(layer_transport.ENOUGH_PAST)
         same = is_reference(state["mixture"], self._pi_s)
-        self._full = (self._rests | (enough & self._schedule.accepted)) & same
-        self._known = self._rests & state["rest"]  # maps of the rest so far
+        self._uses_full_maps = (self._may_rest | (enough & self._schedule.accepted)) & same
+        self._has_rest_maps = self._may_rest & state["rest"]  # from an earlier batch of this rest
 
     def _is_resting(self) -> GraphArray:  # ()
-        """Whether the batch is answered with constant maps, as long as it looks like others."""
+        """Whether the stream is at rest, so that constant maps answer a batch that looks usual."""
         memory = self._settings.memory
         if not memory:
-            return constant(False)
-        is_full = self._is_full(length(self._images).astype(np.float64))
+            return xp.constant(False)
+        is_full = self._is_full(xp.length(self._images).astype(np.float64))
         stands = self._schedule.accepted & self._schedule.skips
         return self._shuffled & self._monitor.is_ready & stands & is_full
 
     def _is_full(self, samples: GraphArray) -> GraphArray:  # () -> ()
-        """Whether the memory is, with so many samples."""
+        """Whether the memory is full after this many more samples."""
         return self._state["past.count"] + samples >= float(self._settings.memory)
 
     def answer(self) -> dict[str, GraphArray]:
-        """All outputs of the graph."""
-        pieces = length(self._images) / max(1, self._pieces.rows) + 1  # of integers, at most
-        passed = repeat(2 * pieces + PASSES, self._start().arrays(), self._pass)
+        """Compute all outputs of the graph."""
+        pieces = xp.length(self._images) / max(1, self._pieces.rows) + 1  # integers: an upper bound
+        passed = xp.repeat(2 * pieces + PASSES, self._start().arrays(), self._pass)
         found = Carry.of(self._pi_s, passed)
         compares = found.has_scores & found.has_frozen
         certificate = self._certificate
-        unmeasured = where(found.failed & ~found.rested, constant(math.inf), math.nan)
+        unmeasured = xp.where(found.failed & ~found.rested, xp.constant(math.inf), math.nan)
         names = [name for name in self._state if name.startswith("frozen_labels.")]
-        ratio, *measured = choose(
+        ratio, *measured = xp.choose(
             compares,
-            lambda: self._compared(found),
-            lambda: [
-                unmeasured,
-                *(self._state[name] for name in names),
-                *certificate.parts,
-            ],
+            lambda: self._comparison(found),
+            lambda: [unmeasured, *(self._state[name] for name in names), *certificate.parts],
         )
         names += CERTIFICATE
         following = dict(zip(names, measured, strict=True))
         fits = compares & (ratio <= self._settings.tau)
         accepted = fits | found.rested
         none = _Kept(self._images, found.kept, self._state).none
-        reason = where(none, reason_code("implausible"), reason_code("numerical"))
-        reason = where(compares, where(fits, reason_code("accepted"), reason_code("ratio")), reason)
-        reason = where(found.rested, reason_code("rest"), reason)
-        after = self._after(found, fits, following)
-        (scores,) = choose(accepted, lambda: [found.scores], lambda: [found.frozen])
-        (scores,) = choose(
+        reason = xp.where(none, reason_code("implausible"), reason_code("numerical"))
+        reason = xp.where(
+            compares, xp.where(fits, reason_code("accepted"), reason_code("ratio")), reason
+        )
+        reason = xp.where(found.rested, reason_code("rest"), reason)
+        after = self._next_state(found, fits, following)
+        (scores,) = xp.choose(accepted, lambda: [found.scores], lambda: [found.frozen])
+        (scores,) = xp.choose(
             found.rested,
             lambda: [scores],
             lambda: [self._in_order(scores, found.others, found.kept)],
         )
         return {
-            "probabilities": softmax(scores),
+            "probabilities": xp.softmax(scores),
             "labels": scores.argmax(1),
             "accepted": accepted,
             "ratio": ratio.astype(np.float32),
@@ -380,50 +350,45 @@ class _Step:
             **{f"{NEXT}{name}": after[name] for name in self._state},
         }
 
-    def _compared(self, found: Carry) -> list[GraphArray]:
-        """The ratio of a batch with both answers, then frozen labels and certificate after it."""
+    def _comparison(self, found: Carry) -> list[GraphArray]:
+        """Compare aligned and frozen answers; return ratio, frozen labels and certificate."""
         answered = found.labels
-        errors, norms, *certificate = choose(
-            answered.is_kind("runs"),
-            lambda: self._compared_in_runs(found),
-            lambda: self._compared_shuffled(found, answered),
-        )
+
+        def in_runs() -> list[GraphArray]:
+            certificate, errors = self._certificate.update(found.scores, found.frozen)
+            return [errors, xp.constant(math.nan) + 0.0, *certificate.parts]  # norms are unused
+
+        def shuffled() -> list[GraphArray]:
+            certificate, errors, norms = self._certificate.update_shuffled(
+                found.scored, found.frozen, answered.correction
+            )
+            return [errors, norms, *certificate.parts]
+
+        errors, norms, *certificate = xp.choose(answered.is_kind("runs"), in_runs, shuffled)
         labels = LabelGraph.of(self._pi_s, _parts(self._state, "frozen_labels").values())
 
         def observed() -> list[GraphArray]:
-            p = softmax(found.frozen.astype(np.float64))
+            p = xp.softmax(found.frozen.astype(np.float64))
             return labels.observe(p)[0].advance(p).parts()
 
-        after = choose(is_finite(found.frozen), observed, labels.parts)
+        after = xp.choose(xp.is_finite(found.frozen), observed, labels.parts)
         frozen = LabelGraph.of(self._pi_s, after)
         ratio = gating_ratio(errors, norms, answered.is_kind("source"), frozen.is_kind("source"))
         return [ratio, *after, *certificate]
 
-    def _compared_in_runs(self, found: Carry) -> list[GraphArray]:
-        """Ratios of errors and, unused, of norms; then the certificate."""
-        certificate, errors = self._certificate.update(found.scores, found.frozen)
-        return [errors, constant(math.nan) + 0.0, *certificate.parts]
-
-    def _compared_shuffled(self, found: Carry, labels: LabelGraph) -> list[GraphArray]:
-        """Ratios of errors and norms at equal temperature; then the certificate."""
-        certificate, errors, norms = self._certificate.update_shuffled(
-            found.scored, found.frozen, labels.correction
-        )
-        return [errors, norms, *certificate.parts]
-
-    def _after(
+    def _next_state(
         self,
         found: Carry,
         fits: GraphArray,
-        following: Mapping[str, GraphArray],  # what a comparison leaves
+        following: Mapping[str, GraphArray],  # frozen labels and certificate after the comparison
     ) -> dict[str, GraphArray]:
-        """The state after a batch: that before it if it failed."""
+        """The state after a batch; a failed batch does not change what the stream has learnt."""
         batch = _Kept(self._images, found.kept, self._state)
         compares = found.has_scores & found.has_frozen
-        rested = self._schedule.skipped(length(self._images)).state
-        unmeasured = where(found.rested, rested, self._schedule.state)
-        schedule = where(compares, self._schedule.compared(batch.n, fits).state, unmeasured)
-        kept = where(found.fresh, constant(0.0), batch.past(self._settings.memory))
+        rested = self._schedule.skipped(xp.length(self._images)).state
+        unmeasured = xp.where(found.rested, rested, self._schedule.state)
+        schedule = xp.where(compares, self._schedule.compared(batch.n, fits).state, unmeasured)
+        kept = xp.where(found.fresh, 0.0, batch.past(self._settings.memory))
         share = (batch.samples / (kept + batch.samples)).astype(np.float32)
         recent, recent_count = self._recent(found.moments, found.fresh, batch.samples)
         labels = (name for name in self._state if name.startswith("labels."))
@@ -440,7 +405,7 @@ class _Step:
             joined["past.covariances"] = merged_covariances(
                 self._source.full, self._state["past.covariances"], found.covariances, step, share
             )
-        chosen = choose(
+        chosen = xp.choose(
             found.has_scores,
             lambda: list(joined.values()),
             lambda: [self._state[name] for name in joined],
@@ -450,47 +415,47 @@ class _Step:
             "batches": self._state["batches"] + 1,
             **following,
             "schedule": schedule,
-            **{f"monitor.{name}": each for name, each in self._monitored(found).items()},
+            **{f"monitor.{name}": each for name, each in self._next_monitor(found).items()},
             "rest": found.rested,
-            "rest.maps": where(found.rested, found.given, 0.0),
-            "rest.matrices": where(found.rested, found.matrices, 0.0),
+            "rest.maps": xp.where(found.rested, found.given, 0.0),
+            "rest.matrices": xp.where(found.rested, found.matrices, 0.0),
         }
 
-    def _monitored(self, found: Carry) -> dict[str, GraphArray]:
-        """The monitor after a batch."""
-        before = self._monitor.begin(self._rests & ~found.rested)
+    def _next_monitor(self, found: Carry) -> dict[str, GraphArray]:
+        """The output monitor after a batch."""
+        before = self._monitor.begin(self._may_rest & ~found.rested)
         before = before.reset(found.has_scores & found.fresh)
         parts = before.parts()
         learns = found.has_scores & found.settled & self._shuffled
         outputs = found.features, found.scores
 
         def unlearnt() -> list[GraphArray]:
-            return choose(
+            return xp.choose(
                 found.rested,
                 lambda: list(before.wait(*outputs).parts().values()),
                 lambda: list(parts.values()),
             )
 
-        after = choose(learns, lambda: list(before.learn(*outputs).parts().values()), unlearnt)
+        after = xp.choose(learns, lambda: list(before.learn(*outputs).parts().values()), unlearnt)
         return dict(zip(parts, after, strict=True))
 
     # --- passes ---
 
     def _start(self) -> Carry:
-        """Before the first pass."""
+        """Loop variables before the first pass."""
         C, d, D = len(self._source.prior), self._source.features, self._source.moments.shape[1]
-        none = minimum(length(self._images), 0)  # not a constant, which passes do not change
-        nothing = filled(0.0, [none, C], np.float32)
-        no = constant(False)
-        given, matrices = choose(
-            self._known,
+        none = xp.minimum(xp.length(self._images), 0)  # a constant would fix the size in all passes
+        nothing = xp.filled(0.0, [none, C], np.float32)
+        no = xp.constant(False)
+        given, matrices = xp.choose(
+            self._has_rest_maps,
             lambda: [self._state["rest.maps"], self._state["rest.matrices"]],
             self._maps_of_past,
         )
         return Carry(
-            phase=where(self._rests, constant(int(Phase.REST)), int(Phase.CHECK)),
+            phase=xp.where(self._may_rest, xp.constant(Phase.REST), Phase.CHECK),
             rested=no,
-            kept=filled(1.0, [length(self._images)], np.float32) > 0.0,
+            kept=xp.filled(1.0, [xp.length(self._images)], np.float32) > 0.0,
             fresh=no,
             frozen=nothing,
             has_frozen=no,
@@ -501,129 +466,131 @@ class _Step:
             failed=no,
             others=nothing,
             has_others=no,
-            rows=constant(0),
+            rows=xp.constant(0),
             logits=nothing,
-            features=filled(0.0, [none, d], np.float32),
+            features=xp.filled(0.0, [none, d], np.float32),
             given=given,
             matrices=matrices,
-            moments=constant(np.zeros((2, D), np.float32)),
-            covariances=constant(np.zeros(self._squares, np.float32)),
+            moments=xp.constant(np.zeros((2, D), np.float32)),
+            covariances=xp.constant(np.zeros(self._squares, np.float32)),
             mixture=self._state["mixture"],
             labels=self._labels,
         )
 
     def _first_phase(self, batch: _Kept) -> GraphArray:  # ()
-        """The past is all that a pass needs if it is long and trusted."""
-        enough = maximum(2.0 * batch.samples, float(layer_transport.ENOUGH_PAST))
+        """Start with a settled pass if the past is long and trusted, else with a shallow one."""
+        enough = xp.maximum(2.0 * batch.samples, float(layer_transport.ENOUGH_PAST))
         settled = (batch.past(self._settings.memory) >= enough) & self._schedule.accepted
         full_runs = self._labels.is_kind("runs") & self._is_full(batch.samples)
         settled = settled & (self._shuffled | full_runs)
-        return where(settled, constant(int(Phase.SETTLED)), int(Phase.SHALLOW))
+        return xp.where(settled, xp.constant(Phase.SETTLED), Phase.SHALLOW)
 
     def _pass(self, *carried: GraphArray) -> tuple[GraphArray, list[GraphArray]]:
-        """Run the twin once, and decide what comes next."""
+        """Run the twin once and decide the next phase."""
         before = Carry.of(self._pi_s, carried)
-        is_phase = {phase: before.phase.equals(int(phase)) for phase in Phase}
+        is_phase = {phase: before.phase.equals(phase) for phase in Phase}
         batch = _Kept(self._images, before.kept, self._state)
-        shown, is_piece = self._shown(before, is_phase, batch)
-        found, phase = self._judged(before, shown, is_phase, batch, is_piece)
-        phase = where(is_piece, before.phase, phase)
-        return ~phase.equals(int(Phase.DONE)), found._replace(phase=phase).arrays()
+        current, has_more = self._forward(before, is_phase, batch)
+        found, phase = self._conclude(before, current, is_phase, batch, has_more)
+        phase = xp.where(has_more, before.phase, phase)
+        return ~phase.equals(Phase.DONE), found._replace(phase=phase).arrays()
 
-    def _shown(
+    def _forward(
         self, before: Carry, is_phase: Mapping[Phase, GraphArray], batch: _Kept
     ) -> tuple[Carry, GraphArray]:
-        """What a pass shows of the batch, and whether more pieces of it are to come."""
+        """Run the twin and collect its outputs; also return whether more pieces follow."""
         checks, is_others, rests = (is_phase[p] for p in (Phase.CHECK, Phase.OTHERS, Phase.REST))
-        (kept,) = choose(checks, lambda: [self._is_plausible(self._images)], lambda: [before.kept])
+        (kept,) = xp.choose(
+            checks, lambda: [self._is_plausible(self._images)], lambda: [before.kept]
+        )
         measures = _measures(is_phase)
         shows_frozen = measures & ~before.has_frozen
-        n = where(rests, length(self._images), batch.n)
+        n = xp.where(rests, xp.length(self._images), batch.n)
         in_pieces = rests | is_phase[Phase.SETTLED]
-        rows = where(in_pieces, minimum(before.rows + self._at_once(rests), n), 0)
-        given, logits_frozen, *outputs = self._run(before, batch, is_phase, shows_frozen, rows)
-        logits, features, moments, covariances = choose(
-            in_pieces,
-            lambda: self._joined(before, rests, rows, *outputs),
-            lambda: outputs,
+        rows = xp.where(in_pieces, xp.minimum(before.rows + self._at_once(rests), n), 0)
+        given, logits_frozen, *outputs = self._call_twin(
+            before, batch, is_phase, shows_frozen, rows
         )
-        (frozen,) = choose(shows_frozen, lambda: [logits_frozen], lambda: [before.frozen])
-        (others,) = choose(is_others, lambda: [logits_frozen], lambda: [before.others])
-        is_piece = in_pieces & (rows < n)
+        logits, features, moments, covariances = xp.choose(
+            in_pieces, lambda: self._appended(before, rests, rows, *outputs), lambda: outputs
+        )
+        (frozen,) = xp.choose(shows_frozen, lambda: [logits_frozen], lambda: [before.frozen])
+        (others,) = xp.choose(is_others, lambda: [logits_frozen], lambda: [before.others])
+        has_more = in_pieces & (rows < n)
         return before._replace(
             kept=kept,
             frozen=frozen,
             has_frozen=before.has_frozen | shows_frozen,
             others=others,
             has_others=before.has_others | is_others | (checks & kept.all()),
-            rows=where(is_piece, rows, 0),
+            rows=xp.where(has_more, rows, 0),
             logits=logits,
             features=features,
-            given=where(in_pieces, given, before.given),
-            moments=where(measures, moments, before.moments),
-            covariances=where(measures, covariances, before.covariances),
-        ), is_piece
+            given=xp.where(in_pieces, given, before.given),
+            moments=xp.where(measures, moments, before.moments),
+            covariances=xp.where(measures, covariances, before.covariances),
+        ), has_more
 
-    def _judged(
+    def _conclude(
         self,
         before: Carry,
-        shown: Carry,
+        current: Carry,
         is_phase: Mapping[Phase, GraphArray],
         batch: _Kept,
-        is_piece: GraphArray,
+        has_more: GraphArray,
     ) -> tuple[Carry, GraphArray]:
-        """The answer, if a pass has given one, and the phase that follows."""
+        """Derive the answer, if this pass completes one, and the next phase."""
         settled, whole, checks = (is_phase[p] for p in (Phase.SETTLED, Phase.WHOLE, Phase.CHECK))
-        measured = _measures(is_phase) & ~is_piece
-        finite = measured & is_finite(shown.logits)
+        measured = _measures(is_phase) & ~has_more
+        finite = measured & xp.is_finite(current.logits)
         first = settled | is_phase[Phase.SHALLOW]
-        changed = finite & first & self._has_changed(shown.moments, batch.samples)
+        changed = finite & first & self._has_changed(current.moments, batch.samples)
         observes = finite & ~whole & ~changed
-        labels, mixture = self._observed(observes, shown.logits, before, batch)
+        labels, mixture = self._updated_labels(observes, current.logits, before, batch)
         turned = observes & ~labels.kind.equals(self._labels.kind)
         decided = turned & self._in_doubt & ~labels.is_kind("source")
         turned = turned & settled
         ends = finite & (whole | (settled & ~changed & ~turned))
         rested, scored, scores, last = self._answered(
-            is_phase[Phase.REST] & ~is_piece,
+            is_phase[Phase.REST] & ~has_more,
             ends,
             observes & ~settled,
-            shown.logits,
-            shown.features,
+            current.logits,
+            current.features,
             labels,
             before,
         )
-        found = shown._replace(
+        found = current._replace(
             rested=rested,
             fresh=before.fresh | changed | decided,
             scored=scored,
             scores=scores,
             has_scores=before.has_scores | ends,
             settled=before.settled | (ends & settled),
-            failed=before.failed | (measured & ~finite) | (checks & ~shown.kept.any()),
+            failed=before.failed | (measured & ~finite) | (checks & ~current.kept.any()),
             mixture=mixture,
             labels=replace(labels, chain=replace(labels.chain, last=last)),
         )
         return found, self._next_phase(found, is_phase, changed, turned)
 
     def _at_once(self, rests: GraphArray) -> GraphArray:  # ()
-        """Rows of a pass in pieces."""
+        """Rows per pass of a phase in pieces."""
         rows = self._pieces.rows
         if not rows:
-            return constant(LARGEST)
-        return where(rests, constant(self._pieces.copies * rows), 2 * rows)
+            return xp.constant(LARGEST)
+        return xp.where(rests, xp.constant(self._pieces.copies * rows), 2 * rows)
 
     def _answered(
         self,
-        rests: GraphArray,  # (), whether a rest has logits of all samples
-        ends: GraphArray,  # (), whether a measured batch has its last ones
-        is_first: GraphArray,  # (), whether these are of shallow layers, the answer if in doubt
+        rests: GraphArray,  # (), whether the resting copies have processed all samples
+        ends: GraphArray,  # (), whether these are the final logits of a measured batch
+        is_first: GraphArray,  # (), whether these are from shallow layers, the answer if in doubt
         logits: GraphArray,
         features: GraphArray,
         labels: LabelGraph,
         before: Carry,
     ) -> list[GraphArray]:
-        """Whether the batch rested; logits, scores and the last label's probabilities after it."""
+        """Whether the batch was answered at rest; logits, scores, posterior of the last label."""
 
         def rested() -> list[GraphArray]:
             scores = logits + self._labels.correction.astype(np.float32)
@@ -631,18 +598,18 @@ class _Step:
             return [usual, logits, scores, labels.chain.last]
 
         def measured() -> list[GraphArray]:
-            (kept,) = choose(
+            (kept,) = xp.choose(
                 is_first | (ends & ~labels.is_kind("doubted")),
                 lambda: [logits],
                 lambda: [before.scored],
             )
-            return choose(
+            return xp.choose(
                 ends,
-                lambda: [before.rested, kept, *self._finished(kept, labels)],
+                lambda: [before.rested, kept, *self._final_scores(kept, labels)],
                 lambda: [before.rested, kept, before.scores, labels.chain.last],
             )
 
-        return choose(rests, rested, measured)
+        return xp.choose(rests, rested, measured)
 
     def _next_phase(
         self,
@@ -651,51 +618,47 @@ class _Step:
         changed: GraphArray,
         turned: GraphArray,
     ) -> GraphArray:  # ()
-        """What follows a pass."""
-
-        def number(phase: Phase) -> GraphArray:
-            return constant(int(phase))
-
+        """The phase after this pass."""
         batch = _Kept(self._images, found.kept, self._state)
-        following = where(is_phase[Phase.CHECK], self._first_phase(batch), int(Phase.WHOLE))
-        following = where(turned, number(Phase.CONFIRM), following)
-        following = where(changed, number(Phase.FRESH), following)
+        following = xp.where(is_phase[Phase.CHECK], self._first_phase(batch), Phase.WHOLE)
+        following = xp.where(turned, Phase.CONFIRM, following)
+        following = xp.where(changed, Phase.FRESH, following)
         answered = found.has_scores | found.failed
-        last = where(found.has_others, number(Phase.DONE), int(Phase.OTHERS))
-        following = where(answered | is_phase[Phase.OTHERS], last, following)
-        after_rest = where(found.rested, number(Phase.DONE), int(Phase.CHECK))
-        return where(is_phase[Phase.REST], after_rest, following)
+        last = xp.where(found.has_others, xp.constant(Phase.DONE), Phase.OTHERS)
+        following = xp.where(answered | is_phase[Phase.OTHERS], last, following)
+        after_rest = xp.where(found.rested, xp.constant(Phase.DONE), Phase.CHECK)
+        return xp.where(is_phase[Phase.REST], after_rest, following)
 
     def _maps_of_past(self) -> list[GraphArray]:  # (2, D), (sum of c^2,)
-        """Scales, shifts and matrices of a settled pass with full maps.
+        """Scales, shifts and matrices from the past, for a settled pass with full maps.
 
-        The passes carry them: spox would compute in every pass what only passes use, and roots
-        take long.
+        They are loop variables because spox moves values that only the passes use into the body of
+        the Loop, and matrix roots are too slow to compute in every pass.
         """
         target, by_past = self._to_reference(self._source.reference(None))
-        shift, matrices = self._full_maps(self._full, target, by_past)
-        return [stack([by_past[0], shift]), matrices]
+        shift, matrices = self._full_maps(self._uses_full_maps, target, by_past)
+        return [xp.stack([by_past[0], shift]), matrices]
 
     def _to_reference(self, reference: GraphArray) -> tuple[GraphArray, GraphArray]:  # (2, D) each
-        """The past, shrunk towards what to align with, and its diagonal map."""
+        """Shrink the past towards a reference; return it and its diagonal map."""
         count = self._state["past.count"]
         own = (count / (count + self._settings.prior)).astype(np.float32)
         target = moment_graph.blended(self._state["past"], reference[:2], own)
         return target, moment_graph.to_source(target, reference)
 
-    def _joined(
+    def _appended(
         self,
         before: Carry,
         rests: GraphArray,
-        rows: GraphArray,  # () int64, with this piece
+        rows: GraphArray,  # () int64, including this piece
         logits: GraphArray,  # (m, C)
         features: GraphArray,  # (m, d)
         moments: GraphArray,  # (2, D)
         covariances: GraphArray,  # (sum of c^2,)
     ) -> list[GraphArray]:  # (rows, C), (rows, d), (2, D), (sum of c^2,)
-        """Outputs and moments of a pass with another piece of the batch; a rest has no moments."""
+        """Append the outputs of a piece and merge its moments, which a rest does not have."""
         joined = [
-            concat([old[: before.rows], new])
+            xp.concat([old[: before.rows], new])
             for old, new in ((before.logits, logits), (before.features, features))
         ]
         share = ((rows - before.rows).astype(np.float64) / rows.astype(np.float64)).astype(
@@ -710,39 +673,38 @@ class _Step:
             parts = self._source.full, before.covariances, covariances, step, share
             return [found, merged_covariances(*parts)]
 
-        return [*joined, *choose(rests, lambda: [before.moments, before.covariances], merged)]
+        return [*joined, *xp.choose(rests, lambda: [before.moments, before.covariances], merged)]
 
-    def _run(
+    def _call_twin(
         self,
         before: Carry,
         batch: _Kept,
         is_phase: Mapping[Phase, GraphArray],
         shows_frozen: GraphArray,
-        rows: GraphArray,  # () int64, of a pass in pieces after this one
+        rows: GraphArray,  # () int64, rows done after this piece
     ) -> list[GraphArray]:  # (2, D), then (n or less, C) twice, (.., d), (2, D), (sum of c^2,)
-        """Given maps, frozen logits, aligned logits and features, and moments.
+        """Call the twin; return given maps, frozen and aligned logits, features and moments.
 
-        A copy that idles gets few rows or none.
+        Idle copies get one row or none.
         """
         settled, whole, rests = (is_phase[p] for p in (Phase.SETTLED, Phase.WHOLE, Phase.REST))
         by_past = settled | rests
-        mixture = where(whole, before.mixture, self._state["mixture"])
-        # Maps by the past are known after a piece, or a rest that has ended in this batch.
-        known = self._known | self._full | (by_past & (before.rows > 0)) | (settled & self._rests)
+        mixture = xp.where(whole, before.mixture, self._state["mixture"])
+        # Maps from the past are known after the first piece, or if a rest ended in this batch.
+        known = self._has_rest_maps | self._uses_full_maps
+        known = known | (by_past & (before.rows > 0)) | (settled & self._may_rest)
         mixed = ((by_past & ~known) | whole) & ~is_reference(mixture, self._pi_s)
-        (reference,) = choose(  # only here: the moments of classes are large
-            mixed,
-            lambda: [self._source.reference(mixture)],
-            lambda: [self._source.reference(None)],
+        (reference,) = xp.choose(  # in a branch, because the class moments are large
+            mixed, lambda: [self._source.reference(mixture)], lambda: [self._source.reference(None)]
         )
         _, found = self._to_reference(reference)
         D, sites = self._source.moments.shape[1], len(self._source.widths)
-        untouched = constant(np.stack([np.ones(D), np.zeros(D)]), np.float32)
-        shallow = constant(np.arange(sites) < math.ceil(layer_transport.FIRST_PASS * sites))
-        kept = where(before.fresh, constant(0.0), batch.past(self._settings.memory))
+        untouched = xp.constant(np.stack([np.ones(D), np.zeros(D)]), np.float32)
+        shallow = xp.constant(np.arange(sites) < math.ceil(layer_transport.FIRST_PASS * sites))
+        kept = xp.where(before.fresh, 0.0, batch.past(self._settings.memory))
         behind = kept + batch.samples
-        shares = stack([batch.samples / behind, behind / (behind + self._settings.prior)])
-        given = where(by_past, where(known, before.given, found), untouched)
+        shares = xp.stack([batch.samples / behind, behind / (behind + self._settings.prior)])
+        given = xp.where(by_past, xp.where(known, before.given, found), untouched)
         outputs = call(
             NETWORK,
             self._twin,
@@ -753,14 +715,14 @@ class _Step:
             self._state["past"],
             reference,
             shares.astype(np.float32),
-            settled & self._full,
+            settled & self._uses_full_maps,
             self._resting_matrices(rests, given, before.matrices),
             self._resting_rows(rests, before.rows, rows),
         )
         names = [output.name for output in self._twin.graph.output]
         named = dict(zip(names[2:], outputs[2:], strict=True))
         parts = ("logits", "features")
-        logits, features = choose(
+        logits, features = xp.choose(
             rests,
             lambda: [named[f"caster.resting_{part}"] for part in parts],
             lambda: [named[f"caster.{part}"] for part in parts],
@@ -777,19 +739,19 @@ class _Step:
     def _resting_matrices(
         self, rests: GraphArray, given: GraphArray, matrices: GraphArray
     ) -> GraphArray:  # (sum of c^2,)
-        """The maps of full sites, diagonal in a rest without full maps."""
+        """Matrices of the full sites; diagonal ones in a rest without full maps."""
         if not self._source.full:
             return matrices
 
         def diagonal() -> list[GraphArray]:
             scales = (given[0][site.channels].reshape(-1, 1) for site in self._source.full)
             each = (
-                s * constant(np.eye(f.width), np.float32)
+                s * xp.constant(np.eye(f.width), np.float32)
                 for s, f in zip(scales, self._source.full, strict=True)
             )
-            return [concat([matrix.reshape(-1) for matrix in each])]
+            return [xp.concat([matrix.reshape(-1) for matrix in each])]
 
-        (found,) = choose(rests & ~self._full, diagonal, lambda: [matrices])
+        (found,) = xp.choose(rests & ~self._uses_full_maps, diagonal, lambda: [matrices])
         return found
 
     def _full_maps(
@@ -798,8 +760,8 @@ class _Step:
         target: GraphArray,  # (2, D), shrunk
         by_past: GraphArray,  # (2, D), the diagonal map
     ) -> list[GraphArray]:  # (D,), (sum of c^2,)
-        """The shifts of all sites and the matrices of full ones, if `full`."""
-        sites, zeros = self._source.full, constant(np.zeros(self._squares, np.float32))
+        """The shifts of all sites and the matrices of full sites, if `full`."""
+        sites, zeros = self._source.full, xp.constant(np.zeros(self._squares, np.float32))
         if not sites:
             return [by_past[1], zeros]
         count = self._state["past.count"]
@@ -814,10 +776,10 @@ class _Step:
                 count / behind,
                 behind,
             )
-            joined = concat([A.reshape(-1) for A in maps]).astype(np.float32)
+            joined = xp.concat([A.reshape(-1) for A in maps]).astype(np.float32)
             return [with_shifts(by_past[1], sites, shifts), joined]
 
-        return choose(full, found, lambda: [by_past[1], zeros])
+        return xp.choose(full, found, lambda: [by_past[1], zeros])
 
     def _aligned_rows(
         self,
@@ -826,93 +788,93 @@ class _Step:
         start: GraphArray,
         stop: GraphArray,
     ) -> GraphArray:
-        """The rows of the aligned copy: a piece of a settled pass, or all; few if it idles."""
+        """Rows for the aligned copy: a piece of a settled pass, or all; few if it is idle."""
         settled = is_phase[Phase.SETTLED]
-        end = where(_measures(is_phase), batch.n, self._idle_rows)
-        end = where(settled, stop, end)
-        return batch[where(settled, start, 0) : end]
+        end = xp.where(_measures(is_phase), batch.n, self._idle_rows)
+        end = xp.where(settled, stop, end)
+        return batch[xp.where(settled, start, 0) : end]
 
     def _resting_rows(self, rests: GraphArray, start: GraphArray, stop: GraphArray) -> GraphArray:
-        """The rows of the resting copies: implausible ones are not singled out."""
-        return self._images[where(rests, start, 0) : where(rests, stop, self._idle_rows)]
+        """Rows for the resting copies, including implausible ones."""
+        return self._images[xp.where(rests, start, 0) : xp.where(rests, stop, self._idle_rows)]
 
     def _frozen_rows(
         self, batch: _Kept, kept: GraphArray, wanted: GraphArray, others: GraphArray
     ) -> GraphArray:
-        """The rows of the frozen copy: images or, in a pass of their own, the implausible ones."""
-        (rows,) = choose(
+        """Rows for the frozen copy: plausible ones or, in a separate pass, implausible ones."""
+        (rows,) = xp.choose(
             others,
-            lambda: [selected(self._images, ~kept)],
-            lambda: [batch[: where(wanted, batch.n, self._idle_rows)]],
+            lambda: [xp.selected(self._images, ~kept)],
+            lambda: [batch[: xp.where(wanted, batch.n, self._idle_rows)]],
         )
         return rows
 
     def _in_order(
         self, scores: GraphArray, others: GraphArray, kept: GraphArray
     ) -> GraphArray:  # (n, C)
-        """Scores of all samples in the order they came, from those kept and the others.
+        """Interleave the scores of plausible and other samples in their original order.
 
-        Implausible samples whose logits are not finite have no class: their scores are 0.
+        Implausible samples with logits that are not finite get scores of 0.
         """
-        broken = is_nan((others - others).sum(1, keepdims=True))
-        both = concat([scores, where(~broken, others, 0.0)])
+        broken = xp.is_nan((others - others).sum(1, keepdims=True))
+        both = xp.concat([scores, xp.where(~broken, others, 0.0)])
         own = kept.astype(np.int64)
-        at = where(kept, running_sum(own), length(scores) + running_sum(1 - own)) - 1
-        return taken(both, at)
+        at = xp.where(kept, xp.running_sum(own), xp.length(scores) + xp.running_sum(1 - own)) - 1
+        return xp.taken(both, at)
 
     def _of_classes(self, logits: GraphArray) -> GraphArray:  # (n, any) -> (n, C)
-        """The logits of the state's classes."""
-        return taken(logits, constant(np.array(self._columns)), axis=1)
+        """Select the logits of the state's classes."""
+        return xp.taken(logits, xp.constant(np.array(self._columns)), axis=1)
 
     def _recent(
         self, moments: GraphArray, fresh: GraphArray, samples: GraphArray
     ) -> tuple[GraphArray, GraphArray]:
-        """Moments of the last samples with the batch, at the sites where they are compared."""
+        """Moments of recent samples including the batch, at the sites that are compared."""
         known = self._state["recent.count"]
-        room = maximum(layer_passes.CHANGE_WINDOW - samples, 0.0)
-        kept = where(fresh, constant(0.0), minimum(known, room))
+        room = xp.maximum(layer_passes.CHANGE_WINDOW - samples, 0.0)
+        kept = xp.where(fresh, 0.0, xp.minimum(known, room))
         count = kept + samples
         share = (samples / count).astype(np.float32)
         shallow = moments[:, : sum(_compared_widths(self._source))]
         return moment_graph.merged(self._state["recent"], shallow, share), count
 
     def _has_changed(self, moments: GraphArray, samples: GraphArray) -> GraphArray:  # (2, D) -> ()
-        """Whether the last samples are of another shift than the past."""
+        """Whether recent samples have another shift than the past."""
         widths = _compared_widths(self._source)
-        recent, count = self._recent(moments, constant(False), samples)
+        recent, count = self._recent(moments, xp.constant(False), samples)
         found = moment_graph.change(recent, self._state["past"][:, : sum(widths)], widths)
         return (count < self._state["past.count"]) & (found > layer_transport.CHANGED)
 
-    def _observed(
+    def _updated_labels(
         self, observes: GraphArray, logits: GraphArray, before: Carry, batch: _Kept
     ) -> tuple[LabelGraph, GraphArray]:
-        """Labels that have seen a batch, and the mixture behind the moments with it."""
-        kept = where(before.fresh, constant(0.0), batch.past(self._settings.memory))
+        """Labels after observing a batch, and the class mixture behind the merged moments."""
+        kept = xp.where(before.fresh, 0.0, batch.past(self._settings.memory))
 
         def observed() -> list[GraphArray]:
-            p = softmax(logits.astype(np.float64))
+            p = xp.softmax(logits.astype(np.float64))
             seen, mixture = self._labels.observe(p)
             known = seen.is_kind("runs") | seen.is_kind("prior")
-            decided = self._in_doubt & known  # the past was taken for the source's mixture
-            past = where(decided, constant(0.0), kept)
+            decided = self._in_doubt & known  # the past assumed the source's mixture, so drop it
+            past = xp.where(decided, 0.0, kept)
             merged = merged_mixture(self._state["mixture"], past, mixture, batch.samples)
             return [merged, *seen.parts()]
 
-        mixture, *parts = choose(
+        mixture, *parts = xp.choose(
             observes, observed, lambda: [before.mixture, *before.labels.parts()]
         )
         return LabelGraph.of(self._pi_s, parts), mixture
 
-    def _finished(self, logits: GraphArray, labels: LabelGraph) -> list[GraphArray]:
-        """The scores that answer a batch, and the last label's probabilities after it."""
-        p = softmax(logits.astype(np.float64))
+    def _final_scores(self, logits: GraphArray, labels: LabelGraph) -> list[GraphArray]:
+        """The scores that answer a batch, and the posterior of its last label."""
+        p = xp.softmax(logits.astype(np.float64))
 
         def by_labels() -> list[GraphArray]:
-            answers = maximum(labels.answers(p), layer_transport.MIN_PROBABILITY)
-            return [log(answers).astype(np.float32)]
+            answers = xp.maximum(labels.answers(p), layer_transport.MIN_PROBABILITY)
+            return [xp.log(answers).astype(np.float32)]
 
         unchanged = labels.is_kind("source") | labels.is_kind("doubted")
-        (scores,) = choose(unchanged, lambda: [logits], by_labels)
+        (scores,) = xp.choose(unchanged, lambda: [logits], by_labels)
         return [scores, labels.advance(p).chain.last]
 
 
@@ -923,13 +885,13 @@ def compile_layers(
     settings: LayerSettings,
     is_plausible: PlausibilityGraph,
     pieces: Pieces,  # of the twin's resting copies
-    idle_rows: int = 1,  # of a copy in a pass that does not need it
+    idle_rows: int,  # rows for a copy in a pass that does not need it
 ) -> ModelProto:
-    """The graph of one batch of a stream.
+    """Build the graph that adapts to one batch of a stream.
 
-    Inputs: the images, under the model's own name, and the state, of which zeros start a stream.
-    Outputs: `probabilities` (n, C), `labels` (n,) among the state's classes, `accepted`, `ratio`,
-    `reason` as a position in `REASONS`, and the next state.
+    Inputs: the images, under the model's own name, and the state, which starts as zeros. Outputs:
+    `probabilities` (n, C), `labels` (n,) as indices of the state's classes, `accepted`, `ratio`,
+    `reason` as an index into `REASONS`, and the next state.
     """
     from onnx.helper import tensor_dtype_to_np_dtype
 
@@ -937,7 +899,7 @@ def compile_layers(
     kind = images.type.tensor_type
     shape = tuple(size.dim_value or None for size in kind.shape.dim)
     initial = initial_state(source, settings.window)
-    with under_construction():
+    with xp.under_construction():
         inputs = {
             images.name: argument(Tensor(tensor_dtype_to_np_dtype(kind.elem_type), shape)),
             **{name: argument(Tensor(each.dtype, each.shape)) for name, each in initial.items()},
@@ -945,7 +907,7 @@ def compile_layers(
         state = _begun({name: GraphArray(inputs[name]) for name in initial}, initial)
         batch = GraphArray(inputs[images.name])
         step = _Step(twin, source, columns, settings, is_plausible, batch, state, idle_rows, pieces)
-        # A graph must state the shapes of its outputs, and spox loses them in branches.
+        # A graph must declare the shapes of its outputs, and spox loses them in branches.
         shapes: dict[str, tuple[int, ...]] = {
             **{"probabilities": (-1, len(source.prior)), "labels": (-1,)},
             **{f"{NEXT}{name}": each.shape for name, each in initial.items()},
@@ -958,7 +920,7 @@ def compile_layers(
 
 
 def _name_open_sizes(model: ModelProto) -> None:
-    """Name the batch size `n`, the same in all inputs and outputs, and other open sizes."""
+    """Name the batch size `n` in all inputs and outputs, and name all other dynamic sizes."""
     for value in (*model.graph.input, *model.graph.output):
         for axis, size in enumerate(value.type.tensor_type.shape.dim):
             if not size.HasField("dim_value"):

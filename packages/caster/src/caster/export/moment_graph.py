@@ -1,6 +1,6 @@
-"""Channel moments of all sites as a graph: `core.channels` and `class_moments`, side by side.
+"""Channel moments of all sites in a graph, after `core.channels` and `core.class_moments`.
 
-The moments of S sites with D channels in all are one (2, D) float32 array of means and variances.
+S sites with D channels in all share one (2, D) float32 array of means and variances.
 """
 
 from __future__ import annotations
@@ -13,50 +13,52 @@ from numpy.typing import NDArray
 
 from caster.core.channels import ROUNDING, ChannelMoments
 from caster.core.class_moments import ClassChannelMoments
-from caster.export.graph_arrays import GraphArray, constant, log, sqrt, stack, where
+from caster.export import graph_arrays as xp
+from caster.export.graph_arrays import GraphArray
 
 Floats = NDArray[np.floating]
 
 
 def merged(past: GraphArray, batch: GraphArray, share: GraphArray) -> GraphArray:  # (2, D)
-    """Moments of all samples together, a `share` of which is the batch's."""
+    """Merge moments; `share` is the batch's share of all samples."""
     step = batch[0] - past[0]
     mean = past[0] + share * step
     variance = past[1] + share * (batch[1] - past[1]) + share * (1.0 - share) * (step * step)
-    return stack([mean, variance])
+    return xp.stack([mean, variance])
 
 
 def blended(target: GraphArray, source: GraphArray, own: GraphArray) -> GraphArray:  # (2, D)
-    """The target's moments, shrunk towards the source's: `own` is their weight."""
+    """Shrink the target's moments towards the source's; `own` is the weight of the target."""
     return source + own * (target - source)
 
 
 def to_source(target: GraphArray, reference: GraphArray) -> GraphArray:  # (2, D), (3, D) -> (2, D)
-    """Scale and shift that map a target's moments to the reference's, which has eps as well."""
+    """Scale and shift that map a target's moments to those of the reference."""
     mean, variance, eps = (reference[i] for i in range(3))
-    scale = sqrt((variance + eps) / (target[1] + eps))
-    return stack([scale, mean - scale * target[0]])
+    scale = xp.sqrt((variance + eps) / (target[1] + eps))
+    return xp.stack([scale, mean - scale * target[0]])
 
 
 @dataclass(frozen=True, eq=False)
 class ClassTable:
-    """Class moments of several sites as a state file has them: float16, in units of all samples.
+    """Class moments of several sites in the float16 units of a state file.
 
-    z and s are the means and deviations within classes, about the mean and in deviations of all
-    samples at a channel. The graph shrinks them (`ClassChannelMoments.shrunk`) when it is loaded,
-    and maps each channel so that the mixture of the source has its moments (`centred_on`).
+    z and s are the class means and standard deviations, standardised by the mean and deviation of
+    all samples per channel. The graph shrinks them (`ClassChannelMoments.shrunk`) when it is
+    loaded, and maps each channel so that the source's class mixture has the source's moments
+    (`centred_on`).
     """
 
     z: Floats  # (C, d) float16
     s: Floats  # (C, d) float16
     own: Floats  # (C, 1), the weights w of `shrunk`
-    background: Floats  # (2, d), of z
-    scale: Floats  # (d,), from shrunk z to the channels' units
+    background: Floats  # (2, d), mean and variance that z is shrunk towards
+    scale: Floats  # (d,), from shrunk z to the units of the channels
     shift: Floats  # (d,)
 
     @classmethod
     def of(cls, sites: Sequence[ChannelMoments], few: float) -> ClassTable:
-        """The classes at sites that have them, shrunk by so many samples."""
+        """Tabulate the classes at sites with class moments, shrunk by `few` samples."""
         (counts,) = {tuple(site.classes.counts) for site in sites if site.classes is not None}
         both = zip(*map(_relative, sites), strict=True)
         z, s = (np.concatenate(parts, axis=1).astype(np.float16) for parts in both)
@@ -82,8 +84,8 @@ class ClassTable:
 
     def mixture(self, pi: GraphArray) -> GraphArray:  # (C,) -> (2, d)
         """m(pi) = sum_c pi_c m_c and v(pi) = sum_c pi_c (v_c + (m_c - m(pi))^2)."""
-        z, s = (constant(part).astype(np.float32) for part in (self.z, self.s))
-        w, background = constant(self.own), constant(self.background)
+        z, s = (xp.constant(part).astype(np.float32) for part in (self.z, self.s))
+        w, background = xp.constant(self.own), xp.constant(self.background)
         step = z - background[0]
         means = background[0] + w * step
         variances = w * (s * s) + (1.0 - w) * background[1] + w * (1.0 - w) * (step * step)
@@ -91,27 +93,27 @@ class ClassTable:
         mean = weights @ means
         step = means - mean
         variance = weights @ (variances + step * step)
-        scale = constant(self.scale)
-        return stack([constant(self.shift) + scale * mean, scale * scale * variance])
+        scale = xp.constant(self.scale)
+        return xp.stack([xp.constant(self.shift) + scale * mean, scale * scale * variance])
 
 
 def _relative(site: ChannelMoments) -> tuple[Floats, Floats]:  # (C, c), (C, c)
-    """Means and deviations of classes about the mean and in deviations of all samples."""
+    """Class means and deviations, standardised by the mean and deviation of all samples."""
     assert site.classes is not None
     deviation = np.sqrt(np.asarray(site.variance, np.float64))
-    unit = np.where(deviation > 0, deviation, np.inf)  # a channel that does not vary gives 0
+    unit = np.where(deviation > 0, deviation, np.inf)  # a constant channel gives 0
     mean = np.asarray(site.mean, np.float64)
     return (site.classes.means - mean) / unit, np.sqrt(site.classes.variances) / unit
 
 
 def divergence(recent: GraphArray, past: GraphArray) -> GraphArray:  # (2, D), (2, D) -> (D,)
-    """Kullback-Leibler divergence of each channel's Gaussian from the past's, in nats."""
+    """Kullback-Leibler divergence between each channel's recent and past Gaussian, in nats."""
     one, other = (each[1] > ROUNDING * (each[0] * each[0]) for each in (past, recent))
     varies = one & other
-    v_s, v = (where(varies, moments[1], 1.0) for moments in (past, recent))
+    v_s, v = (xp.where(varies, moments[1], 1.0) for moments in (past, recent))
     step = recent[0] - past[0]
-    found = 0.5 * (v / v_s + step * step / v_s - 1.0 - log(v / v_s))
-    return where(varies, found, 0.0)
+    found = 0.5 * (v / v_s + step * step / v_s - 1.0 - xp.log(v / v_s))
+    return xp.where(varies, found, 0.0)
 
 
 def change(
@@ -119,6 +121,6 @@ def change(
     past: GraphArray,  # (2, d)
     widths: Sequence[int],  # channels of those sites
 ) -> GraphArray:  # ()
-    """Mean divergence of the sites."""
+    """Mean divergence over sites."""
     weights = np.concatenate([np.full(width, 1 / width / len(widths)) for width in widths])
-    return (divergence(recent, past) * constant(weights, np.float32)).sum()
+    return (divergence(recent, past) * xp.constant(weights, np.float32)).sum()

@@ -1,7 +1,7 @@
-"""Samples that no image could have produced, found in a graph: see `adapt.plausibility`.
+"""Detect samples in a graph that no image could have produced, as `adapt.plausibility` does.
 
-The graph has the first layers of the network a second time, up to the first site: they are small,
-and run only for batches that leave the range of images or if it is not known.
+The graph contains a second copy of the network's layers up to the first site. They are small, and
+run only if a batch exceeds the value range of images, or if that range is unknown.
 """
 
 from __future__ import annotations
@@ -16,26 +16,27 @@ from numpy.typing import NDArray
 from caster.adapt.layer_passes import Range
 from caster.adapt.plausibility import SLACK, broad_limits, extremes, sharp_limits
 from caster.core.channels import ChannelMoments
+from caster.export import graph_arrays as xp
 from caster.export.embedding import call, embed
-from caster.export.graph_arrays import GraphArray, choose, constant, under_construction
+from caster.export.graph_arrays import GraphArray
 from caster.models.onnx.graph_sites import OnnxSite
 from caster.models.onnx.model import run_session, start_session
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-FIRST_LAYERS = "first"  # name of the embedded layers
+FIRST_LAYERS = "first"  # name of the embedded graph
 
 
 @dataclass(frozen=True, eq=False)
 class PlausibilityGraph:
-    """Which samples of a batch could be images."""
+    """Decides which samples of a batch could be images."""
 
-    first_layers: ModelProto  # images -> values at the first site
+    first_layers: ModelProto  # images -> activations at the first site
     site: OnnxSite
-    source: ChannelMoments  # there
-    ends: Range | None  # of input values
-    limits: NDArray[np.float32]  # (c,), of energies
+    source: ChannelMoments  # at that site
+    ends: Range | None  # value range of the input
+    limits: NDArray[np.float32]  # (c,), of the energies
 
     @classmethod
     def of(
@@ -47,7 +48,7 @@ class PlausibilityGraph:
         shape: Sequence[int | None],  # of an image
         channels: int,  # the axis of its channels
     ) -> PlausibilityGraph:
-        """Measure limits on extreme images, if range and shape of images are known."""
+        """Measure the limits on extreme images if the range and shape of images are known."""
         layers = first_layers(twin, site.site.module)
         found = cls(layers, site, source, ends, np.asarray(broad_limits(source), np.float32))
         if ends is None or None in shape:
@@ -58,11 +59,11 @@ class PlausibilityGraph:
         return cls(layers, site, source, ends, limits)
 
     def __call__(self, images: GraphArray) -> GraphArray:  # (n, ...) -> (n,)
-        """Whether a sample is in the range of images, or within the limits at the first site."""
+        """Whether each sample is in the range of images or within the limits at the first site."""
         if self.ends is None:
             return self._is_within_limits(images)
         inside = self._is_in_range(images)
-        (kept,) = choose(
+        (kept,) = xp.choose(
             inside.all(), lambda: [inside], lambda: [inside | self._is_within_limits(images)]
         )
         return kept
@@ -71,22 +72,22 @@ class PlausibilityGraph:
         low, high = (np.asarray(end, np.float32) for end in self.ends or ())
         slack = SLACK * (high - low)
         x = images.astype(np.float32)
-        inside = (x >= constant(low - slack)) & (x <= constant(high + slack))
+        inside = (x >= xp.constant(low - slack)) & (x <= xp.constant(high + slack))
         return ~((~inside).astype(np.int32).reshape(0, -1).max(1) > 0)
 
     def _is_within_limits(self, images: GraphArray) -> GraphArray:  # (n,)
-        above = ~(self._energies(images) <= constant(self.limits))
+        above = ~(self._energies(images) <= xp.constant(self.limits))
         return ~(above.astype(np.int32).max(1) > 0)
 
     def _energies(self, images: GraphArray) -> GraphArray:  # (n, c)
-        """Mean squared distance from the source's mean, by sample and channel."""
+        """Mean squared distance from the source's mean, per sample and channel."""
         (values,) = call(FIRST_LAYERS, self.first_layers, images)
         x, width = values.astype(np.float32), self.site.width
         mean = np.asarray(self.source.mean, np.float32)
         if self.site.site.axis == 1:
-            step = x.reshape(0, width, -1) - constant(mean[:, None])
+            step = x.reshape(0, width, -1) - xp.constant(mean[:, None])
             return (step * step).mean(2)
-        step = x[:, self.site.site.added :].reshape(0, -1, width) - constant(mean)
+        step = x[:, self.site.site.added :].reshape(0, -1, width) - xp.constant(mean)
         return (step * step).mean(1)
 
     def _measured(self, images: NDArray[np.float32]) -> NDArray[Any]:  # (n, c)
@@ -95,7 +96,7 @@ class PlausibilityGraph:
 
         kind = self.first_layers.graph.input[0].type.tensor_type
         dtype = tensor_dtype_to_np_dtype(kind.elem_type)
-        with under_construction():
+        with xp.under_construction():
             given = argument(Tensor(dtype, (None, *images.shape[1:])))
             energies = self._energies(GraphArray(given)).reshape(-1, self.site.width)
             model = build({"images": given}, {"energies": energies.var})
@@ -106,7 +107,7 @@ class PlausibilityGraph:
 
 
 def first_layers(twin: ModelProto, tensor: str) -> ModelProto:
-    """The part of the frozen copy that computes a tensor from the images."""
+    """Extract the part of the frozen copy that computes a tensor from the images."""
     from onnx import TensorProto, helper
 
     producers = {name: node for node in twin.graph.node for name in node.output}

@@ -1,1 +1,1 @@
-"""What a frozen model gives: features, and logits where there are any."""
+"""Frozen models of every kind behind one interface: a batch in, features and logits out."""

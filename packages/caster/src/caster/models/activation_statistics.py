@@ -1,6 +1,6 @@
-"""Collect activation statistics at a model's sites with forward hooks, while it runs.
+"""Collect activation statistics at the sites of a torch model with forward hooks.
 
-The hooks are on a twin of the model, which shares its weights.
+The hooks sit on a twin of the model, which shares its weights.
 """
 
 from __future__ import annotations
@@ -11,14 +11,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from caster.core.channels import ChannelMoments, Site
 from caster.errors import CasterError
 from caster.models.protocol import FrozenModel, Outputs
-from caster.models.site_sums import SiteSums, check_labels, has_classes
+from caster.models.site_sums import SiteMoments, SiteSums, has_classes
 from caster.models.sites import (
     convolutions_before,
     find_sites,
@@ -36,19 +34,19 @@ from caster.models.torch_channels import (
     supports_full_map,
 )
 
-Change = Callable[[nn.Module, Tensor], Tensor | None]  # None leaves the values as they are
+Change = Callable[[nn.Module, Tensor], Tensor | None]  # None leaves the activations unchanged
 
 log = logging.getLogger("caster")
 
 
 class ActivationStatistics(SiteSums):
-    """A torch module that measures its sites while it runs, over all samples and per class.
+    """Measure the sites of a torch module while it runs, over all samples and per class.
 
-    Inputs of BatchNorms are measured too: running statistics come from augmented training images
-    and from weights that were still changing. Covariances are measured at sites that support a full
-    map; not behind a grouped convolution, whose weight could not take it.
+    The inputs of BatchNorms are measured too, because their running statistics come from augmented
+    training images and from weights that were still changing. Covariances are measured at sites
+    that support a full map, except after a grouped convolution, whose weights cannot absorb one.
 
-    >>> import torch
+    >>> import numpy as np, torch
     >>> net = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
     >>> statistics = ActivationStatistics(TorchModel(net))
     >>> _ = statistics(torch.ones(5, 3), np.array([0, 2, 2, 0, 2]))
@@ -65,45 +63,32 @@ class ActivationStatistics(SiteSums):
     ) -> None:
         assert isinstance(model, TorchModel)
         device = model.device
-        super().__init__({site: all_tensors(found, device) for site, found in (past or {}).items()})
-        self.model = model
-        self._twin: TorchModel | None = None  # made on the first batch, which shows the sites
-        self._grouped: set[Site] = set()  # behind a convolution that no full map can be folded into
+        past = {site: all_tensors(found, device) for site, found in (past or {}).items()}
+        super().__init__(model, past)
+        self._twin: TorchModel | None = None  # created on the first batch, which reveals the sites
+        self._grouped: set[Site] = set()  # sites after a grouped convolution
         self._samples = 0  # in the current batch
         self._batch: dict[Site, tuple[ChannelMoments, tuple[Tensor, Tensor] | None]] = {}
 
-    def __call__(
-        self,
-        batch: Any,
-        targets: NDArray[np.int64],  # (n,), class indices
-    ) -> Outputs:
-        """Run the model on a batch, and add its moments to the sums if they need it."""
-        placed = self.model.placed(batch)
-        check_labels(placed, targets)
-        low, high = (float(end) for end in placed.aminmax())
-        if not self.needs(targets):
-            self.extend_range((low, high))
-            return self.model(placed)
+    def _measure(self, placed: Tensor) -> tuple[Outputs, SiteMoments]:
         if self._twin is None:
             self._twin = self._hooked(placed)
         self._samples, self._batch = len(placed), {}
-        outputs = self._twin(placed)
-        self.add(self._batch, targets, (low, high))  # after the pass: a failed pass adds nothing
-        return outputs
+        return self._twin(placed), self._batch
 
     def _hooked(self, batch: Tensor) -> TorchModel:
         sites = find_sites(self.model, batch)
         before = convolutions_before(self.model.twin(), batch)
-        twin = self.model.twin()
+        twin: TorchModel = self.model.twin()
         get = twin.module.get_submodule
         self._grouped = {site for site, name in before.items() if get(name).groups != 1}
         for site in sites:
-            hook_on(twin.module, site, partial(self._measure, site), "fit the last features only")
+            hook_on(twin.module, site, partial(self._record, site), "fit the last features only")
         if len(sites) == 1 and not is_batchnorm(twin.module, sites[0]):
-            log.warning("layers of %s: no site but its classifier's input", self.model.name)
+            log.warning("layers of %s: its only site is the classifier's input", self.model.name)
         return twin
 
-    def _measure(self, site: Site, layer: nn.Module, activations: Tensor) -> None:
+    def _record(self, site: Site, layer: nn.Module, activations: Tensor) -> None:
         values = on_grid(site, site.of_images(activations))
         full = supports_full_map(values, site.axis) and site not in self._grouped
         found = (measure_full if full else measure)(values, site.axis, self._samples)
@@ -114,7 +99,7 @@ class ActivationStatistics(SiteSums):
 
 
 def is_batchnorm(module: nn.Module, site: Site) -> bool:
-    """Whether a site is the input of a BatchNorm, or of a layer that works like one."""
+    """Whether a site is the input of a BatchNorm or a similar layer."""
     return site.side == "in" and has_running_statistics(module.get_submodule(site.module))
 
 
@@ -122,14 +107,14 @@ def is_batchnorm(module: nn.Module, site: Site) -> bool:
 
 
 def hook_on(module: nn.Module, site: Site, change: Change, advice: str) -> None:
-    """Call `change` on the values at a site, and continue with the values it returns.
+    """Register a forward hook that calls `change` on a site's activations and uses its result.
 
-    `advice` ends the error message if a pass has no values there.
+    If a pass has no activations there, the error message ends with `advice`.
     """
 
     def changed(layer: nn.Module, values: Tensor | None) -> Tensor | None:
         if values is None:
-            raise CasterError(f"this pass has no values at {site}: {advice}")
+            raise CasterError(f"this pass has no activations at {site}: {advice}")
         return change(layer, values)
 
     def before(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -154,7 +139,7 @@ def hook_on(module: nn.Module, site: Site, change: Change, advice: str) -> None:
 
 
 def _replaced(several: Any, old: Any, new: Any) -> Any:
-    """A tuple, list or mapping of the same type, with one part replaced.
+    """Copy a tuple, list or mapping with one element replaced.
 
     >>> _replaced(("a", "b"), "b", "c")
     ('a', 'c')

@@ -1,4 +1,4 @@
-"""What a DataLoader yields: the inputs of a batch, with or without labels."""
+"""Extract the inputs from whatever a DataLoader yields, with or without labels."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Any
 
 from caster.errors import CasterError
 
-INPUTS = "pixel_values", "images", "image", "inputs", "x"  # names in a batch that is a dict
+INPUTS = "pixel_values", "images", "image", "inputs", "x"  # accepted keys of a dict
 
 
 def inputs_of(batch: Any) -> Any:
-    """The inputs of a batch, without labels or whatever else a DataLoader yields.
+    """Return the inputs of a batch, without labels or other extras.
 
-    An array is a batch itself, and so is a list of arrays with equally many axes: its rows.
+    An array is the inputs themselves. So is a list of arrays with the same number of axes, which
+    are its rows.
 
     >>> import numpy as np
     >>> inputs_of([np.zeros((2, 3)), np.array([0, 1])]).shape
@@ -29,7 +30,7 @@ def inputs_of(batch: Any) -> Any:
 
 
 def named(batch: Mapping[Any, Any], names: tuple[str, ...]) -> Any:
-    """The first of these entries that a batch has."""
+    """Return the first of these entries that a batch has."""
     for name in names:
         if name in batch:
             return batch[name]

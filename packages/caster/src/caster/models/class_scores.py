@@ -1,4 +1,4 @@
-"""Scores of many classes on a GPU, by a kernel of our own where it works."""
+"""Gaussian class scores on a GPU, computed by a custom Triton kernel where it works."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from caster.core import discriminant
 from caster.core.types import SourceMoments
 from caster.models.protocol import error_line
 
-FEWEST = 128  # classes: compiling the kernel takes seconds
-ERROR = 1e-5  # of the largest score, between the kernel and the definition
+MIN_CLASSES = 128  # below this, compiling the kernel, which takes seconds, does not pay off
+TOLERANCE = 1e-5  # largest error of the kernel, relative to the largest score
 
 log = logging.getLogger("caster")
 
-_works: dict[Any, bool] = {}  # by device and shapes
+_works: dict[Any, bool] = {}  # by device and shapes: whether the kernel can be used
 
 
 def ridged_scores(
@@ -24,11 +24,12 @@ def ridged_scores(
     moments: SourceMoments,  # restricted to the same k
     ridge: Tensor,  # (k, k)
 ) -> Tensor:  # (B, C)
-    """`caster.core.discriminant.ridged_scores`, by one kernel if that gives the same.
+    """Compute `caster.core.discriminant.ridged_scores` with one kernel if it agrees.
 
-    The first batch of a shape shows that; it runs before anything is recorded.
+    The first batch of every shape is scored both ways and compared. It runs before any CUDA graph
+    is captured.
     """
-    if moments.n_classes < FEWEST or z.element_size() != 4:
+    if moments.n_classes < MIN_CLASSES or z.element_size() != 4:
         return _defined(z, moments, ridge)
     key = z.device, z.shape, moments.n_classes
     if key not in _works:
@@ -49,20 +50,18 @@ def _by_kernel(z: Tensor, moments: SourceMoments, ridge: Tensor) -> Tensor:
 
 
 def _agrees(z: Tensor, moments: SourceMoments, ridge: Tensor) -> bool:
-    """Whether the kernel can be compiled and gives what it should; waits for the GPU."""
+    """Whether the kernel compiles and agrees with the definition; synchronises with the GPU."""
     try:
         found = _by_kernel(z, moments, ridge)
-    except ImportError as error:  # Triton is optional
-        log.info("classes are scored by torch's solvers: %s", error_line(error))
-        return False
-    except Exception as error:  # the compiler's, of any kind: the solvers give the same
-        log.warning("classes are scored by torch's solvers: %s", error_line(error))
+    except Exception as error:  # the Triton compiler may raise anything
+        level = logging.INFO if isinstance(error, ImportError) else logging.WARNING
+        log.log(level, "scoring classes with torch's solvers: %s", error_line(error))
         return False
     expected = _defined(z, moments, ridge)
-    sound = expected.isfinite()
-    distance = (found - expected)[sound].abs()
-    close = not len(distance) or bool(distance.max() <= ERROR * expected[sound].abs().max())
-    if not close or not bool((found.isfinite() == sound).all()):
-        log.warning("classes are scored by torch's solvers: the kernel's scores differ")
+    finite = expected.isfinite()
+    errors = (found - expected)[finite].abs()
+    close = not len(errors) or bool(errors.max() <= TOLERANCE * expected[finite].abs().max())
+    if not close or not bool((found.isfinite() == finite).all()):
+        log.warning("scoring classes with torch's solvers: the kernel's scores differ")
         return False
     return True

@@ -1,4 +1,4 @@
-"""Run GPU work without blocking the host: record a CUDA graph, replay it, copy results later."""
+"""Run GPU work without blocking the host: capture CUDA graphs, replay them, copy results later."""
 
 from __future__ import annotations
 
@@ -16,42 +16,43 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-Work = Callable[..., tuple[Sequence[Tensor], object]]  # outputs, and what else the work reads
+# Returns its outputs, and the tensors that it reads besides its inputs.
+Work = Callable[..., tuple[Sequence[Tensor], object]]
 Fetch = Callable[[Tensor], Callable[[], NDArray[Any]]]
 
-RECORD_AT = 2  # the first batch of a shape runs directly: a ragged last one is never recorded
+RECORD_AT = 2  # the first batch of a shape runs directly, so a ragged last batch is never captured
 MAX_RECORDINGS = 4  # one per shape
 
 
 class GraphRunner:
-    """Run work on a CUDA stream of its own, as if it ran on the caller's.
+    """Run work on a separate CUDA stream as if it ran on the caller's.
 
-    Nothing can be recorded on the default stream, and torch allocates a cuBLAS workspace of 32 MiB
-    for every stream that multiplies matrices. A model and its recordings share one here.
+    CUDA graphs cannot be captured on the default stream. As torch allocates a cuBLAS workspace of
+    32 MiB for every stream that multiplies matrices, a model and its recordings share one stream.
     """
 
     def __init__(self, device: torch.device, first: bool = False) -> None:
-        # With `first`, the GPU takes this work before that of other streams.
+        # With `first`, the stream has a higher priority than others.
         self.stream = torch.cuda.Stream(device, -1 if first else 0)  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(self.stream):  # allocate the workspace now, not amid a batch
+        with torch.cuda.stream(self.stream):  # allocate the workspace now, not during a batch
             torch.ones((2, 2), device=device).mm(torch.ones((2, 2), device=device))
         self._begun, self._done = torch.cuda.Event(), torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._caller = self.stream  # of the previous run
         self._settings: object = None
         self._recorder = Recorder()
-        self._lock = Lock()  # all callers share the memory of the recordings
+        self._lock = Lock()  # callers share the memory of the recordings
 
     def run(
         self,
         first: Callable[[], Sequence[Tensor]],  # not recorded; returns the inputs of `work`
         work: Work,  # recorded
-        settings: object,  # what the recording depends on; other settings record again
+        settings: object,  # a change of these discards the recordings
         overlap: bool = False,
     ) -> tuple[list[Tensor], Fetch]:
-        """Copies of the outputs, and a function that copies a tensor to the host.
+        """Run the work; return copies of its outputs and a function that fetches a tensor.
 
-        With `overlap`, what the caller launches next need not wait for the work: the outputs are
-        complete once a fetched tensor is.
+        With `overlap`, the caller's next kernels do not wait for the work. The outputs are then
+        complete once a fetched tensor has arrived on the host.
         """
         index = self.stream.device.index
         caller = torch.cuda.current_stream(index)
@@ -67,7 +68,7 @@ class GraphRunner:
                 self._leave(caller, overlap)
             if not overlap:
                 return packed.copies(), partial(fetch, stream=caller)
-        for tensor in inputs:  # not freed before the work has read them
+        for tensor in inputs:  # do not reuse their memory before the work has read them
             tensor.record_stream(self.stream)
         for tensor in copies:
             tensor.record_stream(caller)
@@ -79,18 +80,18 @@ class GraphRunner:
 
     @property
     def is_used(self) -> bool:
-        """Whether anything has run since the start or the last `release`."""
+        """Whether any work has run since the start or the last `release`."""
         return self._settings is not None
 
     def release(self) -> None:
         """Free the recordings and their memory."""
         with self._lock:
-            self.stream.synchronize()  # a replay may still run
+            self.stream.synchronize()  # a replay may still be running
             self._settings, self._recorder = None, Recorder()
         torch.cuda.empty_cache()
 
     def _enter(self, caller: torch.cuda.Stream) -> None:
-        """Start after the caller's pending work, and after the copies of an earlier caller."""
+        """Wait for the caller's pending work and for the copies of the previous caller."""
         if self._caller != caller:
             self.stream.wait_stream(self._caller)
         self._caller = caller
@@ -99,7 +100,7 @@ class GraphRunner:
         torch.cuda.set_stream(self.stream)
 
     def _leave(self, caller: torch.cuda.Stream, overlap: bool) -> None:
-        """Make the caller's stream wait, since it may free memory that is read here."""
+        """Make the caller's stream wait for the work, since it may free memory read here."""
         torch.cuda.set_stream(caller)
         if not overlap:
             self._done.record(self.stream)
@@ -107,21 +108,21 @@ class GraphRunner:
 
 
 class Recorder:
-    """Replay work as one CUDA graph per input shape, once the shape has been seen before.
+    """Replay work as a CUDA graph, from the second batch of an input shape on.
 
-    Launched one by one, the hundred small kernels of an adaptation cost the host more than the
-    device. The work must not synchronise. It returns what it reads besides its inputs along with
-    its outputs, because a recording goes on reading it.
+    Launching the hundred small kernels of an adaptation one by one takes longer than running them.
+    The work must not synchronise. It returns all tensors that it reads besides its inputs, so that
+    they stay alive as long as the recording, which keeps reading them.
     """
 
     def __init__(self) -> None:
         self._seen: Counter[Any] = Counter()
         self._recordings: dict[Any, _Recording] = {}
-        # One pool: recordings run in turn, and outputs are copied before the next one runs.
+        # Recordings share one pool, as they run in turn and outputs are copied before the next run.
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, work: Work, *inputs: Tensor) -> Packed:
-        """Outputs of the work, valid until the next call; `GraphRunner` copies them."""
+        """Run the work; its outputs are valid until the next call."""
         key = tuple([(tensor.shape, tensor.dtype, tensor.device) for tensor in inputs])
         recording = self._recordings.get(key)
         if recording is None:
@@ -136,15 +137,15 @@ class Recorder:
 
 
 class _Recording:
-    """One CUDA graph, with the memory of its inputs and outputs."""
+    """One CUDA graph with its input and output buffers."""
 
     def __init__(self, work: Work, inputs: Sequence[Tensor], pool: Any) -> None:
-        with torch.inference_mode(False):  # else they are writable in inference mode only
+        with torch.inference_mode(False):  # inference tensors are writable in inference mode only
             self.inputs = [torch.empty_like(tensor).copy_(tensor) for tensor in inputs]
-        work(*self.inputs)  # creates what is created once, outside the recording
-        torch.cuda.empty_cache()  # else the recording's memory comes on top of that of this run
+        work(*self.inputs)  # warm up, so that lazy initialisation is not captured
+        torch.cuda.empty_cache()  # free this run's memory before the capture allocates its own
         self.graph = torch.cuda.CUDAGraph()
-        # thread_local: another thread, such as a data loader, may pin memory meanwhile.
+        # thread_local, because other threads, such as a data loader's, may pin memory meanwhile.
         stream, errors = torch.cuda.current_stream(), "thread_local"
         recording = torch.cuda.graph(self.graph, pool, stream, capture_error_mode=errors)
         with _no_collection(), recording:
@@ -160,14 +161,14 @@ class _Recording:
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """Tensors in one block of memory per dtype: copying them takes one launch per block."""
+    """Tensors packed into one buffer per dtype, so that copying takes one launch per buffer."""
 
     blocks: dict[torch.dtype, Tensor]
-    layout: list[tuple[torch.dtype, Any]]  # of every tensor: shape, strides and offset
+    layout: list[tuple[torch.dtype, Any]]  # shape, strides and offset of each tensor
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> Self:
-        """Pack copies of these tensors."""
+        """Copy these tensors into buffers."""
         rows: dict[torch.dtype, list[Tensor]] = {}
         layout: list[tuple[torch.dtype, Any]] = []
         for tensor in (each.contiguous() for each in tensors):
@@ -177,14 +178,14 @@ class Packed:
         return cls({dtype: torch.cat(row) for dtype, row in rows.items()}, layout)
 
     def copies(self) -> list[Tensor]:
-        """Copies of the tensors, allocated on the current stream."""
+        """Copy the tensors, allocating on the current stream."""
         copied = {dtype: block.clone() for dtype, block in self.blocks.items()}
         return [copied[dtype].as_strided(*view) for dtype, view in self.layout]
 
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Collect no garbage in the block: freeing a graph breaks a recording."""
+    """Disable garbage collection: freeing a CUDA graph would break a capture."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -195,7 +196,7 @@ def _no_collection() -> Iterator[None]:
 
 
 def fetch(tensor: Tensor, stream: torch.cuda.Stream | None = None) -> Callable[[], NDArray[Any]]:
-    """Start copying a tensor to the host; the function returned waits for that copy alone."""
+    """Start copying a tensor to the host; return a function that waits for this copy alone."""
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     host.copy_(tensor, non_blocking=True)
     copied = (stream or torch.cuda.current_stream(tensor.device)).record_event()
@@ -216,6 +217,6 @@ def send(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]:
 
 
 def full_precision(work: Callable[..., Any]) -> Callable[..., Any]:
-    """Run work without the caller's autocast, which would use half precision."""
+    """Wrap work so that it ignores the caller's autocast, which would use half precision."""
     wrapped: Callable[..., Any] = torch.autocast("cuda", enabled=False)(work)
     return wrapped

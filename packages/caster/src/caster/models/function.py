@@ -16,7 +16,7 @@ from caster.models.protocol import SINGLE_IMAGE, Outputs
 class FunctionModel:
     """A function that returns features, (features, logits) or `Outputs` for a batch.
 
-    Its weights cannot be read: `version`, the provider's name for the model, binds a state to it.
+    Its weights cannot be read, so a state is bound to `version`, the provider's name for the model.
 
     >>> import numpy as np
     >>> model = FunctionModel(lambda batch: batch.mean(axis=(2, 3)), version="embeddings-3")
@@ -41,7 +41,7 @@ class FunctionModel:
 
     @property
     def sha256(self) -> str | None:
-        """Digest of the version; None without one."""
+        """Digest of the version, or None if no version was given."""
         if self.version is None:
             return None
         return hashlib.sha256(f"version {self.version}".encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Map a model's logits to classes."""
+"""Map a model's logits to the classes of a state."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from caster.io.labels import Labels, as_labels
 NAME_CLASSES = (
     "list the model's classes in the order of its logits with {argument}, or use its features only"
 )
-MIXED_UP = 0.1  # accuracy that other names must gain before they are suggested
-SHOWN = 3  # outputs that a message names
+MIXED_UP = 0.1  # gain in accuracy from which a renaming is suggested
+SHOWN = 3  # outputs named in a message
 
 
 def head_columns(
@@ -27,10 +27,11 @@ def head_columns(
     n_logits: int | None,
     names: Any = None,  # (n_logits,), the model's classes in the order of its logits
 ) -> tuple[int, ...] | None:
-    """The column of each class among the logits; None if the model has no logits.
+    """Find the column of each class among the logits; None if the model has no logits.
 
-    Names decide if there are any. Otherwise integers, also as names of folders, are columns, as in
-    torch; other labels must be as many as the columns and are taken in order.
+    With `names`, classes are matched by name. Otherwise integer labels, or folder names that are
+    integers, are column indices, as in torch. Other labels must be as many as the columns, and are
+    matched in order.
 
     >>> import numpy as np
     >>> head_columns(np.array([3, 7]), n_logits=10), head_columns(np.array(["cat", "dog"]), 2)
@@ -61,7 +62,7 @@ def head_columns(
 
 
 def class_logits(logits: Any, head: tuple[int, ...] | None) -> Any:  # (B, n) -> (B, C)
-    """Select the logits of a state's classes in NumPy; all of them without a head.
+    """Select the logits of a state's classes in NumPy; without a head, return all of them.
 
     >>> import numpy as np
     >>> class_logits(np.array([[1.0, 2.0, 3.0]]), head=(2, 0))
@@ -79,14 +80,14 @@ def class_logits(logits: Any, head: tuple[int, ...] | None) -> Any:  # (B, n) ->
 
 @dataclass(frozen=True)
 class Renaming:
-    """Other names of a model's outputs, under which far more of its answers are right."""
+    """A renaming of a model's outputs that makes it far more accurate."""
 
     accuracy: float
-    renamed: float  # accuracy with the other names
-    outputs: tuple[tuple[int, int], ...]  # class that names an output, and the one it stands for
+    renamed: float  # accuracy after the renaming
+    outputs: tuple[tuple[int, int], ...]  # old and new class of each renamed output
 
     def message(self, classes: Labels) -> str:  # (C,)
-        """Both accuracies, and some of the names."""
+        """Report both accuracies and some of the new names."""
         labels = classes.tolist()
         renamed = [f"{labels[old]!r} to {labels[new]!r}" for old, new in self.outputs[:SHOWN]]
         more = f" and {len(self.outputs) - SHOWN:,} more" if len(self.outputs) > SHOWN else ""
@@ -101,11 +102,12 @@ def better_names(
     truth: NDArray[np.integer[Any]],  # (N,)
     n_classes: int,
 ) -> Renaming | None:
-    """Other names of the outputs, if they make most answers right and far more than now.
+    """Suggest a renaming of the outputs if most answers are then right, and far more than now.
 
-    One half of the samples pairs a class with an output if each is the other's most frequent; the
-    other half measures the gain, which must exceed three standard errors. Classes count alike:
-    otherwise a head that answers one class would be renamed to the most frequent one.
+    On one half of the samples, a class and an output are paired if each is the other's most
+    frequent partner. The other half measures the gain, which must exceed three standard errors.
+    Classes have equal weight: otherwise a head that always answers one class would be renamed to
+    the most frequent one.
 
     >>> truth = np.repeat([0, 1, 2], 20)
     >>> better_names((truth + 1) % 3, truth, 3).outputs
@@ -119,7 +121,7 @@ def better_names(
     by_class, by_output = np.divmod(pairs[np.argsort(-counts, kind="stable")], n_classes)
     firsts, others = (np.unique(part, return_index=True)[1] for part in (by_class, by_output))
     mutual = np.intersect1d(firsts, others)
-    output = np.arange(n_classes)  # of every class; -1: another one has it
+    output = np.arange(n_classes)  # of each class; -1 if another class took it
     output[by_output[mutual]] = -1
     output[by_class[mutual]] = by_output[mutual]
     right, renamed = truth == answers, output[truth] == answers
@@ -145,7 +147,7 @@ class Columns:
         self._indices = DeviceCopies(np.asarray(head or ()))
 
     def __call__(self, logits: Array) -> Array:  # (B, n) -> (B, C)
-        """Select the columns; returns the same array if they are all of them, in order."""
+        """Select the columns; return the same array if that is all of them, in order."""
         width = int(logits.shape[1])
         if self.head is None or self.head == tuple(range(width)):
             return logits
@@ -156,12 +158,12 @@ class Columns:
 
 
 def _as_integers(classes: Labels) -> list[int] | None:
-    """Labels that are integers, or text of integers; None if any is not."""
+    """Parse labels that are integers or decimal strings; None if any is neither."""
     labels: list[Any] = classes.tolist()
     if classes.dtype.kind in "iu":
         return labels
     digits = all(isinstance(text, str) and text.isascii() and text.isdigit() for text in labels)
-    if not digits or any(text != str(int(text)) for text in labels):  # 007 is a name
+    if not digits or any(text != str(int(text)) for text in labels):  # "007" is a name
         return None
     return [int(text) for text in labels]
 

@@ -1,4 +1,4 @@
-"""Turn decoded images into the batch a model expects: fully specified, never guessed."""
+"""Convert decoded images to the batches that a model expects: fully specified, never guessed."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from caster.io.image_files import ImageArray
 INTERPOLATIONS = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
 REQUIRED = ("range", "mean", "std", "layout")
 CHANNELS = {"RGB": 3, "BGR": 3, "grey": 1}
-LUMA = np.array([19595, 38470, 7471], dtype=np.uint32)  # of red, green and blue, as Pillow has it
+LUMA = np.array([19595, 38470, 7471], dtype=np.uint32)  # Pillow's weights of red, green and blue
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How a decoded RGB image becomes a row of a batch: resize, crop, scale, normalise.
+    """The steps from a decoded RGB image to a row of a batch: resize, crop, scale, normalise.
 
     >>> half = Preprocessing(range=1.0, mean=(0.5,) * 3, std=(0.5,) * 3, layout="NCHW")
     >>> half.batch([np.full((2, 2, 3), 255, dtype=np.uint8)]).shape
@@ -35,13 +35,13 @@ class Preprocessing:
     """
 
     range: float  # largest pixel value: 1 or 255
-    mean: tuple[float, ...]  # subtracted, in units of the range; one per channel
-    std: tuple[float, ...]  # divided by
+    mean: tuple[float, ...]  # per channel, in units of the range
+    std: tuple[float, ...]  # per channel, in units of the range
     layout: str  # "NCHW" or "NHWC"
     resize: int | tuple[int, int] | None = None  # shorter side, or height and width
     interpolation: str | None = None  # of the resize
-    crop: tuple[int, int] | None = None  # centred height and width
-    channels: str = "RGB"  # or "BGR", the order of mean and std too; or "grey", a single one
+    crop: tuple[int, int] | None = None  # height and width of a centre crop
+    channels: str = "RGB"  # or "BGR", also the order of mean and std; or "grey", a single channel
     dtype: str = "float32"  # or "float16", "uint8"
 
     def __post_init__(self) -> None:
@@ -78,7 +78,7 @@ class Preprocessing:
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Self:
-        """Read a TOML file; `range`, `mean`, `std` and `layout` are required."""
+        """Read a TOML file, in which `range`, `mean`, `std` and `layout` are required."""
         values, _ = read_toml(path)
         known = [field.name for field in fields(cls)]
         unknown = ", ".join(sorted(set(values) - set(known)))
@@ -93,7 +93,7 @@ class Preprocessing:
 
     @classmethod
     def in_graph(cls, layout: str, dtype: str, channels: str = "RGB") -> Self:
-        """Unchanged pixels, 0 to 255: the model resizes and normalises images itself."""
+        """Leave pixels unchanged, 0 to 255, for a model that resizes and normalises them itself."""
         depth = CHANNELS[channels]
         return cls(255.0, (0.0,) * depth, (1.0,) * depth, layout, channels=channels, dtype=dtype)
 
@@ -144,7 +144,7 @@ class Preprocessing:
         images: Sequence[ImageArray] | ImageArray,
         empty: Callable[[tuple[int, ...], str], NDArray[Any]] = np.empty,
     ) -> NDArray[Any]:
-        """Normalise resized images of one size into a batch; `empty` gives its memory."""
+        """Normalise resized images of one size into a batch, allocated with `empty`."""
         rgb = [p.dtype == np.uint8 and p.ndim == 3 and p.shape[2] == 3 for p in images]
         _check(len(rgb) > 0 and all(rgb), "a batch needs images, uint8 (height, width, 3)")
         sizes = {image.shape[:2] for image in images}
@@ -156,12 +156,12 @@ class Preprocessing:
         height, width = sizes.pop()
         shape = self._shape(height, width)
         batch = empty((len(images), *shape), self.dtype)
-        for row, image in zip(batch, images, strict=True):  # one by one, for the CPU cache
+        for row, image in zip(batch, images, strict=True):  # one by one, to stay in the CPU cache
             self._fill(row, image)
         return batch
 
     def _fill(self, row: NDArray[Any], image: ImageArray) -> None:
-        """(pixel * range / 255 - mean) / std, as one product and one sum."""
+        """Compute (pixel * range / 255 - mean) / std as one product and one sum."""
         if self.channels == "BGR":
             image = image[..., ::-1]
         elif self.channels == "grey":  # exact if red, green and blue are equal
@@ -172,15 +172,15 @@ class Preprocessing:
         if scale is None:
             row[...] = image
         elif row.dtype == np.float32:
-            row[...] = image  # converted first: a product of two dtypes goes through buffers
+            row[...] = image  # convert first: NumPy buffers products of mixed dtypes
             row *= scale
             row += shift
-        else:  # round once, at the end
+        else:  # compute in float32 and round once
             row[...] = image * scale + shift
 
     @property
     def value_range(self) -> tuple[NDArray[Any], NDArray[Any]]:  # (c, 1, 1) or (1, 1, c), each
-        """Lowest and highest possible value of a batch, per channel.
+        """Lowest and highest possible values of a batch, per channel.
 
         >>> half = Preprocessing(range=1.0, mean=(0.5,) * 3, std=(0.5,) * 3, layout="NCHW")
         >>> [float(end[0, 0, 0]) for end in half.value_range]
@@ -205,7 +205,7 @@ class Preprocessing:
 
 
 def _from_toml(name: str, value: Any, depth: int) -> Any:
-    """Lists become tuples; a single number stands for all channels or both sides."""
+    """Turn lists into tuples, and a single number into one per channel or side."""
     if isinstance(value, list):
         return tuple(value)
     if name in ("mean", "std"):
@@ -217,12 +217,12 @@ def _resized(
     image: ImageArray, size: int | tuple[int, int], interpolation: str, limits: Limits
 ) -> ImageArray:
     height, width = image.shape[:2]
-    if isinstance(size, int):  # the shorter side; truncate the longer one, like torchvision
+    if isinstance(size, int):  # the shorter side; the longer one is truncated, as in torchvision
         short = min(height, width)
         size = (int(size * height / short), int(size * width / short))
     if size == (height, width):
         return image
-    largest = size[1] * max(size[0], height)  # Pillow resizes the width of all rows first
+    largest = size[1] * max(size[0], height)  # Pillow resizes horizontally first
     what = f"{width:,} x {height:,} pixels resized to {size[1]:,} x {size[0]:,} take {largest:,}"
     limits.check("pixels", largest, what)
     try:

@@ -1,4 +1,4 @@
-"""Pretrained image classifiers: timm models by name, transformers models from a local folder."""
+"""Load pretrained image classifiers: timm models by name, transformers models from a folder."""
 
 from __future__ import annotations
 
@@ -21,9 +21,12 @@ from caster.models.protocol import error_line
 
 
 def load_timm(name: str, checkpoint: Path | None) -> Any:
-    """A timm module with its weights: pretrained, or from a checkpoint of any number of classes."""
+    """Build a timm module with pretrained weights, or with those of a checkpoint.
+
+    The checkpoint may have any number of classes.
+    """
     timm = import_timm("timm", f"timm:{name}")
-    # Hide the retries of the download; the error below reports the outcome.
+    # Silence the download's retries; the error below reports the outcome.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     from caster.models.torch import load_weights, read_weights
 
@@ -46,7 +49,7 @@ def load_timm(name: str, checkpoint: Path | None) -> Any:
 
 
 def timm_preprocessing(module: Any) -> Preprocessing:
-    """The preprocessing that timm states for a module."""
+    """Return the preprocessing that timm specifies for a module."""
     from timm.data import resolve_model_data_config
 
     return Preprocessing.from_timm(resolve_model_data_config(module))
@@ -54,14 +57,14 @@ def timm_preprocessing(module: Any) -> Preprocessing:
 
 def import_timm(
     module: str,
-    user: str,  # what needs it, for the message
+    user: str,  # who needs it, for the message
 ) -> Any:
-    """Import a module of timm, or raise an error that says what to install."""
+    """Import a module of timm, or raise an error that tells the user what to install."""
     try:
         return import_module(module)
     except ModuleNotFoundError:
         raise CasterError(f"{user} needs timm: pip install 'caster-tta[timm]'") from None
-    # timm imports torchvision, whose compiled operators belong to one build of torch
+    # timm imports torchvision, whose compiled operators require a matching build of torch.
     except (ImportError, RuntimeError, AttributeError, OSError) as error:
         raise CasterError(
             f"{user} needs timm, which cannot be imported ({error_line(error, 200)}): torchvision "
@@ -72,7 +75,7 @@ def import_timm(
 
 def _number_of_classes(
     weights: dict[str, Any],
-    classifier: str | tuple[str, ...] | None,  # several for a distilled model
+    classifier: str | tuple[str, ...] | None,  # a distilled model has several
 ) -> dict[str, int]:
     names = (classifier,) if isinstance(classifier, str) else classifier or ()
     heads = [weights[f"{name}.weight"] for name in names if f"{name}.weight" in weights]
@@ -84,14 +87,14 @@ def _number_of_classes(
 # --- transformers --------------------------------------------------------------------------------
 
 PREPROCESSOR = "preprocessor_config.json"
-RESAMPLING = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # Pillow's numbers
+RESAMPLING = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # by Pillow's code
 LOCAL = {"local_files_only": True, "trust_remote_code": False}
-SQUASH_FROM = 384  # ConvNextImageProcessor crops below this size
-TOLERANCE = 1e-4  # for normalised pixels: float32 sums in another order
+SQUASH_FROM = 384  # ConvNextImageProcessor crops below this size and squashes from it on
+TOLERANCE = 1e-4  # of normalised pixels, since float32 operations run in another order
 
 
 def load_transformers(folder: Path) -> Any:
-    """A transformers image classifier with all the weights that its config.json asks for."""
+    """Load a transformers image classifier; raise if its files lack any weight."""
     name = f"hf:{folder}"
     if not (folder / "config.json").is_file():
         raise CasterError(f"{name}: {folder} has no config.json")
@@ -115,7 +118,7 @@ def load_transformers(folder: Path) -> Any:
 
 
 def transformers_preprocessing(folder: Path) -> Preprocessing | None:
-    """The preprocessing in a folder's preprocessor_config.json; None without that file."""
+    """Convert a folder's preprocessor_config.json; None if there is no such file."""
     if not (folder / PREPROCESSOR).is_file():
         return None
     with _transformers(f"hf:{folder}") as transformers:
@@ -135,7 +138,7 @@ def transformers_preprocessing(folder: Path) -> Preprocessing | None:
 
 
 def _converted(processor: Any) -> Preprocessing:
-    """A processor's attributes as a preprocessing, which may miss a step: see `_agree`."""
+    """Convert the attributes of a processor; `_agree` checks that no step is missing."""
 
     def does(step: str) -> bool:
         return bool(getattr(processor, f"do_{step}", False))
@@ -167,7 +170,7 @@ def _converted(processor: Any) -> Preprocessing:
 
 
 def _agree(preprocessing: Preprocessing, processor: Any) -> bool:
-    """Whether both prepare a random image, twice as high as wide, the same way."""
+    """Whether both give the same result for a random image, twice as high as wide."""
     resize = preprocessing.resize
     sides = [resize] if isinstance(resize, int) else [*(resize or ())]
     width = 2 * max([32, *sides, *(preprocessing.crop or ())])
@@ -179,7 +182,7 @@ def _agree(preprocessing: Preprocessing, processor: Any) -> bool:
 
 @contextmanager
 def _transformers(user: str) -> Iterator[Any]:
-    """Import transformers and silence it; its errors become a `CasterError`."""
+    """Import transformers, silence it, and turn its errors into a `CasterError`."""
     try:
         transformers = import_module("transformers")
     except ModuleNotFoundError:
@@ -192,7 +195,7 @@ def _transformers(user: str) -> Iterator[Any]:
         yield transformers
     except CasterError:
         raise
-    # ImportError: transformers imports its parts on first use
+    # ImportError: transformers imports its submodules on first use.
     except (OSError, ValueError, RuntimeError, LookupError, ImportError, SafetensorError) as error:
         raise CasterError(f"cannot load {user}: {error_line(error)}") from None
     finally:

@@ -1,11 +1,14 @@
-"""The interface of every frozen model: a batch in, features and logits out."""
+"""The interface that every frozen model implements: a batch in, features and logits out."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 from caster.core.linalg import Array
+from caster.errors import CasterError
 from caster.models.preprocessing import Preprocessing
 
 SINGLE_IMAGE = "a single image needs a batch axis, x[None]"
@@ -13,22 +16,22 @@ SINGLE_IMAGE = "a single image needs a batch axis, x[None]"
 
 @dataclass(frozen=True, eq=False)
 class Outputs:
-    """Output of a frozen model for one batch: the input of its classifier layer, and logits."""
+    """Outputs of a frozen model for one batch: the input of its classifier layer and the logits."""
 
     features: Array  # (B, d)
     logits: Array | None  # (B, n); None if the model has no classifier
 
     @property
     def columns(self) -> int | None:
-        """Number n of the classifier's outputs."""
+        """Number of logits n, or None if the model has no classifier."""
         return None if self.logits is None else int(self.logits.shape[1])
 
 
 class FrozenModel(Protocol):
-    """A model that is only ever run, never changed."""
+    """A model that is run but never modified."""
 
-    name: str  # for messages: a path, a timm name, a class
-    preprocessing: Preprocessing | None  # None: the caller prepares the batches
+    name: str  # shown in messages: a path, a timm name or a class name
+    preprocessing: Preprocessing | None  # None if the caller prepares the batches
 
     @property
     def sha256(self) -> str | None:
@@ -46,18 +49,18 @@ class FrozenModel(Protocol):
 
 @runtime_checkable
 class HasLinearHead(Protocol):
-    """A model whose classifier weights can be read."""
+    """A model with a readable linear classifier."""
 
     def linear_head(self) -> tuple[Array, Array] | None:  # (n, d), (n,)
-        """Weight and bias with logits = features @ weight.T + bias; None until the head is found.
+        """Weight and bias such that logits = features @ weight.T + bias.
 
-        Raises if the head is not linear.
+        None until the head has been found. Raises if the head is not linear.
         """
         ...
 
 
 class TorchLike(FrozenModel, Protocol):
-    """A torch module whose work can run on a CUDA stream and be recorded in a CUDA graph."""
+    """A torch module that can run on its own CUDA stream and be captured in a CUDA graph."""
 
     cuda_graph: bool
 
@@ -71,11 +74,11 @@ class TorchLike(FrozenModel, Protocol):
         ...
 
     def run(self, batch: Any) -> tuple[Array, Array]:
-        """Features and logits in the precision the module computes in."""
+        """Compute features and logits in the module's own precision."""
         ...
 
     def values(self) -> list[Array]:
-        """All parameters and buffers."""
+        """List all parameters and buffers."""
         ...
 
 
@@ -90,7 +93,7 @@ def preprocessing_sha256(model: FrozenModel) -> str | None:
 
 
 def error_line(error: BaseException, limit: int = 300) -> str:
-    """The message of another library's error, on one line of limited length.
+    """Format an error of another library as one line of limited length.
 
     >>> error_line(ValueError("two\\n  lines"))
     'two lines'
@@ -98,6 +101,15 @@ def error_line(error: BaseException, limit: int = 300) -> str:
     return " ".join(str(error).split())[:limit]
 
 
+@contextmanager
+def errors_of(name: str) -> Iterator[None]:
+    """Prefix the messages of errors in the `with` block with the name of a model."""
+    try:
+        yield
+    except CasterError as error:
+        raise error.within(name) from None
+
+
 def has_layers(model: FrozenModel) -> bool:
-    """Whether a model shows its layers: a torch module or an ONNX graph."""
+    """Whether a model exposes its layers, as torch modules and ONNX graphs do."""
     return hasattr(model, "twin") or hasattr(model, "session")

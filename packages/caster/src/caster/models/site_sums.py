@@ -1,8 +1,9 @@
-"""Sums of activation statistics over the batches of a source, at every site and per class."""
+"""Accumulate activation statistics over the batches of a source, at every site and per class."""
 
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -17,39 +18,54 @@ from caster.core.class_moments import ClassChannelMoments
 from caster.core.linalg import Array
 from caster.errors import CasterError
 from caster.io.layer_arrays import class_sites, round_classes
+from caster.models.protocol import Outputs
 
-ENOUGH = 256  # samples of a class that are measured: 200 gain hardly more than 20
-Samples = tuple[Array, Array]  # mean and variance of every sample over its positions: (n, c) each
+ENOUGH = 256  # samples measured per class: 200 gain hardly more than 20
+Samples = tuple[Array, Array]  # mean and variance of each sample over its positions: (n, c) each
+SiteMoments = Mapping[Site, tuple[ChannelMoments, Samples | None]]  # of one batch
 
 
-class SiteSums:
-    """Moments of a source at every site, over all samples and per class.
+class SiteSums(ABC):
+    """Run a model over labelled batches and sum its moments at every site, overall and per class.
 
-    Classes are indices, and there may be more of them with every batch; the shallowest sites go
-    without them where a state has no room. Batches whose classes are all known well need not be
-    measured (`needs`). `past` continues from earlier `sums`.
-
-    >>> site, samples = Site("norm", "in", -1), (np.array([[1.0], [3.0]]), np.zeros((2, 1)))
-    >>> sums = SiteSums()
-    >>> sums.add({site: (ChannelMoments.of(samples[0], -1), samples)}, np.array([0, 1]), (1.0, 3.0))
-    >>> sums.moments()[site].classes.means.round(3).tolist()
-    [[1.0], [3.0]]
+    Classes are indices, and later batches may bring more of them. Where a state has no room for
+    class moments, the shallowest sites go without. A batch is not measured if all of its classes
+    have enough samples already. Pass earlier `sums` as `past` to continue from them.
     """
 
-    def __init__(self, past: Mapping[Site, ChannelMoments] | None = None) -> None:
+    def __init__(self, model: Any, past: Mapping[Site, ChannelMoments] | None = None) -> None:
+        self.model = model  # a TorchModel or OnnxModel
         self.input_range: tuple[float, float] | None = None  # over all batches so far
-        self.sums = copy.deepcopy(dict(past or {}))  # in float64, where the batches' moments are
+        self.sums = copy.deepcopy(dict(past or {}))  # float64, on the device of the batch moments
         classes = (found.classes for found in self.sums.values())
         self._n_classes = max((len(each.counts) for each in classes if each), default=0)
 
-    def add(
+    def __call__(
         self,
-        batch: Mapping[Site, tuple[ChannelMoments, Samples | None]],
+        batch: Any,
         targets: NDArray[np.int64],  # (n,), class indices
-        ends: tuple[float, float],  # of the inputs
-    ) -> None:
-        """Add the moments of a batch at all sites, and of its samples where they are known."""
-        self.extend_range(ends)
+    ) -> Outputs:
+        """Run the model on a batch, and add its moments to the sums if they are needed."""
+        placed = self.model.placed(batch)
+        if len(placed) != len(targets):
+            raise CasterError(f"a batch of {len(placed)} images has {len(targets)} labels")
+        low, high = float(placed.min()), float(placed.max())
+        past = self.input_range or (low, high)
+        outputs: Outputs
+        if self._needs(targets):
+            outputs, found = self._measure(placed)
+            self._add(found, targets)  # after the pass, so that a failed pass adds nothing
+        else:
+            outputs = self.model(placed)
+        self.input_range = min(past[0], low), max(past[1], high)
+        return outputs
+
+    @abstractmethod
+    def _measure(self, placed: Any) -> tuple[Outputs, SiteMoments]:
+        """Run the model on a batch and measure all sites, in float64."""
+
+    def _add(self, batch: SiteMoments, targets: NDArray[np.int64]) -> None:  # (n,)
+        """Add the moments of a batch at all sites and, where samples were measured, per class."""
         self._n_classes = max(self._n_classes, int(targets.max()) + 1)
         widths = {site: len(found.mean) for site, (found, _) in batch.items()}
         by_class = class_sites(widths, self._n_classes)
@@ -66,13 +82,8 @@ class SiteSums:
             total = found if past is None else replace(past, classes=None) + found
             self.sums[site] = replace(total, classes=classes)
 
-    def extend_range(self, ends: tuple[float, float]) -> None:
-        """Extend the range of input values by a batch's."""
-        low, high = self.input_range or ends
-        self.input_range = min(low, ends[0]), max(high, ends[1])
-
-    def needs(self, targets: NDArray[np.int64]) -> bool:  # (n,)
-        """Whether a class of these samples has fewer than `ENOUGH` measured ones."""
+    def _needs(self, targets: NDArray[np.int64]) -> bool:  # (n,)
+        """Whether any class among these samples has fewer than `ENOUGH` measured ones."""
         known = next((each.classes for each in self.sums.values() if each.classes), None)
         if known is None or int(targets.max()) >= len(known.counts):
             return True
@@ -81,18 +92,12 @@ class SiteSums:
     def moments(
         self, order: NDArray[np.int64] | None = None, counts: NDArray[Any] | None = None
     ) -> dict[Site, ChannelMoments]:
-        """Moments so far, as a state stores them: see `rounded`."""
+        """Moments so far, as a state stores them (see `rounded`)."""
         return rounded(self.sums, order, counts)
 
 
-def check_labels(batch: Array, targets: NDArray[np.int64]) -> None:  # (n, ...), (n,)
-    """Raise unless every image of a batch has a label."""
-    if len(batch) != len(targets):
-        raise CasterError(f"a batch of {len(batch)} images has {len(targets)} labels")
-
-
 def has_classes(past: ChannelMoments | None) -> bool:
-    """Whether a site's classes are summed: once left out, they are left out."""
+    """Whether class moments are summed at a site; once a site drops them, it stays without."""
     return past is None or past.classes is not None
 
 
@@ -101,17 +106,17 @@ def rounded(
     order: NDArray[np.int64] | None = None,  # (C,), indices of the state's classes
     counts: NDArray[Any] | None = None,  # (C,), samples of each class, measured or not
 ) -> dict[Site, ChannelMoments]:
-    """Sums of a source in NumPy, as a state stores them.
+    """Convert the sums of a source to NumPy, rounded as a state stores them.
 
-    Where classes are known, the moments of all samples are those of the classes in the proportions
-    of `counts`: they need not be those of the measured samples.
+    At sites with class moments, the moments of all samples are pooled from the classes in the
+    proportions of `counts`, which may differ from those of the measured samples.
     """
     stored = {}
     for site, found in sums.items():
         parts = (found.mean, found.variance, found.covariance)
         arrays = [None if part is None else to_numpy(part).astype(STATE_DTYPE) for part in parts]
         if not all(np.isfinite(array).all() for array in arrays if array is not None):
-            raise CasterError(f"the values at {site} are not finite: repair such images")
+            raise CasterError(f"the activations at {site} are not finite: fix the images")
         pooled = ChannelMoments(found.count, *arrays)
         if found.classes is not None:
             each = (found.classes.counts, found.classes.means, found.classes.variances)
@@ -126,7 +131,7 @@ def rounded(
 
 
 def _in_proportion(measured: ChannelMoments, classes: ClassChannelMoments) -> ChannelMoments:
-    """Moments of the classes together; correlations are those of the measured samples."""
+    """Pool the class moments, keeping the correlations of the measured samples."""
     found = classes.pooled()
     mean, variance = (part.astype(STATE_DTYPE) for part in (found.mean, found.variance))
     if measured.covariance is None:

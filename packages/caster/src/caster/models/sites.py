@@ -1,15 +1,15 @@
-"""Find the sites of a torch module: where its layers can be measured and aligned.
+"""Find the sites of a torch module: the activations that can be measured and aligned.
 
-One pass over two random images shows how the modules are connected. Sites are
+A forward pass over two random images shows how the modules are connected. The sites are
 - the input of every BatchNorm with running statistics;
 - the residual stream of blocks without BatchNorm: the output of each block, and the input of a
-  block if no other block returned it (after a stem, a patch embedding or a downsampling);
-- in a network without such blocks and BatchNorms, the inputs of other normalisation layers;
-- in a network without any of these, the residual stream of blocks without normalisation, or else
-  the inputs of layers with weights, except the images themselves;
-- in a network without BatchNorm, the input of the classifier.
+  block if it is not the output of another one (after a stem, a patch embedding or a downsampling);
+- in a network with neither, the inputs of other normalisation layers;
+- in a network without any of these, the residual stream of blocks without normalisation or, if
+  there are no such blocks, the inputs of layers with weights, except the images themselves;
+- in a network without BatchNorm, also the input of the classifier.
 
-Tokens that do not depend on the images, such as a class token or registers, are not part of a site.
+A site excludes tokens that do not depend on the images, such as a class token or registers.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ Kinds = tuple[type[nn.Module], ...]
 
 
 def find_sites(model: TorchModel, batch: Any, user_hooks: bool = True) -> list[Site]:
-    """Find every site of a model, in the order of its modules.
+    """Find all sites of a model, in the order of its modules.
 
-    The random images take their shape and range from `batch`. The user's forward hooks may change
-    what a layer returns, so they run in this pass unless `user_hooks` is False.
+    The random images take their shape and range from `batch`. The user's forward hooks run in this
+    pass, because they may change what a layer returns, unless `user_hooks` is False.
 
     >>> import numpy as np
     >>> net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(4, 2))
@@ -67,7 +67,7 @@ def find_sites(model: TorchModel, batch: Any, user_hooks: bool = True) -> list[S
 
 
 def batchnorm_sites(module: nn.Module) -> list[Site]:
-    """Inputs of BatchNorms with running statistics, by their names in a twin.
+    """List the inputs of BatchNorms with running statistics, named as in a twin.
 
     >>> [str(site) for site in batchnorm_sites(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(3)))]
     ['1:in']
@@ -77,13 +77,13 @@ def batchnorm_sites(module: nn.Module) -> list[Site]:
 
 
 def times_called(twin: TorchModel, batch: Any) -> dict[str, int]:
-    """How often one pass calls each module of a twin."""
+    """Count how often one forward pass calls each module of a twin."""
     _, times = traced(twin, twin.placed(batch)[:2])
     return {name: times[layer] for name, layer in twin.module.named_modules()}
 
 
 def convolutions_before(twin: TorchModel, batch: Any) -> dict[Site, str]:
-    """For every BatchNorm, the convolution whose output no other module reads, by name.
+    """Find the convolution before each BatchNorm, if nothing else reads its output.
 
     >>> net = nn.Sequential(nn.Conv1d(1, 2, 1), nn.BatchNorm1d(2), nn.Flatten(), nn.Linear(2, 2))
     >>> {str(site): name for site, name in convolutions_before(TorchModel(net), [[[0.0]]]).items()}
@@ -103,7 +103,7 @@ def convolutions_before(twin: TorchModel, batch: Any) -> dict[Site, str]:
 
 
 def has_running_statistics(layer: nn.Module) -> bool:
-    """Whether a layer normalises by stored moments: a BatchNorm, a frozen one, or similar.
+    """Whether a layer normalises with stored moments, as BatchNorm and frozen BatchNorm do.
 
     >>> has_running_statistics(nn.BatchNorm1d(3)), has_running_statistics(nn.LayerNorm(3))
     (True, False)
@@ -113,14 +113,14 @@ def has_running_statistics(layer: nn.Module) -> bool:
 
 
 def first_tensor(values: Any, kwargs: dict[str, Any] | None = None) -> Tensor | None:
-    """The first tensor among a module's inputs or outputs: alone, in a tuple, or by name."""
+    """Return the first tensor among a module's inputs or outputs, in whatever container."""
     several = values if isinstance(values, tuple | list) else (values,)
     several = tuple(values.values()) if isinstance(values, dict) else several
     found = (v for v in (*several, *(kwargs or {}).values()) if isinstance(v, Tensor))
     return next(found, None)
 
 
-# --- one pass: how the modules are connected -----------------------------------------------------
+# --- one forward pass: how the modules are connected ---------------------------------------------
 
 
 @dataclass(eq=False)
@@ -141,7 +141,7 @@ Calls = dict[nn.Module, Call]
 
 
 def traced(twin: TorchModel, images: Tensor) -> tuple[Calls, Counter[nn.Module]]:
-    """Run a twin: the calls of modules that are called once, and how often each one is called."""
+    """Run a twin; return the calls of modules called exactly once, and the call counts of all."""
     calls: Calls = {}
     times: Counter[nn.Module] = Counter()
     open_calls: list[Call] = []
@@ -169,13 +169,13 @@ def traced(twin: TorchModel, images: Tensor) -> tuple[Calls, Counter[nn.Module]]
 
 
 def _random_images(batch: Tensor) -> Tensor:
-    """Two images of noise in a batch's range: tokens equal for both do not depend on the input.
+    """Draw two noise images in a batch's range; tokens equal for both do not depend on the input.
 
     >>> _random_images(torch.tensor([[0], [255]], dtype=torch.uint8)).shape
     torch.Size([2, 1])
     """
     low, high = (float(end) for end in (batch.min(), batch.max()))
-    generator = torch.Generator("cpu").manual_seed(0)  # leaves the caller's random state alone
+    generator = torch.Generator("cpu").manual_seed(0)  # does not touch the global random state
     noise = torch.rand(2, *batch.shape[1:], generator=generator, device="cpu")
     return (low + (high - low or 1.0) * noise).to(batch)
 
@@ -184,13 +184,12 @@ def _random_images(batch: Tensor) -> Tensor:
 
 
 def _inputs_of(kinds: Kinds, layers: dict[str, nn.Module], calls: Calls) -> list[Site]:
-    """The inputs of layers of these kinds."""
     chosen = {name: layer for name, layer in layers.items() if isinstance(layer, kinds)}
     return [Site(name, "in", _channels_axis(name, layer, calls)) for name, layer in chosen.items()]
 
 
 def _residual_stream(blocks: dict[str, nn.Module], calls: Calls) -> list[Site]:
-    """Outputs of blocks, and inputs of blocks that are not the output of another block."""
+    """Outputs of blocks, and those inputs of blocks that no other block outputs."""
     sites = []
     outputs = [calls[block].output for block in blocks.values()]
     for name, block in blocks.items():
@@ -204,10 +203,10 @@ def _residual_stream(blocks: dict[str, nn.Module], calls: Calls) -> list[Site]:
 
 
 def _blocks(named: dict[str, nn.Module], calls: Calls, norms: Kinds) -> dict[str, nn.Module]:
-    """Residual blocks without BatchNorm, by name: the outermost modules that repeat.
+    """Find residual blocks without BatchNorm, by name: the outermost repeated modules.
 
-    A block contains a normalisation of one of these kinds and a layer with weights. Its class
-    occurs at least twice and most of its instances keep the shape of their input, which rules out
+    A block contains a normalisation layer of one of these kinds and a layer with weights. Its class
+    occurs at least twice, and most instances preserve the shape of their input, which rules out
     stages that start with a downsampling.
     """
     by_class: dict[type[nn.Module], list[nn.Module]] = {}
@@ -234,8 +233,8 @@ def _without_added_tokens(
 ) -> list[Site]:
     """Count the leading tokens at each site that do not depend on the images.
 
-    Where the network adds them, they are equal for both images. Later they have attended to the
-    others and differ; they are assumed to stay in front.
+    Where the network adds such tokens, they are equal for both images. Deeper in the network they
+    have attended to other tokens and differ, so they are assumed to stay in front.
     """
     counted, added = [], 0
     for site in sites:
@@ -249,20 +248,20 @@ def _without_added_tokens(
 
 
 def _equal_leading_tokens(values: Tensor) -> int:  # (2, t, c)
-    """How many leading tokens two images share; 0 if all tokens are equal."""
+    """Count the leading tokens that two images share; 0 if all tokens are equal."""
     same = (values[0] == values[1]).all(dim=-1)
     leading = int(same.long().cumprod(0).sum())
     return leading if leading < len(same) else 0
 
 
-# --- the axis of the channels --------------------------------------------------------------------
+# --- channel axis --------------------------------------------------------------------------------
 
 
 def _channels_axis(name: str, layer: nn.Module, calls: Calls) -> int:
     """Infer the channel axis of a layer's input from the modules that read or wrote it.
 
-    If none of them is of a known kind: the only axis as wide as a weight of a reader or of a
-    normalisation inside, or axis 1 if all weights inside belong to convolutions.
+    If none of them is of a known kind, choose the only axis whose size matches a weight of a
+    reader or of a normalisation layer inside, or axis 1 if only convolutions inside have weights.
     """
     values = calls[layer].input
     if values.ndim == 2:
@@ -287,14 +286,14 @@ def _channels_axis(name: str, layer: nn.Module, calls: Calls) -> int:
     if weighted and all(isinstance(part, _ConvNd) for part in weighted):
         return 1
     raise CasterError(
-        f"cannot tell which axis of {tuple(values.shape)} at {name!r} holds the channels from the "
-        "layers that read it: its layers cannot be aligned"
+        f"cannot infer the channel axis of {tuple(values.shape)} at {name!r} from the layers that "
+        "read it: the layers of this model cannot be aligned"
     )
 
 
 @torch.inference_mode()
 def _normalised_axis(norm: nn.LayerNorm, call: Call) -> int | None:
-    """The axis a LayerNorm normalised, which a subclass may choose; None if it is ambiguous.
+    """Find the axis that a LayerNorm or its subclass normalised; None if that is ambiguous.
 
     >>> class Channels(nn.LayerNorm):
     ...     def forward(self, x):
@@ -314,6 +313,6 @@ def _normalised_axis(norm: nn.LayerNorm, call: Call) -> int | None:
             weight, bias = (None if p is None else p.float() for p in (norm.weight, norm.bias))
             expected = functional.layer_norm(values, values.shape[-1:], weight, bias, norm.eps)
             error = (expected - output).abs().mean()
-            if error < 0.05 * expected.abs().mean():  # bf16 rounds by 0.004
+            if error < 0.05 * expected.abs().mean():  # bf16 has a rounding error of 0.004
                 near.append(axis)
     return near[0] if len(near) == 1 else None

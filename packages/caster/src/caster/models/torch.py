@@ -1,4 +1,4 @@
-"""A torch module as a frozen model: find its classifier, capture its input, change nothing."""
+"""Run a torch module as a frozen model: find its classifier and capture the classifier's input."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from caster.errors import CasterError
 from caster.models.preprocessing import Preprocessing
 from caster.models.protocol import SINGLE_IMAGE, Outputs, error_line
 
-# Held while hooks are added or removed, and while a module is copied together with its hooks.
+# Held while hooks are registered or removed, and while a module is copied with its hooks.
 HOOKS = Lock()
 _TRAINING = attrgetter("training")
 
 
 class TorchModel:
-    """An `nn.Module` in eval mode, run without gradients and never written to.
+    """An `nn.Module` in eval mode, run without gradients and never modified.
 
-    The classifier is the Linear layer whose output the module returns; it is found on the first
-    batch, or named by `head`. Its input is the features. With `cuda_graph`, an `Adapter` on a GPU
-    records the module together with the adaptation and replays both. That helps modules that do
-    the same work on every batch and are bound by kernel launches.
+    The classifier is the Linear layer whose output the module returns. It is found on the first
+    batch, unless `head` names it. Its input is the features. With `cuda_graph`, an `Adapter` on a
+    GPU captures the module and the adaptation as one CUDA graph and replays it. That helps modules
+    that do the same work on every batch and are bound by kernel launches.
 
     >>> module = nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 3))
     >>> model = TorchModel(module)
@@ -63,7 +63,7 @@ class TorchModel:
         self.channels_last = channels_last
         self.cuda_graph = cuda_graph
         self._parts = tuple(module.modules())  # cached: `placed` visits hundreds on every batch
-        # A hook that comes and goes would have a compiled module compiled again on every batch.
+        # Adding and removing a hook would make torch.compile recompile on every batch.
         self.compiles = any(hasattr(m, "_orig_mod") or m._compiled_call_impl for m in self._parts)
         self._compiled: Callable[[Tensor], tuple[Tensor, Any]] | None = None
         self._weight = next(module.parameters(), None)
@@ -72,8 +72,8 @@ class TorchModel:
         if preprocessing is not None and preprocessing.layout != "NCHW":
             raise CasterError(f"{self.name} is a torch module and needs the layout NCHW")
         self._content = digest_of(self.module)
-        # Plain attributes identify the model, but a module may change them as it runs, so
-        # `verify` compares the content alone.
+        # Plain attributes are part of the identity. `verify` ignores them, because a module may
+        # change them while it runs.
         identity = f"head {head}\n{_attributes(self.module)}\n{self._content}"
         self.sha256 = hashlib.sha256(identity.encode()).hexdigest()
 
@@ -87,17 +87,17 @@ class TorchModel:
             raise CasterError(f"{self.name} was changed while it was in use: it is not frozen")
 
     def __call__(self, batch: Any) -> Outputs:
-        """Features and logits of a batch in float32, on the module's device."""
+        """Compute features and logits of a batch, in float32 on the module's device."""
         features, logits = self.run(batch)
         return Outputs(features.float(), logits.float())
 
     def run(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """Features and logits in the precision the module computes in."""
+        """Compute features and logits in the module's own precision."""
         return self.run_placed(self.placed(batch))
 
     def run_placed(self, batch: Tensor) -> tuple[Tensor, Tensor]:
-        """Run on a batch that `placed` returned."""
-        # A CUDA graph must not read cached bf16 weights, which autocast frees when it exits.
+        """Run the module on a batch that `placed` returned."""
+        # Autocast frees its cached bf16 weights on exit, so a CUDA graph must not read them.
         autocast = torch.autocast(
             self.device.type, torch.bfloat16, self.bf16, cache_enabled=not self.cuda_graph
         )
@@ -110,11 +110,11 @@ class TorchModel:
             with _captured_input(self.module.get_submodule(self.head)) as inputs:
                 logits = self._logits(batch)
             if not inputs:
-                raise CasterError(f"{self.name} answered without using its layer {self.head!r}")
+                raise CasterError(f"{self.name} did not call its head {self.head!r}")
             return as_rows(inputs[-1], self.head), logits
 
     def _run_compiled(self, batch: Tensor) -> tuple[Tensor, Tensor]:
-        """Run a copy that returns its features too, compiled with torch.compile's defaults."""
+        """Run a copy that also returns its features, compiled with torch.compile's defaults."""
         if self._compiled is None:
             twin = self.twin()
             if twin.head is None:
@@ -126,7 +126,7 @@ class TorchModel:
         return as_rows(features, str(self.head)), logits_of(returned, self.name)
 
     def recompile(self) -> None:
-        """Compile again on the next batch, if at all: layers have other tensors now."""
+        """Drop the compiled copy, so that the next batch compiles again with the new tensors."""
         self._compiled = None
 
     def placed(self, batch: Any) -> Tensor:
@@ -134,7 +134,7 @@ class TorchModel:
         if any(map(_TRAINING, self._parts)):
             raise CasterError(f"{self.name} was put into training mode: call eval() on it")
         if isinstance(batch, np.ndarray) and not batch.flags.writeable:
-            batch = batch.copy()  # torch warns about read-only memory
+            batch = batch.copy()  # torch warns about read-only arrays
         try:
             tensor = torch.as_tensor(batch)
         except (TypeError, ValueError, RuntimeError) as error:
@@ -143,8 +143,8 @@ class TorchModel:
             raise CasterError(f"a batch for {self.name} must have at least one sample")
         dtype, weight = tensor.dtype, self._weight
         if weight is not None and weight.is_floating_point() and tensor.is_floating_point():
-            dtype = weight.dtype  # NumPy defaults to float64, which float32 weights do not take
-        # The copy overlaps with other work only if the caller's memory is pinned.
+            dtype = weight.dtype  # NumPy defaults to float64, which float32 layers reject
+        # The copy overlaps with other work only if the caller pinned the memory.
         tensor = tensor.to(self.device, dtype, non_blocking=True)
         if self.channels_last and tensor.ndim == 4:
             tensor = tensor.contiguous(memory_format=torch.channels_last)
@@ -154,9 +154,9 @@ class TorchModel:
         return logits_of(answer_of(self.module, batch, self.name), self.name)
 
     def _find_head(self, batch: Tensor) -> tuple[str, Tensor, Tensor]:
-        """Find the last Linear layer whose output is the logits: its name, its input, the logits.
+        """Find the last Linear layer that outputs the logits; return its name, input and output.
 
-        Compares values with NaN equal to NaN, so that a first batch of NaN finds it as well.
+        NaN compares equal to NaN, so that even a first batch of NaN finds it.
         """
         calls: list[tuple[str, Tensor, Tensor]] = []
         layers = self.module.named_modules()
@@ -179,7 +179,7 @@ class TorchModel:
         )
 
     def linear_head(self) -> tuple[Tensor, Tensor] | None:  # (n, d), (n,)
-        """Weight and bias of the classifier in float32; None before the first batch."""
+        """Weight and bias of the classifier in float32; None until the head has been found."""
         if self.head is None:
             return None
         layer = self.module.get_submodule(self.head)
@@ -191,11 +191,11 @@ class TorchModel:
         return weight, bias
 
     def twin(self, user_hooks: bool = True) -> Self:
-        """Copy the module for our own hooks; all weights are shared, none is copied.
+        """Copy the module so that we can hook the copy; the weights are shared, not copied.
 
-        Parts compiled by torch.compile are not compiled in the copy and have their plain names.
-        The user's forward hooks are part of the model, because they may change its output, so the
-        copy calls them too. Pass `user_hooks=False` for a pass that is not over the user's data.
+        Submodules compiled by torch.compile are uncompiled in the copy and have their plain names.
+        The copy keeps the user's forward hooks, because they may change the output of the model.
+        Pass `user_hooks=False` for a pass that is not over the user's data.
 
         >>> model = TorchModel(nn.Linear(2, 2))
         >>> other = model.twin()
@@ -228,12 +228,12 @@ class TorchModel:
 
     @property
     def has_hooks(self) -> bool:
-        """Whether the module has forward hooks of the user's."""
+        """Whether the user has registered forward hooks on the module."""
         hooks = (hook for held in _forward_hooks(self.module) for hook in held.values())
         return any(not (_is_own(hook) or is_from_torch(hook)) for hook in hooks)
 
     def values(self) -> list[Tensor]:
-        """All parameters and buffers, on their current device."""
+        """List all parameters and buffers, on their current device."""
         return [value.detach() for value in (*self.module.parameters(), *self.module.buffers())]
 
     @property
@@ -254,15 +254,15 @@ def moved(module: nn.Module, device: str | None, channels_last: bool = False) ->
     return module
 
 
-# --- one pass: what goes into the head, and what comes out ---------------------------------------
+# --- one forward pass: the input of the head, and the logits -------------------------------------
 
 
 @contextmanager
 def _captured_input(layer: nn.Module) -> Iterator[list[Tensor]]:
-    """Collect the inputs of a layer while the block runs."""
+    """Collect the inputs of a layer during the `with` block."""
     inputs: list[Tensor] = []
     thread = get_ident()  # another thread may run the same layer at the same time
-    in_place = not isinstance(layer, nn.Linear)  # a layer named by hand may overwrite its input
+    in_place = not isinstance(layer, nn.Linear)  # another kind of layer may overwrite its input
 
     def record(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if get_ident() == thread:
@@ -275,7 +275,7 @@ def _captured_input(layer: nn.Module) -> Iterator[list[Tensor]]:
 
 @contextmanager
 def _hooked(layers: Iterable[nn.Module], register: Callable[[nn.Module], Any]) -> Iterator[None]:
-    """Register a hook on each layer for the duration of the block."""
+    """Register a hook on each layer for the duration of the `with` block."""
     with HOOKS:
         handles = [register(layer) for layer in layers]
     try:
@@ -287,7 +287,7 @@ def _hooked(layers: Iterable[nn.Module], register: Callable[[nn.Module], Any]) -
 
 
 class _WithFeatures(nn.Module):
-    """A module that returns the input of its head beside its output."""
+    """A module that returns the input of its head along with its output."""
 
     def __init__(self, module: nn.Module, head: str) -> None:
         super().__init__()
@@ -310,7 +310,7 @@ def _first(args: Any, kwargs: dict[str, Any]) -> Tensor:
 
 
 def answer_of(module: Callable[[Tensor], Any], batch: Tensor, name: str) -> Any:
-    """Run a module on a batch; its own errors become a `CasterError`."""
+    """Run a module on a batch and turn its errors into a `CasterError`."""
     try:
         returned = module(batch)
         if batch.ndim == 3 and getattr(returned, "ndim", 2) == 1:
@@ -326,7 +326,7 @@ def answer_of(module: Callable[[Tensor], Any], batch: Tensor, name: str) -> Any:
 
 
 def logits_of(returned: Any, name: str) -> Tensor:
-    """The logits a module returned: a tensor, or an output object of transformers."""
+    """Extract the logits from a module's output: a tensor, or an output object of transformers."""
     logits = getattr(returned, "logits", returned)
     if not isinstance(logits, Tensor) or logits.ndim != 2:
         shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
@@ -335,7 +335,7 @@ def logits_of(returned: Any, name: str) -> Tensor:
 
 
 def as_rows(features: Tensor, head: str) -> Tensor:  # (B, d) or (B, d, 1, 1) -> (B, d)
-    """The input of a head as one row per sample."""
+    """Reshape the input of a head to one row per sample."""
     if features.ndim == 4 and features.shape[2:] == (1, 1):
         features = features.flatten(1)
     if features.ndim != 2:
@@ -348,24 +348,24 @@ def as_rows(features: Tensor, head: str) -> Tensor:  # (B, d) or (B, d, 1, 1) ->
 
 
 def _last_linear_layers(module: nn.Module) -> str:
-    """The last few Linear layers, for a message."""
+    """List the last few Linear layers for a message."""
     names = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
     return f"its last Linear layers are {', '.join(names[-3:])}" if names else "it has no Linear"
 
 
-# --- copies of a module: hooks and compiled parts ------------------------------------------------
+# --- copying a module: hooks and compiled submodules ---------------------------------------------
 
 
 def _forward_hooks(module: nn.Module) -> list[dict[int, Any]]:
-    """The dictionaries of forward hooks of a module and its submodules."""
+    """Collect the forward-hook dictionaries of a module and its submodules."""
     parts = module.modules()
     return [hooks for part in parts for hooks in (part._forward_pre_hooks, part._forward_hooks)]
 
 
 def _hook_owners(module: nn.Module) -> list[Any]:
-    """Objects that the user's hooks write to, such as a recorder: a copy must share them.
+    """Collect the objects that the user's hooks may write to, which a copy must share.
 
-    A bound method of a layer is an exception: its copy belongs to the copied layer.
+    Layers are excluded: a bound method of a layer is copied together with the layer.
     """
     hooks = [hook for held in _forward_hooks(module) for hook in held.values()]
     owners = [getattr(hook, "__self__", hook) for hook in hooks if not is_from_torch(hook)]
@@ -373,7 +373,7 @@ def _hook_owners(module: nn.Module) -> list[Any]:
 
 
 def _is_own(hook: Any) -> bool:
-    """Whether a hook was registered by this module, for a pass in another thread."""
+    """Whether this Python module registered a hook, for a pass in another thread."""
     return getattr(hook, "__module__", None) == __name__
 
 
@@ -388,7 +388,7 @@ def is_from_torch(hook: Any) -> bool:
 
 
 def _uncompiled(module: nn.Module) -> nn.Module:
-    """Replace compiled parts of a copied module by the modules inside them, in place."""
+    """Replace compiled submodules of a copy by the original modules, in place."""
     module = getattr(module, "_orig_mod", module)
     for parent in list(module.modules()):
         for name, child in parent.named_children():
@@ -398,7 +398,7 @@ def _uncompiled(module: nn.Module) -> nn.Module:
 
 
 def plain_name(name: str) -> str:
-    """The name of a layer without the parts that torch.compile adds.
+    """Strip the components that torch.compile adds to the name of a layer.
 
     >>> plain_name("_orig_mod.blocks.0._orig_mod.norm")
     'blocks.0.norm'
@@ -406,19 +406,19 @@ def plain_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
-# --- identity, and weights from a file -----------------------------------------------------------
+# --- digests and checkpoints ---------------------------------------------------------------------
 
 
 def digest_of(module: nn.Module) -> str:
-    """SHA-256 of the layers' reprs, all parameters, and all buffers, persistent or not."""
+    """SHA-256 of the layers' reprs, all parameters and all buffers, persistent or not."""
     digest = hashlib.sha256()
     for name, layer in module.named_modules():
         digest.update(f"{name} {type(layer).__name__}({layer.extra_repr()})\n".encode())
     for name, value in module.state_dict().items():
         if not isinstance(value, Tensor) or value.is_quantized:
             raise CasterError(
-                f"`{name}` is quantised, and torch does not expose its values: export the model "
-                "to ONNX"
+                f"torch does not expose the values of `{name}`, which is quantised: export the "
+                "model to ONNX"
             )
     for name, value in (*module.named_parameters(), *module.named_buffers()):
         if value.is_meta:
@@ -434,7 +434,7 @@ def digest_of(module: nn.Module) -> str:
 
 
 def _attributes(module: nn.Module) -> str:
-    """Plain attributes of the layers whose `extra_repr` does not show them, one line per layer."""
+    """List plain attributes that no `extra_repr` shows, one line per layer."""
     lines = []
     for name, layer in module.named_modules():
         has_repr = type(layer).extra_repr is not nn.Module.extra_repr
@@ -446,14 +446,14 @@ def _attributes(module: nn.Module) -> str:
 
 
 def _plain_repr(value: Any) -> str | None:
-    """The repr of a plain value, the name of a function, or None."""
+    """The repr of a plain value, the name of a function, or None for anything else."""
     if isinstance(value, bool | int | float | str | tuple | list | torch.dtype | None):
         return repr(value)
     return getattr(value, "__qualname__", None)
 
 
 def read_weights(checkpoint: Path) -> dict[str, Tensor]:
-    """The tensors of a .safetensors file."""
+    """Read the tensors of a .safetensors file."""
     if not checkpoint.is_file():
         raise CasterError(f"the checkpoint {checkpoint} does not exist")
     if checkpoint.suffix != ".safetensors":
@@ -468,7 +468,7 @@ def read_weights(checkpoint: Path) -> dict[str, Tensor]:
 
 
 def load_weights(module: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Load a state dict; ValueError or RuntimeError if names, shapes or kinds of dtype differ."""
+    """Load a state dict; raise ValueError or RuntimeError if names, shapes or dtypes differ."""
     for name, value in module.state_dict().items():
         loaded = weights.get(name, value)
         if value.is_floating_point() and not loaded.is_floating_point():  # torch would cast it

@@ -1,9 +1,9 @@
-"""Channel moments and maps to the source's moments, fused for torch.
+"""Fast torch implementations of channel moments and of maps to the source's moments.
 
-`caster.core.channels` defines what is computed. This module computes it at every site of every
-pass, where kernel launches cost a GPU more than the arithmetic: torch's BatchNorm kernels do most
-of the diagonal case in one launch. Full maps use all covariances of a site; they are for sites with
-few channels and many positions.
+`caster.core.channels` defines the equations. This module evaluates them at every site of every
+pass. On a GPU, kernel launches cost more than the arithmetic, so diagonal maps use torch's fused
+BatchNorm kernels, mostly in one launch. Full maps use the whole covariance of a site. They are for
+sites with few channels and many positions.
 """
 
 from __future__ import annotations
@@ -18,29 +18,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from caster.core.channels import (
-    FULL_MAP_CHANNELS,
-    FULL_MAP_EPS,
-    ChannelMoments,
-    Site,
-    optimal_map,
-)
+from caster.core.channels import FULL_MAP_CHANNELS, FULL_MAP_EPS, ChannelMoments, Site, optimal_map
 from caster.core.class_moments import ClassChannelMoments
 from caster.core.linalg import identity_like, on_gpu, symmetric_roots
 from caster.models.protocol import error_line
 
-WIDTHS = (torch.float32, torch.bfloat16, torch.float16)  # of values that our kernel maps
-AT_ONCE = 2**22  # values of half precision that a full map widens: a copy of all needs much memory
+KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # supported by our Triton kernel
+CHUNK = 2**22  # half-precision activations that a full map widens at a time, to save memory
 
 log = logging.getLogger("caster")
 
-_without_kernel: set[torch.device] = set()  # where it cannot be compiled
+_without_kernel: set[torch.device] = set()  # devices on which the Triton kernel failed
 
 
 def as_tensors(moments: ChannelMoments, like: Tensor | torch.device) -> ChannelMoments:
-    """Moments in any kind of array as tensors, on a device or with another tensor's dtype too.
+    """Convert moments to tensors on a device, or to the device and dtype of another tensor.
 
-    Those of classes are left out: `class_tensors` are for who needs them.
+    Class moments are dropped; `class_tensors` converts those.
 
     >>> as_tensors(ChannelMoments(2.0, [1.0], [2.0]), torch.zeros(0, dtype=torch.float64)).mean
     tensor([1.], dtype=torch.float64)
@@ -51,7 +45,7 @@ def as_tensors(moments: ChannelMoments, like: Tensor | torch.device) -> ChannelM
 
 
 def class_tensors(classes: ClassChannelMoments, like: Tensor | torch.device) -> ClassChannelMoments:
-    """Moments of classes in any kind of array as tensors, like `as_tensors`.
+    """Convert class moments to tensors, like `as_tensors`.
 
     >>> class_tensors(ClassChannelMoments([2.0], [[1.0]], [[3.0]]), torch.device("cpu")).means
     tensor([[1.]])
@@ -61,10 +55,10 @@ def class_tensors(classes: ClassChannelMoments, like: Tensor | torch.device) -> 
 
 
 def on_device(moments: ChannelMoments, device: torch.device) -> ChannelMoments:
-    """`all_tensors` for alignment: those of classes stay on the host until a mixture needs them.
+    """Convert moments to tensors for alignment, with class moments left on the host.
 
-    A thousand classes take several hundred MiB, and a stream with the source's mixture never reads
-    them. For a GPU they are in single precision.
+    The class moments of a thousand classes take several hundred MiB, and a stream with the source's
+    class mixture never reads them. For a GPU they are in single precision.
     """
     found, classes = as_tensors(moments, device), moments.classes
     if classes is not None:
@@ -74,7 +68,7 @@ def on_device(moments: ChannelMoments, device: torch.device) -> ChannelMoments:
 
 
 def all_tensors(moments: ChannelMoments, device: torch.device) -> ChannelMoments:
-    """Moments as tensors on a device, with those of classes."""
+    """Convert moments to tensors on a device, including class moments."""
     classes = None if moments.classes is None else class_tensors(moments.classes, device)
     return replace(as_tensors(moments, device), classes=classes)
 
@@ -83,7 +77,7 @@ def all_tensors(moments: ChannelMoments, device: torch.device) -> ChannelMoments
 
 
 def on_grid(site: Site, values: Tensor) -> Tensor:
-    """`Site.on_grid`, with the channels side by side in memory where they were."""
+    """Apply `Site.on_grid` and preserve the memory format."""
     picked: Tensor = site.on_grid(values)
     if picked is values or values.ndim != 4:
         return picked
@@ -93,14 +87,15 @@ def on_grid(site: Site, values: Tensor) -> Tensor:
 
 
 def measure(values: Tensor, axis: int, samples: int) -> ChannelMoments:
-    """`ChannelMoments.of` for values of this many samples, in float32 or wider.
+    """Compute `ChannelMoments.of` for this many samples, in float32 or wider.
 
     >>> found = measure(torch.tensor([[1.0], [3.0]]), 1, samples=2)
     >>> found.mean, found.variance
     (tensor([2.]), tensor([1.]))
     """
     view = channels_second(values, axis)
-    # A GPU sums half precision in float32. A CPU does so only if it updates float32 statistics.
+    # A GPU accumulates half precision in float32. A CPU does so only if it updates float32
+    # running statistics.
     half = values.dtype in (torch.float16, torch.bfloat16) and not values.is_cuda
     spare = values.new_zeros(2, view.shape[1], dtype=torch.float32) if half else (None, None)
     mean, variance = torch.batch_norm_update_stats(view, spare[0], spare[1], 0.0)
@@ -108,7 +103,7 @@ def measure(values: Tensor, axis: int, samples: int) -> ChannelMoments:
 
 
 def measure_full(values: Tensor, axis: int, samples: int) -> ChannelMoments:
-    """`ChannelMoments.of` with the covariance, in float32 or wider.
+    """Compute `ChannelMoments.of` with the covariance, in float32 or wider.
 
     >>> found = measure_full(torch.tensor([[[1.0, 3.0], [0.0, 4.0]]]), 1, samples=1)
     >>> found.covariance
@@ -120,7 +115,7 @@ def measure_full(values: Tensor, axis: int, samples: int) -> ChannelMoments:
     if view.ndim == 2:
         rows = view.to(found.mean.dtype) - found.mean
         products = rows.T @ rows
-    else:  # sample by sample: to put the channels of all side by side would copy them slowly
+    else:  # sample by sample, because moving the channels of all samples innermost is a slow copy
         rows = view.flatten(2).to(found.mean.dtype) - found.mean[:, None]
         products = torch.bmm(rows, rows.mT).sum(0)
     return replace(found, covariance=products / (values.numel() // len(found.mean)))
@@ -132,11 +127,12 @@ def sample_moments(
     samples: int,
     origin: Tensor,  # (c,), about the mean of all samples, in float32 or wider
 ) -> tuple[Tensor, Tensor] | None:  # (n, c), (n, c)
-    """Mean and variance of the channels of every sample, for `ClassChannelMoments.of_samples`.
+    """Channel means and variances of each sample, for `ClassChannelMoments.of_samples`.
 
-    Two means of steps from the `origin`, in float64 from there on: torch's own variance of many
-    short rows is several times slower on a CPU. None if the first axis does not hold the samples,
-    each as often as the others: several times where an image has windows.
+    They are computed from the mean and mean square of x - `origin`, in float64 from there on,
+    because torch's own variance of many short rows is several times slower on a CPU. None if the
+    size of the first axis is not a multiple of the number of samples. It may hold each sample
+    several times, as when images are split into windows.
 
     >>> sample_moments(torch.tensor([[[1.0, 3.0]], [[5.0, 5.0]]]), 1, 2, torch.tensor([3.5]))
     (tensor([[2.],
@@ -160,7 +156,7 @@ def supports_full_map(values: Tensor, axis: int) -> bool:
 
 
 def merged(past: ChannelMoments, batch: ChannelMoments) -> ChannelMoments:
-    """`past + batch`, with a covariance if both have one.
+    """Merge the moments of two sets of samples, with a covariance if both have one.
 
     >>> one, other = (measure(torch.tensor(x)[:, None], 1, len(x)) for x in ([1.0, 3.0], [5.0]))
     >>> both = merged(one, other)
@@ -179,7 +175,7 @@ def merged(past: ChannelMoments, batch: ChannelMoments) -> ChannelMoments:
 
 
 def blended(target: ChannelMoments, source: ChannelMoments, prior: float) -> ChannelMoments:
-    """`shrunk`: the target's moments, shrunk towards the source's by `prior` samples.
+    """Shrink the target's moments towards the source's by `prior` samples, as `shrunk` does.
 
     >>> source = ChannelMoments(9.0, torch.zeros(1), torch.ones(1))
     >>> blended(ChannelMoments(8.0, torch.tensor([4.0]), torch.tensor([3.0])), source, 8.0).mean
@@ -204,9 +200,10 @@ def _interpolated(one: ChannelMoments, other: ChannelMoments, share: float) -> t
 def moved(
     values: Tensor, target: ChannelMoments, source: ChannelMoments, eps: float | Tensor, axis: int
 ) -> Tensor:
-    """Map values with the target's moments to the source's, channel by channel: `to_source`.
+    """Map each channel from the target's to the source's moments, as `to_source` does.
 
-    A BatchNorm kernel with the target's moments as statistics and the source's as affine weights.
+    This is one BatchNorm kernel, with the target's moments as running statistics and the source's
+    as affine weights.
 
     >>> source = ChannelMoments(9.0, torch.tensor([1.0]), torch.tensor([4.0]))
     >>> target = ChannelMoments(9.0, torch.tensor([5.0]), torch.tensor([1.0]))
@@ -221,7 +218,7 @@ def moved(
         target.variance + eps,
         weight=(source.variance + eps).sqrt(),
         bias=source.mean,
-        eps=1e-30,  # in the variance already; 0 is rejected
+        eps=1e-30,  # the variance includes eps already, and batch_norm rejects 0
     )
     return _in_layout_of(values, view, mapped)
 
@@ -231,9 +228,9 @@ def map_channels(
     scale: Tensor,  # (c,)
     shift: Tensor,  # (c,)
     site: Site,
-    out: Tensor,  # in the layout of the values; may be the values
+    out: Tensor,  # in the layout of the values; may be `values` itself
 ) -> None:
-    """Write scale x + shift of every channel to `out`, and added tokens as they are.
+    """Write the per-channel affine map scale x + shift to `out`; added tokens stay unchanged.
 
     >>> x = torch.tensor([[[1.0], [2.0]]])
     >>> map_channels(x, torch.tensor([3.0]), torch.tensor([4.0]), Site("0", "out", -1, 1), out=x)
@@ -245,7 +242,7 @@ def map_channels(
         return
     shape = [-1] + [1] * (values.ndim - 2 if site.axis == 1 else 0)
     scale, shift = scale.view(shape), shift.view(shape)
-    # Either way into half precision if the values have it, without a copy in between.
+    # addcmul writes half-precision output directly, without a float32 copy.
     if out is values:
         own = site.of_images(values)
         torch.addcmul(shift, own, scale, out=own)
@@ -258,41 +255,40 @@ def map_channels(
 def _mapped_by_kernel(
     values: Tensor, scale: Tensor, shift: Tensor, site: Site, out: Tensor
 ) -> bool:
-    """`map_channels` by one kernel; False if that does not work here, and nothing is written."""
+    """Run `map_channels` as one kernel; return False, writing nothing, if that is unsupported."""
     if torch.compiler.is_compiling() or not on_gpu(values) or values.device in _without_kernel:
-        return False  # torch.compile fuses the map with what comes before it
-    by_rows = (
-        torch.channels_last if site.axis == 1 and values.ndim == 4 else torch.contiguous_format
-    )
-    known = values.dtype in WIDTHS and scale.dtype == torch.float32 and len(scale) % 16 == 0
+        return False  # torch.compile fuses the map with the preceding layer itself
+    nhwc = site.axis == 1 and values.ndim == 4
+    layout = torch.channels_last if nhwc else torch.contiguous_format
+    known = values.dtype in KERNEL_DTYPES and scale.dtype == torch.float32 and len(scale) % 16 == 0
     innermost = site.axis == -1 or values.ndim in (2, 4)
-    if not (known and innermost and values.is_contiguous(memory_format=by_rows)):
+    if not (known and innermost and values.is_contiguous(memory_format=layout)):
         return False
     try:
         from caster.models.triton_kernels import map_rows
 
         with torch.cuda.device_of(values):  # type: ignore[no-untyped-call]
             map_rows(values, scale, shift, values.shape[1] if site.added else 1, site.added, out)
-    except Exception as error:  # the compiler's, of any kind; Triton is optional
+    except Exception as error:  # the Triton compiler may raise anything
         _without_kernel.add(values.device)
         level = logging.INFO if isinstance(error, ImportError) else logging.WARNING
-        log.log(level, "maps of channels are applied by torch: %s", error_line(error))
+        log.log(level, "mapping channels with torch: %s", error_line(error))
         return False
     return True
 
 
 def mapped_full(values: Tensor, A: Tensor, b: Tensor, axis: int) -> Tensor:  # (c, c), (c,)
-    """Map the channels of every position: x -> A x + b.
+    """Map the channel vector x of every position to A x + b.
 
     >>> A, b = torch.tensor([[0.0, 2.0], [1.0, 0.0]]), torch.tensor([1.0, 0.0])
     >>> mapped_full(torch.tensor([[3.0, 4.0]]), A, b, axis=1)
     tensor([[9., 3.]])
     """
-    pieces = math.ceil(values.numel() / AT_ONCE)
-    if values.dtype != A.dtype and min(pieces, len(values)) > 1:
+    chunks = math.ceil(values.numel() / CHUNK)
+    if values.dtype != A.dtype and min(chunks, len(values)) > 1:
         mapped = torch.empty_like(values)
-        for piece, own in zip(mapped.chunk(pieces), values.chunk(pieces), strict=True):
-            piece.copy_(mapped_full(own, A, b, axis))
+        for chunk, own in zip(mapped.chunk(chunks), values.chunk(chunks), strict=True):
+            chunk.copy_(mapped_full(own, A, b, axis))
         return mapped
     view = channels_second(values, axis)
     rows = view.movedim(1, -1)
@@ -306,9 +302,10 @@ def mapped_full(values: Tensor, A: Tensor, b: Tensor, axis: int) -> Tensor:  # (
 
 
 class FullToSource:
-    """`to_source_full` for one site, applied to its values.
+    """The full map of one site from the target's to the source's moments (`to_source_full`).
 
-    The map is that of the values times `unit`, if given, and leaves channels of unit 0 alone.
+    With `unit`, the map is computed for channels scaled by these factors, and channels with factor
+    0 are left unchanged.
 
     >>> source = measure_full(torch.tensor([[[1.0, 3.0, 5.0], [0.0, 4.0, 2.0]]]), 1, samples=1)
     >>> x = torch.tensor([[[1.0, -1.0, 2.0], [3.0, 3.0, 9.0]]])
@@ -330,7 +327,7 @@ class FullToSource:
         self._root, _ = symmetric_roots(covariance, 0.0)
 
     def map(self, target: ChannelMoments) -> tuple[Tensor, Tensor]:  # (c, c), (c,)
-        """A and b that map the target's moments to the source's."""
+        """Find A and b that map the target's moments to the source's."""
         C_t = self._covariance(target)
         return self._of_values(optimal_map(C_t, self._root), C_t, target)
 
@@ -341,7 +338,8 @@ class FullToSource:
     def _of_values(
         self, A: Tensor, C_t: Tensor, target: ChannelMoments
     ) -> tuple[Tensor, Tensor]:  # (c, c), (c,)
-        # A GPU computes roots without synchronising, NaN if it fails: then use the diagonal map.
+        # On a GPU, matrix roots do not synchronise and return NaN on failure: fall back to the
+        # diagonal map.
         diagonal = (self._variance / C_t.diagonal()).sqrt().diag()
         A = torch.where(A.isfinite().all(), A, diagonal)
         A = self._in_own_units(A).to(target.mean.dtype)
@@ -351,10 +349,10 @@ class FullToSource:
     def maps(
         cls, several: Sequence[tuple[Self, ChannelMoments]]
     ) -> list[tuple[Tensor, Tensor]]:  # (c, c), (c,)
-        """Maps of several sites; on a GPU the roots of those of one width together."""
+        """Find the maps of several sites; a GPU batches the roots of sites of equal width."""
         widths: dict[int, list[int]] = {}
         for at, (_, target) in enumerate(several):
-            alone = -1 - at  # a CPU gains nothing by it
+            alone = -1 - at  # batching does not pay off on a CPU
             widths.setdefault(len(target.mean) if target.mean.is_cuda else alone, []).append(at)
         found: dict[int, tuple[Tensor, Tensor]] = {}
         for members in widths.values():
@@ -370,21 +368,21 @@ class FullToSource:
         return [found[at] for at in range(len(several))]
 
     def __call__(self, values: Tensor, target: ChannelMoments, axis: int) -> Tensor:
-        """Map values with the target's moments to the source's moments."""
+        """Map activations with the target's moments to the source's moments."""
         return mapped_full(values, *self.map(target), axis)
 
     def _in_units(self, covariance: Tensor) -> Tensor:  # (c, c)
         return self._unit[:, None] * covariance * self._unit
 
     def _in_own_units(self, A: Tensor) -> Tensor:  # (c, c)
-        """The same map of the values themselves: D^-1 A D."""
+        """Undo the scaling by the units: D^-1 A D."""
         dead = self._unit == 0
         A = A * self._unit / torch.where(dead, 1.0, self._unit)[:, None]
         return torch.where(dead[:, None], identity_like(A), A)
 
 
 def _regularised(covariance: Tensor, eps: Tensor) -> Tensor:
-    """A covariance in float64, with eps added to its eigenvalues."""
+    """Widen a covariance to float64 and add eps to its eigenvalues."""
     wide = covariance.double()
     regularised: Tensor = wide + eps * identity_like(wide)
     return regularised
@@ -394,7 +392,7 @@ def _regularised(covariance: Tensor, eps: Tensor) -> Tensor:
 
 
 def channels_second(values: Tensor, axis: int) -> Tensor:  # (n, ...) -> (m, c) or (n, c, ...)
-    """View values with their channels on the second axis; nothing is copied.
+    """View activations with the channels on the second axis, without copying.
 
     >>> channels_second(torch.zeros(2, 5, 5, 3), -1).shape
     torch.Size([50, 3])
@@ -407,7 +405,7 @@ def channels_second(values: Tensor, axis: int) -> Tensor:  # (n, ...) -> (m, c) 
 
 
 def _in_layout_of(values: Tensor, view: Tensor, mapped: Tensor) -> Tensor:
-    """Undo `channels_second`, whose `view` of `values` became `mapped`."""
+    """Undo `channels_second`: give `mapped`, computed from its `view`, the layout of `values`."""
     if view.ndim < values.ndim:
         return mapped.view(values.shape)
     return mapped if view is values else mapped.movedim(1, -1)

@@ -1,4 +1,4 @@
-"""Kernels of our own: importing this module needs Triton."""
+"""Custom Triton kernels. Importing this module requires Triton."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS = 64  # samples that a program scores, at most
-VALUES = 2048  # that a program maps
+ROWS = 64  # samples per program of the scoring kernel, at most
+VALUES = 2048  # activations per program of the mapping kernel
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -25,9 +25,9 @@ def _scores(  # type: ignore[no-untyped-def]
     known = inside[:, None] & (rows < B)[None, :]
     X = tl.load(z + i[:, None] * B + rows[None, :], known, 0.0)  # (K, R)
     X -= tl.load(means + c * k + i, inside, 0.0)[:, None]
-    total = tl.zeros((R,), tl.float32)  # squared distance and log determinant
+    total = tl.zeros((R,), tl.float32)  # squared distance plus log determinant
     for j in range(k):
-        # Sums over the first axis: a thread holds a part of it, other sums would need shuffles.
+        # Sum over the first axis, which is split within threads; other sums would need shuffles.
         row = tl.sum(tl.where(i[:, None] == j, S, 0.0), 0)
         x = tl.sum(tl.where(i[:, None] == j, X, 0.0), 0)
         pivot = tl.sum(tl.where(i == j, row, 0.0), 0)
@@ -48,12 +48,13 @@ def gaussian_scores(
 ) -> Tensor:  # (B, C)
     """g_c(z) with covariances Sigma_c + ridge (Eq. 5); NaN where one is not positive definite.
 
-    One program per class eliminates its covariance, pivot by pivot, with the samples as more
-    columns: what is left of those gives the distances, and the pivots the determinant. All of it
-    stays in registers, while cuSOLVER and cuBLAS read and write all matrices a dozen times.
+    One program per class runs Gaussian elimination on its covariance, with the samples as extra
+    columns. The pivots give the determinant, and the eliminated samples give the distances.
+    Everything stays in registers, whereas cuSOLVER and cuBLAS read and write all matrices a dozen
+    times.
     """
     (B, k), C = z.shape, len(means)
-    # The batch transposed, so that the threads of a warp hold one row of it, as of a covariance.
+    # Transpose the batch, so that the threads of a warp hold one row of it, as of a covariance.
     inputs = [part.contiguous() for part in (z.T, means, covariances, ridge, priors.log())]
     out = torch.empty((B, C), dtype=z.dtype, device=z.device)
     K, R = max(16, triton.next_power_of_2(k)), max(16, min(ROWS, triton.next_power_of_2(B)))
@@ -86,17 +87,17 @@ def _mapped(  # type: ignore[no-untyped-def]
 
 
 def map_rows(
-    values: Tensor,  # (n, ...), with the channels side by side in memory
+    values: Tensor,  # (n, ...), with channels innermost in memory
     scale: Tensor,  # (c,), float32; c is a multiple of 16
     shift: Tensor,  # (c,)
-    tokens: int,  # rows of channels per sample, of which the first `added` stay as they are
+    tokens: int,  # rows of channels per sample; the first `added` of them are copied unchanged
     added: int,
-    out: Tensor,  # (n, ...), in the same layout; may be the values
+    out: Tensor,  # (n, ...), in the same layout; may be `values` itself
 ) -> None:
-    """Write scale x + shift of every channel to `out`.
+    """Write the per-channel affine map scale x + shift to `out`.
 
-    Torch broadcasts the maps of channels value by value, and computes an address for each; a
-    program here reads them once, and the values as wide as the memory does.
+    Torch broadcasts scale and shift element by element and computes an address for each. A program
+    here loads them once, and loads the activations with full-width memory accesses.
     """
     rows, c = values.numel() // len(scale), len(scale)
     K = min(256, c & -c)  # the largest power of two that divides the channels

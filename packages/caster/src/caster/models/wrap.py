@@ -1,4 +1,4 @@
-"""Build a frozen model from whatever the user has: a module, a name, a file or a function."""
+"""Wrap whatever the user has as a frozen model: a module, a model name, a file or a function."""
 
 from __future__ import annotations
 
@@ -41,25 +41,26 @@ def wrap(
 ) -> FrozenModel:
     """Wrap an nn.Module, "timm:NAME", the path of an .onnx file, or a function.
 
-    A file of `caster compile` adapts itself: it becomes a
-    `caster.models.onnx.compiled.CompiledModel`.
+    Two more strings are accepted: "hf:FOLDER", a transformers image classifier in a local folder,
+    and "FILE.py:FACTORY", a function in your own file that takes no arguments and returns any of
+    the above. **The latter runs the code in that file.**
 
-    Also "hf:FOLDER", a transformers image classifier in a local folder, and "FILE.py:FACTORY", a
-    function in your own file that takes no arguments and returns any of the above. **That runs
-    the code in the file.**
+    A file written by `caster compile` adapts itself and becomes a
+    `caster.models.onnx.compiled.CompiledModel`.
 
     Parameters
     ----------
     head : name of the classifier if it cannot be found: a layer, or an ONNX node or output.
     preprocessing : how images become batches: a `Preprocessing`, the path of a TOML file, or
-        "in-graph" if the model resizes and normalises images itself. timm models, and
-        transformers folders with a preprocessor_config.json, bring their own. Only needed if
-        caster reads the images.
+        "in-graph" if the model resizes and normalises images itself. Only needed if caster reads
+        the images. timm models, and transformers folders with a preprocessor_config.json, bring
+        their own.
     checkpoint : local .safetensors weights for a timm model or for the module of a factory.
     device : "cpu" or "cuda" for a torch model; by default the module stays where it is.
-    bf16, channels_last : autocast to bfloat16, and memory format, of a torch model.
-    cuda_graph : record a torch model on a GPU as a CUDA graph and replay it: for modules that do
-        the same work on every batch. Faster, and keeps the memory of one batch allocated.
+    bf16 : run a torch model under bfloat16 autocast.
+    channels_last : run a torch model in the channels-last memory format.
+    cuda_graph : capture a torch model on a GPU as a CUDA graph and replay it. Faster for modules
+        that do the same work on every batch, but keeps the memory of one batch allocated.
     providers : ONNX Runtime execution providers in order of preference.
     version : the provider's name for the model behind a function; binds states to it.
 
@@ -91,7 +92,7 @@ def wrap(
 
 
 def _from_factory(spec: str, options: Options) -> FrozenModel:
-    """Wrap what FILE.py:FACTORY returns, with a checkpoint loaded into its module."""
+    """Wrap the model that FILE.py:FACTORY returns, after loading the checkpoint, if any."""
     made = _call_factory(spec)
     if _is_wrapped(made):
         _check_options(spec, options, ())
@@ -103,7 +104,7 @@ def _from_factory(spec: str, options: Options) -> FrozenModel:
 
 
 def _from_library(spec: str, options: Options) -> FrozenModel:
-    """Build timm:NAME or hf:FOLDER, with the preprocessing that the library states for it."""
+    """Build timm:NAME or hf:FOLDER, with the library's own preprocessing by default."""
     library, _, name = spec.partition(":")
     _check_options(spec, options, (*TORCH, "checkpoint") if library == "timm" else TORCH)
     _import_torch_model(spec)
@@ -122,7 +123,7 @@ def _from_library(spec: str, options: Options) -> FrozenModel:
 
 
 def _from_onnx(path: str | os.PathLike[str], options: Options) -> Any:
-    """An ONNX classifier, or a `CompiledModel` if the file adapts itself."""
+    """Open an ONNX file: an `OnnxModel`, or a `CompiledModel` if it adapts itself."""
     from caster.models.onnx import OnnxModel
     from caster.models.onnx.compiled import CompiledModel, is_compiled
     from caster.models.onnx.model import check_installed
@@ -134,8 +135,8 @@ def _from_onnx(path: str | os.PathLike[str], options: Options) -> Any:
     if is_compiled(content[0]):
         if options.keys() & {"head", "preprocessing"}:
             raise CasterError(
-                f"{path} is compiled: it adapts itself, and takes neither a state nor options of a "
-                "model; name the original one, or run it alone (docs/compile.md)"
+                f"{path} is compiled and adapts itself: it takes no state and no model options; "
+                "name the original model, or run it alone (docs/compile.md)"
             )
         return CompiledModel(path, content=content, **options)
     return OnnxModel(Path(path), content=content, **options)
@@ -155,7 +156,7 @@ def _from_object(model: Any, name: str | None, options: Options) -> FrozenModel:
         _check_options(model, options, ("preprocessing", "version"))
         if options.get("preprocessing") == IN_GRAPH:
             raise CasterError(
-                "a function needs its whole preprocessing: it does not show its input shape"
+                "a function needs a complete preprocessing, because its input shape is unknown"
             )
         from caster.models.function import FunctionModel
 
@@ -188,7 +189,7 @@ def _as_preprocessing(preprocessing: Preprocessing | str | os.PathLike[str]) -> 
 
 
 def _is_module(model: Any) -> bool:
-    torch = sys.modules.get("torch")  # loaded already if there is a module
+    torch = sys.modules.get("torch")  # whoever built a module has imported torch already
     return torch is not None and isinstance(model, torch.nn.Module)
 
 
@@ -197,14 +198,14 @@ def _is_wrapped(model: Any) -> bool:
 
 
 def _check_options(model: Any, options: Options, known: Sequence[str]) -> None:
-    """Reject an option that has no meaning for this kind of model."""
+    """Reject options that do not apply to this kind of model."""
     for name in options:
         if name not in known:
             raise CasterError(f"{{argument}} is not an option of {_label(model)}", argument=name)
 
 
 def _label(model: Any) -> str:
-    """A model in a message: a path or name as typed, or its class."""
+    """Describe a model in a message: a path or name as typed, or its class."""
     return repr(str(model)) if isinstance(model, str | os.PathLike) else type(model).__name__
 
 
@@ -212,7 +213,7 @@ def _label(model: Any) -> str:
 
 
 def _call_factory(spec: str) -> Any:
-    """Import a file, which runs it, and call a function in it that builds a model."""
+    """Import a file, which runs its code, and call the function in it that builds a model."""
     stem, _, name = spec.rpartition(FACTORY_MARK)
     path = Path(f"{stem}.py")
     if not path.is_file():
@@ -237,7 +238,7 @@ def _call_factory(spec: str) -> Any:
 
 @contextmanager
 def _importable(folder: Path) -> Iterator[None]:
-    """Let the file import modules beside it while it builds the model."""
+    """Let a file import modules from its own folder while it builds the model."""
     entry = str(folder.resolve())
     sys.path.insert(0, entry)
     try:
@@ -247,12 +248,12 @@ def _importable(folder: Path) -> Iterator[None]:
 
 
 def _imported(path: Path) -> ModuleType:
-    name = f"_caster_model_{path.stem}"  # cannot shadow another module
+    name = f"_caster_model_{path.stem}"  # unlikely to shadow another module
     spec = spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError("it is not a Python file")
     module = module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look it up
+    sys.modules[name] = module  # dataclasses look their module up here
     spec.loader.exec_module(module)
     return module
 

@@ -1,4 +1,4 @@
-"""ONNX files as frozen models: read the graph, find the classifier, expose its input."""
+"""Frozen models from ONNX files: read the graph, find the classifier, expose its input."""
 
 from caster.models.onnx.model import OnnxModel
 

@@ -1,4 +1,4 @@
-"""ONNX files of `caster compile`, which adapt themselves: what they say, and streams of batches."""
+"""Run the self-adapting ONNX files that `caster compile` writes, and read their metadata."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ from caster.io.labels import Labels
 from caster.models.batches import inputs_of
 from caster.models.onnx.model import Input, check_installed, run_session, start_session
 from caster.models.onnx.model_file import FileContent, check_model, external_files, read_model
+from caster.models.protocol import errors_of
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-PREFIX = "caster."  # of metadata properties
-ANSWER = ("probabilities", "labels", "accepted", "ratio", "reason")  # outputs beside the state
-NEXT = "next."  # of a state tensor among the outputs
-REASONS: tuple[Reason, ...] = get_args(Reason)  # a verdict's reason is its position here
+PREFIX = "caster."  # of the keys of metadata properties
+ANSWER = ("probabilities", "labels", "accepted", "ratio", "reason")  # outputs besides the state
+NEXT = "next."  # prefix of a state tensor among the outputs
+REASONS: tuple[Reason, ...] = get_args(Reason)  # the graph outputs an index into this
 STREAM_FORMAT = "caster-compiled-stream 1"
-DTYPES = {  # of inputs, as ONNX Runtime calls them
+DTYPES = {  # ONNX Runtime's names to NumPy's
     "tensor(float)": "float32",
     "tensor(float16)": "float16",
     "tensor(double)": "float64",
@@ -48,7 +49,7 @@ StreamState = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class StateTensor:
-    """A tensor that a stream hands from batch to batch; zeros at its start."""
+    """A tensor that a stream carries from batch to batch, initially zero."""
 
     name: str
     dtype: str
@@ -56,30 +57,30 @@ class StateTensor:
 
     @property
     def nbytes(self) -> int:
-        """Its size."""
+        """Size in bytes."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
     def zeros(self) -> NDArray[Any]:
-        """The tensor before the first batch."""
+        """Allocate the tensor as it is before the first batch."""
         return np.zeros(self.shape, self.dtype)
 
 
 @dataclass(frozen=True, eq=False)
 class Metadata:
-    """What a compiled file says about itself, in properties `caster.NAME`."""
+    """Metadata of a compiled file, stored in properties `caster.NAME`."""
 
     version: str  # of caster
     mechanism: str  # "layers" or "features"
     model_sha256: str
-    preprocessing_sha256: str  # empty if the state is not bound to one
+    preprocessing_sha256: str  # empty if the state is not bound to a preprocessing
     state_sha256: str
-    settings: dict[str, Any]  # the constants
+    settings: dict[str, Any]  # constants of the mechanism
     classes: Labels
-    reasons: tuple[str, ...]  # of verdicts, by number
+    reasons: tuple[str, ...]  # of verdicts, by their code in the graph
     state: tuple[StateTensor, ...]
 
     def texts(self) -> dict[str, str]:
-        """The properties."""
+        """Format the properties."""
         packed = {
             "settings": json.dumps(self.settings),
             "classes": labels.to_json(self.classes),
@@ -91,7 +92,7 @@ class Metadata:
 
     @classmethod
     def of(cls, texts: Mapping[str, str]) -> Metadata:
-        """Read the properties; a missing or damaged one is an error."""
+        """Parse the properties; raise if one is missing or damaged."""
         try:
             found: dict[str, Any] = {f.name: texts[f"{PREFIX}{f.name}"] for f in fields(cls)}
             state = [
@@ -116,40 +117,38 @@ def _shape(sizes: Sequence[Any]) -> tuple[int, ...]:
 
 
 def is_compiled(model: ModelProto) -> bool:
-    """Whether `caster compile` made a model."""
+    """Whether a model was written by `caster compile`."""
     return any(entry.key == f"{PREFIX}mechanism" for entry in model.metadata_props)
 
 
 def read_compiled(
     path: AnyPath, content: FileContent | None = None
 ) -> tuple[ModelProto, str, Metadata]:
-    """A compiled file: the model in it, its digest, and what it says about itself."""
+    """Read a compiled file: its model, digest and metadata."""
     check_installed(str(path))
     model, sha256 = content or read_model(Path(path))
     if not is_compiled(model):
         raise CasterError(f"{path} is not compiled: `caster compile` makes a model that adapts")
-    if external_files(model):  # its digest would not cover them
+    if external_files(model):  # the digest would not cover them
         raise CasterError(f"{path} keeps weights in another file: compile it again")
-    try:
+    with errors_of(str(path)):
         return model, sha256, Metadata.of({each.key: each.value for each in model.metadata_props})
-    except CasterError as error:
-        raise error.within(str(path)) from None
 
 
 # --- streams -------------------------------------------------------------------------------------
 
 
 class CompiledModel:
-    """A file of `caster compile`: a model and its state in one, run by ONNX Runtime.
+    """A file written by `caster compile`: a model and its state in one, run by ONNX Runtime.
 
-    `caster.wrap("adaptive.onnx")` makes one.
+    `caster.wrap("adaptive.onnx")` creates one.
 
     Attributes
     ----------
-    name : the path.
+    name : path of the file.
     sha256 : digest of the file.
-    metadata : what the file says about itself.
-    classes : the labels, in the order of all scores.
+    metadata : `Metadata` of the file.
+    classes : labels, in the order of all scores.
     """
 
     def __init__(
@@ -157,29 +156,27 @@ class CompiledModel:
         path: AnyPath,
         *,
         providers: Sequence[str] = ("CPUExecutionProvider",),
-        content: FileContent | None = None,  # of the file, if it was read already
+        content: FileContent | None = None,  # of the file, if it has been read already
     ) -> None:
         self.name = str(path)
         check_installed(self.name, list(providers))
         model, self.sha256, self.metadata = read_compiled(path, content)
         self.classes = self.metadata.classes
-        try:
+        with errors_of(self.name):
             check_model(model)
             self._session = start_session(self.name, model, list(providers))
             self._images = self._declared_images()
-        except CasterError as error:
-            raise error.within(self.name) from None
 
     def __repr__(self) -> str:
         mechanism = self.metadata.mechanism
         return f"CompiledModel({self.name!r}, {len(self.classes)} classes, {mechanism=})"
 
     def __call__(self, batch: Any) -> Adaptation:
-        """Adapt to one preprocessed batch, independently of others."""
+        """Adapt to one preprocessed batch, independently of any stream."""
         return self.new_stream()(batch)
 
     def stream(self, batches: Iterable[Any]) -> Iterator[Adaptation]:
-        """Adapt to the batches of one stream, in their order."""
+        """Adapt to the batches of one stream, in order."""
         return map(self.new_stream(), batches)
 
     def new_stream(self) -> CompiledStream:
@@ -187,7 +184,7 @@ class CompiledModel:
         return CompiledStream(self)
 
     def resume(self, state: StreamState | str | os.PathLike[str]) -> CompiledStream:
-        """Continue a stream from its `state()`, or from the file that it was saved to."""
+        """Continue a stream from its `state()`, or from the file it was saved to."""
         if isinstance(state, str | os.PathLike):
             state = _load_stream(state)
         stream = CompiledStream(self)
@@ -195,13 +192,13 @@ class CompiledModel:
         return stream
 
     def run(self, batch: Any, state: StreamState) -> dict[str, NDArray[Any]]:
-        """All outputs of the file for a batch, by their names."""
+        """Run the graph on a batch; return all outputs by name."""
         feeds = {self._images.name: self._images.prepared(batch), **state}
         names = [output.name for output in self._session.get_outputs()]
         return dict(zip(names, run_session(self.name, self._session, names, feeds), strict=True))
 
     def _declared_images(self) -> Input:
-        """The input that takes images; all others must be the state's, with `next.` outputs."""
+        """Find the input that takes images; all others must be state tensors with a next value."""
         outputs = {each.name for each in self._session.get_outputs()}
         inputs = {
             each.name: StateTensor(each.name, DTYPES.get(each.type, each.type), tuple(each.shape))
@@ -209,19 +206,19 @@ class CompiledModel:
         }
         for tensor in self.metadata.state:
             if inputs.pop(tensor.name, None) != tensor or f"{NEXT}{tensor.name}" not in outputs:
-                raise CasterError(f"it has no state `{tensor.name}` as in its metadata")
+                raise CasterError(f"it lacks the state tensor `{tensor.name}` of its metadata")
         missing = [name for name in ANSWER if name not in outputs]
         if missing:
             raise CasterError(f"it has no output `{missing[0]}`")
         if len(inputs) != 1:
-            raise CasterError(f"it has {len(inputs)} inputs for images, not one")
+            raise CasterError(f"it has {len(inputs)} image inputs instead of one")
         (images,) = inputs.values()
         shape = tuple(size if isinstance(size, int) else None for size in images.shape)
         return Input(images.name, shape, images.dtype)
 
 
 class CompiledStream:
-    """One stream of a `CompiledModel`; it takes one thread at a time."""
+    """One stream of a `CompiledModel`, for one thread at a time."""
 
     def __init__(self, model: CompiledModel) -> None:
         self.model = model
@@ -233,15 +230,12 @@ class CompiledStream:
         return f"CompiledStream({self.samples:,} samples, {self.model.name!r})"
 
     def __call__(self, batch: Any) -> Adaptation:
-        """Adapt to the next batch, as `Stream` does; adapted and frozen scores are not kept."""
+        """Adapt to the next batch, as `Stream` does, but without separate frozen scores."""
         with self._guard:
-            return self._answer(batch)
-
-    def _answer(self, batch: Any) -> Adaptation:
-        found = self.model.run(inputs_of(batch), self._state)
-        self._state = {name: found[f"{NEXT}{name}"] for name in self._state}
-        ids = np.arange(self.samples, self.samples + len(found["labels"]))
-        self.samples += len(ids)
+            found = self.model.run(inputs_of(batch), self._state)
+            self._state = {name: found[f"{NEXT}{name}"] for name in self._state}
+            ids = np.arange(self.samples, self.samples + len(found["labels"]))
+            self.samples += len(ids)
         chosen = self.model.classes[found["labels"]]
         with np.errstate(divide="ignore"):
             scores = np.log(found["probabilities"])
@@ -250,7 +244,7 @@ class CompiledStream:
         return Adaptation(chosen, scores, chosen, None, None, verdict, ids=ids)
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Everything the stream remembers, as named NumPy arrays, to `resume` it exactly."""
+        """Export everything the stream remembers as named NumPy arrays, for an exact `resume`."""
         with self._guard:
             return {
                 **{f"state.{name}": value for name, value in self._state.items()},
@@ -259,7 +253,7 @@ class CompiledStream:
             }
 
     def save(self, path: AnyPath) -> None:
-        """Write the state to a file, whole or not at all, for `CompiledModel.resume`."""
+        """Write the state atomically to a file, for `CompiledModel.resume`."""
         signed_tensors.write(self.state(), {"format": STREAM_FORMAT}, path)
 
     @property
@@ -269,7 +263,7 @@ class CompiledStream:
     def _restore(self, state: StreamState) -> None:
         source = state.get("source")
         if source is not None and not np.array_equal(source, self._source):
-            raise CasterError(f"this is a stream of another file than {self.model.name}")
+            raise CasterError(f"this stream belongs to another file than {self.model.name}")
         try:
             known = {name: np.asarray(state[f"state.{name}"]) for name in self._state}
             samples = int(np.asarray(state["samples"]).item())
@@ -282,7 +276,7 @@ class CompiledStream:
 
 
 def _load_stream(path: AnyPath) -> StreamState:
-    """Read a file of `CompiledStream.save`."""
+    """Read a file that `CompiledStream.save` wrote."""
 
     def check(metadata: dict[str, str]) -> None:
         if metadata.get("format") != STREAM_FORMAT:

@@ -1,7 +1,7 @@
-"""An ONNX graph with constant maps at its sites, folded into its convolutions where they can be.
+"""Build an ONNX graph with constant maps at its sites, folded into convolutions where possible.
 
-ONNX Runtime runs it as fast as the model itself: weights that are constant can be laid out for the
-processor, and maps that are inputs cannot be part of them.
+ONNX Runtime runs such a graph as fast as the model itself, because it can pack constant weights for
+the processor. It cannot fold maps that are graph inputs into them.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ Map = tuple[NDArray[Any], NDArray[Any]]  # (c,) or (c, c), and (c,): scale x + s
 def folded_model(
     model: ModelProto, head: Head, sites: Sequence[OnnxSite], maps: Mapping[Site, Map]
 ) -> ModelProto:
-    """A graph that gives features and logits with these maps at the sites."""
-    from onnx_ir.passes.common import RemoveUnusedNodesPass
-
+    """Build a graph that computes features and logits with these maps applied at the sites."""
     build = GraphBuilder(model, head)
     for site in sites:
         values = build.values[site.site.module]
@@ -43,21 +41,20 @@ def folded_model(
             node.replace_input_with(index, aligned)
         outputs = build.graph.outputs
         outputs[:] = [aligned if each is values else each for each in outputs]
-    RemoveUnusedNodesPass()(build.model)
-    return build.finished()
+    return build.pruned()
 
 
 def _mapped(
     build: GraphBuilder, site: OnnxSite, values: ir.Value, scale: NDArray[Any], shift: NDArray[Any]
 ) -> ir.Value:
-    """The values of a site, mapped by nodes of their own."""
+    """Map the activations of a site with separate nodes."""
     op, first, x = build.op, site.site.axis == 1, build.as_float(values)
     wide, added = x is not values, site.site.added
     if added:
         x = op("Slice", x, build.ints(added), build.ints(LAST), build.ints(1))
     ones = [1] * (site.rank - 2 if first else 0)
     offset = build.constant(shift.astype(np.float32).reshape(-1, *ones))
-    if scale.ndim == 1:  # which the runtime fuses with a convolution before it
+    if scale.ndim == 1:  # the runtime fuses these with a preceding convolution
         mapped = op("Mul", x, build.constant(scale.astype(np.float32).reshape(-1, *ones)))
         mapped = op("Add", mapped, offset)
     elif first:
@@ -75,21 +72,21 @@ def _mapped(
 
 @dataclass(frozen=True, eq=False)
 class Convolution:
-    """The convolution behind a site, with a BatchNormalization between them or not.
+    """The convolution that computes a site, optionally followed by a BatchNormalization.
 
-    With z = W x + b and y = g z + h, A y + s is a convolution with the weight A diag(g) W and the
-    bias A (g b + h) + s.
+    With z = W x + b and y = g z + h, A y + s is a convolution with weight A diag(g) W and bias
+    A (g b + h) + s.
     """
 
     node: ir.Node
     weight: ir.Value
-    W: NDArray[np.float32]  # its values
+    W: NDArray[np.float32]  # the values of `weight`
     gain: NDArray[np.float64]  # (c,), g
     bias: NDArray[np.float64]  # (c,), g b + h
 
     @classmethod
     def behind(cls, values: ir.Value) -> Convolution | None:
-        """The convolution with constant weights whose output these values are, if there is one."""
+        """Find the convolution with constant weights that computes these activations, if any."""
         node = values.producer()
         g, h = np.ones(1), np.zeros(1)
         if node is not None and node.op_type == "BatchNormalization":
@@ -112,11 +109,11 @@ class Convolution:
 
     @property
     def grouped(self) -> bool:
-        """Whether an output depends on some of the inputs only."""
+        """Whether the convolution has groups, so that its weight cannot absorb a full map."""
         return self.node.attributes.get_int("group", 1) > 1
 
     def with_weights(self, build: GraphBuilder, weight: ir.Value, bias: ir.Value) -> ir.Value:
-        """The output with others."""
+        """Add the same convolution with another weight and bias; return its output."""
         attributes = {name: each.value for name, each in self.node.attributes.items()}
         inputs = cast("ir.Value", self.node.inputs[0]), weight, bias
         return build.op("Conv", *inputs, **attributes)
@@ -125,7 +122,7 @@ class Convolution:
 def _in_convolution(
     build: GraphBuilder, values: ir.Value, scale: NDArray[Any], shift: NDArray[Any]
 ) -> ir.Value | None:
-    """The output of the convolution behind a site, with its map folded in; None if it cannot be."""
+    """Fold a map into the convolution that computes a site; None if that is not possible."""
     found = Convolution.behind(values)
     if found is None or (scale.ndim == 2 and found.grouped):
         return None
@@ -138,13 +135,13 @@ def _in_convolution(
 
 
 def _constants(values: Sequence[ir.Value | None]) -> list[NDArray[np.float64]] | None:
-    """Float32 constants of the graph, widened; None if one of the values is something else."""
+    """Read float32 initializers as float64; None if any value is something else."""
     found = [_constant(value) for value in values]
     return None if any(x is None for x in found) else [np.asarray(x, np.float64) for x in found]
 
 
 def _constant(value: ir.Value | None) -> NDArray[np.float32] | None:
-    """A float32 constant of the graph; None if the value is something else."""
+    """Read a float32 initializer; None if the value is something else."""
     import onnx_ir as ir
 
     tensor = None if value is None else value.const_value

@@ -1,4 +1,4 @@
-"""An ONNX graph: its dataflow, its classifier layer, and that layer's weights."""
+"""Analyse an ONNX graph: its dataflow, its classifier layer, and the weights of that layer."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
         ValueInfoProto,
     )
 
-STANDARD = ("", "ai.onnx")  # both name the standard operators
+STANDARD = ("", "ai.onnx")  # domains of the standard operators
 LINEAR = {"Gemm", "MatMul"}
 SOFTMAX = {"Softmax", "LogSoftmax"}
-AFFINE = {"Add", "Sub", "Mul", "Div"}  # with a constant: a bias, a temperature
+AFFINE = {"Add", "Sub", "Mul", "Div"}  # with a constant: a bias or a temperature
 PASS_THROUGH = {"Identity", "Cast", "Dropout", "Reshape", "Flatten", "Squeeze", "Unsqueeze"}
 QUANTISING = {"QuantizeLinear", "DequantizeLinear"}
 QUANTISED = {
     *("MatMulInteger", "QLinearMatMul", "QGemm", "DynamicQuantizeMatMul"),
     *("MatMulIntegerToFloat", "MatMulNBits", "MatMulBnb4"),
 }
-MAX_CANDIDATES = 20  # layers tried for a suggestion: each one costs a walk through the graph
+MAX_CANDIDATES = 20  # layers tried for a suggestion, each at the cost of a walk through the graph
 NAME_IT = "name the layer whose input is the features with {argument}"
 
 # --- dataflow ------------------------------------------------------------------------------------
 
 
 class Dataflow:
-    """Which node produces each tensor, and which tensors depend on the graph's input."""
+    """The producers of all tensors, and the tensors that depend on the graph input."""
 
     def __init__(self, graph: GraphProto) -> None:
         self.nodes = list(graph.node)
@@ -49,15 +49,15 @@ class Dataflow:
         self.dynamic = self.downstream(value.name for value in runtime_inputs(graph))
 
     def downstream(self, tensors: Iterable[str]) -> set[str]:
-        """These tensors and all that are computed from them."""
+        """Collect these tensors and all that are computed from them."""
         reached = set(tensors)
         for node in self.nodes:  # ONNX requires topological order
             if not reached.isdisjoint(_read_by(node)):
-                reached.update(name for name in node.output if name)  # "": an omitted output
+                reached.update(name for name in node.output if name)  # "" is an omitted output
         return reached
 
     def from_sizes(self) -> list[str]:
-        """Tensors that depend on the sizes of the input alone, and that others need."""
+        """List tensors that depend only on the input's sizes, and that other nodes read."""
         found: set[str] = set()
         for node in self.nodes:
             inputs = self.dynamic.intersection(_read_by(node))
@@ -67,12 +67,12 @@ class Dataflow:
         return sorted(found.intersection(name for node in others for name in _read_by(node)))
 
     def data_inputs(self, node: NodeProto) -> list[str]:
-        """Inputs of a node that are not constants, in order."""
+        """List the inputs of a node that are not constants."""
         return [name for name in node.input if name in self.dynamic]
 
 
 def _read_by(node: NodeProto) -> Iterator[str]:
-    """Tensors a node reads, including those read in its branches and loop bodies."""
+    """Iterate over the tensors that a node and its subgraphs read."""
     yield from node.input
     for graph in subgraphs(node):
         for inner in graph.node:
@@ -80,14 +80,14 @@ def _read_by(node: NodeProto) -> Iterator[str]:
 
 
 def runtime_inputs(graph: GraphProto) -> list[ValueInfoProto]:
-    """Inputs without an initial value: old exporters list the weights as inputs, too."""
+    """List the inputs without an initializer; old exporters list the weights as inputs too."""
     known = initial_values(graph)
     return [value for value in graph.input if known[value.name] is None]
 
 
 def initial_values(graph: GraphProto | FunctionProto) -> dict[str, TensorProto | None]:
-    """Tensors that no node produces, by name: None for an input without an initial value."""
-    if not hasattr(graph, "initializer"):  # a function, whose inputs are plain names
+    """Map inputs and initializers to their values; None for an input without an initializer."""
+    if not hasattr(graph, "initializer"):  # a function has names as inputs and no initializers
         return dict.fromkeys(graph.input)
     inputs: dict[str, TensorProto | None] = {value.name: None for value in graph.input}
     sparse = {tensor.values.name: tensor.values for tensor in graph.sparse_initializer}
@@ -95,7 +95,7 @@ def initial_values(graph: GraphProto | FunctionProto) -> dict[str, TensorProto |
 
 
 def all_graphs(graph: GraphProto | FunctionProto) -> Iterator[GraphProto | FunctionProto]:
-    """A graph and all graphs nested in its nodes."""
+    """Iterate over a graph and all its subgraphs, at any depth."""
     yield graph
     for node in graph.node:
         for inner in subgraphs(node):
@@ -103,7 +103,7 @@ def all_graphs(graph: GraphProto | FunctionProto) -> Iterator[GraphProto | Funct
 
 
 def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
-    """Graphs that a node runs: branches of an If, the body of a Loop."""
+    """Iterate over the subgraphs of a node: branches of an If, the body of a Loop."""
     for attribute in node.attribute:
         if attribute.HasField("g"):
             yield attribute.g
@@ -129,7 +129,7 @@ def cast_outputs(model: ModelProto) -> None:
 
 
 def set_row_outputs(model: ModelProto, widths: dict[str, int | None]) -> None:
-    """Replace the graph's outputs by these tensors as float32 matrices; None: width unknown."""
+    """Replace the graph's outputs by these tensors, flattened to float32 rows of these widths."""
     from onnx import TensorProto, helper
 
     del model.graph.output[:]
@@ -142,17 +142,22 @@ def set_row_outputs(model: ModelProto, widths: dict[str, int | None]) -> None:
 
 
 def operator_of(node: NodeProto) -> str:
-    """The operator of a node, with its domain unless it is a standard one."""
+    """Name the operator of a node, with its domain unless that is the standard one."""
     return node.op_type if node.domain in STANDARD else f"{node.domain}.{node.op_type}"
 
 
 def label_of(node: NodeProto) -> str:
-    """A node in a message: its name is optional, so its first output stands in."""
+    """Name a node in a message: by its name or, as that is optional, its first output."""
     return node.name or next(iter(node.output), "")
 
 
+def described(node: NodeProto) -> str:
+    """Describe a node in a message: its operator and its name."""
+    return f"{operator_of(node)} `{label_of(node)}`"
+
+
 def listed(names: Iterable[str]) -> str:
-    """The first few names, for a message."""
+    """List the first few names for a message."""
     names = list(names)
     return ", ".join(f"`{name}`" for name in names[:8]) + (", …" if len(names) > 8 else "")
 
@@ -162,18 +167,18 @@ def listed(names: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Head:
-    """Names of the feature and logit tensors."""
+    """Names of the tensors that hold the features and the logits."""
 
     features: str
     logits: str
 
 
 def find_head(model: ModelProto, name: str | None) -> Head:
-    """Find features and logits, from the only output or from a name the user gave.
+    """Find features and logits, from the only output or from a name that the user gave.
 
-    An output is traced back to the linear layer behind it. A node, or a tensor in place of the
-    node that produces it, is the head itself, whatever it computes: its first input that is not a
-    constant is the features, and the only output that depends on it is the logits.
+    An output is traced back to the linear layer that computes it. Any other name is that of a node,
+    or of a tensor that stands for its producer. That node is the head, whatever it computes: its
+    first non-constant input is the features, and the only output that depends on it is the logits.
     """
     flow = Dataflow(model.graph)
     if name is None:
@@ -191,7 +196,7 @@ def find_head(model: ModelProto, name: str | None) -> Head:
 
 
 def _trace_back(flow: Dataflow, output: str) -> tuple[str, NodeProto | None]:
-    """The logits behind an output, and the node that computes them."""
+    """Trace an output back to the logits, and to the node that computes them."""
     logits = tensor = output
     while (node := flow.producer.get(tensor)) is not None:
         kind, data = operator_of(node), flow.data_inputs(node)
@@ -199,15 +204,15 @@ def _trace_back(flow: Dataflow, output: str) -> tuple[str, NodeProto | None]:
         if not step or not data:
             break
         tensor = data[0]
-        # The integers of a final QuantizeLinear are not logits. If a DequantizeLinear follows it,
-        # the logits are what that returns.
+        # The integers from a final QuantizeLinear are not logits. If a DequantizeLinear follows,
+        # its output is the logits.
         if kind in SOFTMAX or (kind == "QuantizeLinear" and logits in node.output):
             logits = tensor
     return logits, node
 
 
 def _is_linear(flow: Dataflow, node: NodeProto) -> bool:
-    """Whether a node multiplies rows of data by a constant matrix; attention does not."""
+    """Whether a node multiplies rows of data by a constant matrix, unlike attention."""
     data_first = flow.data_inputs(node) == list(node.input[:1])
     return operator_of(node) in LINEAR and data_first and not _transposes_data(node)
 
@@ -217,7 +222,7 @@ def _transposes_data(node: NodeProto) -> bool:
 
 
 def _named_head(flow: Dataflow, name: str) -> Head:
-    """The head at a node or tensor that the user named."""
+    """Find the head at a node or tensor that the user named."""
     nodes = [node for node in flow.nodes if name and node.name == name]
     nodes = nodes or [node for node in flow.nodes if name and name in node.output]
     if len(nodes) != 1:
@@ -238,25 +243,25 @@ def _named_head(flow: Dataflow, name: str) -> Head:
 
 
 def _no_linear_layer(model: ModelProto, flow: Dataflow, output: str, last: NodeProto | None) -> str:
-    """Why an output has no linear head, and which layers could be named instead."""
+    """Explain why an output has no linear head, and suggest layers to name instead."""
     candidates = _candidates(model, flow)
     advice = f"{NAME_IT}, such as {listed(candidates)}"
     products = [node.op_type for node in flow.nodes if node.op_type in LINEAR | QUANTISED]
     if products and products[-1] in QUANTISED:
         advice = advice if candidates else "quantise it to the QDQ format, which keeps floats"
-        return f"the last layer is quantised ({products[-1]}), its float input is needed: {advice}"
-    found = f"{operator_of(last)} `{label_of(last)}`" if last is not None else "no node"
+        return f"the last layer is quantised ({products[-1]}), but floats are needed: {advice}"
+    found = "no node" if last is None else described(last)
     advice = advice if candidates else "no layer takes one row of floats per image"
     return f"`{output}` comes from {found}, not from a Gemm or MatMul with constants: {advice}"
 
 
 def _candidates(model: ModelProto, flow: Dataflow) -> list[str]:
-    """Up to three layers that the user could name, the nearest to the output first."""
+    """Suggest up to three layers that the user could name, the nearest to the output first."""
     from onnx import checker, shape_inference
 
     try:
         graph = shape_inference.infer_shapes(model).graph
-    # the graph is damaged or too large
+    # The graph is damaged or too large.
     except (shape_inference.InferenceError, checker.ValidationError, ValueError):
         graph = model.graph
     values = (*graph.value_info, *graph.output, *graph.input)
@@ -284,7 +289,7 @@ def _holds_rows(tensor: TypeProto.Tensor) -> bool:
     return tensor.elem_type in floats and len(sizes) > 1 and set(sizes[2:]) <= {1}
 
 
-# --- its weights: one matrix and one bias, folded from constants ---------------------------------
+# --- weights of the classifier layer, folded into one matrix and one bias ------------------------
 
 
 @dataclass(frozen=True)
@@ -297,9 +302,9 @@ class Step:
 
 
 def affine_path(model: ModelProto, head: Head) -> list[Step]:
-    """The nodes from features to logits: one matrix product, then elementwise constants.
+    """List the nodes from features to logits: one matrix product, then elementwise constants.
 
-    Raises if there is any other node: then no matrix maps features to logits.
+    Raises if there is any other node, since then the classifier is not linear.
     """
     flow = Dataflow(model.graph)
     path: list[Step] = []
@@ -308,10 +313,10 @@ def affine_path(model: ModelProto, head: Head) -> list[Step]:
         node = flow.producer.get(tensor)
         data = [] if node is None else flow.data_inputs(node)
         if node is None or len(data) == 0 or not _is_affine(node, data):
-            found = "the input" if node is None else f"{operator_of(node)} `{label_of(node)}`"
+            found = "the input" if node is None else described(node)
             raise CasterError(f"{found} is between features and logits: not a linear classifier")
         others = tuple(name for name in node.input if name and name not in data)
-        if operator_of(node) not in PASS_THROUGH:  # whose constants are shapes
+        if operator_of(node) not in PASS_THROUGH:  # the constants of those are shapes
             path.append(Step(node, node.input[0] == data[0], others))
         tensor = data[0]
     path.reverse()
@@ -323,7 +328,7 @@ def affine_path(model: ModelProto, head: Head) -> list[Step]:
 
 
 def _is_affine(node: NodeProto, data: list[str]) -> bool:
-    """Whether a node is affine in its one data input."""
+    """Whether a node is affine in its only data input."""
     kind, data_first = operator_of(node), bool(node.input[0] == data[0])
     if kind in PASS_THROUGH:  # a shape may be computed from the batch
         return data_first
@@ -333,12 +338,12 @@ def _is_affine(node: NodeProto, data: list[str]) -> bool:
 
 
 def constants_of(path: list[Step]) -> list[str]:
-    """Names of the constants that a path uses."""
+    """List the constants that a path uses."""
     return list(dict.fromkeys(name for step in path for name in step.constants))
 
 
 def keep_constants(model: ModelProto, names: list[str]) -> None:
-    """Reduce a model to the computation of these constants, and output them in float32."""
+    """Prune a model to the nodes that compute these constants, and output them in float32."""
     flow = Dataflow(model.graph)
     nodes = [node for node in model.graph.node if flow.dynamic.isdisjoint(node.output)]
     dropped = {value.name for value in runtime_inputs(model.graph)}
@@ -356,7 +361,7 @@ Numbers = NDArray[np.float64]
 def fold(
     path: list[Step], values: dict[str, NDArray[Any]]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:  # (n, d), (n,)
-    """Weight and bias of a path, from the values of its constants."""
+    """Fold a path into one weight and bias, given the values of its constants."""
     weight, bias = _product(path[0], values)
     for step in path[1:]:
         (number,) = (_per_class(values[name], len(bias)) for name in step.constants)
@@ -368,7 +373,7 @@ def fold(
             bias = bias + number
         elif step.data_first:
             bias = bias - number
-        else:  # the constant minus the data
+        else:  # constant minus data
             weight, bias = -weight, number - bias
     return weight.astype(np.float32), bias.astype(np.float32)
 
@@ -385,7 +390,7 @@ def _product(step: Step, values: dict[str, NDArray[Any]]) -> tuple[Numbers, Numb
 
 
 def _per_class(number: NDArray[Any], n: int) -> Numbers:  # (n,)
-    """An elementwise constant as one number per class."""
+    """Broadcast an elementwise constant to one number per class."""
     if number.size not in (1, n) or number.shape[-1:] not in ((), (1,), (n,)):
         raise CasterError(f"a constant of shape {number.shape} does not fit {n} logits")
     return np.broadcast_to(number.astype(np.float64).reshape(-1), n)

@@ -1,21 +1,21 @@
-"""Find the sites of an ONNX graph: where its layers can be measured and aligned.
+"""Find the sites of an ONNX graph: the tensors that can be measured and aligned.
 
-They are the tensors that `caster.models.sites` finds for the same network in torch:
-- the output of every BatchNormalization, also where it is a product and a sum; where exporters
-  folded it into a convolution, the output of that Conv, which has a bias. torch's exporters keep
-  the names of parameters, so a bias that is called `.bias` is the layer's own beside others that
-  are not. Convolutions of pooled values, as in squeeze-and-excitation, are not folded ones, and
-  where other normalisations are, only names tell;
-- the residual stream of blocks with another normalisation and without BatchNormalization: the
-  output of each block, and the input of a block if no other block returned it. The MLP of a
-  transformer is in one block with what mixes its tokens, and blocks of a class token alone are left
-  out;
-- in a network without such blocks, the inputs of its normalisations;
+They correspond to the sites that `caster.models.sites` finds for the same network in torch:
+- the output of every BatchNormalization, even if it was exported as a product and a sum. If an
+  exporter folded it into a convolution, the output of that Conv, recognised by its bias. torch's
+  exporters preserve parameter names, so a bias named `.bias` is the layer's own if the graph also
+  has biases with other names. Convolutions of pooled activations, as in squeeze-and-excitation, do
+  not count as folded. In a network with other normalisation layers, only names decide;
+- the residual stream of blocks that have another normalisation and no BatchNormalization: the
+  output of each block, and the input of a block if it is not the output of another one. The MLP of
+  a transformer belongs to the same block as the token mixer before it. Blocks that process only a
+  class token are left out;
+- in a network without such blocks, the inputs of its normalisation layers;
 - in a network without any of these, the inputs of layers with weights, except the images;
-- in a network without BatchNormalization, the features.
+- in a network without BatchNormalization, also the features.
 
-A Conv with a bias in a network without normalisation looks like a folded BatchNormalization, and is
-taken for one. Leading tokens that are constant, such as a class token, are not part of a site.
+In a network without normalisation, a Conv with a bias looks like a folded BatchNormalization and is
+treated as one. A site excludes constant leading tokens, such as a class token.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ from caster.core.channels import Site
 from caster.errors import CasterError
 from caster.models.onnx.graph import (
     LINEAR,
+    PASS_THROUGH,
     QUANTISING,
     Head,
+    described,
     initial_values,
-    label_of,
     operator_of,
     runtime_inputs,
 )
@@ -51,51 +52,28 @@ LAYER_NORMS = {"LayerNormalization", "RMSNormalization", "SimplifiedLayerNormali
 GROUP_NORMS = {"GroupNormalization", "InstanceNormalization"}
 ACTIVATIONS = {"Relu", "Clip", "LeakyRelu", "PRelu", "Elu", "Selu", "HardSwish", "Gelu", "Mish"}
 ELEMENTWISE = ACTIVATIONS | {
-    *(
-        "Add",
-        "Sub",
-        "Mul",
-        "Div",
-        "Pow",
-        "Sqrt",
-        "Sigmoid",
-        "Tanh",
-        "Erf",
-        "Neg",
-        "Exp",
-        "Softplus",
-    ),
-    *("HardSigmoid", "Identity", "Cast", "Dropout", "Max", "Min", *QUANTISING),
+    *("Add", "Sub", "Mul", "Div", "Pow", "Sqrt", "Neg", "Exp", "Erf", "Max", "Min"),
+    *("Sigmoid", "HardSigmoid", "Tanh", "Softplus", "Identity", "Cast", "Dropout", *QUANTISING),
 }
 CHANNELS_FIRST = CONVOLUTIONS | POOLS | GLOBAL_POOLS | GROUP_NORMS | {"BatchNormalization"}
-RESHAPES = {
-    "Reshape",
-    "Flatten",
-    "Squeeze",
-    "Unsqueeze",
-    "Identity",
-    "Cast",
-    "Dropout",
-    *QUANTISING,
-}
-SIZES = {"Shape", "Size"}  # do not depend on what the images show
+RESHAPES = PASS_THROUGH | QUANTISING
+SIZES = {"Shape", "Size"}  # independent of the content of the images
 MIXERS = {"Softmax", "Attention", "MultiHeadAttention", "Einsum", "DFT", *POOLS}
 
 
 @dataclass(frozen=True)
 class OnnxSite:
-    """A tensor of a graph where a network's values are transported."""
+    """A site of an ONNX graph: a tensor that can be measured and aligned."""
 
     site: Site  # its module is the name of the tensor
     width: int  # number of channels
     rank: int  # number of axes
-    positions: int | None  # of image patches, per sample; None if open
-    node: str  # that computes the tensor
-    grouped: bool = False  # behind a grouped convolution, whose weight could not take a full map
+    positions: int | None  # of image patches, per sample; None if dynamic
+    grouped: bool  # follows a grouped convolution, whose weight cannot absorb a full map
 
 
 def find_onnx_sites(model: ModelProto, head: Head) -> list[OnnxSite]:
-    """Find every site of a graph, in topological order.
+    """Find all sites of a graph, in topological order.
 
     >>> from onnx import parser
     >>> model = parser.parse_model('''
@@ -117,21 +95,21 @@ def find_onnx_sites(model: ModelProto, head: Head) -> list[OnnxSite]:
 
 @dataclass(frozen=True)
 class _Block:
-    """A residual block: two tensors, and the set of nodes that compute what is added."""
+    """A residual block: its input and output, and the nodes of its residual branch."""
 
     input: str
     output: str
-    branch: int  # as bits
-    keeps_shape: bool  # whether the input itself is added
+    branch: int  # bit set of nodes
+    keeps_shape: bool  # whether the skip connection is the input itself
 
 
 def _is_parameter(name: str) -> bool:
-    """Whether torch's exporters call a bias so that belongs to a layer, quantised or not."""
+    """Whether a name is the one that torch's exporters give to the bias of a layer."""
     return ".bias" in name
 
 
 class _Network:
-    """The nodes of a graph that lead from the images to the features."""
+    """The nodes of a graph from the images to the features."""
 
     def __init__(self, model: ModelProto, head: Head) -> None:
         graph = model.graph
@@ -141,8 +119,8 @@ class _Network:
         self._producer = {
             name: at for at, node in enumerate(self._nodes) for name in node.output if name
         }
-        # Tensors that depend on what the images show, each with the set of nodes before it. Sets
-        # are bits of an integer.
+        # Tensors that depend on the content of the images, with the nodes that they depend on.
+        # Sets of nodes are bit sets: integers whose bits are node indices.
         self._before = {value.name: 0 for value in runtime_inputs(graph)}
         for at, node in enumerate(self._nodes):
             masks = [self._before[name] for name in node.input if name in self._before]
@@ -154,33 +132,33 @@ class _Network:
         for node in self._members(self._upstream):
             for name in dict.fromkeys(node.input):
                 self._readers.setdefault(name, []).append(node)
-        self._norms = {  # what each normalisation reads, by what it returns
+        self._norms = {  # the input of each normalisation, by its output
             node.output[0]: values
             for node in self._members(self._upstream)
-            if (values := self._normed(node)) is not None
+            if (values := self._norm_input(node)) is not None
         }
 
     # --- candidates ------------------------------------------------------------------------------
 
     def batchnorms(self) -> list[str]:
-        """Outputs of BatchNormalization, and of convolutions that it was folded into."""
+        """Outputs of BatchNormalization, and of convolutions that one was folded into."""
         nodes = list(self._members(self._upstream))
-        norms = {n.output[0]: values for n in nodes if (values := self._batchnormed(n)) is not None}
+        inputs = {n.output[0]: self._batchnorm_input(n) for n in nodes}
+        norms = {output: values for output, values in inputs.items() if values is not None}
         read = set(norms.values())
         biased = [n for n in nodes if self._has_bias(n) and n.output[0] not in read]
         folded = [node for node in biased if not _is_parameter(node.input[2])]
         if self._norms and not any(map(_is_parameter, self._constants)):
-            folded = []  # names do not tell
+            folded = []  # the graph does not preserve parameter names
         elif not (self._norms or norms or folded):
             folded = biased
         chosen = norms.keys() | {node.output[0] for node in folded}
         return [self._dequantised(n.output[0]) for n in nodes if n.output[0] in chosen]
 
-    def _batchnormed(self, node: NodeProto) -> str | None:
-        """The input of a BatchNormalization that this node performs, or None.
+    def _batchnorm_input(self, node: NodeProto) -> str | None:
+        """The input of a BatchNormalization that ends at this node, or None.
 
-        tf2onnx writes those behind other layers than a Conv, or a depthwise one, as a product and a
-        sum.
+        tf2onnx exports it as a product and a sum unless it follows a Conv that is not depthwise.
         """
         if operator_of(node) == "BatchNormalization":
             return str(node.input[0])
@@ -188,11 +166,11 @@ class _Network:
         product = self._made_by(scaled, {"Mul"}) if scaled else None
         values = self._per_channel(product, "Mul") if product else None
         if values is None or not any(map(self._is_weighted, self._members(self._before[values]))):
-            return None  # images are scaled in the same way
+            return None  # the normalisation of the images has the same form
         return values
 
     def _per_channel(self, node: NodeProto, kind: str) -> str | None:
-        """What a node adds to, or multiplies by, a constant for every channel, if it does that."""
+        """The data input of an Add or Mul with one constant per channel, or None."""
         shape = self._shapes.get(node.output[0], [])
         if operator_of(node) != kind or len(shape) != 4 or shape[1] in (None, 1):
             return None
@@ -202,36 +180,36 @@ class _Network:
         return data[0] if per_channel else None
 
     def _has_bias(self, node: NodeProto) -> bool:
-        """Whether a convolution has a bias, which BatchNormalization leaves when it is folded."""
+        """Whether a node is a convolution with a bias, as folding BatchNormalization leaves it."""
         biased = operator_of(node) in CONVOLUTIONS and len(node.input) > 2
         return biased and not self._is_pooled(node.output[0])
 
     def residual_stream(self) -> list[str]:
-        """Outputs of residual blocks, and their inputs that are not outputs of other blocks."""
+        """Outputs of residual blocks, and those inputs that are not outputs of other blocks."""
         blocks = self._blocks()
         if len(blocks) < 2 or 2 * sum(block.keeps_shape for block in blocks) <= len(blocks):
-            return []  # as in torch: a block repeats, and most of its instances keep the shape
+            return []  # as in torch, blocks must repeat, and most must keep the shape
         outputs = {self._origin(block.output) for block in blocks}
         inputs = [block.input for block in blocks if self._origin(block.input) not in outputs]
         return [*inputs, *(block.output for block in blocks)]
 
     def norm_inputs(self) -> list[str]:
-        """What normalisations read."""
+        """Inputs of normalisation layers."""
         return list(self._norms.values())
 
     def weighted_inputs(self) -> list[str]:
-        """What layers with weights read, except the images."""
+        """Inputs of layers with weights, except the images."""
         layers = filter(self._is_weighted, self._members(self._upstream))
         return [node.input[0] for node in layers if node.input[0] in self._producer]
 
     def in_order(self, tensors: Iterable[str]) -> list[str]:
-        """Tensors in topological order, each once."""
+        """Sort tensors topologically, without duplicates."""
         return sorted(set(tensors), key=lambda name: self._producer.get(name, -1))
 
     # --- residual blocks -------------------------------------------------------------------------
 
     def _blocks(self) -> list[_Block]:
-        """Residual blocks with a normalisation, layers with weights, and no BatchNormalization."""
+        """Find residual blocks with weights and a normalisation, but no BatchNormalization."""
         adds = [block for node in self._members(self._upstream) if (block := self._residual(node))]
         nested = reduce(or_, (add.branch for add in adds), 0)
         adds = [add for add in adds if not nested >> self._producer[add.output] & 1]
@@ -253,7 +231,7 @@ class _Network:
         ]
 
     def _residual(self, node: NodeProto) -> _Block | None:
-        """The residual block that an Add ends: its input, and the nodes that are added to it."""
+        """The residual block that ends at this Add, or None."""
         if operator_of(node) != "Add" or not all(name in self._before for name in node.input):
             return None
         for given, branch in (tuple(node.input), tuple(reversed(node.input))):
@@ -271,13 +249,13 @@ class _Network:
         return _Block(fork, node.output[0], one ^ other, keeps_shape=False)
 
     def _unscaled(self, tensor: str) -> str:
-        """What a residual connection multiplies by a constant, as MetaFormers do."""
+        """The tensor before the constant scale of a skip connection, as MetaFormers have it."""
         scale = self._made_by(tensor, {"Mul"})
         data = [name for name in scale.input if name in self._before] if scale else []
         return data[0] if len(data) == 1 else tensor
 
     def _class_tokens(self) -> set[str]:
-        """Sums that start with a class token alone, repeated for every image, as in CaiT."""
+        """Residual sums of a class token alone, expanded to all images, as in CaiT."""
         found: set[str] = set()
         for node in self._members(self._upstream):
             if operator_of(node) == "Add":
@@ -289,7 +267,7 @@ class _Network:
         return found
 
     def _before_norm(self, tensor: str) -> str:
-        """The input of a block whose ways part behind its first normalisation and activation."""
+        """The input of a block that forks after its first normalisation and activation."""
         while (at := self._producer.get(tensor)) is not None:
             node = self._nodes[at]
             data = [name for name in node.input if name in self._before]
@@ -301,22 +279,18 @@ class _Network:
     def _mixes_positions(self, branch: int) -> bool:
         """Whether a branch mixes tokens or pixels, as attention and convolutions do."""
         for node in self._members(branch):
-            kind, shape = (
-                operator_of(node),
-                self._shapes.get(node.input[0], []) if node.input else [],
-            )
-            if kind in MIXERS or (kind == "Transpose" and len(shape) == 3):
+            kind = operator_of(node)
+            shapes = [self._shapes.get(name, []) for name in node.input]
+            if kind in MIXERS or (kind == "Transpose" and len(shapes[0]) == 3):
                 return True
             if kind == "MatMul" and all(name in self._before for name in node.input):
                 return True
-            if kind in CONVOLUTIONS and any(
-                n != 1 for n in self._shapes.get(node.input[1], [])[2:]
-            ):
+            if kind in CONVOLUTIONS and any(size != 1 for size in shapes[1][2:]):
                 return True
         return False
 
     def _activated(self, tensor: str) -> str:
-        """The output of an activation that is all that reads a block's sum."""
+        """The output of the activation after a block's sum, if nothing else reads the sum."""
         readers = self._readers.get(tensor, [])
         only = len(readers) == 1 and operator_of(readers[0]) in ACTIVATIONS
         return readers[0].output[0] if only else tensor
@@ -324,19 +298,19 @@ class _Network:
     # --- kinds of nodes --------------------------------------------------------------------------
 
     def _members(self, nodes: int) -> Iterator[NodeProto]:
-        """The nodes of a set, in order."""
+        """Iterate over a bit set of nodes, in topological order."""
         return (node for at, node in enumerate(self._nodes) if nodes >> at & 1)
 
     def _is_weighted(self, node: NodeProto) -> bool:
-        """Whether a layer multiplies what depends on the images by weights that do not."""
+        """Whether a layer multiplies data by constant weights."""
         layer = operator_of(node) in CONVOLUTIONS | LINEAR
         return layer and [name in self._before for name in node.input[:2]] == [True, False]
 
-    def _normed(self, node: NodeProto) -> str | None:
-        """The input of a normalisation that this node performs, or None.
+    def _norm_input(self, node: NodeProto) -> str | None:
+        """The input of the normalisation that this node belongs to, or None.
 
-        Exporters of early opsets decompose them: a division by the root of a mean of squares. A
-        GroupNormalization is an InstanceNormalization of reshaped values.
+        Exporters for early opsets decompose normalisations: Sqrt of a ReduceMean of squares marks
+        one. They write GroupNormalization as InstanceNormalization of a Reshape.
         """
         kind = operator_of(node)
         if kind in LAYER_NORMS | {"GroupNormalization"}:
@@ -356,19 +330,19 @@ class _Network:
         return str(square.input[0] if centred is None else centred.input[0])
 
     def _made_by(self, tensor: str, kinds: set[str]) -> NodeProto | None:
-        """The node that computes a tensor, if it is of one of these kinds."""
+        """The producer of a tensor if it is of one of these kinds, or None."""
         at = self._producer.get(tensor)
         node = None if at is None else self._nodes[at]
         return node if node is not None and operator_of(node) in kinds else None
 
     def _origin(self, tensor: str) -> str:
-        """The tensor whose values a tensor has in another shape, order or type."""
+        """Trace a tensor back through changes of shape, axis order and dtype."""
         while (node := self._made_by(tensor, RESHAPES | {"Transpose"})) is not None:
             tensor = node.input[0]
         return tensor
 
     def _dequantised(self, tensor: str) -> str:
-        """Where the values of a tensor are floats again, if all that reads it quantises it."""
+        """The dequantised copy of a tensor if its only reader quantises it, else the tensor."""
         readers = self._readers.get(tensor, [])
         if len(readers) == 1 and operator_of(readers[0]) == "QuantizeLinear":
             after = self._readers.get(readers[0].output[0], [])
@@ -377,7 +351,7 @@ class _Network:
         return tensor
 
     def _is_pooled(self, tensor: str) -> bool:
-        """Whether values have one position because they were averaged over all."""
+        """Whether a tensor has a single position because of a pooling over all positions."""
         if set(self._shapes.get(tensor, [None] * 3)[2:]) - {1}:
             return False
         pending = [tensor]
@@ -395,19 +369,14 @@ class _Network:
     # --- one site --------------------------------------------------------------------------------
 
     def site(self, tensor: str) -> OnnxSite:
-        """The site at a tensor; raises if its channels cannot be inferred."""
+        """Describe the site at a tensor; raise if its channels cannot be inferred."""
         shape = self._shapes.get(tensor)
         at = self._producer.get(tensor)
-        node = (
-            "the input"
-            if at is None
-            else f"{operator_of(self._nodes[at])} `{label_of(self._nodes[at])}`"
-        )
+        node = "the input" if at is None else described(self._nodes[at])
         axis = self._channel_axis(tensor)
         if shape is None or axis is None:
             raise CasterError(
-                f"cannot tell which axis of `{tensor}`, from {node}, holds the channels: "
-                f"{UNSUPPORTED}"
+                f"cannot infer the channel axis of `{tensor}`, from {node}: {UNSUPPORTED}"
             )
         width = shape[axis]
         if width is None:
@@ -418,16 +387,16 @@ class _Network:
         inner = [size for i, size in enumerate(shape) if i not in (0, axis % len(shape))]
         positions = None if None in inner else prod(filter(None, inner)) - added
         site = Site(tensor, "out", axis, added)
-        return OnnxSite(site, width, len(shape), positions, node, self._is_grouped(tensor))
+        return OnnxSite(site, width, len(shape), positions, self._is_grouped(tensor))
 
     def _is_grouped(self, tensor: str) -> bool:
-        """Whether a grouped convolution, with a BatchNormalization or without, gives a tensor."""
+        """Whether a tensor follows a grouped convolution, up to a BatchNormalization."""
         norm = self._made_by(tensor, {"BatchNormalization"})
         layer = self._made_by(tensor if norm is None else norm.input[0], CONVOLUTIONS)
         return layer is not None and any(a.name == "group" and a.i != 1 for a in layer.attribute)
 
     def _added(self, tensor: str) -> int:
-        """How many constant tokens are in front of those of the images."""
+        """Count the constant tokens in front of those of the images."""
         counts = [0]
         for node in self._members(self._before.get(tensor, 0)):
             if operator_of(node) == "Concat" and len(self._shapes.get(node.output[0], [])) == 3:
@@ -436,20 +405,20 @@ class _Network:
         return max(counts)
 
     def _tokens(self, constant: str) -> int:
-        """The number of tokens in a constant (1, t, c), which may be repeated for every image."""
+        """Count the tokens in a constant (1, t, c), which may be expanded to all images."""
         shape = self._shapes.get(constant, [])
         if len(shape) == 3 and shape[1] is not None:
             return shape[1]
         at = self._producer.get(constant)
         source = None if at is None else self._nodes[at].input[0]
         if source is None or len(self._shapes.get(source, [])) != 3:
-            raise CasterError(f"cannot tell how many tokens `{constant}` adds: {UNSUPPORTED}")
+            raise CasterError(f"cannot infer how many tokens `{constant}` adds: {UNSUPPORTED}")
         return self._tokens(source)
 
     def _channel_axis(self, tensor: str) -> int | None:
-        """1 or -1, from the layers that read or wrote a tensor; None if they do not tell."""
+        """Infer the axis, 1 or -1, from the layers that read or wrote a tensor; None if unclear."""
         rank = len(self._shapes.get(tensor, []))
-        if rank <= 2:  # 0 if not known, such as after an operator that onnx does not know
+        if rank <= 2:  # 0 if unknown, as after an operator that onnx cannot infer shapes for
             return -1 if rank == 2 else None
         for axis in (
             *self._read_axes(tensor, range(rank)),
@@ -460,9 +429,9 @@ class _Network:
         return None
 
     def _read_axes(self, tensor: str, axes: Sequence[int]) -> Iterator[int]:
-        """The axis of the channels in the layers that read a tensor, the nearest first.
+        """Iterate over the channel axes of the layers that read a tensor, the nearest first.
 
-        `axes` are those of the site, in the order that the tensor has them.
+        `axes` lists the axes of the site in the order in which the tensor has them.
         """
         for node in self._readers.get(tensor, []):
             kind = operator_of(node)
@@ -481,7 +450,7 @@ class _Network:
                 yield from self._read_axes(node.output[0], axes)
 
     def _written_axes(self, tensor: str, axes: Sequence[int]) -> Iterator[int]:
-        """The axis of the channels in the layers that wrote a tensor, the nearest first."""
+        """Iterate over the channel axes of the layers that wrote a tensor, the nearest first."""
         at = self._producer.get(tensor)
         if at is None:
             return
@@ -512,7 +481,7 @@ class _Network:
         return operator_of(node) in LINEAR and self._is_weighted(node)
 
     def _ints_of(self, node: NodeProto, name: str, position: int) -> list[int]:
-        """Integers in an attribute of a node, or in a constant at a position of its inputs."""
+        """Read integers from an attribute of a node, or from a constant among its inputs."""
         from onnx import numpy_helper
 
         for attribute in node.attribute:

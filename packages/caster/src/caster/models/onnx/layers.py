@@ -1,4 +1,4 @@
-"""Run an ONNX graph so that its sites are measured, or aligned, through ONNX Runtime."""
+"""Run ONNX graphs whose sites are measured or aligned, through ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -14,14 +14,9 @@ from caster.models.onnx.graph import Dataflow
 from caster.models.onnx.graph_sites import OnnxSite
 from caster.models.onnx.model import OnnxModel
 from caster.models.onnx.standard import standardised
-from caster.models.onnx.twin import (
-    exposing_model,
-    first_site_model,
-    measuring_model,
-    twin_model,
-)
+from caster.models.onnx.twin import exposing_model, first_site_model, measuring_model, twin_model
 from caster.models.protocol import Outputs
-from caster.models.site_sums import Samples, SiteSums, check_labels
+from caster.models.site_sums import Samples, SiteMoments, SiteSums
 
 ALIGNED = ["caster.features", "caster.logits", "caster.moments"]
 
@@ -32,7 +27,7 @@ def supports_full_map(site: OnnxSite) -> bool:
 
 
 class AlignedGraph:
-    """The aligned copy of a network, and what it measures; the frozen copy is not run."""
+    """Run the aligned copy of a network and return its moments; the frozen copy stays idle."""
 
     def __init__(
         self, model: OnnxModel, sites: Sequence[OnnxSite], full: Sequence[OnnxSite]
@@ -43,7 +38,7 @@ class AlignedGraph:
     def __call__(
         self, batch: NDArray[Any], covariances: bool, **inputs: NDArray[Any]
     ) -> tuple[Outputs, dict[Site, ChannelMoments]]:
-        """Run a batch with the inputs of `twin_model`; moments with covariances if asked for."""
+        """Run a batch with the inputs of `twin_model`; measure covariances on request."""
         names = [*ALIGNED, *(["caster.covariances"] if covariances and self._full else [])]
         feeds = {f"caster.{name}": value for name, value in inputs.items()}
         feeds |= {"caster.images": batch, self._model.input_name: batch[:1]}
@@ -58,7 +53,7 @@ class AlignedGraph:
 
 
 class FoldedGraph:
-    """The network with constant maps; nothing is measured."""
+    """Run a network with constant maps folded in; nothing is measured."""
 
     def __init__(
         self, model: OnnxModel, sites: Sequence[OnnxSite], maps: Mapping[Site, Map]
@@ -67,15 +62,16 @@ class FoldedGraph:
         self._session = model.session(lambda proto, head: folded_model(proto, head, sites, maps))
 
     def __call__(self, batch: NDArray[Any]) -> Outputs:
-        """Features and logits of a batch."""
+        """Compute features and logits of a batch."""
         features, logits = self._session(None, {self._model.input_name: batch})
         return self._model.outputs(features, logits, len(batch))
 
 
 def fixed_sizes(model: OnnxModel) -> dict[str, NDArray[Any]]:
-    """Values that a graph computes from sizes, the same whatever the number of images.
+    """Evaluate tensors that a graph computes from sizes alone, such as a padding, by name.
 
-    Such as a padding; empty if images can have any size.
+    Only those that do not depend on the batch size are returned; none if images have a dynamic
+    size.
     """
     shape = model.input_shape or (None, None)
     tensors = Dataflow(standardised(*model.graph()).graph).from_sizes()
@@ -91,31 +87,15 @@ def fixed_sizes(model: OnnxModel) -> dict[str, NDArray[Any]]:
 
 
 class OnnxStatistics(SiteSums):
-    """An ONNX graph that measures its sites while it runs, over all samples and per class."""
+    """Measure the sites of an ONNX graph while it runs, over all samples and per class."""
 
-    def __init__(self, model: OnnxModel, past: Mapping[Site, ChannelMoments] | None = None) -> None:
-        super().__init__(past)
-        self.model = model
-
-    def __call__(
-        self,
-        batch: Any,
-        targets: NDArray[np.int64],  # (n,), class indices
-    ) -> Outputs:
-        """Run the model on a batch, and add its moments to the sums if they need it."""
-        placed = self.model.placed(batch)
-        check_labels(placed, targets)
-        ends = float(placed.min()), float(placed.max())
-        if not self.needs(targets):
-            self.extend_range(ends)
-            return self.model(placed)
-        outputs, found = self.model.measuring(placed)
-        self.add(found, targets, ends)
-        return outputs
+    def _measure(self, placed: NDArray[Any]) -> tuple[Outputs, SiteMoments]:
+        measuring: MeasuringGraph = self.model.measuring
+        return measuring(placed)
 
 
 class MeasuringGraph:
-    """A frozen graph that measures its sites sample by sample."""
+    """Run a frozen network and measure its sites sample by sample."""
 
     def __init__(self, model: OnnxModel) -> None:
         self._model, self._sites = model, list(model.sites)
@@ -127,7 +107,7 @@ class MeasuringGraph:
     def __call__(
         self, batch: NDArray[Any]
     ) -> tuple[Outputs, dict[Site, tuple[ChannelMoments, Samples]]]:
-        """Outputs, and the moments of the batch and of its samples at every site, in float64."""
+        """Return outputs, and the float64 moments of the batch and its samples at every site."""
         feeds = {self._model.input_name: batch}
         features, logits, means, variances, covariances = self._session(None, feeds)
         matrices = split_matrices(covariances.astype(np.float64), self._full)
@@ -144,27 +124,27 @@ class MeasuringGraph:
 
 
 class FirstSite:
-    """The first layers of a frozen graph, measuring the first site sample by sample."""
+    """Run a frozen network up to its first site and measure that sample by sample."""
 
     def __init__(self, model: OnnxModel, site: OnnxSite) -> None:
         self._name = model.input_name
         self._session = model.session(lambda proto, head: first_site_model(proto, head, site))
 
     def __call__(self, batch: NDArray[Any]) -> Samples:  # (n, c), (n, c)
-        """Mean and variance of every sample, in float64."""
+        """Return channel means and variances of each sample, in float64."""
         mean, variance = self._session(None, {self._name: batch})
         return mean.astype(np.float64), variance.astype(np.float64)
 
 
 def split_columns(joined: NDArray[Any], sites: Sequence[OnnxSite]) -> dict[Site, NDArray[Any]]:
-    """The columns of every site in an array whose last axis holds the channels of all."""
+    """Split the last axis, which holds the channels of all sites, by site."""
     widths = [found.width for found in sites]
     parts = np.split(joined, np.cumsum(widths)[:-1], axis=-1)
     return {found.site: part for found, part in zip(sites, parts, strict=True)}
 
 
 def split_matrices(packed: NDArray[Any], sites: Sequence[OnnxSite]) -> dict[Site, NDArray[Any]]:
-    """The square matrices of several sites, from one vector of them all."""
+    """Unpack the square matrices of several sites from one vector."""
     found, start = {}, 0
     for each in sites:
         stop = start + each.width**2

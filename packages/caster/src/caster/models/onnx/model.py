@@ -1,4 +1,4 @@
-"""ONNX files as frozen models, run by ONNX Runtime."""
+"""Run an ONNX file as a frozen model with ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from caster.models.onnx.model_file import (
     read_model,
 )
 from caster.models.preprocessing import Preprocessing
-from caster.models.protocol import SINGLE_IMAGE, Outputs
+from caster.models.protocol import SINGLE_IMAGE, Outputs, error_line, errors_of
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -47,7 +47,7 @@ STOP_SPINNING = "session.force_spinning_stop"
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 FLOATS = ("tensor(float)", "tensor(float16)", "tensor(double)", "tensor(bfloat16)")
 DTYPES = {"FLOAT": "float32", "FLOAT16": "float16", "DOUBLE": "float64", "UINT8": "uint8"}
-AXES = {"NCHW": (1, 2, 3), "NHWC": (3, 1, 2)}  # of channels, height and width
+AXES = {"NCHW": (1, 2, 3), "NHWC": (3, 1, 2)}  # axes of channels, height and width
 Run = Callable[[list[str] | None, dict[str, NDArray[Any]]], list[NDArray[Any]]]
 STATE_IT = "state the preprocessing in a TOML file with {argument}"
 
@@ -55,9 +55,9 @@ STATE_IT = "state the preprocessing in a TOML file with {argument}"
 class OnnxModel:
     """An ONNX classifier that returns the input of its last linear layer along with the logits.
 
-    The logits are the output of that layer with its bias, before a softmax. If a graph has several
-    outputs or ends in another layer, `head` names the output with the logits, or the node to use
-    as the head: its input is the features (see `find_head`).
+    The logits are the output of that layer including its bias, before any softmax. If a graph has
+    several outputs or ends in another layer, `head` names the output with the logits, or the node
+    whose input is the features (see `find_head`).
 
     >>> import onnx, tempfile
     >>> model = onnx.parser.parse_model('''
@@ -73,7 +73,7 @@ class OnnxModel:
 
     name: str
     preprocessing: Preprocessing | None
-    input_shape: tuple[int | None, ...] | None  # as the graph declares it; None for any size
+    input_shape: tuple[int | None, ...] | None  # as the graph declares it; None for a dynamic size
 
     def __init__(
         self,
@@ -82,14 +82,14 @@ class OnnxModel:
         head: str | None = None,
         preprocessing: Preprocessing | Literal["in-graph"] | None = None,
         providers: Sequence[str] = ("CPUExecutionProvider",),
-        content: FileContent | None = None,  # of the file, if it was read already
+        content: FileContent | None = None,  # of the file, if it has been read already
     ) -> None:
         self.name = str(path)
         self._path, self._providers = Path(path), list(providers)
         self._named_head = head
         check_installed(self.name, self._providers)
         model, sha256 = content or read_model(self._path)
-        try:
+        with errors_of(self.name):
             check_model(model)
             self._input = declared_input(model)
             self._head = find_head(model, head)
@@ -97,8 +97,6 @@ class OnnxModel:
                 preprocessing = self._input.in_graph_preprocessing()
             elif preprocessing is not None:
                 self._input.check(preprocessing)
-        except CasterError as error:
-            raise CasterError(f"{path}: {error.template}", argument=error.argument) from None
         self.preprocessing = preprocessing
         self.input_shape = self._input.shape
         self._guard = WeightGuard(self._path, model, sha256, head)
@@ -107,7 +105,7 @@ class OnnxModel:
         return f"OnnxModel({self.name!r}, input={_in_words(self.input_shape or ())})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Read the file again where a copy is made: a session stays in its process."""
+        """Pickle the path and options only, since a session cannot leave its process."""
         again = partial(
             type(self),
             self._path.absolute(),
@@ -119,18 +117,20 @@ class OnnxModel:
 
     @property
     def sha256(self) -> str:
-        """Digest of the file, of its external weights, and of a head named by the user."""
+        """Digest of the file, its external weights, and the head if the user named it."""
         return self._guard.sha256
 
     def __call__(self, batch: Any) -> Outputs:
-        """Features and logits in NumPy; a graph with a fixed batch size runs in pieces."""
+        """Compute features and logits in NumPy; a fixed batch size takes several runs."""
         rows = self._input.prepared(batch)
         size = self._input.batch_size or len(rows)
-        pieces = [self._run(rows[at : at + size], size) for at in range(0, len(rows), size)]
-        if len(pieces) == 1:
-            return Outputs(*pieces[0])
-        features, logits = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
-        return Outputs(features, logits)
+        runs = [self._run(rows[at : at + size], size) for at in range(0, len(rows), size)]
+        if len(runs) == 1:
+            return runs[0]
+        return Outputs(
+            np.concatenate([run.features for run in runs]),
+            np.concatenate([run.logits for run in runs]),
+        )
 
     @property
     def file_bytes(self) -> int:
@@ -145,55 +145,48 @@ class OnnxModel:
 
     @property
     def input_name(self) -> str:
-        """The name of the input that takes the images."""
+        """Name of the graph input that takes the images."""
         return self._input.name
 
     @property
     def input_dtype(self) -> str:
-        """Its dtype, by NumPy's name."""
+        """NumPy dtype name of that input."""
         return self._input.dtype
 
     def placed(self, batch: Any) -> NDArray[Any]:
-        """A batch as the graph takes it, checked."""
+        """Convert a batch to the dtype of the graph input and check its shape."""
         return self._input.prepared(batch)
 
     @cached_property
     def sites(self) -> list[OnnxSite]:
-        """Where the graph's layers can be measured and aligned, in topological order."""
+        """Tensors that can be measured and aligned, in topological order."""
         from caster.models.onnx.graph_sites import find_onnx_sites
 
         model = self._guard.read()
-        try:
+        with errors_of(self.name):
             return find_onnx_sites(model, self._head)
-        except CasterError as error:
-            raise CasterError(f"{self.name}: {error}") from None
 
     @cached_property
     def measuring(self) -> MeasuringGraph:
-        """The graph, measuring its sites sample by sample."""
+        """The frozen graph with its sites measured sample by sample."""
         from caster.models.onnx.layers import MeasuringGraph
 
         return MeasuringGraph(self)
 
     def session(self, rewrite: Callable[[ModelProto, Head], ModelProto]) -> Run:
-        """A session of the rewritten graph, as a function of output names and inputs."""
-        model = self._guard.read()
-        weights = follow_links(model, self._path)
-        try:
+        """Start a session of the rewritten graph, as a function of output names and inputs."""
+        model, weights = self._read()
+        with errors_of(self.name):
             rewritten = rewrite(model, self._head)
-        except CasterError as error:
-            raise CasterError(f"{self.name}: {error}") from None
-        session = self._start(rewritten, weights)
-
-        return partial(run_session, self.name, session)
+        return partial(run_session, self.name, self._start(rewritten, weights))
 
     def outputs(self, features: NDArray[Any], logits: NDArray[Any], count: int) -> Outputs:
-        """Features and logits of so many images, as rows of float32."""
+        """Convert the features and logits of `count` images to rows of float32."""
         rows = self._as_rows("features", features, count), self._as_rows("logits", logits, count)
         return Outputs(*rows)
 
     def takes_empty_batches(self) -> bool:
-        """Whether the graph runs without any image; some reshape what they cannot without one."""
+        """Whether the graph accepts an empty batch; some Reshape nodes do not."""
         shape = self.input_shape
         if shape is None or None in shape[1:] or self._input.batch_size is not None:
             return False
@@ -205,62 +198,64 @@ class OnnxModel:
         return all(len(each) == 0 for each in found)
 
     def exposed(self) -> ModelProto:
-        """The model with its weights, and outputs `features` and `logits`: rows of float32."""
-        model, _ = self.graph()
-        inner = [output.shape[1:] for output in self._session.get_outputs()]
-        known = [each and all(isinstance(size, int) for size in each) for each in inner]
-        widths = [
-            math.prod(each) if declared else None
-            for each, declared in zip(inner, known, strict=True)
-        ]
-        set_row_outputs(model, {self._head.features: widths[0], self._head.logits: widths[1]})
+        """The model with its weights and two outputs: features and logits as rows of float32."""
+        model, head = self.graph()
+        widths: dict[str, int | None] = {}
+        found = self._session.get_outputs()
+        for tensor, output in zip((head.features, head.logits), found, strict=True):
+            inner = output.shape[1:]
+            is_known = inner and all(isinstance(size, int) for size in inner)
+            widths[tensor] = math.prod(inner) if is_known else None
+        set_row_outputs(model, widths)
         return model
 
     def linear_head(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:  # (n, d), (n,)
-        """Weight and bias of the classifier, as the graph computes them from its constants."""
-        model = self._guard.read()
-        weights = follow_links(model, self._path)
-        try:
+        """Weight and bias of the classifier, evaluated from the constants of the graph."""
+        model, weights = self._read()
+        with errors_of(self.name):
             path = affine_path(model, self._head)
             names = constants_of(path)
             keep_constants(model, names)
             values = self._start(model, weights).run(None, {})
             return fold(path, dict(zip(names, values, strict=True)))
-        except CasterError as error:
-            raise CasterError(f"{self.name}: {error}") from None
 
     def graph(self) -> tuple[ModelProto, Head]:
-        """The graph with its weights, read again, and where its classifier is."""
+        """Read the graph again, with its weights, and return it with its head."""
         import onnx
 
-        model = self._guard.read()
-        onnx.load_external_data_for_model(model, str(follow_links(model, self._path)))
+        model, weights = self._read()
+        onnx.load_external_data_for_model(model, str(weights))
         self.verify()  # after the weights were read
         return model, self._head
 
+    def _read(self) -> tuple[ModelProto, Path]:
+        """Read the graph again, without its external weights, and locate their folder."""
+        model = self._guard.read()
+        return model, follow_links(model, self._path)
+
     def _run(
         self,
-        piece: NDArray[Any],  # (at most size, ...)
+        rows: NDArray[Any],  # (at most size, ...)
         size: int,
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        count = len(piece)
+    ) -> Outputs:
+        count = len(rows)
         if count < size:
-            # pad with copies of a row, not zeros: dynamic quantisation scales by all rows
-            piece = np.concatenate([piece, np.repeat(piece[-1:], size - count, axis=0)])
-        feeds = {self._input.name: piece}
+            # Pad with copies of a row, not zeros: dynamic quantisation takes its range from all.
+            rows = np.concatenate([rows, np.repeat(rows[-1:], size - count, axis=0)])
+        feeds = {self._input.name: rows}
         features, logits = run_session(self.name, self._session, None, feeds)
-        return (
+        return Outputs(
             self._as_rows("features", features, size)[:count],
             self._as_rows("logits", logits, size)[:count],
         )
 
     def _as_rows(self, what: str, array: NDArray[Any], count: int) -> NDArray[np.float32]:
-        """(B, d) in float32, without the axes of length 1 that pooling leaves."""
+        """Convert to (B, d) in float32, dropping the axes of length 1 that pooling leaves."""
         inner = array.shape[1:]
         if not inner or len(array) != count or math.prod(inner) != max(inner):
             raise CasterError(
-                f"{self.name}: the {what} `{getattr(self._head, what)}` of {count} rows are "
-                f"{_in_words(array.shape)}, not one row of numbers each: name another layer with "
+                f"{self.name}: the {what} `{getattr(self._head, what)}` of {count} images have "
+                f"shape {_in_words(array.shape)}, not one row per image: name another layer with "
                 "{argument}",
                 argument="head",
             )
@@ -268,8 +263,7 @@ class OnnxModel:
 
     @cached_property
     def _session(self) -> Any:
-        model = self._guard.read()
-        weights = follow_links(model, self._path)
+        model, weights = self._read()
         set_outputs(model, (self._head.features, self._head.logits))
         session = self._start(model, weights)
         types = [output.type for output in session.get_outputs()]
@@ -280,7 +274,7 @@ class OnnxModel:
                     "floats: name another layer with {argument}",
                     argument="head",
                 )
-        if "tensor(bfloat16)" in types:  # which NumPy lacks
+        if "tensor(bfloat16)" in types:  # NumPy has no bfloat16
             cast_outputs(model)
             session = self._start(model, weights)
         return session
@@ -289,21 +283,21 @@ class OnnxModel:
         try:
             return start_session(self.name, model, self._providers, weights)
         finally:
-            self.verify()  # after the runtime read the weights: they match the digest
+            self.verify()  # the weights that the runtime has just read must match the digest
 
 
 def start_session(
     name: str,  # for messages
     model: ModelProto,
     providers: list[str],
-    weights: Path | None = None,  # folder of external ones
+    weights: Path | None = None,  # folder of external weights
 ) -> Any:
-    """A session on exactly these providers."""
+    """Start an ONNX Runtime session on exactly these providers."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # errors are raised, so do not log them too
-    # A model has a session per graph: threads of one that has ended would spin against the next.
+    options.log_severity_level = 4  # errors are raised, so do not log them as well
+    # A model has several sessions. Idle threads of one must not spin while another runs.
     options.add_session_config_entry(STOP_SPINNING, "1")
     if weights is not None:
         options.add_session_config_entry(WEIGHTS_FOLDER, str(weights))
@@ -315,9 +309,9 @@ def start_session(
             enable_fallback=0,  # never switch providers silently
         )
     except Exception as error:  # onnxruntime's errors have no other common base
-        raise CasterError(f"cannot run {name}: {_one_line(error)}") from None
+        raise CasterError(f"cannot run {name}: {error_line(error)}") from None
     dropped = [each for each in providers if each not in session.get_providers()]
-    if dropped:  # onnxruntime itself would run without it
+    if dropped:  # onnxruntime would silently run without it
         raise CasterError(f"{dropped[0]} does not work on this machine")
     return session
 
@@ -328,7 +322,7 @@ def run_session(
     outputs: list[str] | None,  # None: all
     feeds: dict[str, NDArray[Any]],
 ) -> list[NDArray[Any]]:
-    """Outputs of a session for one batch; only what they need is run."""
+    """Run a session on one batch; nodes that these outputs do not need are skipped."""
     import onnxruntime
 
     options = onnxruntime.RunOptions()
@@ -336,12 +330,12 @@ def run_session(
     try:
         found: list[NDArray[Any]] = session.run(outputs, feeds, options)
     except Exception as error:  # onnxruntime's errors have no other common base
-        raise CasterError(f"{name} failed on a batch: {_one_line(error)}") from None
+        raise CasterError(f"{name} failed on a batch: {error_line(error)}") from None
     return found
 
 
 def check_installed(path: str, providers: Sequence[str] | None = None) -> None:
-    """Raise if ONNX Runtime or one of these providers is missing."""
+    """Raise if onnx, onnxruntime or one of these providers is missing."""
     try:
         import onnx  # noqa: F401
         import onnxruntime
@@ -358,32 +352,28 @@ def check_installed(path: str, providers: Sequence[str] | None = None) -> None:
         raise CasterError(f"no provider {name}: onnxruntime here has {', '.join(available)}")
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
-
-
-# --- input ---------------------------------------------------------------------------------------
+# --- graph input ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Input:
-    """The one input of a graph."""
+    """The graph input that takes the images."""
 
     name: str
-    shape: tuple[int | None, ...] | None  # None for an open size, or for no shape at all
-    dtype: str  # NumPy's name
+    shape: tuple[int | None, ...] | None  # None for a dynamic size, or if no shape is declared
+    dtype: str  # NumPy name
 
     @property
     def batch_size(self) -> int | None:
-        """How many rows the graph takes at a time; None for any number."""
+        """Fixed batch size of the graph; None if it is dynamic."""
         return self.shape[0] if self.shape else None
 
     def prepared(self, batch: Any) -> NDArray[Any]:
-        """A batch as a contiguous array of the graph's dtype; not copied if it is one already."""
+        """Convert a batch to a contiguous array of the graph's dtype, copying only if needed."""
         try:
             rows = np.asarray(batch)
         except (TypeError, ValueError, RuntimeError) as error:  # ragged, on a GPU, with gradients
-            raise CasterError(f"the batch is not an array: {_one_line(error)}") from None
+            raise CasterError(f"the batch is not an array: {error_line(error)}") from None
         declared = (None,) * max(rows.ndim, 1) if self.shape is None else self.shape
         if len(declared) != rows.ndim or not _fits(rows.shape[1:], declared[1:]):
             hint = f": {SINGLE_IMAGE}" if (rows.ndim, len(declared)) == (3, 4) else ""
@@ -398,7 +388,7 @@ class Input:
         return np.ascontiguousarray(rows, dtype=self.dtype)
 
     def in_graph_preprocessing(self) -> Preprocessing:
-        """Unchanged pixels, for a graph that resizes and normalises images itself."""
+        """Preprocessing that leaves pixels unchanged, for a graph that normalises them itself."""
         shape = self.shape or ()
         layouts = [
             (layout, channels)
@@ -413,7 +403,7 @@ class Input:
             )
         if self.dtype == "float64":
             raise CasterError(
-                f"the model takes float64, which float32 images are converted to: {STATE_IT}",
+                f"in-graph preprocessing does not support float64 inputs: {STATE_IT}",
                 argument="preprocessing",
             )
         ((layout, channels),) = layouts
@@ -442,30 +432,30 @@ class Input:
 
 
 def declared_input(model: ModelProto) -> Input:
-    """The input that a graph declares."""
+    """Read the declaration of a graph's only input."""
     from onnx import TensorProto
 
     values = runtime_inputs(model.graph)
     if len(values) != 1:
         names = listed(value.name for value in values) or "none"
-        raise CasterError(f"a model must have one input, the images; its inputs are {names}")
+        raise CasterError(f"a model must have exactly one input, the images; it has {names}")
     name, tensor = values[0].name, values[0].type.tensor_type
     kinds = {number: kind for kind, number in TensorProto.DataType.items()}
     kind = kinds.get(tensor.elem_type, "of an unknown type")
     if kind not in DTYPES:
         raise CasterError(f"the input `{name}` is {kind.lower()}; caster feeds floats and uint8")
-    # an open size is a name, missing or -1
+    # A dynamic size is a name, missing or -1.
     shape = tuple(size.dim_value if size.dim_value > 0 else None for size in tensor.shape.dim)
     return Input(name, shape if tensor.HasField("shape") else None, DTYPES[kind])
 
 
 def _in_words(shape: Sequence[int | None]) -> str:
-    """A shape in a message: (any, 3, 224, 224)."""
+    """Format a shape for a message: (any, 3, 224, 224)."""
     return f"({', '.join('any' if size is None else str(size) for size in shape)})"
 
 
 def _fits(have: Sequence[int | None], want: Sequence[int | None]) -> bool:
-    """Whether two shapes are equal where both are known."""
+    """Whether two shapes agree wherever both are known."""
     return len(have) == len(want) and all(
         a is None or b is None or a == b for a, b in zip(have, want, strict=True)
     )

@@ -1,7 +1,7 @@
-"""Read an ONNX file and its external weights safely: bound by a digest, of bounded size.
+"""Read an ONNX file and its external weights safely: bound to a digest, and of bounded size.
 
-Files are only read. A graph that is cyclic or would run without end is rejected before anything
-walks, loads or runs it.
+Files are never written. A cyclic or endless graph is rejected before anything traverses, loads or
+runs it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from caster.io.files import file_digest, read_regular
 from caster.models.onnx.graph import (
     STANDARD,
     all_graphs,
+    described,
     initial_values,
     label_of,
     operator_of,
@@ -38,18 +39,18 @@ if TYPE_CHECKING:
     )
 
 MAX_DEPTH = 100  # nested function calls, as in the onnx package
-MAX_NODES = 100_000  # with functions expanded: ONNX Runtime takes minutes to load more
-MAX_STEPS = 10_000_000  # nodes run for a batch, as far as constant trip counts show
-ENDLESS = 2**63  # trips of a Loop without a trip count
+MAX_NODES = 100_000  # with functions expanded; ONNX Runtime takes minutes to load more
+MAX_STEPS = 10_000_000  # nodes run per batch, counting constant trip counts
+ENDLESS = 2**63  # trip count of a Loop that has none
 COPIES = ("Identity", "Cast")
-FileContent = tuple["ModelProto", str]  # of an ONNX file: its model, and the digest of its bytes
+FileContent = tuple["ModelProto", str]  # the model in an ONNX file, and the digest of the file
 
 
 def read_model(
     path: Path,
-    sha256: str | None = None,  # required digest of the file; None for any
+    sha256: str | None = None,  # expected digest of the file; None to skip the check
 ) -> FileContent:
-    """The model in a file, without its external weights, and the digest of the bytes read."""
+    """Read the model in a file, without its external weights, and the digest of the file."""
     import onnx
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
@@ -76,14 +77,14 @@ def read_model(
 
 
 class WeightGuard:
-    """Digest of a model's files when it was opened."""
+    """Detects changes to the files of a model since it was opened."""
 
     def __init__(
         self,
         path: Path,
-        model: ModelProto,  # as read from there
+        model: ModelProto,  # as read from `path`
         own: str,  # digest of the file itself
-        head: str | None,  # as the user named it: another head makes another model
+        head: str | None,  # named by the user; part of the identity of the model
     ) -> None:
         self._path, self._own, self._head = path, own, head
         self._weights = external_files(model)
@@ -96,7 +97,7 @@ class WeightGuard:
 
     @property
     def file_bytes(self) -> int:
-        """Size of all files."""
+        """Total size of the file and its external weights."""
         files = [self._path, *(_resolved(self._path, name) for name in self._weights)]
         return sum(file.stat().st_size for file in files)
 
@@ -108,7 +109,7 @@ class WeightGuard:
     def _digest(self, own: str) -> str:
         weights = {name: file_digest(_resolved(self._path, name)) for name in self._weights}
         if not weights and self._head is None:
-            return own  # what sha256sum prints
+            return own  # the same that sha256sum prints
         return hashlib.sha256(json.dumps([own, weights, self._head]).encode()).hexdigest()
 
 
@@ -120,10 +121,10 @@ def _changed(path: Path) -> CasterError:
 
 
 def follow_links(model: ModelProto, path: Path) -> Path:
-    """Replace the names of weight files by their link targets; return the folder they are in.
+    """Replace the names of weight files by their link targets; return the folder of the targets.
 
-    Hugging Face's cache holds links to the model and to its weights, which share one folder
-    elsewhere. ONNX Runtime follows no link out of the folder it is given.
+    Hugging Face's cache stores links to the model and its weights, which share another folder. ONNX
+    Runtime does not follow links that leave the folder it is given.
     """
     real = {name: _resolved(path, name) for name in external_files(model)}
     folder = _weights_folder(path, real)
@@ -133,12 +134,12 @@ def follow_links(model: ModelProto, path: Path) -> Path:
 
 
 def external_files(model: ModelProto) -> tuple[str, ...]:
-    """Files that hold weights of a model, by the names it uses for them."""
+    """List the external weight files of a model, as it names them."""
     return tuple(sorted({location.value for location in _locations(model)}))
 
 
 def _locations(model: ModelProto) -> Iterator[StringStringEntryProto]:
-    """References to other files, in any field of a model that holds a tensor."""
+    """Iterate over references to external files, in any tensor of a model."""
     from onnx import TensorProto
 
     pending: list[Any] = [model]
@@ -154,7 +155,7 @@ def _locations(model: ModelProto) -> Iterator[StringStringEntryProto]:
 
 
 def _resolved(path: Path, name: str) -> Path:
-    """The file that a model refers to by this name, with all links followed."""
+    """Resolve the name of a weight file, following all links."""
     relative = Path(name)
     if relative.is_absolute() or ".." in relative.parts or "\0" in name:
         raise _outside(path, name)
@@ -162,7 +163,7 @@ def _resolved(path: Path, name: str) -> Path:
 
 
 def _weights_folder(path: Path, real: dict[str, Path]) -> Path:
-    """The folder of all weights: that of the model, or of the link to it."""
+    """Find the folder that holds all weights: that of the model, or of the link to it."""
     folders = Path(realpath(path)).parent, Path(realpath(path.parent))
     for folder in folders:
         if all(target.is_relative_to(folder) for target in real.values()):
@@ -170,7 +171,7 @@ def _weights_folder(path: Path, real: dict[str, Path]) -> Path:
     else:
         raise _outside(path, next(name for name in real if not real[name].is_relative_to(folder)))
     for name, target in real.items():
-        if target.relative_to(folder).parts[:1] == ("*",):  # ONNX Runtime reads memory instead
+        if target.relative_to(folder).parts[:1] == ("*",):  # ONNX Runtime would read memory instead
             raise CasterError(f"{path} stores weights in {name!r}, which is not a file name")
     return folder
 
@@ -182,7 +183,7 @@ def _outside(path: Path, name: str) -> CasterError:
 # --- bounds --------------------------------------------------------------------------------------
 
 Key = tuple[str, str, str]  # domain, name and overload of a function
-Scope = ChainMap[str, "NodeProto | TensorProto | None"]  # producers of tensors; None for an input
+Scope = ChainMap[str, "NodeProto | TensorProto | None"]  # by tensor: its producer, None for inputs
 
 
 class Size(NamedTuple):
@@ -196,8 +197,8 @@ class Size(NamedTuple):
 def check_model(model: ModelProto) -> None:
     """Reject a model that is cyclic, expands or runs without bound, or opens other files.
 
-    Trip counts that are computed or stored in an external file are unknown here: such a Loop
-    counts as one trip, and so does one whose body computes when to stop.
+    A Loop counts as one trip if its trip count is computed or stored in an external file, or if its
+    body computes when to stop.
     """
     functions = {_key(function): function for function in model.functions}
     if len(functions) < len(model.functions):
@@ -222,10 +223,10 @@ def check_model(model: ModelProto) -> None:
 
 def _size_of(
     graph: GraphProto | FunctionProto,
-    outer: Scope,  # what the graph sees of the graphs around it
+    outer: Scope,  # tensors of the enclosing graphs
     functions: dict[Key, Size],
 ) -> Size:
-    """Size of a graph; raises unless its nodes are sorted and every tensor has one producer."""
+    """Measure a graph; raise unless its nodes are sorted and every tensor has one producer."""
     scope: Scope = outer.new_child(initial_values(graph))
     nodes = steps = depth = 0
     for node in graph.node:
@@ -252,8 +253,8 @@ def _check_node(node: NodeProto, scope: Scope) -> None:
     for name in node.input:
         if name and name not in scope:
             raise CasterError(
-                f"{operator_of(node)} `{label_of(node)}` reads `{name}`, which no earlier node "
-                "produces: the graph is cyclic, not sorted or incomplete"
+                f"{described(node)} reads `{name}`, which no earlier node produces: the graph is "
+                "cyclic, not sorted or incomplete"
             )
     if node.op_type == "EPContext" and any(
         attribute.name == "embed_mode" and not attribute.i for attribute in node.attribute
@@ -265,7 +266,7 @@ def _check_node(node: NodeProto, scope: Scope) -> None:
 
 
 def _trips(node: NodeProto, scope: Scope) -> int:
-    """How often a Loop runs; 1 if that is computed, and for every other node."""
+    """The trip count of a Loop; 1 if it is computed, and for every other node."""
     bodies = [attribute.g for attribute in node.attribute if attribute.name == "body"]
     if operator_of(node) != "Loop" or not bodies or not bodies[0].output:
         return 1
@@ -282,7 +283,7 @@ def _trips(node: NodeProto, scope: Scope) -> int:
 
 
 def _origin(name: str, scope: Scope) -> str:
-    """The tensor that a tensor is a copy of."""
+    """Trace a tensor back through nodes that only copy it."""
     from onnx import NodeProto
 
     while (
@@ -295,7 +296,7 @@ def _origin(name: str, scope: Scope) -> str:
 
 
 def _scalar(name: str, scope: Scope) -> int | None:
-    """The constant scalar in a tensor; None if it is computed, external or not a scalar."""
+    """Read a constant scalar; None if a tensor is computed, external or not a scalar."""
     from onnx import NodeProto, TensorProto, numpy_helper
 
     source = scope.get(_origin(name, scope))
@@ -316,7 +317,7 @@ def _scalar(name: str, scope: Scope) -> int | None:
         return None
     try:
         return int(numpy_helper.to_array(source).item())
-    except ValueError:  # damaged: the runtime reports it
+    except ValueError:  # damaged, which the runtime reports
         return None
 
 

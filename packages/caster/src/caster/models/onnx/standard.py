@@ -1,4 +1,4 @@
-"""Bring an ONNX graph into the form in which sites are found and nodes are added."""
+"""Normalise an ONNX graph before its sites are searched and nodes are added to it."""
 
 from __future__ import annotations
 
@@ -6,27 +6,28 @@ from typing import TYPE_CHECKING
 
 from caster.errors import CasterError
 from caster.models.onnx.graph import STANDARD, Head, runtime_inputs
+from caster.models.protocol import error_line
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto
 
-OPSET = 18  # of the operators that are added
-IR_VERSION = 8  # of that opset
-ROWS = 1009  # a number of images that no size in a graph is likely to equal
+OPSET = 18  # of the nodes that caster adds
+IR_VERSION = 8  # that belongs to this opset
+ROWS = 1009  # a batch size that no other size in a graph is likely to equal
 UNSUPPORTED = "the layers of this graph cannot be aligned"
 
 
 def standardised(model: ModelProto, head: Head) -> ModelProto:
-    """A copy of a model without functions, in opset 18 or later, for any number of images.
+    """Copy a model with its functions inlined, in opset 18 or later, for any batch size.
 
-    The names of tensors outside functions stay as they are. What the model states about their
-    shapes stays, too: the runtime's optimisations, and so the last bits, depend on it.
+    Tensors outside functions keep their names. They also keep their declared shapes, because the
+    runtime's optimisations, and with them the last bits of its results, depend on those.
     """
     from onnx import ModelProto, inliner
 
     copy = ModelProto()
     copy.CopyFrom(inliner.inline_local_functions(model) if model.functions else model)
-    copy = _in_opset(copy)
+    copy = in_opset(copy)
     (images,) = runtime_inputs(copy.graph)
     size = images.type.tensor_type.shape.dim[0] if images.type.tensor_type.shape.dim else None
     if size is not None and size.dim_value > 0:
@@ -39,7 +40,8 @@ def standardised(model: ModelProto, head: Head) -> ModelProto:
     return copy
 
 
-def _in_opset(model: ModelProto) -> ModelProto:
+def in_opset(model: ModelProto) -> ModelProto:
+    """Convert a model to `OPSET` if its standard operators are older."""
     from onnx import version_converter
 
     versions = {entry.domain: entry.version for entry in model.opset_import}
@@ -48,18 +50,17 @@ def _in_opset(model: ModelProto) -> ModelProto:
         return model
     try:
         converted = version_converter.convert_version(model, OPSET)
-    except Exception as error:  # its errors have no other common base
-        reason = " ".join(str(error).split())
+    except Exception as error:  # the converter's errors have no other common base
         raise CasterError(
-            f"the graph has opset {version} and cannot be converted to {OPSET} ({reason}): export "
-            f"it with opset {OPSET} or later"
+            f"the graph has opset {version} and cannot be converted to {OPSET} "
+            f"({error_line(error)}): export it with opset {OPSET} or later"
         ) from None
     converted.ir_version = max(converted.ir_version, IR_VERSION)
     return converted
 
 
 def _check_rows(model: ModelProto, head: Head, fixed: int) -> None:
-    """Raise unless a graph gives as many rows of features and logits as it gets images."""
+    """Raise unless a graph returns as many rows of features and logits as it gets images."""
     try:
         shapes = shapes_of(inferred(model, strict=True).graph)
     except CasterError:
@@ -72,7 +73,7 @@ def _check_rows(model: ModelProto, head: Head, fixed: int) -> None:
 
 
 def shapes_of(graph: GraphProto) -> dict[str, list[int | None]]:
-    """Shapes of the tensors in a graph, as far as they are known; None for an open size."""
+    """List the known shapes of tensors in a graph; None for a dynamic size."""
     return {
         value.name: [size.dim_value or None for size in value.type.tensor_type.shape.dim]
         for value in (*graph.value_info, *graph.input, *graph.output)
@@ -81,11 +82,11 @@ def shapes_of(graph: GraphProto) -> dict[str, list[int | None]]:
 
 
 def inferred(model: ModelProto, strict: bool = False) -> ModelProto:
-    """A copy of a model with the types and shapes of its tensors, as far as they can be told."""
+    """Copy a model with all types and shapes of tensors that can be inferred."""
     from onnx import checker, shape_inference
 
     try:
         return shape_inference.infer_shapes(model, strict_mode=strict, data_prop=True)
     except (shape_inference.InferenceError, checker.ValidationError, ValueError) as error:
-        reason = " ".join(str(error).split())
+        reason = error_line(error)
         raise CasterError(f"the shapes in the graph cannot be inferred: {reason}") from None

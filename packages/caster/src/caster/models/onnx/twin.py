@@ -1,8 +1,9 @@
-"""An ONNX graph that runs a network twice, frozen and aligned, and measures its sites.
+"""Build ONNX graphs that measure the sites of a network or align them.
 
-Both copies share the weights, and each has its own images. Layers are aligned as by
-`caster.core.channels`: x -> scale x + shift for every channel of a site, with maps that are given
-or that the graph computes from the batch's own moments.
+The twin holds a frozen and an aligned copy of the network. Both share the weights, and each has its
+own image input. Every site is aligned with a per-channel affine map x -> scale x + shift, as
+`caster.core.channels` defines it. The maps are graph inputs, or the graph computes them from the
+moments of the batch.
 """
 
 from __future__ import annotations
@@ -29,22 +30,23 @@ def twin_model(
     full_sites: Sequence[OnnxSite] = (),
     resting: Pieces | None = None,
 ) -> ModelProto:
-    """A graph with a frozen and an aligned copy of a network; the model itself stays as it is.
+    """Build a graph with a frozen and an aligned copy of a network.
 
-    S sites have D channels in all, in their order. Inputs, in float32 unless said otherwise:
+    The S sites have D channels in all, concatenated in order. Inputs, float32 unless noted:
     - the model's own input: images for the frozen copy;
     - `caster.images`: images for the aligned copy, any number of them;
-    - `caster.given` (2, D): scale and shift where a site does not use the batch's moments;
-    - `caster.measured` (S,), bool: whether a site uses them;
+    - `caster.given` (2, D): scale and shift for sites that do not use the batch's moments;
+    - `caster.measured` (S,), bool: whether a site uses the batch's moments;
     - `caster.past` (2, D): mean and variance of the past;
-    - `caster.reference` (3, D): mean, variance and eps of what to align with;
+    - `caster.reference` (3, D): mean, variance and eps to align with;
     - `caster.shares` (2,): weight of the batch against the past, and of both against the reference;
-    - `caster.full`, bool: whether the full sites map x -> A x + shift;
-    - `caster.matrices` (sum of c^2,): A of every full site.
+    - `caster.full`, bool: whether the full sites use x -> A x + shift;
+    - `caster.matrices` (sum of c^2,): A of all full sites.
     Outputs: features and logits of the frozen copy, as the model computes them; `caster.features`
-    and `caster.logits` of the aligned one; `caster.moments` (2, D), mean and variance of the
-    batch at each site; `caster.covariances` (sum of c^2,) at the full sites. With `resting`, there
-    are copies with given maps, of which those of full sites are full: see `add_resting_copies`.
+    and `caster.logits` of the aligned copy; `caster.moments` (2, D), mean and variance of the
+    batch at each site; `caster.covariances` (sum of c^2,) at the full sites. With `resting`, the
+    graph has further copies that only use the given maps, full ones at full sites: see
+    `add_resting_copies`.
     """
     import onnx_ir as ir
 
@@ -79,12 +81,12 @@ def twin_model(
 
 def _align(
     build: GraphBuilder,
-    copies: dict[str, ir.Value],  # by the names of the tensors; those of sites are replaced
+    copies: dict[str, ir.Value],  # by tensor name; the tensors of sites are replaced
     maps: _Maps,
     full: ir.Value,  # (), bool
     A: dict[OnnxSite, ir.Value],
-) -> tuple[list[ir.Value], list[ir.Value]]:  # two (1, D), one (c^2,) of every full site
-    """Let all readers of every site read its aligned values; return its moments."""
+) -> tuple[list[ir.Value], list[ir.Value]]:  # two (1, D), one (c^2,) per full site
+    """Redirect all readers of each site to its aligned activations; return the site moments."""
     moments, covariances = [], []
     for at, site in enumerate(maps.sites):
         values = copies[site.site.module]
@@ -109,14 +111,14 @@ def _align(
 def measuring_model(
     model: ModelProto, head: Head, sites: Sequence[OnnxSite], full_sites: Sequence[OnnxSite] = ()
 ) -> ModelProto:
-    """A graph that measures the sites of a frozen network sample by sample.
+    """Build a graph that measures the sites of a frozen network sample by sample.
 
     Outputs: features and logits as the model computes them; `caster.sample_means` and
     `caster.sample_variances` (n, D) over the positions of each sample; `caster.covariances`
     (sum of c^2,) over all samples at the full sites.
     """
     build = GraphBuilder(model, head)
-    D, squares = (sum(s.width for s in sites), sum(s.width**2 for s in full_sites))
+    D, squares = sum(s.width for s in sites), sum(s.width**2 for s in full_sites)
     means, variances, covariances = [], [], []
     for site in sites:
         x = ImageValues(build, site, build.values[site.site.module])
@@ -133,7 +135,7 @@ def measuring_model(
 
 
 def first_site_model(model: ModelProto, head: Head, site: OnnxSite) -> ModelProto:
-    """The layers of a frozen network up to its first site, which they measure sample by sample.
+    """Build the layers of a frozen network up to its first site, measured sample by sample.
 
     Outputs: `caster.sample_means` and `caster.sample_variances` (n, c).
     """
@@ -146,18 +148,18 @@ def first_site_model(model: ModelProto, head: Head, site: OnnxSite) -> ModelProt
 
 
 def exposing_model(model: ModelProto, head: Head, tensors: Sequence[str]) -> ModelProto:
-    """A frozen network whose outputs are these tensors."""
+    """Build a frozen network that outputs these tensors."""
     build = GraphBuilder(model, head)
     build.graph.outputs[:] = [build.values[tensor] for tensor in tensors]
     return build.pruned()
 
 
 class _Maps:
-    """Scale and shift of every site: given, or from the moments of the batch.
+    """Scale and shift of every site, given or computed from the moments of the batch.
 
     The batch's moments m_b, v_b are merged with the past's and shrunk towards the reference's
-    (`ChannelMoments.__add__`, `shrunk`, `to_source`). With a share s of the batch, a weight w of
-    the target, and d = m_b - m_p that is
+    (`ChannelMoments.__add__`, `shrunk`, `to_source`). With s the share of the batch, w the weight
+    of the target, and d = m_b - m_p, the result is
         m = (m_r + w (m_p - m_r)) + w s d
         v = (v_r + w ((1 - s) v_p - v_r)) + w s v_b + w s (1 - s) d^2
     """
@@ -193,14 +195,14 @@ class _Maps:
         self._measured = build.split(measured, [1] * len(sites))
 
     def given_at(self, site: int) -> tuple[ir.Value, ir.Value]:  # (c,), (c,)
-        """Scale and shift of a site that are given."""
+        """Given scale and shift of a site."""
         scale, shift, *_ = self._sites[site]
         return scale, shift
 
     def at(
         self, site: int, mean: ir.Value, variance: ir.Value
     ) -> tuple[ir.Value, ir.Value]:  # (c,), (c,)
-        """Scale and shift of a site, given the moments of the batch there."""
+        """Scale and shift of a site for these moments of the batch."""
         op = self._op
         given_scale, given_shift, m_p, m_r, wanted, still_m, still_v = self._sites[site]
         d = op("Sub", mean, m_p)
