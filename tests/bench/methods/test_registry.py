@@ -52,7 +52,7 @@ def test_entries_are_complete(entry):
 
 def test_presets_are_settings_that_can_be_overridden():
     method = create("tent", model(), preset="imagenet")
-    assert isinstance(method.optimizer, torch.optim.SGD)
+    assert isinstance(method._optimizer, torch.optim.SGD)
     assert method.lr == 2.5e-4
     assert create("tent", model(), preset="imagenet", lr=0.1).lr == 0.1
     assert isinstance(create("tent+referee", model(), source(), preset="imagenet").method.lr, float)

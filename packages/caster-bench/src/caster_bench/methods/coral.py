@@ -27,7 +27,8 @@ REVISION = 1
 class Coral(OnFeatures):
     """Whiten a batch's features, colour them with the source's covariance, and classify.
 
-    Sun, Feng and Saenko 2016, in the other direction: they map the source to the target and train
+    Sun, Feng and Saenko, "Return of Frustratingly Easy Domain Adaptation", AAAI 2016, in the other
+    direction: they map the source to the target and train
     a classifier on it; here the classifier is frozen, so the target is mapped to the source.
     h becomes m_s + (h - m_t) (C_t + r I)^(-1/2) (C_s + r I)^(1/2), with full d x d covariances.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import Any
 
 import cma
@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from caster.errors import CasterError
-from caster.models.protocol import FrozenModel
-from caster.models.torch import as_rows
+from caster.models.torch import TorchModel, as_rows
 from caster_bench.methods.network import (
     Network,
+    first_source_images,
     gradients,
     require_torch,
     share_weights,
@@ -49,51 +49,50 @@ class Trial:
     mean: Tensor  # (d,), of the classifier's input over the batch and all candidates
 
 
+@dataclass(eq=False, repr=False)
 class FOA:
     """Add prompts to a vision transformer's tokens that make a batch look like the source.
 
-    Niu et al. 2024. Every batch is evaluated with `population` candidates: CMA-ES draws all but
-    one, and the last is the best of the previous batch. Their fitness updates the search: entropy,
-    plus `strength` B/64 times the squared distance of class tokens to the source's in mean and
-    standard deviation, over all layers. (A single image has no deviation and is compared by its
-    means.) The answer is the best candidate's, with the classifier's input shifted by the source's
-    mean minus a running mean with `momentum`.
+    Niu et al., "Test-Time Model Adaptation with Only Forward Passes", ICML 2024. Every batch is
+    evaluated with `population` candidates: CMA-ES draws all but one, and the last is the best of
+    the previous batch. Their fitness updates the search: entropy, plus `strength` B/64 times the
+    squared distance of class tokens to the source's in mean and standard deviation, over all
+    layers. (A single image has no deviation and is compared by its means.) The answer is the best
+    candidate's, with the classifier's input shifted by the source's mean minus a running mean with
+    `momentum`.
 
     Source statistics come from the first `samples` source images. Weights are shared with the
     frozen model. The search keeps two matrices with a row and a column for every number in the
     prompts, and decomposes one of them now and then: 42 MB each for 3 prompts of width 768.
     """
 
-    def __init__(
-        self,
-        model: FrozenModel,
-        source: Source,
-        *,
-        name: str = "foa",
-        prompts: int = 3,
-        population: int = 28,
-        strength: float = 0.4,
-        momentum: float = 0.9,
-        samples: int = 64,
-        seed: int = 0,
-    ) -> None:
-        check_count(name, 1, prompts=prompts)
-        check_count(name, 4, population=population)
-        check_count(name, 2, samples=samples)
-        check_number(name, strength=strength)
-        check_number(name, high=1, momentum=momentum)
-        self.name = name
-        self.model = require_torch(model, name)
-        self.frozen = Frozen(model, source)
-        self.prompts = prompts
-        self.population = population
-        self.strength = strength
-        self.momentum = momentum
-        self.seed = seed
+    model: TorchModel
+    source: InitVar[Source]
+    _: KW_ONLY
+    name: str = "foa"
+    prompts: int = 3
+    population: int = 28
+    strength: float = 0.4
+    momentum: float = 0.9
+    samples: int = 64
+    seed: int = 0
+
+    def __post_init__(self, source: Source) -> None:
+        check_count(self.name, 1, prompts=self.prompts)
+        check_count(self.name, 4, population=self.population)
+        check_count(self.name, 2, samples=self.samples)
+        check_number(self.name, strength=self.strength)
+        check_number(self.name, high=1, momentum=self.momentum)
+        require_torch(self.model, self.name)
+        self.frozen = Frozen(self.model, source)
         with gradients(False):
-            batches = self._source_images(source, samples)
-            self.network = share_weights(Network(self.model, class_columns(source, name)))
-            self._tokens = PromptedTransformer(self.network, batches[0], name)
+            batches = list(first_source_images(self.model, source, self.samples, self.name))
+            if sum(map(len, batches)) < 2:
+                raise CasterError(
+                    f"{self.name} needs at least 2 source images to measure their spread"
+                )
+            self.network = share_weights(Network(self.model, class_columns(source, self.name)))
+            self._tokens = PromptedTransformer(self.network, batches[0], self.name)
             layers = torch.cat([self._tokens(batch)[1] for batch in batches])
             self.source_std, self.source_mean = torch.std_mean(layers, dim=0)
         self.reset()
@@ -167,19 +166,6 @@ class FOA:
             statistics=nbytes(self.source_mean, self.source_std),
             optimizer=self._search.nbytes() + nbytes(*self._candidates[:-1]),
         )
-
-    def _source_images(self, source: Source, samples: int) -> list[Tensor]:
-        """The first source images, in the batches they come in."""
-        batches: list[Tensor] = []
-        missing = samples
-        for images, _ in source.labelled(self.name):
-            batches.append(to_device(self.model, images)[:missing])
-            missing -= len(batches[-1])
-            if missing == 0:
-                break
-        if samples - missing < 2:
-            raise CasterError(f"{self.name} needs at least 2 source images to measure their spread")
-        return batches
 
 
 class Search:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ from torch.nn.functional import log_softmax
 from torch.optim import SGD, Adam, Optimizer
 
 from caster.errors import CasterError
-from caster.models.protocol import FrozenModel
+from caster.models.torch import TorchModel
 from caster_bench.methods.network import (
     Network,
     affine_parameters,
@@ -53,11 +54,13 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:  # (B, C), (B, C) -
     return -(target.softmax(dim=1) * log_softmax(logits, dim=1)).sum(dim=1)
 
 
+@dataclass(eq=False, repr=False)
 class GradientMethod:
     """Answer with a copy of the network, then take an optimizer step on it.
 
-    Subclasses define the step. By default the scales and shifts of normalisation layers of the
-    kinds in `norms` are learnt; if BatchNorm is among them, it uses batch statistics.
+    A subclass defines the step, and declares as fields the settings that users may change. By
+    default it learns the scales and shifts of the normalisation layers of the kinds in `norms`, and
+    BatchNorm, if it is among them, uses batch statistics.
 
     Attributes
     ----------
@@ -65,30 +68,28 @@ class GradientMethod:
     inert : whether there are none, so that the method answers as the frozen model.
     """
 
-    def __init__(
-        self,
-        model: FrozenModel,
-        source: Source,
-        *,
-        name: str,
-        norms: Sequence[str],
-        optimizer: OptimizerName,
-        lr: float,
-    ) -> None:
-        check_number(name, lr=lr)
-        if optimizer not in ("adam", "sgd"):
-            raise CasterError(f"optimizer of {name} must be adam or sgd, not {optimizer!r}")
-        self.name = name
-        self.model = require_torch(model, name)
-        self.frozen = Frozen(model, source)
-        self.norms = validate_norms(norms, name)
-        self.lr = lr
-        self._optimizer_name = optimizer
-        self._columns = class_columns(source, name)
+    model: TorchModel
+    source: InitVar[Source]
+    _: KW_ONLY
+    name: str = ""
+    norms: Sequence[str] = field(default=("batch",), init=False)
+    optimizer: OptimizerName = field(default="adam", init=False)
+    lr: float = 1e-3
+
+    def __post_init__(self, source: Source) -> None:
+        require_torch(self.model, self.name)
+        check_number(self.name, lr=self.lr)
+        if self.optimizer not in ("adam", "sgd"):
+            raise CasterError(
+                f"optimizer of {self.name} must be adam or sgd, not {self.optimizer!r}"
+            )
+        self.norms = validate_norms(self.norms, self.name)
+        self.frozen = Frozen(self.model, source)
+        self._columns = class_columns(source, self.name)
         self.reset()
         if self.inert:
             kinds = " or ".join(NORM_NAMES[norm] for norm in self.norms)
-            warn_inert(name, model, f"{kinds} to learn")
+            warn_inert(self.name, self.model, f"{kinds} to learn")
 
     @property
     def inert(self) -> bool:
@@ -117,9 +118,8 @@ class GradientMethod:
                     )
                 parameter.requires_grad_(True)
             self.configure(self.network.module)
-        self.optimizer = make_optimizer(
-            self._optimizer_name, list(self.parameters.values()), self.lr
-        )
+        learnt = list(self.parameters.values())
+        self._optimizer = make_optimizer(self.optimizer, learnt, self.lr)
 
     def eligible(self, module: nn.Module) -> dict[str, nn.Parameter]:
         """Select the parameters of a module to learn, by name."""
@@ -173,16 +173,16 @@ class GradientMethod:
 
     def descend(self, loss: Tensor) -> None:
         """Take one optimizer step on a loss."""
-        self.optimizer.zero_grad()
+        self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
-        self.optimizer.zero_grad()  # do not keep gradients between batches
+        self._optimizer.step()
+        self._optimizer.zero_grad()  # do not keep gradients between batches
 
     def retained(self) -> Retained:
         """Bytes of the network copy and the optimizer state."""
         if self.inert:
             return Retained()
-        return self.network.retained() + Retained(optimizer=optimizer_bytes(self.optimizer))
+        return self.network.retained() + Retained(optimizer=optimizer_bytes(self._optimizer))
 
 
 def make_optimizer(kind: OptimizerName, parameters: list[nn.Parameter], lr: float) -> Optimizer:

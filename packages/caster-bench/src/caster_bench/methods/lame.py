@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import Literal
 
 import torch
@@ -22,14 +23,16 @@ FLOOR = 1e-10  # added to probabilities before their logarithm
 Affinity = Literal["rbf", "knn"]
 
 
+@dataclass(eq=False, repr=False)
 class LAME(OnFeatures):
     """Answer with the assignments z_i proportional to p_i exp(sum_j w_ij z_j) of a batch.
 
-    Boudiaf et al. 2022. p are the frozen model's probabilities and w the affinities of its
-    features, scaled to length 1: with "rbf", the default of the authors' code, a Gaussian kernel
-    whose width is the batch's mean distance to the `k`-th nearest (each sample counts as its own
-    nearest); with "knn", 1 for the `k` nearest others. Nothing is learnt or kept: no BatchNorm, no
-    gradients, no augmentation, no memory. Logits are log z.
+    Boudiaf et al., "Parameter-free Online Test-time Adaptation", CVPR 2022. p are the frozen
+    model's probabilities and w the affinities of its features, scaled to length 1: with "rbf", the
+    default of the authors' code, a Gaussian kernel whose width is the batch's mean distance to the
+    `k`-th nearest (each sample counts as its own nearest); with "knn", 1 for the `k` nearest
+    others. Nothing is learnt or kept: no BatchNorm, no gradients, no augmentation, no memory.
+    Logits are log z.
 
     >>> import numpy as np
     >>> from caster import wrap
@@ -39,24 +42,19 @@ class LAME(OnFeatures):
     array([0, 0, 0])
     """
 
-    def __init__(
-        self,
-        model: FrozenModel,
-        source: Source,
-        *,
-        name: str = "lame",
-        affinity: Affinity = "rbf",
-        k: int = 5,
-    ) -> None:
-        super().__init__(model)
-        check_count(name, k=k)
-        if affinity not in ("rbf", "knn"):
-            raise CasterError(f"affinity of {name} must be rbf or knn, not {affinity!r}")
-        self.name = name
-        self.frozen = Frozen(model, source)
-        self.affinity = affinity
-        self.k = k
-        self._columns = class_columns(source, name)
+    model: FrozenModel
+    source: InitVar[Source]
+    _: KW_ONLY
+    name: str = "lame"
+    affinity: Affinity = "rbf"
+    k: int = 5
+
+    def __post_init__(self, source: Source) -> None:
+        check_count(self.name, k=self.k)
+        if self.affinity not in ("rbf", "knn"):
+            raise CasterError(f"affinity of {self.name} must be rbf or knn, not {self.affinity!r}")
+        self.frozen = Frozen(self.model, source)
+        self._columns = class_columns(source, self.name)
 
     def answer(self, outputs: Outputs) -> Prediction:
         """Iterate the assignments of a batch to their fixed point."""

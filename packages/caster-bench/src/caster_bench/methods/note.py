@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from caster.models.protocol import FrozenModel
 from caster_bench.methods.gradient_method import GradientMethod
 from caster_bench.methods.network import override_batchnorm, training
 from caster_bench.methods.protocol import Retained, check_count, check_number, nbytes
@@ -20,14 +20,16 @@ REVISION = 1
 FLOOR = 1e-6  # added to probabilities before their logarithm, as in the authors' code
 
 
+@dataclass(eq=False, repr=False)
 class NOTE(GradientMethod):
     """Correct BatchNorm by the statistics of each image, and minimise entropy on a memory.
 
-    Gong et al. 2022. BatchNorm normalises by its running statistics; where mean or variance of an
-    image differ from them by more than `deviations` standard errors, by what lies beyond (see
-    `instance_aware`). Each image replaces another in a memory of `memory`, balanced over predicted
-    classes. After every `memory` images there is one step on the scales and shifts of BatchNorm to
-    reduce the memory's entropy, in which the running statistics move by `momentum`.
+    Gong et al., "NOTE: Robust Continual Test-time Adaptation Against Temporal Correlation", NeurIPS
+    2022. BatchNorm normalises by its running statistics; where the mean or variance of an image
+    differs from them by more than `deviations` standard errors, it is corrected by the excess (see
+    `instance_aware`). Each image replaces another in a memory of `memory` images, balanced over
+    predicted classes. After every `memory` images, one step on the scales and shifts of BatchNorm
+    reduces the entropy of the memory, and running statistics move towards its own by `momentum`.
 
     Needs BatchNorm and gradients; keeps `memory` images. Defaults are the authors'. They train
     the source network with these layers in it; here they replace the BatchNorm of any network. The
@@ -40,26 +42,18 @@ class NOTE(GradientMethod):
     ['1.weight', '1.bias']
     """
 
-    def __init__(
-        self,
-        model: FrozenModel,
-        source: Source,
-        *,
-        name: str = "note",
-        lr: float = 1e-4,
-        deviations: float = 4.0,
-        memory: int = 64,
-        momentum: float = 0.01,
-        seed: int = 0,
-    ) -> None:
-        check_number(name, deviations=deviations)
-        check_number(name, high=1, momentum=momentum)
-        check_count(name, memory=memory)
-        self.deviations = deviations
-        self.memory = memory
-        self.momentum = momentum
-        self.seed = seed
-        super().__init__(model, source, name=name, norms=("batch",), optimizer="adam", lr=lr)
+    name: str = "note"
+    lr: float = 1e-4
+    deviations: float = 4.0
+    memory: int = 64
+    momentum: float = 0.01
+    seed: int = 0
+
+    def __post_init__(self, source: Source) -> None:
+        check_number(self.name, deviations=self.deviations)
+        check_number(self.name, high=1, momentum=self.momentum)
+        check_count(self.name, memory=self.memory)
+        super().__post_init__(source)
 
     def configure(self, module: nn.Module) -> None:
         """Make every BatchNorm instance-aware."""

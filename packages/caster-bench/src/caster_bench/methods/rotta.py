@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from caster.models.protocol import FrozenModel
 from caster_bench.methods.augmented_views import Augmentation, ImageRange, Numbers
 from caster_bench.methods.gradient_method import GradientMethod, cross_entropy
 from caster_bench.methods.network import Network, gradients, override_batchnorm, training
@@ -23,15 +22,17 @@ REVISION = 1
 FLOOR = 1e-6  # added to probabilities before their logarithm, as in the authors' code
 
 
+@dataclass(eq=False, repr=False)
 class RoTTA(GradientMethod):
     """Answer with a teacher, the moving average of a student that learns from a small memory.
 
-    Yuan et al. 2023. The memory holds `memory` images, as many of each predicted class as of any
-    other, and prefers new and certain ones (see `CategoryBalancedMemory`). After every `memory`
-    images the student takes one step: cross-entropy of its predictions on the augmented memory with
-    the teacher's on the memory itself, weighted by age. Then the teacher moves towards it by `nu`.
-    In these passes, and only there, running statistics of BatchNorm move by `momentum`, and the
-    result is what normalises. Scales and shifts of BatchNorm are learnt.
+    Yuan, Xie and Li, "Robust Test-Time Adaptation in Dynamic Scenarios", CVPR 2023. The memory
+    holds `memory` images, equally many of each predicted class, and prefers recent and certain ones
+    (see `CategoryBalancedMemory`). After every `memory` images, the student takes one step on the
+    cross-entropy between its predictions on the augmented memory and the teacher's on the memory
+    itself, weighted by age; the teacher becomes (1 - `nu`) teacher + `nu` student. Only in these
+    passes do running statistics of BatchNorm move, by `momentum`, before they normalise. Scales
+    and shifts of BatchNorm are learnt.
 
     Needs BatchNorm, gradients, an augmentation (and so the values of black and white, see
     `ImageRange`) and a second network; keeps `memory` images. Defaults are the authors' for CIFAR.
@@ -42,28 +43,19 @@ class RoTTA(GradientMethod):
     ['1.weight', '1.bias']
     """
 
-    def __init__(
-        self,
-        model: FrozenModel,
-        source: Source,
-        *,
-        name: str = "rotta",
-        lr: float = 1e-3,
-        nu: float = 0.001,
-        memory: int = 64,
-        momentum: float = 0.05,
-        mean: Numbers | None = None,
-        std: Numbers | None = None,
-        seed: int = 0,
-    ) -> None:
-        check_number(name, high=1, nu=nu, momentum=momentum)
-        check_count(name, memory=memory)
-        self.nu = nu
-        self.memory = memory
-        self.momentum = momentum
-        self.seed = seed
-        super().__init__(model, source, name=name, norms=("batch",), optimizer="adam", lr=lr)
-        self._range = ImageRange(self.model, name, mean, std)
+    name: str = "rotta"
+    nu: float = 0.001
+    memory: int = 64
+    momentum: float = 0.05
+    mean: Numbers | None = None
+    std: Numbers | None = None
+    seed: int = 0
+
+    def __post_init__(self, source: Source) -> None:
+        check_number(self.name, high=1, nu=self.nu, momentum=self.momentum)
+        check_count(self.name, memory=self.memory)
+        super().__post_init__(source)
+        self._range = ImageRange(self.model, self.name, self.mean, self.std)
 
     def configure(self, module: nn.Module) -> None:
         """Make every BatchNorm robust."""

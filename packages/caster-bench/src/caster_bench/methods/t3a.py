@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass
 
 import torch
 from torch import Tensor
@@ -25,11 +25,13 @@ from caster_bench.methods.source import Source
 REVISION = 1
 
 
+@dataclass(eq=False, repr=False)
 class T3A(OnFeatures):
     """Score by the direction of each class's supports: its confident samples so far.
 
-    Iwasawa and Matsuo 2021. Supports start with the rows of the classifier's weight. Every sample
-    of a batch becomes a support of the class the frozen model predicts before the batch is
+    Iwasawa and Matsuo, "Test-Time Classifier Adjustment Module for Model-Agnostic Domain
+    Generalization", NeurIPS 2021. Supports start with the rows of the classifier's weight. Every
+    sample of a batch becomes a support of the class the frozen model predicts before the batch is
     answered; each class keeps the `filter_k` of lowest entropy. Supports are scaled to length 1,
     summed per class, and the sums scaled to length 1: their products with features are the scores.
 
@@ -44,16 +46,17 @@ class T3A(OnFeatures):
     tensor([[1., 0.]])
     """
 
-    def __init__(
-        self, model: FrozenModel, source: Source, *, name: str = "t3a", filter_k: int = 20
-    ) -> None:
-        super().__init__(model)
-        if filter_k != -1:
-            check_count(name, filter_k=filter_k)
-        self.name = name
-        self.filter_k = filter_k
-        self.frozen = Frozen(model, source)
-        self._head = LinearHead(model, source, name)
+    model: FrozenModel
+    source: InitVar[Source]
+    _: KW_ONLY
+    name: str = "t3a"
+    filter_k: int = 20
+
+    def __post_init__(self, source: Source) -> None:
+        if self.filter_k != -1:
+            check_count(self.name, filter_k=self.filter_k)
+        self.frozen = Frozen(self.model, source)
+        self._head = LinearHead(self.model, source, self.name)
         self.reset()
 
     def reset(self) -> None:
