@@ -26,7 +26,7 @@ from caster.io.appendable_array import AppendableArray, DamagedError, read_check
 from caster.io.files import file_digest, locked, move_into_place, read_regular, replacing
 from caster.io.image_files import FileImages
 from caster.io.images import Images
-from caster_bench.data.corruptions.constants import SEVERITIES
+from caster_bench.sweeps.spec import SEVERITIES
 
 MANIFEST, LOCK, SCRATCH = "manifest.json", ".lock", ".images.npy"
 FORMAT = 1

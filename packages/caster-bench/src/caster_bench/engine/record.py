@@ -69,7 +69,8 @@ def write_done(
     context: RunContext, spec: Spec, backbone: LoadedBackbone, stream: Stream, result: CellResult
 ) -> None:
     """Write the record of a completed cell."""
-    plan, found = list(stream), result.predictions
+    plan, found, entry = list(stream), result.predictions, entry_of(spec.method)
+    inner = result.method.method if isinstance(result.method, Gated) else result.method
     rows = np.concatenate([batch.rows for batch in plan])
     sizes = np.array([len(batch.rows) for batch in plan])
     samples = {
@@ -95,7 +96,13 @@ def write_done(
         status=DONE,
         reason=None,
         admission=_describe_admission(backbone.admission),
-        method=_describe_method(spec, result.method),
+        method={
+            "inert": bool(getattr(inner, "inert", False)),
+            "gradients": entry.gradients,
+            "revision": entry.revision,
+            "settings": settings_of(spec),
+            "retained": asdict(result.method.retained()),
+        },
         frozen={"before": result.sha256_before, "after": result.sha256_after},
         stream={
             "relative_diversity": stream.diversity.relative,
@@ -140,17 +147,6 @@ def _describe_admission(admission: Admission) -> dict[str, Any]:
         "n": admission.n,
         "threshold": admission.threshold,
         "admitted": admission.admitted,
-    }
-
-
-def _describe_method(spec: Spec, method: Method) -> dict[str, Any]:
-    inner = method.method if isinstance(method, Gated) else method
-    return {
-        "inert": bool(getattr(inner, "inert", False)),
-        "gradients": entry_of(spec.method).gradients,
-        "revision": entry_of(spec.method).revision,
-        "settings": settings_of(spec),
-        "retained": asdict(method.retained()),
     }
 
 

@@ -244,7 +244,9 @@ class PromptedTransformer:
         self._head_name = str(network.model.head)
         self._head = network.module.get_submodule(self._head_name)
         blocks, self.width = self._find_blocks(batch)
-        self.fan_in = _fan_in(network.module)
+        layers = network.module.modules()
+        embedding = next(m for m in layers if isinstance(m, nn.Conv2d | nn.Linear))
+        self.fan_in = embedding.weight[0].numel()
         blocks[0].register_forward_pre_hook(self._insert_prompts)
         blocks[-1].register_forward_hook(self._remove_prompts)
         for block in blocks[1:]:
@@ -361,11 +363,6 @@ class PromptedTransformer:
 def _is_list_of_one_class(module: nn.Module) -> bool:
     plain = isinstance(module, nn.Sequential | nn.ModuleList) and len(module) > 1
     return plain and len({type(block) for block in module.children()}) == 1
-
-
-def _fan_in(module: nn.Module) -> int:
-    first = next(m for m in module.modules() if isinstance(m, nn.Conv2d | nn.Linear))
-    return first.weight[0].numel()
 
 
 def _tokens_of(output: Any) -> Tensor:

@@ -119,7 +119,9 @@ class GradientMethod:
                 parameter.requires_grad_(True)
             self.configure(self.network.module)
         learnt = list(self.parameters.values())
-        self._optimizer = make_optimizer(self.optimizer, learnt, self.lr)
+        self._optimizer: Optimizer = (
+            Adam(learnt, self.lr) if self.optimizer == "adam" else SGD(learnt, self.lr, momentum=0.9)
+        )
 
     def eligible(self, module: nn.Module) -> dict[str, nn.Parameter]:
         """Select the parameters of a module to learn, by name."""
@@ -182,17 +184,6 @@ class GradientMethod:
         """Bytes of the network copy and the optimizer state."""
         if self.inert:
             return Retained()
-        return self.network.retained() + Retained(optimizer=optimizer_bytes(self._optimizer))
-
-
-def make_optimizer(kind: OptimizerName, parameters: list[nn.Parameter], lr: float) -> Optimizer:
-    """Adam, or SGD with momentum 0.9, configured as in the papers."""
-    if kind == "adam":
-        return Adam(parameters, lr, betas=(0.9, 0.999), weight_decay=0.0)
-    return SGD(parameters, lr, momentum=0.9)
-
-
-def optimizer_bytes(optimizer: Optimizer) -> int:
-    """Bytes of the tensors in an optimizer's state."""
-    values = (value for state in optimizer.state.values() for value in state.values())
-    return nbytes(*(value for value in values if isinstance(value, torch.Tensor)))
+        state = (value for own in self._optimizer.state.values() for value in own.values())
+        held = nbytes(*(value for value in state if isinstance(value, Tensor)))
+        return self.network.retained() + Retained(optimizer=held)

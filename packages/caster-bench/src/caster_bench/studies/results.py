@@ -19,6 +19,7 @@ from caster_bench.studies.naming import names
 from caster_bench.studies.provenance import Provenance
 from caster_bench.studies.score import Score
 from caster_bench.studies.score import score as score_of
+from caster_bench.studies.tables import Value, percent, points
 from caster_bench.studies.verify import Examined, Progress, examine
 from caster_bench.sweeps import STUDIES, Spec, Sweep, part_of, without
 
@@ -93,6 +94,11 @@ class Mean:
     value: float
     interval: Interval | None  # None for a single cell
     cells: int
+
+
+def shown(mean: Mean | None) -> tuple[Value, Value]:
+    """Two values of a table's row: the mean in percent, and its interval."""
+    return (None, None) if mean is None else (points(mean.value), percent(mean.interval))
 
 
 def mean(values: Sequence[float] | NDArray[np.float64]) -> Mean:
