@@ -1,7 +1,7 @@
 """Write a corrupted set in the layout of CIFAR-C or ImageNet-C, with a manifest.
 
 An output is written under a name that ends in `.part`, noted in the manifest when it is complete,
-and then renamed: wherever a run ends, the next one finds one name or the other.
+and then renamed. A later run finds it under one of the two names.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from caster_bench.sweeps.spec import LAST, ORDERS, SCHEDULES, SEVERITIES, known
 Indices = NDArray[np.int64]
 Floats = NDArray[np.float64]
 MOST_SLOTS = 100  # RoTTA: one slot per class, and at most these
-FEW_CLASSES = 30  # up to so many, runs are long by default
+FEW_CLASSES = 30  # up to this many classes, runs are long by default
 LONG_RUNS, SHORT_RUNS = (20, 60), (4, 16)  # of CIFAR-10 and CIFAR-100: images, both inclusive
 CONCENTRATION = 0.1  # NOTE's and RoTTA's
 LARGEST = 1e12  # larger numbers make no other stream, and sums and powers stay far from overflow

@@ -2,40 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, InitVar, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from caster.models.torch import TorchModel
 from caster_bench.methods.network import (
     Network,
+    TorchMethod,
     check_finite,
     first_input,
     gradients,
     norm_layers,
-    require_torch,
     source_statistics,
     store_source_statistics,
     to_device,
     use_batch_statistics,
 )
 from caster_bench.methods.protocol import (
-    Frozen,
     Prediction,
     Retained,
     check_number,
     inert_prediction,
     warn_inert,
 )
-from caster_bench.methods.source import Source, class_columns
+from caster_bench.methods.source import Source
 
 REVISION = 1
 
 
 @dataclass(eq=False, repr=False)
-class BNAdapt:
+class BNAdapt(TorchMethod):
     """Normalise by N/(N+n) of the source's statistics and n/(N+n) of a batch of n samples.
 
     Schneider et al., "Improving robustness against common corruptions by covariate shift
@@ -48,17 +46,13 @@ class BNAdapt:
     ('1',)
     """
 
-    model: TorchModel
-    source: InitVar[Source]
-    _: KW_ONLY
     name: str = "bn-adapt"
     prior: float = 0.0
 
     def __post_init__(self, source: Source) -> None:
         check_number(self.name, prior=self.prior)
-        require_torch(self.model, self.name)
-        self.frozen = Frozen(self.model, source)
-        self._network = Network(self.model, class_columns(source, self.name))
+        super().__post_init__(source)
+        self._network = Network(self.model, self.columns)
         module = self._network.module
         found = norm_layers(module, ("batch",))
         self.layers = tuple(k for k, layer in found.items() if layer.running_mean is not None)

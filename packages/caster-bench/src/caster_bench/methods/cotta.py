@@ -142,6 +142,6 @@ class CoTTA(GradientMethod):
 
     def _copy(self) -> Network:
         with gradients():
-            network = Network(self.model, self._columns)
+            network = Network(self.model, self.columns)
         use_batch_statistics(network.module)
         return network

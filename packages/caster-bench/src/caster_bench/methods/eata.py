@@ -90,7 +90,7 @@ class EATA(GradientMethod):
             self.descend(self.weighted_entropy(logits[selected]) + self.penalty())
 
     def selected(self, logits: Tensor) -> Tensor:  # (B, C) -> row numbers
-        """Rows of samples that are reliable and unlike those seen before."""
+        """Rows of reliable, non-redundant samples."""
         good = entropy(logits) < self._margin(logits)
         if self._mean is not None:
             cosine = cosine_similarity(self._mean[None], logits.softmax(dim=1), dim=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import KW_ONLY, InitVar, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import cma
@@ -15,24 +15,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from caster.errors import CasterError
-from caster.models.torch import TorchModel, as_rows
+from caster.models.torch import as_rows
 from caster_bench.methods.network import (
     Network,
+    TorchMethod,
     first_source_images,
     gradients,
-    require_torch,
     share_weights,
     to_device,
 )
-from caster_bench.methods.protocol import (
-    Frozen,
-    Prediction,
-    Retained,
-    check_count,
-    check_number,
-    nbytes,
-)
-from caster_bench.methods.source import Source, class_columns
+from caster_bench.methods.protocol import Prediction, Retained, check_count, check_number, nbytes
+from caster_bench.methods.source import Source
 
 REVISION = 1
 Block = nn.Module
@@ -50,7 +43,7 @@ class Trial:
 
 
 @dataclass(eq=False, repr=False)
-class FOA:
+class FOA(TorchMethod):
     """Add prompts to a vision transformer's tokens that make a batch look like the source.
 
     Niu et al., "Test-Time Model Adaptation with Only Forward Passes", ICML 2024. Every batch is
@@ -66,9 +59,6 @@ class FOA:
     prompts, and decomposes one of them now and then: 42 MB each for 3 prompts of width 768.
     """
 
-    model: TorchModel
-    source: InitVar[Source]
-    _: KW_ONLY
     name: str = "foa"
     prompts: int = 3
     population: int = 28
@@ -83,15 +73,14 @@ class FOA:
         check_count(self.name, 2, samples=self.samples)
         check_number(self.name, strength=self.strength)
         check_number(self.name, high=1, momentum=self.momentum)
-        require_torch(self.model, self.name)
-        self.frozen = Frozen(self.model, source)
+        super().__post_init__(source)
         with gradients(False):
             batches = list(first_source_images(self.model, source, self.samples, self.name))
             if sum(map(len, batches)) < 2:
                 raise CasterError(
                     f"{self.name} needs at least 2 source images to measure their spread"
                 )
-            self.network = share_weights(Network(self.model, class_columns(source, self.name)))
+            self.network = share_weights(Network(self.model, self.columns))
             self._tokens = PromptedTransformer(self.network, batches[0], self.name)
             layers = torch.cat([self._tokens(batch)[1] for batch in batches])
             self.source_std, self.source_mean = torch.std_mean(layers, dim=0)
@@ -171,8 +160,8 @@ class FOA:
 class Search:
     """CMA-ES from the cma library, with a full covariance as in FOA's reference code.
 
-    cma draws from NumPy's global generator, whatever generator it is given. So every call runs
-    with the search's own generator state, and the caller's is restored.
+    cma always draws from NumPy's global generator. So every call runs with the search's own
+    generator state, and then restores the caller's.
 
     >>> search = Search(3, population=6, seed=1)
     >>> points = search.ask()
@@ -194,7 +183,7 @@ class Search:
             return list(self._strategy.ask())
 
     def tell(self, points: list[Point], values: list[float]) -> None:
-        """Update with the values of points, lower is better; points not asked for are allowed."""
+        """Update with the values of points, asked for or not; lower is better."""
         with self._own_random_state():
             self._strategy.tell(points, values, copy=True)
 
@@ -377,5 +366,5 @@ def _with_tokens(output: Any, tokens: Tensor) -> Any:
 
 def _set_others_to_nan(block: Block, inputs: Any, output: Any) -> Any:
     tokens = _tokens_of(output).clone()
-    tokens[:, 1:] = torch.nan  # whatever reads them is NaN
+    tokens[:, 1:] = torch.nan  # an output that reads them is NaN
     return _with_tokens(output, tokens)

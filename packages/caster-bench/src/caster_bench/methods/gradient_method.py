@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, InitVar, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -13,20 +13,18 @@ from torch.nn.functional import log_softmax
 from torch.optim import SGD, Adam, Optimizer
 
 from caster.errors import CasterError
-from caster.models.torch import TorchModel
 from caster_bench.methods.network import (
     Network,
+    TorchMethod,
     affine_parameters,
     check_finite,
     gradients,
     norm_layers,
-    require_torch,
     to_device,
     use_batch_statistics,
     validate_norms,
 )
 from caster_bench.methods.protocol import (
-    Frozen,
     Prediction,
     Retained,
     check_number,
@@ -34,7 +32,7 @@ from caster_bench.methods.protocol import (
     nbytes,
     warn_inert,
 )
-from caster_bench.methods.source import Source, class_columns
+from caster_bench.methods.source import Source
 
 OptimizerName = Literal["adam", "sgd"]
 NORM_NAMES = {"batch": "BatchNorm", "layer": "LayerNorm", "group": "GroupNorm"}
@@ -55,7 +53,7 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:  # (B, C), (B, C) -
 
 
 @dataclass(eq=False, repr=False)
-class GradientMethod:
+class GradientMethod(TorchMethod):
     """Answer with a copy of the network, then take an optimizer step on it.
 
     A subclass defines the step, and declares as fields the settings that users may change. By
@@ -68,24 +66,18 @@ class GradientMethod:
     inert : whether there are none, so that the method answers as the frozen model.
     """
 
-    model: TorchModel
-    source: InitVar[Source]
-    _: KW_ONLY
-    name: str = ""
     norms: Sequence[str] = field(default=("batch",), init=False)
     optimizer: OptimizerName = field(default="adam", init=False)
     lr: float = 1e-3
 
     def __post_init__(self, source: Source) -> None:
-        require_torch(self.model, self.name)
         check_number(self.name, lr=self.lr)
         if self.optimizer not in ("adam", "sgd"):
             raise CasterError(
                 f"optimizer of {self.name} must be adam or sgd, not {self.optimizer!r}"
             )
         self.norms = validate_norms(self.norms, self.name)
-        self.frozen = Frozen(self.model, source)
-        self._columns = class_columns(source, self.name)
+        super().__post_init__(source)
         self.reset()
         if self.inert:
             kinds = " or ".join(NORM_NAMES[norm] for norm in self.norms)
@@ -108,7 +100,7 @@ class GradientMethod:
             return
         self.model.verify()  # otherwise the copy could be of a changed model
         with gradients():  # a copy made in inference mode could never learn
-            self.network = Network(self.model, self._columns)
+            self.network = Network(self.model, self.columns)
             self.parameters = self.eligible(self.network.module)
             for name, parameter in self.parameters.items():
                 if parameter.dtype not in (torch.float32, torch.float64):
@@ -119,9 +111,8 @@ class GradientMethod:
                 parameter.requires_grad_(True)
             self.configure(self.network.module)
         learnt = list(self.parameters.values())
-        self._optimizer: Optimizer = (
-            Adam(learnt, self.lr) if self.optimizer == "adam" else SGD(learnt, self.lr, momentum=0.9)
-        )
+        adam, lr = self.optimizer == "adam", self.lr
+        self._optimizer: Optimizer = Adam(learnt, lr) if adam else SGD(learnt, lr, momentum=0.9)
 
     def eligible(self, module: nn.Module) -> dict[str, nn.Parameter]:
         """Select the parameters of a module to learn, by name."""

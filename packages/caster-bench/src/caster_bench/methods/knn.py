@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import KW_ONLY, InitVar, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,8 +17,7 @@ from caster.io.labels import as_labels, encode
 from caster.models.protocol import FrozenModel, Outputs
 from caster_bench.methods.features import finite_features, full_precision
 from caster_bench.methods.protocol import (
-    Frozen,
-    OnFeatures,
+    FeatureMethod,
     Prediction,
     Retained,
     check_count,
@@ -29,11 +28,11 @@ from caster_bench.methods.source import Source
 
 REVISION = 2  # cosine similarity and weights, before: Euclidean distance and equal votes
 CHUNK = 2**25  # numbers in a temporary
-SPARE = 16  # candidates beyond the k asked for, among which ties are decided
+SPARE = 16  # candidates beyond k, to break ties
 
 
 @dataclass(eq=False, repr=False)
-class KNN(OnFeatures):
+class KNN(FeatureMethod):
     """Vote of the k source samples of highest cosine similarity s, weights exp(s / temperature).
 
     As DINO evaluates frozen features (Caron et al., "Emerging Properties in Self-Supervised Vision
@@ -50,9 +49,6 @@ class KNN(OnFeatures):
     array([[0.43, 0.57]])
     """
 
-    model: FrozenModel
-    source: InitVar[Source]
-    _: KW_ONLY
     name: str = "knn"
     k: int = 20
     temperature: float = 0.07
@@ -60,7 +56,7 @@ class KNN(OnFeatures):
     def __post_init__(self, source: Source) -> None:
         check_count(self.name, k=self.k)
         check_number(self.name, above=True, temperature=self.temperature)
-        self.frozen = Frozen(self.model, source)
+        super().__post_init__(source)
         parts = list(labelled_features(self.model, source, self.name))
         self.n_classes = parts[0][2]
         with full_precision(parts[0][0]):

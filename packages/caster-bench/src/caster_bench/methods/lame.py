@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, InitVar, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -11,9 +11,9 @@ from torch.nn.functional import normalize
 
 from caster.core.arrays import like
 from caster.errors import CasterError
-from caster.models.protocol import FrozenModel, Outputs
+from caster.models.protocol import Outputs
 from caster_bench.methods.features import as_tensor, finite_features, full_precision
-from caster_bench.methods.protocol import Frozen, OnFeatures, Prediction, check_count
+from caster_bench.methods.protocol import FeatureMethod, Prediction, check_count
 from caster_bench.methods.source import Source, class_columns
 
 REVISION = 1
@@ -24,7 +24,7 @@ Affinity = Literal["rbf", "knn"]
 
 
 @dataclass(eq=False, repr=False)
-class LAME(OnFeatures):
+class LAME(FeatureMethod):
     """Answer with the assignments z_i proportional to p_i exp(sum_j w_ij z_j) of a batch.
 
     Boudiaf et al., "Parameter-free Online Test-time Adaptation", CVPR 2022. p are the frozen
@@ -42,9 +42,6 @@ class LAME(OnFeatures):
     array([0, 0, 0])
     """
 
-    model: FrozenModel
-    source: InitVar[Source]
-    _: KW_ONLY
     name: str = "lame"
     affinity: Affinity = "rbf"
     k: int = 5
@@ -53,7 +50,7 @@ class LAME(OnFeatures):
         check_count(self.name, k=self.k)
         if self.affinity not in ("rbf", "knn"):
             raise CasterError(f"affinity of {self.name} must be rbf or knn, not {self.affinity!r}")
-        self.frozen = Frozen(self.model, source)
+        super().__post_init__(source)
         self._columns = class_columns(source, self.name)
 
     def answer(self, outputs: Outputs) -> Prediction:
@@ -79,7 +76,7 @@ def rbf_affinity(features: Tensor, k: int) -> Tensor:  # (B, d) -> (B, B)
     """
     distances = _distances(features)
     width = distances.sort(dim=1).values[:, min(k, len(features)) - 1].mean()
-    ratio = torch.where(distances > 0, distances / width, 0)  # whatever the width
+    ratio = torch.where(distances > 0, distances / width, 0)  # 0 even if the width is 0
     return (-(ratio**2) / 2).exp()
 
 
@@ -98,7 +95,7 @@ def assign(
     unary: Tensor,  # (B, C), log-probabilities
     affinities: Tensor,  # (B, B)
 ) -> Tensor:  # (B, C), log z
-    """Iterate z = softmax(unary + affinities z) until its energy stays the same.
+    """Iterate z = softmax(unary + affinities z) until its energy converges.
 
     >>> assign(torch.log(torch.tensor([[0.3, 0.7]])), torch.zeros(1, 1)).exp()
     tensor([[0.3000, 0.7000]])

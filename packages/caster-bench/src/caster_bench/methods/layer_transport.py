@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, InitVar, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 from caster.adapt.layer_passes import PLAIN, LayerSettings
@@ -17,22 +17,16 @@ from caster.errors import CasterError
 from caster.io.labels import LabelIndex, as_labels
 from caster.models.protocol import Outputs
 from caster.models.torch import TorchModel
-from caster_bench.methods.network import require_torch
-from caster_bench.methods.protocol import (
-    Frozen,
-    Prediction,
-    Retained,
-    inert_prediction,
-    warn_inert,
-)
-from caster_bench.methods.source import Source, class_columns, moment_bytes, unguarded_adapter
+from caster_bench.methods.network import TorchMethod
+from caster_bench.methods.protocol import Prediction, Retained, inert_prediction, warn_inert
+from caster_bench.methods.source import Source, moment_bytes, unguarded_adapter
 
 REVISION = 6
 Maps = Literal["diagonal", "full"]
 
 
 @dataclass(eq=False, repr=False)
-class LayerTransportUngated:
+class LayerTransportUngated(TorchMethod):
     """Layer or mixture transport of every batch, without its certificate.
 
     `prior`, `memory`, `depth`, `sites`, `maps` and `mixture` are those of `LayerSettings`. Without
@@ -41,9 +35,6 @@ class LayerTransportUngated:
     of "mixture-transport" all layers with the mixture of the batch, as the library does.
     """
 
-    model: TorchModel
-    source: InitVar[Source]
-    _: KW_ONLY
     name: str = "layer-transport-ungated"
     prior: float = PLAIN.prior
     memory: int = PLAIN.memory
@@ -53,13 +44,11 @@ class LayerTransportUngated:
     mixture: bool = PLAIN.mixture
 
     def __post_init__(self, source: Source) -> None:
-        require_torch(self.model, self.name)
-        self.frozen = Frozen(self.model, source)
+        super().__post_init__(source)
         if self.mixture:
             source.require_state(self.name)  # for the order of its classes
         layers, ends = _layers(self.model, source, self.name)
-        columns = class_columns(source, self.name)
-        self.transport = Transport(self.model, layers, columns, ends, self._settings())
+        self.transport = Transport(self.model, layers, self.columns, ends, self._settings())
         if self.inert:
             unknown = "" if layers is not None else ": the state has no layers"
             warn_inert(self.name, self.model, f"site to align{unknown}")

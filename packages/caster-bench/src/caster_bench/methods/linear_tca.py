@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, InitVar, dataclass, replace
+from dataclasses import dataclass, replace
 
 from caster.core.arrays import like
 from caster.core.linalg import symmetric_roots
-from caster.models.protocol import FrozenModel, Outputs
+from caster.models.protocol import Outputs
 from caster_bench.methods.coral import RunningMoments, scaled_ridge
 from caster_bench.methods.features import LinearHead, finite_features, full_precision
 from caster_bench.methods.gradient_method import entropy
 from caster_bench.methods.protocol import (
-    Frozen,
-    OnFeatures,
+    FeatureMethod,
     Prediction,
     Retained,
     check_count,
@@ -25,7 +24,7 @@ REVISION = 1
 
 
 @dataclass(eq=False, repr=False)
-class LinearTCA(OnFeatures):
+class LinearTCA(FeatureMethod):
     """CORAL without source data: confident test features stand in for the source.
 
     You, Lu and Huang, "Test-time Correlation Alignment", ICML 2025. The `filter_k` features of
@@ -40,9 +39,6 @@ class LinearTCA(OnFeatures):
     mean variance. Each batch costs two d x d matrix roots.
     """
 
-    model: FrozenModel
-    source: InitVar[Source]
-    _: KW_ONLY
     name: str = "linear-tca"
     filter_k: int = 20
     ridge: float = 1.0
@@ -50,7 +46,7 @@ class LinearTCA(OnFeatures):
     def __post_init__(self, source: Source) -> None:
         check_count(self.name, filter_k=self.filter_k)
         check_number(self.name, above=True, ridge=self.ridge)
-        self.frozen = Frozen(self.model, source)
+        super().__post_init__(source)
         self._head = LinearHead(self.model, source, self.name)
         self.reset()
 

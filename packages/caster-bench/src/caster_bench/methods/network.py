@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, InitVar, dataclass
 from types import MethodType
 from typing import Any
 
@@ -14,16 +15,31 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from caster.errors import CasterError
 from caster.models.heads import Columns
-from caster.models.protocol import FrozenModel
 from caster.models.torch import TorchModel, answer_of, logits_of
-from caster_bench.methods.protocol import Retained, nbytes
-from caster_bench.methods.source import Source
+from caster_bench.methods.protocol import Frozen, Retained, nbytes
+from caster_bench.methods.source import Source, class_columns
 
 NORMS: dict[str, type[nn.Module]] = {
     "batch": _BatchNorm,
     "layer": nn.LayerNorm,
     "group": nn.GroupNorm,
 }
+
+
+@dataclass(eq=False, repr=False)
+class TorchMethod:
+    """Base class of methods on torch modules whose fields are their settings."""
+
+    model: TorchModel
+    source: InitVar[Source]
+    _: KW_ONLY
+    name: str = ""
+
+    def __post_init__(self, source: Source) -> None:
+        if not isinstance(self.model, TorchModel):
+            raise CasterError(f"{self.name} needs a torch module, which {self.model.name} is not")
+        self.frozen = Frozen(self.model, source)
+        self.columns = class_columns(source, self.name)
 
 
 class Network:
@@ -57,7 +73,7 @@ class Network:
 
 
 def share_weights(network: Network) -> Network:
-    """Replace the copied weights with the model's own, for a copy that is needed for its hooks."""
+    """Replace copied weights with the model's own, for a copy that only needs hooks."""
     pairs = zip(network.module.parameters(), network.model.module.parameters(), strict=True)
     for own, shared in pairs:
         own.data = shared.data
@@ -66,16 +82,9 @@ def share_weights(network: Network) -> Network:
 
 @contextmanager
 def gradients(enabled: bool = True) -> Iterator[None]:
-    """Enable or disable gradients, whatever mode the caller works in."""
+    """Enable or disable gradients, regardless of the caller's mode."""
     with torch.inference_mode(False), torch.set_grad_enabled(enabled):
         yield
-
-
-def require_torch(model: FrozenModel, name: str) -> TorchModel:
-    """Return the model if it is a torch module, or explain that method `name` needs one."""
-    if not isinstance(model, TorchModel):
-        raise CasterError(f"{name} needs a torch module, which {model.name} is not")
-    return model
 
 
 def to_device(model: TorchModel, images: Any) -> Tensor:

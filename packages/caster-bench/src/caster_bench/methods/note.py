@@ -72,7 +72,7 @@ class NOTE(GradientMethod):
         return self.network(batch)
 
     def step(self, batch: Tensor, logits: Tensor) -> None:
-        """Add images to the memory, and reduce its entropy when it is due."""
+        """Add images to the memory; after every `memory` images, reduce its entropy."""
         for image, predicted in zip(batch, logits.argmax(dim=1).tolist(), strict=True):
             self._memory.add(image, predicted)
             self._since += 1
@@ -93,8 +93,8 @@ def instance_aware(
     """Normalise by running or, in training, batch statistics, corrected for each sample.
 
     With L positions per sample, the standard errors of its mean and variance are sqrt(var / L) and
-    var sqrt(2 / (L - 1)). What a sample's own statistics differ by, less `deviations` of these, is
-    added. Without positions there is nothing to correct.
+    var sqrt(2 / (L - 1)). Where a sample's own statistics deviate by more than `deviations` of
+    these, the excess is added. Inputs without positions are not corrected.
     """
     x = values.flatten(2) if values.ndim > 2 else values[..., None]  # (B, C, L)
     x = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -121,7 +121,7 @@ def instance_aware(
 
 
 def soft_threshold(values: Tensor, threshold: Tensor) -> Tensor:
-    """Move values towards 0 by a threshold, and no further.
+    """Shrink values towards 0 by a threshold.
 
     >>> soft_threshold(torch.tensor([-3.0, 0.5, 2.0]), torch.tensor(1.0))
     tensor([-2., 0., 1.])
@@ -130,9 +130,9 @@ def soft_threshold(values: Tensor, threshold: Tensor) -> Tensor:
 
 
 class BalancedReservoir:
-    """A bounded memory of images, balanced over predicted classes.
+    """PBRS: a bounded memory of images, balanced over predicted classes.
 
-    When it is full, a new image replaces a random one of the most frequent class. If its own class
+    Once it is full, a new image replaces a random one of the most frequent class. If its own class
     is the most frequent, it enters with the chance of reservoir sampling within the class.
 
     >>> memory = BalancedReservoir(2, seed=0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import KW_ONLY, InitVar, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,26 +15,18 @@ from torch.nn.modules.conv import _ConvNd
 
 from caster.errors import CasterError
 from caster.models.sites import first_tensor, has_running_statistics
-from caster.models.torch import TorchModel
 from caster_bench.methods.gradient_method import entropy
 from caster_bench.methods.network import (
     Network,
+    TorchMethod,
     check_finite,
     first_source_images,
     gradients,
-    require_torch,
     share_weights,
     to_device,
 )
-from caster_bench.methods.protocol import (
-    Frozen,
-    Prediction,
-    Retained,
-    check_count,
-    check_number,
-    nbytes,
-)
-from caster_bench.methods.source import Source, class_columns
+from caster_bench.methods.protocol import Prediction, Retained, check_count, check_number, nbytes
+from caster_bench.methods.source import Source
 
 REVISION = 1
 SMOOTHING = 0.2  # share of a new value in running means of drift and entropy
@@ -61,7 +53,7 @@ TOKENS = Defaults(group=768, drift=4.0, jump=1.0, together=False)
 
 
 @dataclass(eq=False, repr=False)
-class PEA:
+class PEA(TorchMethod):
     """Align the output F of every block: F + w (Y - F), Y = (F - μ_t) Σ_t^-½ Σ_s^½ + μ_s.
 
     Xiao et al. 2026. μ_s and Σ_s are the source's moments over all positions of the first `samples`
@@ -79,9 +71,6 @@ class PEA:
     with a class token compare that token's moments with those of all the source's tokens.
     """
 
-    model: TorchModel
-    source: InitVar[Source]
-    _: KW_ONLY
     name: str = "pea"
     views: int = 2
     momentum: float = 0.02
@@ -95,11 +84,10 @@ class PEA:
         check_number(self.name, high=MOST_VIEWS, views=self.views)
         check_number(self.name, high=1, momentum=self.momentum)
         check_count(self.name, 2, samples=self.samples)
-        require_torch(self.model, self.name)
-        self.frozen = Frozen(self.model, source)
+        super().__post_init__(source)
         self._visit: Visit | None = None
         with gradients(False):
-            self.network = share_weights(Network(self.model, class_columns(source, self.name)))
+            self.network = share_weights(Network(self.model, self.columns))
             images = first_source_images(self.model, source, self.samples, self.name)
             self.blocks = find_blocks(self.network, next(images), self.name)
             defaults = TOKENS if all(block.tokens for block in self.blocks) else MAPS

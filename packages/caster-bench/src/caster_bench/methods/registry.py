@@ -116,7 +116,7 @@ METHODS = (
     ),
     Entry(
         "caster-ungated",
-        "The same transport whatever the certificate says.",
+        "The same transport for every batch, without the gate.",
         f"{_HERE}.transport:Ungated",
         ("state",),
     ),
@@ -181,7 +181,7 @@ METHODS = (
     ),
     Entry(
         "layer-transport-ungated",
-        "The same layer transport whatever the certificate says.",
+        "The same layer transport for every batch, without the gate.",
         f"{_HERE}.layer_transport:LayerTransportUngated",
         ("torch module",),
     ),
@@ -194,7 +194,7 @@ METHODS = (
     ),
     Entry(
         "mixture-transport-ungated",
-        "The same mixture transport whatever the certificate says.",
+        "The same mixture transport for every batch, without the gate.",
         f"{_HERE}.layer_transport:LayerTransportUngated",
         ("torch module", "state"),
         settings=_MIXTURE,

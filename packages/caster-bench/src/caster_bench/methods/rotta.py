@@ -70,7 +70,7 @@ class RoTTA(GradientMethod):
         if not self.inert:
             student = self._layers
             with gradients():
-                self.teacher = Network(self.model, self._columns)
+                self.teacher = Network(self.model, self.columns)
                 self.configure(self.teacher.module)
             self._layers = [*student, *self._layers]
 
@@ -88,7 +88,7 @@ class RoTTA(GradientMethod):
         batch: Tensor,
         logits: Tensor,  # (B, C), the teacher's
     ) -> None:
-        """Add images to the memory, and teach the student when it is due."""
+        """Add images to the memory; after every `memory` images, teach the student."""
         if self._memory is None:
             self._memory = CategoryBalancedMemory(self.memory, logits.shape[1])
         p = logits.softmax(dim=1)
@@ -126,9 +126,9 @@ class RoTTA(GradientMethod):
 
 
 def robust(layer: _BatchNorm, values: Tensor, *, momentum: float) -> Tensor:
-    """Normalise by running statistics; in training, move them towards the batch's first.
+    """Normalise by running statistics; in training, first move them towards the batch's.
 
-    A gradient flows through the batch's share of them.
+    Gradients flow through the batch's share.
     """
     mean, var = layer.running_mean, layer.running_var
     if layer.training and mean is not None and var is not None:
@@ -159,9 +159,9 @@ class Item:
 class CategoryBalancedMemory:
     """A bounded memory of images, with equal room for every class.
 
-    The score of an image is sigmoid(age / capacity) + uncertainty / ln C. A new one takes the place
-    of the highest score of its own class or, if that has places left and the memory is full, of the
-    most frequent classes; if no score is higher than its own, it does not enter.
+    The score of an image is sigmoid(age / capacity) + uncertainty / ln C. A new image replaces the
+    one of highest score in its class, if that class is full, or in the most frequent classes, if
+    the memory is full. It is not added if no score is higher than its own.
 
     >>> memory = CategoryBalancedMemory(capacity=2, classes=2)
     >>> for value, uncertainty in ((1.0, 0.5), (2.0, 0.1), (3.0, 0.6)):
@@ -190,7 +190,7 @@ class CategoryBalancedMemory:
         return (self._seen - item.arrival) / self.capacity
 
     def _make_room(self, new: Item) -> bool:
-        """Whether there is room for a new image, now that another may have left."""
+        """Whether a new image can be added, after removing another if need be."""
         counts: dict[int, int] = {}
         for item in self.items:
             counts[item.predicted] = counts.get(item.predicted, 0) + 1

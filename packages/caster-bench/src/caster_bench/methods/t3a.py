@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, InitVar, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
 from caster.core.arrays import like
-from caster.models.protocol import FrozenModel, Outputs
+from caster.models.protocol import Outputs
 from caster_bench.methods.features import LinearHead, finite_features, full_precision
 from caster_bench.methods.gradient_method import entropy
-from caster_bench.methods.protocol import (
-    Frozen,
-    OnFeatures,
-    Prediction,
-    Retained,
-    check_count,
-    nbytes,
-)
+from caster_bench.methods.protocol import FeatureMethod, Prediction, Retained, check_count, nbytes
 from caster_bench.methods.source import Source
 
 REVISION = 1
 
 
 @dataclass(eq=False, repr=False)
-class T3A(OnFeatures):
+class T3A(FeatureMethod):
     """Score by the direction of each class's supports: its confident samples so far.
 
     Iwasawa and Matsuo, "Test-Time Classifier Adjustment Module for Model-Agnostic Domain
@@ -46,16 +39,13 @@ class T3A(OnFeatures):
     tensor([[1., 0.]])
     """
 
-    model: FrozenModel
-    source: InitVar[Source]
-    _: KW_ONLY
     name: str = "t3a"
     filter_k: int = 20
 
     def __post_init__(self, source: Source) -> None:
         if self.filter_k != -1:
             check_count(self.name, filter_k=self.filter_k)
-        self.frozen = Frozen(self.model, source)
+        super().__post_init__(source)
         self._head = LinearHead(self.model, source, self.name)
         self.reset()
 

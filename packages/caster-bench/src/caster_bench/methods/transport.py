@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, InitVar, dataclass, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from array_api_compat import array_namespace
@@ -11,8 +11,8 @@ from caster.core.discriminant import source_scores
 from caster.core.linalg import Array
 from caster.core.proposal import try_transport
 from caster.core.verdict import Verdict, reject
-from caster.models.protocol import FrozenModel, Outputs
-from caster_bench.methods.protocol import Frozen, OnFeatures, Prediction, Retained
+from caster.models.protocol import Outputs
+from caster_bench.methods.protocol import FeatureMethod, Prediction, Retained
 from caster_bench.methods.source import Source, moment_bytes, unguarded_adapter
 
 REVISION = 1
@@ -22,17 +22,14 @@ CONSTANTS = ("lam", "beta", "tau", "confidence", "min_samples", "min_classes")
 
 
 @dataclass(eq=False, repr=False)
-class SourceGDA(OnFeatures):
+class SourceGDA(FeatureMethod):
     """Gaussian scores of the frozen features under the source's class moments."""
 
-    model: FrozenModel
-    source: InitVar[Source]
-    _: KW_ONLY
     name: str = "source-gda"
 
     def __post_init__(self, source: Source) -> None:
+        super().__post_init__(source)
         self._adapter = unguarded_adapter(self.model, source, self.name)
-        self.frozen = Frozen(self.model, source)
 
     def answer(self, outputs: Outputs) -> Prediction:
         """Return scores in all retained directions."""
@@ -87,7 +84,7 @@ class Caster(SourceGDA):
 
 
 class Ungated(Caster):
-    """Transport whatever the certificate says, and report its ratio."""
+    """Transport every batch, and report the certificate's ratio."""
 
     def answer(self, outputs: Outputs) -> Prediction:
         """Return transported scores."""

@@ -6,23 +6,18 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from caster.report.figures import BLUE, GREEN, PURPLE, VERMILLION, dress, legend
 from caster.report.intervals import Interval
 from caster_bench.studies.naming import ALWAYS, GATED, MIXED, data_labels, label, names
 from caster_bench.studies.paper import printed
-from caster_bench.studies.results import (
-    Mean,
-    Results,
-    correlation_interval,
-    mean,
-    shown,
-    spearman,
-)
+from caster_bench.studies.results import Mean, Results, correlation_interval, mean, shown, spearman
 from caster_bench.studies.score import PLATEAU, Curve, Score, gated_gain, transport_of
 from caster_bench.studies.tables import (
     NONE,
@@ -35,10 +30,6 @@ from caster_bench.studies.tables import (
     points,
 )
 from caster_bench.sweeps.spec import Spec
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 OTHERS = ", other streams"
 EVERY, WITHIN, SINGLE = "all backbones", "one backbone, mean", "one backbone"  # correlated cells

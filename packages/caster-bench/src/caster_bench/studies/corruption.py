@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING
+
+from matplotlib.figure import Figure
 
 from caster.report.figures import BLUE, VERMILLION, dress, legend
 from caster_bench.studies.naming import GATED, data_labels, names
@@ -23,9 +24,6 @@ from caster_bench.studies.tables import (
     points,
 )
 from caster_bench.sweeps.spec import GROUPS, REPORTED, SEVERITIES, Spec
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Conditions = tuple[tuple[str, int], ...]  # of a stream
 TITLE = "Corruptions by normalisation family"

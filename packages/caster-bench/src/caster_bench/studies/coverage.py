@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING
+
+from matplotlib.figure import Figure
 
 from caster.report.figures import BLUE, VERMILLION, dress
 from caster_bench.studies.naming import GATED, data_labels, names
 from caster_bench.studies.paper import number, paper_name, printed
-from caster_bench.studies.results import Mean, Results, mean, shown
+from caster_bench.studies.results import Mean, Results, mean, shown, with_errors
 from caster_bench.studies.score import Score
-from caster_bench.studies.tables import Section, StudyFigure, Table, percent, points
+from caster_bench.studies.tables import Section, StudyFigure, Table, points
 from caster_bench.sweeps.spec import Spec
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 TITLE = "Low coverage"
 HOW = (
@@ -120,18 +118,9 @@ def draw(figure: Figure, rows: tuple[Row, ...], ink: str) -> None:
     """Draw one bar per method and setting."""
     axes = figure.subplots()
     several = len({row.setting for row in rows}) > 1
-    gains = [100 * row.gain.value for row in rows]
-    ends = [percent(row.gain.interval) for row in rows]
-    axes.barh(
-        range(len(rows)),
-        gains,
-        color=[BLUE if gain >= 0 else VERMILLION for gain in gains],
-        xerr=[
-            [g - e.low if e else 0.0 for g, e in zip(gains, ends, strict=True)],
-            [e.high - g if e else 0.0 for g, e in zip(gains, ends, strict=True)],
-        ],
-        ecolor=ink,
-    )
+    gains, errors = with_errors([row.gain for row in rows])
+    colours = [BLUE if gain >= 0 else VERMILLION for gain in gains]
+    axes.barh(range(len(rows)), gains, color=colours, xerr=errors, ecolor=ink)
     labels = [f"{row.setting}: {row.method}" if several else row.method for row in rows]
     axes.set_yticks(range(len(rows)), labels)
     axes.margins(y=0.01)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from caster.report.figures import BLUE, VERMILLION, dress
 from caster.report.intervals import Interval, of_statistic
@@ -15,9 +15,6 @@ from caster_bench.studies.naming import data_labels
 from caster_bench.studies.paper import number, printed
 from caster_bench.studies.results import Mean, Results, by_stream, mean, shown
 from caster_bench.studies.tables import Section, StudyFigure, Table, points
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 OURS, RIVAL = "source-gda", "knn"
 MIB = 2**20

@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from caster.report.figures import BLUE, VERMILLION, dress, legend
 from caster_bench.studies.naming import GATED, data_labels, names
 from caster_bench.studies.paper import number, paper_name_resnet50, printed
-from caster_bench.studies.results import Mean, Results, mean, shown
+from caster_bench.studies.results import Mean, Results, mean, shown, with_errors
 from caster_bench.studies.score import Score, transport_of
-from caster_bench.studies.tables import Section, StudyFigure, Table, Value, cells, percent, points
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from caster_bench.studies.tables import Section, StudyFigure, Table, Value, cells, points
 
 TITLE = "What the gate buys"
 HOW = (
@@ -154,16 +151,11 @@ def draw(figure: Figure, found: Gate, ink: str) -> None:
     rows = [*found.rows, *found.pooled]
     styles = (("never", ink, "|"), ("always", VERMILLION, "s"), ("gated", BLUE, "o"))
     for shift, (policy, colour, marker) in enumerate(styles):
-        means: list[Mean] = [getattr(row, policy) for row in rows]
-        values = [100 * mean.value for mean in means]
-        ends = [percent(mean.interval) for mean in means]
+        values, errors = with_errors([getattr(row, policy) for row in rows])
         axes.errorbar(
             values,
             [row + 0.22 * (shift - 1) for row in range(len(rows))],
-            xerr=[
-                [v - e.low if e else 0.0 for v, e in zip(values, ends, strict=True)],
-                [e.high - v if e else 0.0 for v, e in zip(values, ends, strict=True)],
-            ],
+            xerr=errors,
             fmt=marker,
             color=colour,
             ms=7,

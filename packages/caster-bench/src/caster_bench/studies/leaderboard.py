@@ -22,14 +22,7 @@ from caster_bench.studies.naming import STAR, STAR_NOTE, names, order_of, titles
 from caster_bench.studies.report import as_html
 from caster_bench.studies.results import Recorded, Results, shown
 from caster_bench.studies.score import Score
-from caster_bench.studies.tables import (
-    Column,
-    Table,
-    Value,
-    as_markdown,
-    in_markdown,
-    points,
-)
+from caster_bench.studies.tables import Column, Table, Value, as_markdown, in_markdown, points
 from caster_bench.sweeps import Spec, Sweep
 
 TEXT, PAGE = "leaderboard.md", "leaderboard.html"
@@ -121,7 +114,7 @@ class Pool:
 
 
 def merge(recorded: Sequence[Results]) -> Pool:
-    """Pool sweeps by the digests of checkpoints and test sets, whatever their names are.
+    """Pool sweeps by the digests of checkpoints and test sets, regardless of their names.
 
     Of a cell that several sweeps have, the first one counts, so that none replaces another's.
     """

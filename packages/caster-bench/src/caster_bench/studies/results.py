@@ -101,6 +101,16 @@ def shown(mean: Mean | None) -> tuple[Value, Value]:
     return (None, None) if mean is None else (points(mean.value), percent(mean.interval))
 
 
+def with_errors(means: Sequence[Mean]) -> tuple[list[float], tuple[list[float], list[float]]]:
+    """Means in percent, and the lengths of their error bars below and above."""
+    values, ends = [100 * mean.value for mean in means], [percent(mean.interval) for mean in means]
+    both = list(zip(values, ends, strict=True))
+    return values, (
+        [v - e.low if e else 0.0 for v, e in both],
+        [e.high - v if e else 0.0 for v, e in both],
+    )
+
+
 def mean(values: Sequence[float] | NDArray[np.float64]) -> Mean:
     """Mean with equal weight per cell.
 

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from caster.report.figures import BLUE, VERMILLION, dress
@@ -18,9 +18,6 @@ from caster_bench.studies.paper import number, paper_name_resnet50, printed
 from caster_bench.studies.results import Results
 from caster_bench.studies.score import Score
 from caster_bench.studies.tables import Section, StudyFigure, Table, Value, points
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 FOG = "fog-3"  # the paper's condition
 TITLE = "Cost"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from caster.report.figures import BLUE, VERMILLION, dress
@@ -36,9 +36,6 @@ from caster_bench.studies.tables import (
     points,
 )
 from caster_bench.sweeps.spec import GATE, Spec
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 TITLE = "One mechanism's certificate gating another's update"
 HOW = (

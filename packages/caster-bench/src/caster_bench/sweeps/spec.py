@@ -1,7 +1,7 @@
 """A sweep in memory: its vocabulary, its cells, and parts of it.
 
-Names of corruptions, orders and schedules are defined here for `caster_bench.data` too: reports read
-sweeps and must not import data.
+Names of corruptions, orders and schedules are defined here rather than in `caster_bench.data`,
+because reports read sweeps and must not import data.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def _check_images(images: Any) -> None:
 
 
 def chunks(shape: tuple[int, ...], most: int) -> Iterator[slice]:
-    """Split images into slices of at most so many values, and at least one image.
+    """Split images into slices of at most `most` values, and at least one image.
 
     >>> list(chunks((5, 2, 2, 3), most=24))
     [slice(0, 2, None), slice(2, 4, None), slice(4, 6, None)]

@@ -169,12 +169,9 @@ def _claim(table: Any, sweep: str, sweeps: dict[str, str]) -> Claim:
             tests.append(_comparison(own, sweep, sweeps))
     if sum(key in table for key in ("tests", "why", "proof")) != 1:
         raise CasterError("a claim has exactly one of 'tests', 'proof' and 'why'")
-    return Claim(
-        **{key: text(table, key) for key in ("id", "says", "where")},
-        tests=tuple(tests),
-        needs=_texts(table, "needs"),
-        **{key: _optional(table, key) for key in ("why", "proof", "limits", "note", "core")},
-    )
+    words: dict[str, Any] = {key: text(table, key) for key in ("id", "says", "where")}
+    words |= {key: _optional(table, key) for key in ("why", "proof", "limits", "note", "core")}
+    return Claim(**words, tests=tuple(tests), needs=_texts(table, "needs"))
 
 
 def _comparison(table: Any, sweep: str, sweeps: dict[str, str]) -> Comparison:
