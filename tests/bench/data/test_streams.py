@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from caster import CasterError
 from caster.io.labels import as_labels, encode, is_by_class
 from caster_bench.data.corruptions import CORRUPTIONS
-from caster_bench.data.corruptions.constants import SEVERITIES
 from caster_bench.data.streams import Condition, StreamSettings, make_stream
+from caster_bench.sweeps.spec import SEVERITIES
 from tests.support.messages import error_line
 
 FOG, SNOW, SNOW5 = Condition("fog", 1), Condition("snow", 1), Condition("snow", 5)

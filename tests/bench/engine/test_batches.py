@@ -10,7 +10,7 @@ from torch import nn
 import caster
 from caster.errors import CasterError
 from caster.models.preprocessing import Preprocessing
-from caster_bench.data.digits import open_data
+from caster_bench.data import open_data
 from caster_bench.data.streams import Condition, StreamSettings, make_stream
 from caster_bench.engine.batches import LabelledBatches, StreamBatches, preprocessor
 from caster_bench.engine.executors.local import allocate_cores, select_devices

@@ -10,8 +10,8 @@ import torch
 
 from caster import state as states
 from caster_bench import methods
+from caster_bench.data import open_data
 from caster_bench.data.corruptions import corrupt
-from caster_bench.data.digits import open_data
 from caster_bench.engine.train import checkpoint
 from caster_bench.records.digest import content, key_of
 from caster_bench.records.store import cells_of, read, scan

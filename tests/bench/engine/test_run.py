@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from caster.errors import CasterError
-from caster_bench.data.digits import open_data
+from caster_bench.data import open_data
 from caster_bench.engine.executors import DIED
 from caster_bench.engine.executors.local import LocalExecutor
 from caster_bench.engine.plan import Costs, groups_of, make_plan

@@ -309,7 +309,7 @@ def test_presets():
     method = cotta(preset="imagenet")
     assert (method.threshold, method.restore, method.lr) == (0.1, 0.001, 0.01)
     assert method.symmetric
-    assert isinstance(method.optimizer, torch.optim.SGD)
+    assert isinstance(method._optimizer, torch.optim.SGD)
 
 
 # ---- augmentations

@@ -110,9 +110,9 @@ def test_steps_match_numpy(mutant):
 def test_parameters_and_presets_are_the_authors():
     assert list(create("deyo", model()).parameters) == list(create("sar", model()).parameters)
     resnet = create("deyo", model(), preset="imagenet")
-    assert (resnet.lr, resnet.drop, type(resnet.optimizer).__name__) == (2.5e-4, 0.3, "SGD")
+    assert (resnet.lr, resnet.drop, type(resnet._optimizer).__name__) == (2.5e-4, 0.3, "SGD")
     vit = create("deyo", model("vit"), preset="imagenet-vit")
-    assert (vit.lr, vit.drop, type(vit.optimizer).__name__) == (1e-3, 0.2, "SGD")
+    assert (vit.lr, vit.drop, type(vit._optimizer).__name__) == (1e-3, 0.2, "SGD")
 
 
 def test_errors():

@@ -214,7 +214,7 @@ def test_published_settings():
     for name, strength in (("eata", 2000.0), ("eta", 0.0)):
         imagenet = create(name, model(), source(), preset="imagenet")
         assert (imagenet.redundancy, imagenet.fisher_strength) == (0.05, strength)
-        assert imagenet.optimizer.defaults["lr"] == 2.5e-4
+        assert imagenet._optimizer.defaults["lr"] == 2.5e-4
         vit = create(name, model("vit"), source("vit"), preset="imagenet-vit")
         assert (vit.redundancy, vit.fisher_strength, vit.lr) == (0.05, strength, 1e-3)
         assert "norm.weight" in vit.parameters

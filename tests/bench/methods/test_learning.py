@@ -50,7 +50,7 @@ def test_a_batch_without_selected_samples_changes_nothing(name, settings):
     for batch in stream(3):
         assert torch.equal(method.predict(batch).logits, statistics.predict(batch).logits)
     assert np.array_equal(learnt(method), start)
-    assert not method.optimizer.state
+    assert not method._optimizer.state
 
 
 EATA = {"redundancy": 1.1, "preset": "adam"}

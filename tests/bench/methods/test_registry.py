@@ -52,7 +52,7 @@ def test_entries_are_complete(entry):
 
 def test_presets_are_settings_that_can_be_overridden():
     method = create("tent", model(), preset="imagenet")
-    assert isinstance(method.optimizer, torch.optim.SGD)
+    assert isinstance(method._optimizer, torch.optim.SGD)
     assert method.lr == 2.5e-4
     assert create("tent", model(), preset="imagenet", lr=0.1).lr == 0.1
     assert isinstance(create("tent+referee", model(), source(), preset="imagenet").method.lr, float)
@@ -63,7 +63,7 @@ def test_presets_are_settings_that_can_be_overridden():
 def test_unknown_names_suggest_known_ones():
     with pytest.raises(CasterError, match="no method 'tnet': did you mean 'tent'"):
         create("tnet", model())
-    assert "no method 'zzzz': there are frozen, source-gda" in error_line(find, "zzzz")
+    assert "no method 'zzzz': choose from frozen, source-gda" in error_line(find, "zzzz")
     for wrong in ("tent+nobody", "tent+referee+certificate", "+referee"):
         assert "no method" in error_line(find, wrong)
     with pytest.raises(CasterError, match="tent has no setting 'rate': its settings are norms"):

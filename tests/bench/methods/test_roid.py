@@ -126,4 +126,4 @@ def test_errors_and_preset():
     with pytest.raises(CasterError, match="temperature of roid must be a number above 0"):
         create("roid", model(), temperature=0.0)
     method = create("roid", model(), preset="imagenet")
-    assert (method.lr, type(method.optimizer).__name__) == (2.5e-4, "SGD")
+    assert (method.lr, type(method._optimizer).__name__) == (2.5e-4, "SGD")

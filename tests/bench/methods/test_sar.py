@@ -98,7 +98,7 @@ def test_recovery_is_exact_and_triggered_by_the_mean_loss():
         assert np.array_equal(learnt(method), start) == (number == 0)
         method.predict(batch)
     assert np.array_equal(learnt(method), start)
-    assert not method.optimizer.state
+    assert not method._optimizer.state
     fresh = create("sar", model(), recovery=recovery)
     assert method.retained() == fresh.retained()
     for batch in hard:
@@ -126,7 +126,7 @@ def test_no_reliable_sample_at_the_worst_point_changes_nothing():
     small, batch = OneChannel(), batches(1)[0]
     kept = create("sar", wrap(small.net), rho=0.01, margin_e0=0.5)
     kept.predict(batch)
-    assert kept.optimizer.state
+    assert kept._optimizer.state
     method = create("sar", wrap(small.net), rho=1.3, margin_e0=0.5)
     start = learnt(method)
     up = slope(lambda to: _reliable(small, batch, to).mean(), start)
@@ -134,7 +134,7 @@ def test_no_reliable_sample_at_the_worst_point_changes_nothing():
     assert (small.entropies(batch, worst) > 0.5 * math.log(3)).all()
     method.predict(batch)
     assert np.array_equal(learnt(method), start)
-    assert not method.optimizer.state
+    assert not method._optimizer.state
     assert all(parameter.grad is None for parameter in method.parameters.values())
 
 
@@ -258,9 +258,9 @@ def test_layers_to_skip_can_be_named():
 
 
 def test_published_settings():
-    assert create("sar", model(), preset="imagenet").optimizer.defaults["lr"] == 2.5e-4
+    assert create("sar", model(), preset="imagenet")._optimizer.defaults["lr"] == 2.5e-4
     vit = create("sar", model("vit"), preset="imagenet-vit")
-    assert (vit.lr, vit.optimizer.defaults["momentum"]) == (1e-3, 0.9)
+    assert (vit.lr, vit._optimizer.defaults["momentum"]) == (1e-3, 0.9)
 
 
 @pytest.mark.parametrize("setting", ["margin_e0", "rho", "recovery", "lr"])

@@ -16,7 +16,6 @@ from rich.text import Text
 from caster.cli.console import PlainConsole, counted, errors, new_table, output, say
 from caster.cli.options import DataRoot
 from caster.errors import CasterError
-from caster_bench.cli.bench_options import Backbones, Methods, Only, Root, Runs, SweepFile
 
 if TYPE_CHECKING:
     from caster_bench.engine.executors import Executor
@@ -25,7 +24,36 @@ if TYPE_CHECKING:
     from caster_bench.engine.run_context import RunContext
     from caster_bench.sweeps import Spec, Sweep
 
-
+SweepFile = Annotated[Path, typer.Argument(metavar="SWEEP", help="TOML file of the sweep.")]
+Runs = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="RUNS", help="Folder of the run. [default: runs/NAME]"),
+]
+Root = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Folder that checkpoint paths are relative to. [default: the current folder]",
+    ),
+]
+Only = Annotated[str | None, typer.Option(metavar="STUDY", help="Only the cells of one study.")]
+Backbones = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--backbone",
+        metavar="NAME",
+        help="Only the cells of this backbone, by its name in the sweep; repeat it for several. "
+        "The others need not exist and are not rejected.",
+    ),
+]
+Methods = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--method",
+        metavar="NAME",
+        help="Only the cells of this method, with any settings; repeat it for several.",
+    ),
+]
 WIDE = 180  # characters, for piped output
 EVERY = 10.0  # seconds between two lines of piped progress
 SHOWN = 8  # running cells in the live table

@@ -9,7 +9,7 @@ import typer
 
 from caster.cli.console import counted, errors, progress_bar, say, size
 from caster.errors import CasterError
-from caster_bench.cli.bench_options import Backbones, Only, Root, Runs, SweepFile
+from caster_bench.cli.bench import Backbones, Only, Root, Runs, SweepFile
 
 if TYPE_CHECKING:
     from caster_bench.records.store import Records

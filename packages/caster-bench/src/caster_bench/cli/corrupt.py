@@ -81,11 +81,10 @@ def corrupt(
 
 
 def _names(values: list[str]) -> list[str]:
-    from caster_bench.data.corruptions import CORRUPTIONS, REPORTED, SPARE
+    from caster_bench.sweeps.spec import GROUPS
 
-    groups = {"all": CORRUPTIONS, "reported": REPORTED, "spare": SPARE}
     words = [word.strip() for value in values for word in value.split(",")]
-    return [name for word in words for name in groups.get(word, (word,))]
+    return [name for word in words for name in GROUPS.get(word, (word,))]
 
 
 def _severities(text: str) -> list[int]:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from functools import cache, partial
 from pathlib import Path
 
-from caster.io.images import Images
+import numpy as np
+from numpy.typing import NDArray
+
+from caster.errors import CasterError
+from caster.io.image_arrays import ArrayImages
+from caster.io.images import Images, open_images
 from caster_bench.data.corrupted_reader import is_corrupted_set, open_corrupted_set
 from caster_bench.data.sets import SETS, open_set
+
+SIDE = 32  # pixels of scikit-learn's digits, enlarged
 
 
 def open_named(source: str, root: Path | None) -> Images | None:
@@ -18,3 +26,38 @@ def open_named(source: str, root: Path | None) -> Images | None:
         return open_corrupted_set(Path(folder), split)
     named = source.partition(":")[0] in SETS and not Path(source).exists()
     return open_set(source, root) if named else None
+
+
+def open_data(source: str, root: Path | None = None) -> Images:
+    """Open labelled images: scikit-learn's digits, or anything that `caster` opens.
+
+    >>> test = open_data("digits:test")
+    >>> len(test), test.read(0).shape, len(test.classes)
+    (896, (32, 32, 3), 10)
+    """
+    name, _, split = source.partition(":")
+    return open_digits(split) if name == "digits" else open_images(source, root, labelled=True)
+
+
+@cache
+def open_digits(split: str) -> Images:
+    """Open one of the two halves that `caster demo` uses: 901 digits to train on, 896 to test."""
+    if split not in ("train", "test"):
+        raise CasterError(f"digits has no split {split!r}: choose digits:train or digits:test")
+    from caster.report.digits_demo import WHITE, split_digits
+
+    digits = split_digits()
+    train = split == "train"
+    images = digits.source if train else digits.target  # (n, 8, 8)
+    labels = digits.source_labels if train else digits.target_labels
+    pixels = np.rint(images / WHITE * 255).astype(np.uint8)
+    name = f"digits:{split}"
+    names = tuple(f"{name}[{i}]" for i in range(len(pixels)))
+    read = partial(_image, pixels)
+    return ArrayImages(name, (), names, labels, np.arange(10), read, share=name)
+
+
+def _image(pixels: NDArray[np.uint8], index: int) -> NDArray[np.uint8]:  # (SIDE, SIDE, 3)
+    scale = SIDE // pixels.shape[1]
+    large = pixels[index].repeat(scale, axis=0).repeat(scale, axis=1)
+    return np.repeat(large[:, :, np.newaxis], 3, axis=2)

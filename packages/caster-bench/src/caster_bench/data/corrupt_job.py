@@ -38,7 +38,6 @@ from caster_bench.data.corrupted_writer import (
 )
 from caster_bench.data.corruptions import CORRUPTIONS, chunks, corrupt
 from caster_bench.data.corruptions.constants import (
-    SEVERITIES,
     TINY_SIDE,
     as_integer,
     check_corruption,
@@ -47,6 +46,7 @@ from caster_bench.data.corruptions.constants import (
 from caster_bench.data.corruptions.digital import require_pillow
 from caster_bench.data.corruptions.textures import photographs, textures_for
 from caster_bench.data.worker_processes import run_in_order
+from caster_bench.sweeps.spec import SEVERITIES
 
 READING, CHECKING, CORRUPTING = "reading images", "checking existing files", "corrupting"
 BATCH = 256  # images read at once

@@ -18,9 +18,10 @@ from caster.io.image_arrays import ArrayImages
 from caster.io.image_files import FileImages, ImageArray, open_folder
 from caster.io.labels import Labels, as_labels, unique_labels
 from caster_bench.data.corrupted_writer import MANIFEST
-from caster_bench.data.corruptions.constants import CORRUPTIONS, SEVERITIES
+from caster_bench.data.corruptions.constants import CORRUPTIONS
 from caster_bench.data.sets.array_loaders import check_arrays, map_npy
 from caster_bench.data.sets.dataset import first_few
+from caster_bench.sweeps.spec import SEVERITIES
 
 log = logging.getLogger("caster")
 

@@ -1,7 +1,7 @@
 """Write a corrupted set in the layout of CIFAR-C or ImageNet-C, with a manifest.
 
 An output is written under a name that ends in `.part`, noted in the manifest when it is complete,
-and then renamed: wherever a run ends, the next one finds one name or the other.
+and then renamed. A later run finds it under one of the two names.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from caster.io.appendable_array import AppendableArray, DamagedError, read_check
 from caster.io.files import file_digest, locked, move_into_place, read_regular, replacing
 from caster.io.image_files import FileImages
 from caster.io.images import Images
-from caster_bench.data.corruptions.constants import SEVERITIES
+from caster_bench.sweeps.spec import SEVERITIES
 
 MANIFEST, LOCK, SCRATCH = "manifest.json", ".lock", ".images.npy"
 FORMAT = 1

@@ -17,16 +17,14 @@ from scipy.special import gammaln
 
 from caster.errors import CasterError
 from caster.io.labels import Labels, as_labels, encode, is_by_class, unique_labels
-from caster_bench.data.corruptions.constants import SEVERITIES, check_corruption
+from caster_bench.data.corruptions.constants import check_corruption
+from caster_bench.sweeps.spec import LAST, ORDERS, SCHEDULES, SEVERITIES, known
 
 Indices = NDArray[np.int64]
 Floats = NDArray[np.float64]
 MOST_SLOTS = 100  # RoTTA: one slot per class, and at most these
-FEW_CLASSES = 30  # up to so many, runs are long by default
+FEW_CLASSES = 30  # up to this many classes, runs are long by default
 LONG_RUNS, SHORT_RUNS = (20, 60), (4, 16)  # of CIFAR-10 and CIFAR-100: images, both inclusive
-ORDERS = ("shuffled", "file", "by-class", "dirichlet", "long-tailed", "runs", "turning")
-SCHEDULES = ("each", "continual", "gradual", "mixed")
-LAST = ("keep", "drop")
 CONCENTRATION = 0.1  # NOTE's and RoTTA's
 LARGEST = 1e12  # larger numbers make no other stream, and sums and powers stay far from overflow
 
@@ -88,9 +86,9 @@ class StreamSettings:
     def __post_init__(self) -> None:
         _check_integer("batch_size", self.batch_size, 1)
         _check_integer("seed", self.seed, 0)
-        _check_choice("order", self.order, ORDERS)
-        _check_choice("schedule", self.schedule, SCHEDULES)
-        _check_choice("last", self.last, LAST)
+        known(self.order, ORDERS, "order")
+        known(self.schedule, SCHEDULES, "schedule")
+        known(self.last, LAST, "last")
         conditions = tuple(self.conditions)
         if not all(isinstance(condition, Condition) for condition in conditions):
             raise CasterError("conditions must be Condition(corruption, severity)")
@@ -100,13 +98,7 @@ class StreamSettings:
         self._check_order_options()
 
     def _check_order_options(self) -> None:
-        for name, order in (
-            ("concentration", "dirichlet"),
-            ("slots", "dirichlet"),
-            ("imbalance", "long-tailed"),
-            ("shortest", "runs"),
-            ("longest", "runs"),
-        ):
+        for name, order in ((name, order) for order, names in ORDERS.items() for name in names):
             if getattr(self, name) is not None and self.order != order:
                 raise CasterError(f"{name} belongs to the order {order!r}, not to {self.order!r}")
         if self.order == "dirichlet":
@@ -140,11 +132,6 @@ def _check_number(name: str, value: Any, least: float, above: bool = False) -> N
         raise CasterError(
             f"{name} must be a number {bound} {least:g} and at most {LARGEST:g}, not {value!r}"
         )
-
-
-def _check_choice(what: str, name: Any, names: tuple[str, ...]) -> None:
-    if name not in names:
-        raise CasterError(f"there is no {what} {name!r}: choose from {', '.join(names)}")
 
 
 # --- the stream ----------------------------------------------------------------------------------

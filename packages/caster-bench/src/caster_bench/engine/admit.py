@@ -16,7 +16,7 @@ from caster.io.files import file_digest
 from caster.models.preprocessing import Preprocessing
 from caster.models.protocol import FrozenModel
 from caster.state import State
-from caster_bench.data.digits import open_data
+from caster_bench.data import open_data
 from caster_bench.engine.batches import LabelledBatches, preprocessor
 from caster_bench.engine.run_context import RunContext
 from caster_bench.engine.shared_images import StoredImages, store_images

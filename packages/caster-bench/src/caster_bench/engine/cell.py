@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -19,7 +20,7 @@ from caster.models.protocol import Outputs
 from caster_bench.data.streams import Batch, Condition, make_stream
 from caster_bench.engine.batches import StreamBatches
 from caster_bench.engine.cell_settings import stream_settings
-from caster_bench.engine.record import CellResult, write_done, write_rejected
+from caster_bench.engine.record import write_done, write_rejected
 from caster_bench.engine.run_context import CPU
 from caster_bench.engine.shared_images import corrupted
 from caster_bench.engine.worker_cache import LoadedBackbone, WorkerCache, tf32_matmul
@@ -85,6 +86,7 @@ class _Group:
             for condition in conditions or [None]
         }
         self.batches = StreamBatches(self.stream, pixels, backbone.preprocess, not spec.alone)
+        self._write = partial(write_done, cache.context, backbone, self.stream)
         cache.retain_methods(specs)
 
     def run(self, specs: Sequence[Spec]) -> None:
@@ -178,19 +180,6 @@ class _Group:
             import torch
 
             torch.cuda.synchronize()
-
-    def _write(
-        self,
-        spec: Spec,
-        method: Method,
-        found: StreamPredictions,
-        frozen: NDArray[np.int64],
-        memory: float | None = None,
-    ) -> None:
-        guard = self.backbone.guard
-        guard.verify()
-        result = CellResult(method, found, frozen, guard.sha256, guard.sha256, memory)
-        write_done(self.cache.context, spec, self.backbone, self.stream, result)
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from caster.errors import CasterError
 from caster.models.pretrained import import_timm
+from caster_bench.sweeps.spec import known
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -282,12 +282,8 @@ def find(name: str) -> Architecture:
     >>> find("swin_tiny").family
     'layer'
     """
-    for architecture in _TRAINED + _PUBLISHED:
-        if architecture.name == name:
-            return architecture
-    near = get_close_matches(name, architectures(), n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(architectures())}"
-    raise CasterError(f"there is no architecture {name!r}: {hint}")
+    found = {architecture.name: architecture for architecture in _TRAINED + _PUBLISHED}
+    return found[name if name in found else known(name, architectures(), "architecture")]
 
 
 def build(

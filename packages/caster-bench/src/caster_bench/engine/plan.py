@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from caster.errors import CasterError
-from caster_bench.data.digits import open_data
+from caster_bench.data import open_data
 from caster_bench.engine.admit import current_admission
 from caster_bench.engine.cell_settings import check_settings, entry_of
 from caster_bench.engine.record import identity_of
@@ -19,7 +19,7 @@ from caster_bench.engine.shared_images import Group
 from caster_bench.methods.registry import Entry
 from caster_bench.records.digest import key_of
 from caster_bench.records.schema import REFUSED, Admission
-from caster_bench.records.store import Record, cells_of, is_whole, read, read_cell, scan
+from caster_bench.records.store import cells_of, is_whole, read, read_cell, scan
 from caster_bench.sweeps import Spec, Sweep, select
 
 Pair = tuple[str, str]  # backbone and data
@@ -219,19 +219,15 @@ def _measured_rates(plan: Plan) -> dict[tuple[str, str, str], float]:
                 specs.append(spec)
     rates = {}
     for name, specs in sampled.items():
-        records = _readable(cells_of(plan.context.out) / plan.keys[spec] for spec in specs)
-        batches = [record.batches for record in records if record.batches is not None]
+        batches = []
+        for spec in specs:
+            with suppress(CasterError):  # damaged: `caster bench verify` reports it
+                record = read(cells_of(plan.context.out) / plan.keys[spec])
+                batches += [record.batches] if record.batches is not None else []
         if batches:
             seconds = sum(float(table.seconds.sum()) for table in batches)
             rates[name] = seconds / sum(int(table.size.sum()) for table in batches)
     return rates
-
-
-def _readable(folders: Iterable[Path]) -> Iterator[Record]:
-    """Yield records, skipping damaged ones, which `caster bench verify` reports."""
-    for folder in folders:
-        with suppress(CasterError):
-            yield read(folder)
 
 
 def _passes(entry: Entry) -> float:

@@ -6,7 +6,7 @@ import os
 import platform
 import subprocess
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -33,18 +33,6 @@ COMMIT = "CASTER_COMMIT"
 LIBRARIES = ("numpy", "scipy", "scikit-learn", "pyarrow", "torch", "timm")
 
 
-@dataclass(frozen=True, eq=False)
-class CellResult:
-    """A method's predictions, the frozen model's, and the digests of the frozen model."""
-
-    method: Method
-    predictions: StreamPredictions
-    frozen: NDArray[np.int64]  # (N,) classes; -1 without a head
-    sha256_before: str | None
-    sha256_after: str | None
-    peak_memory: float | None  # MiB, for a timed cell on a GPU
-
-
 def identity_of(spec: Spec, admission: Admission) -> dict[str, Any]:
     """Return everything that determines a cell's record; its digest is the cell's key.
 
@@ -66,16 +54,25 @@ def identity_of(spec: Spec, admission: Admission) -> dict[str, Any]:
 
 
 def write_done(
-    context: RunContext, spec: Spec, backbone: LoadedBackbone, stream: Stream, result: CellResult
+    context: RunContext,
+    backbone: LoadedBackbone,
+    stream: Stream,
+    spec: Spec,
+    method: Method,
+    found: StreamPredictions,  # by the method
+    frozen: NDArray[np.int64],  # (N,) classes that the frozen model predicts; -1 without a head
+    peak_memory: float | None = None,  # MiB, for a timed cell on a GPU
 ) -> None:
-    """Write the record of a completed cell."""
-    plan, found = list(stream), result.predictions
+    """Verify that the frozen model is unchanged, and write the record of a completed cell."""
+    backbone.guard.verify()
+    plan, entry = list(stream), entry_of(spec.method)
+    inner = method.method if isinstance(method, Gated) else method
     rows = np.concatenate([batch.rows for batch in plan])
     sizes = np.array([len(batch.rows) for batch in plan])
     samples = {
         "index": rows,
         "label": backbone.labels[rows],
-        "frozen": result.frozen,
+        "frozen": frozen,
         "prediction": found.classes,
         "batch": np.repeat(np.arange(len(plan)), sizes),
     }
@@ -95,13 +92,19 @@ def write_done(
         status=DONE,
         reason=None,
         admission=_describe_admission(backbone.admission),
-        method=_describe_method(spec, result.method),
-        frozen={"before": result.sha256_before, "after": result.sha256_after},
+        method={
+            "inert": bool(getattr(inner, "inert", False)),
+            "gradients": entry.gradients,
+            "revision": entry.revision,
+            "settings": settings_of(spec),
+            "retained": asdict(method.retained()),
+        },
+        frozen={"before": backbone.guard.sha256, "after": backbone.guard.sha256},
         stream={
             "relative_diversity": stream.diversity.relative,
             "class_ordered": stream.is_class_ordered,
         },
-        memory={"peak": result.peak_memory},
+        memory={"peak": peak_memory},
         software=software() | {"commit": commit()},
         hardware=_hardware(context.device),
     )
@@ -140,17 +143,6 @@ def _describe_admission(admission: Admission) -> dict[str, Any]:
         "n": admission.n,
         "threshold": admission.threshold,
         "admitted": admission.admitted,
-    }
-
-
-def _describe_method(spec: Spec, method: Method) -> dict[str, Any]:
-    inner = method.method if isinstance(method, Gated) else method
-    return {
-        "inert": bool(getattr(inner, "inert", False)),
-        "gradients": entry_of(spec.method).gradients,
-        "revision": entry_of(spec.method).revision,
-        "settings": settings_of(spec),
-        "retained": asdict(method.retained()),
     }
 
 

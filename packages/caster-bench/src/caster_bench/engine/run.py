@@ -61,11 +61,6 @@ class Summary:
         """Share of the workers' busy time outside models and methods; None if never busy."""
         return None if self.busy == 0 else 1 - self.passes / self.busy
 
-    def log_line(self) -> str:
-        """Return the summary as a line of the run's log."""
-        values = {"ended": int(time.time()), "engine": self.engine} | asdict(self)
-        return json.dumps(values) + "\n"
-
 
 def run(
     sweep: Sweep,
@@ -233,7 +228,8 @@ def _conclude(plan: Plan, summary: Summary) -> Summary:
         shutil.rmtree(plan.context.images, ignore_errors=True)
     if summary.workers:
         with (plan.context.out / LOG).open("a", encoding="utf-8") as log:
-            log.write(summary.log_line())
+            line = {"ended": int(time.time()), "engine": summary.engine} | asdict(summary)
+            log.write(json.dumps(line) + "\n")
     return summary
 
 

@@ -21,8 +21,8 @@ from caster.io.image_files import ImageArray
 from caster.io.images import Images
 from caster.io.labels import encode, unique_labels
 from caster.models.preprocessing import Preprocessing
+from caster_bench.data import open_data
 from caster_bench.data.corruptions import corrupt
-from caster_bench.data.digits import open_data
 from caster_bench.data.streams import Condition, generator
 from caster_bench.engine.run_context import RunContext
 from caster_bench.records.schema import Admission

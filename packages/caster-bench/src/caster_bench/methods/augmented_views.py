@@ -23,9 +23,9 @@ Numbers = float | Sequence[float]  # one for all channels, or one per channel
 
 
 class ImageRange:
-    """Check a model's image batches, and know the values of black and white in them.
+    """Validate image batches, and find the values of black and white in them.
 
-    These come from the model's preprocessing if it has one, else from `mean` and `std`, else from
+    They come from the model's preprocessing if it has one, else from `mean` and `std`, else from
     the smallest and largest value of each batch.
     """
 

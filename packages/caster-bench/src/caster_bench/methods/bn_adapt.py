@@ -2,41 +2,43 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from caster.models.protocol import FrozenModel
 from caster_bench.methods.network import (
     Network,
+    TorchMethod,
     check_finite,
     first_input,
     gradients,
     norm_layers,
-    require_torch,
     source_statistics,
     store_source_statistics,
     to_device,
     use_batch_statistics,
 )
 from caster_bench.methods.protocol import (
-    Frozen,
     Prediction,
     Retained,
     check_number,
     inert_prediction,
     warn_inert,
 )
-from caster_bench.methods.source import Source, class_columns
+from caster_bench.methods.source import Source
 
 REVISION = 1
 
 
-class BNAdapt:
+@dataclass(eq=False, repr=False)
+class BNAdapt(TorchMethod):
     """Normalise by N/(N+n) of the source's statistics and n/(N+n) of a batch of n samples.
 
-    Schneider et al. 2020. `prior` is N; 0 uses batch statistics only, as Tent without its update.
+    Schneider et al., "Improving robustness against common corruptions by covariate shift
+    adaptation", NeurIPS 2020. `prior` is N; 0 uses batch statistics only, as Tent without its
+    update.
 
     >>> from caster import wrap
     >>> net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 2))
@@ -44,25 +46,23 @@ class BNAdapt:
     ('1',)
     """
 
-    def __init__(
-        self, model: FrozenModel, source: Source, *, name: str = "bn-adapt", prior: float = 0.0
-    ) -> None:
-        check_number(name, prior=prior)
-        self.name = name
-        self.model = require_torch(model, name)
-        self.frozen = Frozen(model, source)
-        self.prior = prior
-        self._network = Network(self.model, class_columns(source, name))
+    name: str = "bn-adapt"
+    prior: float = 0.0
+
+    def __post_init__(self, source: Source) -> None:
+        check_number(self.name, prior=self.prior)
+        super().__post_init__(source)
+        self._network = Network(self.model, self.columns)
         module = self._network.module
         found = norm_layers(module, ("batch",))
         self.layers = tuple(k for k, layer in found.items() if layer.running_mean is not None)
         if not self.layers:
-            warn_inert(name, model, "BatchNorm with running statistics")
-        elif prior == 0:
+            warn_inert(self.name, self.model, "BatchNorm with running statistics")
+        elif self.prior == 0:
             use_batch_statistics(module)
         else:
             for layer in self.layers:
-                mix_statistics(found[layer], prior)
+                mix_statistics(found[layer], self.prior)
 
     @property
     def inert(self) -> bool:

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from caster.core.arrays import like
 from caster.core.linalg import symmetric_roots
 from caster.errors import CasterError
-from caster.models.protocol import FrozenModel, Outputs
+from caster.models.protocol import Outputs
 from caster_bench.methods.features import LinearHead, finite_features, full_precision
-from caster_bench.methods.protocol import (
-    Frozen,
-    OnFeatures,
-    Prediction,
-    Retained,
-    check_number,
-    nbytes,
-)
+from caster_bench.methods.protocol import FeatureMethod, Prediction, Retained, check_number, nbytes
 from caster_bench.methods.source import Source
 
 REVISION = 1
 
 
-class Coral(OnFeatures):
+@dataclass(eq=False, repr=False)
+class Coral(FeatureMethod):
     """Whiten a batch's features, colour them with the source's covariance, and classify.
 
-    Sun, Feng and Saenko 2016, in the other direction: they map the source to the target and train
+    Sun, Feng and Saenko, "Return of Frustratingly Easy Domain Adaptation", AAAI 2016, in the other
+    direction: they map the source to the target and train
     a classifier on it; here the classifier is frozen, so the target is mapped to the source.
     h becomes m_s + (h - m_t) (C_t + r I)^(-1/2) (C_s + r I)^(1/2), with full d x d covariances.
 
@@ -37,32 +32,33 @@ class Coral(OnFeatures):
     covariance, and is answered by the frozen model.
     """
 
-    def __init__(
-        self, model: FrozenModel, source: Source, *, name: str = "coral", ridge: float = 1.0
-    ) -> None:
-        super().__init__(model)
-        check_number(name, above=True, ridge=ridge)
-        self.name = name
-        self.frozen = Frozen(model, source)
-        head = LinearHead(model, source, name)
+    name: str = "coral"
+    ridge: float = 1.0
+
+    def __post_init__(self, source: Source) -> None:
+        check_number(self.name, above=True, ridge=self.ridge)
+        super().__post_init__(source)
+        head = LinearHead(self.model, source, self.name)
         moments = RunningMoments()
-        for images, _ in source.labelled(name):
-            outputs = model(images)
-            features = finite_features(outputs, name)
+        for images, _ in source.labelled(self.name):
+            outputs = self.model(images)
+            features = finite_features(outputs, self.name)
             with full_precision(features):
                 moments.add(features)
         with full_precision(features):
             weight, bias = (part.double() for part in head(outputs))
             covariance = moments.covariance
-            self._lam = float(scaled_ridge(covariance, ridge))
+            self._lam = float(scaled_ridge(covariance, self.ridge))
             if self._lam <= 0:
-                raise CasterError(f"{name}: the source's features do not vary")
+                raise CasterError(f"{self.name}: the source's features do not vary")
             root, _ = symmetric_roots(covariance / self._lam, 1.0)
             # Colouring and classifier are both fixed: one (d, C) matrix does both.
             self._weight = (root @ weight.T).to(features)
             self._bias = (moments.mean @ weight.T + bias).to(features)
             if not bool(self._weight.isfinite().all()):  # how the roots fail on a GPU
-                raise CasterError(f"{name}: a ridge of {ridge} is too small for these features")
+                raise CasterError(
+                    f"{self.name}: a ridge of {self.ridge} is too small for these features"
+                )
 
     def answer(self, outputs: Outputs) -> Prediction:
         """Return logits of the aligned features."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from caster.errors import CasterError
-from caster.models.protocol import FrozenModel
 from caster_bench.methods.augmented_views import Augmentation, ImageRange, Numbers, draw_seed
 from caster_bench.methods.gradient_method import GradientMethod, OptimizerName, cross_entropy
 from caster_bench.methods.network import Network, gradients, use_batch_statistics
@@ -18,15 +18,17 @@ from caster_bench.methods.source import Source
 REVISION = 1
 
 
+@dataclass(eq=False, repr=False)
 class CoTTA(GradientMethod):
     """Train a student on its teacher's predictions; the teacher is the student's moving average.
 
-    Wang et al. 2022. If the source network's mean confidence on a batch is below `threshold`, the
-    teacher's logits are averaged over `augmentations` augmented copies. After the student's step
-    the teacher moves towards it by 1 - `ema`, and every entry of the student is restored to its
-    source value with probability `restore`. The answer is the teacher's, from before the step. All
-    parameters are learnt; BatchNorm uses batch statistics in all three networks. Unlike in the
-    reference, dropout stays off.
+    Wang et al., "Continual Test-Time Domain Adaptation", CVPR 2022. If the source network's mean
+    confidence on a batch is below `threshold`, the teacher's logits are averaged over
+    `augmentations` augmented copies. The student takes a step on the cross-entropy with the
+    teacher; the teacher becomes `ema` teacher + (1 - `ema`) student; and every entry of the student
+    is restored to its source value with probability `restore`. The answer is the teacher's, from
+    before the step. All parameters are learnt; BatchNorm uses batch statistics in all three
+    networks. Unlike in the reference, dropout stays off.
 
     Augmentation needs the values of black and white. They come from the model's preprocessing if
     it has one, else from `mean` and `std` if pixels in [0, 1] were normalised by those (0 and 1 if
@@ -41,33 +43,24 @@ class CoTTA(GradientMethod):
     ['1.weight', '1.bias']
     """
 
-    def __init__(
-        self,
-        model: FrozenModel,
-        source: Source,
-        *,
-        name: str = "cotta",
-        optimizer: OptimizerName = "adam",
-        lr: float = 1e-3,
-        threshold: float = 0.92,
-        augmentations: int = 32,
-        ema: float = 0.999,
-        restore: float = 0.01,
-        symmetric: bool = False,
-        mean: Numbers | None = None,
-        std: Numbers | None = None,
-        seed: int = 0,
-    ) -> None:
-        check_number(name, high=1, threshold=threshold, ema=ema, restore=restore)
-        check_count(name, augmentations=augmentations)
-        self.threshold = threshold
-        self.augmentations = augmentations
-        self.ema = ema
-        self.restore = restore
-        self.symmetric = symmetric
-        self.seed = seed
-        super().__init__(model, source, name=name, norms=("batch",), optimizer=optimizer, lr=lr)
-        self._range = ImageRange(self.model, name, mean, std)
+    name: str = "cotta"
+    optimizer: OptimizerName = "adam"
+    threshold: float = 0.92
+    augmentations: int = 32
+    ema: float = 0.999
+    restore: float = 0.01
+    symmetric: bool = False
+    mean: Numbers | None = None
+    std: Numbers | None = None
+    seed: int = 0
+
+    def __post_init__(self, source: Source) -> None:
+        check_number(
+            self.name, high=1, threshold=self.threshold, ema=self.ema, restore=self.restore
+        )
+        check_count(self.name, augmentations=self.augmentations)
+        super().__post_init__(source)
+        self._range = ImageRange(self.model, self.name, self.mean, self.std)
 
     def eligible(self, module: nn.Module) -> dict[str, nn.Parameter]:
         """Select every parameter."""
@@ -149,6 +142,6 @@ class CoTTA(GradientMethod):
 
     def _copy(self) -> Network:
         with gradients():
-            network = Network(self.model, self._columns)
+            network = Network(self.model, self.columns)
         use_batch_statistics(network.module)
         return network

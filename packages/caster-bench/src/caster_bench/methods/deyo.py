@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from caster.errors import CasterError
-from caster.models.protocol import FrozenModel
 from caster_bench.methods.gradient_method import GradientMethod, OptimizerName, entropy
 from caster_bench.methods.network import affine_parameters, norm_layers
 from caster_bench.methods.protocol import check_count, check_number
@@ -20,15 +20,19 @@ from caster_bench.methods.source import Source
 REVISION = 1
 
 
+@dataclass(eq=False, repr=False)
 class DeYO(GradientMethod):
     """Reduce the weighted entropy of samples that shuffled patches make less certain.
 
-    Lee et al. 2024. A sample is selected if its entropy is below `margin` ln C and if its predicted
-    class loses more than `drop` of its probability when `patches` x `patches` patches of the image
-    change places at random. Its weight is exp(`margin_e0` ln C - entropy) + exp(loss of
-    probability). Parameters are SAR's: scales and shifts of normalisation layers before the last
-    blocks. Needs gradients and one more forward pass of shuffled images; keeps nothing but the
-    optimizer's state. A batch without a selected sample changes nothing.
+    Lee et al., "Entropy Is Not Enough for Test-Time Adaptation: From the Perspective of
+    Disentangled Factors", ICLR 2024. A sample is selected if its entropy H is below `margin` ln C,
+    and if its predicted class loses PLPD > `drop` of its probability when `patches` x `patches`
+    patches of the image change places at random. Its weight is exp(`margin_e0` ln C - H) +
+    exp(PLPD). A batch without a selected sample changes nothing.
+
+    The learnt parameters are SAR's: scales and shifts of normalisation layers before the last
+    blocks. Each step needs another forward pass, of shuffled images; nothing is kept but the
+    optimizer's state.
 
     The default optimizer and `drop` are those of the authors' wild settings and of ports to CIFAR;
     presets "imagenet" (`drop` 0.3, for BatchNorm) and "imagenet-vit" are the authors'.
@@ -39,30 +43,20 @@ class DeYO(GradientMethod):
     ['1.weight', '1.bias']
     """
 
-    def __init__(
-        self,
-        model: FrozenModel,
-        source: Source,
-        *,
-        name: str = "deyo",
-        norms: Sequence[str] = ("batch", "layer", "group"),
-        optimizer: OptimizerName = "adam",
-        lr: float = 1e-3,
-        margin: float = 0.5,
-        margin_e0: float = 0.4,
-        drop: float = 0.2,
-        patches: int = 4,
-        seed: int = 0,
-    ) -> None:
-        check_number(name, margin=margin, margin_e0=margin_e0)
-        check_number(name, -1, 1, drop=drop)
-        check_count(name, patches=patches)
-        self.margin = margin
-        self.margin_e0 = margin_e0
-        self.drop = drop
-        self.patches = patches
-        self.seed = seed
-        super().__init__(model, source, name=name, norms=norms, optimizer=optimizer, lr=lr)
+    name: str = "deyo"
+    norms: Sequence[str] = ("batch", "layer", "group")
+    optimizer: OptimizerName = "adam"
+    margin: float = 0.5
+    margin_e0: float = 0.4
+    drop: float = 0.2
+    patches: int = 4
+    seed: int = 0
+
+    def __post_init__(self, source: Source) -> None:
+        check_number(self.name, margin=self.margin, margin_e0=self.margin_e0)
+        check_number(self.name, -1, 1, drop=self.drop)
+        check_count(self.name, patches=self.patches)
+        super().__post_init__(source)
 
     def eligible(self, module: nn.Module) -> dict[str, nn.Parameter]:
         """Select scales and shifts of the normalisation layers before the last blocks."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 from torch.nn.functional import cross_entropy as label_cross_entropy
 
-from caster.models.protocol import FrozenModel
 from caster.models.torch import TorchModel
 from caster_bench.methods.gradient_method import GradientMethod, OptimizerName, entropy
 from caster_bench.methods.network import Network, gradients, to_device
@@ -23,16 +23,20 @@ MEAN_DECAY = 0.9  # of the running mean of probabilities, per batch
 FISHER_BATCH = 64
 
 
+@dataclass(eq=False, repr=False)
 class EATA(GradientMethod):
     """Reduce the weighted entropy of selected samples, anchored to the source weights.
 
-    Niu et al. 2022. A sample is selected if its entropy is below `margin_e0` ln C and, once there
-    is a running mean of the selected samples' probabilities, if the cosine of its own to that mean
-    is below `redundancy`. Lower entropy gives more weight. `fisher_strength` penalises changes of
-    parameters in proportion to their Fisher information on the first `fisher_samples` source
-    images (or all, if there are fewer), which should not be sorted by class. Their labels are not
-    used. Strength 0 is ETA and needs no source images. A batch without a selected sample changes
-    nothing.
+    Niu et al., "Efficient Test-Time Model Adaptation without Forgetting", ICML 2022. With the
+    entropy H(p) of a prediction p and E_0 = `margin_e0` ln C, a sample is reliable if H(p) < E_0,
+    and non-redundant if |cos(p, m)| < `redundancy`, where m is the running mean of p over the
+    samples selected so far. The loss is the mean of exp(E_0 - H(p)) H(p) over selected samples,
+    plus `fisher_strength` sum_i F_i (θ_i - θ_i⁰)² over parameters θ with source values θ⁰. A batch
+    without a selected sample changes nothing.
+
+    F is the Fisher information on the first `fisher_samples` source images (or all, if there are
+    fewer), which should not be sorted by class; their labels are not used. Strength 0 is ETA and
+    needs no source images.
 
     SGD with momentum is the authors' optimizer. Their code has a rate for ImageNet only (preset
     "imagenet"); 1e-3 and the other defaults are those of ports to CIFAR-10, which use SGD or Adam
@@ -45,35 +49,30 @@ class EATA(GradientMethod):
     tensor([0])
     """
 
-    def __init__(
-        self,
-        model: FrozenModel,
-        source: Source,
-        *,
-        name: str = "eata",
-        norms: Sequence[str] = ("batch",),
-        optimizer: OptimizerName = "sgd",
-        lr: float = 1e-3,
-        margin_e0: float = 0.4,
-        redundancy: float = 0.4,
-        fisher_strength: float = 1.0,
-        fisher_samples: int = 2000,
-    ) -> None:
+    name: str = "eata"
+    norms: Sequence[str] = ("batch",)
+    optimizer: OptimizerName = "sgd"
+    margin_e0: float = 0.4
+    redundancy: float = 0.4
+    fisher_strength: float = 1.0
+    fisher_samples: int = 2000
+
+    def __post_init__(self, source: Source) -> None:
         check_number(
-            name, margin_e0=margin_e0, redundancy=redundancy, fisher_strength=fisher_strength
+            self.name,
+            margin_e0=self.margin_e0,
+            redundancy=self.redundancy,
+            fisher_strength=self.fisher_strength,
         )
-        check_count(name, fisher_samples=fisher_samples)
-        self.margin_e0 = margin_e0
-        self.redundancy = redundancy
-        self.fisher_strength = fisher_strength
-        super().__init__(model, source, name=name, norms=norms, optimizer=optimizer, lr=lr)
+        check_count(self.name, fisher_samples=self.fisher_samples)
+        super().__post_init__(source)
         # Fixed by the source, so no reset changes them. Both are flattened: a hundred small
         # tensors would cost more than the rest of a step.
         self.fisher: Tensor | None = None  # information of all parameters, flat
         self._origin: Tensor | None = None
-        if fisher_strength > 0 and not self.inert:
-            labelled = source.labelled(name)
-            images = first_images(self.model, labelled, fisher_samples, FISHER_BATCH)
+        if self.fisher_strength > 0 and not self.inert:
+            labelled = source.labelled(self.name)
+            images = first_images(self.model, labelled, self.fisher_samples, FISHER_BATCH)
             with gradients():
                 found = fisher_information(self.network, self.parameters, images)
                 self.fisher, self._origin = _flat(found.values()), _flat(self.origin.values())
@@ -91,7 +90,7 @@ class EATA(GradientMethod):
             self.descend(self.weighted_entropy(logits[selected]) + self.penalty())
 
     def selected(self, logits: Tensor) -> Tensor:  # (B, C) -> row numbers
-        """Rows of samples that are reliable and unlike those seen before."""
+        """Rows of reliable, non-redundant samples."""
         good = entropy(logits) < self._margin(logits)
         if self._mean is not None:
             cosine = cosine_similarity(self._mean[None], logits.softmax(dim=1), dim=1)
@@ -99,7 +98,7 @@ class EATA(GradientMethod):
         return good.nonzero()[:, 0]
 
     def weighted_entropy(self, logits: Tensor) -> Tensor:  # (B, C) -> ()
-        """Mean entropy with weights exp(margin - entropy)."""
+        """Mean of exp(E_0 - H) H over selected samples."""
         entropies = entropy(logits)
         weights = (self._margin(logits) - entropies.detach()).exp()
         return (weights * entropies).mean()

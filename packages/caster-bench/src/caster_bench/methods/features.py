@@ -41,7 +41,7 @@ def finite_features(outputs: Outputs, name: str) -> Tensor:  # (B, d)
 
 @contextmanager
 def full_precision(features: Tensor) -> Iterator[None]:
-    """Compute in the features' own precision without gradients, whatever the caller's mode."""
+    """Compute in the features' own precision without gradients, regardless of the caller's mode."""
     with gradients(False), torch.autocast(features.device.type, enabled=False):
         yield
 

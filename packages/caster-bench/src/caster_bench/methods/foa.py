@@ -15,24 +15,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from caster.errors import CasterError
-from caster.models.protocol import FrozenModel
 from caster.models.torch import as_rows
 from caster_bench.methods.network import (
     Network,
+    TorchMethod,
+    first_source_images,
     gradients,
-    require_torch,
     share_weights,
     to_device,
 )
-from caster_bench.methods.protocol import (
-    Frozen,
-    Prediction,
-    Retained,
-    check_count,
-    check_number,
-    nbytes,
-)
-from caster_bench.methods.source import Source, class_columns
+from caster_bench.methods.protocol import Prediction, Retained, check_count, check_number, nbytes
+from caster_bench.methods.source import Source
 
 REVISION = 1
 Block = nn.Module
@@ -49,51 +42,46 @@ class Trial:
     mean: Tensor  # (d,), of the classifier's input over the batch and all candidates
 
 
-class FOA:
+@dataclass(eq=False, repr=False)
+class FOA(TorchMethod):
     """Add prompts to a vision transformer's tokens that make a batch look like the source.
 
-    Niu et al. 2024. Every batch is evaluated with `population` candidates: CMA-ES draws all but
-    one, and the last is the best of the previous batch. Their fitness updates the search: entropy,
-    plus `strength` B/64 times the squared distance of class tokens to the source's in mean and
-    standard deviation, over all layers. (A single image has no deviation and is compared by its
-    means.) The answer is the best candidate's, with the classifier's input shifted by the source's
-    mean minus a running mean with `momentum`.
+    Niu et al., "Test-Time Model Adaptation with Only Forward Passes", ICML 2024. Every batch is
+    evaluated with `population` candidates: CMA-ES draws all but one, and the last is the best of
+    the previous batch. Their fitness updates the search: entropy, plus `strength` B/64 times the
+    squared distance of class tokens to the source's in mean and standard deviation, over all
+    layers. (A single image has no deviation and is compared by its means.) The answer is the best
+    candidate's, with the classifier's input shifted by the source's mean minus a running mean with
+    `momentum`.
 
     Source statistics come from the first `samples` source images. Weights are shared with the
     frozen model. The search keeps two matrices with a row and a column for every number in the
     prompts, and decomposes one of them now and then: 42 MB each for 3 prompts of width 768.
     """
 
-    def __init__(
-        self,
-        model: FrozenModel,
-        source: Source,
-        *,
-        name: str = "foa",
-        prompts: int = 3,
-        population: int = 28,
-        strength: float = 0.4,
-        momentum: float = 0.9,
-        samples: int = 64,
-        seed: int = 0,
-    ) -> None:
-        check_count(name, 1, prompts=prompts)
-        check_count(name, 4, population=population)
-        check_count(name, 2, samples=samples)
-        check_number(name, strength=strength)
-        check_number(name, high=1, momentum=momentum)
-        self.name = name
-        self.model = require_torch(model, name)
-        self.frozen = Frozen(model, source)
-        self.prompts = prompts
-        self.population = population
-        self.strength = strength
-        self.momentum = momentum
-        self.seed = seed
+    name: str = "foa"
+    prompts: int = 3
+    population: int = 28
+    strength: float = 0.4
+    momentum: float = 0.9
+    samples: int = 64
+    seed: int = 0
+
+    def __post_init__(self, source: Source) -> None:
+        check_count(self.name, 1, prompts=self.prompts)
+        check_count(self.name, 4, population=self.population)
+        check_count(self.name, 2, samples=self.samples)
+        check_number(self.name, strength=self.strength)
+        check_number(self.name, high=1, momentum=self.momentum)
+        super().__post_init__(source)
         with gradients(False):
-            batches = self._source_images(source, samples)
-            self.network = share_weights(Network(self.model, class_columns(source, name)))
-            self._tokens = PromptedTransformer(self.network, batches[0], name)
+            batches = list(first_source_images(self.model, source, self.samples, self.name))
+            if sum(map(len, batches)) < 2:
+                raise CasterError(
+                    f"{self.name} needs at least 2 source images to measure their spread"
+                )
+            self.network = share_weights(Network(self.model, self.columns))
+            self._tokens = PromptedTransformer(self.network, batches[0], self.name)
             layers = torch.cat([self._tokens(batch)[1] for batch in batches])
             self.source_std, self.source_mean = torch.std_mean(layers, dim=0)
         self.reset()
@@ -168,25 +156,12 @@ class FOA:
             optimizer=self._search.nbytes() + nbytes(*self._candidates[:-1]),
         )
 
-    def _source_images(self, source: Source, samples: int) -> list[Tensor]:
-        """The first source images, in the batches they come in."""
-        batches: list[Tensor] = []
-        missing = samples
-        for images, _ in source.labelled(self.name):
-            batches.append(to_device(self.model, images)[:missing])
-            missing -= len(batches[-1])
-            if missing == 0:
-                break
-        if samples - missing < 2:
-            raise CasterError(f"{self.name} needs at least 2 source images to measure their spread")
-        return batches
-
 
 class Search:
     """CMA-ES from the cma library, with a full covariance as in FOA's reference code.
 
-    cma draws from NumPy's global generator, whatever generator it is given. So every call runs
-    with the search's own generator state, and the caller's is restored.
+    cma always draws from NumPy's global generator. So every call runs with the search's own
+    generator state, and then restores the caller's.
 
     >>> search = Search(3, population=6, seed=1)
     >>> points = search.ask()
@@ -208,7 +183,7 @@ class Search:
             return list(self._strategy.ask())
 
     def tell(self, points: list[Point], values: list[float]) -> None:
-        """Update with the values of points, lower is better; points not asked for are allowed."""
+        """Update with the values of points, asked for or not; lower is better."""
         with self._own_random_state():
             self._strategy.tell(points, values, copy=True)
 
@@ -258,7 +233,9 @@ class PromptedTransformer:
         self._head_name = str(network.model.head)
         self._head = network.module.get_submodule(self._head_name)
         blocks, self.width = self._find_blocks(batch)
-        self.fan_in = _fan_in(network.module)
+        layers = network.module.modules()
+        embedding = next(m for m in layers if isinstance(m, nn.Conv2d | nn.Linear))
+        self.fan_in = embedding.weight[0].numel()
         blocks[0].register_forward_pre_hook(self._insert_prompts)
         blocks[-1].register_forward_hook(self._remove_prompts)
         for block in blocks[1:]:
@@ -377,11 +354,6 @@ def _is_list_of_one_class(module: nn.Module) -> bool:
     return plain and len({type(block) for block in module.children()}) == 1
 
 
-def _fan_in(module: nn.Module) -> int:
-    first = next(m for m in module.modules() if isinstance(m, nn.Conv2d | nn.Linear))
-    return first.weight[0].numel()
-
-
 def _tokens_of(output: Any) -> Tensor:
     """Tokens that a block returns: a tensor, or the first of a tuple."""
     tokens: Tensor = output[0] if isinstance(output, tuple) else output
@@ -394,5 +366,5 @@ def _with_tokens(output: Any, tokens: Tensor) -> Any:
 
 def _set_others_to_nan(block: Block, inputs: Any, output: Any) -> Any:
     tokens = _tokens_of(output).clone()
-    tokens[:, 1:] = torch.nan  # whatever reads them is NaN
+    tokens[:, 1:] = torch.nan  # an output that reads them is NaN
     return _with_tokens(output, tokens)

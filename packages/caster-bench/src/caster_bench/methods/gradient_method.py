@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -12,20 +13,18 @@ from torch.nn.functional import log_softmax
 from torch.optim import SGD, Adam, Optimizer
 
 from caster.errors import CasterError
-from caster.models.protocol import FrozenModel
 from caster_bench.methods.network import (
     Network,
+    TorchMethod,
     affine_parameters,
     check_finite,
     gradients,
     norm_layers,
-    require_torch,
     to_device,
     use_batch_statistics,
     validate_norms,
 )
 from caster_bench.methods.protocol import (
-    Frozen,
     Prediction,
     Retained,
     check_number,
@@ -33,7 +32,7 @@ from caster_bench.methods.protocol import (
     nbytes,
     warn_inert,
 )
-from caster_bench.methods.source import Source, class_columns
+from caster_bench.methods.source import Source
 
 OptimizerName = Literal["adam", "sgd"]
 NORM_NAMES = {"batch": "BatchNorm", "layer": "LayerNorm", "group": "GroupNorm"}
@@ -53,11 +52,13 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:  # (B, C), (B, C) -
     return -(target.softmax(dim=1) * log_softmax(logits, dim=1)).sum(dim=1)
 
 
-class GradientMethod:
+@dataclass(eq=False, repr=False)
+class GradientMethod(TorchMethod):
     """Answer with a copy of the network, then take an optimizer step on it.
 
-    Subclasses define the step. By default the scales and shifts of normalisation layers of the
-    kinds in `norms` are learnt; if BatchNorm is among them, it uses batch statistics.
+    A subclass defines the step, and declares as fields the settings that users may change. By
+    default it learns the scales and shifts of the normalisation layers of the kinds in `norms`, and
+    BatchNorm, if it is among them, uses batch statistics.
 
     Attributes
     ----------
@@ -65,30 +66,22 @@ class GradientMethod:
     inert : whether there are none, so that the method answers as the frozen model.
     """
 
-    def __init__(
-        self,
-        model: FrozenModel,
-        source: Source,
-        *,
-        name: str,
-        norms: Sequence[str],
-        optimizer: OptimizerName,
-        lr: float,
-    ) -> None:
-        check_number(name, lr=lr)
-        if optimizer not in ("adam", "sgd"):
-            raise CasterError(f"optimizer of {name} must be adam or sgd, not {optimizer!r}")
-        self.name = name
-        self.model = require_torch(model, name)
-        self.frozen = Frozen(model, source)
-        self.norms = validate_norms(norms, name)
-        self.lr = lr
-        self._optimizer_name = optimizer
-        self._columns = class_columns(source, name)
+    norms: Sequence[str] = field(default=("batch",), init=False)
+    optimizer: OptimizerName = field(default="adam", init=False)
+    lr: float = 1e-3
+
+    def __post_init__(self, source: Source) -> None:
+        check_number(self.name, lr=self.lr)
+        if self.optimizer not in ("adam", "sgd"):
+            raise CasterError(
+                f"optimizer of {self.name} must be adam or sgd, not {self.optimizer!r}"
+            )
+        self.norms = validate_norms(self.norms, self.name)
+        super().__post_init__(source)
         self.reset()
         if self.inert:
             kinds = " or ".join(NORM_NAMES[norm] for norm in self.norms)
-            warn_inert(name, model, f"{kinds} to learn")
+            warn_inert(self.name, self.model, f"{kinds} to learn")
 
     @property
     def inert(self) -> bool:
@@ -107,7 +100,7 @@ class GradientMethod:
             return
         self.model.verify()  # otherwise the copy could be of a changed model
         with gradients():  # a copy made in inference mode could never learn
-            self.network = Network(self.model, self._columns)
+            self.network = Network(self.model, self.columns)
             self.parameters = self.eligible(self.network.module)
             for name, parameter in self.parameters.items():
                 if parameter.dtype not in (torch.float32, torch.float64):
@@ -117,9 +110,9 @@ class GradientMethod:
                     )
                 parameter.requires_grad_(True)
             self.configure(self.network.module)
-        self.optimizer = make_optimizer(
-            self._optimizer_name, list(self.parameters.values()), self.lr
-        )
+        learnt = list(self.parameters.values())
+        adam, lr = self.optimizer == "adam", self.lr
+        self._optimizer: Optimizer = Adam(learnt, lr) if adam else SGD(learnt, lr, momentum=0.9)
 
     def eligible(self, module: nn.Module) -> dict[str, nn.Parameter]:
         """Select the parameters of a module to learn, by name."""
@@ -173,26 +166,15 @@ class GradientMethod:
 
     def descend(self, loss: Tensor) -> None:
         """Take one optimizer step on a loss."""
-        self.optimizer.zero_grad()
+        self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
-        self.optimizer.zero_grad()  # do not keep gradients between batches
+        self._optimizer.step()
+        self._optimizer.zero_grad()  # do not keep gradients between batches
 
     def retained(self) -> Retained:
         """Bytes of the network copy and the optimizer state."""
         if self.inert:
             return Retained()
-        return self.network.retained() + Retained(optimizer=optimizer_bytes(self.optimizer))
-
-
-def make_optimizer(kind: OptimizerName, parameters: list[nn.Parameter], lr: float) -> Optimizer:
-    """Adam, or SGD with momentum 0.9, configured as in the papers."""
-    if kind == "adam":
-        return Adam(parameters, lr, betas=(0.9, 0.999), weight_decay=0.0)
-    return SGD(parameters, lr, momentum=0.9)
-
-
-def optimizer_bytes(optimizer: Optimizer) -> int:
-    """Bytes of the tensors in an optimizer's state."""
-    values = (value for state in optimizer.state.values() for value in state.values())
-    return nbytes(*(value for value in values if isinstance(value, torch.Tensor)))
+        state = (value for own in self._optimizer.state.values() for value in own.values())
+        held = nbytes(*(value for value in state if isinstance(value, Tensor)))
+        return self.network.retained() + Retained(optimizer=held)

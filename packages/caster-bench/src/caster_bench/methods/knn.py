@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,8 +17,7 @@ from caster.io.labels import as_labels, encode
 from caster.models.protocol import FrozenModel, Outputs
 from caster_bench.methods.features import finite_features, full_precision
 from caster_bench.methods.protocol import (
-    Frozen,
-    OnFeatures,
+    FeatureMethod,
     Prediction,
     Retained,
     check_count,
@@ -28,13 +28,15 @@ from caster_bench.methods.source import Source
 
 REVISION = 2  # cosine similarity and weights, before: Euclidean distance and equal votes
 CHUNK = 2**25  # numbers in a temporary
-SPARE = 16  # candidates beyond the k asked for, among which ties are decided
+SPARE = 16  # candidates beyond k, to break ties
 
 
-class KNN(OnFeatures):
+@dataclass(eq=False, repr=False)
+class KNN(FeatureMethod):
     """Vote of the k source samples of highest cosine similarity s, weights exp(s / temperature).
 
-    As DINO evaluates frozen features (Caron et al. 2021), with its k of 20 and temperature of 0.07.
+    As DINO evaluates frozen features (Caron et al., "Emerging Properties in Self-Supervised Vision
+    Transformers", ICCV 2021), with its k of 20 and temperature of 0.07.
     Ties in similarity go to the earlier source sample, ties in votes to the earlier class. Scores
     are shares of the weights. All source features are stored, scaled to length 1: 100 MB for 50,000
     of width 512.
@@ -47,30 +49,22 @@ class KNN(OnFeatures):
     array([[0.43, 0.57]])
     """
 
-    def __init__(
-        self,
-        model: FrozenModel,
-        source: Source,
-        *,
-        name: str = "knn",
-        k: int = 20,
-        temperature: float = 0.07,
-    ) -> None:
-        super().__init__(model)
-        check_count(name, k=k)
-        check_number(name, above=True, temperature=temperature)
-        self.name = name
-        self.k = k
-        self.temperature = temperature
-        self.frozen = Frozen(model, source)
-        parts = list(labelled_features(model, source, name))
+    name: str = "knn"
+    k: int = 20
+    temperature: float = 0.07
+
+    def __post_init__(self, source: Source) -> None:
+        check_count(self.name, k=self.k)
+        check_number(self.name, above=True, temperature=self.temperature)
+        super().__post_init__(source)
+        parts = list(labelled_features(self.model, source, self.name))
         self.n_classes = parts[0][2]
         with full_precision(parts[0][0]):
             self._bank = torch.cat([normalize(features, dim=1) for features, *_ in parts])  # (N, d)
             columns = torch.cat([torch.from_numpy(labels) for _, labels, _ in parts])
             self._labels = columns.to(self._bank.device)  # (N,)
-        if len(self._labels) < k:
-            raise CasterError(f"{name} needs {k} neighbours, the source has {len(self._labels)}")
+        if (found := len(self._labels)) < self.k:
+            raise CasterError(f"{self.name} needs {self.k} neighbours, the source has {found}")
 
     def answer(self, outputs: Outputs) -> Prediction:
         """Return shares of the weights."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -10,9 +11,9 @@ from torch.nn.functional import normalize
 
 from caster.core.arrays import like
 from caster.errors import CasterError
-from caster.models.protocol import FrozenModel, Outputs
+from caster.models.protocol import Outputs
 from caster_bench.methods.features import as_tensor, finite_features, full_precision
-from caster_bench.methods.protocol import Frozen, OnFeatures, Prediction, check_count
+from caster_bench.methods.protocol import FeatureMethod, Prediction, check_count
 from caster_bench.methods.source import Source, class_columns
 
 REVISION = 1
@@ -22,14 +23,16 @@ FLOOR = 1e-10  # added to probabilities before their logarithm
 Affinity = Literal["rbf", "knn"]
 
 
-class LAME(OnFeatures):
+@dataclass(eq=False, repr=False)
+class LAME(FeatureMethod):
     """Answer with the assignments z_i proportional to p_i exp(sum_j w_ij z_j) of a batch.
 
-    Boudiaf et al. 2022. p are the frozen model's probabilities and w the affinities of its
-    features, scaled to length 1: with "rbf", the default of the authors' code, a Gaussian kernel
-    whose width is the batch's mean distance to the `k`-th nearest (each sample counts as its own
-    nearest); with "knn", 1 for the `k` nearest others. Nothing is learnt or kept: no BatchNorm, no
-    gradients, no augmentation, no memory. Logits are log z.
+    Boudiaf et al., "Parameter-free Online Test-time Adaptation", CVPR 2022. p are the frozen
+    model's probabilities and w the affinities of its features, scaled to length 1: with "rbf", the
+    default of the authors' code, a Gaussian kernel whose width is the batch's mean distance to the
+    `k`-th nearest (each sample counts as its own nearest); with "knn", 1 for the `k` nearest
+    others. Nothing is learnt or kept: no BatchNorm, no gradients, no augmentation, no memory.
+    Logits are log z.
 
     >>> import numpy as np
     >>> from caster import wrap
@@ -39,24 +42,16 @@ class LAME(OnFeatures):
     array([0, 0, 0])
     """
 
-    def __init__(
-        self,
-        model: FrozenModel,
-        source: Source,
-        *,
-        name: str = "lame",
-        affinity: Affinity = "rbf",
-        k: int = 5,
-    ) -> None:
-        super().__init__(model)
-        check_count(name, k=k)
-        if affinity not in ("rbf", "knn"):
-            raise CasterError(f"affinity of {name} must be rbf or knn, not {affinity!r}")
-        self.name = name
-        self.frozen = Frozen(model, source)
-        self.affinity = affinity
-        self.k = k
-        self._columns = class_columns(source, name)
+    name: str = "lame"
+    affinity: Affinity = "rbf"
+    k: int = 5
+
+    def __post_init__(self, source: Source) -> None:
+        check_count(self.name, k=self.k)
+        if self.affinity not in ("rbf", "knn"):
+            raise CasterError(f"affinity of {self.name} must be rbf or knn, not {self.affinity!r}")
+        super().__post_init__(source)
+        self._columns = class_columns(source, self.name)
 
     def answer(self, outputs: Outputs) -> Prediction:
         """Iterate the assignments of a batch to their fixed point."""
@@ -81,7 +76,7 @@ def rbf_affinity(features: Tensor, k: int) -> Tensor:  # (B, d) -> (B, B)
     """
     distances = _distances(features)
     width = distances.sort(dim=1).values[:, min(k, len(features)) - 1].mean()
-    ratio = torch.where(distances > 0, distances / width, 0)  # whatever the width
+    ratio = torch.where(distances > 0, distances / width, 0)  # 0 even if the width is 0
     return (-(ratio**2) / 2).exp()
 
 
@@ -100,7 +95,7 @@ def assign(
     unary: Tensor,  # (B, C), log-probabilities
     affinities: Tensor,  # (B, B)
 ) -> Tensor:  # (B, C), log z
-    """Iterate z = softmax(unary + affinities z) until its energy stays the same.
+    """Iterate z = softmax(unary + affinities z) until its energy converges.
 
     >>> assign(torch.log(torch.tensor([[0.3, 0.7]])), torch.zeros(1, 1)).exp()
     tensor([[0.3000, 0.7000]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 from caster.adapt.layer_passes import PLAIN, LayerSettings
@@ -14,23 +15,18 @@ from caster.core.linalg import Array
 from caster.core.verdict import RESTING, UNGATED
 from caster.errors import CasterError
 from caster.io.labels import LabelIndex, as_labels
-from caster.models.protocol import FrozenModel, Outputs
+from caster.models.protocol import Outputs
 from caster.models.torch import TorchModel
-from caster_bench.methods.network import require_torch
-from caster_bench.methods.protocol import (
-    Frozen,
-    Prediction,
-    Retained,
-    inert_prediction,
-    warn_inert,
-)
-from caster_bench.methods.source import Source, class_columns, moment_bytes, unguarded_adapter
+from caster_bench.methods.network import TorchMethod
+from caster_bench.methods.protocol import Prediction, Retained, inert_prediction, warn_inert
+from caster_bench.methods.source import Source, moment_bytes, unguarded_adapter
 
 REVISION = 6
 Maps = Literal["diagonal", "full"]
 
 
-class LayerTransportUngated:
+@dataclass(eq=False, repr=False)
+class LayerTransportUngated(TorchMethod):
     """Layer or mixture transport of every batch, without its certificate.
 
     `prior`, `memory`, `depth`, `sites`, `maps` and `mixture` are those of `LayerSettings`. Without
@@ -39,37 +35,27 @@ class LayerTransportUngated:
     of "mixture-transport" all layers with the mixture of the batch, as the library does.
     """
 
-    def __init__(
-        self,
-        model: FrozenModel,
-        source: Source,
-        *,
-        name: str = "layer-transport-ungated",
-        prior: float = PLAIN.prior,
-        memory: int = PLAIN.memory,
-        depth: float = PLAIN.depth,
-        sites: Sequence[str] | None = None,
-        maps: Maps = PLAIN.maps,
-        mixture: bool = PLAIN.mixture,
-    ) -> None:
-        chosen = None if sites is None else tuple(sites)
-        settings = LayerSettings(prior, memory, depth, chosen, maps, mixture)
-        self._start(model, source, name, settings)
+    name: str = "layer-transport-ungated"
+    prior: float = PLAIN.prior
+    memory: int = PLAIN.memory
+    depth: float = PLAIN.depth
+    sites: Sequence[str] | None = None
+    maps: Maps = PLAIN.maps
+    mixture: bool = PLAIN.mixture
 
-    def _start(
-        self, model: FrozenModel, source: Source, name: str, settings: LayerSettings
-    ) -> None:
-        self.name = name
-        self.model = require_torch(model, name)
-        self.frozen = Frozen(model, source)
-        if settings.mixture:
-            source.require_state(name)  # for the order of its classes
-        layers, ends = _layers(self.model, source, name)
-        columns = class_columns(source, name)
-        self.transport = Transport(self.model, layers, columns, ends, settings)
+    def __post_init__(self, source: Source) -> None:
+        super().__post_init__(source)
+        if self.mixture:
+            source.require_state(self.name)  # for the order of its classes
+        layers, ends = _layers(self.model, source, self.name)
+        self.transport = Transport(self.model, layers, self.columns, ends, self._settings())
         if self.inert:
             unknown = "" if layers is not None else ": the state has no layers"
-            warn_inert(name, model, f"site to align{unknown}")
+            warn_inert(self.name, self.model, f"site to align{unknown}")
+
+    def _settings(self) -> LayerSettings:
+        sites = None if self.sites is None else tuple(self.sites)
+        return LayerSettings(self.prior, self.memory, self.depth, sites, self.maps, self.mixture)
 
     @property
     def inert(self) -> bool:
@@ -106,6 +92,7 @@ class LayerTransportUngated:
         return Retained(statistics=transport.source_bytes, buffers=transport.stream_bytes)
 
 
+@dataclass(eq=False, repr=False)
 class LayerTransport(LayerTransportUngated):
     """Layer or mixture transport of accepted batches; the others get the frozen model's answer.
 
@@ -114,32 +101,23 @@ class LayerTransport(LayerTransportUngated):
     by transport of the last layer, where that one's own certificate accepts them.
     """
 
-    def __init__(
-        self,
-        model: FrozenModel,
-        source: Source,
-        *,
-        name: str = "layer-transport",
-        prior: float = PLAIN.prior,
-        memory: int = PLAIN.memory,
-        depth: float = PLAIN.depth,
-        sites: Sequence[str] | None = None,
-        maps: Maps = PLAIN.maps,
-        mixture: bool = PLAIN.mixture,
-        tau: float = LayerSettings.tau,
-        window: int = LayerSettings.window,
-        every: int = 32,
-        gated: bool = True,
-        last: Literal["head", "transport"] = "head",
-    ) -> None:
-        if last not in ("head", "transport"):
-            raise CasterError(f"last of {name} is 'head' or 'transport', not {last!r}")
-        chosen = None if sites is None else tuple(sites)
-        every = every if gated else 1
-        settings = LayerSettings(prior, memory, depth, chosen, maps, mixture, tau, window, every)
-        self._start(model, source, name, settings)
-        self.gated = gated
-        self._last = unguarded_adapter(model, source, name) if last == "transport" else None
+    name: str = "layer-transport"
+    tau: float = LayerSettings.tau
+    window: int = LayerSettings.window
+    every: int = 32
+    gated: bool = True
+    last: Literal["head", "transport"] = "head"
+
+    def __post_init__(self, source: Source) -> None:
+        if self.last not in ("head", "transport"):
+            raise CasterError(f"last of {self.name} is 'head' or 'transport', not {self.last!r}")
+        super().__post_init__(source)
+        features = self.last == "transport"
+        self._last = unguarded_adapter(self.model, source, self.name) if features else None
+
+    def _settings(self) -> LayerSettings:
+        every = self.every if self.gated else 1
+        return replace(super()._settings(), tau=self.tau, window=self.window, every=every)
 
     def both(self, images: Any, before: Outputs) -> tuple[Array, Prediction]:
         """Scores with aligned layers whatever the verdict, and the prediction."""

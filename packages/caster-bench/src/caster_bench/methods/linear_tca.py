@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from caster.core.arrays import like
 from caster.core.linalg import symmetric_roots
-from caster.models.protocol import FrozenModel, Outputs
+from caster.models.protocol import Outputs
 from caster_bench.methods.coral import RunningMoments, scaled_ridge
 from caster_bench.methods.features import LinearHead, finite_features, full_precision
 from caster_bench.methods.gradient_method import entropy
 from caster_bench.methods.protocol import (
-    Frozen,
-    OnFeatures,
+    FeatureMethod,
     Prediction,
     Retained,
     check_count,
@@ -24,13 +23,14 @@ from caster_bench.methods.t3a import Supports
 REVISION = 1
 
 
-class LinearTCA(OnFeatures):
+@dataclass(eq=False, repr=False)
+class LinearTCA(FeatureMethod):
     """CORAL without source data: confident test features stand in for the source.
 
-    You, Lu and Huang 2025. The `filter_k` features of lowest entropy of each predicted class are
-    the pseudo-source (20 per class, as in the authors' code). Test features are centred, mapped by
-    W = (C_t + r I)^(-1/2) (C_p + r I)^(1/2), moved to the pseudo-source's mean and classified by
-    the frozen head.
+    You, Lu and Huang, "Test-time Correlation Alignment", ICML 2025. The `filter_k` features of
+    lowest entropy of each predicted class are the pseudo-source (20 per class, as in the authors'
+    code). Test features are centred, mapped by W = (C_t + r I)^(-1/2) (C_p + r I)^(1/2), moved to
+    the pseudo-source's mean and classified by the frozen head.
 
     The authors' code does this once after seeing all test data, approximates W by a few gradient
     steps, and scales `filter_k` by the true class shares. Here it is a stream: moments are those
@@ -39,23 +39,15 @@ class LinearTCA(OnFeatures):
     mean variance. Each batch costs two d x d matrix roots.
     """
 
-    def __init__(
-        self,
-        model: FrozenModel,
-        source: Source,
-        *,
-        name: str = "linear-tca",
-        filter_k: int = 20,
-        ridge: float = 1.0,
-    ) -> None:
-        super().__init__(model)
-        check_count(name, filter_k=filter_k)
-        check_number(name, above=True, ridge=ridge)
-        self.name = name
-        self.filter_k = filter_k
-        self.ridge = ridge
-        self.frozen = Frozen(model, source)
-        self._head = LinearHead(model, source, name)
+    name: str = "linear-tca"
+    filter_k: int = 20
+    ridge: float = 1.0
+
+    def __post_init__(self, source: Source) -> None:
+        check_count(self.name, filter_k=self.filter_k)
+        check_number(self.name, above=True, ridge=self.ridge)
+        super().__post_init__(source)
+        self._head = LinearHead(self.model, source, self.name)
         self.reset()
 
     def reset(self) -> None:

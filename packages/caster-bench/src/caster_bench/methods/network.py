@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, InitVar, dataclass
 from types import MethodType
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,16 +15,31 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from caster.errors import CasterError
 from caster.models.heads import Columns
-from caster.models.protocol import FrozenModel
 from caster.models.torch import TorchModel, answer_of, logits_of
-from caster_bench.methods.protocol import Retained, nbytes
+from caster_bench.methods.protocol import Frozen, Retained, nbytes
+from caster_bench.methods.source import Source, class_columns
 
-Norm = Literal["batch", "layer", "group"]
-KINDS: dict[Norm, tuple[type[nn.Module], ...]] = {
-    "batch": (_BatchNorm,),
-    "layer": (nn.LayerNorm,),
-    "group": (nn.GroupNorm,),
+NORMS: dict[str, type[nn.Module]] = {
+    "batch": _BatchNorm,
+    "layer": nn.LayerNorm,
+    "group": nn.GroupNorm,
 }
+
+
+@dataclass(eq=False, repr=False)
+class TorchMethod:
+    """Base class of methods on torch modules whose fields are their settings."""
+
+    model: TorchModel
+    source: InitVar[Source]
+    _: KW_ONLY
+    name: str = ""
+
+    def __post_init__(self, source: Source) -> None:
+        if not isinstance(self.model, TorchModel):
+            raise CasterError(f"{self.name} needs a torch module, which {self.model.name} is not")
+        self.frozen = Frozen(self.model, source)
+        self.columns = class_columns(source, self.name)
 
 
 class Network:
@@ -57,7 +73,7 @@ class Network:
 
 
 def share_weights(network: Network) -> Network:
-    """Replace the copied weights with the model's own, for a copy that is needed for its hooks."""
+    """Replace copied weights with the model's own, for a copy that only needs hooks."""
     pairs = zip(network.module.parameters(), network.model.module.parameters(), strict=True)
     for own, shared in pairs:
         own.data = shared.data
@@ -66,16 +82,9 @@ def share_weights(network: Network) -> Network:
 
 @contextmanager
 def gradients(enabled: bool = True) -> Iterator[None]:
-    """Enable or disable gradients, whatever mode the caller works in."""
+    """Enable or disable gradients, regardless of the caller's mode."""
     with torch.inference_mode(False), torch.set_grad_enabled(enabled):
         yield
-
-
-def require_torch(model: FrozenModel, name: str) -> TorchModel:
-    """Return the model if it is a torch module, or explain that method `name` needs one."""
-    if not isinstance(model, TorchModel):
-        raise CasterError(f"{name} needs a torch module, which {model.name} is not")
-    return model
 
 
 def to_device(model: TorchModel, images: Any) -> Tensor:
@@ -84,23 +93,35 @@ def to_device(model: TorchModel, images: Any) -> Tensor:
     return batch.clone() if batch.is_inference() else batch
 
 
+def first_source_images(
+    model: TorchModel, source: Source, samples: int, name: str
+) -> Iterator[Tensor]:
+    """The first source images on the model's device, in the batches they come in."""
+    missing = samples
+    for images, _ in source.labelled(name):
+        batch = to_device(model, images)[:missing]
+        missing -= len(batch)
+        yield batch
+        if missing == 0:
+            return
+
+
 def check_finite(logits: Tensor, name: str) -> None:
     """Reject a batch with non-finite logits before anything is learnt from it."""
     if not bool(logits.detach().isfinite().all()):
         raise CasterError(f"{name} got logits that are not finite: drop or repair such images")
 
 
-def validate_norms(norms: Sequence[str], name: str) -> tuple[Norm, ...]:
+def validate_norms(norms: Sequence[str], name: str) -> tuple[str, ...]:
     """Check the kinds of normalisation layers that a user names."""
-    known = get_args(Norm)
-    if isinstance(norms, str) or not norms or any(kind not in known for kind in norms):
-        raise CasterError(f"norms of {name} must be some of {', '.join(known)}, not {norms!r}")
-    return tuple(kind for kind in known if kind in norms)
+    if isinstance(norms, str) or not norms or any(kind not in NORMS for kind in norms):
+        raise CasterError(f"norms of {name} must be some of {', '.join(NORMS)}, not {norms!r}")
+    return tuple(kind for kind in NORMS if kind in norms)
 
 
-def norm_layers(module: nn.Module, norms: Sequence[Norm]) -> dict[str, nn.Module]:
+def norm_layers(module: nn.Module, norms: Sequence[str]) -> dict[str, nn.Module]:
     """Normalisation layers of these kinds, by name, in the module's order."""
-    wanted = tuple(kind for norm in norms for kind in KINDS[norm])
+    wanted = tuple(NORMS[norm] for norm in norms)
     return {name: layer for name, layer in module.named_modules() if isinstance(layer, wanted)}
 
 

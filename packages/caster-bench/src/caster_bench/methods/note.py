@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from caster.models.protocol import FrozenModel
 from caster_bench.methods.gradient_method import GradientMethod
 from caster_bench.methods.network import override_batchnorm, training
 from caster_bench.methods.protocol import Retained, check_count, check_number, nbytes
@@ -20,14 +20,16 @@ REVISION = 1
 FLOOR = 1e-6  # added to probabilities before their logarithm, as in the authors' code
 
 
+@dataclass(eq=False, repr=False)
 class NOTE(GradientMethod):
     """Correct BatchNorm by the statistics of each image, and minimise entropy on a memory.
 
-    Gong et al. 2022. BatchNorm normalises by its running statistics; where mean or variance of an
-    image differ from them by more than `deviations` standard errors, by what lies beyond (see
-    `instance_aware`). Each image replaces another in a memory of `memory`, balanced over predicted
-    classes. After every `memory` images there is one step on the scales and shifts of BatchNorm to
-    reduce the memory's entropy, in which the running statistics move by `momentum`.
+    Gong et al., "NOTE: Robust Continual Test-time Adaptation Against Temporal Correlation", NeurIPS
+    2022. BatchNorm normalises by its running statistics; where the mean or variance of an image
+    differs from them by more than `deviations` standard errors, it is corrected by the excess (see
+    `instance_aware`). Each image replaces another in a memory of `memory` images, balanced over
+    predicted classes. After every `memory` images, one step on the scales and shifts of BatchNorm
+    reduces the entropy of the memory, and running statistics move towards its own by `momentum`.
 
     Needs BatchNorm and gradients; keeps `memory` images. Defaults are the authors'. They train
     the source network with these layers in it; here they replace the BatchNorm of any network. The
@@ -40,26 +42,18 @@ class NOTE(GradientMethod):
     ['1.weight', '1.bias']
     """
 
-    def __init__(
-        self,
-        model: FrozenModel,
-        source: Source,
-        *,
-        name: str = "note",
-        lr: float = 1e-4,
-        deviations: float = 4.0,
-        memory: int = 64,
-        momentum: float = 0.01,
-        seed: int = 0,
-    ) -> None:
-        check_number(name, deviations=deviations)
-        check_number(name, high=1, momentum=momentum)
-        check_count(name, memory=memory)
-        self.deviations = deviations
-        self.memory = memory
-        self.momentum = momentum
-        self.seed = seed
-        super().__init__(model, source, name=name, norms=("batch",), optimizer="adam", lr=lr)
+    name: str = "note"
+    lr: float = 1e-4
+    deviations: float = 4.0
+    memory: int = 64
+    momentum: float = 0.01
+    seed: int = 0
+
+    def __post_init__(self, source: Source) -> None:
+        check_number(self.name, deviations=self.deviations)
+        check_number(self.name, high=1, momentum=self.momentum)
+        check_count(self.name, memory=self.memory)
+        super().__post_init__(source)
 
     def configure(self, module: nn.Module) -> None:
         """Make every BatchNorm instance-aware."""
@@ -78,7 +72,7 @@ class NOTE(GradientMethod):
         return self.network(batch)
 
     def step(self, batch: Tensor, logits: Tensor) -> None:
-        """Add images to the memory, and reduce its entropy when it is due."""
+        """Add images to the memory; after every `memory` images, reduce its entropy."""
         for image, predicted in zip(batch, logits.argmax(dim=1).tolist(), strict=True):
             self._memory.add(image, predicted)
             self._since += 1
@@ -99,8 +93,8 @@ def instance_aware(
     """Normalise by running or, in training, batch statistics, corrected for each sample.
 
     With L positions per sample, the standard errors of its mean and variance are sqrt(var / L) and
-    var sqrt(2 / (L - 1)). What a sample's own statistics differ by, less `deviations` of these, is
-    added. Without positions there is nothing to correct.
+    var sqrt(2 / (L - 1)). Where a sample's own statistics deviate by more than `deviations` of
+    these, the excess is added. Inputs without positions are not corrected.
     """
     x = values.flatten(2) if values.ndim > 2 else values[..., None]  # (B, C, L)
     x = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -127,7 +121,7 @@ def instance_aware(
 
 
 def soft_threshold(values: Tensor, threshold: Tensor) -> Tensor:
-    """Move values towards 0 by a threshold, and no further.
+    """Shrink values towards 0 by a threshold.
 
     >>> soft_threshold(torch.tensor([-3.0, 0.5, 2.0]), torch.tensor(1.0))
     tensor([-2., 0., 1.])
@@ -136,9 +130,9 @@ def soft_threshold(values: Tensor, threshold: Tensor) -> Tensor:
 
 
 class BalancedReservoir:
-    """A bounded memory of images, balanced over predicted classes.
+    """PBRS: a bounded memory of images, balanced over predicted classes.
 
-    When it is full, a new image replaces a random one of the most frequent class. If its own class
+    Once it is full, a new image replaces a random one of the most frequent class. If its own class
     is the most frequent, it enters with the chance of reservoir sampling within the class.
 
     >>> memory = BalancedReservoir(2, seed=0)

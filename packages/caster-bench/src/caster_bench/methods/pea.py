@@ -14,27 +14,19 @@ from torch.nn.functional import pad as padded
 from torch.nn.modules.conv import _ConvNd
 
 from caster.errors import CasterError
-from caster.models.protocol import FrozenModel
 from caster.models.sites import first_tensor, has_running_statistics
-from caster.models.torch import TorchModel
 from caster_bench.methods.gradient_method import entropy
 from caster_bench.methods.network import (
     Network,
+    TorchMethod,
     check_finite,
+    first_source_images,
     gradients,
-    require_torch,
     share_weights,
     to_device,
 )
-from caster_bench.methods.protocol import (
-    Frozen,
-    Prediction,
-    Retained,
-    check_count,
-    check_number,
-    nbytes,
-)
-from caster_bench.methods.source import Source, class_columns
+from caster_bench.methods.protocol import Prediction, Retained, check_count, check_number, nbytes
+from caster_bench.methods.source import Source
 
 REVISION = 1
 SMOOTHING = 0.2  # share of a new value in running means of drift and entropy
@@ -60,7 +52,8 @@ MAPS = Defaults(group=32, drift=2.5, jump=0.5, together=True)
 TOKENS = Defaults(group=768, drift=4.0, jump=1.0, together=False)
 
 
-class PEA:
+@dataclass(eq=False, repr=False)
+class PEA(TorchMethod):
     """Align the output F of every block: F + w (Y - F), Y = (F - μ_t) Σ_t^-½ Σ_s^½ + μ_s.
 
     Xiao et al. 2026. μ_s and Σ_s are the source's moments over all positions of the first `samples`
@@ -78,45 +71,37 @@ class PEA:
     with a class token compare that token's moments with those of all the source's tokens.
     """
 
-    def __init__(
-        self,
-        model: FrozenModel,
-        source: Source,
-        *,
-        name: str = "pea",
-        views: int = 2,
-        momentum: float = 0.02,
-        group: int | None = None,
-        drift: float | None = None,
-        jump: float | None = None,
-        samples: int = 10_000,
-    ) -> None:
-        check_count(name, 0, views=views)
-        check_number(name, high=MOST_VIEWS, views=views)
-        check_number(name, high=1, momentum=momentum)
-        check_count(name, 2, samples=samples)
-        self.name = name
-        self.model = require_torch(model, name)
-        self.frozen = Frozen(model, source)
-        self.views = views
-        self.momentum = momentum
+    name: str = "pea"
+    views: int = 2
+    momentum: float = 0.02
+    group: int | None = None
+    drift: float | None = None
+    jump: float | None = None
+    samples: int = 10_000
+
+    def __post_init__(self, source: Source) -> None:
+        check_count(self.name, 0, views=self.views)
+        check_number(self.name, high=MOST_VIEWS, views=self.views)
+        check_number(self.name, high=1, momentum=self.momentum)
+        check_count(self.name, 2, samples=self.samples)
+        super().__post_init__(source)
         self._visit: Visit | None = None
         with gradients(False):
-            self.network = share_weights(Network(self.model, class_columns(source, name)))
-            images = first_source_images(self.model, source, samples, name)
-            self.blocks = find_blocks(self.network, next(images), name)
+            self.network = share_weights(Network(self.model, self.columns))
+            images = first_source_images(self.model, source, self.samples, self.name)
+            self.blocks = find_blocks(self.network, next(images), self.name)
             defaults = TOKENS if all(block.tokens for block in self.blocks) else MAPS
             self._together = defaults.together
-            self.group = defaults.group if group is None else group
-            self.drift = defaults.drift if drift is None else drift
-            self.jump = defaults.jump if jump is None else jump
-            check_count(name, group=self.group)
-            check_number(name, drift=self.drift, jump=self.jump)
+            self._group = defaults.group if self.group is None else self.group
+            self._drift = defaults.drift if self.drift is None else self.drift
+            self._jump = defaults.jump if self.jump is None else self.jump
+            check_count(self.name, group=self._group)
+            check_number(self.name, drift=self._drift, jump=self._jump)
             for block in self.blocks:
                 layer = self.network.module.get_submodule(block.name)
                 layer.register_forward_hook(partial(self._hook, block.name))
             self._rows = {block.name: block for block in self.blocks}
-            images = first_source_images(self.model, source, samples, name)
+            images = first_source_images(self.model, source, self.samples, self.name)
             self._source = self._measure_source(images)
         self.reset()
 
@@ -169,7 +154,7 @@ class PEA:
         sums: dict[str, tuple[int, Tensor, Tensor]] = {}
 
         def visit(name: str, values: Tensor) -> None:
-            x = in_groups(self._rows[name].rows(values).double(), self.group)  # (N, G, g)
+            x = in_groups(self._rows[name].rows(values).double(), self._group)  # (N, G, g)
             count, total, products = sums.get(name, (0, x.new_zeros(()), x.new_zeros(())))
             sums[name] = count + len(x), total + x.sum(dim=0), products + _products(x)
 
@@ -189,7 +174,7 @@ class PEA:
         def visit(name: str, values: Tensor) -> None:
             block = self._rows[name]
             x = block.rows(values[:, :1] if block.class_token else values)
-            seen[name].append(in_groups(x, self.group))
+            seen[name].append(in_groups(x, self._group))
 
         for view in views:
             check_finite(self._run(view, visit), self.name)
@@ -211,14 +196,14 @@ class PEA:
         if weight < LEAST_WEIGHT:
             return None
         rows = block.rows(values)
-        x = in_groups(rows, self.group)  # (N, G, g)
-        target[name] = moments = updated(target.get(name), x, self.momentum, self.drift)
+        x = in_groups(rows, self._group)  # (N, G, g)
+        target[name] = moments = updated(target.get(name), x, self.momentum, self._drift)
         y = transported(x, moments, self._source[name])
         aligned = rows + weight * (y.flatten(1)[:, : rows.shape[1]] - rows)
         return block.values(aligned, values)
 
     def _restart_if_unsure(self, mean_entropy: float) -> None:
-        if self._entropy is not None and mean_entropy > self._entropy + self.jump:
+        if self._entropy is not None and mean_entropy > self._entropy + self._jump:
             self.reset()
         before = mean_entropy if self._entropy is None else self._entropy
         self._entropy = SMOOTHING * mean_entropy + (1 - SMOOTHING) * before
@@ -422,16 +407,3 @@ def make_views(batch: Tensor, count: int, name: str) -> list[Tensor]:
         crop = interpolate(crop, (height, width), mode="bilinear", align_corners=False)
         views += [crop, batch.flip(3), crop.flip(3)][:count]
     return views
-
-
-def first_source_images(
-    model: TorchModel, source: Source, samples: int, name: str
-) -> Iterator[Tensor]:
-    """The first source images on the model's device, in the batches they come in."""
-    missing = samples
-    for images, _ in source.labelled(name):
-        batch = to_device(model, images)[:missing]
-        missing -= len(batch)
-        yield batch
-        if missing == 0:
-            return

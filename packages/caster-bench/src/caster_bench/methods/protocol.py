@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import KW_ONLY, InitVar, dataclass, fields, replace
 from numbers import Integral
 from typing import Any, Protocol
 
@@ -116,6 +116,19 @@ class OnFeatures:
     def retained(self) -> Retained:
         """Nothing by default."""
         return Retained()
+
+
+@dataclass(eq=False, repr=False)
+class FeatureMethod(OnFeatures):
+    """Base class of methods on features whose fields are their settings."""
+
+    model: FrozenModel
+    source: InitVar[Source]
+    _: KW_ONLY
+    name: str = ""
+
+    def __post_init__(self, source: Source) -> None:
+        self.frozen = Frozen(self.model, source)
 
 
 class Frozen(OnFeatures):

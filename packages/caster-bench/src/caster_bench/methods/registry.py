@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal
@@ -17,6 +16,7 @@ from caster.state import State
 from caster_bench.methods.gates import GATES, Gated, keywords, make_gate
 from caster_bench.methods.protocol import Method
 from caster_bench.methods.source import Source
+from caster_bench.sweeps.spec import known
 
 Need = Literal[
     "torch",
@@ -88,7 +88,17 @@ _IMAGENET_VIT = {"imagenet-vit": {"optimizer": "sgd", "lr": 1e-3, "norms": ("lay
 # The same rate on other data.
 _LAYER_NORM: dict[str, Settings] = {"layer-norm": _IMAGENET_VIT["imagenet-vit"]}
 _COTTA_IMAGENET = {"optimizer": "sgd", "threshold": 0.1, "restore": 0.001, "symmetric": True}
-_EATA_IMAGENET = {"redundancy": 0.05, "fisher_strength": 2000.0}
+
+
+def _eata_presets(**imagenet: float) -> dict[str, Settings]:
+    return {
+        "cifar100": {"redundancy": 0.1},
+        "adam": {"optimizer": "adam", "lr": 1e-3},
+        "imagenet": _IMAGENET["imagenet"] | imagenet,
+        "imagenet-vit": _IMAGENET_VIT["imagenet-vit"] | imagenet,
+        **_LAYER_NORM,
+    }
+
 
 METHODS = (
     Entry("frozen", "The frozen model's own answer.", f"{_HERE}.protocol:Frozen"),
@@ -106,7 +116,7 @@ METHODS = (
     ),
     Entry(
         "caster-ungated",
-        "The same transport whatever the certificate says.",
+        "The same transport for every batch, without the gate.",
         f"{_HERE}.transport:Ungated",
         ("state",),
     ),
@@ -171,7 +181,7 @@ METHODS = (
     ),
     Entry(
         "layer-transport-ungated",
-        "The same layer transport whatever the certificate says.",
+        "The same layer transport for every batch, without the gate.",
         f"{_HERE}.layer_transport:LayerTransportUngated",
         ("torch module",),
     ),
@@ -184,7 +194,7 @@ METHODS = (
     ),
     Entry(
         "mixture-transport-ungated",
-        "The same mixture transport whatever the certificate says.",
+        "The same mixture transport for every batch, without the gate.",
         f"{_HERE}.layer_transport:LayerTransportUngated",
         ("torch module", "state"),
         settings=_MIXTURE,
@@ -203,13 +213,7 @@ METHODS = (
         f"{_HERE}.eata:EATA",
         ("torch module", "source images"),
         gradients=True,
-        presets={
-            "cifar100": {"redundancy": 0.1},
-            "adam": {"optimizer": "adam", "lr": 1e-3},
-            "imagenet": _IMAGENET["imagenet"] | _EATA_IMAGENET,
-            "imagenet-vit": _IMAGENET_VIT["imagenet-vit"] | _EATA_IMAGENET,
-            **_LAYER_NORM,
-        },
+        presets=_eata_presets(redundancy=0.05, fisher_strength=2000.0),
     ),
     Entry(
         "eta",
@@ -218,13 +222,7 @@ METHODS = (
         ("torch module",),
         gradients=True,
         settings={"fisher_strength": 0.0},
-        presets={
-            "cifar100": {"redundancy": 0.1},
-            "adam": {"optimizer": "adam", "lr": 1e-3},
-            "imagenet": _IMAGENET["imagenet"] | {"redundancy": 0.05},
-            "imagenet-vit": _IMAGENET_VIT["imagenet-vit"] | {"redundancy": 0.05},
-            **_LAYER_NORM,
-        },
+        presets=_eata_presets(redundancy=0.05),
     ),
     Entry(
         "sar",
@@ -330,14 +328,12 @@ def find(name: str) -> Entry:
     """
     method, _, gate = name.rpartition("+")
     for search in (lambda: METHODS, entries):  # of other packages only what is not ours: it is slow
-        known = {entry.name: entry for entry in search()}
-        if name in known:
-            return known[name]
-        if method in known and known[method].gate is None and gate in GATES:
-            return _gated(name, known[method])
-    near = get_close_matches(name, names(), n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names())}"
-    raise CasterError(f"there is no method {name!r}: {hint}")
+        found = {entry.name: entry for entry in search()}
+        if name in found:
+            return found[name]
+        if method in found and found[method].gate is None and gate in GATES:
+            return _gated(name, found[method])
+    return found[known(name, found, "method")]  # raises
 
 
 def create(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from caster.models.protocol import FrozenModel
 from caster_bench.methods.augmented_views import Augmentation, ImageRange, Numbers
 from caster_bench.methods.gradient_method import (
     GradientMethod,
@@ -26,19 +25,21 @@ MEAN_DECAY = 0.9  # of the running mean of probabilities, per batch
 LARGEST, FLOOR = 0.99, 1e-5  # of probabilities, and added to their odds, in the likelihood ratio
 
 
+@dataclass(eq=False, repr=False)
 class ROID(GradientMethod):
     """Raise the likelihood ratio of certain, diverse samples, consistently under augmentation.
 
-    Marsden et al. 2024. Samples nearer than average to the running mean of predictions are left
-    out; the others are weighted by exp(diversity x certainty / `temperature`), both scaled to
-    [0, 1] over the batch. Their soft likelihood ratio, and a symmetric cross-entropy between the
-    predictions of an augmented copy and their own, are reduced in one step; then every weight is
-    averaged with the source's, which gets the share 1 - `momentum`. Logits are multiplied by the
-    batch's mean prediction, smoothed, as a prior. All normalisation layers are learnt.
+    Marsden, Döbler and Yang, "Universal Test-Time Adaptation through Weight Ensembling, Diversity
+    Weighting, and Prior Correction", WACV 2024. Samples closer than average to the running mean of
+    predictions are left out; the others have the weight exp(diversity x certainty /
+    `temperature`), both scaled to [0, 1] over the batch. One step reduces their weighted soft
+    likelihood ratio plus a symmetric cross-entropy between their predictions and those of an
+    augmented copy. Then every parameter becomes `momentum` θ + (1 - `momentum`) θ⁰, with θ⁰ the
+    source's. The answer is the logits times the batch's mean prediction, smoothed, as a prior.
+    Scales and shifts of all normalisation layers are learnt.
 
-    Needs gradients, a second forward and backward pass of an augmented copy, and the values of
-    black and white (see `ImageRange`); keeps a running mean of C numbers. Defaults are the authors'
-    for CIFAR; preset "imagenet" is SGD at 2.5e-4.
+    Needs the values of black and white (see `ImageRange`); keeps a running mean of C numbers.
+    Defaults are the authors' for CIFAR; preset "imagenet" is SGD at 2.5e-4.
 
     >>> from caster import wrap
     >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 2, 1), torch.nn.BatchNorm2d(2))
@@ -46,28 +47,20 @@ class ROID(GradientMethod):
     ['1.weight', '1.bias']
     """
 
-    def __init__(
-        self,
-        model: FrozenModel,
-        source: Source,
-        *,
-        name: str = "roid",
-        norms: Sequence[str] = ("batch", "layer", "group"),
-        optimizer: OptimizerName = "adam",
-        lr: float = 1e-3,
-        momentum: float = 0.99,
-        temperature: float = 1 / 3,
-        mean: Numbers | None = None,
-        std: Numbers | None = None,
-        seed: int = 0,
-    ) -> None:
-        check_number(name, high=1, momentum=momentum)
-        check_number(name, above=True, temperature=temperature)
-        self.momentum = momentum
-        self.temperature = temperature
-        self.seed = seed
-        super().__init__(model, source, name=name, norms=norms, optimizer=optimizer, lr=lr)
-        self._range = ImageRange(self.model, name, mean, std)
+    name: str = "roid"
+    norms: Sequence[str] = ("batch", "layer", "group")
+    optimizer: OptimizerName = "adam"
+    momentum: float = 0.99
+    temperature: float = 1 / 3
+    mean: Numbers | None = None
+    std: Numbers | None = None
+    seed: int = 0
+
+    def __post_init__(self, source: Source) -> None:
+        check_number(self.name, high=1, momentum=self.momentum)
+        check_number(self.name, above=True, temperature=self.temperature)
+        super().__post_init__(source)
+        self._range = ImageRange(self.model, self.name, self.mean, self.std)
 
     def reset(self) -> None:
         """Start over with a new copy of the network and the same random numbers."""

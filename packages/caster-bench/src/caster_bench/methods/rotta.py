@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from caster.models.protocol import FrozenModel
 from caster_bench.methods.augmented_views import Augmentation, ImageRange, Numbers
 from caster_bench.methods.gradient_method import GradientMethod, cross_entropy
 from caster_bench.methods.network import Network, gradients, override_batchnorm, training
@@ -23,15 +22,17 @@ REVISION = 1
 FLOOR = 1e-6  # added to probabilities before their logarithm, as in the authors' code
 
 
+@dataclass(eq=False, repr=False)
 class RoTTA(GradientMethod):
     """Answer with a teacher, the moving average of a student that learns from a small memory.
 
-    Yuan et al. 2023. The memory holds `memory` images, as many of each predicted class as of any
-    other, and prefers new and certain ones (see `CategoryBalancedMemory`). After every `memory`
-    images the student takes one step: cross-entropy of its predictions on the augmented memory with
-    the teacher's on the memory itself, weighted by age. Then the teacher moves towards it by `nu`.
-    In these passes, and only there, running statistics of BatchNorm move by `momentum`, and the
-    result is what normalises. Scales and shifts of BatchNorm are learnt.
+    Yuan, Xie and Li, "Robust Test-Time Adaptation in Dynamic Scenarios", CVPR 2023. The memory
+    holds `memory` images, equally many of each predicted class, and prefers recent and certain ones
+    (see `CategoryBalancedMemory`). After every `memory` images, the student takes one step on the
+    cross-entropy between its predictions on the augmented memory and the teacher's on the memory
+    itself, weighted by age; the teacher becomes (1 - `nu`) teacher + `nu` student. Only in these
+    passes do running statistics of BatchNorm move, by `momentum`, before they normalise. Scales
+    and shifts of BatchNorm are learnt.
 
     Needs BatchNorm, gradients, an augmentation (and so the values of black and white, see
     `ImageRange`) and a second network; keeps `memory` images. Defaults are the authors' for CIFAR.
@@ -42,28 +43,19 @@ class RoTTA(GradientMethod):
     ['1.weight', '1.bias']
     """
 
-    def __init__(
-        self,
-        model: FrozenModel,
-        source: Source,
-        *,
-        name: str = "rotta",
-        lr: float = 1e-3,
-        nu: float = 0.001,
-        memory: int = 64,
-        momentum: float = 0.05,
-        mean: Numbers | None = None,
-        std: Numbers | None = None,
-        seed: int = 0,
-    ) -> None:
-        check_number(name, high=1, nu=nu, momentum=momentum)
-        check_count(name, memory=memory)
-        self.nu = nu
-        self.memory = memory
-        self.momentum = momentum
-        self.seed = seed
-        super().__init__(model, source, name=name, norms=("batch",), optimizer="adam", lr=lr)
-        self._range = ImageRange(self.model, name, mean, std)
+    name: str = "rotta"
+    nu: float = 0.001
+    memory: int = 64
+    momentum: float = 0.05
+    mean: Numbers | None = None
+    std: Numbers | None = None
+    seed: int = 0
+
+    def __post_init__(self, source: Source) -> None:
+        check_number(self.name, high=1, nu=self.nu, momentum=self.momentum)
+        check_count(self.name, memory=self.memory)
+        super().__post_init__(source)
+        self._range = ImageRange(self.model, self.name, self.mean, self.std)
 
     def configure(self, module: nn.Module) -> None:
         """Make every BatchNorm robust."""
@@ -78,7 +70,7 @@ class RoTTA(GradientMethod):
         if not self.inert:
             student = self._layers
             with gradients():
-                self.teacher = Network(self.model, self._columns)
+                self.teacher = Network(self.model, self.columns)
                 self.configure(self.teacher.module)
             self._layers = [*student, *self._layers]
 
@@ -96,7 +88,7 @@ class RoTTA(GradientMethod):
         batch: Tensor,
         logits: Tensor,  # (B, C), the teacher's
     ) -> None:
-        """Add images to the memory, and teach the student when it is due."""
+        """Add images to the memory; after every `memory` images, teach the student."""
         if self._memory is None:
             self._memory = CategoryBalancedMemory(self.memory, logits.shape[1])
         p = logits.softmax(dim=1)
@@ -134,9 +126,9 @@ class RoTTA(GradientMethod):
 
 
 def robust(layer: _BatchNorm, values: Tensor, *, momentum: float) -> Tensor:
-    """Normalise by running statistics; in training, move them towards the batch's first.
+    """Normalise by running statistics; in training, first move them towards the batch's.
 
-    A gradient flows through the batch's share of them.
+    Gradients flow through the batch's share.
     """
     mean, var = layer.running_mean, layer.running_var
     if layer.training and mean is not None and var is not None:
@@ -167,9 +159,9 @@ class Item:
 class CategoryBalancedMemory:
     """A bounded memory of images, with equal room for every class.
 
-    The score of an image is sigmoid(age / capacity) + uncertainty / ln C. A new one takes the place
-    of the highest score of its own class or, if that has places left and the memory is full, of the
-    most frequent classes; if no score is higher than its own, it does not enter.
+    The score of an image is sigmoid(age / capacity) + uncertainty / ln C. A new image replaces the
+    one of highest score in its class, if that class is full, or in the most frequent classes, if
+    the memory is full. It is not added if no score is higher than its own.
 
     >>> memory = CategoryBalancedMemory(capacity=2, classes=2)
     >>> for value, uncertainty in ((1.0, 0.5), (2.0, 0.1), (3.0, 0.6)):
@@ -198,7 +190,7 @@ class CategoryBalancedMemory:
         return (self._seen - item.arrival) / self.capacity
 
     def _make_room(self, new: Item) -> bool:
-        """Whether there is room for a new image, now that another may have left."""
+        """Whether a new image can be added, after removing another if need be."""
         counts: dict[int, int] = {}
         for item in self.items:
             counts[item.predicted] = counts.get(item.predicted, 0) + 1

@@ -7,14 +7,14 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
 
 from caster.errors import CasterError
-from caster.models.protocol import FrozenModel
-from caster_bench.methods.gradient_method import GradientMethod, entropy
+from caster_bench.methods.gradient_method import GradientMethod, OptimizerName, entropy
 from caster_bench.methods.network import affine_parameters, norm_layers
 from caster_bench.methods.protocol import check_number
 from caster_bench.methods.source import Source
@@ -26,13 +26,16 @@ LOSS_DECAY = 0.9  # of the running mean of the loss, per batch
 Layers = dict[str, nn.Module]
 
 
+@dataclass(eq=False, repr=False)
 class SAR(GradientMethod):
     """Reduce the entropy of reliable samples at the worst point within distance `rho`.
 
-    Niu et al. 2023. A sample is reliable if its entropy is below `margin_e0` ln C, both at the
-    weights and at that worst point. Without reliable samples nothing is learnt. When the running
-    mean of the loss falls below `recovery` (for 1,000 classes; scaled by ln C), predictions have
-    collapsed to overconfidence, and the method starts over from the source.
+    Niu et al., "Towards Stable Test-Time Adaptation in Dynamic Wild World", ICLR 2023. A sample is
+    reliable if its entropy is below `margin_e0` ln C. With g the gradient of the reliable samples'
+    mean entropy at the weights θ, the step follows the gradient at θ + `rho` g / |g|, over those
+    that are still reliable there. Without reliable samples nothing is learnt. If the running mean
+    of the loss falls below `recovery` (for 1,000 classes; scaled by ln C), predictions have
+    collapsed to overconfidence, and the method starts over from the source weights.
 
     Normalisation layers of the kinds in `norms` are learnt, except those of the last blocks and
     after (see `before_last_blocks`). `skip` excludes other layers instead, by patterns of layer or
@@ -47,25 +50,17 @@ class SAR(GradientMethod):
     ['1.weight', '1.bias']
     """
 
-    def __init__(
-        self,
-        model: FrozenModel,
-        source: Source,
-        *,
-        name: str = "sar",
-        norms: Sequence[str] = ("batch", "layer", "group"),
-        skip: Sequence[str] | None = None,
-        lr: float = 1e-3,
-        margin_e0: float = 0.4,
-        rho: float = 0.05,
-        recovery: float = 0.2,
-    ) -> None:
-        check_number(name, margin_e0=margin_e0, rho=rho, recovery=recovery)
-        self.skip = skip
-        self.margin_e0 = margin_e0
-        self.rho = rho
-        self.recovery = recovery
-        super().__init__(model, source, name=name, norms=norms, optimizer="sgd", lr=lr)
+    name: str = "sar"
+    norms: Sequence[str] = ("batch", "layer", "group")
+    optimizer: OptimizerName = field(default="sgd", init=False)
+    skip: Sequence[str] | None = None
+    margin_e0: float = 0.4
+    rho: float = 0.05
+    recovery: float = 0.2
+
+    def __post_init__(self, source: Source) -> None:
+        check_number(self.name, margin_e0=self.margin_e0, rho=self.rho, recovery=self.recovery)
+        super().__post_init__(source)
 
     def eligible(self, module: nn.Module) -> dict[str, nn.Parameter]:
         """Select scales and shifts of the normalisation layers before the last blocks."""
@@ -94,10 +89,10 @@ class SAR(GradientMethod):
             if not len(second):
                 return
             loss = second.mean()
-            self.optimizer.zero_grad()
+            self._optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
         self._recover(loss.item(), self.recovery * log_classes / math.log(1000))
 
     def _recover(self, loss: float, least: float) -> None:
@@ -110,7 +105,7 @@ class SAR(GradientMethod):
             with torch.no_grad():
                 for name, value in self.origin.items():  # nothing else has changed
                     self.parameters[name].copy_(value)
-            self.optimizer.state.clear()
+            self._optimizer.state.clear()
             self._mean_loss = None
 
 

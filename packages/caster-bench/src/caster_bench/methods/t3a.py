@@ -9,27 +9,22 @@ from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
 from caster.core.arrays import like
-from caster.models.protocol import FrozenModel, Outputs
+from caster.models.protocol import Outputs
 from caster_bench.methods.features import LinearHead, finite_features, full_precision
 from caster_bench.methods.gradient_method import entropy
-from caster_bench.methods.protocol import (
-    Frozen,
-    OnFeatures,
-    Prediction,
-    Retained,
-    check_count,
-    nbytes,
-)
+from caster_bench.methods.protocol import FeatureMethod, Prediction, Retained, check_count, nbytes
 from caster_bench.methods.source import Source
 
 REVISION = 1
 
 
-class T3A(OnFeatures):
+@dataclass(eq=False, repr=False)
+class T3A(FeatureMethod):
     """Score by the direction of each class's supports: its confident samples so far.
 
-    Iwasawa and Matsuo 2021. Supports start with the rows of the classifier's weight. Every sample
-    of a batch becomes a support of the class the frozen model predicts before the batch is
+    Iwasawa and Matsuo, "Test-Time Classifier Adjustment Module for Model-Agnostic Domain
+    Generalization", NeurIPS 2021. Supports start with the rows of the classifier's weight. Every
+    sample of a batch becomes a support of the class the frozen model predicts before the batch is
     answered; each class keeps the `filter_k` of lowest entropy. Supports are scaled to length 1,
     summed per class, and the sums scaled to length 1: their products with features are the scores.
 
@@ -44,16 +39,14 @@ class T3A(OnFeatures):
     tensor([[1., 0.]])
     """
 
-    def __init__(
-        self, model: FrozenModel, source: Source, *, name: str = "t3a", filter_k: int = 20
-    ) -> None:
-        super().__init__(model)
-        if filter_k != -1:
-            check_count(name, filter_k=filter_k)
-        self.name = name
-        self.filter_k = filter_k
-        self.frozen = Frozen(model, source)
-        self._head = LinearHead(model, source, name)
+    name: str = "t3a"
+    filter_k: int = 20
+
+    def __post_init__(self, source: Source) -> None:
+        if self.filter_k != -1:
+            check_count(self.name, filter_k=self.filter_k)
+        super().__post_init__(source)
+        self._head = LinearHead(self.model, source, self.name)
         self.reset()
 
     def reset(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from array_api_compat import array_namespace
@@ -11,23 +11,25 @@ from caster.core.discriminant import source_scores
 from caster.core.linalg import Array
 from caster.core.proposal import try_transport
 from caster.core.verdict import Verdict, reject
-from caster.models.protocol import FrozenModel, Outputs
-from caster_bench.methods.protocol import Frozen, OnFeatures, Prediction, Retained
+from caster.models.protocol import Outputs
+from caster_bench.methods.protocol import FeatureMethod, Prediction, Retained
 from caster_bench.methods.source import Source, moment_bytes, unguarded_adapter
 
 REVISION = 1
 TOO_SMALL = reject("batch_too_small")  # one sample supports no direction of transport
 NUMERICAL = reject("numerical")
+CONSTANTS = ("lam", "beta", "tau", "confidence", "min_samples", "min_classes")
 
 
-class SourceGDA(OnFeatures):
+@dataclass(eq=False, repr=False)
+class SourceGDA(FeatureMethod):
     """Gaussian scores of the frozen features under the source's class moments."""
 
-    def __init__(self, model: FrozenModel, source: Source, *, name: str = "source-gda") -> None:
-        super().__init__(model)
-        self.name = name
-        self._adapter = unguarded_adapter(model, source, name)
-        self.frozen = Frozen(model, source)
+    name: str = "source-gda"
+
+    def __post_init__(self, source: Source) -> None:
+        super().__post_init__(source)
+        self._adapter = unguarded_adapter(self.model, source, self.name)
 
     def answer(self, outputs: Outputs) -> Prediction:
         """Return scores in all retained directions."""
@@ -38,6 +40,7 @@ class SourceGDA(OnFeatures):
         return Retained(statistics=moment_bytes(self._adapter))
 
 
+@dataclass(eq=False, repr=False)
 class Caster(SourceGDA):
     """Transport the source's class moments to the batch, if its certificate allows.
 
@@ -53,23 +56,18 @@ class Caster(SourceGDA):
     'accepted'
     """
 
-    def __init__(
-        self,
-        model: FrozenModel,
-        source: Source,
-        *,
-        name: str = "caster",
-        lam: float | None = None,
-        beta: float | None = None,
-        tau: float | None = None,
-        confidence: float | None = None,
-        min_samples: int | None = None,
-        min_classes: int | None = None,
-    ) -> None:
-        super().__init__(model, source, name=name)
-        constants = {"lam": lam, "beta": beta, "tau": tau, "confidence": confidence}
-        constants |= {"min_samples": min_samples, "min_classes": min_classes}
-        chosen = {constant: value for constant, value in constants.items() if value is not None}
+    name: str = "caster"
+    lam: float | None = None
+    beta: float | None = None
+    tau: float | None = None
+    confidence: float | None = None
+    min_samples: int | None = None
+    min_classes: int | None = None
+
+    def __post_init__(self, source: Source) -> None:
+        super().__post_init__(source)
+        given = {constant: getattr(self, constant) for constant in CONSTANTS}
+        chosen = {constant: value for constant, value in given.items() if value is not None}
         self._clf = self._adapter.clf.set_params(**chosen)
         _ = self._clf.settings  # rejects invalid constants
 
@@ -86,7 +84,7 @@ class Caster(SourceGDA):
 
 
 class Ungated(Caster):
-    """Transport whatever the certificate says, and report its ratio."""
+    """Transport every batch, and report the certificate's ratio."""
 
     def answer(self, outputs: Outputs) -> Prediction:
         """Return transported scores."""

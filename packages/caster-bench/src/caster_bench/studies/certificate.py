@@ -6,35 +6,30 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from caster.report.figures import BLUE, GREEN, PURPLE, VERMILLION, dress, legend
 from caster.report.intervals import Interval
 from caster_bench.studies.naming import ALWAYS, GATED, MIXED, data_labels, label, names
 from caster_bench.studies.paper import printed
-from caster_bench.studies.results import Mean, Results, correlation_interval, mean, spearman
+from caster_bench.studies.results import Mean, Results, correlation_interval, mean, shown, spearman
 from caster_bench.studies.score import PLATEAU, Curve, Score, gated_gain, transport_of
 from caster_bench.studies.tables import (
-    INTERVAL,
     NONE,
-    Column,
     Section,
     StudyFigure,
     Table,
     Value,
     as_filename,
     cells,
-    percent,
     points,
 )
 from caster_bench.sweeps.spec import Spec
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 OTHERS = ", other streams"
 EVERY, WITHIN, SINGLE = "all backbones", "one backbone, mean", "one backbone"  # correlated cells
@@ -56,12 +51,8 @@ HOW = (
 TAUS = (0.2, 0.4, 0.6, 0.8, 1.0, 1.5, 2.0, 3.0, 3.9, 5.0, 10.0)
 ENDLESS = "no upper end"
 STYLES = [(c, m) for m in "o^sDvP" for c in (BLUE, VERMILLION, GREEN, PURPLE)]
-WIDTH, ROW, MARK, LETTER = (
-    8.6,
-    0.2,
-    0.45,
-    0.075,
-)  # inches: figure, and row, mark and letter of its legend
+WIDTH = 8.6  # inches, of a figure
+ROW, MARK, LETTER = 0.2, 0.45, 0.075  # inches, of its legend
 COLUMNS = 64  # per doubling, for curves with more steps than can be seen
 LINEAR = 2  # gain in points up to which the axis is linear
 
@@ -124,7 +115,9 @@ def measure(results: Results) -> tuple[Certificate, ...]:
     """Measure every transport with its settings; empty if none was run."""
     scores = {score.spec: score for score in results.of("certificate")}
     always = [spec for spec in scores if spec.method == ALWAYS]
-    data_of, method_of, usual = data_labels(always, results.sweep), names(always), _usual(always)
+    data_of, method_of = data_labels(always, results.sweep), names(always)
+    kinds = Counter(_kind(spec) for spec in always)
+    usual = max(kinds, key=lambda kind: kinds[kind], default=None)  # the first if tied
     groups = defaultdict(list)
     for spec in always:
         aside = "" if _kind(spec) == usual else OTHERS
@@ -145,12 +138,6 @@ def measure(results: Results) -> tuple[Certificate, ...]:
 def _kind(spec: Spec) -> tuple[object, ...]:
     """Order and batch size of a stream."""
     return spec.order, spec.order_settings, spec.batch_size
-
-
-def _usual(specs: Sequence[Spec]) -> tuple[object, ...] | None:
-    """The most frequent kind of stream, the first if tied."""
-    kinds = Counter(_kind(spec) for spec in specs)
-    return max(kinds, key=lambda kind: kinds[kind], default=None)
 
 
 def _of_transport(
@@ -216,18 +203,10 @@ def ranks(always: Sequence[Score], backbone_of: Mapping[Spec, str]) -> dict[str,
         groups[backbone_of[score.spec]].append(score)
     single = {backbone: _rank(group) for backbone, group in sorted(groups.items())}
     values = [rank.value for rank in single.values() if rank.value is not None]
-    return {
-        EVERY: _rank(always),
-        WITHIN: _mean_rank(len(always), values),
-        **single,
-    }
-
-
-def _mean_rank(count: int, values: Sequence[float]) -> Rank:
-    if not values:
-        return Rank(count, None, None)
-    found = mean(values)
-    return Rank(count, found.value, found.interval)
+    within = Rank(len(always), None, None)
+    if values:
+        within = Rank(len(always), mean(values).value, mean(values).interval)
+    return {EVERY: _rank(always), WITHIN: within, **single}
 
 
 def _rank(scores: Sequence[Score]) -> Rank:
@@ -291,7 +270,7 @@ def figures(found: Certificate, beginning: str, ending: str) -> tuple[StudyFigur
             f"{of}One point per cell. The dashed line is the default threshold, the dotted line "
             "the lowest certificate of a cell that loses more than 10 points.",
             f"Gain of transport against the certificate. {first}",
-            4.4 + _legend_height(found),
+            4.4 + ROW * (math.ceil(len(found.by_setting) / _columns(found)) - 1),
             lambda figure, ink: draw_gain(figure, found, ink),
         ),
         StudyFigure(
@@ -347,14 +326,10 @@ def all_tables(found: Certificate, ending: str) -> tuple[Table, ...]:
 
 def summary_table(found: Certificate, name: str, paper: Mapping[str, Any] | None = None) -> Table:
     """Our figures with intervals, those of the mixed metric, and the paper's if given."""
-    ours, wrong = (
-        _summary_rows(found.pooled),
-        [_summary_rows(bands) for bands in found.mixed.values()],
-    )
-    ours["rank correlation with gain there"] = (
-        found.pooled.correlation,
-        found.correlation_interval,
-    )
+    ours = _summary_rows(found.pooled)
+    wrong = [_summary_rows(bands) for bands in found.mixed.values()]
+    correlation = found.pooled.correlation, found.correlation_interval
+    ours["rank correlation with gain there"] = correlation
     rows: list[tuple[Value, ...]] = [
         (title, value, ends, *(sentences[title][0] for sentences in wrong))
         for title, (value, ends) in ours.items()
@@ -370,12 +345,9 @@ def summary_table(found: Certificate, name: str, paper: Mapping[str, Any] | None
     }
     rows += [(title, value, None, *([None] * len(wrong))) for title, value in plateau.items()]
     if paper:
-        printed_values = (
-            *(paper.get(key) for key in _KEYS),
-            paper["best"],
-            *_plateau(paper["plateau"]),
-        )
-        rows = [(*row, value) for row, value in zip(rows, printed_values, strict=True)]
+        low, high = paper["plateau"]
+        theirs = *(paper.get(key) for key in _KEYS), paper["best"], low, high, high / low
+        rows = [(*row, value) for row, value in zip(rows, theirs, strict=True)]
     titles = list(found.mixed) if len(found.mixed) > 1 else ["mixed metric"] * len(found.mixed)
     mixed = (
         " Mixed metric: the same for a Euclidean residual over a Mahalanobis margin, on the cells "
@@ -383,22 +355,15 @@ def summary_table(found: Certificate, name: str, paper: Mapping[str, Any] | None
         if titles
         else ""
     )
-    columns = (
-        *(Column("figure"), Column("ours", ".4g"), Column(INTERVAL, "+.2f")),
-        *(*(Column(title, ".4g") for title in titles), Column("paper", ".4g")),
-    )
+    others = "".join(f" | {title}:.4g" for title in (*titles, *(("paper",) if paper else ())))
     source = f" Paper: {paper['where']}." if paper else ""
-    return Table(
+    return Table.of(
         name,
         f"What the certificate separates, with the gate at {found.tau:g}; gains in points."
         f"{mixed} Plateau: within 0.3 points of the best threshold.{source}",
-        columns if paper else columns[:-1],
-        tuple(rows),
+        f"figure | ours:.4g | 95 %:+.2f{others}",
+        rows,
     )
-
-
-def _plateau(ends: tuple[float, float]) -> tuple[float, float, float]:
-    return ends[0], ends[1], ends[1] / ends[0]
 
 
 _KEYS = (  # of the paper's figures
@@ -416,8 +381,8 @@ def _summary_rows(bands: Bands) -> dict[str, tuple[Value, Value]]:
         "highest finite certificate of such a cell": (bands.highest_losing, None),
         "highest finite certificate of a harmless cell": (bands.highest_harmless, None),
         "harmless cells with an infinite one": (bands.harmless_without, None),
-        "mean gain, always": (points(bands.ungated.value), percent(bands.ungated.interval)),
-        "mean gain, gated": (points(bands.gated.value), percent(bands.gated.interval)),
+        "mean gain, always": shown(bands.ungated),
+        "mean gain, gated": shown(bands.gated),
         "cells in the non-degenerate regime": (bands.regime, None),
         "rank correlation with gain there": (bands.correlation, None),
     }
@@ -425,43 +390,31 @@ def _summary_rows(bands: Bands) -> dict[str, tuple[Value, Value]]:
 
 def setting_table(found: Certificate, name: str = "certificate-data", what: str = "data") -> Table:
     """The summary by data, or by whatever else groups the cells."""
-    rows: list[tuple[Value, ...]] = [
-        (
-            *(setting, b.cells, points(b.ungated.value), percent(b.ungated.interval)),
-            *(points(b.gated.value), percent(b.gated.interval)),
-            *(points(b.over_always.value), percent(b.over_always.interval)),
-            points(found.best[setting]),
-            *(b.losing, b.lowest_losing, b.highest_harmless, b.regime, b.correlation),
-        )
-        for setting, b in found.by_setting.items()
-    ]
-    return Table(
+    return Table.of(
         name,
         f"The same by {what}; gains in points, with the gate at {found.tau:g} and at the threshold "
         "that is best in hindsight.",
+        f"{what} | cells:d | always:+.2f | always, 95 %:+.2f | gated:+.2f | gated, 95 %:+.2f | "
+        "over always:+.2f | over always, 95 %:+.2f | best:+.2f | losing:d | lowest losing:.3g | "
+        "highest harmless:.3g | regime:d | rank correlation:+.2f",
         (
-            *(Column(what), Column("cells", "d"), Column("always", "+.2f")),
-            *(Column(f"always, {INTERVAL}", "+.2f"), Column("gated", "+.2f")),
-            *(Column(f"gated, {INTERVAL}", "+.2f"), Column("over always", "+.2f")),
-            *(Column(f"over always, {INTERVAL}", "+.2f"), Column("best", "+.2f")),
-            *(Column("losing", "d"), Column("lowest losing", ".3g")),
-            *(Column("highest harmless", ".3g"), Column("regime", "d")),
-            Column("rank correlation", "+.2f"),
+            (
+                *(setting, b.cells, *shown(b.ungated), *shown(b.gated), *shown(b.over_always)),
+                *(points(found.best[setting]), b.losing, b.lowest_losing, b.highest_harmless),
+                *(b.regime, b.correlation),
+            )
+            for setting, b in found.by_setting.items()
         ),
-        tuple(rows),
     )
 
 
 def _rank_table(found: Certificate) -> Table:
-    return Table(
+    return Table.of(
         "certificate-ranks",
         "Rank correlation of certificate and gain of always transporting, over all cells and those "
         "of one backbone; the interval of the mean is over backbones.",
+        "cells of | kind | cells:d | rank correlation:+.2f | 95 %:+.2f",
         (
-            *(Column("cells of"), Column("kind"), Column("cells", "d")),
-            *(Column("rank correlation", "+.2f"), Column(INTERVAL, "+.2f")),
-        ),
-        tuple(
             (which, NONE if which in (EVERY, WITHIN) else SINGLE, r.cells, r.value, r.interval)
             for which, r in found.ranks.items()
         ),
@@ -470,14 +423,13 @@ def _rank_table(found: Certificate) -> Table:
 
 def _thresholds(found: Certificate) -> Table:
     taus = sorted({*TAUS, found.tau, *found.taus})
-    rows: list[tuple[Value, ...]] = [(tau, points(found.curve.at(tau))) for tau in taus]
-    rows.append(("always", points(found.pooled.ungated.value)))
-    return Table(
+    always = ("always", points(found.pooled.ungated.value))
+    return Table.of(
         "certificate-thresholds",
         "Mean gain over the frozen head in points, by threshold; all rows but the last require "
         "coverage.",
-        (Column("τ", "g"), Column("gain", "+.2f")),
-        tuple(rows),
+        "τ:g | gain:+.2f",
+        (*((tau, points(found.curve.at(tau))) for tau in taus), always),
     )
 
 
@@ -503,7 +455,8 @@ def draw_gain(figure: Figure, found: Certificate, ink: str) -> None:
         )
     axes.set_xscale("log")
     axes.set_yscale("symlog", linthresh=LINEAR)
-    ticks = [t for t in (-50, -20, -10, -5, -2, -1, 0, 1, 2, 5, 10, 20, 50) if _within(axes, t)]
+    bottom, top = axes.get_ylim()
+    ticks = [t for t in (-50, -20, -10, -5, -2, -1, 0, 1, 2, 5, 10, 20, 50) if bottom <= t <= top]
     axes.set_yticks(ticks, [f"{tick:+d}" if tick else "0" for tick in ticks])
     axes.minorticks_off()
     _plain_logs(axes)
@@ -520,21 +473,11 @@ def draw_gain(figure: Figure, found: Certificate, ink: str) -> None:
     figure.legend(**legend(ink), ncols=_columns(found))
 
 
-def _legend_height(found: Certificate) -> float:
-    """Height of the legend of `draw_gain` beyond its first row, in inches."""
-    return ROW * (math.ceil(len(found.by_setting) / _columns(found)) - 1)
-
-
 def _columns(found: Certificate) -> int:
     """Number of legend columns that fit the figure."""
     longest = max(map(len, found.by_setting))
     room = int(WIDTH / (MARK + LETTER * (longest + len(" (1,000)"))))
     return max(1, min(4, len(found.by_setting), room))
-
-
-def _within(axes: Axes, tick: float) -> bool:
-    low, high = axes.get_ylim()
-    return low <= tick <= high
 
 
 def _plain_logs(axes: Axes) -> None:

@@ -6,31 +6,24 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING
+
+from matplotlib.figure import Figure
 
 from caster.report.figures import BLUE, VERMILLION, dress, legend
 from caster_bench.studies.naming import GATED, data_labels, names
 from caster_bench.studies.paper import paper_name, printed
-from caster_bench.studies.results import Mean, Results, mean_of_means
+from caster_bench.studies.results import Mean, Results, mean_of_means, shown
 from caster_bench.studies.score import Score
 from caster_bench.studies.tables import (
-    INTERVAL,
-    Column,
     Section,
     StudyFigure,
     Table,
     Value,
     as_filename,
     cells,
-    percent,
     points,
 )
 from caster_bench.sweeps.spec import GROUPS, REPORTED, SEVERITIES, Spec
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from matplotlib.figure import Figure
 
 Conditions = tuple[tuple[str, int], ...]  # of a stream
 TITLE = "Corruptions by normalisation family"
@@ -107,14 +100,10 @@ def conventions(
 ) -> tuple[Convention, ...]:
     """Average all corrupted cells, and those that most published tables use, if there are any."""
     found = [_convention(ALL, scores, labels, results)]
-    reported = [score for score in scores if _is_reported(score.spec)]
-    if reported:
+    each = (score for score in scores if score.spec.schedule == "each")
+    if reported := [score for score in each if score.spec.conditions in PUBLISHED]:
         found.append(_convention(FIFTEEN, reported, labels, results))
     return tuple(found)
-
-
-def _is_reported(spec: Spec) -> bool:
-    return spec.schedule == "each" and spec.conditions[0] in {(name, 5) for name in REPORTED}
 
 
 def _convention(
@@ -215,9 +204,9 @@ def all_tables(found: Corruption) -> tuple[Table, ...]:
         for setting in convention.settings()
     ]
     first, *others = found.conventions
-    apart = _difference_table(first, found.papers, FAMILIES)
+    apart = _difference_table(first, found.papers)
     nothing = dict.fromkeys(found.papers)  # the paper only has the first convention
-    more = [_difference_table(convention, nothing, FAMILIES) for convention in others]
+    more = [_difference_table(convention, nothing) for convention in others]
     return (*tables, apart, *more, *(_detail(convention) for convention in found.conventions))
 
 
@@ -225,19 +214,15 @@ def _table(convention: Convention, setting: str, paper: str | None) -> Table:
     """Methods by family, with the paper's figures under its convention."""
     entries = {(m, f): e for (p, m, f), e in convention.entries.items() if p == setting}
     families = [family for family in FAMILIES if any(f == family for _, f in entries)]
-    columns, rows = [Column("method")], []
+    columns, rows = "method", []
     with_paper = convention.name == ALL
-    for family in families:
-        title = FAMILIES[family]
-        columns += [Column(title, ".2f"), Column(f"{title} s.d.", ".2f")]
-        columns += [Column(f"{title} {INTERVAL}", ".2f"), Column(f"{title} cells", "d")]
-        if with_paper:
-            columns += [Column(f"{title} paper", ".1f"), Column(f"{title} paper s.d.", ".2f")]
+    for title in map(FAMILIES.__getitem__, families):
+        columns += f" | {title}:.2f | {title} s.d.:.2f | {title} 95 %:.2f | {title} cells:d"
+        columns += f" | {title} paper:.1f | {title} paper s.d.:.2f" if with_paper else ""
     for method in dict.fromkeys(method for method, _ in entries):
         row: list[Value] = [method]
         for family in families:
-            group = entries.get((method, family))
-            row += _cells(group)
+            row += _cells(entries.get((method, family)))
             if with_paper:
                 row += printed("corruption", str(paper), family, method) or [None, None]
         rows.append(tuple(row))
@@ -249,12 +234,12 @@ def _table(convention: Convention, setting: str, paper: str | None) -> Table:
     source = f" Paper: {printed('corruption', 'where')}, nineteen corruptions at five severities."
     note += source if with_paper else ""
     counts = ", ".join(f"{FAMILIES[f]} {_backbones(entries, f)}" for f in families)
-    return Table(
+    return Table.of(
         f"corruption-{convention.name}-{as_filename(setting)}",
         f"{setting}: top-1 accuracy in percent over {averaged(convention, setting)}; s.d. across "
         f"backbones ({counts}).{note}",
-        tuple(columns),
-        tuple(rows),
+        columns,
+        rows,
     )
 
 
@@ -286,8 +271,8 @@ def unequal(entries: Mapping[str, Entry]) -> str:
 def _cells(group: Entry | None) -> list[Value]:
     if group is None:
         return [None, None, None, None]
-    mean = group.mean
-    return [points(mean.value), points(group.sd), percent(mean.interval), mean.cells]
+    value, interval = shown(group.mean)
+    return [value, points(group.sd), interval, group.mean.cells]
 
 
 def _backbones(entries: dict[tuple[str, str], Entry], family: str) -> str:
@@ -305,15 +290,12 @@ def _detail(convention: Convention) -> Table:
         for (setting, method, family), group in convention.entries.items()
         for backbone, accuracy in group.backbones.items()
     ]
-    return Table(
+    return Table.of(
         f"corruption-{convention.name}-backbones",
         f"Single backbones, over {averaged(convention)}. Worst loss: largest loss of any stream of "
         "any seed to the frozen model, in points.",
-        (
-            *(Column("data"), Column("family"), Column("backbone"), Column("method")),
-            *(Column("top-1", ".2f"), Column("worst loss", ".2f"), Column("conditions", "d")),
-        ),
-        tuple(sorted(rows, key=lambda row: [str(value) for value in row[:3]])),
+        "data | family | backbone | method | top-1:.2f | worst loss:.2f | conditions:d",
+        sorted(rows, key=lambda row: [str(value) for value in row[:3]]),
     )
 
 
@@ -339,9 +321,7 @@ def _pairs(methods: list[str]) -> Iterator[tuple[str, str]]:
         yield from ((GATED, method) for method in methods if method not in (GATED, FROZEN))
 
 
-def _difference_table(
-    convention: Convention, papers: Mapping[str, str | None], families: Mapping[str, str]
-) -> Table:
+def _difference_table(convention: Convention, papers: Mapping[str, str | None]) -> Table:
     """Differences of the methods with all cells of their family."""
     rows: list[tuple[Value, ...]] = []
     groups = dict.fromkeys((setting, family) for setting, _, family in convention.entries)
@@ -353,22 +333,14 @@ def _difference_table(
         }
         for one, other in _pairs(list(group)):
             found = difference(group[one], group[other])
-            rows.append(
-                (
-                    *(setting, families[family], one, other, points(found.value)),
-                    percent(found.interval),
-                    _paper_difference(str(papers[setting]), family, one, other),
-                )
-            )
-    return Table(
+            paper = _paper_difference(str(papers[setting]), family, one, other)
+            rows.append((setting, FAMILIES[family], one, other, *shown(found), paper))
+    return Table.of(
         f"corruption-{convention.name}-differences",
         "Top-1 accuracy of a method minus that of another on the same cells, in points; averaged "
         "and bootstrapped like the accuracies.",
-        (
-            *(Column("data"), Column("family"), Column("method"), Column("less")),
-            *(Column("difference", "+.2f"), Column(INTERVAL, "+.2f"), Column("paper", "+.1f")),
-        ),
-        tuple(rows),
+        "data | family | method | less | difference:+.2f | 95 %:+.2f | paper:+.1f",
+        rows,
     )
 
 

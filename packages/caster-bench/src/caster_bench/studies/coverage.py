@@ -5,27 +5,16 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING
+
+from matplotlib.figure import Figure
 
 from caster.report.figures import BLUE, VERMILLION, dress
 from caster_bench.studies.naming import GATED, data_labels, names
 from caster_bench.studies.paper import number, paper_name, printed
-from caster_bench.studies.results import Mean, Results, mean
+from caster_bench.studies.results import Mean, Results, mean, shown, with_errors
 from caster_bench.studies.score import Score
-from caster_bench.studies.tables import (
-    INTERVAL,
-    Column,
-    Section,
-    StudyFigure,
-    Table,
-    Value,
-    percent,
-    points,
-)
+from caster_bench.studies.tables import Section, StudyFigure, Table, points
 from caster_bench.sweeps.spec import Spec
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 TITLE = "Low coverage"
 HOW = (
@@ -104,44 +93,34 @@ def section(results: Results) -> Section | None:
 
 
 def _table(rows: tuple[Row, ...]) -> Table:
-    columns = (
-        *(Column("data"), Column("method"), Column("cells", "d"), Column("gain", "+.2f")),
-        *(Column(INTERVAL, "+.2f"), Column("paper", "+.1f"), Column("accept, %", ".1f")),
-        *(Column("paper's accept, %", ".1f"), Column("harm, %", ".2f")),
-    )
-    values: list[tuple[Value, ...]] = [
-        (
-            *(row.setting, row.method, row.gain.cells, points(row.gain.value)),
-            *(percent(row.gain.interval), number("coverage", str(row.paper), row.method)),
-            points(row.accept),
-            number("coverage", "accept", str(row.paper)) if row.gated else None,
-            points(row.harm),
-        )
-        for row in rows
-    ]
     source = printed("coverage", "where")
     caption = f"Gain over the frozen head in points. Paper: {source}, ImageNet-C."
     few = [f"{row.method} on {row.setting}" for row in rows if not row.whole]
     caption += f" Not compared because of fewer cells: {', '.join(few)}." if few else ""
-    return Table("coverage", caption, columns, tuple(values))
+    return Table.of(
+        "coverage",
+        caption,
+        "data | method | cells:d | gain:+.2f | 95 %:+.2f | paper:+.1f | accept, %:.1f | "
+        "paper's accept, %:.1f | harm, %:.2f",
+        (
+            (
+                *(row.setting, row.method, row.gain.cells, *shown(row.gain)),
+                *(number("coverage", str(row.paper), row.method), points(row.accept)),
+                number("coverage", "accept", str(row.paper)) if row.gated else None,
+                points(row.harm),
+            )
+            for row in rows
+        ),
+    )
 
 
 def draw(figure: Figure, rows: tuple[Row, ...], ink: str) -> None:
     """Draw one bar per method and setting."""
     axes = figure.subplots()
     several = len({row.setting for row in rows}) > 1
-    gains = [100 * row.gain.value for row in rows]
-    ends = [percent(row.gain.interval) for row in rows]
-    axes.barh(
-        range(len(rows)),
-        gains,
-        color=[BLUE if gain >= 0 else VERMILLION for gain in gains],
-        xerr=[
-            [g - e.low if e else 0.0 for g, e in zip(gains, ends, strict=True)],
-            [e.high - g if e else 0.0 for g, e in zip(gains, ends, strict=True)],
-        ],
-        ecolor=ink,
-    )
+    gains, errors = with_errors([row.gain for row in rows])
+    colours = [BLUE if gain >= 0 else VERMILLION for gain in gains]
+    axes.barh(range(len(rows)), gains, color=colours, xerr=errors, ecolor=ink)
     labels = [f"{row.setting}: {row.method}" if several else row.method for row in rows]
     axes.set_yticks(range(len(rows)), labels)
     axes.margins(y=0.01)

@@ -5,27 +5,16 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from caster.report.figures import BLUE, VERMILLION, dress
 from caster.report.intervals import Interval, of_statistic
 from caster_bench.studies.naming import data_labels
 from caster_bench.studies.paper import number, printed
-from caster_bench.studies.results import Mean, Results, by_stream, mean
-from caster_bench.studies.tables import (
-    INTERVAL,
-    Column,
-    Section,
-    StudyFigure,
-    Table,
-    percent,
-    points,
-)
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from caster_bench.studies.results import Mean, Results, by_stream, mean, shown
+from caster_bench.studies.tables import Section, StudyFigure, Table, points
 
 OURS, RIVAL = "source-gda", "knn"
 MIB = 2**20
@@ -131,49 +120,34 @@ def section(results: Results) -> Section | None:
 
 
 def _tables(found: Estimators) -> tuple[Table, ...]:
-    columns = (
-        *(Column("backbone"), Column("data"), Column("Source-GDA", ".2f"), Column("rival")),
-        *(Column("k-NN", ".2f"), Column("margin", "+.2f"), Column("Source-GDA, MiB", ".3f")),
-        *(Column("k-NN, MiB", ".3f"), Column("ratio", ".3g")),
-    )
-    rows = tuple(
-        (
-            *(s.backbone, s.data, points(s.accuracy), s.rival, points(s.rival_accuracy)),
-            *(points(s.margin), s.retained / MIB, s.rival_retained / MIB, s.ratio),
-        )
-        for s in found.settings
-    )
-    settings = Table(
+    settings = Table.of(
         "estimators",
         "Top-1 accuracy in percent and retained state, on identical frozen features.",
-        columns,
-        rows,
+        "backbone | data | Source-GDA:.2f | rival | k-NN:.2f | margin:+.2f | Source-GDA, MiB:.3f | "
+        "k-NN, MiB:.3f | ratio:.3g",
+        (
+            (
+                *(s.backbone, s.data, points(s.accuracy), s.rival, points(s.rival_accuracy)),
+                *(points(s.margin), s.retained / MIB, s.rival_retained / MIB, s.ratio),
+            )
+            for s in found.settings
+        ),
     )
     largest = max(setting.rival_retained for setting in found.settings) / MIB
-    summary = Table(
+    figures = (  # and the key of the paper's
+        ("settings", len(found.settings), None, "settings"),
+        ("settings won", found.wins, None, "wins"),
+        ("settings won, %", *shown(found.won), "won"),
+        ("mean margin, points", *shown(found.margin), "margin"),
+        ("median ratio of retained state", found.ratio, found.ratio_interval, "ratio"),
+        ("largest k-NN bank, MiB", largest, None, "largest_bank"),
+    )
+    summary = Table.of(
         "estimators-summary",
         f"Compared with the paper ({printed('estimators', 'where')}: four ImageNet backbones, "
         "seven data sets). Intervals are bootstrapped over settings.",
-        (Column("figure"), Column("ours", ".2f"), Column(INTERVAL, "+.2f"), Column("paper", ".4g")),
-        (
-            ("settings", len(found.settings), None, number("estimators", "settings")),
-            ("settings won", found.wins, None, number("estimators", "wins")),
-            (
-                *("settings won, %", points(found.won.value), percent(found.won.interval)),
-                number("estimators", "won"),
-            ),
-            (
-                "mean margin, points",
-                points(found.margin.value),
-                percent(found.margin.interval),
-                None,
-            ),
-            (
-                *("median ratio of retained state", found.ratio, found.ratio_interval),
-                number("estimators", "ratio"),
-            ),
-            ("largest k-NN bank, MiB", largest, None, number("estimators", "largest_bank")),
-        ),
+        "figure | ours:.2f | 95 %:+.2f | paper:.4g",
+        ((*ours, number("estimators", key)) for *ours, key in figures),
     )
     return summary, settings
 

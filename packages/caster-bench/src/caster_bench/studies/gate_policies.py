@@ -5,29 +5,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from caster.report.figures import BLUE, VERMILLION, dress, legend
 from caster_bench.studies.naming import GATED, data_labels, names
 from caster_bench.studies.paper import number, paper_name_resnet50, printed
-from caster_bench.studies.results import Mean, Results, mean
+from caster_bench.studies.results import Mean, Results, mean, shown, with_errors
 from caster_bench.studies.score import Score, transport_of
-from caster_bench.studies.tables import (
-    INTERVAL,
-    Column,
-    Section,
-    StudyFigure,
-    Table,
-    Value,
-    cells,
-    percent,
-    points,
-)
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from caster_bench.studies.tables import Section, StudyFigure, Table, Value, cells, points
 
 TITLE = "What the gate buys"
 HOW = (
@@ -130,27 +117,21 @@ def section(results: Results) -> Section | None:
 
 
 def _table(found: Gate) -> Table:
-    columns = (
-        *(Column("gate"), Column("backbone"), Column("data"), Column("cells", "d")),
-        *(Column("never", ".2f"), Column("always", ".2f"), Column("gated", ".2f")),
-        Column(f"gated, {INTERVAL}", ".2f"),
-        *(Column("over never", "+.2f"), Column(f"over never, {INTERVAL}", "+.2f")),
-        *(Column("over always", "+.2f"), Column(f"over always, {INTERVAL}", "+.2f")),
-        *(Column("paper, over always", "+.2f"), Column("accept, %", ".1f")),
-        *(Column("always over never", "+.2f"), Column(f"always over never, {INTERVAL}", "+.2f")),
-    )
     paper = {policy: number("gate", "pooled", policy) for policy in ("never", "always", "gated")}
     never, always, gated = (value or 0.0 for value in paper.values())
     printed_row: tuple[Value, ...] = (
         *(GATED, "ResNet-50", "pooled, the paper's", None, never, always, gated, None),
         *(gated - never, None, gated - always, None, None, None, always - never, None),
     )
-    return Table(
+    return Table.of(
         "gate",
         "Top-1 accuracy in percent under three policies; gains of the gate over the other two, "
         f"and of always transporting over never, in points. Paper: {printed('gate', 'where')}, "
         "ResNet-50.",
-        columns,
+        "gate | backbone | data | cells:d | never:.2f | always:.2f | gated:.2f | gated, 95 %:.2f | "
+        "over never:+.2f | over never, 95 %:+.2f | over always:+.2f | over always, 95 %:+.2f | "
+        "paper, over always:+.2f | accept, %:.1f | always over never:+.2f | "
+        "always over never, 95 %:+.2f",
         (*(_row(row) for row in (*found.rows, *found.pooled)), printed_row),
     )
 
@@ -159,11 +140,8 @@ def _row(row: Policies) -> tuple[Value, ...]:
     paper = number("gate", "over_always", str(row.paper)) if row.method == GATED else None
     return (
         *(row.method, row.backbone, row.setting, row.gated.cells, points(row.never.value)),
-        *(points(row.always.value), points(row.gated.value), percent(row.gated.interval)),
-        *(points(row.over_never.value), percent(row.over_never.interval)),
-        *(points(row.over_always.value), percent(row.over_always.interval)),
-        *(paper, points(row.accept)),
-        *(points(row.always_over_never.value), percent(row.always_over_never.interval)),
+        *(points(row.always.value), *shown(row.gated), *shown(row.over_never)),
+        *(*shown(row.over_always), paper, points(row.accept), *shown(row.always_over_never)),
     )
 
 
@@ -173,16 +151,11 @@ def draw(figure: Figure, found: Gate, ink: str) -> None:
     rows = [*found.rows, *found.pooled]
     styles = (("never", ink, "|"), ("always", VERMILLION, "s"), ("gated", BLUE, "o"))
     for shift, (policy, colour, marker) in enumerate(styles):
-        means: list[Mean] = [getattr(row, policy) for row in rows]
-        values = [100 * mean.value for mean in means]
-        ends = [percent(mean.interval) for mean in means]
+        values, errors = with_errors([getattr(row, policy) for row in rows])
         axes.errorbar(
             values,
             [row + 0.22 * (shift - 1) for row in range(len(rows))],
-            xerr=[
-                [v - e.low if e else 0.0 for v, e in zip(values, ends, strict=True)],
-                [e.high - v if e else 0.0 for v, e in zip(values, ends, strict=True)],
-            ],
+            xerr=errors,
             fmt=marker,
             color=colour,
             ms=7,

@@ -13,7 +13,6 @@ from caster_bench.studies.layers_streams import (
     PREFIXES,
     OnStreams,
     _loss,
-    _mean,
     called,
     gate_tables,
     kind_of,
@@ -25,19 +24,9 @@ from caster_bench.studies.layers_streams import (
     stream_tables,
 )
 from caster_bench.studies.naming import ALIGNING, LAYERS, data_labels, label, names
-from caster_bench.studies.results import Mean, Results, Streams, by_stream, matched, mean
+from caster_bench.studies.results import Mean, Results, Streams, by_stream, matched, mean, shown
 from caster_bench.studies.score import Score, is_ungated
-from caster_bench.studies.tables import (
-    INTERVAL,
-    Column,
-    Section,
-    StudyFigure,
-    Table,
-    Value,
-    cells,
-    percent,
-    points,
-)
+from caster_bench.studies.tables import Section, StudyFigure, Table, Value, cells, points
 from caster_bench.sweeps.spec import Spec
 
 TITLE = "Aligned layers"
@@ -144,10 +133,9 @@ def _of_streams(found: OnStreams) -> Part:
 
 def _accuracy_tables(found: Accuracy) -> tuple[Table, ...]:
     """Every method on every backbone and data set, and the lead over gradient-based methods."""
-    columns = [Column("backbone"), Column("method")]
-    for convention in found.conventions:
-        columns += [Column(convention.name, ".2f"), Column(f"{convention.name}, {INTERVAL}", ".2f")]
-        columns += [Column(f"{convention.name}, cells", "d")]
+    columns = "backbone | method"
+    for name in (convention.name for convention in found.conventions):
+        columns += f" | {name}:.2f | {name}, 95 %:.2f | {name}, cells:d"
     first = found.conventions[0].entries
     inert = [
         f"{method} on {setting}" for (setting, method, _), entry in first.items() if entry.inert
@@ -167,12 +155,12 @@ def _accuracy_tables(found: Accuracy) -> tuple[Table, ...]:
         f"{convention.name}: {averaged(convention)}" for convention in found.conventions
     )
     return (
-        Table(
+        Table.of(
             "layers-accuracy",
             f"Top-1 accuracy in percent. {means}."
             + (f" Inert, so identical to the frozen model: {', '.join(inert)}." if inert else ""),
-            tuple(columns),
-            tuple(rows),
+            columns,
+            rows,
         ),
         *(
             _lead_table(method, leads)
@@ -183,55 +171,45 @@ def _accuracy_tables(found: Accuracy) -> tuple[Table, ...]:
 
 
 def _lead_table(method: str, leads: Sequence[Lead]) -> Table:
-    rows: list[tuple[Value, ...]] = [
-        (
-            *(lead.setting, lead.convention, lead.best or "none", points(lead.score)),
-            *(*_mean(lead.gated), *_mean(lead.always)),
-            None if lead.gated is None else lead.gated.cells,
-        )
-        for lead in leads
-    ]
-    return Table(
+    return Table.of(
         f"{PREFIXES[method]}-lead",
         f"Accuracy of {called(method)} minus that of the best gradient-based method, in points, "
         "over streams that all methods have.",
+        "backbone | mean | best that learns | its top-1:.2f | gated less it:+.2f | "
+        "gated, 95 %:+.2f | ungated less it:+.2f | ungated, 95 %:+.2f | cells:d",
         (
-            *(Column("backbone"), Column("mean"), Column("best that learns")),
-            *(Column("its top-1", ".2f"), Column("gated less it", "+.2f")),
-            *(Column(f"gated, {INTERVAL}", "+.2f"), Column("ungated less it", "+.2f")),
-            *(Column(f"ungated, {INTERVAL}", "+.2f"), Column("cells", "d")),
+            (
+                *(lead.setting, lead.convention, lead.best or "none", points(lead.score)),
+                *(*shown(lead.gated), *shown(lead.always)),
+                None if lead.gated is None else lead.gated.cells,
+            )
+            for lead in leads
         ),
-        tuple(rows),
     )
 
 
 def _entry(entry: Entry | None) -> tuple[Value, ...]:
     if entry is None:
         return (None, None, None)
-    return points(entry.mean.value), percent(entry.mean.interval), entry.mean.cells
+    return *shown(entry.mean), entry.mean.cells
 
 
 def _ablation_table(found: Sequence[AblationRow]) -> Table:
     """Other settings compared with the registered ones."""
-    rows: list[tuple[Value, ...]] = [
-        (
-            *(row.method, row.setting, row.kind, row.accuracy.cells, points(row.accuracy.value)),
-            *(points(row.registered), *_mean(row.over), points(row.accept)),
-            points(_loss(row.worst)),
-        )
-        for row in found
-    ]
-    return Table(
+    return Table.of(
         "layers-ablation",
         "Other settings compared with the registered ones on the same streams: top-1 accuracy in "
         "percent, and the difference in points.",
+        "method | backbone | stream | streams:d | top-1:.2f | registered:.2f | added:+.2f | "
+        "added, 95 %:+.2f | accepted, %:.1f | worst loss:.2f",
         (
-            *(Column("method"), Column("backbone"), Column("stream"), Column("streams", "d")),
-            *(Column("top-1", ".2f"), Column("registered", ".2f"), Column("added", "+.2f")),
-            *(Column(f"added, {INTERVAL}", "+.2f"), Column("accepted, %", ".1f")),
-            Column("worst loss", ".2f"),
+            (
+                *(row.method, row.setting, row.kind, row.accuracy.cells),
+                *(points(row.accuracy.value), points(row.registered), *shown(row.over)),
+                *(points(row.accept), points(_loss(row.worst))),
+            )
+            for row in found
         ),
-        tuple(rows),
     )
 
 
@@ -258,7 +236,11 @@ class Accuracy:
 
 def measure_accuracy(results: Results) -> Accuracy | None:
     """Compare methods on corrupted streams that another method ran on too; None without any."""
-    scores = [score for score in results.of("layers") if _is_compared(score.spec)]
+    scores = [
+        score
+        for score in results.of("layers")
+        if score.spec.conditions and not (score.spec.method in OWN and score.spec.settings)
+    ]
     shared = {s.spec.stream for s in scores if s.spec.method not in (*OWN, "frozen")}
     scores = [score for score in scores if score.spec.stream in shared]
     if not scores:
@@ -274,11 +256,6 @@ def measure_accuracy(results: Results) -> Accuracy | None:
     for lead in _leads(found, scores, labels):
         once.setdefault(replace(lead, convention=""), lead)
     return Accuracy(found, tuple(once.values()))
-
-
-def _is_compared(spec: Spec) -> bool:
-    """Whether a cell is corrupted and, if it aligns layers, has the default settings."""
-    return bool(spec.conditions) and not (spec.method in OWN and spec.settings)
 
 
 def _leads(

@@ -10,9 +10,9 @@ from statistics import fmean
 from caster_bench.studies.certificate import Certificate, of_cells, setting_table, summary_table
 from caster_bench.studies.gate_policies import Gate, Policies, policies
 from caster_bench.studies.naming import ALIGNING, LAYERS, MIXTURE, names, order_of, titles
-from caster_bench.studies.results import Mean, Results, mean
+from caster_bench.studies.results import Mean, Results, mean, shown
 from caster_bench.studies.score import Score, gated_gain, is_ungated, with_gate_ratios
-from caster_bench.studies.tables import INTERVAL, Column, Table, Value, percent, points
+from caster_bench.studies.tables import Table, points
 from caster_bench.sweeps.spec import SPARE, Spec
 
 Pair = tuple[Score, Score]  # of one stream: ungated, gated
@@ -98,18 +98,14 @@ def gated_pairs(results: Results, method: str) -> dict[Spec, Pair]:
     group = [score for score in results.of("layers") if not score.spec.alone]
     plain = {(s.spec.method, s.spec.stream): s for s in group if not s.spec.settings}
     opens = [score for score in group if score.spec.method == method and is_ungated(score)]
-    min_tau = {s.spec.stream: s for s in opens if _only_gated(s)}
+    only_gated = [s for s in opens if dict(s.spec.settings).keys() <= {"gated", "every"}]
+    min_tau = {score.spec.stream: score for score in only_gated}
     found = {}
     for (own, stream), gated in plain.items():
         always = min_tau.get(stream, plain.get((ALIGNING[method], stream)))
         if own == method and always is not None:
             found[gated.spec] = always, gated
     return found
-
-
-def _only_gated(score: Score) -> bool:
-    """Whether only the gate is set."""
-    return {name for name, _ in score.spec.settings} <= {"gated", "every"}
 
 
 def called(method: str) -> str:
@@ -174,58 +170,43 @@ def _whole(setting: str, pairs: Sequence[Pair]) -> Whole:
     )
 
 
-def _mean(mean: Mean | None) -> tuple[Value, Value]:
-    return (None, None) if mean is None else (points(mean.value), percent(mean.interval))
-
-
 def stream_tables(found: OnStreams) -> tuple[Table, ...]:
     """Accuracy by kind of stream, and overall shares kept and losses."""
     prefix = PREFIXES[found.method]
-    rows: list[tuple[Value, ...]] = [
-        (
-            *(row.policies.backbone, row.policies.setting, row.size),
-            *(row.policies.gated.cells, points(row.policies.never.value)),
-            *(points(row.policies.always.value), points(row.policies.gated.value)),
-            *(percent(row.policies.gated.interval), points(row.policies.accept)),
-            *(points(_loss(row.worst)), points(row.kept)),
-        )
-        for row in found.rows
-    ]
-    wholes: list[tuple[Value, ...]] = [
-        (
-            *(whole.setting, whole.streams, *_mean(whole.always), *_mean(whole.gated)),
-            *(points(whole.kept), points(_loss(whole.worst_always))),
-            *(points(_loss(whole.worst)), whole.where if whole.worst < 0 else None),
-        )
-        for whole in found.wholes
-    ]
     return (
-        Table(
+        Table.of(
             f"{prefix}-streams",
             f"Top-1 accuracy in percent of the frozen model, of {called(found.method)} ungated and "
             "gated by its certificate. Worst loss: largest loss of any stream to the frozen model, "
             "in points. Kept: share of the ungated gain.",
+            "backbone | stream | B:d | streams:d | frozen:.2f | ungated:.2f | gated:.2f | "
+            "gated, 95 %:.2f | accepted, %:.1f | worst loss:.2f | kept, %:.0f",
             (
-                *(Column("backbone"), Column("stream"), Column("B", "d"), Column("streams", "d")),
-                *(Column("frozen", ".2f"), Column("ungated", ".2f"), Column("gated", ".2f")),
-                *(Column(f"gated, {INTERVAL}", ".2f"), Column("accepted, %", ".1f")),
-                *(Column("worst loss", ".2f"), Column("kept, %", ".0f")),
+                (
+                    *(row.policies.backbone, row.policies.setting, row.size),
+                    *(row.policies.gated.cells, points(row.policies.never.value)),
+                    *(points(row.policies.always.value), *shown(row.policies.gated)),
+                    *(points(row.policies.accept), points(_loss(row.worst)), points(row.kept)),
+                )
+                for row in found.rows
             ),
-            tuple(rows),
         ),
-        Table(
+        Table.of(
             f"{prefix}-kept",
             "Gains over the frozen model in points on all streams, the share of the gain on "
             "shuffled corrupted streams that the certificate keeps, and the largest loss of any "
             "stream.",
+            "backbone | streams:d | ungated:+.2f | ungated, 95 %:+.2f | gated:+.2f | "
+            "gated, 95 %:+.2f | kept, %:.0f | worst loss, ungated:.2f | worst loss, gated:.2f | "
+            "where",
             (
-                *(Column("backbone"), Column("streams", "d"), Column("ungated", "+.2f")),
-                *(Column(f"ungated, {INTERVAL}", "+.2f"), Column("gated", "+.2f")),
-                *(Column(f"gated, {INTERVAL}", "+.2f"), Column("kept, %", ".0f")),
-                *(Column("worst loss, ungated", ".2f"), Column("worst loss, gated", ".2f")),
-                Column("where"),
+                (
+                    *(whole.setting, whole.streams, *shown(whole.always), *shown(whole.gated)),
+                    *(points(whole.kept), points(_loss(whole.worst_always))),
+                    *(points(_loss(whole.worst)), whole.where if whole.worst < 0 else None),
+                )
+                for whole in found.wholes
             ),
-            tuple(wholes),
         ),
     )
 
@@ -287,26 +268,21 @@ def _share(gated: Iterable[Score], ungated: Iterable[Score]) -> float | None:
 
 def method_table(found: Sequence[MethodRow]) -> Table:
     """Every method on every kind of stream."""
-    rows: list[tuple[Value, ...]] = [
-        (
-            *(row.setting, row.kind, row.size, row.method, row.accuracy.cells),
-            *(points(row.accuracy.value), *_mean(row.gain), points(_loss(row.worst))),
-            *(points(row.accept), points(row.kept)),
-        )
-        for row in found
-    ]
-    return Table(
+    return Table.of(
         "layers-methods",
         "All methods on the streams of mixture transport: top-1 accuracy in percent, mean gain "
         "over the frozen model and largest loss of any stream to it, in points. Kept: gain as a "
         "share of that of the same method without its gate.",
+        "backbone | stream | B:d | method | streams:d | top-1:.2f | gain:+.2f | gain, 95 %:+.2f | "
+        "worst loss:.2f | accepted, %:.1f | kept, %:.0f",
         (
-            *(Column("backbone"), Column("stream"), Column("B", "d"), Column("method")),
-            *(Column("streams", "d"), Column("top-1", ".2f"), Column("gain", "+.2f")),
-            *(Column(f"gain, {INTERVAL}", "+.2f"), Column("worst loss", ".2f")),
-            *(Column("accepted, %", ".1f"), Column("kept, %", ".0f")),
+            (
+                *(row.setting, row.kind, row.size, row.method, row.accuracy.cells),
+                *(points(row.accuracy.value), *shown(row.gain), points(_loss(row.worst))),
+                *(points(row.accept), points(row.kept)),
+            )
+            for row in found
         ),
-        tuple(rows),
     )
 
 
@@ -318,27 +294,23 @@ def _loss(gain: float) -> float:
 def gate_tables(found: Gating) -> tuple[Table, ...]:
     """What the certificate separates, by kind of stream, and every threshold."""
     prefix = PREFIXES[found.certificate.method]
-    rows: list[tuple[Value, ...]] = [
-        (
-            *(at.setting, at.tau, points(at.accuracy), points(at.gain), points(at.accept)),
-            *(points(at.kept), points(_loss(at.worst)), at.good, at.registered),
-        )
-        for at in found.thresholds
-    ]
     return (
         summary_table(found.certificate, f"{prefix}-certificate"),
         setting_table(found.certificate, f"{prefix}-certificate-streams", "stream"),
-        Table(
+        Table.of(
             f"{prefix}-thresholds",
             "The gate by threshold: accuracy in percent and mean gain in points over all streams, "
             "share kept of the ungated gain on shuffled corrupted streams, and largest loss of any "
             f"stream. Good: at least {100 * KEEP:g} % kept and at most {100 * LOSE:g} point lost.",
+            "backbone | τ:g | gated:.2f | gain:+.2f | accepted, %:.1f | kept, %:.0f | "
+            "worst loss:.2f | good | registered",
             (
-                *(Column("backbone"), Column("τ", "g"), Column("gated", ".2f")),
-                *(Column("gain", "+.2f"), Column("accepted, %", ".1f"), Column("kept, %", ".0f")),
-                *(Column("worst loss", ".2f"), Column("good"), Column("registered")),
+                (
+                    *(at.setting, at.tau, points(at.accuracy), points(at.gain), points(at.accept)),
+                    *(points(at.kept), points(_loss(at.worst)), at.good, at.registered),
+                )
+                for at in found.thresholds
             ),
-            tuple(rows),
         ),
     )
 

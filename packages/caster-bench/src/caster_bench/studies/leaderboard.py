@@ -20,18 +20,9 @@ from caster_bench.studies.corruption import FAMILIES, FROZEN, Entry, entry, uneq
 from caster_bench.studies.layers_streams import is_other, is_spare
 from caster_bench.studies.naming import STAR, STAR_NOTE, names, order_of, titles
 from caster_bench.studies.report import as_html
-from caster_bench.studies.results import Recorded, Results
+from caster_bench.studies.results import Recorded, Results, shown
 from caster_bench.studies.score import Score
-from caster_bench.studies.tables import (
-    INTERVAL,
-    Column,
-    Table,
-    Value,
-    as_markdown,
-    in_markdown,
-    percent,
-    points,
-)
+from caster_bench.studies.tables import Column, Table, Value, as_markdown, in_markdown, points
 from caster_bench.sweeps import Spec, Sweep
 
 TEXT, PAGE = "leaderboard.md", "leaderboard.html"
@@ -41,7 +32,7 @@ MANY = 5  # methods beside the frozen model, from which a board is in the text t
 PLACE = (Column("protocol"), Column("stream"), Column("B", "d"), Column("family"), Column("data"))
 EXTENT = (Column("networks"), Column("streams", "d"))
 RESULTS = (
-    *(Column("method"), Column("top-1", ".2f"), Column(INTERVAL, ".2f"), Column("gain", "+.2f")),
+    *(Column("method"), Column("top-1", ".2f"), Column("95 %", ".2f"), Column("gain", "+.2f")),
     *(Column("harm, %", ".2f"), Column("worst loss", ".2f"), Column("backward pass")),
     *(Column("speed, %", ".0f"), Column("memory, %", ".0f"), Column("cost on")),
 )
@@ -81,7 +72,7 @@ class Cost:
 
     speed: float | None
     memory: float | None
-    network: str
+    network: str | None
 
 
 @dataclass(frozen=True)
@@ -123,7 +114,7 @@ class Pool:
 
 
 def merge(recorded: Sequence[Results]) -> Pool:
-    """Pool sweeps by the digests of checkpoints and test sets, whatever their names are.
+    """Pool sweeps by the digests of checkpoints and test sets, regardless of their names.
 
     Of a cell that several sweeps have, the first one counts, so that none replaces another's.
     """
@@ -319,7 +310,11 @@ def _rounded(accuracy: float | None) -> float | None:
 def whole_table(rankings: Sequence[Ranking]) -> Table:
     """Tabulate all boards, which every row names."""
     rows = [
-        (*_place(ranking.board), *_values(standing), ranking.networks, ranking.streams)
+        (
+            *(ranking.board.protocol, ranking.board.order, ranking.board.batch_size),
+            *(ranking.board.family, ranking.board.data),
+            *(*_values(standing), ranking.networks, ranking.streams),
+        )
         for ranking in rankings
         for standing in ranking.standings
     ]
@@ -327,22 +322,13 @@ def whole_table(rankings: Sequence[Ranking]) -> Table:
     return Table("leaderboard", caption, (*PLACE, *RESULTS, *EXTENT), tuple(rows))
 
 
-def _place(board: Board) -> tuple[Value, ...]:
-    return board.protocol, board.order, board.batch_size, board.family, board.data
-
-
 def _values(standing: Standing) -> tuple[Value, ...]:
-    found, cost = standing.entry, standing.cost
+    found, cost = standing.entry, standing.cost or Cost(None, None, None)
     return (
-        *(standing.method, points(found.mean.value), percent(found.mean.interval)),
-        *(points(standing.gain), points(found.harm), points(max(0.0, *found.worst.values()))),
-        standing.backward,
-        *((None, None, None) if cost is None else _shares(cost)),
+        *(standing.method, *shown(found.mean), points(standing.gain), points(found.harm)),
+        *(points(max(0.0, *found.worst.values())), standing.backward),
+        *(points(cost.speed), points(cost.memory), cost.network),
     )
-
-
-def _shares(cost: Cost) -> tuple[Value, ...]:
-    return points(cost.speed), points(cost.memory), cost.network
 
 
 def write_leaderboard(recorded: Sequence[Recorded], files: Sequence[str], folder: Path) -> None:
@@ -353,7 +339,14 @@ def write_leaderboard(recorded: Sequence[Recorded], files: Sequence[str], folder
         raise CasterError("no sweep has two methods on the same streams: there is nothing to rank")
     summary = summarise(recorded, files, rankings)
     html.write(_markdown(rankings, summary, files, results), folder / TEXT)
-    html.write(_page(rankings, summary), folder / PAGE)
+    page = html.fill(
+        "caster_bench.studies",
+        "leaderboard.html",
+        summary=summary,
+        places=len(PLACE),
+        table=as_html(whole_table(rankings)),
+    )
+    html.write(page, folder / PAGE)
 
 
 def summarise(
@@ -417,13 +410,3 @@ def _section(table: Table) -> str:
     """A table below its name and caption."""
     below = as_markdown(replace(table, caption="")).rstrip()
     return f"### {in_markdown(table.name)}\n{in_markdown(table.caption)}\n\n{below}\n"
-
-
-def _page(rankings: Sequence[Ranking], summary: Sequence[str]) -> str:
-    return html.fill(
-        "caster_bench.studies",
-        "leaderboard.html",
-        summary=summary,
-        places=len(PLACE),
-        table=as_html(whole_table(rankings)),
-    )

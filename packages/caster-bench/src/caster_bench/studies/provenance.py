@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from caster_bench.records.schema import Cell
-from caster_bench.studies.tables import Column, Table, points
+from caster_bench.studies.tables import Table, points
 
 if TYPE_CHECKING:
     from caster_bench.studies.results import Results
@@ -62,23 +62,20 @@ def provenance_tables(results: Results) -> list[Table]:
         if text is not None
     }
     return [
-        Table(
+        Table.of(
             CHECKPOINTS,
             "Backbones: clean accuracy in percent, SHA-256 of checkpoint and source moments.",
+            "backbone | data | clean:.2f | checkpoint | moments",
             (
-                *(Column("backbone"), Column("data"), Column("clean", ".2f")),
-                *(Column("checkpoint"), Column("moments")),
-            ),
-            tuple(
                 (*key, points(accuracy), *digests)
                 for key, (accuracy, *digests) in sorted(checkpoints.items())
             ),
         ),
-        Table(
+        Table.of(
             DATA,
             "Data sets, with SHA-256 of their content.",
-            (Column("data"), Column("part"), Column("what")),
-            tuple((*key, text) for key, text in sorted(data.items())),
+            "data | part | what",
+            ((*key, text) for key, text in sorted(data.items())),
         ),
         _machines("software", counts),
         _machines("hardware", counts),
@@ -89,10 +86,5 @@ def _machines(part: str, counts: Counter[Provenance]) -> Table:
     found: Counter[str] = Counter()
     for provenance, count in counts.items():
         found[", ".join(f"{name} {value}" for name, value in getattr(provenance, part))] += count
-    rows = tuple((words, count) for words, count in sorted(found.items()))
-    return Table(
-        part,
-        f"{part.capitalize()} that the cells ran on.",
-        (Column(part), Column("cells", "d")),
-        rows,
-    )
+    caption = f"{part.capitalize()} that the cells ran on."
+    return Table.of(part, caption, f"{part} | cells:d", sorted(found.items()))

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from html import escape
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,8 @@ def write_report(results: Results, folder: Path) -> list[Section]:
     made = sections(results)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
         whole = Path(temporary) / "report"
-        _fill(whole, results, made)
+        drawn = fill(whole, results, made, tuple(TABLE_FORMATS), FIGURE_FORMATS)
+        (whole / PAGE).write_text(render(results, made, drawn), encoding="utf-8")
         try:
             if folder.exists():
                 shutil.rmtree(folder)
@@ -100,11 +102,6 @@ def write_report(results: Results, folder: Path) -> list[Section]:
         except OSError as error:
             raise CasterError(f"cannot write {folder}: {error.strerror}") from None
     return made
-
-
-def _fill(folder: Path, results: Results, made: Sequence[Section]) -> None:
-    drawn = fill(folder, results, made, tuple(TABLE_FORMATS), FIGURE_FORMATS)
-    (folder / PAGE).write_text(render(results, made, drawn), encoding="utf-8")
 
 
 def fill(
@@ -131,7 +128,10 @@ def fill(
 
 def explain_star(section: Section) -> Section:
     """Append a note on the star to every starred table, and then to all figures."""
-    starred = [_has_star(table) for table in section.tables]
+    starred = [
+        any(STAR in text for text in (table.caption, *chain.from_iterable(table.texts())))
+        for table in section.tables
+    ]
     return replace(
         section,
         tables=tuple(
@@ -143,11 +143,6 @@ def explain_star(section: Section) -> Section:
             for each in section.figures
         ),
     )
-
-
-def _has_star(table: Table) -> bool:
-    texts = [table.caption, *(text for row in table.texts() for text in row)]
-    return any(STAR in text for text in texts)
 
 
 def render(

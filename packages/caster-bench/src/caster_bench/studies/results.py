@@ -19,6 +19,7 @@ from caster_bench.studies.naming import names
 from caster_bench.studies.provenance import Provenance
 from caster_bench.studies.score import Score
 from caster_bench.studies.score import score as score_of
+from caster_bench.studies.tables import Value, percent, points
 from caster_bench.studies.verify import Examined, Progress, examine
 from caster_bench.sweeps import STUDIES, Spec, Sweep, part_of, without
 
@@ -93,6 +94,21 @@ class Mean:
     value: float
     interval: Interval | None  # None for a single cell
     cells: int
+
+
+def shown(mean: Mean | None) -> tuple[Value, Value]:
+    """Two values of a table's row: the mean in percent, and its interval."""
+    return (None, None) if mean is None else (points(mean.value), percent(mean.interval))
+
+
+def with_errors(means: Sequence[Mean]) -> tuple[list[float], tuple[list[float], list[float]]]:
+    """Means in percent, and the lengths of their error bars below and above."""
+    values, ends = [100 * mean.value for mean in means], [percent(mean.interval) for mean in means]
+    both = list(zip(values, ends, strict=True))
+    return values, (
+        [v - e.low if e else 0.0 for v, e in both],
+        [e.high - v if e else 0.0 for v, e in both],
+    )
 
 
 def mean(values: Sequence[float] | NDArray[np.float64]) -> Mean:

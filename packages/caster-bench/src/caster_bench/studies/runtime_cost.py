@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from caster.report.figures import BLUE, VERMILLION, dress
@@ -17,10 +17,7 @@ from caster_bench.studies.naming import ALIGNING, GATED, data_labels, names
 from caster_bench.studies.paper import number, paper_name_resnet50, printed
 from caster_bench.studies.results import Results
 from caster_bench.studies.score import Score
-from caster_bench.studies.tables import INTERVAL, Column, Section, StudyFigure, Table, Value, points
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from caster_bench.studies.tables import Section, StudyFigure, Table, Value, points
 
 FOG = "fog-3"  # the paper's condition
 TITLE = "Cost"
@@ -95,21 +92,13 @@ def measure(results: Results) -> tuple[Row, ...]:
             *key,
             rate=medians[key],
             drawn=_drawn(group),
-            share=_share(medians[key], medians.get((*key[:4], "frozen"))),
-            memory=_most([score.memory for score in group]),
+            share=_over(medians[key], medians.get((*key[:4], "frozen"))),
+            memory=max((s.memory for s in group if s.memory is not None), default=None),
             retained=max(score.retained for score in group),
             backward=any(score.backward for score in group),
         )
         for key, group in groups.items()
     )
-
-
-def _share(mine: float, frozen: float | None) -> float | None:
-    return None if frozen is None else mine / frozen
-
-
-def _most(peaks: list[float | None]) -> float | None:
-    return max((peak for peak in peaks if peak is not None), default=None)
 
 
 def section(results: Results) -> Section | None:
@@ -130,7 +119,7 @@ def section(results: Results) -> Section | None:
         1.0 + 0.3 * len(rows),
         lambda figure, ink: draw(figure, rows, ink),
     )
-    return Section("cost", TITLE, sentences, HOW, all_tables(rows), (plot,))
+    return Section("cost", TITLE, sentences, HOW, (_table(rows), *_ratios(rows)), (plot,))
 
 
 def draw(figure: Figure, rows: tuple[Row, ...], ink: str) -> None:
@@ -149,56 +138,38 @@ def draw(figure: Figure, rows: tuple[Row, ...], ink: str) -> None:
     dress(axes, ink, "x")
 
 
-def all_tables(rows: Sequence[Row]) -> tuple[Table, ...]:
-    """Every method, then caster relative to the others."""
-    return (_table(rows), *_ratios(rows))
-
-
 def _table(rows: Sequence[Row]) -> Table:
-    columns = (
-        *(Column("backbone"), Column("data"), Column("method"), Column("images/s", ",.0f")),
-        *(Column(INTERVAL, ",.0f"), Column("of frozen, %", ".0f"), Column("memory, MiB", ",.0f")),
-        *(Column("retained, MiB", ".3f"), Column("backward pass")),
-        *(Column("paper's images/s", ",.0f"), Column("paper's memory, MiB", ",.0f")),
-    )
-    values: list[tuple[Value, ...]] = [
-        (
-            *(row.backbone, f"{row.data} {row.condition}", row.method, row.rate),
-            None if row.drawn is None else between(row.drawn),
-            *(points(row.share), row.memory, row.retained / MIB, row.backward),
-            *(number("cost", str(row.paper), row.method, figure) for figure in ("rate", "memory")),
-        )
-        for row in rows
-    ]
-    return Table(
+    return Table.of(
         "cost",
         "Throughput and memory of one method at a time. Paper: "
         f"{printed('cost', 'where')}, ResNet-50 under fog of severity 3, on its device.",
-        columns,
-        tuple(values),
+        "backbone | data | method | images/s:,.0f | 95 %:,.0f | of frozen, %:.0f | "
+        "memory, MiB:,.0f | retained, MiB:.3f | backward pass | paper's images/s:,.0f | "
+        "paper's memory, MiB:,.0f",
+        (
+            (
+                *(row.backbone, f"{row.data} {row.condition}", row.method, row.rate),
+                None if row.drawn is None else between(row.drawn),
+                *(points(row.share), row.memory, row.retained / MIB, row.backward),
+                *(number("cost", str(row.paper), row.method, key) for key in ("rate", "memory")),
+            )
+            for row in rows
+        ),
     )
 
 
 def _ratios(rows: Sequence[Row]) -> tuple[Table, ...]:
     own = {row.setting: row for row in rows if row.method == GATED}
-    pairs = [
-        (own[row.setting], row)
-        for row in rows
-        if row.setting in own and own[row.setting] is not row
-    ]
-    values = tuple(_ratio(caster, other) for caster, other in pairs)
-    table = Table(
+    pairs = [(own[row.setting], row) for row in rows if own.get(row.setting, row) is not row]
+    table = Table.of(
         "cost-ratios",
         "Caster relative to other methods: its images per second divided by theirs, and its peak "
         "memory in percent of theirs.",
-        (
-            *(Column("backbone"), Column("data"), Column("other method"), Column("rate", ".2f")),
-            *(Column(INTERVAL, ".2f"), Column("paper's rate", ".2f"), Column("memory, %", ".1f")),
-            Column("paper's memory, %", ".1f"),
-        ),
-        values,
+        "backbone | data | other method | rate:.2f | 95 %:.2f | paper's rate:.2f | memory, %:.1f | "
+        "paper's memory, %:.1f",
+        (_ratio(caster, other) for caster, other in pairs),
     )
-    return (table,) if values else ()
+    return (table,) if pairs else ()
 
 
 def _ratio(caster: Row, other: Row) -> tuple[Value, ...]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from caster.report.figures import BLUE, VERMILLION, dress
@@ -22,25 +22,20 @@ from caster_bench.studies.results import (
     correlation_interval,
     matched,
     mean,
+    shown,
     spearman,
 )
 from caster_bench.studies.score import Score, transport_of
 from caster_bench.studies.tables import (
-    INTERVAL,
-    Column,
     Section,
     StudyFigure,
     Table,
-    Value,
     as_filename,
     cells,
     percent,
     points,
 )
 from caster_bench.sweeps.spec import GATE, Spec
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 TITLE = "One mechanism's certificate gating another's update"
 HOW = (
@@ -258,86 +253,61 @@ def all_tables(found: tuple[Specificity, ...]) -> tuple[Table, ...]:
 
 
 def _table(found: Specificity) -> Table:
-    columns = (
-        *(Column("policy"), Column("top-1", ".2f"), Column(INTERVAL, ".2f")),
-        *(Column("Δ", "+.2f"), Column(f"Δ {INTERVAL}", "+.2f"), Column("accept, %", ".1f")),
-        *(Column(f"accept {INTERVAL}", ".1f"), Column("harm, %", ".2f")),
-        *(Column(f"harm {INTERVAL}", ".2f"), Column("kept, %", ".1f")),
-        *(Column(f"kept {INTERVAL}", ".1f"), Column("paper's top-1", ".2f")),
-        *(
-            Column("paper's Δ", "+.2f"),
-            Column("paper's accept", ".1f"),
-            Column("paper's harm", ".2f"),
-        ),
-        Column("paper's kept", ".1f"),
-    )
-    values: list[tuple[Value, ...]] = [
-        (
-            *(policy.name, points(policy.accuracy.value), percent(policy.accuracy.interval)),
-            *(points(policy.gain.value), percent(policy.gain.interval)),
-            *(points(policy.accept.value), percent(policy.accept.interval)),
-            *(points(policy.harm.value), percent(policy.harm.interval)),
-            *(points(policy.kept), percent(policy.kept_interval)),
-            *(
-                number("specificity", str(found.paper), policy.name, figure)
-                for figure in ("top1", "gain", "accept", "harm", "kept")
-            ),
-        )
-        for policy in found.policies
-    ]
-    return Table(
+    return Table.of(
         f"specificity-{as_filename(found.setting)}",
         f"{found.setting}: policies over {cells(found.cells)} that all of them have. Paper: "
         f"{printed('specificity', 'where')}, ResNet-50.",
-        columns,
-        tuple(values),
+        "policy | top-1:.2f | 95 %:.2f | Δ:+.2f | Δ 95 %:+.2f | accept, %:.1f | accept 95 %:.1f | "
+        "harm, %:.2f | harm 95 %:.2f | kept, %:.1f | kept 95 %:.1f | paper's top-1:.2f | "
+        "paper's Δ:+.2f | paper's accept:.1f | paper's harm:.2f | paper's kept:.1f",
+        (
+            (
+                *(policy.name, *shown(policy.accuracy), *shown(policy.gain)),
+                *(*shown(policy.accept), *shown(policy.harm)),
+                *(points(policy.kept), percent(policy.kept_interval)),
+                *(
+                    number("specificity", str(found.paper), policy.name, figure)
+                    for figure in ("top1", "gain", "accept", "harm", "kept")
+                ),
+            )
+            for policy in found.policies
+        ),
     )
 
 
 def _differences(found: tuple[Specificity, ...]) -> Table:
-    values: list[tuple[Value, ...]] = [
-        (
-            *(each.setting, pair.one, pair.other, each.cells),
-            *(points(pair.accuracy.value), percent(pair.accuracy.interval)),
-            *(points(pair.harm.value), percent(pair.harm.interval)),
-        )
-        for each in found
-        for pair in each.differences
-    ]
-    return Table(
+    return Table.of(
         "specificity-differences",
         "Difference of two policies on the same cells, in points: a gated policy minus its "
         "ungated mechanism, and a gradient-based policy minus the first one with the same gate, "
         "or with none.",
+        "data | policy | less | cells:d | top-1:+.2f | 95 %:+.2f | harm:+.2f | harm 95 %:+.2f",
         (
-            *(Column("data"), Column("policy"), Column("less"), Column("cells", "d")),
-            *(Column("top-1", "+.2f"), Column(INTERVAL, "+.2f")),
-            *(Column("harm", "+.2f"), Column(f"harm {INTERVAL}", "+.2f")),
+            (
+                *(each.setting, pair.one, pair.other, each.cells),
+                *(*shown(pair.accuracy), *shown(pair.harm)),
+            )
+            for each in found
+            for pair in each.differences
         ),
-        tuple(values),
     )
 
 
 def _correlations(found: tuple[Specificity, ...]) -> Table:
-    values: list[tuple[Value, ...]] = [
-        (
-            *(each.setting, relation.gated, relation.mechanism, each.cells, relation.correlation),
-            relation.correlation_interval,
-            number("specificity", "correlation", relation.gated) if each.paper else None,
-        )
-        for each in found
-        for relation in each.relations
-    ]
-    return Table(
+    return Table.of(
         "specificity-correlations",
         "Rank correlation over cells between the share of accepted batches and the ungated gain of "
         "the mechanism; average ranks.",
+        "data | gated policy | gain of | cells:d | rank correlation:+.2f | 95 %:+.2f | paper:+.2f",
         (
-            *(Column("data"), Column("gated policy"), Column("gain of"), Column("cells", "d")),
-            *(Column("rank correlation", "+.2f"), Column(INTERVAL, "+.2f")),
-            Column("paper", "+.2f"),
+            (
+                *(each.setting, own.gated, own.mechanism, each.cells, own.correlation),
+                own.correlation_interval,
+                number("specificity", "correlation", own.gated) if each.paper else None,
+            )
+            for each in found
+            for own in each.relations
         ),
-        tuple(values),
     )
 
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 Value = str | bool | int | float | Interval | None  # None: missing or undefined
 NONE = "-"
-INTERVAL = "95 %"  # heading of interval columns
 _MARKDOWN = re.compile(  # underscores within words and most signs within lines are literal
     r"[\\|*`\[\]$~]|(?<![^\W_])_|_(?![^\W_])|^#|#$|^>|^-(?=[^\w.])|^[+=](?![\w.])"
 )
@@ -70,6 +69,17 @@ class Table:
     caption: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[Value, ...], ...]
+
+    @classmethod
+    def of(cls, name: str, caption: str, columns: str, rows: Iterable[tuple[Value, ...]]) -> Table:
+        """Build a table from headings separated by "|", with number formats after a colon.
+
+        >>> Table.of("gains", "Gains.", "data | gain, points:+.2f", [("a", 1.5)]).texts()
+        [['a', '+1.50']]
+        """
+        parts = (part.strip().partition(":") for part in columns.split("|"))
+        found = tuple(Column(title, form or None) for title, _, form in parts)
+        return cls(name, caption, found, tuple(rows))
 
     def texts(self) -> list[list[str]]:
         """Format all rows."""

@@ -7,8 +7,8 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 from caster_bench.studies.naming import data_labels
-from caster_bench.studies.results import Mean, Results, mean
-from caster_bench.studies.tables import INTERVAL, Column, Section, Table, percent, points
+from caster_bench.studies.results import Mean, Results, mean, shown
+from caster_bench.studies.tables import Section, Table
 from caster_bench.sweeps.spec import PRESET, Spec
 
 TITLE = "Settings chosen on the spare corruptions"
@@ -73,20 +73,19 @@ def section(results: Results) -> Section | None:
         f"Every method has {usual} settings{exceptions}.",
         f"For {moved} of {len(budgets)} methods and backbones an unpublished setting is the best.",
     )
-    columns = (
-        *(Column("backbone"), Column("data"), Column("method"), Column("cells", "d")),
-        *(Column("accuracy", ".2f"), Column(f"accuracy, {INTERVAL}", ".2f")),
-        *(Column("published"), Column("chosen"), Column("entry of a sweep")),
-    )
-    rows = tuple(
+    table = Table.of(
+        "tuning",
+        "Accuracy in percent on the spare corruptions.",
+        "backbone | data | method | cells:d | accuracy:.2f | accuracy, 95 %:.2f | published | "
+        "chosen | entry of a sweep",
         (
-            *(t.backbone, t.data, t.spec.method, t.accuracy.cells),
-            *(points(t.accuracy.value), percent(t.accuracy.interval)),
-            *(t.published, t.chosen, entry(t.spec)),
-        )
-        for t in trials
+            (
+                *(t.backbone, t.data, t.spec.method, t.accuracy.cells, *shown(t.accuracy)),
+                *(t.published, t.chosen, entry(t.spec)),
+            )
+            for t in trials
+        ),
     )
-    table = Table("tuning", "Accuracy in percent on the spare corruptions.", columns, rows)
     return Section("tuning", TITLE, sentences, HOW, (table,), ())
 
 

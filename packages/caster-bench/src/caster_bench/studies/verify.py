@@ -1,6 +1,6 @@
 """Verify records against their sweep: an empty list, or everything missing or wrong.
 
-Nothing is taken on trust. Digests and batch statistics are recomputed; cells are compared with the
+Digests and batch statistics are recomputed; cells are compared with the
 sweep, their sources and one another.
 """
 

@@ -1,7 +1,7 @@
 """A sweep in memory: its vocabulary, its cells, and parts of it.
 
-Names of corruptions, orders and schedules repeat those of `caster_bench.data`, which this package
-must not import because reports read sweeps too; a test keeps the two in step.
+Names of corruptions, orders and schedules are defined here rather than in `caster_bench.data`,
+because reports read sweeps and must not import data.
 """
 
 from __future__ import annotations
@@ -14,23 +14,13 @@ from typing import Any
 
 from caster.errors import CasterError
 
-REPORTED = (
-    "gaussian_noise",
-    "shot_noise",
-    "impulse_noise",
-    "defocus_blur",
-    "glass_blur",
-    "motion_blur",
-    "zoom_blur",
-    "snow",
-    "frost",
-    "fog",
-    "brightness",
-    "contrast",
-    "elastic_transform",
-    "pixelate",
-    "jpeg_compression",
-)
+CORRUPTION_FAMILIES = {
+    "noise": ("gaussian_noise", "shot_noise", "impulse_noise"),
+    "blur": ("defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
+    "weather": ("snow", "frost", "fog", "brightness"),
+    "digital": ("contrast", "elastic_transform", "pixelate", "jpeg_compression"),
+}
+REPORTED = tuple(chain.from_iterable(CORRUPTION_FAMILIES.values()))
 SPARE = ("speckle_noise", "gaussian_blur", "spatter", "saturate")  # constants are chosen on these
 GROUPS = {"all": REPORTED + SPARE, "reported": REPORTED, "spare": SPARE}
 CLEAN = "clean"

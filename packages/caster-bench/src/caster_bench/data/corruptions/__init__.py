@@ -14,22 +14,21 @@ from numpy.typing import NDArray
 from caster.errors import CasterError
 from caster_bench.data.corruptions.constants import (
     CORRUPTIONS,
-    EXTRA,
-    FAMILIES,
-    REPORTED,
-    SPARE,
     Values,
     as_integer,
     check_corruption,
     constants_for,
 )
+from caster_bench.sweeps.spec import CORRUPTION_FAMILIES, REPORTED, SPARE
 
 __all__ = ["CORRUPTIONS", "REPORTED", "SPARE", "ImageBatch", "corrupt"]
 
 ImageBatch = NDArray[np.uint8]  # (N, H, W, 3)
 Change = Callable[..., Values]
 
-MODULES = EXTRA | {name: family for family, names in FAMILIES.items() for name in names}
+# A module for each family, which holds its spare corruption too.
+MODULES = {name: family for family, names in CORRUPTION_FAMILIES.items() for name in names}
+MODULES |= dict(zip(SPARE, CORRUPTION_FAMILIES, strict=True))
 CHUNK_VALUES = 2**20  # values processed at once; larger chunks are no faster
 
 
@@ -104,7 +103,7 @@ def _check_images(images: Any) -> None:
 
 
 def chunks(shape: tuple[int, ...], most: int) -> Iterator[slice]:
-    """Split images into slices of at most so many values, and at least one image.
+    """Split images into slices of at most `most` values, and at least one image.
 
     >>> list(chunks((5, 2, 2, 3), most=24))
     [slice(0, 2, None), slice(2, 4, None), slice(4, 6, None)]

@@ -1,4 +1,4 @@
-"""Names, families and published constants of the nineteen corruptions, severities 1 to 5.
+"""Published constants of the nineteen corruptions, severities 1 to 5.
 
 The constants are those of the reference generators of Hendrycks and Dietterich, "Benchmarking
 Neural Network Robustness to Common Corruptions and Perturbations" (ICLR 2019):
@@ -12,49 +12,25 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from caster.errors import CasterError
+from caster_bench.sweeps.spec import GROUPS, SEVERITIES, known
 
 Values = NDArray[np.float32]  # (n, H, W, 3), from 0 to 1
 Rngs = Sequence[np.random.Generator]  # one per image
 Table = dict[str, tuple[Any, Any, Any, Any, Any]]
 
-FAMILIES = {  # a module each
-    "noise": ("gaussian_noise", "shot_noise", "impulse_noise"),
-    "blur": ("defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
-    "weather": ("snow", "frost", "fog", "brightness"),
-    "digital": ("contrast", "elastic_transform", "pixelate", "jpeg_compression"),
-}
-EXTRA = {  # published for validation, and the modules that hold them
-    "speckle_noise": "noise",
-    "gaussian_blur": "blur",
-    "spatter": "weather",
-    "saturate": "digital",
-}
-REPORTED = tuple(name for names in FAMILIES.values() for name in names)
-SPARE = tuple(EXTRA)
-CORRUPTIONS = (*REPORTED, *SPARE)
-SEVERITIES = (1, 2, 3, 4, 5)
+CORRUPTIONS = GROUPS["all"]
 CIFAR_SIDE, TINY_SIDE = 32, 64  # largest sides that CIFAR-C's and Tiny-ImageNet-C's constants serve
 
 
 def check_corruption(name: str) -> str:
-    """Return the name of a corruption, or suggest a similar one.
-
-    >>> check_corruption("fogg")
-    Traceback (most recent call last):
-    caster.errors.CasterError: there is no corruption 'fogg': did you mean 'fog'?
-    """
-    if name in CORRUPTIONS:
-        return name
-    near = get_close_matches(str(name), CORRUPTIONS, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(CORRUPTIONS)}"
-    raise CasterError(f"there is no corruption {name!r}: {hint}")
+    """Return the name of a corruption, or suggest a similar one."""
+    return known(name, CORRUPTIONS, "corruption")
 
 
 def constants_for(corruption: str, severity: int, height: int, width: int) -> Any:

@@ -11,7 +11,7 @@ import struct
 import threading
 import zlib
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +21,9 @@ from caster.io.files import open_regular
 from caster.io.image_arrays import ArrayImages
 from caster.io.image_files import ImageArray
 from caster.io.labels import Labels, as_labels
-from caster_bench.data.corruptions.constants import SEVERITIES
 from caster_bench.data.plain_pickle import read_plain_pickle
 from caster_bench.data.sets.dataset import SplitFiles
+from caster_bench.sweeps.spec import SEVERITIES
 
 PIXELS = 3 * 32 * 32  # in a row of CIFAR: all red, then all green, then all blue
 UNSIGNED_BYTES = 0x08  # third byte of an idx file; the fourth is the number of dimensions
@@ -191,7 +191,7 @@ def _check_classes(path: Path, numbers: NDArray[Any], count: int) -> None:
 def open_fashion_mnist(split: SplitFiles, classes: tuple[str, ...]) -> ArrayImages:
     """Open an idx file of images and one of labels."""
     images_file, labels_file = (split.folder / file for file in split.files)
-    images, numbers = IdxImages(images_file), read_idx(labels_file, 1)
+    images, (_, numbers) = IdxImages(images_file), read_idx(labels_file, 1)
     if len(numbers) != images.shape[0]:
         raise CasterError(
             f"{images_file} has {images.shape[0]} images, and {labels_file} {len(numbers)} labels"
@@ -208,7 +208,7 @@ class IdxImages:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.shape = idx_shape(path, 3)  # (N, H, W)
+        self.shape, _ = read_idx(path, 3, header_only=True)  # (N, H, W)
         self._lock = threading.Lock()
         self._pixels: NDArray[np.uint8] | None = None
 
@@ -216,40 +216,29 @@ class IdxImages:
         """Return one image with three equal channels."""
         with self._lock:  # the first thread decompresses all images while others wait
             if self._pixels is None:
-                self._pixels = read_idx(self.path, 3)
+                _, self._pixels = read_idx(self.path, 3)
         return np.repeat(self._pixels[index][:, :, np.newaxis], 3, axis=2)
 
 
-def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """Read a file of unsigned bytes, gzipped or not."""
-    shape = idx_shape(path, dimensions)
-    with _open_idx(path) as file:
-        try:
-            file.read(4 + 4 * dimensions)
-            content = file.read()
-        except GZIP_DAMAGE:
-            raise CasterError(f"{path} is damaged or truncated") from None
-    if len(content) != math.prod(shape):
-        raise CasterError(f"{path} is damaged: it has {len(content):,} bytes for {shape}")
-    return np.frombuffer(content, np.uint8).reshape(shape)
-
-
-def idx_shape(path: Path, dimensions: int) -> tuple[int, ...]:
-    """Read the shape from the header: a magic number, then the sizes."""
-    with _open_idx(path) as file:
-        try:
-            zeros, kind, stated = struct.unpack(">HBB", file.read(4))
-            if (zeros, kind, stated) != (0, UNSIGNED_BYTES, dimensions):
-                raise CasterError(f"{path} is not an idx file of bytes in {dimensions} dimensions")
-            return struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
-        except GZIP_DAMAGE:
-            raise CasterError(f"{path} is damaged or truncated") from None
-
-
-def _open_idx(path: Path) -> BinaryIO:
+def read_idx(
+    path: Path, dimensions: int, header_only: bool = False
+) -> tuple[tuple[int, ...], NDArray[np.uint8]]:
+    """Read the shape and the unsigned bytes of an idx file, gzipped or not."""
     try:
         with open_regular(path) as raw:
             zipped = raw.read(2) == b"\x1f\x8b"
-        return cast(BinaryIO, gzip.open(path, "rb")) if zipped else open(path, "rb")
+        with gzip.open(path, "rb") if zipped else open(path, "rb") as file:
+            zeros, kind, stated = struct.unpack(">HBB", file.read(4))
+            if (zeros, kind, stated) != (0, UNSIGNED_BYTES, dimensions):
+                raise CasterError(f"{path} is not an idx file of bytes in {dimensions} dimensions")
+            shape = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
+            content = b"" if header_only else file.read()
+    except GZIP_DAMAGE:
+        raise CasterError(f"{path} is damaged or truncated") from None
     except OSError as error:
         raise CasterError(f"cannot read {path}: {error.strerror}") from None
+    if header_only:
+        return shape, np.empty(0, np.uint8)
+    if len(content) != math.prod(shape):
+        raise CasterError(f"{path} is damaged: it has {len(content):,} bytes for {shape}")
+    return shape, np.frombuffer(content, np.uint8).reshape(shape)

@@ -221,7 +221,7 @@ def _load_matlab(path: Path) -> dict[str, Any]:
         return dict(loadmat(path, squeeze_me=True))
     except OSError as error:
         raise CasterError(f"cannot read {path}: {error.strerror or error}") from None
-    except Exception:  # its readers raise whatever damaged bytes lead them to
+    except Exception:  # its readers raise anything on damaged bytes
         raise CasterError(f"{path} is damaged, or not a file of MATLAB 4 to 7.2") from None
 
 

@@ -17,7 +17,6 @@ from functools import cache, partial
 from importlib.resources import files
 from typing import Any
 
-from caster_bench.data.corruptions.constants import FAMILIES, SEVERITIES, SPARE
 from caster_bench.data.sets.array_loaders import (
     open_cifar_c,
     open_cifar_pickles,
@@ -34,8 +33,9 @@ from caster_bench.data.sets.file_loaders import (
     open_pets,
     open_tiny_imagenet,
 )
+from caster_bench.sweeps.spec import CORRUPTION_FAMILIES, SEVERITIES, SPARE
 
-ARCHIVE_FAMILIES = FAMILIES | {"extra": SPARE}  # ImageNet-C has an archive for each
+ARCHIVE_FAMILIES = CORRUPTION_FAMILIES | {"extra": SPARE}  # ImageNet-C has an archive for each
 
 
 @cache

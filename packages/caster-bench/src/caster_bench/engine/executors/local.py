@@ -14,14 +14,7 @@ from typing import Any
 
 from caster.errors import CasterError
 from caster_bench.data.worker_processes import available_cores, end_with_parent
-from caster_bench.engine.executors import (
-    DIED,
-    WORKERS_PER_GPU,
-    Finished,
-    Task,
-    failed,
-    perform,
-)
+from caster_bench.engine.executors import DIED, WORKERS_PER_GPU, Finished, Task, failed, perform
 from caster_bench.engine.run_context import CPU, CUDA, RunContext
 
 SECONDS_TO_END = 5.0

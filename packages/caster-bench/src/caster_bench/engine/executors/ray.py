@@ -11,14 +11,7 @@ from typing import Any
 
 from caster.adapt.ray_pool import HERE, check_address
 from caster.errors import CasterError
-from caster_bench.engine.executors import (
-    DIED,
-    WORKERS_PER_GPU,
-    Finished,
-    Task,
-    failed,
-    perform,
-)
+from caster_bench.engine.executors import DIED, WORKERS_PER_GPU, Finished, Task, failed, perform
 from caster_bench.engine.run_context import CPU, CUDA, RunContext
 
 AUTO = "auto"  # GPUs if the cluster has any, known only once it is reached

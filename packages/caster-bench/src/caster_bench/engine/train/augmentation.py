@@ -67,7 +67,7 @@ class Pool:
         """
         n, size = len(self.labels), self.batch_size(recipe)
         order = torch.randperm(n, generator=generator, device=self.labels.device)
-        # Small kernels cost their launch whatever their size, so augment many batches together.
+        # Launching a kernel costs the same at any size, so augment many batches together.
         for rows in torch.split(order[: n // size * size], max(1, CHUNK // size) * size):
             images = self._crop(rows, recipe.flip, generator)
             for _ in range(recipe.operations):

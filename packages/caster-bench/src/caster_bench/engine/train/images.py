@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from caster.adapt.image_batches import THREADS
 from caster.errors import CasterError
 from caster.io.labels import Labels, encode, unique_labels
-from caster_bench.data.digits import open_data
+from caster_bench.data import open_data
 from caster_bench.data.sets import SETS
 from caster_bench.engine.networks import SIZES
 

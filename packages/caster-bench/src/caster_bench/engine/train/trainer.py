@@ -208,7 +208,7 @@ def learning_rate(step: int, steps: int, recipe: Recipe) -> float:
     >>> [round(learning_rate(step, 80, recipe), 3) for step in (0, 4, 79)]
     [0.08, 0.4, 0.0]
     """
-    # A run with few epochs must still come down.
+    # Leave time for the decay in a run of few epochs.
     rising = min(steps * recipe.warmup // recipe.epochs, steps // 4)
     if step < rising:
         return recipe.lr * (step + 1) / rising

@@ -38,7 +38,7 @@ A faulty method fails with one line that says where:
 >>> checks.check_method(lambda: Drifting(model, Source(), name="drifting"), batches)
 Traceback (most recent call last):
     ...
-caster_bench.methods.checks.suite.CheckFailed: drifting fails reset_exact:
+caster_bench.methods.checks.contract.CheckFailed: drifting fails reset_exact:
 after a reset it is not as constructed at .seen
 """
 
@@ -47,30 +47,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from caster_bench.methods.checks import contract
+from caster_bench.methods.checks.contract import ALL, Check, CheckFailed, Make
 from caster_bench.methods.checks.fingerprint import fingerprint, reachable_bytes
-from caster_bench.methods.checks.suite import Check, CheckFailed, Make
 
 __all__ = ["ALL", "Check", "CheckFailed", "Make", "check_method", "fingerprint", "reachable_bytes"]
-
-ALL: dict[str, Check] = {
-    check.__name__: check
-    for check in (
-        contract.frozen_unchanged,  # first, before others change the model
-        contract.sound_answers,
-        contract.rejected_is_frozen,
-        contract.reset_exact,
-        contract.seeded_runs_repeat,
-        contract.forward_before_update,
-        contract.answers_stay,
-        contract.labels_unseen,
-        contract.batches_left_alone,
-        contract.any_grad_mode,
-        contract.rejected_by_gate,
-        contract.bounded_memory,
-        contract.retained_is_true,
-    )
-}
 
 
 def check_method(make: Make, batches: Sequence[Any]) -> None:

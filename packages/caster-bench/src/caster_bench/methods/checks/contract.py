@@ -1,13 +1,14 @@
-"""The contract of a method, one check per clause."""
+"""The contract of a method, one check per clause, and how checks run and fail."""
 
 from __future__ import annotations
 
 import inspect
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import cycle
+from functools import wraps
+from itertools import cycle, islice
 from numbers import Real
 from typing import Any
 
@@ -17,6 +18,7 @@ from array_api_compat import array_namespace, device, is_torch_array
 from caster.core.arrays import to_numpy
 from caster.core.linalg import Array
 from caster.core.verdict import INERT, KNOWN
+from caster.errors import CasterError
 from caster.models.protocol import FrozenModel, Outputs
 from caster_bench.methods.checks.fingerprint import (
     Size,
@@ -30,24 +32,113 @@ from caster_bench.methods.checks.fingerprint import (
     same,
     state_of,
 )
-from caster_bench.methods.checks.suite import (
-    CheckFailed,
-    Make,
-    Stream,
-    check,
-    replay,
-    require,
-    require_equal,
-)
 from caster_bench.methods.gates import Decision, Gate, Gated
 from caster_bench.methods.protocol import Method, Prediction
 
+Make = Callable[[], Method]
+Check = Callable[[Make, Sequence[Any]], None]
+ALL: dict[str, Check] = {}  # by name, in the order of this file
+LEAST_BATCHES, LEAST_IMAGES = 4, 64
 SIZES = (1, 2, 64, 5, 64, 2, 1, 7)  # of batches: alone, in order, and mixed
 LABELS = "label", "labels", "y", "target", "targets"
 HALF = 130  # batches; by then a bounded memory should be full
 BATCH = 4  # images per batch
 INTERVAL = 12  # batches between two measurements
 SHARE, SLACK = 0.1, 4096  # tolerance of a method's stated memory: relative, and bytes
+
+
+class CheckFailed(AssertionError):  # noqa: N818 - not an error of the caller
+    """A method fails a check: one line with its name, the check, and what is wrong."""
+
+
+class Stream:
+    """Batches without labels, as passed in or split differently.
+
+    >>> stream = Stream(list(np.zeros((4, 16, 3))))
+    >>> [len(batch) for batch in stream.split([1, 2, 64])]
+    [1, 2, 64]
+    """
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        batches = list(batches)
+        if any(isinstance(batch, tuple) for batch in batches):
+            raise CasterError("checks take batches of images only, not pairs with labels")
+        self.batches = [batch if is_array(batch) else np.asarray(batch) for batch in batches]
+        count = sum(len(batch) for batch in self.batches)
+        if len(self.batches) < LEAST_BATCHES or count < LEAST_IMAGES:
+            raise CasterError(
+                f"checks need {LEAST_BATCHES} batches and {LEAST_IMAGES} images or more, "
+                f"not {len(self.batches)} and {count}"
+            )
+        self.few = self.batches[:LEAST_BATCHES]
+
+    def split(self, sizes: Iterable[int]) -> list[Any]:
+        """Batches of these sizes, cycling through the images."""
+        images = array_namespace(*self.batches).concat(self.batches)
+        rows = cycle(range(len(images)))
+        return [images[list(islice(rows, size))] for size in sizes]
+
+
+def check(function: Callable[[Make, Stream], None]) -> Check:
+    """Register a check whose failures name it and the method, whatever the method raises."""
+
+    @wraps(function)
+    def run(make: Make, batches: Sequence[Any]) -> None:
+        if not callable(make):
+            raise CasterError(
+                f"checks take a function that makes a method, not a {type(make).__name__}"
+            )
+        stream = Stream(batches)
+        names = ["the method"]
+
+        def named() -> Method:
+            method = make()
+            names.append(method.name)
+            return method
+
+        try:
+            function(named, stream)
+        except Exception as error:  # a method under test may raise anything
+            line = " ".join(str(error).split())
+            cause = line if isinstance(error, CheckFailed) else f"{type(error).__name__}: {line}"
+            raise CheckFailed(f"{names[-1]} fails {function.__name__}: {cause}") from error
+
+    ALL[function.__name__] = run
+    return run
+
+
+def require(condition: bool, message: str) -> None:
+    """Fail the check unless a condition holds."""
+    if not condition:
+        raise CheckFailed(message)
+
+
+def replay(method: Method, batches: Iterable[Any]) -> list[Prediction]:
+    """Answer batches in order."""
+    return [method.predict(batch) for batch in batches]
+
+
+def require_equal(
+    expected: Sequence[Prediction],
+    found: Sequence[Prediction],
+    which: str,
+    *,
+    verdicts: bool = True,
+) -> None:
+    """Fail unless answers, and their verdicts, are equal bit for bit."""
+    for i, (first, second) in enumerate(zip(expected, found, strict=True)):
+        require(same(first.logits, second.logits), f"{which} gives other logits for batch {i}")
+        require(
+            not verdicts or _verdict(first) == _verdict(second),
+            f"{which} gives another verdict on batch {i}: {_verdict(first)}, {_verdict(second)}",
+        )
+
+
+def _verdict(prediction: Prediction) -> tuple[bool, str, float | None]:
+    return prediction.accepted, prediction.reason, prediction.ratio
+
+
+# --- the checks ----------------------------------------------------------------------------------
 
 
 @check

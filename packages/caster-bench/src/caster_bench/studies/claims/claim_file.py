@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,6 @@ from caster_bench.sweeps.spec import frozen_value, known
 TEXT_KEYS = ("title", "summary", "intro", "records", "document", "reports")
 FILE_KEYS = (*TEXT_KEYS, "sweeps", "values", "part")
 PART_KEYS = ("title", "sweep", "text", "tables", "figures", "claim")
-CLAIM_KEYS = ("id", "says", "where", "tests", "why", "proof", "needs", "limits", "note", "core")
 CELL_KEYS = ("sweep", "table", "row", "column", "interval", "take")
 FIGURE_KEYS = (*CELL_KEYS, "less", "over")
 PAPER_KEYS = ("paper", "paper_less", "paper_over")
@@ -157,36 +156,22 @@ def _part(table: Any, sweeps: dict[str, str]) -> Part:
         named = isinstance(own, dict) and "id" in own
         with within(str(own["id"]) if named else f"claim {number}"):
             claims.append(_claim(own, sweep, sweeps))
-    return Part(
-        title=text(table, "title"),
-        sweep=sweep,
-        text=_optional(table, "text"),
-        tables=_texts(table, "tables"),
-        figures=_texts(table, "figures"),
-        claims=tuple(claims),
-    )
+    tables, figures = _texts(table, "tables"), _texts(table, "figures")
+    title, words = text(table, "title"), _optional(table, "text")
+    return Part(title, sweep, words, tables, figures, tuple(claims))
 
 
 def _claim(table: Any, sweep: str, sweeps: dict[str, str]) -> Claim:
-    check_keys(table, CLAIM_KEYS)
+    check_keys(table, [field.name for field in fields(Claim)])
     tests = []
     for number, own in enumerate(_list(table, "tests") if "tests" in table else (), 1):
         with within(f"test {number}"):
             tests.append(_comparison(own, sweep, sweeps))
     if sum(key in table for key in ("tests", "why", "proof")) != 1:
         raise CasterError("a claim has exactly one of 'tests', 'proof' and 'why'")
-    return Claim(
-        id=text(table, "id"),
-        says=text(table, "says"),
-        where=text(table, "where"),
-        tests=tuple(tests),
-        why=_optional(table, "why"),
-        proof=_optional(table, "proof"),
-        needs=_texts(table, "needs"),
-        limits=_optional(table, "limits"),
-        note=_optional(table, "note"),
-        core=_optional(table, "core"),
-    )
+    words: dict[str, Any] = {key: text(table, key) for key in ("id", "says", "where")}
+    words |= {key: _optional(table, key) for key in ("why", "proof", "limits", "note", "core")}
+    return Claim(**words, tests=tuple(tests), needs=_texts(table, "needs"))
 
 
 def _comparison(table: Any, sweep: str, sweeps: dict[str, str]) -> Comparison:

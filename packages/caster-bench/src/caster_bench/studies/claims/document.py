@@ -50,10 +50,7 @@ SO_FAR_MEANS = (
     "verdict is based on the others."
 )
 SHOWN = "a test of the mathematics, which needs no data"
-COMMITTED_TABLES, COMMITTED_FIGURES = (
-    ("csv",),
-    ("svg",),
-)  # text formats, which can be compared in a repository
+COMMITTED = ("csv",), ("svg",)  # text formats, which can be compared in a repository
 
 
 @dataclass(frozen=True)
@@ -230,12 +227,9 @@ def _studies(part: Part) -> list[tuple[str, str]]:
 
 def _explanation(outcomes: Sequence[Outcome]) -> str:
     """Explain the terms used."""
-    how = [HOW]
-    if any(outcome.verdict == NOT_RUN for outcome in outcomes):
-        how.append(NOT_RUN_MEANS)
-    if any(outcome.is_so_far for outcome in outcomes):
-        how.append(SO_FAR_MEANS)
-    return "\n".join(how)
+    not_run = any(outcome.verdict == NOT_RUN for outcome in outcomes)
+    so_far = any(outcome.is_so_far for outcome in outcomes)
+    return "\n".join([HOW, *[NOT_RUN_MEANS] * not_run, *[SO_FAR_MEANS] * so_far])
 
 
 def _counts(outcomes: Sequence[Outcome]) -> str:
@@ -291,7 +285,10 @@ def write_document(claims: Claims, evidence: Mapping[str, Evidence], into: Path)
     writer = Writer.of(claims, evidence)
     text = writer.document()  # raises if anything is wrong with the claims
     reports = into / claims.reports
-    _check_reports(reports)
+    for path in sorted(reports.iterdir()) if reports.is_dir() else ():
+        if not path.is_dir():
+            raise CasterError(f"{path} is not a report: choose another folder")
+        check_folder(path)
     into.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=into, prefix=".claims.") as temporary:
         made = Path(temporary) / "reports"
@@ -299,7 +296,7 @@ def write_document(claims: Claims, evidence: Mapping[str, Evidence], into: Path)
         for each in evidence.values():
             if each.results is not None:
                 folder = made / each.name
-                fill(folder, each.results, each.sections, COMMITTED_TABLES, COMMITTED_FIGURES)
+                fill(folder, each.results, each.sections, *COMMITTED)
         if reports.exists():
             shutil.rmtree(reports)
         if any(made.iterdir()):
@@ -308,11 +305,3 @@ def write_document(claims: Claims, evidence: Mapping[str, Evidence], into: Path)
     with replacing(into / claims.document) as document:
         document.write_text(text, encoding="utf-8")
     return Counter(writer.outcome(claim).verdict for part in claims.parts for claim in part.claims)
-
-
-def _check_reports(reports: Path) -> None:
-    """Reject a folder that holds anything but reports."""
-    for path in sorted(reports.iterdir()) if reports.is_dir() else ():
-        if not path.is_dir():
-            raise CasterError(f"{path} is not a report: choose another folder")
-        check_folder(path)

@@ -129,30 +129,22 @@ def _verdict(rule: Rule, ours: float, ends: Interval, paper: float | None) -> st
 
 
 def _allowed(rule: Rule, bound: float | str, paper: float | None) -> tuple[float, float]:
-    """The range of figures that a bound allows."""
-    if rule.needs_paper and paper is not None:
-        return _band(rule, bound, paper)
-    return _range(rule, bound)
-
-
-def _inside(value: float, ends: tuple[float, float]) -> bool:
-    return ends[0] <= value <= ends[1]
-
-
-def _band(rule: Rule, bound: float | str, paper: float) -> tuple[float, float]:
+    """The range of figures that a bound allows; for a sign, zero is excluded."""
+    if rule.kind == "sign":
+        least = math.ulp(0.0)
+        return (least, math.inf) if rule.bound == SIGNS["positive"] else (-math.inf, -least)
     width = float(bound)
+    if not rule.needs_paper:
+        return (width, math.inf) if rule.kind == "least" else (-math.inf, width)
+    assert paper is not None  # `judge` rejects a missing one
     if rule.kind == "near":
         return paper - width - EXACT, paper + width + EXACT
     low, high = sorted((paper / width, paper * width))
     return low, high
 
 
-def _range(rule: Rule, bound: float | str) -> tuple[float, float]:
-    """The range that a rule allows; for a sign, zero is excluded."""
-    if rule.kind == "sign":
-        least = math.ulp(0.0)
-        return (least, math.inf) if rule.bound == SIGNS["positive"] else (-math.inf, -least)
-    return (float(bound), math.inf) if rule.kind == "least" else (-math.inf, float(bound))
+def _inside(value: float, ends: tuple[float, float]) -> bool:
+    return ends[0] <= value <= ends[1]
 
 
 def _equal(ours: Value, wanted: float | str) -> bool:
