@@ -233,9 +233,9 @@ class Service:
             size in (None, got) for size, got in zip(declared[1:], images.shape[1:], strict=True)
         )
         if not fits or not images.size:
-            shape = [-1 if size is None else size for size in declared]
+            shape = [-1, *(-1 if size is None else size for size in declared[1:])]
             raise RequestError(
-                f"input {self.input_name!r} must have shape {[-1, *shape[1:]]}, not {list(images.shape)}"
+                f"input {self.input_name!r} must have shape {shape}, not {list(images.shape)}"
             )
         # A sum is faster than checking every value, but large values may overflow it.
         if images.dtype.kind == "f":
