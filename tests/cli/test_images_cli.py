@@ -229,7 +229,7 @@ def test_inspect_shows_the_head(typed, made):
         words = typed(f"inspect {path}").stdout
         return re.search(r"\n head  (.*?)\n layers ", words, re.DOTALL)[1].split()
 
-    assert " ".join(head("@s.caster")) == "logits 0 to 7, in the order of classes"
+    assert " ".join(head("@s.caster")) == "logits 0 to 7, in the order of the classes"
     some = np.isin(TRUTH, [1, 4, 6])
     write_folder(made / "some", PIXELS[some], TRUTH[some])
     assert typed("fit M @some --classes @names.txt -o some.caster").exit_code == 0
@@ -255,7 +255,7 @@ def test_help_shows_every_option_in_full(typed, command):
 
 
 def test_images_without_a_model(refusal):
-    wanted = "give a model for images with --model"
+    wanted = "for images, name the model with --model"
     assert refusal("fit @source -o s").endswith(f"source is not a feature file: {wanted}")
     assert refusal("fit cifar10:train -o s") == f"cifar10:train is not a feature file: {wanted}"
     assert wanted in refusal("predict @s.caster @target/azure/000.png -o o.csv")
@@ -264,7 +264,7 @@ def test_images_without_a_model(refusal):
 
 def test_an_npz_of_images_without_a_model(refusal, made):
     np.savez(made / "shots.npz", images=SHIFTED, labels=TARGET)
-    wanted = "holds images: give a model for them with --model"
+    wanted = "holds images: name the model with --model"
     for line in ("fit @shots.npz -o s", "predict @s.caster @shots.npz -o o.csv"):
         assert refusal(line).endswith(wanted)
 
@@ -293,7 +293,7 @@ def test_options_of_images_without_a_model(refusal, line, option):
 
 def test_comparisons_are_for_layers_only(refusal):
     said = refusal("predict M @s.caster @target --mechanism features --every 4 -o o.csv")
-    assert said == "this adapter transports features, and --every is for layers: omit it"
+    assert said == "--every is for layers, and this adapter transports features: omit it"
 
 
 def test_models_that_will_not_do(refusal, made):
@@ -644,7 +644,7 @@ def test_a_raised_limit_reads_what_was_skipped_before(typed, made):
 
 @pytest.mark.parametrize("given", ["pixels", "pixels=", "pixels=1e9", "pixels=-1", "rows=3", "=3"])
 def test_limits_that_are_none(refusal, given):
-    assert "say NAME=NUMBER" in refusal(f"fit @features.npz -o s --max {given}")
+    assert "use NAME=NUMBER" in refusal(f"fit @features.npz -o s --max {given}")
 
 
 def test_limits_of_feature_files(typed, refusal):
@@ -830,7 +830,7 @@ def test_a_limit_that_leaves_a_class_without_a_covariance(refusal, features):
 def test_classes_that_the_state_lacks(typed, refusal, features):
     said = refusal("evaluate four.caster all.npz")
     assert "does not know the class 'elk'" in said
-    assert said.endswith("--known-classes-only leaves out such samples")
+    assert said.endswith("skip such samples with --known-classes-only")
     result = typed("evaluate four.caster all.npz --known-classes-only -o some.html")
     assert result.exit_code == 0, result.output
     assert result.stderr.splitlines()[0] == (
@@ -855,7 +855,7 @@ def test_classes_of_images_that_the_state_lacks(typed, made):
 @pytest.mark.parametrize("option", ["", " --known-classes-only"])
 def test_numbers_against_names_get_a_hint(refusal, features, option):
     said = refusal(f"evaluate four.caster numbers.npz{option}")
-    assert "its labels are numbers; save names, as by labels=np.array(names)[labels]" in said
+    assert "its labels are numbers: save names instead (labels=np.array(names)[labels])" in said
 
 
 @pytest.mark.parametrize(

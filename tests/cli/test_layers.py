@@ -495,7 +495,7 @@ def test_doctor_says_which_transport_it_speaks_of(typed):
     assert "- Sites: 14, " in layers
     assert "Sites" not in features
     assert "- N = " in features
-    assert typed("doctor @plain.caster").stdout.startswith("Layers: not in this state")
+    assert typed("doctor @plain.caster").stdout.startswith("Layers: none in this state")
 
 
 def test_features_that_are_kept_stay_until_others_take_their_place(typed, tmp_path):

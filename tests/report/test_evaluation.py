@@ -266,7 +266,7 @@ def test_the_summary_has_the_numbers():
     for score in (frozen, ungated, gated):
         assert f"{score.accuracy:.1%}" in found.summary
     assert f"{gated.harm:.1%} from right to wrong" in found.summary
-    assert f"{gated.help:.1%} turned from wrong to right" in found.summary
+    assert f"{gated.help:.1%} of all samples turned from wrong to right" in found.summary
     assert f"accepted {found.reasons['accepted']} of {len(found.batches)}" in found.summary
     assert f"{100 * found.gain_interval.low:+.1f} to" in found.conclusion
     headless = evaluate(clf, cut(target, labels, None, 64))
@@ -299,11 +299,11 @@ def test_the_conclusion_says_whether_to_use_it(right, low, high, opening, gain):
 @pytest.mark.parametrize(
     ("right", "reason", "told"),
     [
-        (40, "ratio", "It is right: adapting anyway would lose 15.6 points."),
-        (50, "ratio", "Adapting anyway would change 0.0 points."),
-        (60, "ratio", "would gain 15.6 points: if other data are like these, try `--tau 1.50`"),
-        (60, "min_samples", "would gain 15.6 points: if other data are like these, predict with"),
-        (60, "class_order", "gain 15.6 points: a safeguard rejects (`class_order`)"),
+        (40, "ratio", "The gate is right: adapting anyway would lose 15.6 points."),
+        (50, "ratio", "Adapting anyway would change accuracy by 0.0 points."),
+        (60, "ratio", "gain 15.6 points: if your other data are like these, try `--tau 1.50`"),
+        (60, "min_samples", "gain 15.6 points: if your other data are like these, predict with"),
+        (60, "class_order", "gain 15.6 points: a safeguard rejects them (`class_order`)"),
     ],
 )
 def test_where_every_batch_is_rejected_the_conclusion_says_what_that_costs(right, reason, told):
@@ -318,7 +318,7 @@ def test_where_every_batch_is_rejected_the_conclusion_says_what_that_costs(right
 @pytest.mark.parametrize(
     ("rejected", "right", "told"),
     [
-        (9, 60, "rejects 90% of the batches, and adapting to all would gain 15.6 points more"),
+        (9, 60, "rejects 90% of the batches, and adapting to all of them would gain 15.6"),
         (9, 50, None),  # adapting to all would change nothing
         (4, 60, None),  # the gate accepts most
     ],
@@ -387,7 +387,7 @@ def test_answers_that_collapsed_are_not_to_be_used(accepted):
         chunks.append((features, truth, head, made))
     found = evaluate(clf, chunks)
     n, cats = len(labels), int(np.sum(labels == "cat"))
-    told = f"{n:,} of {n:,} answers are 'cat', and {cats:,} of the samples"
+    told = f"{n:,} of {n:,} answers are 'cat', but only {cats:,} of the samples"
     assert found.collapse == (told if accepted else None)
     assert found.conclusion.startswith("Do not use it here: 1,0") == accepted
 

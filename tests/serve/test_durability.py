@@ -111,7 +111,7 @@ def test_a_full_disk_means_frozen_answers_and_changed_weights_none(tmp_path):
             grpc_infer(server, {"x": images[4]})
         assert failed.value.status() == "StatusCode.UNAVAILABLE"
         _, errors = server.stop()
-    assert errors.count("answers are the frozen model's") == 1
+    assert errors.count("until this is solved, the frozen model answers") == 1
     assert "written again" in errors
 
 
@@ -153,7 +153,7 @@ def test_token_and_tls(files, tmp_path):
         for more, message in (
             (["--http-port", port], f"cannot listen on 127.0.0.1:{port}: Address already in use"),
             (["--grpc-port", server.rpc.rpartition(":")[2]], "choose another port with --grpc"),
-            (["--folder", tmp_path / "streams"], "another server uses"),
+            (["--folder", tmp_path / "streams"], "another server is using"),
         ):
             assert message in refused(files, *more)
 
@@ -219,7 +219,7 @@ def refused(files, *options):
 def test_clear_rejections(files, tmp_path, monkeypatch):
     short = tmp_path / "token"
     short.write_text("short")
-    assert "16 or more" in refused(files, "--token-file", short)
+    assert "16 to 4,096" in refused(files, "--token-file", short)
     assert "certificate and its key" in refused(files, "--tls-cert", short)
     assert "not a certificate" in refused(files, "--tls-cert", short, "--tls-key", short)
     folder = tmp_path / "streams"

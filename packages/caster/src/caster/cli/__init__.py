@@ -1,4 +1,4 @@
-"""The `caster` command: one file a group of commands; each parses, makes one call and prints."""
+"""The `caster` command: each command parses its options, makes one call and prints the result."""
 
 
 def main() -> None:

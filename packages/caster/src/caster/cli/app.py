@@ -19,33 +19,34 @@ from caster.cli import cache, compile, demo, evaluate, fit, inspect, monitor, pr
 from caster.cli.console import Warnings, errors, option_of, say
 from caster.errors import MAKE_ROOM, CasterError, is_disk_full, machine_message
 
-FIRST_STEPS = """\
-Adapt a frozen classifier to the data it meets, and say when not to.
+PURPOSE = "Adapt a frozen classifier to shifted data, with a verdict on every batch."
+FIRST_STEPS = f"""\
+{PURPOSE}
 
   caster demo                                       see it work, in seconds
   caster fit --model M TRAIN -o m.caster            measure the source, once
   caster doctor m.caster                            see what to expect
   caster evaluate --model M m.caster TEST           measure whether it helps
-  caster predict --model M m.caster NEW -o out.csv  answers with verdicts
+  caster predict --model M m.caster NEW -o out.csv  predict, with verdicts
 
 M is an .onnx file (with --preprocessing FILE.toml), timm:NAME, hf:FOLDER or
-FILE.py:FACTORY. TRAIN and TEST hold a folder of images per class.
+FILE.py:FACTORY. TRAIN and TEST contain one folder of images per class.
 The demo needs two extras: pip install 'caster-tta[onnx,report]'
 All commands: caster --help"""
 
 
-BENCH = ("bench", "corrupt", "data", "methods")  # commands of caster-bench
+BENCH = ("bench", "corrupt", "data", "methods")  # commands that caster-bench adds
 
 
 class _Commands(TyperGroup):
-    """All commands. Their help names no type beside a flag, where Typer 0.29 prints <bool>."""
+    """All commands. Their help omits the `<bool>` that Typer 0.29 prints beside a flag."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         _hide_flag_types(self)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Find a command, and say where one of the benchmark comes from if it is missing."""
+        """Find a command; if it belongs to caster-bench and is missing, say how to install it."""
         found = super().get_command(ctx, cmd_name)
         if found is None and cmd_name in BENCH:
             ctx.fail(f"`caster {cmd_name}` needs caster-bench: pip install caster-bench")
@@ -63,7 +64,7 @@ def _hide_flag_types(command: Any) -> None:
 app = typer.Typer(
     name="caster",
     cls=_Commands,
-    help="Adapt a frozen classifier to the data it meets, and say when not to.",
+    help=PURPOSE,
     invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -72,7 +73,7 @@ app = typer.Typer(
 
 
 def _safely(command: Callable[..., None]) -> Callable[..., None]:
-    """End in one line and a non-zero status on bad input, a failing machine and Ctrl-C."""
+    """Exit with one line and a non-zero status on bad input, a failing machine or Ctrl-C."""
 
     @wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -80,7 +81,7 @@ def _safely(command: Callable[..., None]) -> Callable[..., None]:
             command(*args, **kwargs)
         except CasterError as error:
             _end(error.phrased(option_of(error.argument)), error)
-        except BrokenPipeError:  # the reader of the output has gone: click ends quietly
+        except BrokenPipeError:  # nobody reads the output any more: click exits quietly
             raise
         except (MemoryError, RecursionError, OSError) as error:
             _end(machine_message(error), error)
@@ -146,6 +147,6 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # file names may not be UTF-8
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    # caster has its own limit on the size of images.
+    # caster has its own limit on image size.
     warnings.filterwarnings("ignore", "Image size .* exceeds limit")
     app()

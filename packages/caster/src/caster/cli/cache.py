@@ -48,17 +48,21 @@ def clear(
     context: typer.Context,
     older_than: Annotated[
         float,
-        typer.Option(metavar="DAYS", min=0, help="Only features last written this long ago."),
+        typer.Option(
+            metavar="DAYS",
+            min=0,
+            help="Only remove features last written at least this many days ago.",
+        ),
     ] = 0.0,
     store: Folder = None,
 ) -> None:
-    """Remove cached features, except those that another caster is using, and nothing else."""
+    """Remove cached features, and nothing else; those in use by another process stay."""
     from caster.io.feature_cache import default_store, remove_entries
 
     root = store or context.obj or default_store()
     removed, in_use = remove_entries(root, older_than * DAY)
     for entry in in_use:
-        say(f"caster: not removed, as another caster is using it: {_title(entry)}", errors)
+        say(f"caster: not removed, because another caster is using it: {_title(entry)}", errors)
     say(f"Removed {_total(removed)} from {root}.")
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def compile(
     model: Annotated[
         Path,
-        typer.Argument(metavar="MODEL.onnx", help="The classifier that the state was fitted with."),
+        typer.Argument(metavar="MODEL.onnx", help="Classifier that the state was fitted with."),
     ],
     state: StateFile,
     compiled: Annotated[
@@ -36,11 +36,11 @@ def compile(
     """Compile a model and its state into one ONNX file that adapts itself.
 
     ONNX Runtime runs it on a CPU or in WebAssembly, without caster. Its inputs are preprocessed
-    images and the state of the stream; its outputs are the answer, the verdict and the next state.
+    images and the stream's state; its outputs are the answer, the verdict and the next state.
     """
     for path in (model, compiled):
         if path.suffix != ".onnx":
-            raise CasterError(f"{path} is not an ONNX file: name an .onnx file")
+            raise CasterError(f"{path} is not an ONNX file: its name must end in .onnx")
     check_writable(compiled, *(str(path) for path in (model, state, preprocessing, key) if path))
     from caster import state as states
     from caster.export import compile_model
@@ -52,18 +52,18 @@ def compile(
     sites = len(loaded.layers or ()) if found.mechanism == "layers" else None
     say(f"Mechanism: {mechanism_in_words(found.mechanism, sites)}.")
     whole, parts = compiled.stat().st_size, (wrapped.file_bytes, state.stat().st_size)
-    say(f"Size: {size(whole)}; the model has {size(parts[0])}, the state {size(parts[1])}.")
+    say(f"Size: {size(whole)} (model {size(parts[0])}, state {size(parts[1])}).")
     _say_how(found, compiled)
     say(f"Written: {compiled}")
 
 
 def _say_how(found: Metadata, compiled: Path) -> None:
-    """Print how a stream is started and carried on."""
+    """Print how to start and continue a stream."""
     if found.state:
         say(
             f"Stream state: {len(found.state)} tensors, listed by `caster inspect {compiled}`. "
             "Start with zeros; after a batch, pass next.NAME as NAME."
         )
     else:
-        say("Every batch stands alone: the images are the only input.")
+        say("Stream state: none. Batches are independent, and the images are the only input.")
     say(f'In Python: caster.wrap("{compiled}").stream(batches)')

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class PlainConsole(Console):
     """A console that prints text literally: labels and paths are data.
 
-    `[red]` and `:x:` are not markup, and control characters are shown instead of obeyed. Everything
-    that a command prints goes through it.
+    `[red]` and `:x:` are not markup, and control characters are shown instead of obeyed. All output
+    of the commands goes through it.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -33,7 +33,7 @@ class PlainConsole(Console):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """Render text in visible characters; control codes of rich pass."""
+        """Render text in visible characters; rich's own control codes pass through."""
         for segment in super().render(renderable, options):
             text, style, control = segment
             yield segment if control else Segment(visible(text), style)
@@ -49,14 +49,15 @@ def say(text: str, console: Console = output) -> None:
 
 
 def new_table(*headings: str, numbers: Iterable[str] = (), title: str | None = None) -> Table:
-    """A table in the style of all commands; columns in `numbers` are right-aligned and never fold.
+    """A table in the style of all commands; columns in `numbers` are right-aligned and never wrap.
 
-    Other cells fold on a narrow terminal. Pass labels and paths as `Text`.
+    Other cells wrap on a narrow terminal. Pass labels and paths as `Text`.
     """
     table = Table(
         title=None if title is None else Text(title),
         title_justify="left",
         title_style="",
+        min_width=None if title is None else len(title),  # or the title would wrap
         box=SIMPLE_HEAD,
         pad_edge=False,
         collapse_padding=True,
@@ -76,20 +77,20 @@ def new_table(*headings: str, numbers: Iterable[str] = (), title: str | None = N
 
 
 class Warnings(logging.Handler):
-    """Print what the library logs like the lines of a command."""
+    """Print the library's log records in the style of the commands."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print to standard error, above a progress bar if there is one."""
+        """Print a record to standard error, above the progress bar if there is one."""
         say(f"caster: {record.getMessage()}", errors)
 
 
 @contextmanager
 def progress_bar(*counts: ProgressColumn) -> Iterator[Report]:
-    """A progress bar per stage of a job, on a terminal only.
+    """Show a progress bar per stage of a job, on a terminal only.
 
-    `counts` replaces the count of pieces; a total of 0 is unknown.
+    `counts` replaces the column "done/total"; a total of 0 means unknown.
     """
-    from rich.progress import (  # no --help needs it
+    from rich.progress import (  # slow, and --help does not need it
         BarColumn,
         MofNCompleteColumn,
         Progress,
@@ -112,14 +113,14 @@ def progress_bar(*counts: ProgressColumn) -> Iterator[Report]:
         def report(stage: str, done: int, total: int) -> None:
             if stage in tasks:
                 bar.update(tasks[stage], completed=done, total=total or None)
-            else:  # work of an earlier run says nothing about the time left
+            else:  # resumed work must not count towards the time left
                 tasks[stage] = bar.add_task(stage, total=total or None, completed=done)
 
         yield report
 
 
 def counted(count: int, what: str) -> str:
-    """A count with its noun.
+    """Format a count with its noun.
 
     >>> counted(1, "image"), counted(2_000, "batch")
     ('1 image', '2,000 batches')
@@ -129,7 +130,7 @@ def counted(count: int, what: str) -> str:
 
 
 def size(count: float) -> str:
-    """A number of bytes for people.
+    """Format a number of bytes.
 
     >>> size(999), size(34_600_000)
     ('999 B', '34.6 MB')
@@ -141,7 +142,11 @@ def size(count: float) -> str:
     raise AssertionError("unreachable")
 
 
-OPTIONS = {"providers": "--provider"}  # options not named like their argument
+OPTIONS = {  # options with another name than their argument
+    "providers": "--provider",
+    "store": "--cache",
+    "images_at_once": "--batch-size",
+}
 
 
 def option_of(argument: str | None) -> str:

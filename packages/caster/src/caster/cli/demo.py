@@ -21,11 +21,11 @@ def demo(
         Path, typer.Option("--output", "-o", metavar="PAGE", help="HTML page to write.")
     ] = Path("caster-demo.html"),
 ) -> None:
-    """Show on digits what adaptation gains and when its verdict says no, in seconds.
+    """Show on digits, in seconds, what adaptation gains and when the verdict rejects it.
 
-    A small frozen network meets a shuffled, a shifted and a sorted stream. It is an ONNX file, and
-    the mechanism is the default for these: mixture transport, which aligns its layers. Prints one
-    row per stream, and writes one self-contained page with figures and the verdicts in words.
+    A small frozen network, an ONNX file, meets a shuffled, a shifted and a sorted stream. It is
+    adapted by the default mechanism, mixture transport, which aligns its layers. Prints one row per
+    stream, and writes one self-contained page with figures and explained verdicts.
     """
     from caster.report.digits_demo import check_can_run, run, write_page
 

@@ -10,17 +10,17 @@ import typer
 from caster.cli.console import counted, errors, new_table, output, progress_bar, say
 from caster.cli.inspect import KeyFile, StateFile
 from caster.cli.options import (
-    SAMPLES,
     AdapterOptions,
     BatchSize,
+    CacheFolder,
     DataRoot,
     MaxOption,
     SkipUnreadable,
-    Store,
     features_path,
     limit_option,
     limits_of,
     load_adapter,
+    of_samples,
     opened,
     say_skipped,
     with_model,
@@ -40,8 +40,8 @@ def evaluate(
         str,
         typer.Argument(
             metavar="DATA",
-            help="Labelled target data: features in .npz or .parquet, or with --model images, "
-            "as `caster fit` takes them.",
+            help="Labelled target data: with --model images, without it features, in the formats "
+            "of `caster fit`.",
         ),
     ],
     model: FrozenModel | None,
@@ -53,36 +53,37 @@ def evaluate(
             "-o",
             metavar="PAGE",
             show_default=False,
-            help="HTML page; the numbers go to .json. [default: caster-evaluation.html]",
+            help="HTML page to write; the numbers go to a .json file beside it. "
+            "[default: caster-evaluation.html]",
         ),
     ] = Path("caster-evaluation.html"),
     key: KeyFile = None,
     batch_size: BatchSize = 64,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the shuffle.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed for shuffling.")] = 0,
     in_order: Annotated[
         bool,
         typer.Option("--in-order", help="Keep the order of the data, as `caster predict` does."),
     ] = False,
     skip_unreadable: SkipUnreadable = False,
     data_root: DataRoot = None,
-    store: Store = None,
-    limit: Annotated[int | None, limit_option("at random, by --seed")] = None,
+    store: CacheFolder = None,
+    limit: Annotated[int | None, limit_option("random ones, by --seed")] = None,
     larger: MaxOption = None,
     known_classes_only: Annotated[
         bool,
-        typer.Option(
+        of_samples(
+            "Skip samples of classes that the state lacks, and report how many.",
             "--known-classes-only",
-            help="Skip samples of classes that the state lacks, and count them.",
-            rich_help_panel=SAMPLES,
         ),
     ] = False,
 ) -> None:
     """Measure on labelled data whether adaptation helps.
 
-    Compares the frozen head, Source-GDA, and adaptation without and with the gate: accuracy, harm
-    against the frozen head, likelihood and calibration. Writes a page with figures, and the numbers
-    as JSON. The data are shuffled, where `caster predict` keeps their order and rests on long
-    streams: --in-order here and --every 1 there give the same answers.
+    Compares the frozen head, Source-GDA, and adaptation with and without the gate by accuracy, harm
+    (samples that the frozen head gets right and adaptation wrong), log-likelihood and calibration.
+    Writes a page with figures, and the numbers as JSON. The data are shuffled, whereas `caster
+    predict` keeps their order and rests on long streams: --in-order here and --every 1 there give
+    the same answers.
     """
     from caster.report.evaluation import data_file, evaluate_file, evaluate_images
 
@@ -138,7 +139,9 @@ def evaluate(
     )
     say(f"Verdicts: {verdicts}; median ratio {found.ratio:.3g}.")
     if not in_order:
-        say("Order: shuffled. `caster predict` keeps that of its inputs: `--in-order` does too.")
+        say(
+            "Order: shuffled. `caster predict` keeps the order of its inputs, as does `--in-order`."
+        )
     say(f"Written: {page}, {data_file(page)}")
 
 
@@ -147,7 +150,7 @@ def _table(found: Evaluation) -> Table:
         f"{counted(found.size, 'sample')} in {counted(len(found.batches), 'batch')}; "
         "percent, except NLL"
     )
-    numbers = ("accuracy", "95 %", "harm", "help", "NLL", "ECE")
+    numbers = ("accuracy", "95% interval", "harm", "help", "NLL", "ECE")
     table = new_table("classifier", *numbers, numbers=numbers, title=title)
     for name, score in found.scores.items():
         ends = score.interval

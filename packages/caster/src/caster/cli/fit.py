@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,16 +11,16 @@ import typer
 from caster.cli.console import counted, errors, progress_bar, say, size
 from caster.cli.inspect import layers_in_words
 from caster.cli.options import (
-    PANEL,
+    CacheFolder,
     DataRoot,
     MaxOption,
     RayOption,
     SkipUnreadable,
-    Store,
     Workers,
     features_path,
     limit_option,
     limits_of,
+    of_images,
     opened,
     ray_pool,
     say_skipped,
@@ -41,15 +41,15 @@ def fit(
         str,
         typer.Argument(
             metavar="DATA",
-            help="Features: .npz or .parquet with `features` and `labels`. With --model images: "
-            "a folder per class, an .npz with `images` and `labels`, or a named set "
-            "such as cifar10:train.",
+            help="With --model, images: a folder per class, an .npz with `images` and `labels`, or "
+            "a published dataset such as cifar10:train. Without, features: an .npz or .parquet "
+            "with `features` and `labels`.",
         ),
     ],
     state: Annotated[Path, typer.Option("--output", "-o", metavar="STATE", help="File to write.")],
     model: FrozenModel | None,
     make_model: MakeModel | None,
-    k_max: Annotated[int, typer.Option(help="Largest number of directions.")] = Settings.k_max,
+    k_max: Annotated[int, typer.Option(help="Maximum number of directions.")] = Settings.k_max,
     lam: Annotated[float, typer.Option(help="Shrinkage of the map (λ).")] = Settings.lam,
     beta: Annotated[float, typer.Option(help="Ridge of class covariances (β).")] = Settings.beta,
     key: Annotated[
@@ -57,60 +57,51 @@ def fit(
     ] = None,
     classes: Annotated[
         Path | None,
-        typer.Option(
+        of_images(
+            "Text file with the model's classes, one per line in the order of its outputs; needed "
+            "if they are not exactly the data's classes in sorted order.",
             metavar="TXT",
-            help="Text file with the model's classes, one per line in the order of its outputs: "
-            "needed if they are not exactly the data's classes in sorted order.",
-            rich_help_panel=PANEL,
         ),
     ] = None,
     no_head: Annotated[
         bool,
-        typer.Option(
-            "--no-head",
-            help="Use features only: the model's outputs are not the data's classes.",
-            rich_help_panel=PANEL,
+        of_images(
+            "Use the model's features only: its outputs are not the data's classes.", "--no-head"
         ),
     ] = False,
     layers: Annotated[
         bool | None,
-        typer.Option(
+        of_images(
+            "Measure the model's layers, so that they can be aligned. [default: if the model "
+            "exposes them]",
             "--layers/--no-layers",
-            help="Measure the model's layers: predict and evaluate can then align them. "
-            "[default: measure them if the model exposes them]",
-            rich_help_panel=PANEL,
         ),
     ] = None,
     images_at_once: Annotated[
         int | None,
-        typer.Option(
-            "--batch-size",
-            min=1,
-            help=f"Images per forward pass. [default: {IMAGES_AT_ONCE}]",
-            rich_help_panel=PANEL,
-        ),
+        of_images(f"Images per forward pass. [default: {IMAGES_AT_ONCE}]", "--batch-size", min=1),
     ] = None,
     skip_unreadable: SkipUnreadable = False,
     data_root: DataRoot = None,
-    store: Store = None,
+    store: CacheFolder = None,
     no_sketch: Annotated[
         bool,
         typer.Option(
             "--no-sketch",
-            help="Store no source samples in the state: `caster monitor` then shows neither drift, "
-            "risk nor estimated accuracy.",
+            help="Store no source samples in the state; `caster monitor` then shows no drift, risk "
+            "or estimated accuracy.",
         ),
     ] = False,
-    limit: Annotated[int | None, limit_option("evenly over the classes")] = None,
+    limit: Annotated[int | None, limit_option("spread evenly over the classes")] = None,
     larger: MaxOption = None,
     ray: RayOption = None,
     workers: Workers = None,
 ) -> None:
-    """Fit source statistics, and write them to one small file.
+    """Measure the statistics of labelled source data, and write them to one small state file.
 
-    A feature file is read twice, in chunks, and may be larger than memory. On images the model runs
-    once and its features are cached: a second fit reads no image, and an interrupted one resumes.
-    With --ray the same happens on a cluster, for image files or a folder of .parquet.
+    The model runs on every image once, and its features are cached: an interrupted fit resumes, and
+    a second one reads no images. Feature files are read in chunks and may be larger than memory.
+    With --ray the work is spread over a cluster, for image files or a folder of .parquet files.
     """
     from caster.adapt.fitting import fit_file, fit_images
 
@@ -119,11 +110,8 @@ def fit(
     measured = None
     if workers is not None and ray is None:
         raise CasterError("--workers requires --ray")
-    with ExitStack() as stack:
-        pool = (
-            None if ray is None else stack.enter_context(ray_pool(ray, workers, make_model, model))
-        )
-        progress = stack.enter_context(progress_bar())
+    cluster = nullcontext() if ray is None else ray_pool(ray, workers, make_model, model)
+    with cluster as pool, progress_bar() as progress:
         if model is None:
             clf = fit_file(
                 features_path(source) if pool is None else Path(source),

@@ -1,4 +1,4 @@
-"""Commands that show what is in a file: inspect, doctor."""
+"""The commands inspect and doctor, which describe a file."""
 
 from __future__ import annotations
 
@@ -31,17 +31,22 @@ StateFile = Annotated[Path, typer.Argument(metavar="STATE", help="State file, fr
 def inspect(
     file: Annotated[
         Path,
-        typer.Argument(metavar="FILE", help="State file, or an .onnx file from `caster compile`."),
+        typer.Argument(
+            metavar="FILE",
+            help="State file from `caster fit`, or .onnx file from `caster compile`.",
+        ),
     ],
     classes: Annotated[
         bool, typer.Option("--classes", help=f"List all classes, not only the first {LISTED}.")
     ] = False,
     key: KeyFile = None,
 ) -> None:
-    """Show a state file, or a compiled model: classes, sizes, constants, digests, layers."""
+    """Show what a state file or compiled model contains: classes, sizes, constants, digests."""
     if file.suffix == ".onnx":
         if key is not None:
-            raise CasterError("--key is for state files: compile with --key to check a state")
+            raise CasterError(
+                "--key applies to state files: pass it to `caster compile` to check the state"
+            )
         _inspect_compiled(file, everything=classes)
     else:
         _inspect_state(file, key, everything=classes)
@@ -106,7 +111,7 @@ def _inspect_compiled(path: Path, *, everything: bool) -> None:
 
 
 def _values(values: Iterable[Any]) -> str:
-    """Inputs or outputs of a graph, with types and shapes."""
+    """List inputs or outputs of a graph, with types and shapes."""
     from onnx.helper import tensor_dtype_to_np_dtype
 
     listed = []
@@ -119,7 +124,7 @@ def _values(values: Iterable[Any]) -> str:
 
 
 def mechanism_in_words(mechanism: str, sites: int | None = None) -> str:
-    """A mechanism, with the number of its sites if that is known.
+    """Describe a mechanism, with the number of its sites if that is known.
 
     >>> mechanism_in_words("layers", 53)
     'layers, aligned at 53 sites'
@@ -130,7 +135,7 @@ def mechanism_in_words(mechanism: str, sites: int | None = None) -> str:
 
 
 def state_table(state: Sequence[StateTensor]) -> Table:
-    """The tensors that a stream hands from batch to batch."""
+    """Tabulate the tensors that a stream passes from batch to batch."""
     table = new_table("state", "type", "shape", "size", numbers=("size",))
     for tensor in state:
         shape = f"({', '.join(map(str, tensor.shape))})"
@@ -139,13 +144,15 @@ def state_table(state: Sequence[StateTensor]) -> Table:
 
 
 def _head(loaded: State) -> str:
-    """Columns of the model's logits that belong to the classes."""
+    """Describe which of the model's logits belong to the classes."""
     if loaded.head is None:
         if loaded.model_sha256 is None:
-            return "not bound to a model: logits come with the features, in the order of classes"
+            return (
+                "not bound to a model: logits come with the features, in the order of the classes"
+            )
         return "no head: Source-GDA answers rejected batches"
     if loaded.head == tuple(range(len(loaded.head))):
-        return f"logits 0 to {len(loaded.head) - 1}, in the order of classes"
+        return f"logits 0 to {len(loaded.head) - 1}, in the order of the classes"
     more = " ..." if len(loaded.head) > LISTED else ""
     return f"logits {', '.join(map(str, loaded.head[:LISTED]))}{more}"
 
@@ -156,14 +163,16 @@ def layers_in_words(layers: Layers) -> str:
     >>> layers_in_words({})
     'BatchNorm inputs, whose statistics are stored in the model'
     """
-    if not layers:
-        return "BatchNorm inputs, whose statistics are stored in the model"
-    channels = sum(len(found.mean) for found in layers.values())
-    full = sum(found.covariance is not None for found in layers.values())
-    classes = sum(found.classes is not None for found in layers.values())
+    from caster.report.doctor import NO_SITES, LayerSummary
+
+    found = LayerSummary.of(layers)
     return (
-        f"{counted(len(layers), 'site')} with {channels:,} channels in total, {full:,} with "
-        f"covariances, {classes:,} with moments per class"
+        NO_SITES
+        if not found.sites
+        else (
+            f"{counted(found.sites, 'site')} with {found.channels:,} channels in total, "
+            f"{found.full:,} with covariances, {found.by_class:,} with moments per class"
+        )
     )
 
 
@@ -177,7 +186,7 @@ def _sites(layers: Layers) -> str:
 
 
 def _class_table(labels: list[Any], counts: list[int] | None, *, everything: bool) -> Table:
-    """The classes with their samples or, without counts, their indices."""
+    """Tabulate the classes with their samples or, without counts, their indices."""
     shown = len(labels) if everything else min(LISTED, len(labels))
     number = "index" if counts is None else "samples"
     table = new_table("class", number, numbers=(number,))
@@ -195,16 +204,16 @@ def doctor(
     ] = 64,
     key: KeyFile = None,
 ) -> None:
-    """Report in plain words what a state supports: its layers, and transport of features.
+    """Report in plain words what to expect from a state: aligned layers and transport of features.
 
-    Layers take batches of any size. Transport of features does not, and --batch-size is for it.
+    --batch-size is for transport of features; layers can be aligned with batches of any size.
     """
     from caster.report.doctor import diagnose
 
     with errors.status("simulating batches like the source") as status:
         found = diagnose(state, batch_size, lambda n: status.update(f"trying batches of {n}"), key)
     if found.layers is None:
-        say("Layers: not in this state, so `caster predict` transports features.")
+        say("Layers: none in this state, so `caster predict` transports features.")
     else:
         method = "mixture" if found.layers.by_class else "layer"
         say(f"Layers, aligned by default ({method} transport):")

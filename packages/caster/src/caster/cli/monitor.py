@@ -17,23 +17,27 @@ from caster.io.files import check_writable
 if TYPE_CHECKING:
     from rich.table import Table
 
-LARGE = 1000  # a ratio from which on its size says nothing
+LARGE = 1000  # ratio above which its size does not matter
 
 
 def monitor(
     log: Annotated[
-        Path, typer.Argument(metavar="LOG", help="Folder of logs, as of `caster predict --log`.")
+        Path,
+        typer.Argument(
+            metavar="LOG", help="Folder with logs, from `caster predict --log` or `caster serve`."
+        ),
     ],
     stream: Annotated[str | None, typer.Option(metavar="ID", help="Show this stream only.")] = None,
     page: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="PAGE", help="Write an HTML page.")
+        Path | None,
+        typer.Option("--output", "--out", "-o", metavar="PAGE", help="HTML page to write."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Show where streams stand: verdicts, drift, risk, estimated accuracy and alarms.
+    """Show the status of streams: verdicts, drift, risk, estimated accuracy and alarms.
 
-    The page needs no network and works on a phone. Every alarm comes with what it means and what
-    to do.
+    Every alarm is explained, with what to do about it. The page is self-contained and works on a
+    phone.
     """
     from caster.monitor.page import from_folder, render
 
@@ -41,7 +45,7 @@ def monitor(
         check_writable(page)
     data = from_folder(log, stream, time.time())
     if not data["streams"]:
-        raise CasterError(f"{log} has no logs of streams: pass the folder of `predict --log`")
+        raise CasterError(f"{log} has no stream logs: pass the folder of `caster predict --log`")
     if as_json:
         typer.echo(json.dumps(data))
     else:
@@ -68,11 +72,11 @@ def _table(data: dict[str, Any]) -> Table:
             Text(each["name"]),
             ", ".join(each["active"]) or "none",
             f"{each['samples']:,}",
-            _percent(each["acceptance"], 0),
+            f"{each['acceptance']:.0%}",
             _ratio(each["ratio"]),
             "" if drift is None else f"{drift['given_mixture']['wasserstein']:.2f}",
             "" if served is None else _span(served),
-            "" if risk is None else f"{100 * risk['mean']:.0f} of {_percent(risk['limit'], 0)}",
+            "" if risk is None else f"{risk['mean']:.0%} (limit {risk['limit']:.0%})",
         )
     return table
 
@@ -97,9 +101,5 @@ def _ratio(ratio: float | None) -> str:
 
 
 def _span(values: list[float]) -> str:
-    """An interval of the estimated accuracy."""
-    return f"{100 * values[1]:.0f}-{100 * values[2]:.0f} %"
-
-
-def _percent(share: float | None, digits: int) -> str:
-    return "" if share is None else f"{100 * share:.{digits}f} %"
+    """Format the interval of an estimated accuracy."""
+    return f"{100 * values[1]:.0f}-{values[2]:.0%}"

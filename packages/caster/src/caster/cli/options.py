@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they all do with them."""
+"""Options that several commands share, and the work they have in common."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hin
 
 import typer
 
-from caster.cli.console import counted, errors, say
+from caster.cli.console import counted, errors, option_of, say
 from caster.config import LAYER_EVERY, LAYER_WINDOW, Limits
 from caster.errors import CasterError
 from caster.io.files import check_writable
@@ -26,17 +26,13 @@ if TYPE_CHECKING:
 
     MakeModel = partial[FrozenModel]
 
-MODEL_PANEL = "The model"
 MODELS = "MODEL.onnx, timm:NAME, hf:FOLDER or FILE.py:FACTORY"
 RESUME_HINT = "no output was written; run the same command to continue"
-PANEL = "Images"
-SAMPLES = "Samples"
-CLUSTER = "A Ray cluster"
-NAMED = 5  # skipped images named one by one
+NAMED = 5  # unreadable images that are named one by one
 
 
 def panel(name: str) -> Callable[..., Any]:
-    """Options of one panel of --help: the help, then other names and settings of the option."""
+    """Make options of one panel of --help, each from its help text, names and other settings."""
 
     def option(help: str, *names: str, **extra: Any) -> Any:
         return typer.Option(*names, help=help, rich_help_panel=name, **extra)
@@ -44,23 +40,24 @@ def panel(name: str) -> Callable[..., Any]:
     return option
 
 
-of_images, of_model, of_samples = panel(PANEL), panel(MODEL_PANEL), panel(SAMPLES)
-of_cluster = panel(CLUSTER)
+of_model, of_images, of_samples, of_cluster = map(
+    panel, ("Model", "Images", "Samples", "Ray cluster")
+)
 SkipUnreadable = Annotated[
     bool,
     of_images(
-        "Skip images that cannot be decoded, instead of stopping at the first.",
+        "Skip images that cannot be decoded, instead of stopping at the first one.",
         "--skip-unreadable",
     ),
 ]
 DataRoot = Annotated[
     Path | None,
-    of_images("Folder of the published sets, instead of $CASTER_DATA.", metavar="FOLDER"),
+    of_images("Folder with published datasets, instead of $CASTER_DATA.", metavar="FOLDER"),
 ]
-Store = Annotated[
+CacheFolder = Annotated[
     Path | None,
     of_images(
-        "Folder for cached features, instead of the user's cache folder.",
+        "Folder for cached features, instead of caster in the user's cache folder.",
         "--cache",
         metavar="FOLDER",
     ),
@@ -71,17 +68,17 @@ MaxOption = Annotated[
     typer.Option(
         "--max",
         metavar="NAME=NUMBER",
-        help=f"Raise a limit on the input; repeatable. Limits: {', '.join(LIMITS)}.",
+        help=f"Change a limit on the inputs; repeatable. Limits: {', '.join(LIMITS)}.",
     ),
 ]
 BatchSize = Annotated[int, typer.Option(min=1, help="Samples per batch.")]
 OtherModel = Annotated[
-    bool, of_model("Use a state that was fitted with another model.", "--allow-other-model")
+    bool, of_model("Accept a state that was fitted with another model.", "--allow-other-model")
 ]
 OtherPreprocessing = Annotated[
     bool,
     of_model(
-        "Use a state that was fitted with other preprocessing.", "--allow-other-preprocessing"
+        "Accept a state that was fitted with other preprocessing.", "--allow-other-preprocessing"
     ),
 ]
 Tau = Annotated[
@@ -93,16 +90,17 @@ Every = Annotated[
     typer.Option(
         min=1,
         metavar="N",
-        help=f"Compare with the frozen model in at least one of N windows of {LAYER_WINDOW} images "
-        f"while the verdict is stable; 1: in every batch. Default: {LAYER_EVERY}. For layers.",
+        help="For aligned layers: while the verdict is stable, compare with the frozen model in at "
+        f"least one of N windows of {LAYER_WINDOW} images; 1 compares in every batch. "
+        f"[default: {LAYER_EVERY}]",
     ),
 ]
 NoSafeguards = Annotated[
     bool,
-    of_samples(
-        "Disable the safeguards of transport of features, as in the paper: it also adapts with "
-        "small sources and on batches sorted by class, where it does harm.",
+    typer.Option(
         "--no-safeguards",
+        help="Disable the safeguards of transport of features, as in the paper: it then also "
+        "adapts with small sources and to batches sorted by class, where it does harm.",
     ),
 ]
 MechanismOption = Annotated[
@@ -110,15 +108,15 @@ MechanismOption = Annotated[
     typer.Option(
         "--mechanism",
         help="Align the layers inside the network (mixture transport), or transport its last "
-        "features (the paper's method). auto: layers, if the state has them and the model exposes "
-        "them.",
+        "features (the paper's method). auto uses layers if the state has them and the model "
+        "exposes them.",
     ),
 ]
 RayOption = Annotated[
     str | None,
     of_cluster(
-        "HOST:PORT of a Ray cluster, or `local` to start Ray here. All nodes must see the files at "
-        "the same paths.",
+        "HOST:PORT of a Ray cluster, or `local` to start Ray on this machine. All nodes must see "
+        "the files at the same paths.",
         "--ray",
         metavar="ADDRESS",
     ),
@@ -126,15 +124,15 @@ RayOption = Annotated[
 Workers = Annotated[
     int | None,
     of_cluster(
-        "Most workers, each with a copy of the model; more than GPUs share them. [default: one per "
-        "GPU, or per core]",
+        "Maximum number of workers, each with a copy of the model; if there are more than GPUs, "
+        "they share them. [default: one per GPU, or per core]",
         min=1,
     ),
 ]
 PreprocessingOption = Annotated[
     str | None,
     of_model(
-        "TOML file with the preprocessing, or `in-graph`; timm and hf models bring their own.",
+        "TOML file with the preprocessing, or `in-graph`; timm and most hf models bring their own.",
         metavar="TOML",
     ),
 ]
@@ -145,12 +143,12 @@ HeadOption = Annotated[
 
 
 def limit_option(which: str) -> Any:
-    """The option --limit; `which` says how the samples are chosen."""
+    """Make the option --limit; `which` says how the samples are chosen."""
     return of_samples(f"Use only N samples: {which}.", "--limit", metavar="N", min=1)
 
 
 def limits_of(given: list[str] | None) -> Limits:
-    """Parse the options --max.
+    """Parse the values of --max.
 
     >>> limits_of(["pixels=200000000"]).pixels
     200000000
@@ -160,32 +158,34 @@ def limits_of(given: list[str] | None) -> Limits:
         name, _, number = text.partition("=")
         if name not in LIMITS or not number.isascii() or not number.isdigit():
             names = ", ".join(LIMITS)
-            raise CasterError(f"--max {text}: say NAME=NUMBER, with NAME one of {names}")
+            raise CasterError(f"--max {text}: use NAME=NUMBER, where NAME is one of {names}")
         changed[name] = int(number)
     return Limits(**changed)
 
 
 def features_path(source: str) -> Path:
-    """The feature file of a command without --model."""
+    """The feature file of a command without --model; raise if it holds images."""
     from caster.io.image_files import formats
 
     path = Path(source)
     images = path.is_dir() or (path.exists() and path.suffix.lower() in (".txt", *formats()))
     if images or (":" in source and not path.exists()):
-        raise CasterError(f"{source} is not a feature file: give a model for images with --model")
+        raise CasterError(
+            f"{source} is not a feature file: for images, name the model with --model"
+        )
     if path.suffix == ".npz" and path.is_file():
         from caster.io.feature_files import NpzFile
 
         names = NpzFile(path).names
         if "images" in names and "features" not in names:
-            raise CasterError(f"{source} holds images: give a model for them with --model")
+            raise CasterError(f"{source} holds images: name the model with --model")
     return path
 
 
 def opened(
     source: str | Path | Sequence[Path], root: Path | None, limits: Limits, labelled: bool = True
 ) -> Images:
-    """Open images, and print which files of a folder are not images."""
+    """Open images, and warn about files in the folder that are not images."""
     from caster.io.image_files import describe_skipped
     from caster.io.images import open_images
 
@@ -208,7 +208,7 @@ def say_skipped(unreadable: list[str]) -> None:
 
 @dataclass(frozen=True)
 class AdapterOptions:
-    """How a command adapts, and to which states."""
+    """How a command adapts, and which states it accepts."""
 
     mechanism: MechanismOption = "auto"
     tau: Tau = None
@@ -217,7 +217,7 @@ class AdapterOptions:
     allow_other_preprocessing: OtherPreprocessing = False
 
     def arguments(self, every: int | None) -> dict[str, Any]:
-        """The arguments of an `Adapter`; `every` None is the default."""
+        """Keyword arguments of an `Adapter`; `every=None` is the default."""
         from caster.adapt.layer_passes import LayerSettings
 
         own = {name: value for name, value in vars(self).items() if name != "no_safeguards"}
@@ -228,12 +228,12 @@ class AdapterOptions:
 def load_adapter(
     model: FrozenModel, state: Path, key: Path | None, options: AdapterOptions, every: int | None
 ) -> Adapter:
-    """The model with its state, as `predict` and `evaluate` use them on images."""
+    """Combine the model with its state, for `predict` and `evaluate` on images."""
     from caster.adapt.adapter import Adapter
     from caster.adapt.image_batches import stated_preprocessing
     from caster.state import load
 
-    stated_preprocessing(model)  # a clearer error than that its digest differs
+    stated_preprocessing(model)  # a clearer error than a digest that differs
     return Adapter(model, load(state, key), **options.arguments(every))
 
 
@@ -241,7 +241,7 @@ def load_adapter(
 class ModelOptions:
     """The model of a command, and how it runs."""
 
-    model: Annotated[str | None, of_model(f"{MODELS}, for images.", metavar="M")] = None
+    model: Annotated[str | None, of_model(f"Model for images: {MODELS}.", metavar="M")] = None
     preprocessing: PreprocessingOption = None
     checkpoint: Annotated[
         Path | None,
@@ -253,7 +253,7 @@ class ModelOptions:
         of_model("ONNX Runtime execution provider; repeat in order of preference.", metavar="NAME"),
     ] = None
     device: Annotated[
-        str | None, of_model("torch device: cpu, cuda, cuda:1 ...", metavar="NAME")
+        str | None, of_model("torch device: cpu, cuda, cuda:1, ...", metavar="NAME")
     ] = None
     bf16: Annotated[bool, of_model("Run a torch model in bfloat16 autocast.", "--bf16")] = False
     channels_last: Annotated[
@@ -261,35 +261,35 @@ class ModelOptions:
     ] = False
 
 
-FOR_IMAGES = {  # arguments that need a model, and their options
-    "skip_unreadable": "--skip-unreadable",
-    "data_root": "--data-root",
-    "store": "--cache",
-    "every": "--every",
-    "shuffle": "--shuffle",
-    "classes": "--classes",
-    "no_head": "--no-head",
-    "layers": "--layers",
-    "images_at_once": "--batch-size",
-    "allow_other_model": "--allow-other-model",
-    "allow_other_preprocessing": "--allow-other-preprocessing",
-}
+FOR_IMAGES = (  # arguments whose options require --model
+    "skip_unreadable",
+    "data_root",
+    "store",
+    "every",
+    "shuffle",
+    "classes",
+    "no_head",
+    "layers",
+    "images_at_once",
+    "allow_other_model",
+    "allow_other_preprocessing",
+)
 
 Command = Callable[..., None]
 Group = TypeVar("Group")
 
 
 def with_model(output: str | None, beside: str | None = None) -> Callable[[Command], Command]:
-    """Give a command the model's options; it gets the model itself, or None, as `model`.
+    """Add the model's options to a command, which receives the wrapped model, or None, as `model`.
 
-    A command with a parameter `make_model` gets a function there that wraps the model elsewhere. A
-    parameter whose type is a dataclass stands for options of the names and types of its fields.
-    `output` is its parameter for the file it writes, if any, and `beside` the suffix of a second
-    one: neither may be a file that it reads.
+    A command with a parameter `make_model` also receives a function that wraps the model in another
+    process. A parameter whose type is a dataclass becomes one option per field. `output` names the
+    parameter for the file that the command writes, if any, and `beside` is the suffix of a second
+    one: neither may be a file that the command reads.
     """
 
     def decorate(command: Command) -> Command:
-        # The models' types are for mypy: importing them would slow down every --help.
+        # These types exist for mypy only: importing them would slow down every --help.
         own = inspect.signature(
             command, eval_str=True, locals={"FrozenModel": object, "MakeModel": object}
         )
@@ -302,9 +302,9 @@ def with_model(output: str | None, beside: str | None = None) -> Callable[[Comma
             inputs = list(_files(value for name, value in given.items() if name != output))
             written = [] if output is None else [given[output]]
             for path in [*written, *(path.with_suffix(beside) for path in written if beside)]:
-                if not (path.is_dir() and given.get("ray")):  # a table per stream goes there
+                if not (path.is_dir() and given.get("ray")):  # it gets a table per stream
                     check_writable(path, *inputs)
-            make = _maker(_group(ModelOptions, given), given)
+            make = _model_factory(_group(ModelOptions, given), given)
             model = None if make is None else make()
             if "make_model" in own.parameters:
                 given["make_model"] = make
@@ -315,13 +315,12 @@ def with_model(output: str | None, beside: str | None = None) -> Callable[[Comma
                 kept = [] if model is None else [RESUME_HINT]
                 raise KeyboardInterrupt(*(stopped.args or kept)) from None
 
-        parameters: list[inspect.Parameter] = []
+        parameters = _parameters(ModelOptions)
         for p in own.parameters.values():
             if p.name in groups:
                 parameters += _parameters(p.annotation)
             elif p.name not in ("model", "make_model"):
                 parameters.append(p.replace(kind=p.KEYWORD_ONLY))
-        parameters += _parameters(ModelOptions)
         run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters}
         return run
@@ -330,7 +329,7 @@ def with_model(output: str | None, beside: str | None = None) -> Callable[[Comma
 
 
 def _parameters(group: Any) -> list[inspect.Parameter]:
-    """The options that a dataclass stands for."""
+    """One option per field of a dataclass."""
     kinds = get_type_hints(group, include_extras=True)
     kind = inspect.Parameter.KEYWORD_ONLY
     return [
@@ -340,12 +339,12 @@ def _parameters(group: Any) -> list[inspect.Parameter]:
 
 
 def _group(kind: type[Group], given: dict[str, Any]) -> Group:
-    """Take the options of a dataclass from those given."""
+    """Move the fields of a dataclass out of the given options."""
     return kind(**{field.name: given.pop(field.name) for field in fields(kind)})  # type: ignore[arg-type]
 
 
 def _files(values: Any) -> Iterator[str | Path]:
-    """Which of these are names of files."""
+    """Yield the values that name existing files."""
     for value in values:
         for one in value if isinstance(value, list) else [value]:
             if isinstance(one, str | Path):
@@ -353,24 +352,23 @@ def _files(values: Any) -> Iterator[str | Path]:
                 yield from [path] if os.path.isfile(path) else []
 
 
-def _maker(chosen: ModelOptions, others: dict[str, Any]) -> MakeModel | None:
+def _model_factory(chosen: ModelOptions, others: dict[str, Any]) -> MakeModel | None:
+    """Make a function that wraps the chosen model; None without --model."""
     options = dict(vars(chosen))
-    model, providers = options.pop("model"), options.pop("provider")
+    model, options["providers"] = options.pop("model"), options.pop("provider") or None
     if model is None:
-        unsupported = [f"--{name.replace('_', '-')}" for name, value in options.items() if value]
-        unsupported += ["--provider"] if providers else []
-        given = [name for name, value in others.items() if value is not None and value is not False]
-        unsupported += [typed for name, typed in FOR_IMAGES.items() if name in given]
-        if unsupported:
-            raise CasterError(f"{unsupported[0]} requires --model")
+        needy = options | {name: others.get(name) for name in FOR_IMAGES}
+        for name, value in needy.items():
+            if value is not None and value is not False:
+                raise CasterError(f"{option_of(name)} requires --model")
         return None
     named = model.endswith(".onnx") or model.startswith(("timm:", "hf:")) or ".py:" in model
     if not named:
-        raise CasterError(f"{model} is not a model: give {MODELS}")
-    return partial(_wrapped, model, providers=providers or None, **options)
+        raise CasterError(f"{model} is not a model: pass {MODELS}")
+    return partial(_wrap_frozen, model, **options)
 
 
-def _wrapped(model: str, **options: Any) -> FrozenModel:
+def _wrap_frozen(model: str, **options: Any) -> FrozenModel:
     from caster.adapt.adapter import check_frozen
     from caster.models.wrap import wrap
 
@@ -383,9 +381,9 @@ def _wrapped(model: str, **options: Any) -> FrozenModel:
 def on_cluster(
     address: str, make: MakeModel | None, model: FrozenModel | None
 ) -> Iterator[tuple[MakeModel | None, bool]]:
-    """Connect to a cluster: how its processes make the model, and whether each needs a GPU.
+    """Connect to a cluster; yield how its processes make the model, and whether each needs a GPU.
 
-    They do if the cluster has any and the model can use them.
+    Each does if the cluster has GPUs and the model can use them.
     """
     from caster.adapt.ray_pool import connected, has_gpus, on_gpu
 
@@ -402,7 +400,7 @@ def on_cluster(
 def ray_pool(
     address: str, workers: int | None, make: MakeModel | None, model: FrozenModel | None
 ) -> Iterator[Pool[Any]]:
-    """Workers on a cluster."""
+    """Start workers on a cluster."""
     from caster.adapt.ray_pool import Pool, no_model
 
     with (

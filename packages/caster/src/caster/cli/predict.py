@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +12,6 @@ import typer
 from caster.cli.console import counted, errors, new_table, output, progress_bar, say
 from caster.cli.inspect import KeyFile, StateFile, mechanism_in_words
 from caster.cli.options import (
-    PANEL,
     AdapterOptions,
     BatchSize,
     DataRoot,
@@ -28,7 +24,9 @@ from caster.cli.options import (
     limit_option,
     limits_of,
     load_adapter,
+    of_images,
     opened,
+    panel,
     ray_pool,
     say_skipped,
     with_model,
@@ -44,46 +42,41 @@ if TYPE_CHECKING:
     from caster.models.protocol import FrozenModel
     from caster.state import State
 
+of_table = panel("Output table")
+
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """How inputs become batches, and answers rows."""
+    """How inputs are batched, and answers written as rows."""
 
     batch_size: BatchSize = 64
     gate: Annotated[
         bool,
         typer.Option(
             "--gate/--no-gate",
-            help="Answer rejected batches with the frozen model, or adapt to them anyway.",
+            help="Answer rejected batches with the frozen model (--gate), or adapt to them anyway.",
         ),
     ] = True
     shuffle: Annotated[
         int | None,
-        typer.Option(
-            metavar="SEED",
-            min=0,
-            help="Shuffle the images with this seed, for transport of features.",
-            rich_help_panel=PANEL,
+        of_images(
+            "Shuffle the images with this seed, for transport of features.", metavar="SEED", min=0
         ),
     ] = None
     skip_unreadable: SkipUnreadable = False
-    limit: Annotated[int | None, limit_option("the first, or with --shuffle at random")] = None
+    limit: Annotated[int | None, limit_option("the first ones or, with --shuffle, random ones")] = (
+        None
+    )
     spreadsheet_safe: Annotated[
         bool,
-        typer.Option(
+        of_table(
+            "Put ' before .csv text that a spreadsheet would run as a formula (=, +, -, @). By "
+            "default text is written unchanged.",
             "--spreadsheet-safe",
-            help="Put ' before .csv text that a spreadsheet would run as a formula (=, +, -, @). "
-            "By default text is written unchanged.",
-            rich_help_panel="The table",
         ),
     ] = False
     probabilities: Annotated[
-        bool,
-        typer.Option(
-            "--probabilities",
-            help="Add a probability column per class, p:LABEL.",
-            rich_help_panel="The table",
-        ),
+        bool, of_table("Add a probability column p:LABEL for every class.", "--probabilities")
     ] = False
 
 
@@ -94,10 +87,10 @@ def predict(
         list[str],
         typer.Argument(
             metavar="INPUTS",
-            help="Features: one .npz or .parquet with `features` and, as the frozen answer, "
-            "`logits`. With --model images: a folder, image files, a .txt list of them, an .npz "
-            "with `images`, or a published set. With --ray: one stream each, a folder or a .txt "
-            "list.",
+            help="With --model, images: a folder, image files, a .txt list of them, an .npz with "
+            "`images`, or a published dataset. Without, features: one .npz or .parquet with "
+            "`features` and, for the frozen answer, `logits`. With --ray, each input is a stream: "
+            "a folder or a .txt list.",
         ),
     ],
     table: Annotated[
@@ -106,7 +99,7 @@ def predict(
             "--output",
             "-o",
             metavar="OUT",
-            help=".csv or .parquet to write; with --ray a folder, for a .csv per stream.",
+            help="Table to write, .csv or .parquet; with --ray a folder, for a .csv per stream.",
         ),
     ],
     model: FrozenModel | None,
@@ -120,14 +113,13 @@ def predict(
     log: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER",
-            help="Log every batch there for `caster monitor`.",
+            metavar="FOLDER", help="Log every batch in this folder, for `caster monitor`."
         ),
     ] = None,
     stream: Annotated[
         str | None,
         typer.Option(
-            metavar="ID", help="Name of the stream in the log. [default: OUT's, without suffix]"
+            metavar="ID", help="Name of the stream in the log. [default: OUT without its suffix]"
         ),
     ] = None,
     ray: RayOption = None,
@@ -135,22 +127,22 @@ def predict(
 ) -> None:
     """Predict with adaptation, batch by batch in the order of the inputs.
 
-    Every row gets the prediction's probability (`confidence`), its batch, verdict, ratio and
-    reason, and the method that answered. A rejected batch gets the frozen head's answer, or
-    Source-GDA's if there are no logits for these classes. Rows for images are written as they are
-    answered, to OUT.partial; the same command continues an interrupted .csv. `caster evaluate`
-    shuffles its data: its --in-order keeps this order.
+    Each row has the prediction, its probability (`confidence`), the verdict on its batch with ratio
+    and reason, and the method that answered. A rejected batch gets the frozen head's answer, or
+    Source-GDA's if there are no logits for the state's classes. Rows of images are written to
+    OUT.partial as they are answered, and the same command continues an interrupted .csv. Unlike
+    this command, `caster evaluate` shuffles its data, except with --in-order.
     """
     limits = limits_of(larger)
     if log is not None and not reading.gate:
-        raise CasterError("a log holds gated answers: drop --no-gate, or --log")
+        raise CasterError("--log records gated answers: drop --no-gate or --log")
     if stream is not None and log is None:
         raise CasterError("--stream requires --log")
     if workers is not None and ray is None:
         raise CasterError("--workers requires --ray")
     if ray is not None:
         if model is None or log is not None:
-            raise CasterError("--ray needs images and --model, and takes no --log")
+            raise CasterError("--ray requires images and --model, and does not support --log")
         adapter = load_adapter(model, state, key, how, every)
         streams = [opened(path, data_root, limits, labelled=False) for path in target]
         from caster.adapt.ray_jobs import predict_streams
@@ -169,39 +161,37 @@ def predict(
         output.print(_streams_table(found))
         say(f"Written: {table}")
         return
-    logging = partial(_logging, log, table.stem if stream is None else stream)
+    stream = table.stem if stream is None else stream
     with progress_bar() as progress:
         if model is None:
             if len(target) > 1:
-                raise CasterError("one file of features at a time, or images with --model")
+                raise CasterError("pass a single feature file, or images with --model")
             from caster import state as states
             from caster.adapt.prediction import predict_file
 
-            of_images = ("shuffle", "skip_unreadable")
-            with logging(None if log is None else states.load(state, key)) as observe:
-                summary = predict_file(
-                    state,
-                    features_path(target[0]),
-                    table,
-                    key=key,
-                    tau=how.tau,
-                    safeguards=not how.no_safeguards,
-                    mechanism=how.mechanism,
-                    limits=limits,
-                    observe=observe,
-                    progress=progress,
-                    **{name: x for name, x in vars(reading).items() if name not in of_images},
-                )
+            image_only = ("shuffle", "skip_unreadable")
+            summary = predict_file(
+                state,
+                features_path(target[0]),
+                table,
+                key=key,
+                tau=how.tau,
+                safeguards=not how.no_safeguards,
+                mechanism=how.mechanism,
+                limits=limits,
+                observe=None if log is None else _logger(log, stream, states.load(state, key)),
+                progress=progress,
+                **{name: x for name, x in vars(reading).items() if name not in image_only},
+            )
         else:
             from caster.adapt.prediction import predict_images
             from caster.io.prediction_table import check_table
 
-            # Before anything is said about the images.
-            check_table(table, reading.spreadsheet_safe)
+            check_table(table, reading.spreadsheet_safe)  # before warnings about the images
             adapter = load_adapter(model, state, key, how, every)
             if every is not None and adapter.mechanism == "features":
                 raise CasterError(
-                    "this adapter transports features, and {argument} is for layers: omit it",
+                    "{argument} is for layers, and this adapter transports features: omit it",
                     argument="every",
                 )
             several = [Path(path) for path in target]
@@ -211,38 +201,34 @@ def predict(
             if reading.shuffle is None and adapter.mechanism == "features":
                 size = reading.batch_size
                 _warn_of_order(images, min(size, reading.limit or size))
-            with logging(adapter.state) as observe:
-                summary = predict_images(
-                    adapter, images, table, observe=observe, progress=progress, **vars(reading)
-                )
+            observe = None if log is None else _logger(log, stream, adapter.state)
+            summary = predict_images(
+                adapter, images, table, observe=observe, progress=progress, **vars(reading)
+            )
     say_skipped(summary.unreadable)
     output.print(_summary_table(summary))
     _say_outcome(summary, table, reading.gate, reading.shuffle)
 
 
-@contextmanager
-def _logging(folder: Path | None, stream: str, state: State | None) -> Iterator[Observe | None]:
-    """What to call after every batch; None without a log."""
-    if folder is None:
-        yield None
-        return
+def _logger(folder: Path, stream: str, state: State) -> Observe:
+    """Make a function that logs a batch after its answer."""
     from caster.monitor.log import StreamLog
 
     log = StreamLog(folder, stream, state)
-    yield lambda out, position: log.append(out, position=position, time=time.time())
+    return lambda out, position: log.append(out, position=position, time=time.time())
 
 
 def _warn_of_order(images: Images, batch_size: int) -> None:
     if images.by_class and len(images) > batch_size:
         say(
-            f"caster: {images.name} is sorted by class, and batches of few classes mislead "
+            f"caster: {images.name} is sorted by class, and batches with few classes mislead "
             "transport of features: shuffle with --shuffle 0",
             errors,
         )
 
 
 def _say_outcome(summary: Summary, table: Path, gate: bool, shuffle: int | None) -> None:
-    order = "that of the inputs, which answers use (`caster evaluate --in-order` keeps it too)"
+    order = "that of the inputs; answers depend on it (`caster evaluate --in-order` keeps it too)"
     say(f"Mechanism: {_mechanism(summary)}.")
     say(f"Order: {order if shuffle is None else f'shuffled with seed {shuffle}'}.")
     if not gate:
@@ -266,8 +252,8 @@ def _say_outcome(summary: Summary, table: Path, gate: bool, shuffle: int | None)
     if summary.lopsided is not None:
         label, share = summary.lopsided
         say(
-            f"caster: {share:.0%} of the answers are {label!r}: if the data are not, the answers "
-            "collapsed to it; check on labelled data with `caster evaluate`",
+            f"caster: {share:.0%} of the answers are {label!r}: unless the data are, the answers "
+            "collapsed to one class; check on labelled data with `caster evaluate`",
             errors,
         )
     say(f"Written: {table}")

@@ -34,23 +34,28 @@ network, of_streams, limit = map(panel, ("Network", "Streams", "Limits"))
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """The options of `ServeOptions` that a user types as they are."""
+    """Fields of `ServeOptions` that are options of the command as they are."""
 
-    host: Annotated[str, network("Address to listen on; 0.0.0.0: all.")] = "127.0.0.1"
-    http_port: Annotated[int, network("REST; 0: any free port.", min=0, max=65535)] = 8000
-    grpc_port: Annotated[int, network("gRPC; 0: any free port.", min=0, max=65535)] = 8001
+    host: Annotated[str, network("Address to listen on; 0.0.0.0 is all.")] = "127.0.0.1"
+    http_port: Annotated[int, network("Port for REST; 0 is any free one.", min=0, max=65535)] = 8000
+    grpc_port: Annotated[int, network("Port for gRPC; 0 is any free one.", min=0, max=65535)] = 8001
     token_file: Annotated[
-        Path | None, network("File with the bearer token of clients.", metavar="FILE")
+        Path | None, network("File with the bearer token that clients must send.", metavar="FILE")
     ] = None
-    tls_cert: Annotated[Path | None, network("Certificate, for TLS.", metavar="PEM")] = None
-    tls_key: Annotated[Path | None, network("Its key.", metavar="PEM")] = None
+    tls_cert: Annotated[Path | None, network("TLS certificate.", metavar="PEM")] = None
+    tls_key: Annotated[Path | None, network("Private key of the certificate.", metavar="PEM")] = (
+        None
+    )
     batch: Annotated[
-        int, of_streams("Samples up to which waiting requests of a stream are joined.", min=1)
+        int,
+        of_streams(
+            "Join waiting requests of a stream to batches of at most N samples.", min=1, metavar="N"
+        ),
     ] = 64
     wait_ms: Annotated[
         float,
         of_streams(
-            "Milliseconds that a request waits for others of its stream to join it.",
+            "Time that a request waits for others of its stream to join it, in milliseconds.",
             "--wait",
             min=0,
             metavar="MS",
@@ -59,7 +64,7 @@ class ServerOptions:
     snapshot_every: Annotated[
         int,
         of_streams(
-            "Batches of a stream between snapshots: as many are repeated after a crash.",
+            "Save a snapshot every N batches of a stream: up to N are repeated after a crash.",
             min=1,
             metavar="N",
         ),
@@ -67,22 +72,25 @@ class ServerOptions:
     idle_seconds: Annotated[
         float,
         of_streams(
-            "Write out a stream, and free its memory, after so long without a request.",
+            "Move a stream from memory to disk after this time without a request.",
             "--idle",
             min=0,
             metavar="SECONDS",
         ),
     ] = 300.0
-    streams: Annotated[int, limit("Streams in memory at a time.", min=1)] = 64
+    streams: Annotated[int, limit("Streams in memory.", min=1)] = 64
     max_streams: Annotated[int, limit("Streams in the folder.", min=1)] = 10_000
     request_mb: Annotated[
-        float, limit("Size of a request.", "--max-request", min=0.001, metavar="MB")
+        float, limit("Size of a request, in megabytes.", "--max-request", min=0.001, metavar="MB")
     ] = 64.0
-    queue: Annotated[int, limit("Requests that wait at a time.", min=1)] = 256
+    queue: Annotated[int, limit("Requests waiting in the queue.", min=1)] = 256
     verify_seconds: Annotated[
         float,
         limit(
-            "Check that the weights are unchanged, so often.", "--verify", min=1, metavar="SECONDS"
+            "Time between checks that the weights are unchanged.",
+            "--verify",
+            min=1,
+            metavar="SECONDS",
         ),
     ] = 300.0
 
@@ -96,43 +104,47 @@ def serve(
     server: ServerOptions,
     key: KeyFile = None,
     name: Annotated[
-        str | None, typer.Option(help="Name of the model in requests. [default: its file's]")
+        str | None, typer.Option(help="Name of the model in requests. [default: name of its file]")
     ] = None,
     every: Every = None,
     frozen: Annotated[
-        bool, typer.Option("--frozen", help="Answer with the frozen model only, to compare with.")
+        bool, typer.Option("--frozen", help="Answer with the frozen model only, for comparison.")
     ] = False,
     folder: Annotated[
         Path | None,
-        of_streams("Folder for the streams' files. [default: STATE.streams]", metavar="FOLDER"),
+        of_streams(
+            "Folder for snapshots of the streams. [default: STATE.streams]", metavar="FOLDER"
+        ),
     ] = None,
     logs: Annotated[
         Path | None,
         of_streams(
-            "Folder for the streams' logs, which /monitor shows. [default: STATE.logs]",
+            "Folder for logs of the streams, shown at /monitor. [default: STATE.logs]",
             metavar="FOLDER",
         ),
     ] = None,
-    no_logs: Annotated[bool, of_streams("Log nothing: no /monitor.", "--no-logs")] = False,
+    no_logs: Annotated[
+        bool, of_streams("Write no logs; /monitor is then off.", "--no-logs")
+    ] = False,
     ray: RayOption = None,
     replicas: Annotated[
         int | None,
         of_cluster(
-            "Processes of the cluster that share the streams, each with a copy of the model. "
+            "Number of processes that share the streams, each with a copy of the model. "
             "[default: 2]",
             min=1,
         ),
     ] = None,
 ) -> None:
-    """Serve a model by the Open Inference Protocol (KServe v2), over REST and gRPC.
+    """Serve a model with the Open Inference Protocol (KServe v2), over REST and gRPC.
 
-    A client names its stream in the header `caster-stream` or the parameter `stream`; every stream
-    has its own statistics and certificate, and outlives restarts. Inputs are preprocessed batches.
+    A client names its stream in the header `caster-stream` or the parameter `stream`. Every stream
+    has its own statistics and certificate, and survives restarts. Inputs are preprocessed batches.
     """
     if model is None or make_model is None:
         raise CasterError("name the model with --model")
     if logs is not None and no_logs:
-        raise CasterError("--logs names a folder, and --no-logs wants none: leave one out")
+        raise CasterError("use --logs or --no-logs, not both")
     if replicas is not None and ray is None:
         raise CasterError("--replicas requires --ray")
     from caster.adapt.adapter import Adapter
@@ -164,7 +176,7 @@ def serve(
             make_there = partial(_adapter, make or make_model, adapter.state, given)
             copies = Replicas(make_there, replicas or 2, gpus)
             run(adapter, options, started=started, replicas=copies)
-    say("Stopped: every stream is stored.")
+    say("Stopped.")
 
 
 def _adapter(make: MakeModel, state: State, options: dict[str, Any]) -> Adapter:
@@ -174,7 +186,7 @@ def _adapter(make: MakeModel, state: State, options: dict[str, Any]) -> Adapter:
 
 
 def default_name(model: str) -> str:
-    """The name of a model from its file's, or from timm's or Hugging Face's.
+    """Name a model after its file, or as timm or Hugging Face do.
 
     >>> default_name("models/resnet.onnx"), default_name("timm:resnet50.a1_in1k")
     ('resnet', 'resnet50.a1_in1k')

@@ -1,4 +1,4 @@
-"""The demo's results as one self-contained HTML page, with its three figures; no pyplot."""
+"""Render the demo's results as one self-contained HTML page with three figures."""
 
 from __future__ import annotations
 
@@ -12,13 +12,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from caster._version import __version__
 from caster.report import figures, html
 from caster.report.digits_demo import ANSWERS, WHITE, batch_images, explained, split_digits
-from caster.report.figures import (
-    LINE_STYLES,
-    VERDICTS,
-    dress,
-    kind_of,
-    legend,
-)
+from caster.report.figures import LINE_STYLES, VERDICTS, dress, kind_of, legend
 from caster.report.mechanism import LAYER_REASONS, LAYER_TERMS
 
 if TYPE_CHECKING:
@@ -76,7 +70,7 @@ def _batches(results: Results) -> list[Batch]:
 
 
 def _card(story: Story, results: Results) -> dict[str, object]:
-    """A stream in a card: its accuracies, and the verdict on its median batch in words."""
+    """Describe a stream: its accuracies, and the verdict on its median batch in words."""
     stream = story.stream
     typical = sorted(stream.batches, key=lambda batch: batch.verdict.ratio)[
         len(stream.batches) // 2
@@ -108,7 +102,7 @@ def _row(stream: Stream) -> tuple[str, ...]:
 
 
 def three_streams(canvas: Canvas, results: Results, ink: str) -> None:
-    """Plot accuracy along the three streams of the story, their first digits and verdicts."""
+    """Plot accuracy along the three streams, with their first digits and verdicts."""
     digits, panels = canvas.subplots(2, 3, sharey="row", height_ratios=(1, 5))
     for axes, story in zip(digits, results.acts, strict=True):
         first = next(batch_images(story.stream, split_digits()))[:8]

@@ -1,6 +1,6 @@
-"""The demo: a small frozen network meets shifted digits, in a few seconds and without a GPU.
+"""The demo: a small frozen network on shifted digits, in a few seconds and without a GPU.
 
-It shows what a torch module or an ONNX file gets by default: mixture transport of its layers.
+It shows the default for torch modules and ONNX files: mixture transport of their layers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from caster.core.threads import one_blas_thread
 from caster.errors import CasterError
 from caster.models.wrap import wrap
 from caster.report import check_can_draw
-from caster.report.evaluation_results import Batch, Judged, in_points
+from caster.report.evaluation_results import Batch, VerdictSummary, in_points
 from caster.report.mechanism import LAYER_REASONS
 
 Floats = NDArray[np.float64]
@@ -42,9 +42,9 @@ SEED = 0
 WHITE = 16.0  # pixels of the digits run from 0, background, to 16, ink
 N_TARGET = 896  # fourteen whole batches of 64: no stream ends in a small remainder
 BATCH_SIZE = 64
-SMALL = 4  # of ten classes: earlier batches make up for what such a batch lacks
+SMALL = 4  # fewer than the classes: earlier batches make up for what such a batch lacks
 SEVERITIES = (1, 2, 3, 4, 5)
-ANSWERS = {  # keys of `Batch.right`, as the demo calls them
+ANSWERS = {  # keys of `Batch.right`, and their names in the demo
     "frozen": "frozen",
     "ungated": "adapted, whatever the verdict",
     "gated": "returned: adapted if accepted",
@@ -115,7 +115,7 @@ class Network:
 
 
 def inputs(images: Floats) -> NDArray[np.float32]:  # (n, 8, 8) -> (n, 1, 8, 8)
-    """Images as the ONNX file takes them."""
+    """Convert images to inputs of the ONNX file."""
     return (images[:, None] / WHITE).astype(np.float32)
 
 
@@ -124,8 +124,8 @@ def train(images: Floats, labels: NDArray[Any]) -> Network:  # (n, 8, 8), (n,)
     model = MLPClassifier(
         (64, 32), alpha=1e-2, learning_rate_init=3e-3, max_iter=500, random_state=SEED
     )
-    # On a busy machine a second BLAS thread makes this far slower. On Ctrl-C scikit-learn warns
-    # and returns the half-trained network, which must not be demonstrated.
+    # On a busy machine a second BLAS thread makes this much slower. On Ctrl-C scikit-learn warns
+    # and returns the half-trained network, which the demo must not use.
     with one_blas_thread(), warnings.catch_warnings():
         warnings.filterwarnings("error", "Training interrupted", UserWarning)
         try:
@@ -139,7 +139,7 @@ def train(images: Floats, labels: NDArray[Any]) -> Network:  # (n, 8, 8), (n,)
 
 
 def generator(*key: str | int) -> np.random.Generator:
-    """Seed a random generator by a key, the same in every run."""
+    """Make a random generator from a key, the same in every run."""
     return np.random.default_rng([SEED, *(zlib.crc32(str(part).encode()) for part in key)])
 
 
@@ -225,8 +225,8 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Stream(Plan, Judged):
-    """All target digits once, as planned, and the verdicts and scores on them."""
+class Stream(Plan, VerdictSummary):
+    """A plan run on all target digits, with scores and verdicts."""
 
     batches: tuple[Batch, ...]
 
@@ -242,7 +242,7 @@ PLANS: tuple[Plan, ...] = (
     Plan("clean", 0, BATCH_SIZE, "sorted by class"),
     Plan("clean", 0, SMALL, "shuffled"),
 )
-ACTS: tuple[Plan, ...] = (  # those that tell the story
+ACTS: tuple[Plan, ...] = (  # the streams that tell the story
     Plan("clean", 0, BATCH_SIZE, "shuffled"),
     Plan("haze", 3, BATCH_SIZE, "shuffled"),
     Plan("clean", 0, BATCH_SIZE, "sorted by class"),
@@ -252,8 +252,8 @@ ACTS: tuple[Plan, ...] = (  # those that tell the story
 def run(progress: Progress | None = None) -> Results:
     """Train, fit once, and stream every plan; `progress` is called before each step.
 
-    Nothing is tuned to the target: the adapter has its defaults, and target labels are used for
-    scoring only.
+    Nothing is tuned to the target: the adapter has its default settings, and target labels are
+    used for scoring only.
     """
     report = progress or (lambda done, total, text: None)
     total = len(PLANS) + 1
@@ -271,7 +271,7 @@ def run(progress: Progress | None = None) -> Results:
 
 
 def fitted(network: Network, data: Digits, path: Path) -> Adapter:
-    """Write the network to an ONNX file, and fit it to the source."""
+    """Write the network to an ONNX file, and fit an adapter on the source."""
     network.save(path)
     return fit(wrap(path), [(inputs(data.source), data.source_labels)])
 
@@ -313,7 +313,7 @@ def batch_rows(plan: Plan, labels: NDArray[Any]) -> Iterator[NDArray[np.intp]]:
 
 @dataclass(frozen=True)
 class Story:
-    """One stream and what it shows."""
+    """One stream, and what it shows."""
 
     title: str
     stream: Stream
@@ -364,29 +364,29 @@ class Results:
 
     @property
     def headline(self) -> str:
-        """What the shifted and the sorted stream show, in one sentence."""
+        """Summarize the shifted and the sorted stream."""
         _, shifted, ordered = (story.stream for story in self.acts)
         gained = shifted.accuracy("gated") - shifted.accuracy("frozen")
         saved = ordered.accuracy("gated") - ordered.accuracy("ungated")
         return (
             f"Adaptation recovers {100 * gained:.0f} points of accuracy in {shifted.shift}. On a "
-            f"stream sorted by class it would cost so shallow a network {100 * saved:.0f} points, "
+            f"stream sorted by class it would cost this shallow network {100 * saved:.0f} points, "
             "and the verdict prevents that."
         )
 
     @property
     def costs(self) -> Story | None:
-        """Where the verdict loses most against adapting anyway."""
+        """The stream on which the verdict loses most against adapting anyway."""
         return self._mistake("The verdict costs", "ungated", "gated")
 
     @property
     def misses(self) -> Story | None:
-        """Where the returned answers lose most against the frozen ones."""
+        """The stream on which returned answers lose most against frozen ones."""
         return self._mistake("The verdict does not prevent a loss of", "frozen", "gated")
 
     @property
     def summary(self) -> str:
-        """Mean accuracies over the shuffled streams of full batches."""
+        """State mean accuracies over the shuffled streams of full batches."""
         size = self.clean.batch_size
         plain = [s for s in self.streams if s.order == "shuffled" and s.batch_size == size]
         frozen, ungated, gated = (mean(s.accuracy(name) for s in plain) for name in ANSWERS)
@@ -417,7 +417,7 @@ def _loss(stream: Stream) -> float:
 
 
 def _decisions(stream: Stream) -> str:
-    """How many batches a verdict accepted or rejected."""
+    """State how many batches the verdict accepted or rejected."""
     total = len(stream.batches)
     n = total - stream.reasons.get("accepted", 0)
     if n == 0:
@@ -426,7 +426,7 @@ def _decisions(stream: Stream) -> str:
 
 
 def explained(batch: Batch, settings: LayerSettings) -> str:
-    """Explain the verdict on one batch to a reader who has not seen one."""
+    """Explain the verdict on one batch to a newcomer."""
     verdict = batch.verdict
     ratio = f"{verdict.ratio:.2f}" if math.isfinite(verdict.ratio) else "unbounded"
     compared = (
@@ -445,7 +445,7 @@ def explained(batch: Batch, settings: LayerSettings) -> str:
 
 
 def check_can_run() -> None:
-    """Raise if a library of the demo or of its page is missing, naming all of them."""
+    """Raise if libraries that the demo or its page needs are missing, naming all of them."""
     libraries = ("onnx", "onnxruntime", "matplotlib", "jinja2")
     missing = [library for library in libraries if find_spec(library) is None]
     if missing:
@@ -456,6 +456,6 @@ def check_can_run() -> None:
 def write_page(results: Results, path: str | os.PathLike[str]) -> None:
     """Write one self-contained HTML page: three streams, figures, verdicts, every stream."""
     check_can_draw()
-    from caster.report.demo_page import write  # only now: `run` works without matplotlib
+    from caster.report.demo_page import write  # not above: `run` works without matplotlib
 
     write(results, path)

@@ -1,4 +1,4 @@
-"""Simulate batches like the source, and report whether a batch size supports transport."""
+"""Describe what to expect from a state, by simulating batches like the source."""
 
 from __future__ import annotations
 
@@ -20,28 +20,30 @@ from caster.core.types import SourceMoments
 from caster.core.verdict import REASONS, Reason, Verdict, reject
 from caster.errors import CasterError
 from caster.io.signed_tensors import Key
+from caster.report.metrics import expected_classes
 from caster.state import Layers, State
 from caster.state.source_check import ENOUGH as SAMPLES_PER_FEATURE
 from caster.state.source_check import SourceCheck
 
 TRIALS = 32  # simulated batches per size
-ENOUGH = 0.9  # share of them that must be accepted for a size to suffice
+ENOUGH = 0.9  # share of them that must be accepted for a size to be sufficient
 BATCH_SIZES: list[int] = sorted(
     {2**i for i in range(1, 12)} | {3 * 2**i for i in range(10)}
 )  # 2, 3, 4, 6 ... 2048
 SEED = 0
-FEW_IMAGES = 5  # of a class: docs/small-sources.md measured nothing below it
+NO_SITES = "BatchNorm inputs, whose statistics are stored in the model"
+FEW_IMAGES = 5  # per class: docs/small-sources.md has no measurements below it
 
 
 @dataclass(frozen=True)
 class LayerSummary:
-    """What a state holds of the network's layers."""
+    """The layers that a state holds moments of."""
 
-    sites: int  # 0: BatchNorm inputs, whose statistics are stored in the model
+    sites: int  # 0: see `NO_SITES`
     channels: int
     full: int  # sites with covariances
     by_class: int  # sites with moments per class
-    images: tuple[int, ...]  # of every class; empty: no site has moments per class
+    images: tuple[int, ...]  # per class; empty if no site has moments per class
 
     @classmethod
     def of(cls, layers: Layers) -> LayerSummary:
@@ -57,8 +59,8 @@ class LayerSummary:
         )
 
     def sentences(self) -> list[str]:
-        """What the layers allow, in plain words."""
-        sites = "BatchNorm inputs, whose statistics are stored in the model"
+        """Say in plain words what the layers allow."""
+        sites = NO_SITES
         if self.sites:
             sites = f"{self.sites:,}, with {self.channels:,} channels"
             if self.by_class:  # without classes every map is diagonal
@@ -66,10 +68,10 @@ class LayerSummary:
         return [
             f"Sites: {sites}.",
             *self._class_words(),
-            "Batches may have any size from one image on. Pass images in the order in which they "
-            "come: earlier batches count too.",
-            "The certificate compares the network's own answers, which no state can simulate: run "
-            "`caster evaluate` on labelled images to see what it accepts and gains.",
+            "Batches may have any size, even one image. Pass images in the order in which they "
+            "arrive: earlier batches count too.",
+            "The certificate compares the network's own answers, which cannot be simulated from a "
+            "state: run `caster evaluate` on labelled images to see what it accepts and gains.",
         ]
 
     def _class_words(self) -> list[str]:
@@ -88,7 +90,7 @@ class LayerSummary:
         few = sum(count < FEW_IMAGES for count in self.images)
         if few:
             words.append(
-                f"Few images: {few:,} of the classes have fewer than {FEW_IMAGES} and lean on the "
+                f"Few images: {few:,} of the classes have fewer than {FEW_IMAGES} and rely on the "
                 "others. Fit with more."
             )
         return words
@@ -122,16 +124,16 @@ class Diagnosis:
         return self.reasons["accepted"] / self.reasons.total()
 
     def sentences(self) -> list[str]:
-        """The diagnosis of transport of features, in plain words."""
+        """Say in plain words what to expect from transport of features."""
         return [
             self._source_words(),
             *([] if self.source_check is None else self.source_check.sentences()),
             self._map_words(),
-            f"An i.i.d. batch holds about {self.expected_classes:.1f} of {self.n_classes} classes.",
+            f"An i.i.d. batch has about {self.expected_classes:.1f} of {self.n_classes} classes.",
             self._gate_words(),
-            f"Of as many batches of a single class each it accepts {self.one_class_acceptance:.0%}"
+            f"Of as many batches with a single class, it accepts {self.one_class_acceptance:.0%}"
             + (
-                ": transport ruins such batches, so keep a stream's classes mixed."
+                ": transport ruins such batches, so keep the classes of a stream mixed."
                 if self.one_class_acceptance
                 else "."
             ),
@@ -149,14 +151,14 @@ class Diagnosis:
         if share >= SAMPLES_PER_FEATURE:
             return f"{line}, enough to estimate the directions and the class covariances."
         return (
-            f"{line}, but at least {SAMPLES_PER_FEATURE:g} are recommended: the directions and the "
+            f"{line}, but at least {SAMPLES_PER_FEATURE:g} is recommended: the directions and the "
             "class covariances are rough. Fit with more source images, or with --layers, whose "
             "moments need fewer."
         )
 
     def _map_words(self) -> str:
         if self.k == 0:
-            return "A batch of one has no covariance: nothing is transported."
+            return "A batch of one sample has no covariance: nothing is transported."
         kind = "diagonal" if self.diagonal else "full"
         sign = "<" if self.diagonal else ">="
         return (
@@ -183,10 +185,10 @@ class Diagnosis:
 
     def _size_words(self) -> str:
         if self.smallest_batch is None:
-            return f"No batch size up to {BATCH_SIZES[-1]} would suffice."
+            return f"No batch size up to {BATCH_SIZES[-1]:,} is sufficient."
         return (
             f"The smallest sufficient batch ({ENOUGH:.0%} accepted) has about "
-            f"{self.smallest_batch} samples."
+            f"{self.smallest_batch:,} samples."
         )
 
 
@@ -199,7 +201,7 @@ def diagnose(
     """Draw batches from the stored class Gaussians, and count the gate's verdicts.
 
     Nothing has shifted, so a batch rejected here is too small for this many classes, and the gate
-    will reject such batches on shifted data too.
+    will also reject such batches of shifted data.
     """
     if batch_size < 1:
         raise CasterError(f"the batch size must be at least 1, not {batch_size}")
@@ -218,7 +220,7 @@ def diagnose(
         k0=moments.rank,
         k=k,
         diagonal=batch_size < 2 * k,
-        expected_classes=float(np.sum(1 - (1 - moments.priors.astype(float)) ** batch_size)),
+        expected_classes=expected_classes(moments.counts, batch_size),
         reasons=Counter(verdict.reason for verdict in verdicts),
         median_ratio=float(np.median([verdict.ratio for verdict in verdicts])),
         one_class_acceptance=sum(verdict.accepted for verdict in alone) / TRIALS,
@@ -232,7 +234,7 @@ def diagnose(
 
 
 class _Simulator:
-    """Verdicts on batches drawn from the class Gaussians of the source."""
+    """Simulate verdicts on batches drawn from the class Gaussians of the source."""
 
     def __init__(self, state: State) -> None:
         self.settings = state.settings
@@ -284,10 +286,10 @@ class _Simulator:
 
 
 def _smallest_batch(simulate: _Simulator, tick: Callable[[int], None]) -> int | None:
-    """Find the first size that suffices.
+    """Find the first sufficient size.
 
-    Acceptance need not grow with the size: it can fall where the map changes from diagonal to
-    full. So every size is tried, without bisection.
+    Acceptance need not grow with the size: it can drop where the map changes from diagonal to
+    full. So all sizes are tried, without bisection.
     """
     for size in BATCH_SIZES:
         tick(size)
@@ -297,7 +299,7 @@ def _smallest_batch(simulate: _Simulator, tick: Callable[[int], None]) -> int | 
 
 
 def _suffices(verdicts: Iterator[Verdict]) -> bool:
-    """Whether enough are accepted; stop as soon as too many are rejected."""
+    """Whether enough batches are accepted; stops as soon as too many are rejected."""
     rejected = 0
     for verdict in verdicts:
         rejected += not verdict.accepted

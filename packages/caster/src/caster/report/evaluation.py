@@ -1,4 +1,4 @@
-"""Score four classifiers on a labelled stream, of a feature file or of images."""
+"""Score four classifiers on a labelled stream of features or images."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from caster.report.metrics import Flags, Floats
 log = logging.getLogger("caster")
 
 SHOWN = 5  # classes of the state that a message names
-# Features (B, d), labels (B,), logits (B, C) or None; and the adaptation, if it is made already.
+# Features (B, d), labels (B,), logits (B, C) or None, and the adaptation if it is already made.
 Chunk = tuple[Any, Any, Any] | tuple[Any, Any, Any, Adaptation]
 
 
@@ -75,7 +75,7 @@ def evaluate_file(
 ) -> Evaluation:
     """Score a file of labelled features, shuffled by a seed or in its own order.
 
-    `limit` and `known_classes_only` are those of `evaluate_images`.
+    `limit` and `known_classes_only` work as in `evaluate_images`.
     """
     check_limit(limit)
     check_batch_size(batch_size)
@@ -107,12 +107,12 @@ def evaluate_images(
     known_classes_only: bool = False,
     progress: Progress = silent,
 ) -> tuple[Evaluation, list[str]]:
-    """Score labelled images; also returns why images were skipped.
+    """Score labelled images; also return why images were skipped.
 
-    `digests` are those of everything besides the model, its preprocessing and the images. `limit`
-    draws that many at random by the seed (0 for data in order); `known_classes_only` leaves out
-    images of classes that the state lacks, instead of raising an error, and logs how many. Features
-    are cached in `store`; aligned layers need the images again, and read them once.
+    `digests` adds to those of the model, its preprocessing and the images. `limit` draws that many
+    images at random by the seed (0 for data in order). `known_classes_only` skips images of classes
+    that the state lacks, instead of raising an error, and logs how many. Features are cached in
+    `store`; aligned layers need the images themselves, and read each of them once.
     """
     check_limit(limit)
     check_batch_size(batch_size)
@@ -168,7 +168,7 @@ def _mechanism_of(adapter: Adapter) -> Mechanism:
 
 
 def _order(count: int, seed: int | None) -> NDArray[np.intp]:  # (N,)
-    """Rows in the order of evaluation: their own, or shuffled by a seed."""
+    """Order of the rows: their own, or shuffled by a seed."""
     order: NDArray[np.intp] = np.arange(count)
     return order if seed is None else np.random.default_rng(seed).permutation(order)
 
@@ -186,7 +186,7 @@ def _feature_chunks(
     progress: Progress,
     headless: bool = False,
 ) -> Iterator[Chunk]:
-    """Batches of features, with the head's logits if there are any."""
+    """Yield batches of features, with the head's logits if there are any."""
     features = file.read("features")
     logits = file.read("logits") if "logits" in file.names and not headless else None
     order = _order(file.rows, seed)
@@ -206,7 +206,7 @@ def _image_chunks(
     unreadable: list[str],
     progress: Progress,
 ) -> Iterator[Chunk]:
-    """Batches of images with aligned layers; each image is read once."""
+    """Yield batches of images, adapted with aligned layers; each image is read once."""
     assert images.labels is not None
     stream, order = adapter.new_stream(), _order(len(images), seed)
     reading = read_batches(
@@ -239,7 +239,7 @@ def _chosen(
     limit: int | None,
     seed: int | None,
 ) -> tuple[Rows, dict[Any, int]]:
-    """Rows to evaluate, and counts of the samples left out, by class."""
+    """Choose the rows to evaluate; also count the skipped samples by class."""
     classes = clf.classes_.tolist()
     known, present = set(classes), unique_labels(labels).tolist()
     unknown = [label for label in present if label not in known]
@@ -257,17 +257,17 @@ def _chosen(
 
 
 def _unknown(label: Any, present: list[Any], classes: list[Any], name: str) -> str:
-    """The error line for a class that the state lacks."""
+    """Error message for a class that the state lacks."""
     shown = ", ".join(map(repr, classes[:SHOWN])) + (" ..." if len(classes) > SHOWN else "")
-    remedy = "--known-classes-only leaves out such samples"
+    remedy = "skip such samples with --known-classes-only"
     numbers = all(isinstance(value, int | float) for value in present)
     if numbers and all(isinstance(value, str) for value in classes):
         remedy = (
-            "its labels are numbers; save names, as by labels=np.array(names)[labels], or add the "
-            "names in that order to an .npz of images as `classes`"
+            "its labels are numbers: save names instead (labels=np.array(names)[labels]) or, in an "
+            ".npz of images, add the names in that order as `classes`"
         )
     elif not set(present) & set(classes):
-        remedy = "none of its classes are the state's"
+        remedy = f"{name} has none of them"
     return (
         f"the state does not know the class {label!r} of {name}: it was fitted to "
         f"{len(classes):,} classes ({shown}); {remedy}"
@@ -275,7 +275,7 @@ def _unknown(label: Any, present: list[Any], classes: list[Any], name: str) -> s
 
 
 def data_file(page: Path) -> Path:
-    """The JSON file of a page."""
+    """The JSON file beside a page."""
     return page.with_suffix(".json")
 
 
@@ -288,7 +288,7 @@ def _check_outputs(page: Path, *inputs: Path) -> None:
 
 
 def _write(found: Evaluation, page: Path) -> None:
-    """Write both files, or neither if drawing fails."""
+    """Write the page and its JSON file, or neither if drawing fails."""
     with replacing(data_file(page)) as temporary:
         temporary.write_text(json.dumps(found.to_json(), indent=1), encoding="utf-8")
         write_page(found, page)
@@ -299,11 +299,11 @@ def _write(found: Evaluation, page: Path) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """One classifier on some samples, in one number per sample and metric."""
+    """Answers of one classifier, as one number per sample and metric."""
 
     answer: NDArray[np.int64]  # (n,)
     right: Flags  # (n,)
-    log_likelihood: Floats  # (n,), of the true class
+    log_likelihood: Floats  # (n,), log probability of the true class
     confidence: Floats  # (n,), probability of the answer
 
     @classmethod
@@ -337,10 +337,10 @@ def evaluate(
 ) -> Evaluation:
     """Adapt to every chunk as one batch, in order, and score the answers.
 
-    Frozen head, Source-GDA, and transport without and with the gate are compared. Without
-    logits Source-GDA, then the fallback, takes the frozen head's place. `name` says what was
-    evaluated, and `digests` the SHA-256 of what took part; both are only passed on. A chunk may
-    bring its `Adaptation` along, by the mechanism named.
+    Compare the frozen head, Source-GDA, and transport without and with the gate. Without logits,
+    Source-GDA takes the frozen head's place and answers rejected batches. `name` says what was
+    evaluated, and `digests` are the SHA-256 digests of what was used; both are only passed on. A
+    chunk may include its `Adaptation`, made by `mechanism`.
 
     >>> rng = np.random.default_rng(0)
     >>> labels = rng.integers(8, size=1200)
@@ -370,7 +370,7 @@ def evaluate(
         batches.append(Batch(len(truth), len(np.unique(truth)), right, verdict))
         row += len(truth)
     if not batches:
-        raise CasterError("there is nothing to evaluate: not a single batch")
+        raise CasterError("there is nothing to evaluate: the data have no samples")
     whole = {c: Answers.joined(given[c] for given in answers) for c in answers[0]}
     intervals = _intervals(batches, list(whole))
     baseline, truth = whole[next(iter(whole))], np.concatenate(truths)
@@ -393,24 +393,24 @@ def evaluate(
 
 
 def _collapse(clf: Caster, truth: NDArray[np.int64], gated: Answers) -> str | None:
-    """The class that far too many answers name, in words."""
+    """Describe a collapse: one class has far more answers than samples."""
     counts = np.bincount(gated.answer, minlength=len(clf.classes_))
     top = int(counts.argmax())
     answered, true, n = int(counts[top]), int(np.sum(truth == top)), len(truth)
     if answered - true <= LOPSIDED * n:
         return None
     label = str(clf.classes_[top])
-    return f"{answered:,} of {n:,} answers are {label!r}, and {true:,} of the samples"
+    return f"{answered:,} of {n:,} answers are {label!r}, but only {true:,} of the samples"
 
 
 def _is_right_on_source(clf: Caster) -> bool:
-    """Whether the order of the outputs is beyond doubt, whatever a shift makes of the answers."""
+    """Whether the head was right on the source, so that a shift explains wrong answers."""
     check = clf.source_check_
     return check is not None and check.head is not None and check.head >= DOUBTFUL
 
 
 def _turned_off(clf: Caster) -> str | None:
-    """Why the source check turns transport off, if it does."""
+    """Say why the source check turns transport off, if it does."""
     check = clf.source_check_
     if check is None or check.supported or not clf.settings.safeguards:
         return None
@@ -420,7 +420,7 @@ def _turned_off(clf: Caster) -> str | None:
 def _answer(
     clf: Caster, features: Any, labels: Any, logits: Any, made: Adaptation | None = None
 ) -> tuple[NDArray[np.int64], dict[str, Answers], Verdict]:
-    """True classes of a batch, every classifier's answers to it, and the verdict on it."""
+    """Answer a batch: its true classes, every classifier's answers, and the verdict."""
     truth = encode(as_labels(labels), clf.classes_)
     if len(truth) != len(features):
         raise CasterError(f"{len(features)} samples have {len(truth)} labels")
@@ -448,7 +448,7 @@ def _score(answers: Answers, baseline: Answers, interval: Interval | None) -> Sc
 def _intervals(batches: list[Batch], classifiers: list[str]) -> dict[str, Interval | None]:
     """Intervals of all accuracies, and of the gain of gated adaptation over the baseline."""
     counts = np.array([[batch.right[c] for c in classifiers] for batch in batches])
-    gained = counts[:, -1] - counts[:, 0]  # the gated one is last, the baseline first
+    gained = counts[:, -1] - counts[:, 0]  # the baseline comes first, the gated classifier last
     sizes = np.array([batch.size for batch in batches])
     found = bootstrap(np.column_stack([counts, gained]), sizes)
     return dict(zip([*classifiers, "gain"], found, strict=True))
@@ -457,7 +457,7 @@ def _intervals(batches: list[Batch], classifiers: list[str]) -> dict[str, Interv
 def _by_class(
     clf: Caster, truth: NDArray[np.int64], baseline: Answers, gated: Answers
 ) -> Iterator[ClassScore]:
-    """Scores of the classes present, in the order of `clf.classes_`."""
+    """Yield scores of the classes present, in the order of `clf.classes_`."""
     columns = (truth, truth[baseline.right], truth[gated.right])
     counts = (np.bincount(column, minlength=len(clf.classes_)).tolist() for column in columns)
     for label, n, *right in zip(clf.classes_.tolist(), *counts, strict=True):
@@ -468,6 +468,8 @@ def _by_class(
 def write_page(evaluation: Evaluation, path: str | os.PathLike[str]) -> None:
     """Write one self-contained HTML page: scores, figures, verdicts, and how to read them."""
     check_can_draw()
-    from caster.report.evaluation_page import write  # only now: `evaluate` works without matplotlib
+    from caster.report.evaluation_page import (
+        write,
+    )  # not above: `evaluate` works without matplotlib
 
     write(evaluation, path)

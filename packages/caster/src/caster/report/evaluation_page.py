@@ -1,4 +1,4 @@
-"""An evaluation as one self-contained HTML page, with its figures; no pyplot."""
+"""Render an evaluation as one self-contained HTML page with figures."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 Edges = NDArray[np.intp]
 
-ROUGH = 20  # batches below which an interval from resampling them is rough
-LISTED = 10  # classes helped, and as many harmed
-MOST = 100  # points along a stream; of more batches, neighbours are averaged
+ROUGH = 20  # with fewer batches, bootstrap intervals over batches are rough
+LISTED = 10  # helped classes to list, and as many harmed ones
+MOST = 100  # points along a stream; more batches are averaged in groups
 
 
 def write(found: Evaluation, path: str | os.PathLike[str]) -> None:
@@ -102,7 +102,7 @@ def _constants(found: Evaluation) -> Markup:
     return html.layer_constants(own, caption)
 
 
-# --- classes: HTML, not a figure, whose font may lack the script of a label -------------------
+# --- classes: as HTML, because the font of a figure may lack the script of a label -------------
 
 
 def _class_rows(classes: tuple[ClassScore, ...]) -> Iterator[tuple[str, ...]]:
@@ -154,7 +154,7 @@ def _bar(share: float) -> Markup:
 
 
 def _figures(found: Evaluation) -> dict[str, Markup]:
-    """Every figure of the page by its name in the template."""
+    """Draw every figure of the page, by its name in the template."""
 
     def drawn(draw: Callable[[Figure, Evaluation, str], None], alt: str, height: float) -> Markup:
         return html.figure(lambda canvas, ink: draw(canvas, found, ink), alt, height)

@@ -1,4 +1,4 @@
-"""Results of an evaluation: a score per classifier, the batches, and both in words and JSON."""
+"""Results of an evaluation: scores and batches, as numbers, in words and as JSON."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from caster.report.intervals import Interval
 from caster.report.mechanism import TRANSPORT, Mechanism
 from caster.report.metrics import Bin, expected_classes
 
-# Share of the classes expected in a random batch below which a stream is called ordered. With two
-# classes an ordered batch has 1 of 2; a random one seldom has less than 1 of 1.5.
+# A stream is called ordered if its batches have less than this share of the classes expected in
+# random ones. With two classes, an ordered batch has 1 of 2 and a random one seldom 1 of 1.5.
 FEW = 0.6
 SAFEGUARDS: frozenset[Reason] = frozenset({"class_order", "source_check"})
-SMALL = 0.01  # accuracy: a gain whose whole interval is closer to 0 makes no difference
-MOST = 0.5  # share of batches above which a gate that rejects helpful ones is worth a sentence
+SMALL = 0.01  # accuracy; a gain whose interval stays within it makes no difference
+MOST = 0.5  # share of rejected batches above which the gate gets a sentence of its own
 
 
 def in_points(difference: float) -> str:
@@ -70,12 +70,12 @@ class Batch:
         return self.right[classifier] / self.size
 
     def gain(self, baseline: str) -> float:
-        """Accuracy of adapting, whatever the verdict, less that of the baseline."""
+        """Accuracy of adapting, whatever the verdict, minus that of the baseline."""
         return self.accuracy("ungated") - self.accuracy(baseline)
 
 
-class Judged:
-    """Batches of a stream with their verdicts."""
+class VerdictSummary:
+    """Summaries of the verdicts on a stream's batches."""
 
     batches: tuple[Batch, ...]
 
@@ -106,20 +106,20 @@ class ClassScore:
 
 
 @dataclass(frozen=True)
-class Evaluation(Judged):
+class Evaluation(VerdictSummary):
     """Everything that `evaluate` measures."""
 
     name: str  # what was evaluated
     settings: Settings
-    digests: Mapping[str, str]  # SHA-256 of what took part, by what it is
+    digests: Mapping[str, str]  # SHA-256 of what was used: "model", "state", ...
     scores: Mapping[str, Score]  # by classifier, in the order of `caster.report.CLASSIFIERS`
     gain_interval: Interval | None
     batches: tuple[Batch, ...]
-    classes: tuple[ClassScore, ...]  # those that occur
+    classes: tuple[ClassScore, ...]  # classes that occur
     mechanism: Mechanism = TRANSPORT  # of the classifiers "ungated" and "gated"
     source_check: str | None = None  # a sentence if the source turns transport off by default
-    better_names: str | None = None  # of the outputs, if they look mixed up
-    collapse: str | None = None  # the class that far too many answers name, in words
+    better_names: str | None = None  # a better order of the outputs, if they look mixed up
+    collapse: str | None = None  # describes one class with far too many answers
     order: str | None = None  # of the samples, in words
     left_out: Mapping[Any, int] = field(default_factory=dict)  # samples of unknown classes
 
@@ -140,7 +140,7 @@ class Evaluation(Judged):
 
     @property
     def gain(self) -> float:
-        """Accuracy of the gated mechanism less that of the baseline."""
+        """Accuracy of the gated mechanism minus that of the baseline."""
         return self.scores["gated"].accuracy - self.scores[self.baseline].accuracy
 
     @property
@@ -151,21 +151,21 @@ class Evaluation(Judged):
 
     @property
     def conclusion(self) -> str:
-        """Whether to use it on such data, by how much, and how certain that is.
+        """Say whether to use it on such data, what it gains, and how certain that is.
 
-        Decided on the rounded figures that it prints.
+        Decided by the rounded numbers that it prints.
         """
         adapted, baseline = self.mechanism.noun, noun(self.baseline)
         if self.collapse is not None and 1 - self.acceptance > MOST:
             return (
                 f"The model fails here: {self.collapse}. The answers of {baseline} collapsed, and "
-                f"the gate kept them in {1 - self.acceptance:.0%} of the batches. "
+                f"the gate kept them for {1 - self.acceptance:.0%} of the batches. "
                 f"{self._without_the_gate()}"
             )
         if not self.reasons.get("accepted", 0):
             return (
-                "It makes no difference here: the gate rejects every batch, and every answer is "
-                f"that of {baseline}. {self._without_the_gate()}"
+                "It makes no difference here: the gate rejects every batch, and all answers are "
+                f"those of {baseline}. {self._without_the_gate()}"
             )
         if self.collapse is not None:
             return (
@@ -177,11 +177,11 @@ class Evaluation(Judged):
         over = "to" if verb == "loses" else "over"
         if interval is None:
             return (
-                f"One batch cannot tell whether to use it: there, {adapted} {verb} {size} {over} "
-                f"{baseline}, without an interval. Evaluate more batches."
+                f"One batch cannot tell whether to use it: on this one, {adapted} {verb} {size} "
+                f"{over} {baseline}. Evaluate more batches."
             )
         low, high = in_points(interval.low), in_points(interval.high)
-        change = f"{adapted} {verb} {size} {over} {baseline} (95 % interval {low} to {high})"
+        change = f"{adapted} {verb} {size} {over} {baseline} (95% interval {low} to {high})"
         if float(low) > 0:
             words = f"Use it here: {change}."
         elif float(high) < 0:
@@ -196,39 +196,39 @@ class Evaluation(Judged):
         if self.better_names is None and 1 - self.acceptance > MOST and lost > SMALL:
             words += (
                 f" But the gate rejects {1 - self.acceptance:.0%} of the batches, and adapting to "
-                f"all would gain {100 * lost:.1f} points more: {self._remedy()}"
+                f"all of them would gain {100 * lost:.1f} points more: {self._remedy()}"
             )
         return words
 
     def _without_the_gate(self) -> str:
-        """What adapting anyway would have changed, where every batch is rejected."""
+        """Say what adapting to rejected batches would change."""
         change = self.scores["ungated"].accuracy - self.scores[self.baseline].accuracy
         points = f"{abs(100 * change):.1f} points"
         if change < -SMALL:
-            return f"It is right: adapting anyway would lose {points}."
+            return f"The gate is right: adapting anyway would lose {points}."
         if change <= SMALL:
-            return f"Adapting anyway would change {points}."
-        if self.better_names is not None:  # no option of the gate helps
+            return f"Adapting anyway would change accuracy by {points}."
+        if self.better_names is not None:  # the gate is not the problem
             return f"Adapting anyway would gain {points}."
         return f"Adapting anyway would gain {points}: {self._remedy()}"
 
     def _remedy(self) -> str:
-        """Which option to try for the batches that the gate rejects."""
+        """Suggest an option for the batches that the gate rejects."""
         reason = next(reason for reason in self.reasons if reason != "accepted")
         if reason in SAFEGUARDS:
-            return f"a safeguard rejects (`{reason}`), and `--no-safeguards` turns it off."
+            return f"a safeguard rejects them (`{reason}`); `--no-safeguards` turns it off."
         verdicts = [batch.verdict for batch in self.batches]
         highest = max((v.ratio for v in verdicts if v.reason == "ratio"), default=math.inf)
         option = "predict with `--no-gate`"
         if reason == "ratio" and math.isfinite(highest):
-            # A float times 100 may round down to an integer, and its ceiling be below the ratio.
+            # In floats, 100 times the ratio may round down, and its ceiling be below the ratio.
             tau = math.ceil(100 * Fraction(str(highest))) / 100
             option = f"try `--tau {tau:.2f}`, the highest ratio here"
-        return f"if other data are like these, {option}."
+        return f"if your other data are like these, {option}."
 
     @property
     def summary(self) -> str:
-        """Accuracies without and with the gate, and what the gate changed."""
+        """State the accuracies without and with the gate, and what the gate changed."""
         baseline, gated = noun(self.baseline), self.scores["gated"]
         n, accepted = len(self.batches), self.reasons.get("accepted", 0)
         batches = f"{n:,} batches of {self.batch_size:,}" if n > 1 else "one batch"
@@ -240,7 +240,7 @@ class Evaluation(Judged):
         )
         if accepted:
             words += (
-                f". The gate accepted {accepted:,} of {n:,}; of all samples, {gated.help:.1%} "
+                f". The gate accepted {accepted:,} of {n:,}; {gated.help:.1%} of all samples "
                 f"turned from wrong to right and {gated.harm:.1%} from right to wrong."
             )
         else:
@@ -251,7 +251,7 @@ class Evaluation(Judged):
 
     @property
     def warning(self) -> str | None:
-        """Warn of mixed-up outputs, or if batches hold far fewer classes than random ones."""
+        """Warn of mixed-up outputs, or of batches with far fewer classes than random ones."""
         if self.better_names is not None:
             return (
                 f"The classes look mixed up: {self.better_names}. Check the labels of these data, "
@@ -272,8 +272,8 @@ class Evaluation(Judged):
     def _order_advice(self) -> str:
         if self.mechanism.settings is not None:
             return (
-                "Aligned layers take the order into account: keep it if the stream to come has it "
-                "too, otherwise evaluate without `--in-order`."
+                "Aligned layers use the order: keep it if future streams have it too, otherwise "
+                "evaluate without `--in-order`."
             )
         return (
             "The moments of such a batch reflect its classes, not a shift of the data: mix the "
@@ -281,7 +281,7 @@ class Evaluation(Judged):
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Everything as JSON; null stands for what is infinite or unknown."""
+        """Everything as JSON; null if infinite or unknown."""
         interval = self.gain_interval
         found = {
             "caster": __version__,
@@ -327,7 +327,7 @@ class Evaluation(Judged):
 
 
 def _plain(value: Any) -> Any:
-    """Convert to JSON types; other labels become text."""
+    """Convert to JSON types; labels of other types become text."""
     if isinstance(value, Mapping):
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, tuple | list):

@@ -1,4 +1,4 @@
-"""Colours, styles and axes of every figure, and certificate against gain; no pyplot.
+"""Colours, styles and axes of all figures, and the plot of certificate against gain.
 
 matplotlib is imported inside the functions that draw: an evaluation needs the terms without it.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 BLUE, VERMILLION, GREEN, PURPLE = "#0072b2", "#d55e00", "#009e73", "#cc79a7"
 
 ROUND = (1, 2, 5, 10)  # steps between ticks; matplotlib's own 2.5 and 6 need one more digit
-MANY = 1_000  # points: above this, rasterise them, or their outlines would dominate the page
+MANY = 1_000  # points above which they are rasterised, to keep the page small
 VERDICTS = {  # kind of verdict: colour, marker
     "accepted": (BLUE, "o"),
     "ratio": (VERMILLION, "^"),
@@ -34,7 +34,7 @@ VERDICTS = {  # kind of verdict: colour, marker
 
 @dataclass(frozen=True)
 class Terms:
-    """Words of a figure for a mechanism and its certificate.
+    """Words for a mechanism and its certificate in figures.
 
     >>> Terms("transport", "for coverage", "no confident sample").kinds["uncovered"]
     'rejected for coverage'
@@ -43,7 +43,7 @@ class Terms:
     """
 
     noun: str
-    uncovered: str | None  # why batches are rejected other than by the certificate, if they are
+    uncovered: str | None  # why else batches are rejected than by the certificate, if they are
     without: str  # why a batch has no certificate
 
     @property
@@ -116,7 +116,7 @@ def dress(axes: Axes, ink: str, grid: Literal["x", "y"] = "y") -> None:
 
 @dataclass(frozen=True)
 class CertificateAxis:
-    """The logarithmic axis of the certificate, with a position for batches that have none."""
+    """Logarithmic axis of the certificate, with a position for batches without one."""
 
     low: float
     high: float
@@ -135,12 +135,12 @@ class CertificateAxis:
         return cls(low, high, high * max(1.25, (high / low) ** 0.06))
 
     def position(self, ratio: float) -> float:
-        """Where to draw a certificate; an infinite one, which is missing, beyond the others."""
+        """Where to draw a certificate; a missing one is infinite and goes beyond the others."""
         return min(max(ratio, self.low), self.missing)
 
     @property
     def ticks(self) -> list[float]:
-        """Round numbers, coarser for a longer axis; about eight powers of ten at most.
+        """Round numbers, coarser on a longer axis, for at most about eight powers of ten.
 
         >>> CertificateAxis(0.25, 2.2, 3.0).ticks
         [0.3, 0.5, 1.0, 2.0]

@@ -23,7 +23,7 @@ from caster.io.files import AnyPath, replacing
 from caster.report.mechanism import LAYER_CONSTANTS
 
 HERE = "caster.report"
-INK = "#1b1f25"  # a colour that nothing else has: replaced by the reader's text colour
+INK = "#1b1f25"  # a colour used for nothing else: replaced by the reader's text colour
 STYLE = (
     "<style>:root{color:#1b1f24}@media (prefers-color-scheme:dark){:root{color:#e8eaed}}</style>"
 )
@@ -32,7 +32,7 @@ CONSTANT_COLUMNS = (("name", False), ("value", False), ("chosen by", True), ("me
 
 @cache
 def _environment(package: str) -> Environment:
-    """Templates of a package; those here, as `shell.html`, serve every package."""
+    """Templates of a package; those in this one, such as `shell.html`, serve all packages."""
     loaders = [PackageLoader(each) for each in dict.fromkeys((package, HERE))]
     return Environment(
         loader=ChoiceLoader(loaders),
@@ -85,7 +85,7 @@ def embedded(figure: Figure, alt: str) -> Markup:
 
 
 def save(figure: Figure, file: Path | io.StringIO, kind: str, metadata: dict[str, Any]) -> None:
-    """Write a figure in a format, drawn once: `savefig` draws it twice, first for its layout."""
+    """Write a figure, drawing it once; `savefig` draws it twice, first for its layout."""
     figure.dpi = 200
     canvas = get_registered_canvas_class(kind)(figure)
     getattr(canvas, f"print_{kind}")(file, metadata=metadata)
@@ -115,7 +115,7 @@ def certificate(ratio: float) -> str:
 
 
 def constants(settings: Settings, caption: str) -> Markup:
-    """Tabulate every constant of the method, and who chose it."""
+    """Tabulate all constants of the method, and who chose them."""
     rows = [(name, getattr(settings, name), by, why) for name, _, by, why in config.describe()]
     return constant_table(rows, caption)
 

@@ -1,7 +1,7 @@
 """Confidence intervals of means: percentile bootstrap over batches or cells.
 
-Not `scipy.stats.bootstrap`: reports of stored records must keep their draws to the bit, and ours
-weighs batches by size, drops undefined draws, and sums counts instead of copying resamples.
+Unlike `scipy.stats.bootstrap`, it weights batches by size, drops undefined draws, and sums counts
+instead of copying resamples; reports of stored records also rely on its exact draws.
 """
 
 from __future__ import annotations

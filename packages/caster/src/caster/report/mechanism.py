@@ -1,4 +1,4 @@
-"""How reports name the two mechanisms, their reasons and their constants."""
+"""Names of the two mechanisms, their reasons and their constants in reports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from caster.report.figures import TRANSPORT_TERMS, Terms
 LAYER_TERMS = Terms("mixture transport", None, "the frozen model is fully confident")
 LAYER_REASONS: dict[Reason, str] = {
     "accepted": "the answer with aligned layers is used",
-    "ratio": "certificate above tau",
+    "ratio": "the certificate is above tau",
     "numerical": "aligned logits are not finite",
     "implausible": "no sample of the batch could be an image",
     "rest": "not compared: the last verdict stands",
@@ -30,17 +30,17 @@ LAYER_CONSTANTS = {
 
 @dataclass(frozen=True)
 class Mechanism:
-    """A mechanism in the words of a report.
+    """How a report describes a mechanism.
 
     >>> TRANSPORT.label("gated"), aligned_layers({"mixture": True}).label("gated")
     ('transport, gated', 'mixture transport, gated')
     """
 
     name: Literal["layers", "features"]
-    method: str  # that it runs, as `caster methods` has it
-    terms: Terms  # of figures
+    method: str  # its name in `caster methods`
+    terms: Terms  # words in figures
     reasons: Mapping[Reason, str]
-    settings: Mapping[str, Any] | None = None  # its own; None: those the state carries
+    settings: Mapping[str, Any] | None = None  # its own; None: those of the state
 
     @property
     def noun(self) -> str:
@@ -48,7 +48,7 @@ class Mechanism:
         return self.terms.noun
 
     def label(self, classifier: str) -> str:
-        """The label of one of `CLASSIFIERS` under this mechanism."""
+        """Label one of `CLASSIFIERS` under this mechanism."""
         return CLASSIFIERS[classifier].replace(TRANSPORT.noun, self.noun)
 
 
@@ -56,7 +56,7 @@ TRANSPORT = Mechanism("features", "caster", TRANSPORT_TERMS, REASONS)
 
 
 def aligned_layers(settings: Mapping[str, Any]) -> Mechanism:
-    """Aligned layers, by mixture transport or, without moments of classes, by layer transport."""
+    """Describe aligned layers: mixture transport or, without class moments, layer transport."""
     terms = LAYER_TERMS if settings["mixture"] else replace(LAYER_TERMS, noun="layer transport")
     chosen = {name: value for name, value in settings.items() if name in LAYER_CONSTANTS}
     return Mechanism("layers", terms.noun.replace(" ", "-"), terms, LAYER_REASONS, chosen)

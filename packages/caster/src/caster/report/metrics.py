@@ -1,4 +1,4 @@
-"""Metrics of a classifier, as functions of one number per sample.
+"""Metrics of a classifier, computed from one number per sample.
 
 `right` marks the samples answered with the true class, `confidence` is the probability of the
 answer, and `log_likelihood` the log probability of the true class.
@@ -17,7 +17,7 @@ from caster.errors import CasterError
 Flags = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 
-BINS = 15  # of confidence, as in Guo et al. (2017) and most papers since
+BINS = 15  # confidence bins, as in Guo et al. (2017) and most papers since
 
 
 def log_softmax(scores: NDArray[Any]) -> Floats:  # (B, C) -> (B, C)

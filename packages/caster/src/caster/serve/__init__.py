@@ -1,4 +1,4 @@
-"""A server for streams: the Open Inference Protocol (KServe v2) over REST and gRPC."""
+"""Serve adapted streams with the Open Inference Protocol (KServe v2), over REST and gRPC."""
 
 from caster.errors import CasterError
 

@@ -1,4 +1,4 @@
-"""Requests in queues, one a stream, joined to batches for one worker thread."""
+"""Queue requests per stream, and join them to batches for one worker thread."""
 
 from __future__ import annotations
 
@@ -19,32 +19,34 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class InferRequest:
-    """One request: tensors, and which stream they belong to."""
+    """One request: its tensors, and the stream they belong to."""
 
     inputs: Tensors
     stream: str | None = None
     position: int | None = None  # where the client believes its stream to be
     wants_state: bool = False
-    images: Tensor | None = None  # the input that has been checked; None: it brings labels
+    images: Tensor | None = None  # the checked input; None if the request has labels
 
     @property
     def samples(self) -> int:
-        """How many samples it has."""
+        """Number of samples."""
         return 0 if self.images is None else len(self.images)
 
     @classmethod
     def of(cls, inputs: Tensors, parameters: Mapping[str, Any], header: str | None) -> InferRequest:
         """Read the parameters of a request; unknown ones are ignored."""
         stream, position = parameters.get("stream", header), parameters.get("position")
-        if header is not None and not header.isascii():  # HTTP has no encoding for it
-            raise RequestError("a header names a stream in ASCII: use the parameter `stream`")
+        if header is not None and not header.isascii():  # HTTP defines no encoding for headers
+            raise RequestError(
+                "the header can name a stream in ASCII only: use the parameter `stream`"
+            )
         if header is not None and header != stream:
             raise RequestError("the header and the parameter name different streams")
         usable = isinstance(stream, str) and 0 < len(stream) <= LONGEST_ID and stream.isprintable()
         if stream is not None and not usable:
-            raise RequestError(f"the id of a stream has 1 to {LONGEST_ID} printable characters")
+            raise RequestError(f"a stream id must have 1 to {LONGEST_ID} printable characters")
         if position is not None and (type(position) is not int or position < 0):
-            raise RequestError("position is the number of samples answered so far")
+            raise RequestError("`position` must be the number of samples answered so far")
         return cls(inputs, stream, position, parameters.get("state") is True)
 
 
@@ -70,26 +72,30 @@ Outcome = InferAnswer | RequestError
 
 
 class WorkerLostError(RequestError):
-    """The process that would answer has ended; whether it did is unknown."""
+    """The worker process died; whether it had answered the request is unknown."""
 
     def __init__(self) -> None:
-        super().__init__("the process with the model has ended: try again", Failure.UNAVAILABLE)
+        super().__init__("the worker process died: try again", Failure.UNAVAILABLE)
 
 
 class Batcher:
-    """Queues on the event loop, and the thread that `run` answers their batches on."""
+    """Queues on the event loop, and the thread on which `run` answers their batches."""
 
     def __init__(
         self,
-        run: Callable[[Sequence[InferRequest]], list[Outcome]],  # of one stream, or one alone
+        run: Callable[
+            [Sequence[InferRequest]], list[Outcome]
+        ],  # several of one stream, or a single one
         *,
         batch: int,  # samples up to which requests of a stream are joined
         wait: float,  # seconds that a request may wait for others to join it
-        limit: int,  # requests that may wait
+        limit: int,  # maximum number of waiting requests
     ) -> None:
         self._run, self._batch, self._wait, self._limit = run, batch, wait, limit
-        self._queues: dict[object, deque[Waiting]] = {}  # by stream; others have their own
-        self._ready: dict[object, None] = {}  # keys of queues with a batch, in their order
+        self._queues: dict[
+            object, deque[Waiting]
+        ] = {}  # by stream; a request without one has its own
+        self._ready: dict[object, None] = {}  # keys of queues with a batch to run, in order
         self.waiting = 0
         self._busy = False
         self._lost: WorkerLostError | None = None
@@ -100,7 +106,9 @@ class Batcher:
         if self._lost is not None:
             raise self._lost
         if self.waiting >= self._limit:
-            raise RequestError(f"{self.waiting:,} requests wait already: try again", Failure.BUSY)
+            raise RequestError(
+                f"{self.waiting:,} requests are waiting already: try again", Failure.BUSY
+            )
         loop = asyncio.get_running_loop()
         waiting = Waiting(request, loop.create_future(), loop.time())
         key: object = request.stream or waiting
@@ -114,11 +122,11 @@ class Batcher:
         return await asyncio.get_running_loop().run_in_executor(self._worker, function)
 
     def close(self) -> None:
-        """End the worker thread."""
+        """Stop the worker thread."""
         self._worker.shutdown()
 
     def abandon(self, error: WorkerLostError) -> None:
-        """Fail all requests that wait, in their order, and every later one: the worker is lost."""
+        """Fail all waiting requests, in order, and all later ones: the worker is lost."""
         self._lost = error
         queues, self._queues = self._queues, {}
         self._ready.clear()
@@ -143,7 +151,7 @@ class Batcher:
             first.timer = loop.call_at(first.arrived + self._wait, self._schedule, key)
 
     def _start(self) -> None:
-        """Give the worker the next batch, if it is free."""
+        """Give the next batch to the worker, if it is free."""
         while self._ready and not self._busy:
             key = next(iter(self._ready))
             del self._ready[key]
@@ -155,7 +163,7 @@ class Batcher:
                 work.add_done_callback(partial(self._finish, key, taken))
 
     def _take(self, key: object) -> list[Waiting]:
-        """Requests at the head of a queue that make a batch; none of clients that have gone."""
+        """Take the next batch from a queue, without requests of disconnected clients."""
         queue, taken, samples = self._queues[key], list[Waiting](), 0
         while queue:
             first = queue[0]
@@ -177,13 +185,15 @@ class Batcher:
         for waiting, outcome in zip(taken, done.result(), strict=True):
             if isinstance(outcome, WorkerLostError):
                 self._lost = outcome
-            if waiting.future.done():  # its client has gone
+            if waiting.future.done():  # its client has disconnected
                 continue
             if isinstance(outcome, RequestError):
                 waiting.future.set_exception(outcome)
             else:
                 waiting.future.set_result(outcome)
-        if self._lost is not None:  # before the next batch: requests of a stream keep their order
+        if (
+            self._lost is not None
+        ):  # before the next batch, so that requests of a stream keep their order
             self.abandon(self._lost)
             return
         self._schedule(key)
@@ -191,7 +201,7 @@ class Batcher:
 
 
 def _joins(first: InferRequest, other: InferRequest, samples: int, limit: int) -> bool:
-    """Whether a request can be part of the batch that another one begins."""
+    """Whether a request can join the batch that another one starts."""
     if first.images is None or other.images is None or samples + other.samples > limit:
         return False
     return first.images.shape[1:] == other.images.shape[1:]

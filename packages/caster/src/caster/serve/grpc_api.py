@@ -1,4 +1,4 @@
-"""The protocol over gRPC: its messages, built without a code generator, and its methods."""
+"""The protocol over gRPC: messages, built without generated code, and methods."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from caster.serve.tensors import (
 
 # --- messages ------------------------------------------------------------------------------------
 
-# Only field numbers and types matter on the wire. The messages live in a pool of their own, so that
-# a client library with generated ones can be imported beside them.
+# Only field numbers and types matter on the wire. The messages have their own descriptor pool, so
+# that a client library with generated messages can be imported in the same process.
 SERVICE = "inference.GRPCInferenceService"
-# Fields are numbered in their order. A `*` is a repeated field, `parameters` a map, and all fields
-# of InferParameter are one oneof.
+# Fields are numbered in order. A `*` marks a repeated field, `parameters` is a map, and the fields
+# of InferParameter form a oneof.
 MESSAGES = {
     "ServerLiveRequest": "",
     "ServerLiveResponse": "bool live",
@@ -118,13 +118,13 @@ CONTENTS = {
     "FP64": "fp64_contents",
     "BYTES": "bytes_contents",
 }
-HEALTH = "ServerLive", "ServerReady"  # probes need no token
+HEALTH = "ServerLive", "ServerReady"  # these probes need no token
 
 Method = Callable[[Any, str | None], Awaitable[Any]]  # request and stream header -> response
 
 
 def grpc_handlers(service: Service, check_token: Callable[[str | None], None]) -> Any:
-    """The handlers of the service, for `grpc.aio.Server.add_generic_rpc_handlers`."""
+    """Make the handlers of the service, for `grpc.aio.server`."""
     api = _Methods(service)
 
     def handler(name: str) -> Any:
@@ -157,7 +157,7 @@ def grpc_handlers(service: Service, check_token: Callable[[str | None], None]) -
 
 
 class _Methods:
-    """The methods of the protocol, named as it names them."""
+    """The methods of the protocol, under its names."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -214,10 +214,10 @@ class _Methods:
 def _inputs(request: Any) -> Tensors:
     raw, inputs = list(request.raw_input_contents), Tensors()
     if raw and len(raw) != len(request.inputs):
-        raise RequestError(f"{len(request.inputs)} inputs, but {len(raw)} raw contents")
+        raise RequestError(f"there are {len(request.inputs)} inputs, but {len(raw)} raw contents")
     for i, tensor in enumerate(request.inputs):
         if tensor.name in inputs:
-            raise RequestError(f"input {tensor.name!r} comes twice")
+            raise RequestError(f"input {tensor.name!r} is given twice")
         inputs[tensor.name] = _input(tensor, raw[i] if raw else None)
     return inputs
 
@@ -227,7 +227,7 @@ def _input(tensor: Any, raw: bytes | None) -> Tensor:
     if raw is not None:
         return from_bytes(name, datatype, shape, raw)
     if datatype not in CONTENTS:
-        raise RequestError(f"tensor {name}: {datatype!r} is not a datatype with contents")
+        raise RequestError(f"tensor {name}: {datatype!r} has no typed contents: send raw contents")
     return from_values(name, datatype, shape, list(getattr(tensor.contents, CONTENTS[datatype])))
 
 

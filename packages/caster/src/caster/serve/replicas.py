@@ -1,8 +1,8 @@
-"""One server in front of many processes of a Ray cluster, its replicas: a stream belongs to one.
+"""One server in front of several processes of a Ray cluster, its replicas; each stream has one.
 
-All replicas share the folder of the streams, and no two of them have a stream in memory at a time.
-When a replica is lost, the others continue its streams from their snapshots until another one has
-taken its place; other streams stay where they are.
+All replicas share the folder of the streams, and no stream is in the memory of two of them at once.
+When a replica is lost, the others continue its streams from their snapshots until it is replaced;
+other streams stay where they are.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from caster.serve.service import AnyWorker, Lane, Service
 from caster.serve.tensors import Failure, RequestError
 from caster.serve.worker import Answered, Status, Worker
 
-DRAINED_SECONDS = 0.002  # between looks at whether requests are under way
-RETRY_SECONDS = (1.0, 60.0)  # before the second attempt to start a replica, and at most
+DRAINED_SECONDS = 0.002  # between checks whether requests are in flight
+RETRY_SECONDS = (1.0, 60.0)  # first and longest delay between attempts to start a replica
 
 logger = logging.getLogger(__name__)
 
 
 def owner(stream: str, replicas: Iterable[str]) -> str:
-    """The replica of a stream, by rendezvous hashing: only the streams of a lost replica move.
+    """Choose the replica of a stream by rendezvous hashing: only streams of a lost one move.
 
     >>> owner("camera 7", ["0", "1", "2"]), owner("camera 7", ["0", "1"])
     ('1', '1')
@@ -39,30 +39,30 @@ def owner(stream: str, replicas: Iterable[str]) -> str:
 
 
 class Replica(AnyWorker, Protocol):
-    """A worker in another process; its methods block, and raise `WorkerLostError` if it ends."""
+    """A worker in another process; its methods block, and raise `WorkerLostError` if it dies."""
 
     def start(self) -> None:
         """Load the model."""
         ...
 
     def release(self, name: str, replicas: Sequence[str]) -> bool:
-        """Put away the streams that belong to other replicas than `name`; False: it could not."""
+        """Unload the streams of replicas other than `name`; False if that failed."""
         ...
 
     def kill(self) -> None:
-        """End the process, if it has not ended."""
+        """Kill the process, if it is still running."""
         ...
 
 
 class ReplicatedService(Service):
-    """A model whose streams are spread over replicas."""
+    """A model with its streams spread over replicas."""
 
     def __init__(self, adapter: Adapter, launch: Callable[[], Replica], **options: Any) -> None:
         super().__init__(adapter, **options)
         self._launch = launch
         self._replicas: dict[str, Replica] = {}  # the workers of the lanes
-        self._under_way = 0  # requests that a replica may be working on
-        self._settled = asyncio.Event()  # cleared while streams change their replica
+        self._under_way = 0  # requests that replicas may be working on
+        self._settled = asyncio.Event()  # cleared while streams move to another replica
         self._settled.set()
         self._moving = asyncio.Lock()
         self._replacing: set[asyncio.Task[None]] = set()
@@ -79,7 +79,7 @@ class ReplicatedService(Service):
         self.add(replica, name)
 
     async def _submit(self, request: InferRequest) -> InferAnswer:
-        """Send a request to the replica of its stream, and to the next one if that is lost."""
+        """Send a request to the replica of its stream, or to the next one if that is lost."""
         while True:
             await self._settled.wait()
             if not self._lanes:
@@ -104,13 +104,13 @@ class ReplicatedService(Service):
             self._lose(name, lane)
 
     def _lose(self, name: str, lane: Lane) -> None:
-        """Leave the streams of a lost replica to the others, and replace it."""
+        """Hand the streams of a lost replica over to the others, and replace it."""
         if self._lanes.get(name) is not lane:
-            return  # another request has noticed
+            return  # another request noticed first
         del self._lanes[name]
         lane.batcher.abandon(WorkerLostError())
-        self._replicas.pop(name).kill()  # it may only be cut off, and must not write any more
-        logger.warning("replica %s is lost: others continue its streams from their snapshots", name)
+        self._replicas.pop(name).kill()  # it may only be unreachable, and must not write any more
+        logger.warning("replica %s is lost: others continue its streams from snapshots", name)
         task = asyncio.create_task(self._replace(name))
         self._replacing.add(task)
         task.add_done_callback(self._replacing.discard)
@@ -122,7 +122,7 @@ class ReplicatedService(Service):
             try:
                 await asyncio.to_thread(replica.start)
                 break
-            except BaseException as error:  # also at the end of the server
+            except BaseException as error:  # also when the server shuts down
                 replica.kill()
                 if not isinstance(error, Exception):
                     raise
@@ -137,9 +137,9 @@ class ReplicatedService(Service):
         logger.warning("replica %s is back, with its streams", name)
 
     async def _hand_over(self, name: str) -> bool:
-        """Have the others put away the streams of a replica that is back.
+        """Have the others unload the streams of a replica that is back; False if that failed.
 
-        If they could, requests wait until it is admitted, so that no stream is in two processes.
+        On success, requests wait until it is admitted, so that no stream is in two processes.
         """
         self._settled.clear()
         while self._under_way:
@@ -152,12 +152,12 @@ class ReplicatedService(Service):
                 released &= await lane.batcher.call(release)
             except WorkerLostError:
                 self._lose(other, lane)
-        if not released:  # a full disk: the streams stay where they are for now
+        if not released:  # the disk is full: the streams stay where they are for now
             self._settled.set()
         return released
 
     async def close(self) -> None:
-        """Have every stream stored, and end the replicas."""
+        """Have every stream stored, and stop the replicas."""
         for task in self._replacing:
             task.cancel()
         results = await asyncio.gather(
@@ -168,33 +168,33 @@ class ReplicatedService(Service):
         for error in results:
             if isinstance(error, BaseException):
                 logger.warning(
-                    "the streams of a replica are stored up to their snapshots: %s", error
+                    "the streams of a replica are stored up to their last snapshots: %s", error
                 )
 
 
 class _Process:
-    """What runs in a process of the cluster."""
+    """Actor that runs in a process of the cluster."""
 
     def __init__(self, make: Callable[[], Worker], folder: str) -> None:
         if os.path.isdir(folder):
-            os.chdir(folder)  # paths may be relative to the driver's
+            os.chdir(folder)  # paths may be relative to the working directory of the driver
         self._make = make
 
     def start(self) -> None:
-        """Load the model; not in the constructor, whose errors Ray hides."""
+        """Load the model; not in the constructor, because Ray hides its errors."""
         self._worker = self._make()
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Call the worker."""
+        """Call a method of the worker."""
         return getattr(self._worker, method)(*arguments)
 
     def release(self, name: str, replicas: Sequence[str]) -> bool:
-        """Put away the streams of other replicas."""
+        """Unload the streams of other replicas."""
         return self._worker.release(lambda stream: owner(stream, replicas) == name)
 
 
 def check_room(count: int, gpus: bool) -> None:
-    """Raise if the connected cluster cannot hold so many replicas: Ray would wait for ever."""
+    """Raise if the connected cluster cannot hold so many replicas: Ray would wait forever."""
     import ray
 
     kind = "GPU" if gpus else "CPU"
@@ -229,17 +229,17 @@ class RayReplica:
         return found
 
     def maintain(self) -> Status:
-        """Put idle streams away."""
+        """Move idle streams to disk."""
         status: Status = self._get(self.actor.call.remote("maintain"))
         return status
 
     def verify(self) -> str | None:
-        """Why the model must not be used any more."""
+        """Say why the model must no longer be used."""
         changed: str | None = self._get(self.actor.call.remote("verify"))
         return changed
 
     def release(self, name: str, replicas: Sequence[str]) -> bool:
-        """Put away the streams of other replicas."""
+        """Unload the streams of other replicas."""
         return bool(self._get(self.actor.release.remote(name, replicas)))
 
     def close(self) -> None:
@@ -247,7 +247,7 @@ class RayReplica:
         self._get(self.actor.call.remote("close"))
 
     def kill(self) -> None:
-        """End the process."""
+        """Kill the process."""
         import ray
 
         ray.kill(self.actor)

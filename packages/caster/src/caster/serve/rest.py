@@ -1,4 +1,4 @@
-"""The protocol over HTTP: JSON, and tensors in binary behind it."""
+"""The protocol over HTTP: JSON, optionally followed by binary tensors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from caster.serve.tensors import (
 )
 
 STREAM_HEADER = "caster-stream"
-JSON_LENGTH = "inference-header-content-length"  # of the JSON before binary tensors
+JSON_LENGTH = "inference-header-content-length"  # bytes of JSON before binary tensors
 BINARY_SIZE, BINARY, ALL_BINARY = "binary_data_size", "binary_data", "binary_data_output"
 EXTENSIONS = ("binary_tensor_data",)
 WINDOW_BITS = {"gzip": 31, "deflate": 15}
@@ -45,7 +45,7 @@ def rest_app(
     check_token: Callable[[str | None], None],
     routes: Sequence[BaseRoute] = (),
 ) -> Starlette:
-    """The routes of the protocol, `/metrics`, and those of others."""
+    """Make an application with the protocol's routes, `/metrics` and `routes`."""
 
     async def live(_: Request) -> Response:
         return Response()
@@ -79,7 +79,7 @@ def rest_app(
         given = _object(_loaded(await _body(request, request_bytes)))
         ids, labels = given.get("ids"), given.get("labels")
         if not isinstance(ids, list) or not isinstance(labels, list):
-            raise RequestError("feedback is JSON with lists `ids` and `labels`")
+            raise RequestError("feedback must be JSON with the lists `ids` and `labels`")
         inputs = {
             "ids": from_values("ids", "INT64", [len(ids)], ids),
             "labels": from_values("labels", service.label_datatype, [len(labels)], labels),
@@ -117,7 +117,7 @@ def rest_app(
 
 
 class _TokenGuard:
-    """Let only requests with the token pass; probes of health need none."""
+    """Reject requests without the token, except health probes."""
 
     def __init__(self, app: ASGIApp, check: Callable[[str | None], None]) -> None:
         self._app, self._check = app, check
@@ -135,7 +135,7 @@ class _TokenGuard:
 
 
 def _counted(service: Service, handler: Handler) -> Handler:
-    """Answer errors as the protocol does, and count the request."""
+    """Turn errors into responses of the protocol, and count the request."""
 
     async def handle(request: Request) -> Response:
         start = time.perf_counter()
@@ -161,12 +161,12 @@ def _check_model(service: Service, request: Request) -> None:
 
 
 async def _body(request: Request, limit: int) -> bytes:
-    """The body, decompressed, if it is not over the limit."""
+    """Read the body, decompressed; raise if it exceeds the limit."""
     encoding = request.headers.get("content-encoding", "identity").lower()
     if encoding not in (*WINDOW_BITS, "identity"):
         raise RequestError(f"content-encoding {encoding[:20]!r} is not supported")
     unpack = None if encoding == "identity" else zlib.decompressobj(WINDOW_BITS[encoding])
-    too_large = RequestError(f"a request may have {limit:,} bytes", Failure.TOO_LARGE)
+    too_large = RequestError(f"a request may have at most {limit:,} bytes", Failure.TOO_LARGE)
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > limit:
         raise too_large
@@ -175,7 +175,7 @@ async def _body(request: Request, limit: int) -> bytes:
         try:
             body += chunk if unpack is None else unpack.decompress(chunk, limit + 1 - len(body))
         except zlib.error:
-            raise RequestError(f"the body is not {encoding}") from None
+            raise RequestError(f"the body is not valid {encoding}") from None
         if len(body) > limit or (unpack is not None and unpack.unconsumed_tail):
             raise too_large
     return bytes(body)
@@ -190,48 +190,48 @@ def _loaded(text: bytes) -> Any:
 
 def _object(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise RequestError("the request is not as the protocol defines it: an object is missing")
+        raise RequestError("the request does not follow the protocol: expected a JSON object")
     return value
 
 
 def _parsed(body: bytes, header: str | None) -> tuple[dict[str, Any], Tensors]:
-    """The JSON of a request, and its input tensors."""
+    """Parse the JSON of a request and its input tensors."""
     if header is not None and not (
         header.isdecimal() and len(header) < 19 and int(header) <= len(body)
     ):
-        raise RequestError(f"{JSON_LENGTH} is not a length within the body")
+        raise RequestError(f"{JSON_LENGTH} must be a length within the body")
     at = len(body) if header is None else int(header)
     given = _object(_loaded(body[:at]))
     tensors = given.get("inputs")
     if not isinstance(tensors, list):
-        raise RequestError("the request has no list of inputs")
+        raise RequestError("the request has no list `inputs`")
     view, inputs = memoryview(body), Tensors()
     for tensor in map(_object, tensors):
         name, datatype, shape = (tensor.get(key) for key in ("name", "datatype", "shape"))
         if not (isinstance(name, str) and isinstance(datatype, str) and isinstance(shape, list)):
-            raise RequestError("an input lacks name, datatype or shape")
+            raise RequestError("every input needs a name, a datatype and a shape")
         if name in inputs:
-            raise RequestError(f"input {name!r} comes twice")
+            raise RequestError(f"input {name!r} is given twice")
         size = _object(tensor.get("parameters", {})).get(BINARY_SIZE)
         if size is None:
             inputs[name] = from_values(name, datatype, shape, tensor.get("data"))
         elif type(size) is not int or not 0 <= size <= len(body) - at:
-            raise RequestError(f"tensor {name}: the body has no {size!r} bytes for it")
+            raise RequestError(f"tensor {name}: the body does not hold its {size!r} bytes")
         else:
             inputs[name] = from_bytes(name, datatype, shape, view[at : at + size])
             at += size
     if at != len(body):
-        raise RequestError(f"{len(body) - at:,} bytes behind the last tensor")
+        raise RequestError(f"{len(body) - at:,} extra bytes after the last tensor")
     return given, inputs
 
 
 def _wanted(given: dict[str, Any], parameters: dict[str, Any]) -> Callable[[str], bool | None]:
-    """Whether an output is wanted in binary or in JSON; None: not at all."""
+    """Parse the requested outputs: True for binary, False for JSON, None if not requested."""
     binary = parameters.get(ALL_BINARY) is True
     asked: dict[Any, bool] = {}
     outputs = given.get("outputs", [])
     if not isinstance(outputs, list):
-        raise RequestError("the outputs of a request are a list")
+        raise RequestError("the `outputs` of a request must be a list")
     for output in map(_object, outputs):
         how = _object(output.get("parameters", {})).get(BINARY, binary)
         asked[str(output.get("name"))] = how is True

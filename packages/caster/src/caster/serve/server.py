@@ -1,4 +1,4 @@
-"""One server process: ports, TLS, token, signals, and an orderly end."""
+"""One server process: ports, TLS, token, signals and graceful shutdown."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from caster.serve.tensors import Failure, RequestError
 from caster.serve.watch import StreamLogs
 from caster.serve.worker import OnAnswer, Worker
 
-DRAIN_SECONDS = 30  # for requests under way at the end
+DRAIN_SECONDS = 30  # for requests in flight at shutdown
 LOCAL = ("127.0.0.1", "localhost", "::1")
 TOKEN_LENGTHS = range(16, 4097)
 
-CheckToken = Callable[[str | None], None]  # raises for another Authorization header
+CheckToken = Callable[[str | None], None]  # raises unless the Authorization header is right
 
 logger = logging.getLogger(__name__)
 
@@ -45,9 +45,9 @@ class ServeOptions:
     """How to serve; `caster serve --help` explains each."""
 
     name: str  # of the model
-    folder: Path  # of the streams
+    folder: Path  # for the streams' files
     host: str = "127.0.0.1"
-    http_port: int = 8000  # 0: any that is free
+    http_port: int = 8000  # 0: any free port
     grpc_port: int = 8001
     batch: int = 64
     wait_ms: float = 0.0
@@ -71,7 +71,7 @@ class Replicas:
 
     make: Callable[[], Adapter]  # called in each of them
     count: int
-    gpus: bool = False  # one each
+    gpus: bool = False  # whether each needs one
 
 
 def serve(
@@ -83,22 +83,22 @@ def serve(
     started: Callable[[str, str], None] = lambda rest, rpc: None,
     replicas: Replicas | None = None,
 ) -> None:
-    """Serve a model until SIGTERM or Ctrl-C; then answer what has come, and store every stream.
+    """Serve a model until SIGTERM or Ctrl-C, then finish open requests and store every stream.
 
-    `on_answer` is called after every batch of a stream, instead of the log; `routes` are added to
-    those of HTTP, behind the same token; `started` gets the addresses of REST and gRPC. With
-    `replicas`, batches are answered, and `on_answer` called, in other processes (docs/clusters.md).
+    `on_answer` is called after every batch of a stream, instead of the log. `routes` adds HTTP
+    routes behind the same token. `started` is called with the addresses of REST and gRPC. With
+    `replicas`, other processes answer batches and call `on_answer` (docs/clusters.md).
     """
     check_token = _token_check(options.token_file)
     tls = _tls_files(options.tls_cert, options.tls_key)
     if options.host not in LOCAL and (options.token_file is None or tls is None):
-        logger.warning("without a token and TLS, anyone who reaches %s can use it", options.host)
+        logger.warning("without a token and TLS, anyone who can reach %s can use it", options.host)
     rest = _bound(options.host, options.http_port)
     with closing(rest), opened_folder(options.folder, adapter), ExitStack() as held:
         if options.logs is not None:
             logs = StreamLogs(options.logs, adapter.state)
             message = (
-                f"another server logs to {options.logs}: name another folder with {{argument}}"
+                f"another server logs to {options.logs}: choose another folder with {{argument}}"
             )
             held.enter_context(locked(options.logs / "lock", message, argument="logs"))
             routes = [*logs.routes(), *routes]
@@ -138,7 +138,7 @@ def serve(
 def _service(
     adapter: Adapter, options: ServeOptions, on_answer: OnAnswer | None, replicas: Replicas | None
 ) -> Service:
-    """The model with a worker here, or with replicas that are still to be started."""
+    """The model with a worker in this process, or with replicas that `run` starts later."""
     shared: dict[str, Any] = {
         "name": options.name,
         "verify_seconds": options.verify_seconds,
@@ -158,7 +158,7 @@ def _service(
 def _worker(
     make: Callable[[], Adapter], options: ServeOptions, on_answer: OnAnswer | None
 ) -> Worker:
-    """The worker of a process."""
+    """Make the worker of a process."""
     adapter = make()
     store = StreamStore(
         adapter,
@@ -195,27 +195,27 @@ async def _until_stopped(
 
 
 class _HttpServer(uvicorn.Server):
-    """A server that leaves signals to us: uvicorn would raise them again at the end."""
+    """A server that does not handle signals: uvicorn would raise them again at the end."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Capture none."""
+        """Leave the signal handlers of `_until_stopped` in place."""
         yield
 
     def stop(self) -> None:
-        """End in order; if asked again, at once."""
+        """Shut down gracefully; on a second call, at once."""
         self.force_exit = self.should_exit
         self.should_exit = True
 
 
 def _bound(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio sends small packets at once (TCP_NODELAY) only if the protocol is named.
+    # asyncio sets TCP_NODELAY only if the protocol is named.
     found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind((host, port))
-        found.listen(2048)  # which a second server on the port would not notice before
+        found.listen(2048)  # only now does another server fail to bind the port
     except OSError as error:
         found.close()
         raise _port_error(host, port, "http_port", error.strerror) from None
@@ -230,7 +230,7 @@ def _grpc_port(rpc: Any, host: str, port: int, tls: tuple[bytes, bytes] | None) 
         credentials = grpc.ssl_server_credentials([(key, certificate)])
         return int(rpc.add_secure_port(f"{host}:{port}", credentials))
     except RuntimeError:
-        raise _port_error(host, port, "grpc_port", "it is taken, or not yours to use") from None
+        raise _port_error(host, port, "grpc_port", "it is in use or not permitted") from None
 
 
 def _port_error(host: str, port: int, argument: str, why: str | None) -> CasterError:
@@ -241,28 +241,29 @@ def _port_error(host: str, port: int, argument: str, why: str | None) -> CasterE
 
 
 def _tls_files(certificate: AnyPath | None, key: AnyPath | None) -> tuple[bytes, bytes] | None:
-    """The certificate and its key, checked; None: no TLS."""
+    """Read and check the certificate and its key; None without TLS."""
     if certificate is None and key is None:
         return None
     if certificate is None or key is None:
-        raise CasterError("TLS needs a certificate and its key: --tls-cert and --tls-key")
+        raise CasterError("TLS needs a certificate and its key: pass --tls-cert and --tls-key")
     try:
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
     except ssl.SSLError as error:
-        raise CasterError(f"{certificate} and {key} are not a certificate and its key: "
-                          f"{error.reason}") from None  # fmt: skip
+        raise CasterError(
+            f"{certificate} and {key} are not a certificate and its key: {error.reason}"
+        ) from None
     return read_regular(certificate), read_regular(key)
 
 
 def _token_check(file: Path | None) -> CheckToken:
-    """A function that raises for requests without the token in a file; None: none is needed."""
+    """Make a function that raises unless a request has the token in the file, if there is one."""
     if file is None:
         return lambda header: None
     token = read_regular(file).strip()
     if len(token) not in TOKEN_LENGTHS:
         raise CasterError(
-            f"the token in {file} has {len(token)} characters, and needs {TOKEN_LENGTHS[0]} or "
-            "more: `openssl rand -hex 32` makes one"
+            f"the token in {file} has {len(token)} characters, and needs {TOKEN_LENGTHS[0]} to "
+            f"{TOKEN_LENGTHS[-1]:,}: make one with `openssl rand -hex 32`"
         )
 
     def check(header: str | None) -> None:

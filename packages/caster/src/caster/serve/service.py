@@ -1,6 +1,6 @@
-"""What the server does with a request, whatever protocol it came by.
+"""Handle a request, from either protocol.
 
-A request is checked on the event loop and queued. A worker runs the model and owns the streams; it
+The event loop checks and queues requests. A worker, which runs the model and owns the streams,
 answers the requests of a batch together.
 """
 
@@ -29,13 +29,13 @@ from caster.serve.batcher import Batcher, InferAnswer, InferRequest, Outcome, Wo
 from caster.serve.tensors import Failure, RequestError, Tensor, datatype_of
 from caster.serve.worker import Answered, BatchReport, Status, input_signature, label_dtype
 
-FEEDBACK = {"ids", "labels"}  # inputs of a request that brings labels
+FEEDBACK = {"ids", "labels"}  # inputs of a request with true labels
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 READINGS = {
     "streams_in_memory": "Streams in memory.",
-    "queued_requests": "Requests that wait for the model.",
+    "queued_requests": "Requests waiting for the model.",
     "ready": "1 if the model can be used.",
-    "degraded": "1 while streams cannot be stored and answers are frozen.",
+    "degraded": "1 while streams cannot be stored and the frozen model answers.",
     "snapshots": "Snapshots written since the start.",
     "workers": "Processes that run the model.",
 }
@@ -44,18 +44,18 @@ logger = logging.getLogger(__name__)
 
 
 class AnyWorker(Protocol):
-    """A `Worker`, here or elsewhere."""
+    """A `Worker` in this or another process."""
 
     def answer(self, requests: Sequence[InferRequest]) -> Answered:
         """Answer requests of one stream, or one without a stream."""
         ...
 
     def maintain(self) -> Status:
-        """Put idle streams away."""
+        """Move idle streams to disk."""
         ...
 
     def verify(self) -> str | None:
-        """Why the model must not be used any more; None: its weights are unchanged."""
+        """Say why the model must no longer be used; None if its weights are unchanged."""
         ...
 
     def close(self) -> None:
@@ -64,7 +64,7 @@ class AnyWorker(Protocol):
 
 
 class Lane:
-    """A worker, and the queue of the requests that wait for it."""
+    """A worker and its queue of requests."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Lane:
         return answered.outcomes
 
     async def maintain(self) -> None:
-        """Have idle streams put away."""
+        """Have the worker move idle streams to disk."""
         self.status = await self.batcher.call(self.worker.maintain)
 
     async def close(self) -> None:
@@ -96,7 +96,7 @@ class Lane:
 
 
 class Metrics:
-    """Counters and histograms of one server; `registry` takes those of others too."""
+    """Counters and histograms of one server; others may add theirs to `registry`."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -106,7 +106,7 @@ class Metrics:
             registry=registry,
         )  # fmt: skip
         self.request_seconds = Histogram(
-            "caster_request_seconds", "Time from the arrival of a request to its answer.",
+            "caster_request_seconds", "Time from a request's arrival to its answer.",
             ("protocol",), buckets=SECONDS, registry=registry,
         )  # fmt: skip
         self._batches = Counter(
@@ -114,7 +114,7 @@ class Metrics:
         )
         self._samples = Counter("caster_samples", "Samples answered.", registry=registry)
         self._batch_seconds = Histogram(
-            "caster_batch_seconds", "Time of the model and the adaptation for a batch.",
+            "caster_batch_seconds", "Time for model and adaptation per batch.",
             buckets=SECONDS, registry=registry,
         )  # fmt: skip
         self.labels = Counter("caster_feedback_labels", "Labels received.", registry=registry)
@@ -126,18 +126,18 @@ class Metrics:
         self._batch_seconds.observe(report.seconds)
 
     def watch(self, **readings: Callable[[], float]) -> None:
-        """Show values that are read when they are asked for."""
+        """Add gauges whose values are read on every scrape."""
         for name, read in readings.items():
             gauge = Gauge(f"caster_{name}", READINGS[name], registry=self.registry)
             gauge.set_function(read)
 
     def text(self) -> bytes:
-        """All of them, in the format of Prometheus."""
+        """Render all metrics in the Prometheus text format."""
         return generate_latest(self.registry)
 
 
 class Service:
-    """One model behind queues, with a lane for each of its workers."""
+    """One model, with a lane per worker."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class Service:
         self.adapter, self.name, self.metrics = adapter, name, Metrics()
         self.input_name, self.input_shape, self.input_dtype = input_signature(adapter.model)
         self.label_datatype = datatype_of(label_dtype(adapter.classes.dtype))
-        self._changed: str | None = None  # why the model must not be used any more
+        self._changed: str | None = None  # why the model must no longer be used
         self._verify_seconds, self._queues = verify_seconds, queues
         self._lanes: dict[str, Lane] = {}
         self.metrics.watch(
@@ -166,16 +166,16 @@ class Service:
         return list(self._lanes.values())
 
     def add(self, worker: AnyWorker, name: str = "0") -> None:
-        """Let a worker answer requests."""
+        """Add a worker that answers requests."""
         self._lanes[name] = Lane(worker, self.metrics, **self._queues)
 
     @property
     def broken(self) -> str | None:
-        """Why no request can be answered."""
+        """Why no request can be answered; None if all is well."""
         return self._changed or (None if self._lanes else "no process with the model is running")
 
     def signature(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Inputs and outputs, as the protocol describes them."""
+        """Describe inputs and outputs as in the protocol's metadata."""
         outputs = [
             ("labels", self.label_datatype, [-1]),
             ("probabilities", "FP32", [-1, len(self.adapter.classes)]),
@@ -192,18 +192,19 @@ class Service:
         return described[:1], described[1:]
 
     def check_name(self, name: str, version: str = "") -> None:
-        """Raise if there is no such model."""
+        """Raise if a request is for another model or version."""
         if name != self.name or version not in ("", "1"):
-            raise RequestError(f"there is no model {name!r} version {version or '1'!r}",
-                               Failure.UNKNOWN)  # fmt: skip
+            wanted = f"{name!r}, version {version!r}" if version else repr(name)
+            message = f"there is no model {wanted}: this is {self.name!r}, version '1'"
+            raise RequestError(message, Failure.UNKNOWN)
 
     async def infer(self, request: InferRequest) -> InferAnswer:
-        """Answer a request, or learn from the labels that it brings."""
+        """Answer a request for predictions, or learn from one with labels."""
         if self.broken is not None:
             raise RequestError(self.broken, Failure.UNAVAILABLE)
         if request.inputs.keys() == FEEDBACK:
             if request.stream is None:
-                raise RequestError("labels belong to a stream: name it")
+                raise RequestError("labels belong to a stream: name it with the parameter `stream`")
             answer = await self._submit(request)
             self.metrics.labels.inc(len(request.inputs["ids"]))
             return answer
@@ -214,26 +215,29 @@ class Service:
         return await lane.batcher.submit(request)
 
     def _images(self, request: InferRequest) -> Tensor:
-        """The batch of a request, checked: nothing else may reach a stream."""
+        """Check the batch of a request, so that nothing else reaches a stream."""
         images = request.inputs.get(self.input_name)
         if images is None:
-            raise RequestError(f"there is no input {self.input_name!r}")
+            given = ", ".join(map(repr, request.inputs)) or "nothing"
+            raise RequestError(f"the request needs an input {self.input_name!r}, and has {given}")
         others = request.inputs.keys() - {self.input_name}
         if others and request.stream is not None:
-            raise RequestError(f"a stream has its own state: leave out {sorted(others)[0]!r}")
+            raise RequestError(
+                f"the server keeps the state of a stream: omit {sorted(others)[0]!r}"
+            )
         if images.dtype != self.input_dtype:
             expected, got = datatype_of(self.input_dtype), datatype_of(images.dtype)
-            raise RequestError(f"input {self.input_name!r} is {expected}, not {got}")
+            raise RequestError(f"input {self.input_name!r} must be {expected}, not {got}")
         declared = self.input_shape or (None,) * max(2, images.ndim)
         fits = len(declared) == images.ndim and all(
             size in (None, got) for size, got in zip(declared[1:], images.shape[1:], strict=True)
         )
         if not fits or not images.size:
-            shape = [-1 if size is None else size for size in declared]
+            shape = [-1, *(-1 if size is None else size for size in declared[1:])]
             raise RequestError(
-                f"input {self.input_name!r} has shape {[-1, *shape[1:]]}, not {list(images.shape)}"
+                f"input {self.input_name!r} must have shape {shape}, not {list(images.shape)}"
             )
-        # A sum is faster than a look at every value, and large numbers may make it infinite.
+        # A sum is faster than checking every value, but large values may overflow it.
         if images.dtype.kind == "f":
             with np.errstate(over="ignore", invalid="ignore"):
                 suspect = not math.isfinite(float(images.sum()))
@@ -242,7 +246,7 @@ class Service:
         return images
 
     async def maintain(self) -> None:
-        """Put idle streams away, and check the weights on a schedule; until it is cancelled."""
+        """Move idle streams to disk and verify the weights periodically, until cancelled."""
         verified = time.monotonic()
         while True:
             await asyncio.sleep(min(1.0, self._verify_seconds))
@@ -256,7 +260,7 @@ class Service:
             await lane.maintain()
         except WorkerLostError:
             raise
-        except Exception:  # the server must go on, and tries again
+        except Exception:  # the server continues, and tries again later
             logger.exception("idle streams could not be stored")
         if verify:
             self._changed = await lane.batcher.call(lane.worker.verify) or self._changed

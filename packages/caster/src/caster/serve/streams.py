@@ -1,9 +1,9 @@
-"""Streams of a server: the recent ones in memory, all of them in files that outlive a kill.
+"""Streams of a server: recent ones in memory, all of them in files that survive a crash.
 
-A stream has two files. `NAME.stream` is a snapshot, replaced as a whole every few batches; it also
-holds the last answer, for a client that was cut off before it arrived. `NAME.count` says how many
-batches were answered, so that a restart knows how many of them the snapshot does not have. All of
-this runs on the server's one worker thread.
+A stream has two files. `NAME.stream` is a snapshot, replaced atomically every few batches; it also
+stores the last answer, for a client that lost its connection before the answer arrived.
+`NAME.count` counts the answered batches, so that a restarted server knows how many of them the
+snapshot lacks. All of this runs on the server's single worker thread.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from caster.io.files import locked, replacing
 from caster.serve.tensors import Failure, RequestError, Tensors, datatype_of, from_bytes, to_bytes
 
 FORMAT = "caster-served-stream 1"
-COUNTS = struct.Struct("<qq")  # batches and samples that were answered
-RETRY_SECONDS = 1.0  # between attempts to write, once one has failed
+COUNTS = struct.Struct("<qq")  # batches and samples answered
+RETRY_SECONDS = 1.0  # between attempts to write after a failure
 PROBE_BYTES = 1 << 16
-STATE, ANSWER = "state.", "answer."  # prefixes of arrays in a snapshot
-OF_SAMPLES = ("labels", "probabilities", "disputed")  # outputs with a row per sample
+STATE, ANSWER = "state.", "answer."  # prefixes of the arrays in a snapshot
+PER_SAMPLE = ("labels", "probabilities", "disputed")  # outputs with a row per sample
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
 class ServedStream:
-    """A stream in memory, and what is stored of it."""
+    """A stream in memory, and how much of it is stored."""
 
     id: str
     path: Path  # of the snapshot
     stream: Stream
     batches: int = 0  # answered so far
-    stored: int | None = None  # batches in the snapshot; None: there is none, or it is older
-    repeat: int = 0  # answered batches that a crash has lost; reported once
+    stored: int | None = None  # batches in the snapshot; None if it is missing or outdated
+    repeat: int = 0  # answered batches lost in a crash; reported once
     used: float = field(default_factory=time.monotonic)
-    last_position: int = 0  # of the first sample in the last batch
+    last_position: int = 0  # of the first sample of the last batch
     last_answer: Tensors = field(default_factory=dict)  # of that batch
 
     @property
@@ -61,7 +61,7 @@ class ServedStream:
         return self.stored == self.batches
 
     def repeated(self, position: int, samples: int) -> Tensors | None:
-        """The answer to samples of the last batch, for a client that asks again; else None."""
+        """The answer to samples of the last batch, for a client that asks again, else None."""
         at = position - self.last_position
         if not self.last_answer or at < 0 or at + samples > len(self.last_answer["labels"]):
             return None
@@ -69,17 +69,17 @@ class ServedStream:
 
 
 def split(answer: Tensors, at: int, samples: int) -> Tensors:
-    """The part of a batch's answer that belongs to some of its samples."""
+    """Cut the answer to some of a batch's samples out of the whole answer."""
     return {
-        name: array[at : at + samples] if name in OF_SAMPLES else array
+        name: array[at : at + samples] if name in PER_SAMPLE else array
         for name, array in answer.items()
     }
 
 
 class StreamStore:
-    """All streams of a server, the most recent `in_memory` of them in memory.
+    """All streams of a server; the `in_memory` most recent ones are in memory.
 
-    While a write fails, `problem` says why, and no stream may be changed.
+    While writes fail, `problem` says why, and no stream may change.
     """
 
     def __init__(
@@ -88,8 +88,8 @@ class StreamStore:
         folder: Path,
         *,
         in_memory: int,
-        total: int,  # streams with files
-        snapshot_every: int,  # batches of a stream
+        total: int,  # maximum number of streams with files
+        snapshot_every: int,  # batches
         idle_seconds: float,
     ) -> None:
         self.adapter, self.folder = adapter, folder
@@ -98,7 +98,7 @@ class StreamStore:
         self.problem: str | None = None
         self.snapshots = 0  # written so far
         self._retry_at = 0.0
-        self._streams: OrderedDict[str, ServedStream] = OrderedDict()  # the latest at the end
+        self._streams: OrderedDict[str, ServedStream] = OrderedDict()  # latest last
         self._known = len(list(folder.glob("*.count")))
 
     def __len__(self) -> int:
@@ -109,14 +109,14 @@ class StreamStore:
         return stream_id in self._streams or count.exists()
 
     def open(self, stream_id: str) -> ServedStream:
-        """A stream by its id: from memory, from its files, or a new one."""
+        """Get a stream by its id: from memory, from its files, or a new one."""
         found = self._streams.get(stream_id)
         if found is None:
             found = self._read(stream_id)
             self._streams[stream_id] = found
             while len(self) > self.in_memory and self.problem is None:
                 oldest = next(iter(self._streams.values()))
-                self._put_away(oldest)
+                self._unload(oldest)
         self._streams.move_to_end(stream_id)
         found.used = time.monotonic()
         return found
@@ -131,23 +131,23 @@ class StreamStore:
                 self.save(served)
 
     def changed(self, served: ServedStream) -> None:
-        """Take a snapshot of a stream that changed without a batch: it got labels."""
+        """Take a snapshot of a stream that changed without a batch, by labels."""
         served.stored = None
         with self.writing():
             self.save(served)
 
     def unload_idle(self) -> None:
-        """Write out streams that nobody has used for a while, and take them out of memory."""
+        """Move streams that were not used for a while from memory to disk."""
         now = time.monotonic()
         for served in list(self._streams.values()):
             if now - served.used > self.idle_seconds and self.problem is None:
-                self._put_away(served)
+                self._unload(served)
 
     def release(self, keeps: Callable[[str], bool]) -> bool:
-        """Put away the streams that another worker shall continue; False: a write has failed."""
+        """Unload the streams that another worker will continue; False if a write failed."""
         for served in [each for each in self._streams.values() if not keeps(each.id)]:
             if self.can_write():
-                self._put_away(served)
+                self._unload(served)
         return all(map(keeps, self._streams))
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ class StreamStore:
                 self.save(served)
 
     def can_write(self) -> bool:
-        """Whether streams may change; after a failure, try to write what is missing first."""
+        """Whether streams may change; after a failure, first try to write what is missing."""
         if self.problem is not None and time.monotonic() >= self._retry_at:
             before, self.problem = self.problem, None
             with self.writing(quiet=True):
@@ -167,12 +167,12 @@ class StreamStore:
                 for served in self._streams.values():
                     self.save(served)
             if self.problem is None:
-                logger.warning("streams are written again: %s is over", before)
+                logger.warning("streams are written again, after: %s", before)
         return self.problem is None
 
     @contextmanager
     def writing(self, quiet: bool = False) -> Iterator[None]:
-        """Note a failing write instead of raising it: until one succeeds, answers are frozen."""
+        """Record a failed write, not raise it; until one succeeds, the frozen model answers."""
         try:
             yield
         except RequestError:
@@ -181,7 +181,7 @@ class StreamStore:
             self.problem = str(error)
             self._retry_at = time.monotonic() + RETRY_SECONDS
             if not quiet:
-                logger.warning("%s: answers are the frozen model's until this is solved", error)
+                logger.warning("%s: until this is solved, the frozen model answers", error)
 
     def save(self, served: ServedStream) -> None:
         """Replace the snapshot of a stream, unless it is up to date."""
@@ -202,7 +202,7 @@ class StreamStore:
         served.stored = served.batches
         self.snapshots += 1
 
-    def _put_away(self, served: ServedStream) -> None:
+    def _unload(self, served: ServedStream) -> None:
         with self.writing():
             self.save(served)
             del self._streams[served.id]
@@ -220,12 +220,12 @@ class StreamStore:
             served = self._from_snapshot(stream_id, path)
         else:
             served = ServedStream(stream_id, path, self.adapter.new_stream())
-        counted = counts.read_bytes()  # empty after a kill right after it was created
+        counted = counts.read_bytes()  # empty if the server was killed right after creating it
         batches, samples = COUNTS.unpack(counted or COUNTS.pack(0, 0))
         served.repeat = max(0, batches - served.batches)
         if served.repeat:
             logger.warning(
-                "stream %s: resumed at sample %d; repeat %s, answered after its last snapshot, up "
+                "stream %s: resumed at sample %d; repeat %s, answered after the last snapshot, up "
                 "to sample %d",
                 stream_id,
                 served.stream.samples,
@@ -259,7 +259,7 @@ class StreamStore:
         )
 
     def _count(self, served: ServedStream) -> None:
-        """Write the counts in place: a full disk has room for that."""
+        """Write the counts in place, which works on a full disk too."""
         handle = os.open(served.path.with_suffix(".count"), os.O_WRONLY | os.O_CREAT, 0o666)
         try:
             os.write(handle, COUNTS.pack(served.batches, served.stream.samples))
@@ -268,18 +268,16 @@ class StreamStore:
 
     def _check_total(self) -> None:
         if self._known >= self.total:
-            self._known = len(list(self.folder.glob("*.count")))  # files may have been removed
+            self._known = len(list(self.folder.glob("*.count")))  # files may have been deleted
         if self._known >= self.total:
-            raise RequestError(
-                f"the server has {self._known:,} streams, as many as it takes", Failure.BUSY
-            )
+            raise RequestError(f"the server has {self._known:,} streams, its maximum", Failure.BUSY)
 
 
 @contextmanager
 def opened_folder(folder: Path, adapter: Adapter) -> Iterator[None]:
-    """Hold a folder of streams for one server; raise if it is in use or of another state."""
+    """Lock a folder of streams; raise if it is in use or belongs to another state."""
     folder.mkdir(parents=True, exist_ok=True)
-    message = f"another server uses {folder}: name another folder with {{argument}}"
+    message = f"another server is using {folder}: choose another folder with {{argument}}"
     with locked(folder / "lock", message, argument="folder"):
         source = folder / "source"
         expected = f"{states.digest(adapter.state)} {adapter.mechanism}"
@@ -288,7 +286,7 @@ def opened_folder(folder: Path, adapter: Adapter) -> Iterator[None]:
                 made.write_text(expected)
         if source.read_text() != expected:
             raise CasterError(
-                f"{folder} has streams of another state or mechanism: name another folder with "
+                f"{folder} has streams of another state or mechanism: choose another folder with "
                 "{argument}",
                 argument="folder",
             )
@@ -296,7 +294,7 @@ def opened_folder(folder: Path, adapter: Adapter) -> Iterator[None]:
 
 
 def count_batches(count: int) -> str:
-    """A number of batches in words.
+    """Format a number of batches.
 
     >>> count_batches(1), count_batches(2)
     ('1 batch', '2 batches')
@@ -305,6 +303,6 @@ def count_batches(count: int) -> str:
 
 
 def _file_name(stream_id: str) -> str:
-    """A readable file name, different for different ids even if the file system ignores case."""
+    """Make a readable file name, unique even if the file system ignores case."""
     digest = hashlib.sha256(stream_id.encode()).hexdigest()[:16]
     return f"{re.sub('[^a-z0-9]+', '-', stream_id.lower())[:40]}-{digest}"

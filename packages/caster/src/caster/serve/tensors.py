@@ -1,4 +1,4 @@
-"""Tensors of the Open Inference Protocol in JSON and in bytes, and the errors it answers with."""
+"""Tensors of the Open Inference Protocol in JSON and binary, and the errors of requests."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ DTYPES = {
     **{f"FP{8 * size}": np.dtype(f"<f{size}") for size in (2, 4, 8)},
     BYTES: np.dtype(np.object_),
 }
-KINDS = {"b": "b", "u": "iu", "i": "iu", "f": "iuf"}  # of JSON values, by that of the dtype
+KINDS = {"b": "b", "u": "iu", "i": "iu", "f": "iuf"}  # kinds of JSON values per dtype kind
 MOST_AXES = 16
 LENGTH = struct.Struct("<I")  # before every element of a BYTES tensor
 
 
 class Failure(Enum):
-    """Why a request failed: the status of HTTP, and that of gRPC."""
+    """Why a request failed: its HTTP and gRPC status."""
 
     INVALID = 400, "INVALID_ARGUMENT"
     UNAUTHENTICATED = 401, "UNAUTHENTICATED"
@@ -42,7 +42,7 @@ class Failure(Enum):
 
 
 class RequestError(CasterError):
-    """A request that gets an error for an answer; no stream has changed."""
+    """A request that is answered with an error, without changing any stream."""
 
     def __init__(self, message: str, failure: Failure = Failure.INVALID) -> None:
         super().__init__(message)
@@ -50,7 +50,7 @@ class RequestError(CasterError):
 
 
 def datatype_of(dtype: np.dtype[Any]) -> str:
-    """The protocol's name of a dtype; text is BYTES.
+    """The protocol's name for a dtype; text is BYTES.
 
     >>> datatype_of(np.dtype(np.float32)), datatype_of(np.dtype("<U5"))
     ('FP32', 'BYTES')
@@ -59,7 +59,7 @@ def datatype_of(dtype: np.dtype[Any]) -> str:
 
 
 def from_bytes(name: str, datatype: str, shape: Sequence[int], raw: bytes | memoryview) -> Tensor:
-    """A tensor from its binary contents, which are not copied.
+    """Read a tensor from its binary contents, without copying them.
 
     >>> from_bytes("x", "FP32", [1, 2], np.float32([1, 2]).tobytes())
     array([[1., 2.]], dtype=float32)
@@ -76,7 +76,7 @@ def from_bytes(name: str, datatype: str, shape: Sequence[int], raw: bytes | memo
 
 
 def from_values(name: str, datatype: str, shape: Sequence[int], values: Any) -> Tensor:
-    """A tensor from JSON values, flat or nested, or from the typed contents of gRPC.
+    """Read a tensor from JSON values, flat or nested, or from the typed contents of gRPC.
 
     >>> from_values("x", "INT64", [2, 1], [[1], [2]])
     array([[1],
@@ -93,12 +93,12 @@ def from_values(name: str, datatype: str, shape: Sequence[int], values: Any) -> 
         if array.size and not (fits and array.dtype.kind in KINDS[dtype.kind]):
             raise ValueError(array.dtype)
     except (ValueError, TypeError, OverflowError, RecursionError):
-        raise RequestError(f"tensor {name}: its data are not of type {datatype}") from None
+        raise RequestError(f"tensor {name}: its data are not {datatype}") from None
     return _shaped(name, cast, shape)
 
 
 def to_bytes(array: Tensor) -> bytes:
-    """The binary contents of a tensor.
+    """Write the binary contents of a tensor.
 
     >>> to_bytes(np.array(["ab"]))
     b'\\x02\\x00\\x00\\x00ab'
@@ -111,7 +111,7 @@ def to_bytes(array: Tensor) -> bytes:
 
 
 def to_json(array: Tensor) -> list[Any]:
-    """A tensor's values in a flat list; JSON has no numbers that are not finite: they are null.
+    """Flatten a tensor's values to a list; infinities and NaN, which JSON lacks, become null.
 
     >>> to_json(np.array([[0.5, np.inf]]))
     [0.5, None]
@@ -123,9 +123,9 @@ def to_json(array: Tensor) -> list[Any]:
 
 
 def _checked(name: str, datatype: str, shape: Sequence[int]) -> tuple[np.dtype[Any], int]:
-    """The dtype, and the number of elements."""
+    """Check datatype and shape; return the dtype and the number of elements."""
     if datatype not in DTYPES:
-        raise RequestError(f"tensor {name}: there is no datatype {datatype!r}")
+        raise RequestError(f"tensor {name}: unknown datatype {datatype!r}")
     if len(shape) > MOST_AXES or not all(type(size) is int and size >= 0 for size in shape):
         raise RequestError(f"tensor {name}: {str(shape)[:80]} is not a shape")
     return DTYPES[datatype], math.prod(shape)
@@ -134,12 +134,12 @@ def _checked(name: str, datatype: str, shape: Sequence[int]) -> tuple[np.dtype[A
 def _shaped(name: str, values: Any, shape: Sequence[int]) -> Tensor:
     array = np.asarray(values, np.object_ if isinstance(values, list) else None)
     if array.size != math.prod(shape):
-        raise RequestError(f"tensor {name}: shape {list(shape)} does not have {array.size} values")
+        raise RequestError(f"tensor {name}: shape {list(shape)} does not match {array.size} values")
     return array.reshape(shape)
 
 
 def _elements(name: str, raw: bytes | memoryview, count: int) -> list[str]:
-    """The elements of a BYTES tensor."""
+    """Split a BYTES tensor into its elements."""
     found, at = list[str](), 0
     while at + LENGTH.size <= len(raw) and len(found) <= count:
         (length,) = LENGTH.unpack_from(raw, at)
@@ -147,13 +147,13 @@ def _elements(name: str, raw: bytes | memoryview, count: int) -> list[str]:
         if at <= len(raw):
             found.append(_text(name, bytes(raw[at - length : at])))
     if at != len(raw):
-        raise RequestError(f"tensor {name}: its elements end before its bytes do, or after them")
+        raise RequestError(f"tensor {name}: the lengths of its elements do not add up to its bytes")
     return found
 
 
 def _text(name: str, value: Any) -> str:
     if not isinstance(value, str | bytes):
-        raise RequestError(f"tensor {name}: elements of BYTES are strings")
+        raise RequestError(f"tensor {name}: elements of BYTES must be strings")
     try:
         return value if isinstance(value, str) else value.decode()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""The logs of served streams, their page, and their metrics."""
+"""Logs of served streams, their monitoring page and their metrics."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from caster.monitor.stream_metrics import metrics
 from caster.monitor.stream_monitor import StreamMonitor
 from caster.state import State
 
-OPEN_LOGS = 1024  # about 1 MB each; one that is closed loses its window and its answers
-RECENT_SECONDS = 3600  # streams without a batch for longer have no metrics
+OPEN_LOGS = 1024  # about 1 MB each; closing one loses its window and its answers
+RECENT_SECONDS = 3600  # streams idle for longer have no metrics
 
 
 class StreamLogs(Collector):
-    """The log of every served stream: written by the worker thread, read by everyone else."""
+    """Logs of all served streams: written by the worker thread, read by other threads."""
 
     def __init__(self, folder: Path, state: State) -> None:
         self.folder = folder
         self._state = state
-        self._open: OrderedDict[str, log.StreamLog] = OrderedDict()  # the last used at the end
+        self._open: OrderedDict[str, log.StreamLog] = OrderedDict()  # latest last
         log.prepare(folder)
 
     def answered(self, stream_id: str, adaptation: Adaptation, position: int) -> None:
@@ -56,12 +56,12 @@ class StreamLogs(Collector):
         return found
 
     def release(self, keeps: Callable[[str], bool]) -> None:
-        """Close the logs of streams that another worker continues: it writes to the same files."""
+        """Close the logs of streams that another worker continues, in the same files."""
         self._open = OrderedDict((name, each) for name, each in self._open.items() if keeps(name))
 
     def routes(self) -> list[Route]:
         """The page of all streams, and its data."""
-        # Not async: files are read in other threads than the one that answers requests.
+        # Not async: Starlette then reads files in other threads than the event loop's.
         return [Route("/monitor", self._page), Route("/monitor.json", self._data)]
 
     def _page(self, _: Request) -> Response:
@@ -72,7 +72,7 @@ class StreamLogs(Collector):
         return JSONResponse(page.from_folder(self.folder, now=time.time()))
 
     def collect(self) -> Iterator[Metric]:
-        """Metrics of the streams that were active in the last hour."""
+        """Yield metrics of the streams that were active in the last hour."""
         for name, group in groupby(metrics(self._recent()), key=lambda metric: metric.name):
             found = list(group)
             labels = sorted({label for each in found for label in each.labels})
@@ -83,7 +83,7 @@ class StreamLogs(Collector):
             yield family
 
     def describe(self) -> Iterable[Metric]:
-        """None: the streams are not known yet."""
+        """Describe nothing: the streams are not known yet."""
         return ()
 
     def _recent(self) -> Iterator[StreamMonitor]:
@@ -95,7 +95,7 @@ class StreamLogs(Collector):
 
 
 def _short(stream_id: str) -> str:
-    """An id that fits into the name of a file."""
+    """Shorten an id so that it fits into a file name."""
     if len(quote(stream_id, safe="")) <= log.LONGEST_ID // 2:
         return stream_id
     digest = hashlib.sha256(stream_id.encode()).hexdigest()

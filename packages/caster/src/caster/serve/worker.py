@@ -1,7 +1,7 @@
-"""What one process does for a server: it runs the model and owns streams.
+"""The worker, which runs the model and owns streams.
 
-A server has one worker on a thread of its own process, or many on a Ray cluster (`replicas.py`).
-Its methods are called one at a time.
+A server has one worker on a thread of its own process, or several on a Ray cluster (`replicas.py`).
+The methods of a worker are called one at a time.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from caster.serve.streams import ServedStream, StreamStore, count_batches, split
 from caster.serve.tensors import Failure, RequestError, Tensor, Tensors
 from caster.serve.watch import StreamLogs
 
-NEXT = "next."  # of a state tensor among the outputs, as in compiled graphs
-NO_POSITION = -1  # of samples that are not part of their stream
+NEXT = "next."  # prefix of state tensors among the outputs, as in compiled graphs
+NO_POSITION = -1  # position of samples that are not part of their stream
 
 logger = logging.getLogger(__name__)
 
 
 class OnAnswer(Protocol):
-    """Called by the worker after every batch of a stream; `position` is of its first sample.
+    """Called after every batch of a stream; `position` is that of its first sample.
 
-    If it raises an OSError or a CasterError, the server treats it like a full disk.
+    The server treats an OSError or a CasterError raised here like a full disk.
     """
 
     def __call__(self, stream_id: str, adaptation: Adaptation, position: int) -> None:
-        """Take the answer."""
+        """Process an answer."""
 
 
 @dataclass(frozen=True)
 class BatchReport:
-    """What metrics count of a batch."""
+    """A batch, for the metrics."""
 
     accepted: bool
     reason: str
@@ -55,7 +55,7 @@ class BatchReport:
 
 @dataclass(frozen=True)
 class Status:
-    """How a worker is."""
+    """Status of a worker."""
 
     streams: int = 0  # in memory
     snapshots: int = 0  # written so far
@@ -64,7 +64,7 @@ class Status:
 
 @dataclass(frozen=True)
 class Answered:
-    """An answer per request, and what metrics show."""
+    """One answer per request, and what the metrics show."""
 
     outcomes: list[Outcome]
     report: BatchReport | None  # None: no batch went through the model
@@ -72,7 +72,7 @@ class Answered:
 
 
 class Worker:
-    """The model with some of the streams."""
+    """The model, and the streams that this process owns."""
 
     def __init__(
         self,
@@ -90,26 +90,26 @@ class Worker:
         self._report: BatchReport | None = None
 
     def status(self) -> Status:
-        """How it is now."""
+        """Report the current status."""
         return Status(len(self.store), self.store.snapshots, self.store.problem)
 
     def maintain(self) -> Status:
-        """Put idle streams away."""
+        """Move idle streams to disk."""
         self.store.unload_idle()
         return self.status()
 
     def release(self, keeps: Callable[[str], bool]) -> bool:
-        """Leave streams to another worker; False: they could not be stored."""
+        """Hand the other streams over to another worker; False if they could not be stored."""
         if self._logs is not None:
             self._logs.release(keeps)
         return self.store.release(keeps)
 
     def verify(self) -> str | None:
-        """Why the model must not be used any more; None: its weights are unchanged."""
+        """Say why the model must no longer be used; None if its weights are unchanged."""
         try:
             self.adapter.model.verify()
-        except Exception as error:  # a model that cannot be checked is not used either
-            logger.error("%s: no request is answered any more", error)
+        except Exception as error:  # a model that cannot be checked is not used
+            logger.error("%s: requests are no longer answered", error)
             return error_line(error)
         return None
 
@@ -124,9 +124,11 @@ class Worker:
             outcomes = self._answered(requests)
         except RequestError as error:
             outcomes = [error] * len(requests)
-        except CasterError as error:  # the model or the stream takes no such batch
+        except CasterError as error:  # the model or the stream rejects the batch
             outcomes = [RequestError(str(error))] * len(requests)
-        except Exception as error:  # of the model's libraries: one batch fails, not the server
+        except (
+            Exception
+        ) as error:  # raised by the model's libraries: the batch fails, not the server
             logger.exception("a batch failed")
             failed = RequestError(f"the model failed: {error_line(error)}", Failure.INTERNAL)
             outcomes = [failed] * len(requests)
@@ -144,14 +146,14 @@ class Worker:
                 served = self.store.open(first.stream)
         if served is None or self.store.problem is not None:
             if first.images is None:
-                raise RequestError("streams cannot change now: try again", Failure.UNAVAILABLE)
+                raise RequestError("streams cannot be changed now: try again", Failure.UNAVAILABLE)
             return self._unadapted(requests)
         if first.images is None:
             return [self._learn(served, first)]
         return self._in_stream(served, requests)
 
     def _in_stream(self, served: ServedStream, requests: Sequence[InferRequest]) -> list[Outcome]:
-        """Answer the requests that follow on each other as one batch of their stream."""
+        """Answer consecutive requests as one batch of their stream."""
         outcomes: dict[InferRequest, Outcome] = {}
         at, repeat = served.stream.samples, served.repeat
         accepted: list[InferRequest] = []
@@ -192,8 +194,8 @@ class Worker:
         try:
             with self.store.writing():
                 to(*about)
-        except Exception:  # whatever watches the server must not stop it
-            logger.exception("the answer is sent, but could not be reported")
+        except Exception:  # monitoring must not stop the server
+            logger.exception("the answer is sent, but could not be logged")
 
     def _learn(self, served: ServedStream, request: InferRequest) -> InferAnswer:
         ids, labels = request.inputs["ids"], request.inputs["labels"]
@@ -209,13 +211,13 @@ class Worker:
         )
 
     def _stateless(self, request: InferRequest) -> InferAnswer:
-        """A batch of a stream that the client carries itself, if it carries one."""
+        """Answer a request without a stream id; the client may send the stream's state itself."""
         state = {name: a for name, a in request.inputs.items() if name != self._input_name}
         try:
             stream = self.adapter.resume(state) if state else self.adapter.new_stream()
         except CasterError:
             raise
-        except Exception as error:  # arrays of any shape may come
+        except Exception as error:  # clients may send arrays of any shape
             raise RequestError(f"not the state of a stream: {error_line(error)}") from None
         position = stream.samples
         out = self._timed(self._frozen_answer if self._frozen else stream, _joined([request]))
@@ -225,7 +227,7 @@ class Worker:
         return InferAnswer(answer)
 
     def _unadapted(self, requests: Sequence[InferRequest]) -> list[Outcome]:
-        """Answers of the frozen model, which leave their stream alone."""
+        """Answer with the frozen model, without changing the stream."""
         out = self._timed(self._frozen_answer, _joined(requests))
         answer, at, outcomes = _outputs(out, NO_POSITION), 0, list[Outcome]()
         for request in requests:
@@ -235,7 +237,7 @@ class Worker:
         return outcomes
 
     def _about(self, stream: str, **more: str | int | bool) -> dict[str, str | int | bool]:
-        """Parameters of an answer."""
+        """Make the parameters of an answer."""
         problem = self.store.problem
         warning = {} if problem is None else {"warning": f"streams cannot be stored: {problem}"}
         return {"stream": stream, **more, **warning}
@@ -260,7 +262,7 @@ class Worker:
 
 
 def label_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype that labels are sent in."""
+    """The dtype in which labels are sent."""
     kinds = {"b": np.bool_, "i": np.int64, "u": np.int64, "f": np.float64}
     return np.dtype(kinds.get(dtype.kind, np.object_))
 
@@ -271,7 +273,7 @@ def _joined(requests: Sequence[InferRequest]) -> Tensor:
 
 
 def _outputs(out: Adaptation, position: int) -> Tensors:
-    """The tensors of an answer."""
+    """Make the tensors of an answer."""
     labels = to_numpy(out.labels)
     return {
         "labels": labels.astype(label_dtype(labels.dtype)),
@@ -285,7 +287,7 @@ def _outputs(out: Adaptation, position: int) -> Tensors:
 
 
 def input_signature(model: Any) -> tuple[str, tuple[int | None, ...] | None, np.dtype[Any]]:
-    """Name, shape and dtype of the model's input; no shape: any."""
+    """Name, shape and dtype of the model's input; a shape of None means any."""
     if hasattr(model, "input_name"):  # an ONNX graph declares them
         return model.input_name, model.input_shape, np.dtype(model.input_dtype)
     made: Preprocessing | None = model.preprocessing
