@@ -88,10 +88,10 @@ def spread(logits: GraphArray) -> GraphArray:  # (n, C) float64 -> ()
 def nuclear_norm(p: GraphArray, n_classes: int) -> GraphArray:  # (n, C) -> ()
     """Sum of singular values: the trace of the root of the smaller Gram matrix."""
     wide = p.astype(np.float64)
-    (gram,) = xp.choose(
+    gram = xp.choose_one(
         xp.length(p) < n_classes,
-        lambda: [wide @ wide.transposed(1, 0)],
-        lambda: [wide.transposed(1, 0) @ wide],
+        lambda: wide @ wide.transposed(1, 0),
+        lambda: wide.transposed(1, 0) @ wide,
     )
     identity = xp.identity_like(gram)
     root, _, scale = scaled_roots(gram, identity, SMALLEST)

@@ -246,7 +246,7 @@ def propose(
     batch: Batch, source: Source, settings: Settings
 ) -> tuple[GraphArray, GraphArray]:  # (B, K), (B, C)
     """Pulled-back features, centred on the source mean, and transported class scores (Eqs. 3-6)."""
-    slack = GraphArray(op.gather(op.const(source.slacks), (batch.k - 1).var))
+    slack = xp.taken(xp.constant(source.slacks), batch.k - 1)
     spare = xp.where(batch.active, slack, DECOUPLED)  # (K,)
 
     def full() -> list[GraphArray]:
@@ -297,7 +297,7 @@ def _fallback(
             raise CasterError(f"the model has {width} logits, and the state needs {needed}")
         if width is not None and state.head == tuple(range(width)):
             return logits
-        return GraphArray(op.gather(logits.var, op.const(np.array(state.head)), axis=1))
+        return xp.taken(logits, xp.constant(state.head), axis=1)
     active = np.arange(source.room) < source.rank
     ridge = np.where(active, settings.beta + source.slacks[-1], DECOUPLED)
     x = _padded(batch.z - source.moments.mean, source, axes=1)
@@ -324,20 +324,20 @@ def class_scores(
     elimination = Elimination(source, ridge)
 
     def in_directions(blocks: Blocks, pivots: Pivots, end: int) -> GraphArray:
-        def deeper() -> list[GraphArray]:
+        def deeper() -> GraphArray:
             stop = min(2 * end, source.room)
             bordered, more = elimination.border(source_block, joined(blocks), 0, end, stop)
-            return [in_directions(bordered, pivots + more, stop)]
+            return in_directions(bordered, pivots + more, stop)
 
-        def here() -> list[GraphArray]:
+        def here() -> GraphArray:
             shares = active[:end].astype(np.float64).reshape(1, end)
             log_det = shares @ xp.log(xp.concat(pivots).astype(np.float64))  # (1, C)
             distance = _distances(x, source.means, blocks)
-            return [xp.constant(np.log(source.moments.priors)) - 0.5 * (log_det + distance)]
+            return xp.constant(np.log(source.moments.priors)) - 0.5 * (log_det + distance)
 
         if end == source.room:
-            return here()[0]
-        return (deeper() if k is None else xp.choose(k > end, deeper, here))[0]
+            return here()
+        return deeper() if k is None else xp.choose_one(k > end, deeper, here)
 
     source_block = elimination.source_block
     inverse, pivots = elimination.inverse(source_block, 0, LEAF)
@@ -481,11 +481,11 @@ def certificate(
     assigned = scores.argmax(1)
     alike = (assigned.reshape(-1, 1).equals(assigned) & kept).astype(np.float64)  # (B, B)
     counts = alike.sum(1, keepdims=True)  # confident samples of every sample's class
-    means = GraphArray(op.gather(op.const(source.means), assigned.var))
+    means = xp.taken(xp.constant(source.means), assigned)
     delta = alike @ pulled / xp.maximum(counts, 1.0) - means  # of every sample's class
     delta = xp.where((counts > 0.0) & batch.active, delta, 0.0)[:, : source.rank]
     whitened = batch.supported(delta @ xp.constant(source.whitener.T))
-    margin = GraphArray(op.gather(op.const(source.margins), (batch.k - 1).var))
+    margin = xp.taken(xp.constant(source.margins), batch.k - 1)
     ratio = xp.sqrt((whitened * whitened).sum(1).max()) / (margin + settings.eps)
     representable = xp.is_finite(scores) & xp.is_finite(batch.covariance.astype(np.float32))
     classes = xp.constant(np.arange(source.moments.n_classes)[:, None])

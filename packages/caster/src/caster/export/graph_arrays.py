@@ -267,6 +267,14 @@ def choose(
     return [GraphArray(var) for var in found]
 
 
+def choose_one(
+    condition: GraphArray, then: Callable[[], GraphArray], otherwise: Callable[[], GraphArray]
+) -> GraphArray:
+    """Compute one of two arrays with an If."""
+    (found,) = choose(condition, lambda: [then()], lambda: [otherwise()])
+    return found
+
+
 def repeat(
     times: GraphArray | int,
     start: Arrays,

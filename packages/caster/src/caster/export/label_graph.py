@@ -114,8 +114,7 @@ class ChainGraph:
 
     def posterior(self, p: GraphArray) -> GraphArray:  # (n, C) -> (n, C)
         """Posterior of the labels, given all samples of the batch and the past."""
-        weights = _normalised(self._used_weights())
-        return (weights.reshape(1, PAIRS, 1) * self._smoothed(p)).sum(1)
+        return self._smoothed(p, self._used_weights())
 
     def advance(self, p: GraphArray) -> Self:  # (n, C)
         """Make the last of these samples the predecessor of the next ones."""
@@ -124,9 +123,8 @@ class ChainGraph:
 
     def _runs(self, p: GraphArray) -> GraphArray:  # (n, C) -> (n, C)
         """Posterior of the labels given that the stream is correlated."""
-        first = xp.constant((np.arange(PAIRS) > 0).astype(np.float64))
-        sticky = _normalised(self._used_weights() * first)
-        return (sticky.reshape(1, PAIRS, 1) * self._smoothed(p)).sum(1)
+        sticky = xp.constant((np.arange(PAIRS) > 0).astype(np.float64))
+        return self._smoothed(p, self._used_weights() * sticky)
 
     @cached_property
     def _used(self) -> GraphArray:  # (G,)
@@ -139,11 +137,13 @@ class ChainGraph:
     def _used_weights(self) -> GraphArray:  # (G,)
         return self.weights * self._used.astype(np.float64)
 
-    def _smoothed(self, p: GraphArray) -> GraphArray:  # (n, C) -> (n, G, C)
+    def _smoothed(self, p: GraphArray, weights: GraphArray) -> GraphArray:  # (n, C), (G,) -> (n, C)
+        """Posterior of the labels for each pair, averaged with these weights."""
+        weights = weights / weights.sum()
         found = likelihoods(p, self.prior)
         past, _ = filtered(found, self.last, self.prior)
         joint = past * future(found, self.prior)
-        return joint / joint.sum(2, keepdims=True)
+        return (weights.reshape(1, PAIRS, 1) * (joint / joint.sum(2, keepdims=True))).sum(1)
 
 
 def likelihoods(p: GraphArray, prior: GraphArray) -> GraphArray:  # (n, C), (C,) -> (n, G, C)
@@ -308,12 +308,11 @@ class LabelGraph:
 
     def answers(self, p: GraphArray) -> GraphArray:  # (n, C) -> (n, C)
         """Label probabilities of the samples, for a stream in runs or with another prior."""
-        (found,) = xp.choose(
+        return xp.choose_one(
             self.is_kind("runs"),
-            lambda: [self.chain.posterior(p)],
-            lambda: [corrected(p, self.prior, self.chain.prior)],
+            lambda: self.chain.posterior(p),
+            lambda: corrected(p, self.prior, self.chain.prior),
         )
-        return found
 
     def advance(self, p: GraphArray) -> Self:  # (n, C)
         """Make the last of these samples the predecessor of the next ones."""
@@ -357,7 +356,3 @@ def is_reference(mixture: GraphArray, source: GraphArray) -> GraphArray:  # (C,)
 def number_of(kind: Kind) -> GraphArray:  # (), int64
     """Index of a kind in `KINDS`."""
     return xp.constant(KINDS.index(kind))
-
-
-def _normalised(weights: GraphArray) -> GraphArray:
-    return weights / weights.sum()

@@ -168,7 +168,7 @@ def initial_state(source: Source, window: int) -> dict[str, NDArray[Any]]:
     }
 
 
-def _begun(
+def _initialised(
     state: Mapping[str, GraphArray], initial: Mapping[str, NDArray[Any]]
 ) -> dict[str, GraphArray]:
     """Replace the zeros before the first batch by the initial values."""
@@ -254,12 +254,11 @@ class _Kept:
 
     def __getitem__(self, rows: slice) -> GraphArray:
         """Slice the plausible images, without a copy if all are plausible."""
-        (found,) = xp.choose(
+        return xp.choose_one(
             self._all,
-            lambda: [self._images[rows]],
-            lambda: [xp.selected(self._images, self._rows)[rows]],
+            lambda: self._images[rows],
+            lambda: xp.selected(self._images, self._rows)[rows],
         )
-        return found
 
 
 class _Step:
@@ -335,11 +334,11 @@ class _Step:
         )
         reason = xp.where(found.rested, reason_code("rest"), reason)
         after = self._next_state(found, fits, following)
-        (scores,) = xp.choose(accepted, lambda: [found.scores], lambda: [found.frozen])
-        (scores,) = xp.choose(
+        scores = xp.choose_one(accepted, lambda: found.scores, lambda: found.frozen)
+        scores = xp.choose_one(
             found.rested,
-            lambda: [scores],
-            lambda: [self._in_order(scores, found.others, found.kept)],
+            lambda: scores,
+            lambda: self._in_order(scores, found.others, found.kept),
         )
         return {
             "probabilities": xp.softmax(scores),
@@ -500,9 +499,7 @@ class _Step:
     ) -> tuple[Carry, GraphArray]:
         """Run the twin and collect its outputs; also return whether more pieces follow."""
         checks, is_others, rests = (is_phase[p] for p in (Phase.CHECK, Phase.OTHERS, Phase.REST))
-        (kept,) = xp.choose(
-            checks, lambda: [self._is_plausible(self._images)], lambda: [before.kept]
-        )
+        kept = xp.choose_one(checks, lambda: self._is_plausible(self._images), lambda: before.kept)
         measures = _measures(is_phase)
         shows_frozen = measures & ~before.has_frozen
         n = xp.where(rests, xp.length(self._images), batch.n)
@@ -514,8 +511,8 @@ class _Step:
         logits, features, moments, covariances = xp.choose(
             in_pieces, lambda: self._appended(before, rests, rows, *outputs), lambda: outputs
         )
-        (frozen,) = xp.choose(shows_frozen, lambda: [logits_frozen], lambda: [before.frozen])
-        (others,) = xp.choose(is_others, lambda: [logits_frozen], lambda: [before.others])
+        frozen = xp.choose_one(shows_frozen, lambda: logits_frozen, lambda: before.frozen)
+        others = xp.choose_one(is_others, lambda: logits_frozen, lambda: before.others)
         has_more = in_pieces & (rows < n)
         return before._replace(
             kept=kept,
@@ -598,11 +595,8 @@ class _Step:
             return [usual, logits, scores, labels.chain.last]
 
         def measured() -> list[GraphArray]:
-            (kept,) = xp.choose(
-                is_first | (ends & ~labels.is_kind("doubted")),
-                lambda: [logits],
-                lambda: [before.scored],
-            )
+            answers = is_first | (ends & ~labels.is_kind("doubted"))
+            kept = xp.choose_one(answers, lambda: logits, lambda: before.scored)
             return xp.choose(
                 ends,
                 lambda: [before.rested, kept, *self._final_scores(kept, labels)],
@@ -694,8 +688,8 @@ class _Step:
         known = self._has_rest_maps | self._uses_full_maps
         known = known | (by_past & (before.rows > 0)) | (settled & self._may_rest)
         mixed = ((by_past & ~known) | whole) & ~is_reference(mixture, self._pi_s)
-        (reference,) = xp.choose(  # in a branch, because the class moments are large
-            mixed, lambda: [self._source.reference(mixture)], lambda: [self._source.reference(None)]
+        reference = xp.choose_one(  # in a branch, because the class moments are large
+            mixed, lambda: self._source.reference(mixture), lambda: self._source.reference(None)
         )
         _, found = self._to_reference(reference)
         D, sites = self._source.moments.shape[1], len(self._source.widths)
@@ -743,16 +737,15 @@ class _Step:
         if not self._source.full:
             return matrices
 
-        def diagonal() -> list[GraphArray]:
+        def diagonal() -> GraphArray:
             scales = (given[0][site.channels].reshape(-1, 1) for site in self._source.full)
             each = (
                 s * xp.constant(np.eye(f.width), np.float32)
                 for s, f in zip(scales, self._source.full, strict=True)
             )
-            return [xp.concat([matrix.reshape(-1) for matrix in each])]
+            return xp.concat([matrix.reshape(-1) for matrix in each])
 
-        (found,) = xp.choose(rests & ~self._uses_full_maps, diagonal, lambda: [matrices])
-        return found
+        return xp.choose_one(rests & ~self._uses_full_maps, diagonal, lambda: matrices)
 
     def _full_maps(
         self,
@@ -802,12 +795,11 @@ class _Step:
         self, batch: _Kept, kept: GraphArray, wanted: GraphArray, others: GraphArray
     ) -> GraphArray:
         """Rows for the frozen copy: plausible ones or, in a separate pass, implausible ones."""
-        (rows,) = xp.choose(
+        return xp.choose_one(
             others,
-            lambda: [xp.selected(self._images, ~kept)],
-            lambda: [batch[: xp.where(wanted, batch.n, self._idle_rows)]],
+            lambda: xp.selected(self._images, ~kept),
+            lambda: batch[: xp.where(wanted, batch.n, self._idle_rows)],
         )
-        return rows
 
     def _in_order(
         self, scores: GraphArray, others: GraphArray, kept: GraphArray
@@ -869,12 +861,12 @@ class _Step:
         """The scores that answer a batch, and the posterior of its last label."""
         p = xp.softmax(logits.astype(np.float64))
 
-        def by_labels() -> list[GraphArray]:
+        def by_labels() -> GraphArray:
             answers = xp.maximum(labels.answers(p), layer_transport.MIN_PROBABILITY)
-            return [xp.log(answers).astype(np.float32)]
+            return xp.log(answers).astype(np.float32)
 
         unchanged = labels.is_kind("source") | labels.is_kind("doubted")
-        (scores,) = xp.choose(unchanged, lambda: [logits], by_labels)
+        scores = xp.choose_one(unchanged, lambda: logits, by_labels)
         return [scores, labels.advance(p).chain.last]
 
 
@@ -904,7 +896,7 @@ def compile_layers(
             images.name: argument(Tensor(tensor_dtype_to_np_dtype(kind.elem_type), shape)),
             **{name: argument(Tensor(each.dtype, each.shape)) for name, each in initial.items()},
         }
-        state = _begun({name: GraphArray(inputs[name]) for name in initial}, initial)
+        state = _initialised({name: GraphArray(inputs[name]) for name in initial}, initial)
         batch = GraphArray(inputs[images.name])
         step = _Step(twin, source, columns, settings, is_plausible, batch, state, idle_rows, pieces)
         # A graph must declare the shapes of its outputs, and spox loses them in branches.

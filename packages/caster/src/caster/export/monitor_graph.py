@@ -71,18 +71,13 @@ class MonitorGraph:
             mean = wide.mean(0)
             step = wide - mean
             kept = xp.where(n < float(MEMORY), xp.minimum(self.count, MEMORY - n), 0.0)
+            moments = xp.stack([mean, (step * step).mean(0)])
+            past = at_most(self.confidence.reshape(1, 3), xp.constant(float(MEMORY))).reshape(3)
             found = [
                 xp.where(known, self.distances + xp.stack([one, f, f * f]), self.distances),
                 self.repeats + xp.stack([n - 1.0, repeats]),
-                xp.where(
-                    self.count > 0.0,
-                    at_most(self.confidence.reshape(1, 3), xp.constant(float(MEMORY))).reshape(3)
-                    + sure,
-                    sure,
-                ),
-                moment_graph.merged(
-                    self.moments, xp.stack([mean, (step * step).mean(0)]), n / (kept + n)
-                ),
+                xp.where(self.count > 0.0, past + sure, sure),
+                moment_graph.merged(self.moments, moments, n / (kept + n)),
                 kept + n,
             ]
             finite = xp.is_finite(sure[1] + distance)
@@ -94,7 +89,7 @@ class MonitorGraph:
     def is_usual(self, features: GraphArray, scores: GraphArray) -> GraphArray:  # (n, d), (n, C)
         """Whether the outputs look unchanged; before a block is full, whether they are finite."""
 
-        def judged() -> list[GraphArray]:
+        def judged() -> GraphArray:
             n, _, sure, repeats, distance = self._block(features, scores)
             blocks, sum_1, sum_2 = (self.distances[i] for i in range(3))
             mean = sum_1 / blocks
@@ -103,10 +98,9 @@ class MonitorGraph:
             pairs, equal = self.repeats[0], self.repeats[1]
             expected = (n - 1.0) * (equal + 1.0) / (pairs + 2.0)
             varied = repeats <= expected + ERRORS * xp.sqrt(expected) + 1.0
-            return [~has_fallen(sure, self.confidence, ERRORS) & near & varied]
+            return ~has_fallen(sure, self.confidence, ERRORS) & near & varied
 
-        (usual,) = xp.choose(self._fills(scores), judged, lambda: [xp.is_finite(scores)])
-        return usual
+        return xp.choose_one(self._fills(scores), judged, lambda: xp.is_finite(scores))
 
     def _fills(self, scores: GraphArray) -> GraphArray:  # ()
         return self.pending + xp.length(scores) >= BLOCK

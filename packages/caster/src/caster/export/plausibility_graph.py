@@ -63,10 +63,9 @@ class PlausibilityGraph:
         if self.ends is None:
             return self._is_within_limits(images)
         inside = self._is_in_range(images)
-        (kept,) = xp.choose(
-            inside.all(), lambda: [inside], lambda: [inside | self._is_within_limits(images)]
+        return xp.choose_one(
+            inside.all(), lambda: inside, lambda: inside | self._is_within_limits(images)
         )
-        return kept
 
     def _is_in_range(self, images: GraphArray) -> GraphArray:  # (n,)
         low, high = (np.asarray(end, np.float32) for end in self.ends or ())
