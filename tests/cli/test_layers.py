@@ -579,7 +579,7 @@ def test_another_run_starts_again_and_says_so(typed, monkeypatch):
 
 STEPS = {  # of one batch, and where an interrupt may come
     "answer": ("caster.adapt.prediction", "answer_images"),
-    "columns": ("caster.adapt.prediction", "_softmax"),
+    "columns": ("caster.adapt.prediction", "host_probabilities"),
     "rows": ("caster.io.prediction_table.CsvTable", "write"),
     "snapshot": ("caster.io.signed_tensors", "write"),
 }
