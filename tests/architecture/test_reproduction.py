@@ -15,11 +15,7 @@ from pathlib import Path
 import pytest
 
 from caster_bench.studies.claims.claim_file import read_claims
-from caster_bench.studies.claims.document import (
-    COMMITTED_FIGURES,
-    COMMITTED_TABLES,
-    write_document,
-)
+from caster_bench.studies.claims.document import COMMITTED, write_document
 from caster_bench.studies.claims.rules import NOT_RUN, look_up
 from caster_bench.studies.claims.verdicts import Evidence, gather, judged
 from caster_bench.studies.report import fill, sections
@@ -73,7 +69,7 @@ def test_committed_reports_of_the_smaller_sweeps_are_what_the_records_give(tmp_p
     evidence, problems = gather(replace(CLAIMS, sweeps=sweeps), ROOT)
     assert problems == []
     for each in evidence.values():
-        fill(tmp_path / each.name, each.results, each.sections, COMMITTED_TABLES, COMMITTED_FIGURES)
+        fill(tmp_path / each.name, each.results, each.sections, *COMMITTED)
         committed, made = ROOT / CLAIMS.reports / each.name, tmp_path / each.name
         assert differences(committed, made, {*files(committed), *files(made)}) == []
 

@@ -20,19 +20,13 @@ from caster_bench.methods.network import (
     to_device,
     use_batch_statistics,
 )
-from caster_bench.methods.protocol import (
-    Prediction,
-    Retained,
-    check_number,
-    inert_prediction,
-    warn_inert,
-)
+from caster_bench.methods.protocol import Prediction, Retained, inert_prediction, number, warn_inert
 from caster_bench.methods.source import Source
 
 REVISION = 1
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class BNAdapt(TorchMethod):
     """Normalise by N/(N+n) of the source's statistics and n/(N+n) of a batch of n samples.
 
@@ -47,10 +41,9 @@ class BNAdapt(TorchMethod):
     """
 
     name: str = "bn-adapt"
-    prior: float = 0.0
+    prior: float = number(0.0)
 
     def __post_init__(self, source: Source) -> None:
-        check_number(self.name, prior=self.prior)
         super().__post_init__(source)
         self._network = Network(self.model, self.columns)
         module = self._network.module

@@ -11,13 +11,13 @@ from caster.core.linalg import symmetric_roots
 from caster.errors import CasterError
 from caster.models.protocol import Outputs
 from caster_bench.methods.features import LinearHead, finite_features, full_precision
-from caster_bench.methods.protocol import FeatureMethod, Prediction, Retained, check_number, nbytes
+from caster_bench.methods.protocol import FeatureMethod, Prediction, Retained, nbytes, number
 from caster_bench.methods.source import Source
 
 REVISION = 1
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class Coral(FeatureMethod):
     """Whiten a batch's features, colour them with the source's covariance, and classify.
 
@@ -33,10 +33,9 @@ class Coral(FeatureMethod):
     """
 
     name: str = "coral"
-    ridge: float = 1.0
+    ridge: float = number(1.0, above=True)
 
     def __post_init__(self, source: Source) -> None:
-        check_number(self.name, above=True, ridge=self.ridge)
         super().__post_init__(source)
         head = LinearHead(self.model, source, self.name)
         moments = RunningMoments()
@@ -136,11 +135,11 @@ def whitened(
     >>> whitened(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), lam=1.0)[0]
     tensor([0.7071, 0.0000])
     """
-    count, width = centred.shape
-    if count < width:
-        _, inverse = symmetric_roots(centred @ centred.T / (count * lam), 1.0)
+    n, width = centred.shape
+    if n < width:
+        _, inverse = symmetric_roots(centred @ centred.T / (n * lam), 1.0)
         whitened: Tensor = inverse @ centred
     else:
-        _, inverse = symmetric_roots(centred.T @ centred / (count * lam), 1.0)
+        _, inverse = symmetric_roots(centred.T @ centred / (n * lam), 1.0)
         whitened = centred @ inverse
     return whitened

@@ -12,13 +12,13 @@ from caster.errors import CasterError
 from caster_bench.methods.augmented_views import Augmentation, ImageRange, Numbers, draw_seed
 from caster_bench.methods.gradient_method import GradientMethod, OptimizerName, cross_entropy
 from caster_bench.methods.network import Network, gradients, use_batch_statistics
-from caster_bench.methods.protocol import Prediction, Retained, check_count, check_number
+from caster_bench.methods.protocol import Prediction, Retained, count, number
 from caster_bench.methods.source import Source
 
 REVISION = 1
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class CoTTA(GradientMethod):
     """Train a student on its teacher's predictions; the teacher is the student's moving average.
 
@@ -45,20 +45,16 @@ class CoTTA(GradientMethod):
 
     name: str = "cotta"
     optimizer: OptimizerName = "adam"
-    threshold: float = 0.92
-    augmentations: int = 32
-    ema: float = 0.999
-    restore: float = 0.01
+    threshold: float = number(0.92, high=1)
+    augmentations: int = count(32)
+    ema: float = number(0.999, high=1)
+    restore: float = number(0.01, high=1)
     symmetric: bool = False
     mean: Numbers | None = None
     std: Numbers | None = None
     seed: int = 0
 
     def __post_init__(self, source: Source) -> None:
-        check_number(
-            self.name, high=1, threshold=self.threshold, ema=self.ema, restore=self.restore
-        )
-        check_count(self.name, augmentations=self.augmentations)
         super().__post_init__(source)
         self._range = ImageRange(self.model, self.name, self.mean, self.std)
 

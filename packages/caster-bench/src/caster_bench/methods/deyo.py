@@ -13,14 +13,13 @@ from torch.nn.functional import interpolate
 from caster.errors import CasterError
 from caster_bench.methods.gradient_method import GradientMethod, OptimizerName, entropy
 from caster_bench.methods.network import affine_parameters, norm_layers
-from caster_bench.methods.protocol import check_count, check_number
+from caster_bench.methods.protocol import count, number
 from caster_bench.methods.sar import before_last_blocks
-from caster_bench.methods.source import Source
 
 REVISION = 1
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class DeYO(GradientMethod):
     """Reduce the weighted entropy of samples that shuffled patches make less certain.
 
@@ -38,6 +37,7 @@ class DeYO(GradientMethod):
     presets "imagenet" (`drop` 0.3, for BatchNorm) and "imagenet-vit" are the authors'.
 
     >>> from caster import wrap
+    >>> from caster_bench.methods import Source
     >>> net = nn.Sequential(nn.Conv2d(3, 2, 1), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(32, 2))
     >>> list(DeYO(wrap(net), Source()).parameters)
     ['1.weight', '1.bias']
@@ -46,17 +46,11 @@ class DeYO(GradientMethod):
     name: str = "deyo"
     norms: Sequence[str] = ("batch", "layer", "group")
     optimizer: OptimizerName = "adam"
-    margin: float = 0.5
-    margin_e0: float = 0.4
-    drop: float = 0.2
-    patches: int = 4
+    margin: float = number(0.5)
+    margin_e0: float = number(0.4)
+    drop: float = number(0.2, low=-1, high=1)
+    patches: int = count(4)
     seed: int = 0
-
-    def __post_init__(self, source: Source) -> None:
-        check_number(self.name, margin=self.margin, margin_e0=self.margin_e0)
-        check_number(self.name, -1, 1, drop=self.drop)
-        check_count(self.name, patches=self.patches)
-        super().__post_init__(source)
 
     def eligible(self, module: nn.Module) -> dict[str, nn.Parameter]:
         """Select scales and shifts of the normalisation layers before the last blocks."""
@@ -94,25 +88,25 @@ class DeYO(GradientMethod):
 
 def shuffle_patches(
     images: Tensor,  # (B, C, H, W)
-    count: int,
+    per_side: int,  # number of patches
     generator: torch.Generator,  # on the CPU, so that all devices draw the same
 ) -> Tensor:  # (B, C, H, W)
-    """Permute the count x count patches of every image, each in its own way.
+    """Permute the patches of every image, each in its own way.
 
-    Sides that are no multiples of `count` are resized to one before and back after.
+    A side that is not a multiple of `per_side` is resized to one before, and back after.
 
     >>> image = torch.arange(4.0).reshape(1, 1, 2, 2)
     >>> shuffle_patches(image, 2, torch.Generator().manual_seed(0)).flatten().sort().values
     tensor([0., 1., 2., 3.])
     """
     n, channels, height, width = images.shape
-    fitted = _resized(images, height // count * count, width // count * count)
-    h, w = (side // count for side in fitted.shape[2:])
-    tiles = fitted.reshape(n, channels, count, h, count, w).permute(0, 2, 4, 1, 3, 5)
-    order = torch.rand(n, count * count, generator=generator).argsort(dim=1).to(images.device)
-    tiles = tiles.reshape(n, count * count, channels, h, w)
+    fitted = _resized(images, height // per_side * per_side, width // per_side * per_side)
+    h, w = (length // per_side for length in fitted.shape[2:])
+    tiles = fitted.reshape(n, channels, per_side, h, per_side, w).permute(0, 2, 4, 1, 3, 5)
+    order = torch.rand(n, per_side * per_side, generator=generator).argsort(dim=1).to(images.device)
+    tiles = tiles.reshape(n, per_side * per_side, channels, h, w)
     tiles = tiles[torch.arange(n, device=images.device)[:, None], order]
-    tiles = tiles.reshape(n, count, count, channels, h, w).permute(0, 3, 1, 4, 2, 5)
+    tiles = tiles.reshape(n, per_side, per_side, channels, h, w).permute(0, 3, 1, 4, 2, 5)
     return _resized(tiles.reshape(fitted.shape), height, width)
 
 

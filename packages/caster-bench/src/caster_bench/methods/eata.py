@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy as label_cross_entropy
 from caster.models.torch import TorchModel
 from caster_bench.methods.gradient_method import GradientMethod, OptimizerName, entropy
 from caster_bench.methods.network import Network, gradients, to_device
-from caster_bench.methods.protocol import Retained, check_count, check_number, nbytes
+from caster_bench.methods.protocol import Retained, count, nbytes, number
 from caster_bench.methods.source import Source
 
 REVISION = 2  # SGD by default, before: Adam
@@ -23,7 +23,7 @@ MEAN_DECAY = 0.9  # of the running mean of probabilities, per batch
 FISHER_BATCH = 64
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class EATA(GradientMethod):
     """Reduce the weighted entropy of selected samples, anchored to the source weights.
 
@@ -52,19 +52,12 @@ class EATA(GradientMethod):
     name: str = "eata"
     norms: Sequence[str] = ("batch",)
     optimizer: OptimizerName = "sgd"
-    margin_e0: float = 0.4
-    redundancy: float = 0.4
-    fisher_strength: float = 1.0
-    fisher_samples: int = 2000
+    margin_e0: float = number(0.4)
+    redundancy: float = number(0.4)
+    fisher_strength: float = number(1.0)
+    fisher_samples: int = count(2000)
 
     def __post_init__(self, source: Source) -> None:
-        check_number(
-            self.name,
-            margin_e0=self.margin_e0,
-            redundancy=self.redundancy,
-            fisher_strength=self.fisher_strength,
-        )
-        check_count(self.name, fisher_samples=self.fisher_samples)
         super().__post_init__(source)
         # Fixed by the source, so no reset changes them. Both are flattened: a hundred small
         # tensors would cost more than the rest of a step.
@@ -137,14 +130,14 @@ def fisher_information(
     """
     values = list(parameters.values())
     squares = [torch.zeros_like(value) for value in values]
-    count = 0
+    n = 0
     for batch in batches:
         logits = network(batch)
         loss = label_cross_entropy(logits, logits.argmax(dim=1))
         grads = torch.autograd.grad(loss, values, allow_unused=True, materialize_grads=True)
         squares = [total + grad.square() for total, grad in zip(squares, grads, strict=True)]
-        count += 1
-    return {name: total / count for name, total in zip(parameters, squares, strict=True)}
+        n += 1
+    return {name: total / n for name, total in zip(parameters, squares, strict=True)}
 
 
 def first_images(

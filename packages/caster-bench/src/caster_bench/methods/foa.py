@@ -24,7 +24,7 @@ from caster_bench.methods.network import (
     share_weights,
     to_device,
 )
-from caster_bench.methods.protocol import Prediction, Retained, check_count, check_number, nbytes
+from caster_bench.methods.protocol import Prediction, Retained, count, nbytes, number
 from caster_bench.methods.source import Source
 
 REVISION = 1
@@ -42,7 +42,7 @@ class Trial:
     mean: Tensor  # (d,), of the classifier's input over the batch and all candidates
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class FOA(TorchMethod):
     """Add prompts to a vision transformer's tokens that make a batch look like the source.
 
@@ -60,19 +60,14 @@ class FOA(TorchMethod):
     """
 
     name: str = "foa"
-    prompts: int = 3
-    population: int = 28
-    strength: float = 0.4
-    momentum: float = 0.9
-    samples: int = 64
+    prompts: int = count(3)
+    population: int = count(28, least=4)
+    strength: float = number(0.4)
+    momentum: float = number(0.9, high=1)
+    samples: int = count(64, least=2)
     seed: int = 0
 
     def __post_init__(self, source: Source) -> None:
-        check_count(self.name, 1, prompts=self.prompts)
-        check_count(self.name, 4, population=self.population)
-        check_count(self.name, 2, samples=self.samples)
-        check_number(self.name, strength=self.strength)
-        check_number(self.name, high=1, momentum=self.momentum)
         super().__post_init__(source)
         with gradients(False):
             batches = list(first_source_images(self.model, source, self.samples, self.name))

@@ -27,9 +27,9 @@ from caster_bench.methods.network import (
 from caster_bench.methods.protocol import (
     Prediction,
     Retained,
-    check_number,
     inert_prediction,
     nbytes,
+    number,
     warn_inert,
 )
 from caster_bench.methods.source import Source
@@ -52,7 +52,7 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:  # (B, C), (B, C) -
     return -(target.softmax(dim=1) * log_softmax(logits, dim=1)).sum(dim=1)
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class GradientMethod(TorchMethod):
     """Answer with a copy of the network, then take an optimizer step on it.
 
@@ -68,10 +68,9 @@ class GradientMethod(TorchMethod):
 
     norms: Sequence[str] = field(default=("batch",), init=False)
     optimizer: OptimizerName = field(default="adam", init=False)
-    lr: float = 1e-3
+    lr: float = number(1e-3)
 
     def __post_init__(self, source: Source) -> None:
-        check_number(self.name, lr=self.lr)
         if self.optimizer not in ("adam", "sgd"):
             raise CasterError(
                 f"optimizer of {self.name} must be adam or sgd, not {self.optimizer!r}"

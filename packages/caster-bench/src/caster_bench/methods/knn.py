@@ -16,14 +16,7 @@ from caster.errors import CasterError
 from caster.io.labels import as_labels, encode
 from caster.models.protocol import FrozenModel, Outputs
 from caster_bench.methods.features import finite_features, full_precision
-from caster_bench.methods.protocol import (
-    FeatureMethod,
-    Prediction,
-    Retained,
-    check_count,
-    check_number,
-    nbytes,
-)
+from caster_bench.methods.protocol import FeatureMethod, Prediction, Retained, count, nbytes, number
 from caster_bench.methods.source import Source
 
 REVISION = 2  # cosine similarity and weights, before: Euclidean distance and equal votes
@@ -31,15 +24,14 @@ CHUNK = 2**25  # numbers in a temporary
 SPARE = 16  # candidates beyond k, to break ties
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class KNN(FeatureMethod):
     """Vote of the k source samples of highest cosine similarity s, weights exp(s / temperature).
 
     As DINO evaluates frozen features (Caron et al., "Emerging Properties in Self-Supervised Vision
-    Transformers", ICCV 2021), with its k of 20 and temperature of 0.07.
-    Ties in similarity go to the earlier source sample, ties in votes to the earlier class. Scores
-    are shares of the weights. All source features are stored, scaled to length 1: 100 MB for 50,000
-    of width 512.
+    Transformers", ICCV 2021), with its k of 20 and temperature of 0.07. Ties in similarity go to
+    the earlier source sample, ties in votes to the earlier class. Scores are shares of the weights.
+    All source features are stored, scaled to length 1: 100 MB for 50,000 of width 512.
 
     >>> import numpy as np
     >>> from caster import wrap
@@ -50,12 +42,10 @@ class KNN(FeatureMethod):
     """
 
     name: str = "knn"
-    k: int = 20
-    temperature: float = 0.07
+    k: int = count(20)
+    temperature: float = number(0.07, above=True)
 
     def __post_init__(self, source: Source) -> None:
-        check_count(self.name, k=self.k)
-        check_number(self.name, above=True, temperature=self.temperature)
         super().__post_init__(source)
         parts = list(labelled_features(self.model, source, self.name))
         self.n_classes = parts[0][2]

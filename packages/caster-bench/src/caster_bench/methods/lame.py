@@ -13,7 +13,7 @@ from caster.core.arrays import like
 from caster.errors import CasterError
 from caster.models.protocol import Outputs
 from caster_bench.methods.features import as_tensor, finite_features, full_precision
-from caster_bench.methods.protocol import FeatureMethod, Prediction, check_count
+from caster_bench.methods.protocol import FeatureMethod, Prediction, count
 from caster_bench.methods.source import Source, class_columns
 
 REVISION = 1
@@ -23,7 +23,7 @@ FLOOR = 1e-10  # added to probabilities before their logarithm
 Affinity = Literal["rbf", "knn"]
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class LAME(FeatureMethod):
     """Answer with the assignments z_i proportional to p_i exp(sum_j w_ij z_j) of a batch.
 
@@ -44,10 +44,9 @@ class LAME(FeatureMethod):
 
     name: str = "lame"
     affinity: Affinity = "rbf"
-    k: int = 5
+    k: int = count(5)
 
     def __post_init__(self, source: Source) -> None:
-        check_count(self.name, k=self.k)
         if self.affinity not in ("rbf", "knn"):
             raise CasterError(f"affinity of {self.name} must be rbf or knn, not {self.affinity!r}")
         super().__post_init__(source)

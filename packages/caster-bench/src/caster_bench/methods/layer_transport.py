@@ -25,7 +25,7 @@ REVISION = 6
 Maps = Literal["diagonal", "full"]
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class LayerTransportUngated(TorchMethod):
     """Layer or mixture transport of every batch, without its certificate.
 
@@ -92,7 +92,7 @@ class LayerTransportUngated(TorchMethod):
         return Retained(statistics=transport.source_bytes, buffers=transport.stream_bytes)
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class LayerTransport(LayerTransportUngated):
     """Layer or mixture transport of accepted batches; the others get the frozen model's answer.
 
@@ -120,7 +120,7 @@ class LayerTransport(LayerTransportUngated):
         return replace(super()._settings(), tau=self.tau, window=self.window, every=every)
 
     def both(self, images: Any, before: Outputs) -> tuple[Array, Prediction]:
-        """Scores with aligned layers whatever the verdict, and the prediction."""
+        """Scores with aligned layers, accepted or not, and the prediction."""
         answer = self.transport(images, before)
         adapted = answer.scores if answer.adapted is None else answer.adapted
         return adapted, self._predicted(answer)

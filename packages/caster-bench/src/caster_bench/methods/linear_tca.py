@@ -10,20 +10,14 @@ from caster.models.protocol import Outputs
 from caster_bench.methods.coral import RunningMoments, scaled_ridge
 from caster_bench.methods.features import LinearHead, finite_features, full_precision
 from caster_bench.methods.gradient_method import entropy
-from caster_bench.methods.protocol import (
-    FeatureMethod,
-    Prediction,
-    Retained,
-    check_count,
-    check_number,
-)
+from caster_bench.methods.protocol import FeatureMethod, Prediction, Retained, count, number
 from caster_bench.methods.source import Source
 from caster_bench.methods.t3a import Supports
 
 REVISION = 1
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class LinearTCA(FeatureMethod):
     """CORAL without source data: confident test features stand in for the source.
 
@@ -40,12 +34,10 @@ class LinearTCA(FeatureMethod):
     """
 
     name: str = "linear-tca"
-    filter_k: int = 20
-    ridge: float = 1.0
+    filter_k: int = count(20)
+    ridge: float = number(1.0, above=True)
 
     def __post_init__(self, source: Source) -> None:
-        check_count(self.name, filter_k=self.filter_k)
-        check_number(self.name, above=True, ridge=self.ridge)
         super().__post_init__(source)
         self._head = LinearHead(self.model, source, self.name)
         self.reset()

@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from caster.errors import CasterError
 from caster.models.heads import Columns
 from caster.models.torch import TorchModel, answer_of, logits_of
-from caster_bench.methods.protocol import Frozen, Retained, nbytes
+from caster_bench.methods.protocol import Frozen, Retained, check_settings, nbytes
 from caster_bench.methods.source import Source, class_columns
 
 NORMS: dict[str, type[nn.Module]] = {
@@ -38,6 +38,7 @@ class TorchMethod:
     def __post_init__(self, source: Source) -> None:
         if not isinstance(self.model, TorchModel):
             raise CasterError(f"{self.name} needs a torch module, which {self.model.name} is not")
+        check_settings(self)
         self.frozen = Frozen(self.model, source)
         self.columns = class_columns(source, self.name)
 

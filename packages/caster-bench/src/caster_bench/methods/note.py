@@ -13,14 +13,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from caster_bench.methods.gradient_method import GradientMethod
 from caster_bench.methods.network import override_batchnorm, training
-from caster_bench.methods.protocol import Retained, check_count, check_number, nbytes
-from caster_bench.methods.source import Source
+from caster_bench.methods.protocol import Retained, count, nbytes, number
 
 REVISION = 1
 FLOOR = 1e-6  # added to probabilities before their logarithm, as in the authors' code
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class NOTE(GradientMethod):
     """Correct BatchNorm by the statistics of each image, and minimise entropy on a memory.
 
@@ -37,23 +36,18 @@ class NOTE(GradientMethod):
     a multiple of the batch size.
 
     >>> from caster import wrap
+    >>> from caster_bench.methods import Source
     >>> net = nn.Sequential(nn.Conv2d(3, 2, 1), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(2, 2))
     >>> list(NOTE(wrap(net), Source()).parameters)
     ['1.weight', '1.bias']
     """
 
     name: str = "note"
-    lr: float = 1e-4
-    deviations: float = 4.0
-    memory: int = 64
-    momentum: float = 0.01
+    lr: float = number(1e-4)
+    deviations: float = number(4.0)
+    memory: int = count(64)
+    momentum: float = number(0.01, high=1)
     seed: int = 0
-
-    def __post_init__(self, source: Source) -> None:
-        check_number(self.name, deviations=self.deviations)
-        check_number(self.name, high=1, momentum=self.momentum)
-        check_count(self.name, memory=self.memory)
-        super().__post_init__(source)
 
     def configure(self, module: nn.Module) -> None:
         """Make every BatchNorm instance-aware."""
@@ -159,7 +153,7 @@ class BalancedReservoir:
         own = self._by_class.setdefault(predicted, [])
         counts = {c: len(images) for c, images in sorted(self._by_class.items())}
         if sum(counts.values()) >= self.capacity:
-            largest = [c for c, count in counts.items() if count == max(counts.values())]
+            largest = [c for c, size in counts.items() if size == max(counts.values())]
             if predicted not in largest:
                 self._drop_one(self._by_class[self._random.choice(largest)])
             elif self._random.uniform(0, 1) <= len(own) / self._seen[predicted]:

@@ -25,7 +25,7 @@ from caster_bench.methods.network import (
     share_weights,
     to_device,
 )
-from caster_bench.methods.protocol import Prediction, Retained, check_count, check_number, nbytes
+from caster_bench.methods.protocol import Prediction, Retained, count, nbytes, number
 from caster_bench.methods.source import Source
 
 REVISION = 1
@@ -52,7 +52,7 @@ MAPS = Defaults(group=32, drift=2.5, jump=0.5, together=True)
 TOKENS = Defaults(group=768, drift=4.0, jump=1.0, together=False)
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class PEA(TorchMethod):
     """Align the output F of every block: F + w (Y - F), Y = (F - μ_t) Σ_t^-½ Σ_s^½ + μ_s.
 
@@ -72,18 +72,14 @@ class PEA(TorchMethod):
     """
 
     name: str = "pea"
-    views: int = 2
-    momentum: float = 0.02
-    group: int | None = None
-    drift: float | None = None
-    jump: float | None = None
-    samples: int = 10_000
+    views: int = count(2, least=0, most=MOST_VIEWS)
+    momentum: float = number(0.02, high=1)
+    group: int | None = count(None)
+    drift: float | None = number(None)
+    jump: float | None = number(None)
+    samples: int = count(10_000, least=2)
 
     def __post_init__(self, source: Source) -> None:
-        check_count(self.name, 0, views=self.views)
-        check_number(self.name, high=MOST_VIEWS, views=self.views)
-        check_number(self.name, high=1, momentum=self.momentum)
-        check_count(self.name, 2, samples=self.samples)
         super().__post_init__(source)
         self._visit: Visit | None = None
         with gradients(False):
@@ -95,8 +91,6 @@ class PEA(TorchMethod):
             self._group = defaults.group if self.group is None else self.group
             self._drift = defaults.drift if self.drift is None else self.drift
             self._jump = defaults.jump if self.jump is None else self.jump
-            check_count(self.name, group=self._group)
-            check_number(self.name, drift=self._drift, jump=self._jump)
             for block in self.blocks:
                 layer = self.network.module.get_submodule(block.name)
                 layer.register_forward_hook(partial(self._hook, block.name))
@@ -155,15 +149,15 @@ class PEA(TorchMethod):
 
         def visit(name: str, values: Tensor) -> None:
             x = in_groups(self._rows[name].rows(values).double(), self._group)  # (N, G, g)
-            count, total, products = sums.get(name, (0, x.new_zeros(()), x.new_zeros(())))
-            sums[name] = count + len(x), total + x.sum(dim=0), products + _products(x)
+            n, total, products = sums.get(name, (0, x.new_zeros(()), x.new_zeros(())))
+            sums[name] = n + len(x), total + x.sum(dim=0), products + _products(x)
 
         for batch in images:
             self._run(batch, visit)
         found = {}
-        for name, (count, total, products) in sums.items():
-            mean = total / count
-            covariance = (products - count * mean[:, :, None] * mean[:, None]) / max(count - 1, 1)
+        for name, (n, total, products) in sums.items():
+            mean = total / n
+            covariance = (products - n * mean[:, :, None] * mean[:, None]) / max(n - 1, 1)
             found[name] = SourceMoments.of(mean, covariance)
         return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import KW_ONLY, InitVar, dataclass, fields, replace
+from dataclasses import KW_ONLY, InitVar, dataclass, field, fields, replace
 from numbers import Integral
 from typing import Any, Protocol
 
@@ -118,19 +118,6 @@ class OnFeatures:
         return Retained()
 
 
-@dataclass(eq=False, repr=False)
-class FeatureMethod(OnFeatures):
-    """Base class of methods on features whose fields are their settings."""
-
-    model: FrozenModel
-    source: InitVar[Source]
-    _: KW_ONLY
-    name: str = ""
-
-    def __post_init__(self, source: Source) -> None:
-        self.frozen = Frozen(self.model, source)
-
-
 class Frozen(OnFeatures):
     """The frozen head's answer, or Source-GDA's if the head does not have the state's classes.
 
@@ -189,29 +176,58 @@ def nbytes(*arrays: Any) -> int:
     return sum(int(array.nbytes) for array in arrays if array is not None)
 
 
-def check_number(
-    name: str, low: float = 0.0, high: float = math.inf, *, above: bool = False, **settings: float
-) -> None:
-    """Reject settings of method `name` that are not finite numbers from `low` to `high`.
+# --- settings, as fields of a method that is a dataclass -----------------------------------------
 
-    With `above`, they must be larger than `low`.
 
-    >>> check_number("tent", lr=1e-3)
+def number(default: Any, low: float = 0.0, high: float = math.inf, *, above: bool = False) -> Any:
+    """A setting that is a finite number from `low`, or with `above` larger than it, to `high`."""
+    upper = "" if high == math.inf else f" to {high:g}"
+    bounds = f"{'above' if above else 'from'} {low:g}{upper}"
+
+    def is_valid(value: Any) -> bool:
+        return bool((low < value if above else low <= value) and value <= high and value < math.inf)
+
+    return field(default=default, metadata={"is_valid": is_valid, "wanted": f"a number {bounds}"})
+
+
+def count(default: Any, least: int = 1, most: float = math.inf) -> Any:
+    """A setting that is an integer from `least` to `most`."""
+    wanted = f"{least} or more" if most == math.inf else f"a number from {least} to {most}"
+
+    def is_valid(value: Any) -> bool:
+        return isinstance(value, Integral) and least <= int(value) <= most
+
+    return field(default=default, metadata={"is_valid": is_valid, "wanted": wanted})
+
+
+def check_settings(method: Any) -> None:
+    """Reject settings out of bounds; None stands for a default that depends on the model.
+
+    >>> @dataclass
+    ... class Mine:
+    ...     name: str = "mine"
+    ...     momentum: float = number(0.9, high=1)
+    >>> check_settings(Mine(momentum=2))
+    Traceback (most recent call last):
+    caster.errors.CasterError: momentum of mine must be a number from 0 to 1, not 2
     """
-    for setting, value in settings.items():
-        if not (low < value if above else low <= value) or not value <= high or value == math.inf:
-            bounds = f"above {low:g}" if above else f"from {low:g}"
-            upper = "" if high == math.inf else f" to {high:g}"
+    for each in fields(method):
+        value, rule = getattr(method, each.name), each.metadata
+        if rule and value is not None and not rule["is_valid"](value):
             raise CasterError(
-                f"{setting} of {name} must be a number {bounds}{upper}, not {value!r}"
+                f"{each.name} of {method.name} must be {rule['wanted']}, not {value!r}"
             )
 
 
-def check_count(name: str, least: int = 1, **settings: int) -> None:
-    """Reject settings of method `name` that are not integers of at least `least`.
+@dataclass(eq=False, repr=False)
+class FeatureMethod(OnFeatures):
+    """Base class of methods on features whose fields are their settings."""
 
-    >>> check_count("knn", k=20)
-    """
-    for setting, value in settings.items():
-        if not isinstance(value, Integral) or value < least:
-            raise CasterError(f"{setting} of {name} must be {least} or more, not {value!r}")
+    model: FrozenModel
+    source: InitVar[Source]
+    _: KW_ONLY
+    name: str = ""
+
+    def __post_init__(self, source: Source) -> None:
+        check_settings(self)
+        self.frozen = Frozen(self.model, source)

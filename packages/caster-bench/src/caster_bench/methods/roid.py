@@ -17,7 +17,7 @@ from caster_bench.methods.gradient_method import (
     cross_entropy,
     entropy,
 )
-from caster_bench.methods.protocol import Prediction, Retained, check_number, nbytes
+from caster_bench.methods.protocol import Prediction, Retained, nbytes, number
 from caster_bench.methods.source import Source
 
 REVISION = 1
@@ -25,7 +25,7 @@ MEAN_DECAY = 0.9  # of the running mean of probabilities, per batch
 LARGEST, FLOOR = 0.99, 1e-5  # of probabilities, and added to their odds, in the likelihood ratio
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class ROID(GradientMethod):
     """Raise the likelihood ratio of certain, diverse samples, consistently under augmentation.
 
@@ -50,15 +50,13 @@ class ROID(GradientMethod):
     name: str = "roid"
     norms: Sequence[str] = ("batch", "layer", "group")
     optimizer: OptimizerName = "adam"
-    momentum: float = 0.99
-    temperature: float = 1 / 3
+    momentum: float = number(0.99, high=1)
+    temperature: float = number(1 / 3, above=True)
     mean: Numbers | None = None
     std: Numbers | None = None
     seed: int = 0
 
     def __post_init__(self, source: Source) -> None:
-        check_number(self.name, high=1, momentum=self.momentum)
-        check_number(self.name, above=True, temperature=self.temperature)
         super().__post_init__(source)
         self._range = ImageRange(self.model, self.name, self.mean, self.std)
 

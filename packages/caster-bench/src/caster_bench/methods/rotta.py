@@ -15,14 +15,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from caster_bench.methods.augmented_views import Augmentation, ImageRange, Numbers
 from caster_bench.methods.gradient_method import GradientMethod, cross_entropy
 from caster_bench.methods.network import Network, gradients, override_batchnorm, training
-from caster_bench.methods.protocol import Retained, check_count, check_number, nbytes
+from caster_bench.methods.protocol import Retained, count, nbytes, number
 from caster_bench.methods.source import Source
 
 REVISION = 1
 FLOOR = 1e-6  # added to probabilities before their logarithm, as in the authors' code
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class RoTTA(GradientMethod):
     """Answer with a teacher, the moving average of a student that learns from a small memory.
 
@@ -44,16 +44,14 @@ class RoTTA(GradientMethod):
     """
 
     name: str = "rotta"
-    nu: float = 0.001
-    memory: int = 64
-    momentum: float = 0.05
+    nu: float = number(0.001, high=1)
+    memory: int = count(64)
+    momentum: float = number(0.05, high=1)
     mean: Numbers | None = None
     std: Numbers | None = None
     seed: int = 0
 
     def __post_init__(self, source: Source) -> None:
-        check_number(self.name, high=1, nu=self.nu, momentum=self.momentum)
-        check_count(self.name, memory=self.memory)
         super().__post_init__(source)
         self._range = ImageRange(self.model, self.name, self.mean, self.std)
 
@@ -200,7 +198,7 @@ class CategoryBalancedMemory:
             return True
         else:
             largest = max(counts.values())
-            candidates = {c for c, count in counts.items() if count == largest}
+            candidates = {c for c, size in counts.items() if size == largest}
         scores = [
             (self._score(item), i)
             for i, item in enumerate(self.items)

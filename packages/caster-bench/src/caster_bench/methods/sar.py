@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from caster.errors import CasterError
 from caster_bench.methods.gradient_method import GradientMethod, OptimizerName, entropy
 from caster_bench.methods.network import affine_parameters, norm_layers
-from caster_bench.methods.protocol import check_number
-from caster_bench.methods.source import Source
+from caster_bench.methods.protocol import number
 
 log = logging.getLogger("caster")
 
@@ -26,7 +25,7 @@ LOSS_DECAY = 0.9  # of the running mean of the loss, per batch
 Layers = dict[str, nn.Module]
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class SAR(GradientMethod):
     """Reduce the entropy of reliable samples at the worst point within distance `rho`.
 
@@ -45,6 +44,7 @@ class SAR(GradientMethod):
     for ResNet-50; "imagenet-vit" is 1e-3, theirs for ViT; both at 64 samples per batch.
 
     >>> from caster import wrap
+    >>> from caster_bench.methods import Source
     >>> net = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2), nn.Linear(2, 2), nn.LayerNorm(2))
     >>> list(SAR(wrap(net, head="0"), Source()).parameters)
     ['1.weight', '1.bias']
@@ -54,13 +54,9 @@ class SAR(GradientMethod):
     norms: Sequence[str] = ("batch", "layer", "group")
     optimizer: OptimizerName = field(default="sgd", init=False)
     skip: Sequence[str] | None = None
-    margin_e0: float = 0.4
-    rho: float = 0.05
-    recovery: float = 0.2
-
-    def __post_init__(self, source: Source) -> None:
-        check_number(self.name, margin_e0=self.margin_e0, rho=self.rho, recovery=self.recovery)
-        super().__post_init__(source)
+    margin_e0: float = number(0.4)
+    rho: float = number(0.05)
+    recovery: float = number(0.2)
 
     def eligible(self, module: nn.Module) -> dict[str, nn.Parameter]:
         """Select scales and shifts of the normalisation layers before the last blocks."""

@@ -9,16 +9,17 @@ from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
 from caster.core.arrays import like
+from caster.errors import CasterError
 from caster.models.protocol import Outputs
 from caster_bench.methods.features import LinearHead, finite_features, full_precision
 from caster_bench.methods.gradient_method import entropy
-from caster_bench.methods.protocol import FeatureMethod, Prediction, Retained, check_count, nbytes
+from caster_bench.methods.protocol import FeatureMethod, Prediction, Retained, count, nbytes
 from caster_bench.methods.source import Source
 
 REVISION = 1
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class T3A(FeatureMethod):
     """Score by the direction of each class's supports: its confident samples so far.
 
@@ -40,11 +41,11 @@ class T3A(FeatureMethod):
     """
 
     name: str = "t3a"
-    filter_k: int = 20
+    filter_k: int = count(20, least=-1)  # -1: no limit
 
     def __post_init__(self, source: Source) -> None:
-        if self.filter_k != -1:
-            check_count(self.name, filter_k=self.filter_k)
+        if self.filter_k == 0:
+            raise CasterError(f"filter_k of {self.name} must be 1 or more, not 0")
         super().__post_init__(source)
         self._head = LinearHead(self.model, source, self.name)
         self.reset()

@@ -12,7 +12,7 @@ from caster_bench.methods.gradient_method import GradientMethod, OptimizerName, 
 REVISION = 1
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class Tent(GradientMethod):
     """Answer each batch, then take one step to reduce its mean entropy.
 

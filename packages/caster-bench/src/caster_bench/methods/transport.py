@@ -21,7 +21,7 @@ NUMERICAL = reject("numerical")
 CONSTANTS = ("lam", "beta", "tau", "confidence", "min_samples", "min_classes")
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class SourceGDA(FeatureMethod):
     """Gaussian scores of the frozen features under the source's class moments."""
 
@@ -40,7 +40,7 @@ class SourceGDA(FeatureMethod):
         return Retained(statistics=moment_bytes(self._adapter))
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class Caster(SourceGDA):
     """Transport the source's class moments to the batch, if its certificate allows.
 

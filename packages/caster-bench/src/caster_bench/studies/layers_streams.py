@@ -146,8 +146,13 @@ def is_shuffled(spec: Spec) -> bool:
 def kept(pairs: Iterable[Pair]) -> float | None:
     """Gated gain as a share of the ungated gain on shuffled streams; None without a gain."""
     group = [pair for pair in pairs if is_shuffled(pair[1].spec)]
-    whole = sum(always.gain for always, _ in group)
-    return sum(gated.gain for _, gated in group) / whole if whole > 0 else None
+    return _share((gated.gain for _, gated in group), (always.gain for always, _ in group))
+
+
+def _share(gated: Iterable[float], ungated: Iterable[float]) -> float | None:
+    """Sum of gated gains as a share of the ungated ones; None if these are no gain."""
+    whole = sum(ungated)
+    return sum(gated) / whole if whole > 0 else None
 
 
 def worst(pairs: Sequence[Pair]) -> tuple[float, str]:
@@ -247,7 +252,10 @@ def measure_methods(results: Results) -> tuple[MethodRow, ...]:
             gain=mean([score.gain for score in own.values()]),
             worst=min(score.gain for score in own.values()),
             accept=fmean(score.accept for score in own.values()),
-            kept=_share(own.values(), methods.get(ALIGNING.get(method, ""), {}).values()),
+            kept=_share(
+                (score.gain for score in own.values()),
+                (score.gain for score in methods.get(ALIGNING.get(method, ""), {}).values()),
+            ),
         )
         for kind, methods in sorted(kinds.items(), key=lambda item: item[0])
         for method, own in methods.items()
@@ -258,12 +266,6 @@ def measure_methods(results: Results) -> tuple[MethodRow, ...]:
 def is_other(spec: Spec) -> bool:
     """Whether a cell aligns layers with other settings than the registered ones."""
     return bool(spec.settings) and spec.method in (*ALIGNING, *ALIGNING.values())
-
-
-def _share(gated: Iterable[Score], ungated: Iterable[Score]) -> float | None:
-    """Gain with a gate as a share of that without; None if there is no such gain."""
-    whole = sum(score.gain for score in ungated)
-    return sum(score.gain for score in gated) / whole if whole > 0 else None
 
 
 def method_table(found: Sequence[MethodRow]) -> Table:
@@ -373,13 +375,12 @@ def at_threshold(
     """Apply a gate at `tau` to ungated cells."""
     gains = [gated_gain(score, tau) for score in scores]
     shuffled = [at for at, score in enumerate(scores) if is_shuffled(score.spec)]
-    whole = sum(scores[at].gain for at in shuffled)
     return AtThreshold(
         setting,
         tau,
         accuracy=fmean(s.accuracy - s.gain + g for s, g in zip(scores, gains, strict=True)),
         gain=fmean(gains),
-        kept=sum(gains[at] for at in shuffled) / whole if whole > 0 else None,
+        kept=_share((gains[at] for at in shuffled), (scores[at].gain for at in shuffled)),
         worst=min(gains),
         accept=fmean(float((score.batches.min_tau <= tau).mean()) for score in scores),
         registered=registered,
