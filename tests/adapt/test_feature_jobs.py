@@ -348,7 +348,7 @@ def test_the_doctor_says_that_the_source_turns_transport_off(files):
 def test_the_doctor_says_when_there_are_few_samples_a_feature(tmp_path):
     h, y = problem(n=100, d=80)
     Caster().fit(h, y).save(tmp_path / "s.caster")
-    assert "at least 4 are recommended" in diagnose(tmp_path / "s.caster", 64).sentences()[0]
+    assert "at least 4 is recommended" in diagnose(tmp_path / "s.caster", 64).sentences()[0]
 
 
 def test_the_doctor_takes_classes_of_few_samples(tmp_path):
@@ -382,7 +382,7 @@ def test_the_doctor_says_when_nothing_would_do(tmp_path, source):
     Caster(min_samples=10**6).fit(*source).save(tmp_path / "s.caster")
     found = diagnose(tmp_path / "s.caster", 64)
     assert found.smallest_batch is None
-    assert f"No batch size up to {BATCH_SIZES[-1]}" in "\n".join(found.sentences())
+    assert f"No batch size up to {BATCH_SIZES[-1]:,}" in "\n".join(found.sentences())
     assert not math.isnan(found.median_ratio)
 
 

@@ -166,13 +166,11 @@ def layers_in_words(layers: Layers) -> str:
     from caster.report.doctor import NO_SITES, LayerSummary
 
     found = LayerSummary.of(layers)
+    if not found.sites:
+        return NO_SITES
     return (
-        NO_SITES
-        if not found.sites
-        else (
-            f"{counted(found.sites, 'site')} with {found.channels:,} channels in total, "
-            f"{found.full:,} with covariances, {found.by_class:,} with moments per class"
-        )
+        f"{counted(found.sites, 'site')} with {found.channels:,} channels in total, "
+        f"{found.full:,} with covariances, {found.by_class:,} with moments per class"
     )
 
 

@@ -64,9 +64,7 @@ class StreamOptions:
         ),
     ] = None
     skip_unreadable: SkipUnreadable = False
-    limit: Annotated[int | None, limit_option("the first ones or, with --shuffle, random ones")] = (
-        None
-    )
+    limit: Annotated[int | None, limit_option("the first or, with --shuffle, random ones")] = None
     spreadsheet_safe: Annotated[
         bool,
         of_table(

@@ -43,9 +43,7 @@ class ServerOptions:
         Path | None, network("File with the bearer token that clients must send.", metavar="FILE")
     ] = None
     tls_cert: Annotated[Path | None, network("TLS certificate.", metavar="PEM")] = None
-    tls_key: Annotated[Path | None, network("Private key of the certificate.", metavar="PEM")] = (
-        None
-    )
+    tls_key: Annotated[Path | None, network("Key of the certificate.", metavar="PEM")] = None
     batch: Annotated[
         int,
         of_streams(

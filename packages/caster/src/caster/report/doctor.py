@@ -133,7 +133,7 @@ class Diagnosis:
             self._gate_words(),
             f"Of as many batches with a single class, it accepts {self.one_class_acceptance:.0%}"
             + (
-                ": transport ruins such batches, so keep the classes of a stream mixed."
+                ": transport ruins such batches, so keep a stream's classes mixed."
                 if self.one_class_acceptance
                 else "."
             ),

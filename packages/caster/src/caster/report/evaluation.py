@@ -468,8 +468,6 @@ def _by_class(
 def write_page(evaluation: Evaluation, path: str | os.PathLike[str]) -> None:
     """Write one self-contained HTML page: scores, figures, verdicts, and how to read them."""
     check_can_draw()
-    from caster.report.evaluation_page import (
-        write,
-    )  # not above: `evaluate` works without matplotlib
+    from caster.report.evaluation_page import write  # `evaluate` itself needs no matplotlib
 
     write(evaluation, path)

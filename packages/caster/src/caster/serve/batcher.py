@@ -191,9 +191,7 @@ class Batcher:
                 waiting.future.set_exception(outcome)
             else:
                 waiting.future.set_result(outcome)
-        if (
-            self._lost is not None
-        ):  # before the next batch, so that requests of a stream keep their order
+        if self._lost is not None:  # before the next batch: streams keep the order of requests
             self.abandon(self._lost)
             return
         self._schedule(key)

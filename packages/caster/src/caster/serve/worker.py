@@ -126,9 +126,7 @@ class Worker:
             outcomes = [error] * len(requests)
         except CasterError as error:  # the model or the stream rejects the batch
             outcomes = [RequestError(str(error))] * len(requests)
-        except (
-            Exception
-        ) as error:  # raised by the model's libraries: the batch fails, not the server
+        except Exception as error:  # in the model's libraries: the batch fails, not the server
             logger.exception("a batch failed")
             failed = RequestError(f"the model failed: {error_line(error)}", Failure.INTERNAL)
             outcomes = [failed] * len(requests)
