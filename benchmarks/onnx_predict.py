@@ -6,7 +6,7 @@
 Images per second of `caster predict --model` from decoded images to the table of adapted answers,
 against bare `session.run` of the same file on the same images, preprocessed beforehand.
 
-Without arguments by transport of features: EfficientNet-Lite0 with 10 and 1,000 classes,
+Without arguments by feature transport: EfficientNet-Lite0 with 10 and 1,000 classes,
 alternating, one round per line. Weights and images are random, which does not change the work.
 
 With a model, images of its size and a state that `onnx_layers.py --state` wrote, by transport of

@@ -111,7 +111,7 @@ def test_tables_share_one_look_and_fit_80_columns(tmp_path, monkeypatch):
         ),
         (
             ("evaluate", "s.caster", "target.npz"),
-            ("Use it", "Transport of features", "On 920", "Verdicts", "Order", "Writ"),
+            ("Use it", "Feature transport", "On 920", "Verdicts", "Order", "Writ"),
         ),
         (("inspect", "s.caster"), ()),
         (("methods",), ()),

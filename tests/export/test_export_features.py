@@ -1,4 +1,4 @@
-"""Compiled transport of features: the same answers as `Adapter`, from one ONNX file."""
+"""Compiled feature transport: the same answers as `Adapter`, from one ONNX file."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def state(rng, n=256) -> State:
 
 @cache
 def adapter(sketch: bool = True):
-    """Transport of features, fitted to 1,500 samples."""
+    """Feature transport, fitted to 1,500 samples."""
     model = caster.wrap(lambda batch: (batch, head(batch)), version="monitored-1")
     z, _, y = draw(np.random.default_rng(0), 1_500)
     return caster.fit(model, [(z, y)], sketch=sketch)

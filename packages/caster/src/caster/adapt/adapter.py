@@ -68,7 +68,7 @@ class Adapter:
         features, as the paper does. "auto" aligns layers if the state has them and the model
         exposes them, and transports features otherwise.
     tau : largest accepted ratio; by default the mechanism's own.
-    safeguards : False gates the transport of features by the paper's certificate alone; see
+    safeguards : False gates feature transport by the paper's certificate alone; see
         `Caster`.
     every : while the verdict is stable, compare with the frozen model in at least one of this many
         windows of 256 samples. In between, "layers" costs little more than the frozen model; such
@@ -204,7 +204,7 @@ class Adapter:
             )
         return self._begin_from(outputs)()
 
-    # --- transport of features: launched, then awaited -------------------------------------------
+    # --- feature transport: launched, then awaited -------------------------------------------
 
     def _begin(self, batch: Any) -> Callable[[], Adaptation]:
         """Launch a batch; the returned function waits for its answer."""
@@ -427,7 +427,7 @@ class Stream:
     def __call__(self, batch: Any, outputs: Outputs | None = None) -> Adaptation:
         """Adapt to the next batch; pass the frozen model's `outputs` if already known.
 
-        Transport of features then needs no batch: it may be None.
+        Feature transport then needs no batch: it may be None.
         """
         return self.begin(batch, outputs)()
 

@@ -198,13 +198,13 @@ def _class_table(labels: list[Any], counts: list[int] | None, *, everything: boo
 def doctor(
     state: StateFile,
     batch_size: Annotated[
-        int, typer.Option(min=1, help="Samples per batch, for transport of features.")
+        int, typer.Option(min=1, help="Samples per batch, for feature transport.")
     ] = 64,
     key: KeyFile = None,
 ) -> None:
-    """Report in plain words what to expect from a state: aligned layers and transport of features.
+    """Report in plain words what to expect from a state: aligned layers and feature transport.
 
-    --batch-size is for transport of features; layers can be aligned with batches of any size.
+    --batch-size is for feature transport; layers can be aligned with batches of any size.
     """
     from caster.report.doctor import diagnose
 

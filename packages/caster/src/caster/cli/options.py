@@ -99,7 +99,7 @@ NoSafeguards = Annotated[
     bool,
     typer.Option(
         "--no-safeguards",
-        help="Disable the safeguards of transport of features, as in the paper: it then also "
+        help="Disable the safeguards of feature transport, as in the paper: it then also "
         "adapts with small sources and to batches sorted by class, where it does harm.",
     ),
 ]

@@ -60,7 +60,7 @@ class StreamOptions:
     shuffle: Annotated[
         int | None,
         of_images(
-            "Shuffle the images with this seed, for transport of features.", metavar="SEED", min=0
+            "Shuffle the images with this seed, for feature transport.", metavar="SEED", min=0
         ),
     ] = None
     skip_unreadable: SkipUnreadable = False
@@ -220,7 +220,7 @@ def _warn_of_order(images: Images, batch_size: int) -> None:
     if images.by_class and len(images) > batch_size:
         say(
             f"caster: {images.name} is sorted by class, and batches with few classes mislead "
-            "transport of features: shuffle with --shuffle 0",
+            "feature transport: shuffle with --shuffle 0",
             errors,
         )
 

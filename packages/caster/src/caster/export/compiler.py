@@ -97,7 +97,7 @@ def _settings(
         )
     if every is not None:
         raise CasterError(
-            "{argument} is for layers: transport of features always compares", argument="every"
+            "{argument} is for layers: feature transport always compares", argument="every"
         )
     return state.settings if tau is None else replace(state.settings, tau=tau)
 

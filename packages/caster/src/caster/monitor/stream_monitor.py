@@ -32,7 +32,7 @@ ALARMS = {  # meaning, and what to do
     ),
     "classes": (
         "Other classes come than in the source; the images themselves look as before.",
-        "Expected? Then do nothing: transport of features rejects such batches by itself.",
+        "Expected? Then do nothing: feature transport rejects such batches by itself.",
     ),
     "risk": (
         "More answers are uncertain than the source's errors and the tolerance explain.",

@@ -124,7 +124,7 @@ class Diagnosis:
         return self.reasons["accepted"] / self.reasons.total()
 
     def sentences(self) -> list[str]:
-        """Say in plain words what to expect from transport of features."""
+        """Say in plain words what to expect from feature transport."""
         return [
             self._source_words(),
             *([] if self.source_check is None else self.source_check.sentences()),

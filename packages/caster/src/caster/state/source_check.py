@@ -42,7 +42,7 @@ class SourceCheck:
         state = "on" if self.supported else "off by default for this state"
         if self.head is None:
             return [
-                f"Transport of features is {state}: {self.per_feature:.3g} source samples per "
+                f"Feature transport is {state}: {self.per_feature:.3g} source samples per "
                 f"feature (at least {ENOUGH:g} are needed), and no logits to compare with the head."
             ]
         accuracies = (
@@ -50,7 +50,7 @@ class SourceCheck:
             f"{self.head:.1%}, Source-GDA {self.source_gda:.1%}, without a map {self.identity:.1%} "
             f"and gated transport {self.gated:.1%}"
         )
-        sentences = [f"Transport of features is {state}: {accuracies}."]
+        sentences = [f"Feature transport is {state}: {accuracies}."]
         if self.head >= MEMORIZED:
             sentences.append(
                 "The head is almost always right on these images, as on its training images: "
