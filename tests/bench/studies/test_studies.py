@@ -335,7 +335,7 @@ def test_rejected_backbones_are_named(results):
     assert len(results.refused) == 20
     for study in ("corruption", "gate", "certificate"):
         (line,) = results.refusals(study)
-        assert line.startswith("swin on cifar10 was refused: ")
+        assert line.startswith("swin on cifar10 was rejected: ")
     assert results.refusals("cost") == []
 
 
