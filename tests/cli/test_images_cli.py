@@ -303,8 +303,10 @@ def test_models_that_will_not_do(refusal, made):
     (made / "text.onnx").write_text("no model")
     assert "text.onnx is truncated, damaged or not" in refusal(f"fit --model @text.onnx {prepared}")
     assert "no provider Gpu: onnxruntime here has" in refusal("fit M @source -o s --provider Gpu")
-    assert refusal("fit M @source -o s --device cuda").startswith("--device is not an option of")
-    assert refusal("fit M @source -o s --channels-last").startswith("--channels-last is not an opt")
+    assert refusal("fit M @source -o s --device cuda").startswith("--device does not apply to")
+    assert refusal("fit M @source -o s --channels-last").startswith(
+        "--channels-last does not apply"
+    )
     assert "no output, node or tensor is named 'nose'" in refusal("fit M @source -o s --head nose")
 
 
@@ -409,12 +411,12 @@ def test_many_skipped_images_are_counted(typed, made):
 
 
 def test_names_are_printed_as_they_are(refusal):
-    assert refusal("fit M sets:x -o s").startswith("there is no sets:x: DATA is")
-    assert refusal("fit M [red]sets -o s").startswith("there is no [red]sets: DATA is")
+    assert refusal("fit M sets:x -o s").startswith("sets:x does not exist: DATA is")
+    assert refusal("fit M [red]sets -o s").startswith("[red]sets does not exist: DATA is")
 
 
 def test_data_that_will_not_do(refusal, made):
-    assert "there is no nowhere: DATA is" in refusal("fit M nowhere -o s")
+    assert "nowhere does not exist: DATA is" in refusal("fit M nowhere -o s")
     assert refusal("fit M pets:test -o s") == (
         "there is no folder to find pets:test in: set CASTER_DATA or give --data-root"
     )
@@ -674,7 +676,7 @@ def test_no_command_waits_for_a_pipe(refusal, made, line):
     for name in ("pipe", "pipe.npz", "pipe.onnx", "pipe.png"):
         os.mkfifo(name)
     said = refusal(line.replace("M.onnx", f"{made}/m.onnx"))
-    assert re.search("not a regular file|is not a file|there is no pipe.png", said)
+    assert re.search("not a regular file|is not a file|pipe.png does not exist", said)
 
 
 def test_names_and_classes_that_are_not_utf8(typed, made):

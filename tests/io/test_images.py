@@ -16,7 +16,7 @@ from tests.support.image_files import noise, rejection
 def test_unknown(source):
     for images in (source, Path(source), [Path(source)]):
         message = rejection(images)
-        assert f"there is no {source}" in message
+        assert f"{source} does not exist" in message
         assert "a folder of images or of class folders" in message
         assert ".npz" in message
         assert ".txt" in message

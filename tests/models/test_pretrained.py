@@ -245,7 +245,7 @@ def test_transformers_features_and_logits(made, folder, capfd):
     assert (model.head, outputs.features.shape) == ("classifier", (2, 16))
     assert model.sha256 == wrap(f"hf:{folder}").sha256  # wherever the folder is
     assert capfd.readouterr() == ("", "")
-    assert "checkpoint= is not an option" in rejection(f"hf:{path}", checkpoint="w.safetensors")
+    assert "checkpoint= does not apply to" in rejection(f"hf:{path}", checkpoint="w.safetensors")
 
 
 PROCESSORS = {

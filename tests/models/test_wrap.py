@@ -171,7 +171,7 @@ def test_options_of_another_kind_of_model_are_rejected(kind, option):
         "function": (embed, "function"),
     }[kind]
     message = rejection(model, **{option: VALUES[option]})
-    assert message == f"{option}= is not an option of {called}"
+    assert message == f"{option}= does not apply to {called}"
 
 
 # --- preprocessing ---------------------------------------------------------------------------
@@ -387,7 +387,7 @@ def test_a_checkpoint_for_a_factory(path, tmp_path):
     message = rejection(f"{path}:make", checkpoint=tmp_path / "w.safetensors")
     assert f"does not fit {path}:make: Error(s) in loading" in message
     assert "does not exist" in rejection(f"{path}:make", checkpoint=tmp_path / "none.safetensors")
-    assert "checkpoint= is not an option" in rejection(f"{path}:embed", checkpoint="w.safetensors")
+    assert "checkpoint= does not apply to" in rejection(f"{path}:embed", checkpoint="w.safetensors")
 
 
 def test_factories_of_functions_and_wrapped_models(path):
@@ -397,7 +397,7 @@ def test_factories_of_functions_and_wrapped_models(path):
     assert (type(model), model.version) == (FunctionModel, "mine-1")
     np.testing.assert_array_equal(model(SMALL).features, SMALL.mean((2, 3)))
     assert rejection(f"{path}:wrapped", version="2") == (
-        f"version= is not an option of '{path}:wrapped'"
+        f"version= does not apply to '{path}:wrapped'"
     )
 
 

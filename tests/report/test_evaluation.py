@@ -347,13 +347,16 @@ def test_where_most_batches_are_rejected_the_conclusion_says_what_would_accept_t
 
 @pytest.mark.parametrize(
     ("ratio", "tau"),
-    [(1.1, "1.10"), (1.201, "1.21"), (np.nextafter(1.21, 2), "1.22"), (12345.671, "12345.68")],
+    [(1.1, "1.10"), (1.201, "1.21"), (np.nextafter(1.21, 2), "1.22"), (9.991, "10.00")],
 )
 def test_the_suggested_tau_is_not_below_the_highest_ratio(ratio, tau):
     found = of_labels([np.arange(64)], Verdict(False, "ratio", float(ratio), 9, 3))
     scores = {**found.scores, "frozen": replace(found.scores["frozen"], accuracy=50 / 64)}
     scores["ungated"] = replace(found.scores["ungated"], accuracy=60 / 64)
     assert f"try `--tau {tau}`, the highest" in replace(found, scores=scores).conclusion
+    verdict = replace(found.batches[0].verdict, ratio=1086.32)
+    far = replace(found, scores=scores, batches=[replace(found.batches[0], verdict=verdict)])
+    assert "predict with `--no-gate`" in far.conclusion
     assert float(tau) >= ratio
 
 

@@ -102,7 +102,7 @@ def test_bad_input_is_one_line_and_nothing_is_written(typed, tmp_path):
         "there is no corruption 'fogg': did you mean 'fog'?"
     )
     assert "has no labels" in refusal(typed("unlabelled.npz out"))
-    assert "there is no none.npz" in refusal(typed("none.npz out"))
+    assert "none.npz does not exist" in refusal(typed("none.npz out"))
     assert "set CASTER_DATA or give --data-root" in refusal(typed("cifar10:test out"))
     assert "cannot read the textures in ice" in refusal(
         typed("set.npz out --corruption frost --frost-textures ice")

@@ -19,7 +19,7 @@ def register(app: typer.Typer, safely: Callable[[Command], Command]) -> None:
     _add_group(
         app,
         "data",
-        "Published sets: which there are, which are here.",
+        "Published data sets: list, check and download them.",
         {"list": data.list_sets, "check": data.check, "get": data.get},
         safely,
     )

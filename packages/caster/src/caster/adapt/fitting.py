@@ -181,7 +181,7 @@ def warn_of_poor_head(check: SourceCheck | None) -> None:
     """Warn if the head is rarely right on the source: its classes are probably permuted."""
     if check is not None and check.head is not None and check.head < DOUBTFUL:
         log.warning(
-            "the model's head is right on only %.1f %% of the source: check its preprocessing and "
+            "the model's head is right on only %.1f%% of the source: check its preprocessing and "
             "the order of its classes (`--classes`), or fit without the head if it has other "
             "classes (`--no-head`)",
             100 * check.head,
@@ -287,8 +287,8 @@ def measures_layers(model: FrozenModel, layers: LayerChoice, use_head: bool) -> 
         return False
     if not use_head:
         raise CasterError(
-            "aligned layers predict the model's own classes: fit without layers, or with the "
-            "model's head"
+            "aligned layers predict the model's own classes: fit without layers "
+            "(`--no-layers`), or with the head"
         )
     activation_statistics_for(model)  # raises if the model has no layers to measure
     return True

@@ -436,6 +436,8 @@ def _resumable(
                     job.save()
                 if job.saved == 0:
                     partial.unlink(missing_ok=True)
+                    if isinstance(error, KeyboardInterrupt):
+                        raise KeyboardInterrupt("no batch was complete yet") from None
                 elif isinstance(error, KeyboardInterrupt):
                     done = f"{job.saved:,} of {len(order):,} images are answered in {shown}"
                     raise KeyboardInterrupt(f"{done}: the same command continues there") from None

@@ -79,7 +79,7 @@ def _open(
         return open_folder(path, all_classes=labelled)
     if os.path.isfile(path):
         return _open_file(path, limits)
-    raise CasterError(f"there is no {source}: {_kinds()}")
+    raise CasterError(f"{source} does not exist: {_kinds()}")
 
 
 def _open_file(path: Path, limits: Limits) -> Images:

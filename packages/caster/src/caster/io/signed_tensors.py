@@ -107,6 +107,8 @@ def read(
         raise
     except FileNotFoundError:
         raise error(f"{path} does not exist: make it with `{maker}`") from None
+    except IsADirectoryError:
+        raise error(f"{path} is a folder, not {kind}") from None
     except OSError as problem:
         raise error(f"cannot read {path}: {problem.strerror or problem}") from None
     except MemoryError:

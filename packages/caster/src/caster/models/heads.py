@@ -16,7 +16,8 @@ from caster.errors import CasterError
 from caster.io.labels import Labels, as_labels
 
 NAME_CLASSES = (
-    "list the model's classes in the order of its logits with {argument}, or use its features only"
+    "list the model's classes in the order of its logits with {argument}, or fit without "
+    "its head (`--no-head`)"
 )
 MIXED_UP = 0.1  # gain in accuracy from which a renaming is suggested
 SHOWN = 3  # outputs named in a message

@@ -201,7 +201,7 @@ def _check_options(model: Any, options: Options, known: Sequence[str]) -> None:
     """Reject options that do not apply to this kind of model."""
     for name in options:
         if name not in known:
-            raise CasterError(f"{{argument}} is not an option of {_label(model)}", argument=name)
+            raise CasterError(f"{{argument}} does not apply to {_label(model)}", argument=name)
 
 
 def _label(model: Any) -> str:

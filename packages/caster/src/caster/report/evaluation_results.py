@@ -25,6 +25,7 @@ from caster.report.metrics import Bin, expected_classes
 # random ones. With two classes, an ordered batch has 1 of 2 and a random one seldom 1 of 1.5.
 FEW = 0.6
 SAFEGUARDS: frozenset[Reason] = frozenset({"class_order", "source_check"})
+LARGEST_TAU = 10.0  # a threshold above this hardly rejects anything
 SMALL = 0.01  # accuracy; a gain whose interval stays within it makes no difference
 MOST = 0.5  # share of rejected batches above which the gate gets a sentence of its own
 
@@ -220,7 +221,7 @@ class Evaluation(VerdictSummary):
         verdicts = [batch.verdict for batch in self.batches]
         highest = max((v.ratio for v in verdicts if v.reason == "ratio"), default=math.inf)
         option = "predict with `--no-gate`"
-        if reason == "ratio" and math.isfinite(highest):
+        if reason == "ratio" and highest <= LARGEST_TAU:
             # In floats, 100 times the ratio may round down, and its ceiling be below the ratio.
             tau = math.ceil(100 * Fraction(str(highest))) / 100
             option = f"try `--tau {tau:.2f}`, the highest ratio here"

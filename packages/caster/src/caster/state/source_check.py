@@ -47,13 +47,13 @@ class SourceCheck:
             ]
         accuracies = (
             f"cross-validated on {self.samples:,} source samples, the frozen head reaches "
-            f"{self.head:.1%}, Source-GDA {self.source_gda:.1%}, without a map {self.identity:.1%} "
-            f"and gated transport {self.gated:.1%}"
+            f"{self.head:.1%}, Source-GDA {self.source_gda:.1%}, the class Gaussians without "
+            f"transport {self.identity:.1%} and gated transport {self.gated:.1%}"
         )
         sentences = [f"Feature transport is {state}: {accuracies}."]
         if self.head >= MEMORIZED:
             sentences.append(
-                "The head is almost always right on these images, as on its training images: "
-                "use held-out images for unbiased statistics."
+                "The head is almost always right on these images, so it was probably trained on "
+                "them: use held-out images for unbiased statistics."
             )
         return sentences
