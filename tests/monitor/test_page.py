@@ -156,7 +156,7 @@ def test_the_code_of_the_document_runs(tmp_path, monkeypatch, capsys):
 @pytest.fixture(scope="module")
 def opened(folder):
     made = folder.parent / "page.html"
-    assert invoke("monitor", folder, "--out", made).exit_code == 0
+    assert invoke("monitor", folder, "--output", made).exit_code == 0
     with browsing() as browser:
         browser.send("Network.enable")
         browser.send("Network.setCacheDisabled", cacheDisabled=True)

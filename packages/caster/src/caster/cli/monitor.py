@@ -30,7 +30,7 @@ def monitor(
     stream: Annotated[str | None, typer.Option(metavar="ID", help="Show this stream only.")] = None,
     page: Annotated[
         Path | None,
-        typer.Option("--output", "--out", "-o", metavar="PAGE", help="HTML page to write."),
+        typer.Option("--output", "-o", metavar="PAGE", help="HTML page to write."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
