@@ -27,7 +27,7 @@ LATER = {"lame", "note", "rotta", "deyo", "roid", "pea"}
 
 REVISED = {
     "caster_bench.methods.layer_transport": 6,
-    "caster_bench.methods.knn": 2,
+    "caster_bench.methods.knn": 3,
     "caster_bench.methods.eata": 2,
 }
 

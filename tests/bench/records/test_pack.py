@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from caster.errors import CasterError
 from caster_bench.engine.pack import differences, parts_of, write_parts
+from caster_bench.engine.pack import pack as pack_run
 from caster_bench.records import parquet
 from caster_bench.records.digest import FormatError, key_of
 from caster_bench.records.parquet import as_batches, as_samples, delta_decode
@@ -33,6 +34,7 @@ from caster_bench.records.store import (
 )
 from caster_bench.sweeps import Spec
 from tests.support.consistent_records import Consistent
+from tests.support.consistent_records import sweep_of as every_study
 from tests.support.messages import error_line
 from tests.support.record_maker import Maker
 from tests.support.sweep_files import sweep_of
@@ -305,6 +307,33 @@ def test_a_later_revision_of_a_method_replaces_its_cells(out, pack, tmp_path):
     earlier = merged(later, pack, tmp_path / "earlier")  # an older revision changes nothing
     path = "r18--digits.parquet"
     assert (earlier.folder / path).read_bytes() == (later.folder / path).read_bytes()
+
+
+def test_a_new_revision_is_packed_with_all_of_its_family(tmp_path):
+    sweep = every_study(tmp_path)
+    out = Consistent(sweep, n=64, classes=4).make(tmp_path / "out")
+    packed = Pack(tmp_path / "pack")
+    assert pack_run(sweep, out, packed)[1] == []
+
+    def record_again(method: str) -> int:
+        """Another revision beside the first, made with another file of the same weights."""
+        found = [r for r in map(read, scan(out).cells) if r.spec.method == method]
+        for record in found:
+            identity = record.cell.identity | {"revision": 7, "checkpoint": "a" * 64}
+            cell = replace(record.cell, identity=identity)
+            write(cells_of(out), cell, record.samples, record.batches)
+        return len(found)
+
+    gated = record_again("caster")
+    done, problems = pack_run(sweep, out, packed)
+    assert done is None
+    assert {problem.kind for problem in problems} == {
+        "the revision of a method differs between cells"
+    }
+    ungated = record_again("caster-ungated")
+    done, problems = pack_run(sweep, out, packed)
+    assert problems == []
+    assert (done.cells, done.new, done.replaced) == (len(sweep.cells), 0, gated + ungated)
 
 
 def test_a_cell_that_was_made_otherwise_is_rejected(out, pack, tmp_path):

@@ -154,7 +154,7 @@ def test_a_record_of_another_sweep_is_none_of_the_rest(partly, tmp_path):
 def test_a_rejected_backbone_is_reported(partly, where):
     code, told = invoke("verify", partly[0], where, "--backbone", "swin")
     assert code == 0, told
-    assert told.startswith("20 cells verified, 20 of them refused")
+    assert told.startswith("20 cells verified, 20 of them rejected")
     assert told.endswith("Of the sweep's 171 cells: all of swin.")
 
 

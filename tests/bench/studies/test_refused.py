@@ -73,7 +73,7 @@ def test_the_commands_go_on(tmp_path):
     file = str(tmp_path / "every.toml")
     done = cli("bench", "verify", file, "--out", out)
     assert done.exit_code == 0, done.output
-    assert "6 cells verified, 3 of them refused" in " ".join(done.output.split())
+    assert "6 cells verified, 3 of them rejected" in " ".join(done.output.split())
     done = cli("bench", "report", file, "--out", out, "-o", tmp_path / "r")
     assert done.exit_code == 0, done.output
     assert "Pooled over 1 cell, " in done.output

@@ -144,7 +144,7 @@ def test_verify_says_that_nothing_is_wrong(run):
     assert done.exit_code == 0
     cells = len(sweep.cells)
     assert " ".join(done.output.split()) == (
-        f"{cells} cells verified, 20 of them refused, 0 of 5 checkpoint files compared: "
+        f"{cells} cells verified, 20 of them rejected, 0 of 5 checkpoint files compared: "
         "no problems found."
     )
 

@@ -143,7 +143,7 @@ def test_rejected_cells_are_good_records(tmp_path):
     path = sources_of(out) / "vit--digits.json"
     write_admission(out, replace(read_admission(path), reason="another"))
     kinds = {problem.kind for problem in verify(sweep, out)}
-    assert kinds == {"refused without the source's reason"}
+    assert kinds == {"rejected without the source's reason"}
 
 
 def test_a_run_that_was_begun_and_has_no_cell_yet(run):
@@ -457,8 +457,8 @@ def test_a_wrong_description_that_was_signed(run, changes, kind):
         ({"accuracy": None}, "admitted below the threshold"),
         ({"threshold": 0.5}, "admitted with a threshold other than the sweep's"),
         ({"moments": None}, "admitted without checkpoint or moments"),
-        ({"admitted": False}, "refused without a reason"),
-        ({"admitted": False, "reason": "x"}, "done though refused"),
+        ({"admitted": False}, "rejected without a reason"),
+        ({"admitted": False, "reason": "x"}, "done though rejected"),
     ],
 )
 def test_a_wrong_admission_that_was_signed(run, changes, kind):

@@ -23,7 +23,7 @@ STATE_DTYPE = "float32"  # of stored arrays: half the size of float64, far finer
 IMAGES_AT_ONCE = 64  # images per forward pass, whatever the batch size of the adaptation
 CHUNK_ELEMENTS = 2**24  # elements of a chunk of features: 64 MiB of float32
 LAYER_WINDOW = 256  # samples in the certificate of aligned layers
-LAYER_EVERY = 2048  # while a verdict is stable, at least one window in so many is compared
+LAYER_EVERY = 2048  # while a verdict is stable, at least one of this many windows is compared
 
 
 def _constant(default: float, origin: Origin, why: str, low: float = 0.0) -> Any:

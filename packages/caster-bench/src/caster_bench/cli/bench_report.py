@@ -43,7 +43,7 @@ def verify(
     from caster_bench.sweeps import read
 
     results = _verified(read(sweep), out, records, root, only, backbone)
-    refused = f", {len(results.refused):,} of them refused" if results.refused else ""
+    refused = f", {len(results.refused):,} of them rejected" if results.refused else ""
     say(
         f"{counted(len(results.sweep.cells), 'cell')} verified{refused}, "
         f"{compared(results.sweep, root)}: no problems found."
@@ -96,8 +96,9 @@ def pack(
 
     Only the fitted states are left out; the records keep their digests. Cells already in the pack
     stay as they are, so runs from several days or machines can be combined; use --records to add
-    another pack. A refused backbone is replaced by what a later run recorded for it. Everything
-    except missing cells must verify, otherwise nothing is written.
+    another pack. Cells of a later revision of their method replace packed ones, and what a later
+    run recorded for a rejected backbone replaces all of its cells. Everything except missing cells
+    must verify, otherwise nothing is written.
     """
     from caster_bench.engine.pack import pack as pack_run
     from caster_bench.records.store import Pack
@@ -110,9 +111,11 @@ def pack(
         )
     if packed is None:
         raise _listed(problems, folder)
-    left = f"; {packed.missing:,} of the sweep are missing" if packed.missing else ""
+    also = f", {packed.replaced:,} replaced by a later revision" if packed.replaced else ""
+    also += f"; {packed.outdated:,} of an earlier revision left out" if packed.outdated else ""
+    also += f"; {packed.missing:,} of the sweep are missing" if packed.missing else ""
     say(
-        f"{counted(packed.cells, 'cell')} in {folder}, {packed.new:,} of them new{left}. "
+        f"{counted(packed.cells, 'cell')} in {folder}, {packed.new:,} of them new{also}. "
         f"{counted(packed.files, 'file')}, {size(packed.size)}, the largest {size(packed.largest)}"
     )
 

@@ -62,7 +62,7 @@ def load(context: RunContext, backbone: Backbone) -> FrozenModel:
         model = caster.wrap(backbone.checkpoint, device=context.device)
         if backbone.sha256 not in (None, model.sha256):
             raise CheckpointRejected(
-                f"{backbone.checkpoint} has not the digest that the sweep wants"
+                f"{backbone.checkpoint} does not have the digest that the sweep pins"
             )
         return model
     path = checkpoint_path(context, backbone)

@@ -35,7 +35,12 @@ from caster_bench.records.store import (
     read_admission,
     scan,
 )
-from caster_bench.studies.check_cells import Problem, check_admissions, check_cells
+from caster_bench.studies.check_cells import (
+    Problem,
+    check_admissions,
+    check_cells,
+    check_files,
+)
 from caster_bench.studies.results import load
 from caster_bench.studies.verify import Progress, foreign_streams
 from caster_bench.sweeps import Sweep
@@ -55,6 +60,8 @@ class Outcome:
 
     cells: int
     new: int
+    replaced: int  # by a later revision of their method
+    outdated: int  # of an earlier revision than the packed ones, and left out
     missing: int  # cells of the sweep not packed yet
     files: int
     size: int  # bytes
@@ -104,9 +111,11 @@ def _pack(
     sizes = [path.stat().st_size for path in new.folder.iterdir()]
     for path in reversed(changed):  # streams before the cells that need them
         move_into_place(path, into.folder / path.name)
-    added = sum(len(part.added) for part in parts)
+    replaced, outdated = (sum(getattr(p, kind) for p in parts) for kind in ("replaced", "outdated"))
+    new = sum(len(part.added) for part in parts) - replaced
     missing = len(sweep.cells) - len(packed)
-    return Outcome(len(packed), added, missing, len(sizes), sum(sizes), max(sizes)), []
+    counts = (len(packed), new, replaced, outdated, missing)
+    return Outcome(*counts, len(sizes), sum(sizes), max(sizes)), []
 
 
 def _check_kept(parts: Sequence[Part], sweep: Sweep, into: Pack) -> None:
@@ -134,7 +143,11 @@ def _early(parts: Sequence[Part], sweep: Sweep, root: Path) -> list[Problem]:
         return strange
     admissions = {(part.admission.backbone, part.admission.data): part.admission for part in parts}
     cells = {spec: cell for part in parts for spec, (cell, _) in part.cells.items()}
-    return [*check_admissions(admissions, sweep, root), *check_cells(cells, admissions, sweep)]
+    return [
+        *check_admissions(admissions, sweep),
+        *check_files(cells, admissions, sweep, root),
+        *check_cells(cells, admissions, sweep),
+    ]
 
 
 @contextmanager
@@ -179,6 +192,8 @@ class Part:
     kept: Cells  # already in the pack
     added: Cells  # not in the pack yet
     both: Cells  # in both, whose records must agree
+    replaced: int = 0  # added cells that the pack had, of an earlier revision
+    outdated: int = 0  # cells of the run of an earlier revision than the pack's
 
     @property
     def cells(self) -> Cells:
@@ -236,7 +251,8 @@ def _part(path: Path, out: Records, ours: Cells) -> Part:
         elif _revision(cell) == _revision(old):
             both[spec] = cell, where
     kept = {spec: own for spec, own in theirs.items() if spec not in added}
-    return Part(path, packed, kept, added, both)
+    outdated = len(ours) - len(added) - len(both)
+    return Part(path, packed, kept, added, both, len(theirs) - len(kept), outdated)
 
 
 def _same_inputs(one: Cell, other: Cell) -> bool:
@@ -260,6 +276,12 @@ def _packed(path: Path) -> Cells:
 
 
 def _put(found: Cells, spec: Spec, cell: Cell, where: Location) -> None:
+    """Add a cell; of two revisions, which a run may hold, the later one counts."""
+    if spec in found and _same_inputs(cell, found[spec][0]):
+        if _revision(cell) < _revision(found[spec][0]):
+            return
+        if _revision(cell) > _revision(found[spec][0]):
+            del found[spec]
     if spec in found:
         raise CasterError(
             f"{spec.full} is recorded twice, in {found[spec][1]} and {where}: delete the one that "

@@ -99,7 +99,7 @@ class FOA(TorchMethod):
                 self.running_mean = trial.mean
             else:
                 self.running_mean = trial.mean.lerp(self.running_mean, self.momentum)
-        # In float32, as the network got it: cma, which knows its own points, sees a new one.
+        # Rounded to float32, as the network saw it; cma then treats it as a new point.
         self.best = self._candidates[trial.best].astype(np.float32).astype(np.float64)
         self._search.tell(self._candidates, trial.values)
         self._candidates = [*self._search.ask(), self.best]

@@ -19,7 +19,7 @@ from caster_bench.methods.features import finite_features, full_precision
 from caster_bench.methods.protocol import FeatureMethod, Prediction, Retained, count, nbytes, number
 from caster_bench.methods.source import Source
 
-REVISION = 2  # cosine similarity and weights, before: Euclidean distance and equal votes
+REVISION = 3  # 2: cosine similarity and weights; 3: by one product, ties among the nearest alone
 CHUNK = 2**25  # numbers in a temporary
 SPARE = 16  # candidates beyond k, to break ties
 
@@ -30,7 +30,8 @@ class KNN(FeatureMethod):
 
     As DINO evaluates frozen features (Caron et al., "Emerging Properties in Self-Supervised Vision
     Transformers", ICCV 2021), with its k of 20 and temperature of 0.07. Ties in similarity go to
-    the earlier source sample, ties in votes to the earlier class. Scores are shares of the weights.
+    the earlier source sample (among the k + 16 most similar), ties in votes to the earlier class.
+    Scores are shares of the weights.
     All source features are stored, scaled to length 1: 100 MB for 50,000 of width 512.
 
     >>> import numpy as np

@@ -47,8 +47,9 @@ class LayerTransportUngated(TorchMethod):
         super().__post_init__(source)
         if self.mixture:
             source.require_state(self.name)  # for the order of its classes
+        settings = self._settings()  # checked before the source is measured
         layers, ends = _layers(self.model, source, self.name)
-        self.transport = Transport(self.model, layers, self.columns, ends, self._settings())
+        self.transport = Transport(self.model, layers, self.columns, ends, settings)
         if self.inert:
             unknown = "" if layers is not None else ": the state has no layers"
             warn_inert(self.name, self.model, f"site to align{unknown}")

@@ -75,18 +75,11 @@ def foreign_admissions(paths: Iterable[Path], sweep: Sweep) -> list[Problem]:
     return [Problem("not of this sweep", str(path)) for path in paths if path.stem not in known]
 
 
-def check_admissions(admissions: Admissions, sweep: Sweep, root: Path) -> Iterator[Problem]:
-    """Check admissions against the sweep, the checkpoint files and one another."""
+def check_admissions(admissions: Admissions, sweep: Sweep) -> Iterator[Problem]:
+    """Check admissions against the sweep."""
     for admission in admissions.values():
         for kind in _admission_faults(admission, sweep):
             yield Problem(kind, f"{admission.backbone} on {admission.data}")
-    for name, backbone in sweep.backbones.items():
-        digests = {a.checkpoint for (own, _), a in admissions.items() if own == name}
-        path = root / backbone.checkpoint
-        if backbone.is_file and path.is_file():
-            digests.add(file_digest(path))
-        if len(digests - {None}) > 1:
-            yield Problem("the checkpoint is not the one that was admitted", name)
 
 
 def compared(sweep: Sweep, root: Path | None = None) -> str:
@@ -104,13 +97,26 @@ def _admission_faults(admission: Admission, sweep: Sweep) -> Iterator[str]:
     if admission.threshold != threshold:
         yield "admitted with a threshold other than the sweep's"
     if not admission.admitted and not admission.reason:
-        yield "refused without a reason"
+        yield "rejected without a reason"
     if not admission.admitted:
         return
     if admission.checkpoint is None or admission.moments is None:
         yield "admitted without checkpoint or moments"
     if threshold is not None and (admission.accuracy is None or admission.accuracy < threshold):
         yield "admitted below the threshold"
+
+
+def check_files(
+    cells: Cells, admissions: Admissions, sweep: Sweep, root: Path
+) -> Iterator[Problem]:
+    """Check that checkpoint files which exist here are among those that were recorded."""
+    recorded = {(own, admission.checkpoint) for (own, _), admission in admissions.items()}
+    recorded |= {(spec.backbone, cell.identity.get("checkpoint")) for spec, cell in cells.items()}
+    for name, backbone in sweep.backbones.items():
+        digests = {digest for own, digest in recorded if own == name} - {None}
+        path = root / backbone.checkpoint
+        if backbone.is_file and digests and path.is_file() and file_digest(path) not in digests:
+            yield Problem("the checkpoint is not the one that was admitted", name)
 
 
 def check_cells(cells: Cells, admissions: Admissions, sweep: Sweep) -> Iterator[Problem]:
@@ -203,9 +209,9 @@ def _disagreements(cell: Cell, admission: Admission) -> Iterator[str]:
         if cell.identity.get(name) != getattr(admission, name):
             yield kind
     if (cell.status == DONE) != admission.admitted:
-        yield "refused though admitted" if admission.admitted else "done though refused"
+        yield "rejected though admitted" if admission.admitted else "done though rejected"
     if cell.status != DONE and (not cell.reason or cell.reason != admission.reason):
-        yield "refused without the source's reason"
+        yield "rejected without the source's reason"
     stated = {name: getattr(admission, name) for name in ("accuracy", "n", "threshold")}
     if {name: cell.admission.get(name) for name in stated} != stated:
         yield "admission differs from the source's"
@@ -219,20 +225,27 @@ def _differences(cells: Cells, timed: frozenset[Spec]) -> Iterator[Problem]:
         pairs: dict[tuple[Any, ...], Any] = {
             ("the version of caster",): cell.software.get("caster"),
             ("the choice of settings", spec.method, spec.settings): _resolved(cell),
-            ("the revision of a method", inner_and_gate(spec.method)[0]): cell.identity.get(
-                "revision", 1
-            ),
+            ("the revision of a method", _family(spec.method)): cell.identity.get("revision", 1),
             ("the hardware of the cost study",): hardware if spec in timed else None,
             ("the source data", spec.data): cell.identity.get("source"),
             ("the target data", spec.data): cell.identity.get("target"),
             ("the number of classes", spec.data): cell.identity.get("classes"),
-            ("the frozen model", spec.backbone, spec.data): cell.frozen.get("before"),
+            ("the frozen model", spec.backbone): cell.frozen.get("before"),
         }
         pairs |= _defaults(spec, cell)
         for key, value in pairs.items():
             # a cell refused for lack of a checkpoint leaves the rest empty
             if value is not None and first.setdefault(key, value) != value:
                 yield Problem(f"{key[0]} differs between cells", spec.full)
+
+
+def _family(method: str) -> str:
+    """A method with or without its gate, or behind another one: they share their revision.
+
+    >>> _family("mixture-transport-ungated"), _family("tent+referee")
+    ('mixture-transport', 'tent')
+    """
+    return inner_and_gate(method)[0].removesuffix("-ungated")
 
 
 def _defaults(spec: Spec, cell: Cell) -> dict[tuple[Any, ...], Any]:

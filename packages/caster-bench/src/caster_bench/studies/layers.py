@@ -252,7 +252,7 @@ def measure_accuracy(results: Results) -> Accuracy | None:
         for spec, setting in data_of.items()
     }
     found = conventions(scores, labels, results)
-    once: dict[Lead, Lead] = {}  # without those that are alike over all corruptions and fifteen
+    once: dict[Lead, Lead] = {}  # drop leads that are equal under both conventions
     for lead in _leads(found, scores, labels):
         once.setdefault(replace(lead, convention=""), lead)
     return Accuracy(found, tuple(once.values()))

@@ -28,7 +28,7 @@ from caster_bench.sweeps import Spec, Sweep
 TEXT, PAGE = "leaderboard.md", "leaderboard.html"
 PUBLISHED = 10_000  # images of a stream in most published tables
 HARDEST = 5  # their severity
-MANY = 5  # methods beside the frozen model, from which a board is in the text too
+MANY = 5  # methods besides the frozen model that a board needs to appear in the text
 PLACE = (Column("protocol"), Column("stream"), Column("B", "d"), Column("family"), Column("data"))
 EXTENT = (Column("networks"), Column("streams", "d"))
 RESULTS = (
@@ -114,7 +114,7 @@ class Pool:
 
 
 def merge(recorded: Sequence[Results]) -> Pool:
-    """Pool sweeps by the digests of checkpoints and test sets, regardless of their names.
+    """Pool sweeps by the digests of weights and test sets, regardless of their names.
 
     Of a cell that several sweeps have, the first one counts, so that none replaces another's.
     """
@@ -124,7 +124,7 @@ def merge(recorded: Sequence[Results]) -> Pool:
         sweep, title = results.sweep, titles(results.sweep)
         for spec, score in results.scores.items():
             own = results.provenance[spec]
-            backbone, data = str(own.checkpoint), str(own.target).partition(", ")[2]
+            backbone, data = str(own.weights), str(own.target).partition(", ")[2]
             same = replace(spec, backbone=backbone, data=data)
             whole.backbones.setdefault(backbone, sweep.backbones[spec.backbone])
             whole.data.setdefault(data, replace(sweep.data[spec.data], name=title[spec.data]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,8 @@ class Provenance:
 
     backbone: str
     data: str
-    checkpoint: str | None  # digests
+    checkpoint: str | None  # digest of the file
+    weights: str | None  # digest of the weights in memory; None if rejected
     moments: str | None
     accuracy: float | None  # on clean images
     source: str | None  # name and digest; None if refused before its data were read
@@ -38,6 +40,7 @@ class Provenance:
             backbone=spec["backbone"],
             data=spec["data"],
             checkpoint=identity["checkpoint"],
+            weights=cell.frozen.get("before"),
             moments=identity["moments"],
             accuracy=cell.admission["accuracy"],
             source=_data(identity["source"]),
@@ -54,7 +57,7 @@ def _data(data: dict[str, object] | None) -> str | None:
 def provenance_tables(results: Results) -> list[Table]:
     """Tables of checkpoints, data, software and hardware."""
     counts = Counter(results.provenance.values())
-    checkpoints = {(o.backbone, o.data): (o.accuracy, o.checkpoint, o.moments) for o in counts}
+    checkpoints = {(o.backbone, o.data): (o.accuracy, _files(o, counts), o.moments) for o in counts}
     data = {
         (o.data, kind): text
         for o in counts
@@ -80,6 +83,12 @@ def provenance_tables(results: Results) -> list[Table]:
         _machines("software", counts),
         _machines("hardware", counts),
     ]
+
+
+def _files(own: Provenance, all_of: Iterable[Provenance]) -> str | None:
+    """Digests of a backbone's checkpoint: files of different bytes may hold the same weights."""
+    same = (o for o in all_of if (o.backbone, o.data) == (own.backbone, own.data))
+    return ", ".join(sorted({o.checkpoint for o in same if o.checkpoint})) or None
 
 
 def _machines(part: str, counts: Counter[Provenance]) -> Table:

@@ -28,6 +28,7 @@ from caster_bench.studies.check_cells import (
     Problem,
     check_admissions,
     check_cells,
+    check_files,
     foreign_admissions,
     read_admissions,
 )
@@ -91,8 +92,10 @@ def examine(
     pairs = _pairs(sweep, {*found, *wanted}, there.admissions)
     admissions, unread = read_admissions(out, pairs)
     problems += unread
-    problems += check_admissions(admissions, sweep, root or Path())
-    problems += check_cells({spec: cell for spec, (cell, _) in found.items()}, admissions, sweep)
+    cells = {spec: cell for spec, (cell, _) in found.items()}
+    problems += check_admissions(admissions, sweep)
+    problems += check_files(cells, admissions, sweep, root or Path())
+    problems += check_cells(cells, admissions, sweep)
     read: dict[Spec, Any] = {}
     few = len(found) < (FEW_PACKED_CELLS if isinstance(out, Pack) else FEW_CELLS)
     check = partial(check_stream, constants=sweep.constants, reading=reading)

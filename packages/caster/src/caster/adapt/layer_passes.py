@@ -54,7 +54,7 @@ class LayerSettings:
     mixture: bool = True  # align with the class mixture of the batch, else with the source's
     tau: float = 1.0  # largest accepted ratio
     window: int = LAYER_WINDOW  # samples in the certificate
-    every: int = LAYER_EVERY  # while the verdict is stable, compare at least one window in so many
+    every: int = LAYER_EVERY  # compare at least one of this many windows while stable
 
     def __post_init__(self) -> None:
         if not 0 <= self.prior < math.inf:

@@ -74,8 +74,10 @@ class StreamLabels:
     @property
     def mixture(self) -> Floats:  # (C,)
         """Class mixture of the last batch; the source's if in doubt."""
-        in_runs = self.chain.mixture if self.kind == "runs" else None
-        return self.prior if in_runs is None else in_runs
+        if self.kind != "runs":
+            return self.prior
+        assert self.chain.mixture is not None, "a resumed stream has no last batch"
+        return self.chain.mixture
 
     def answers(self, p: NDArray[Any]) -> Floats | None:  # (n, C)
         """Corrected label probabilities of a batch; None if p needs no correction."""

@@ -78,7 +78,7 @@ class LayerSummary:
         if not self.images:
             return [
                 "Classes: no site has moments per class. Keep classes mixed: a stream sorted by "
-                "class cannot be told from a shift."
+                "class cannot be distinguished from a shift."
             ]
         fewest, most = min(self.images), max(self.images)
         images = f"{fewest:,}" if fewest == most else f"{fewest:,} to {most:,}"

@@ -22,7 +22,8 @@ from caster.report.mechanism import TRANSPORT, Mechanism
 from caster.report.metrics import Bin, expected_classes
 
 # A stream is called ordered if its batches have less than this share of the classes expected in
-# random ones. With two classes, an ordered batch has 1 of 2 and a random one seldom 1 of 1.5.
+# random ones. With two classes, an ordered batch has 1 of 2; a random batch rarely has only 1 of
+# the expected 1.5.
 FEW = 0.6
 SAFEGUARDS: frozenset[Reason] = frozenset({"class_order", "source_check"})
 LARGEST_TAU = 10.0  # a threshold above this hardly rejects anything
