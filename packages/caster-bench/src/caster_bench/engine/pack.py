@@ -112,9 +112,9 @@ def _pack(
     for path in reversed(changed):  # streams before the cells that need them
         move_into_place(path, into.folder / path.name)
     replaced, outdated = (sum(getattr(p, kind) for p in parts) for kind in ("replaced", "outdated"))
-    new = sum(len(part.added) for part in parts) - replaced
+    added = sum(len(part.added) for part in parts) - replaced
     missing = len(sweep.cells) - len(packed)
-    counts = (len(packed), new, replaced, outdated, missing)
+    counts = (len(packed), added, replaced, outdated, missing)
     return Outcome(*counts, len(sizes), sum(sizes), max(sizes)), []
 
 
