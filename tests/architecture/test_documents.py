@@ -64,7 +64,7 @@ def test_the_commands_of_two_pages_run_as_they_are(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     write_model(tmp_path / "model.onnx")
     Path("model.toml").write_text(TOML)
-    for name, cast in (("train", 0.0), ("labelled", CAST), ("new", CAST)):
+    for name, cast in (("source", 0.0), ("labelled", CAST), ("new", CAST)):
         write_folder(tmp_path / "photos" / name, *patches(12, seed=len(name), cast=cast))
     lines, others = (
         re.findall(r"^caster (.*model\.onnx.*)$", (ROOT / page).read_text(), re.MULTILINE)

@@ -17,6 +17,7 @@ from caster_bench.engine.plan import make_plan
 from caster_bench.engine.record import commit, identity_of
 from caster_bench.engine.run_context import RunContext
 from caster_bench.methods import registry as catalogue
+from caster_bench.methods.knn import REVISION
 from caster_bench.methods.registry import entries
 from caster_bench.methods.tent import Tent
 from caster_bench.records.digest import key_of
@@ -197,6 +198,6 @@ def test_a_record_names_the_commit(monkeypatch, tmp_path):
 def test_a_revision_is_part_of_the_identity_unless_it_is_the_first(monkeypatch):
     first, later = (identity_of(Spec("r", "d", name), ADMISSION) for name in ("tent", "knn"))
     assert "revision" not in first  # the keys of records from before stay as they were
-    assert later["revision"] == 2
+    assert later["revision"] == REVISION
     monkeypatch.setattr("caster_bench.methods.tent.REVISION", 3)
     assert identity_of(Spec("r", "d", "tent"), ADMISSION) == first | {"revision": 3}
