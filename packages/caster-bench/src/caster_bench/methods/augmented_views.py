@@ -16,7 +16,9 @@ from torch.nn.functional import grid_sample, pad
 from caster.errors import CasterError
 from caster.models.preprocessing import Preprocessing
 from caster.models.torch import TorchModel
+from caster_bench.methods.gradient_method import GradientMethod
 from caster_bench.methods.network import to_device
+from caster_bench.methods.source import Source
 
 BLUR_RADIUS = 2  # pixels
 Numbers = float | Sequence[float]  # one for all channels, or one per channel
@@ -71,6 +73,22 @@ class ImageRange:
         if not bool(((span > 0) & span.isfinite()).all()):
             raise CasterError(f"std of {self._name} must be above 0, not {std!r}")
         return scale
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class AugmentingMethod(GradientMethod):
+    """A gradient-based method that trains on augmented images.
+
+    `mean` and `std` are for models without a preprocessing; see `ImageRange`.
+    """
+
+    mean: Numbers | None = None
+    std: Numbers | None = None
+    seed: int = 0
+
+    def __post_init__(self, source: Source) -> None:
+        super().__post_init__(source)
+        self._range = ImageRange(self.model, self.name, self.mean, self.std)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,17 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from caster.errors import CasterError
-from caster_bench.methods.augmented_views import Augmentation, ImageRange, Numbers, draw_seed
-from caster_bench.methods.gradient_method import GradientMethod, OptimizerName, cross_entropy
+from caster_bench.methods.augmented_views import Augmentation, AugmentingMethod, draw_seed
+from caster_bench.methods.gradient_method import OptimizerName, cross_entropy
 from caster_bench.methods.network import Network, gradients, use_batch_statistics
 from caster_bench.methods.protocol import Prediction, Retained, count, number
-from caster_bench.methods.source import Source
 
 REVISION = 1
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class CoTTA(GradientMethod):
+class CoTTA(AugmentingMethod):
     """Train a student on its teacher's predictions; the teacher is the student's moving average.
 
     Wang et al., "Continual Test-Time Domain Adaptation", CVPR 2022. If the source network's mean
@@ -38,6 +37,7 @@ class CoTTA(GradientMethod):
     another optimizer and rate, and a `symmetric` loss that the reference uses for ImageNet only.
 
     >>> from caster import wrap
+    >>> from caster_bench.methods import Source
     >>> net = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
     >>> list(CoTTA(wrap(net), Source()).parameters)
     ['1.weight', '1.bias']
@@ -50,13 +50,6 @@ class CoTTA(GradientMethod):
     ema: float = number(0.999, high=1)
     restore: float = number(0.01, high=1)
     symmetric: bool = False
-    mean: Numbers | None = None
-    std: Numbers | None = None
-    seed: int = 0
-
-    def __post_init__(self, source: Source) -> None:
-        super().__post_init__(source)
-        self._range = ImageRange(self.model, self.name, self.mean, self.std)
 
     def eligible(self, module: nn.Module) -> dict[str, nn.Parameter]:
         """Select every parameter."""

@@ -10,15 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from caster_bench.methods.augmented_views import Augmentation, ImageRange, Numbers
+from caster_bench.methods.augmented_views import Augmentation, AugmentingMethod
 from caster_bench.methods.gradient_method import (
-    GradientMethod,
     OptimizerName,
     cross_entropy,
     entropy,
 )
 from caster_bench.methods.protocol import Prediction, Retained, nbytes, number
-from caster_bench.methods.source import Source
 
 REVISION = 1
 MEAN_DECAY = 0.9  # of the running mean of probabilities, per batch
@@ -26,7 +24,7 @@ LARGEST, FLOOR = 0.99, 1e-5  # of probabilities, and added to their odds, in the
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class ROID(GradientMethod):
+class ROID(AugmentingMethod):
     """Raise the likelihood ratio of certain, diverse samples, consistently under augmentation.
 
     Marsden, Döbler and Yang, "Universal Test-Time Adaptation through Weight Ensembling, Diversity
@@ -42,6 +40,7 @@ class ROID(GradientMethod):
     Defaults are the authors' for CIFAR; preset "imagenet" is SGD at 2.5e-4.
 
     >>> from caster import wrap
+    >>> from caster_bench.methods import Source
     >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 2, 1), torch.nn.BatchNorm2d(2))
     >>> list(ROID(wrap(net, head="0"), Source()).parameters)
     ['1.weight', '1.bias']
@@ -52,13 +51,6 @@ class ROID(GradientMethod):
     optimizer: OptimizerName = "adam"
     momentum: float = number(0.99, high=1)
     temperature: float = number(1 / 3, above=True)
-    mean: Numbers | None = None
-    std: Numbers | None = None
-    seed: int = 0
-
-    def __post_init__(self, source: Source) -> None:
-        super().__post_init__(source)
-        self._range = ImageRange(self.model, self.name, self.mean, self.std)
 
     def reset(self) -> None:
         """Start over with a new copy of the network and the same random numbers."""

@@ -12,18 +12,17 @@ from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from caster_bench.methods.augmented_views import Augmentation, ImageRange, Numbers
-from caster_bench.methods.gradient_method import GradientMethod, cross_entropy
+from caster_bench.methods.augmented_views import Augmentation, AugmentingMethod
+from caster_bench.methods.gradient_method import cross_entropy
 from caster_bench.methods.network import Network, gradients, override_batchnorm, training
 from caster_bench.methods.protocol import Retained, count, nbytes, number
-from caster_bench.methods.source import Source
 
 REVISION = 1
 FLOOR = 1e-6  # added to probabilities before their logarithm, as in the authors' code
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class RoTTA(GradientMethod):
+class RoTTA(AugmentingMethod):
     """Answer with a teacher, the moving average of a student that learns from a small memory.
 
     Yuan, Xie and Li, "Robust Test-Time Adaptation in Dynamic Scenarios", CVPR 2023. The memory
@@ -38,6 +37,7 @@ class RoTTA(GradientMethod):
     `ImageRange`) and a second network; keeps `memory` images. Defaults are the authors' for CIFAR.
 
     >>> from caster import wrap
+    >>> from caster_bench.methods import Source
     >>> net = nn.Sequential(nn.Conv2d(3, 2, 1), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(2, 2))
     >>> list(RoTTA(wrap(net), Source()).parameters)
     ['1.weight', '1.bias']
@@ -47,13 +47,6 @@ class RoTTA(GradientMethod):
     nu: float = number(0.001, high=1)
     memory: int = count(64)
     momentum: float = number(0.05, high=1)
-    mean: Numbers | None = None
-    std: Numbers | None = None
-    seed: int = 0
-
-    def __post_init__(self, source: Source) -> None:
-        super().__post_init__(source)
-        self._range = ImageRange(self.model, self.name, self.mean, self.std)
 
     def configure(self, module: nn.Module) -> None:
         """Make every BatchNorm robust."""
