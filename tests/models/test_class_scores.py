@@ -36,7 +36,7 @@ def problem(samples=20, k=SIZE, dtype=torch.float32):
 
 def reference(z, moments, ridge):
     """Log densities by NumPy, in float64, plus the constant that scores leave out."""
-    z, ridge = z.numpy().astype(float), ridge.numpy().astype(float)
+    z, ridge = z.numpy().astype(float), (ridge + moments.slack).numpy().astype(float)
     columns = []
     for c in range(moments.n_classes):
         S = moments.covariances[c].numpy().astype(float) + ridge
@@ -105,17 +105,17 @@ def test_a_covariance_that_is_not_positive_definite_must_be_noticed(monkeypatch)
     assert len(calls) == 1
 
 
-def test_few_classes_and_double_precision_need_no_kernel(monkeypatch):
+def test_few_classes_many_directions_and_double_precision_use_no_kernel(monkeypatch):
     with_kernel(monkeypatch, lambda *args: pytest.fail("compiled"))
-    args = problem(dtype=torch.float64)
-    close(class_scores.ridged_scores(*args), reference(*args))
+    for args in (problem(dtype=torch.float64), problem(k=129)):
+        close(class_scores.ridged_scores(*args), reference(*args))
     monkeypatch.setattr(class_scores, "MIN_CLASSES", CLASSES + 1)
     args = problem()
     close(class_scores.ridged_scores(*args), reference(*args))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
-@pytest.mark.parametrize(("samples", "k"), [(20, 9), (70, 17), (3, 31)])
+@pytest.mark.parametrize(("samples", "k"), [(20, 9), (70, 17), (3, 31), (64, 63), (130, 70)])
 def test_the_kernel_gives_the_reference(monkeypatch, samples, k):
     """On a GPU or, without one, by Triton's interpreter."""
     if not torch.cuda.is_available():

@@ -12,6 +12,7 @@ from caster.core.types import SourceMoments
 from caster.models.protocol import error_line
 
 MIN_CLASSES = 128  # below this, compiling the kernel, which takes seconds, does not pay off
+MAX_DIRECTIONS = 128  # more would not fit a GPU's registers
 TOLERANCE = 1e-5  # largest error of the kernel, relative to the largest score
 
 log = logging.getLogger("caster")
@@ -29,7 +30,8 @@ def ridged_scores(
     The first batch of every shape is scored both ways and compared. It runs before any CUDA graph
     is captured.
     """
-    if moments.n_classes < MIN_CLASSES or z.element_size() != 4:
+    too_large = z.element_size() != 4 or z.shape[1] > MAX_DIRECTIONS
+    if too_large or moments.n_classes < MIN_CLASSES:
         return _defined(z, moments, ridge)
     key = z.device, z.shape, moments.n_classes
     if key not in _works:

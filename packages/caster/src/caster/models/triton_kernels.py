@@ -7,36 +7,94 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS = 64  # samples per program of the scoring kernel, at most
+PANELS = 4  # into which the scoring kernel splits the columns of a covariance
 VALUES = 2048  # activations per program of the mapping kernel
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _scores(  # type: ignore[no-untyped-def]
-    z, means, covariances, ridge, offsets, out, B, C, k, K: tl.constexpr, R: tl.constexpr
-):
-    c = tl.program_id(0).to(tl.int64)
-    rows = tl.program_id(1) * R + tl.arange(0, R)
-    i = tl.arange(0, K)
-    inside = i < k
-    square = inside[:, None] & inside[None, :]
-    at = i[:, None] * k + i[None, :]
+def _tile(z, means, covariances, ridge, c, B, k, panel, K: tl.constexpr, P: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A panel of columns of the class's covariance, over the same columns of centred samples."""
+    row, column = tl.arange(0, 2 * K)[:, None], panel * P + tl.arange(0, P)[None, :]
+    at = row * k + column
+    square = (row < k) & (column < k)
     S = tl.load(covariances + c * k * k + at, square, 0.0) + tl.load(ridge + at, square, 0.0)
-    known = inside[:, None] & (rows < B)[None, :]
-    X = tl.load(z + i[:, None] * B + rows[None, :], known, 0.0)  # (K, R)
-    X -= tl.load(means + c * k + i, inside, 0.0)[:, None]
-    total = tl.zeros((R,), tl.float32)  # squared distance plus log determinant
-    for j in range(k):
-        # Sum over the first axis, which is split within threads; other sums would need shuffles.
-        row = tl.sum(tl.where(i[:, None] == j, S, 0.0), 0)
-        x = tl.sum(tl.where(i[:, None] == j, X, 0.0), 0)
+    S = tl.where((row == column) & (column >= k), 1.0, S)  # pad with an identity
+    sample = tl.program_id(1) * K + row - K
+    x = tl.load(z + sample * k + column, (row >= K) & (sample < B) & (column < k), 0.0)
+    x -= tl.load(means + c * k + column, column < k, 0.0)
+    return tl.where(row < K, S, x)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _rows(tile, panel, P: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The P rows of a tile that meet the diagonal in this panel."""
+    N: tl.constexpr = tile.shape[0] // P
+    parts = tl.reshape(tile, (N, P, P))
+    return tl.sum(tl.where(tl.arange(0, N)[:, None, None] == panel, parts, 0.0), 0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _less(tile, factor, panel, P: tl.constexpr, precision: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Subtract the part of a tile that an earlier panel of the factor explains."""
+    return tile - tl.dot(factor, tl.trans(_rows(factor, panel, P)), input_precision=precision)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _factored(tile, panel, P: tl.constexpr, precision: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Turn a tile into a panel of the factor: also its squared rows plus the log determinant."""
+    i = tl.arange(0, P)
+    D = _rows(tile, panel, P)
+    E = tl.where(i[:, None] == i[None, :], 1.0, 0.0)  # becomes the inverse of D's unit factor
+    pivots = tl.zeros((P,), tl.float32)
+    for j in range(P):
+        row = tl.sum(tl.where(i[:, None] == j, D, 0.0), 0)
+        unit = tl.sum(tl.where(i[:, None] == j, E, 0.0), 0)
         pivot = tl.sum(tl.where(i == j, row, 0.0), 0)
         pivot = tl.where(pivot > 0, pivot, float("nan"))  # not positive definite
-        total += x * x / pivot + tl.log(pivot)
-        step = (row / pivot)[:, None]
-        S -= step * row[None, :]
-        X -= step * x[None, :]
-    tl.store(out + rows * C + c, tl.load(offsets + c) - 0.5 * total, rows < B)
+        below = tl.sum(tl.where(i[None, :] == j, D, 0.0), 1)
+        step = tl.where(i > j, below / pivot, 0.0)[:, None]
+        D -= step * row[None, :]
+        E -= step * unit[None, :]
+        pivots = tl.where(i == j, pivot, pivots)
+    E /= tl.sqrt(pivots)[:, None]
+    factor = tl.dot(tile, tl.trans(E), input_precision=precision)
+    return factor, tl.sum(factor * factor, 1) + tl.sum(tl.log(pivots), 0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _scores(  # type: ignore[no-untyped-def]
+    z,
+    means,
+    covariances,
+    ridge,
+    offsets,
+    out,
+    B,
+    C,
+    k,
+    K: tl.constexpr,
+    P: tl.constexpr,
+    precision: tl.constexpr,
+):
+    c = tl.program_id(0).to(tl.int64)
+    tile = _tile(z, means, covariances, ridge, c, B, k, 0, K, P)
+    first, total = _factored(tile, 0, P, precision)
+    tile = _tile(z, means, covariances, ridge, c, B, k, 1, K, P)
+    tile = _less(tile, first, 1, P, precision)
+    second, more = _factored(tile, 1, P, precision)
+    total += more
+    tile = _tile(z, means, covariances, ridge, c, B, k, 2, K, P)
+    tile = _less(_less(tile, first, 2, P, precision), second, 2, P, precision)
+    third, more = _factored(tile, 2, P, precision)
+    total += more
+    tile = _tile(z, means, covariances, ridge, c, B, k, 3, K, P)
+    tile = _less(_less(tile, first, 3, P, precision), second, 3, P, precision)
+    tile = _less(tile, third, 3, P, precision)
+    total += _factored(tile, 3, P, precision)[1]
+    row = tl.arange(0, 2 * K)
+    sample = tl.program_id(1) * K + row - K
+    score = tl.load(offsets + c) - 0.5 * total
+    tl.store(out + sample * C + c, score, (row >= K) & (sample < B))
 
 
 def gaussian_scores(
@@ -48,18 +106,18 @@ def gaussian_scores(
 ) -> Tensor:  # (B, C)
     """g_c(z) with covariances Sigma_c + ridge (Eq. 5); NaN where one is not positive definite.
 
-    One program per class runs Gaussian elimination on its covariance, with the samples as extra
-    columns. The pivots give the determinant, and the eliminated samples give the distances.
-    Everything stays in registers, whereas cuSOLVER and cuBLAS read and write all matrices a dozen
-    times.
+    One program per class runs a Cholesky factorization of its covariance, with the centred samples
+    as extra rows, which become whitened samples. It goes panel by panel: a panel's diagonal block
+    is eliminated column by column, and matrix products do the rest. Everything stays in registers,
+    whereas cuSOLVER and cuBLAS read and write all matrices a dozen times.
     """
     (B, k), C = z.shape, len(means)
-    # Transpose the batch, so that the threads of a warp hold one row of it, as of a covariance.
-    inputs = [part.contiguous() for part in (z.T, means, covariances, ridge, priors.log())]
+    inputs = [part.contiguous() for part in (z, means, covariances, ridge, priors.log())]
     out = torch.empty((B, C), dtype=z.dtype, device=z.device)
-    K, R = max(16, triton.next_power_of_2(k)), max(16, min(ROWS, triton.next_power_of_2(B)))
-    warps = 4 if K <= 64 else 8
-    _scores[C, triton.cdiv(B, R)](*inputs, out, B, C, k, K=K, R=R, num_warps=warps)
+    K = max(16 * PANELS, triton.next_power_of_2(k))
+    _scores[C, triton.cdiv(B, K)](
+        *inputs, out, B, C, k, K=K, P=K // PANELS, precision="tf32x3", num_warps=K // 16
+    )
     return out
 
 
