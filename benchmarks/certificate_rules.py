@@ -120,7 +120,7 @@ def show(name: str, values: list[float]) -> None:
 def compare(stored: Logits) -> None:
     if "clean.0.frozen" not in stored:
         raise SystemExit("the clean stream was left out: record a network that is better at it")
-    names = ["frozen", "always", "confident", "always"]
+    names = ["frozen", "ungated", "confident", "ungated"]
     for rule in RULES:
         names += [rule, "accepted"]
     print(f"{'':<22}" + "".join(f"{name:>12}" for name in names))

@@ -6,7 +6,7 @@ MODEL is anything that `caster --model` takes; the .npz files hold `images` (uin
 SOURCE should be images that the network was not trained on; all of them are fitted. TARGET is met
 clean and under the four spare corruptions at severity 5, shuffled, in runs of one class, sorted by
 class and long-tailed (100 : 1), in batches of 64; `--sizes` names other sizes. Columns: accuracy in
-percent if every batch is adapted (always) and behind the certificate (gated), and the share of
+percent if every batch is accepted (ungated) and behind the certificate (gated), and the share of
 accepted batches, as means over the conditions. The last table is the mean over the streams.
 
 Two variants show what the size of a state costs: moments of classes at the deep half of the sites
@@ -48,9 +48,9 @@ STREAMS = {
     "long-tailed": StreamSettings(order="long-tailed", imbalance=100.0),
 }
 WIDTHS = (6, 13, 26, 9, 9, 10)
-HEADING = ("B", "stream", "variant", "always", "gated", "accepted")
+HEADING = ("B", "stream", "variant", "ungated", "gated", "accepted")
 
-Figures = NDArray[np.float64]  # (3,): always, gated, accepted
+Figures = NDArray[np.float64]  # (3,): ungated, gated, accepted
 Layers = Mapping[Site, ChannelMoments]
 Labelled = Iterable[tuple[NDArray[Any], NDArray[Any]]]
 
@@ -147,7 +147,7 @@ def accuracy(scores: Any, truth: NDArray[np.int64]) -> float:
 def figures(
     transport: LayerTransport, met: list[tuple[NDArray[Any], Outputs, NDArray[np.int64]]]
 ) -> Figures:
-    """Answer a stream: accuracies always and gated, and the share accepted, in percent."""
+    """Answer a stream: accuracies ungated and gated, and the share accepted, in percent."""
     found = np.zeros(3)
     transport.reset()
     for batch, frozen, truth in met:

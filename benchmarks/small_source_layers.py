@@ -6,7 +6,7 @@ MODEL is anything that `caster --model` takes; the .npz files hold `images` (uin
 SOURCE should be images that the network was not trained on; 5 to 200 images per class are drawn
 from it. TARGET is met clean and under the four spare corruptions, in batches of 64, shuffled and
 sorted by class. Columns: accuracy of the frozen model, and the points that the default changes
-(`caster.fit`, `Adapter(mechanism="auto")`), gated and always. The last lines are the worst and the
+(`caster.fit`, `Adapter(mechanism="auto")`), gated and ungated. The last lines are the worst and the
 mean of all.
 """
 
@@ -84,7 +84,7 @@ def labelled_batches(
 def gains(
     adapter: caster.Adapter, images: NDArray[Any], labels: NDArray[Any], ordered: bool
 ) -> tuple[float, float, float, float]:
-    """Frozen accuracy in percent, points won gated and always, and the share accepted."""
+    """Frozen accuracy in percent, points won gated and ungated, and the share accepted."""
     rows = np.arange(len(labels))
     rows = rows[np.argsort(labels, kind="stable")] if ordered else rows
     right, accepted, seen = np.zeros(3), 0, 0
@@ -96,8 +96,8 @@ def gains(
         right += [np.sum(answer == truth) for answer in answers]
         accepted += out.verdict.accepted
         seen += len(truth)
-    frozen, gated, always = 100 * right / seen
-    return frozen, gated - frozen, always - frozen, accepted / len(found)
+    frozen, gated, ungated = 100 * right / seen
+    return frozen, gated - frozen, ungated - frozen, accepted / len(found)
 
 
 def main() -> None:
@@ -113,7 +113,7 @@ def main() -> None:
         for c in CONDITIONS
     }
     widths = (10, 20, 10, 9, 9, 9, 9)
-    heading = ("per class", "target", "stream", "frozen", "default", "always", "accepted")
+    heading = ("per class", "target", "stream", "frozen", "default", "ungated", "accepted")
     print("".join(f"{name:>{width}}" for name, width in zip(heading, widths, strict=True)))
     found = []
     for each in SIZES:
@@ -122,9 +122,9 @@ def main() -> None:
         adapter = caster.Adapter(model, state, every=1)
         for name, images in shifted.items():
             for stream in ("shuffled", "sorted"):
-                frozen, gated, always, share = gains(adapter, images, truth, stream == "sorted")
-                found.append((gated, always))
-                cells = (each, name, stream, f"{frozen:.1f}", f"{gated:+.1f}", f"{always:+.1f}")
+                frozen, gated, ungated, share = gains(adapter, images, truth, stream == "sorted")
+                found.append((gated, ungated))
+                cells = (each, name, stream, f"{frozen:.1f}", f"{gated:+.1f}", f"{ungated:+.1f}")
                 cells += (f"{share:.0%}",)
                 print("".join(f"{c:>{w}}" for c, w in zip(cells, widths, strict=True)), flush=True)
     for name, values in (("worst", np.min(found, axis=0)), ("mean", np.mean(found, axis=0))):

@@ -53,7 +53,7 @@ def subset(sample: Sample, each: int) -> Sample | None:
 
 
 def gains(clf: Caster, target: Sample, ordered: bool) -> tuple[float, NDArray[np.float64]]:
-    """Accuracy of the head in percent, and points gained by default, the paper's gate, no gate."""
+    """Accuracy of the head in percent, and points gained by default, the paper's gate, ungated."""
     h, y, logits = target
     rows = np.random.default_rng(0).permutation(len(y))
     rows = rows[np.argsort(y[rows], kind="stable")] if ordered else rows
@@ -74,7 +74,7 @@ def main(paths: list[str]) -> None:
     targets = targets or {"unshifted": gaussians(6_400, 1)}
     n, d = source[0].shape
     print(f"{n:,} source samples, {d:,} features, {len(np.unique(source[1]))} classes\n")
-    heading = ("a class", "N/d", "on", "target", "stream", "frozen", "default", "paper", "no gate")
+    heading = ("a class", "N/d", "on", "target", "stream", "frozen", "default", "paper", "ungated")
     widths = (8, 7, 4, 22, 9, 8, 8, 8, 8)
     print("".join(f"{name:>{width}}" for name, width in zip(heading, widths, strict=True)))
     found = []

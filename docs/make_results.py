@@ -29,7 +29,7 @@ METHODS = {  # rows of the table: methods of the records, one of which a network
     "ROID, tuned": re.compile(r"roid \(lr .*\)"),
     "caster, `features`": re.compile(r"caster"),
     "caster, `layers`": re.compile(r"mixture-transport"),
-    "caster, `layers`, no gate": re.compile(r"mixture-transport-ungated"),
+    "caster, `layers`, ungated": re.compile(r"mixture-transport-ungated"),
 }
 ORDERS = {  # of a stream, on the figure's axis: as the records have it
     "shuffled": "shuffled",

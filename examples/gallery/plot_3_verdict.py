@@ -49,7 +49,7 @@ for density in densities:
 figure, (top, bottom) = plt.subplots(2, 1, figsize=(7.5, 6), sharex=True, layout="constrained")
 for values, label, style in zip(
     np.transpose(accuracies),
-    ("frozen", "adapted, whatever the verdict", "returned"),
+    ("frozen", "ungated: adapted, whatever the verdict", "returned"),
     (
         {"color": digits.INK, "ls": "--", "marker": "s"},
         {"color": digits.VERMILLION, "ls": ":", "marker": "^"},

@@ -103,6 +103,32 @@ def test_the_leaderboard_has_the_figures_of_the_reports():
                 assert accuracy[row["method"]] == f"{float(row[family]):.2f}"
 
 
+def test_the_leaderboards_overviews_have_the_figures_of_the_reports():
+    """A quick check, rounding the unrounded means of another study."""
+    text = (ROOT / "docs" / "leaderboard.md").read_text()
+    with (ROOT / CLAIMS.reports / "mixture" / "tables" / "layers-methods.csv").open() as file:
+        reported = list(csv.DictReader(file))
+    for data in ("CIFAR-10", "CIFAR-100"):
+        heading = f"### ResNet-18, {data} on {data}-C\\*: 2,000 images, severity 5\n"
+        table = text.partition(heading)[2].split("\n\n")[1].splitlines()
+        kinds, _, *rows = [line.strip("| ").split(" | ") for line in table]
+        shown = {
+            (kind, row[0].partition(" (")[0]): value
+            for row in rows
+            for kind, value in zip(kinds, row, strict=True)
+        }
+        own = [
+            row
+            for row in reported
+            if row["backbone"] == f"ResNet-18, {data} on {data}" and "clean" not in row["stream"]
+        ]
+        assert len(own) == len(rows) * (len(kinds) - 1)
+        for row in own:
+            kind = row["stream"].replace("dirichlet, concentration", "Dirichlet")
+            kind += "" if row["B"] == "64" else f", B = {row['B']}"
+            assert shown[kind, row["method"]] == f"{float(row['top-1']):.1f}", (kind, row["method"])
+
+
 def test_the_leaderboard_is_of_these_sweeps():
     """A quick check that whoever edits a recorded sweep runs `make reproduction`."""
     text = (ROOT / "docs" / "leaderboard.md").read_text()

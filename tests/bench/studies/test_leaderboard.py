@@ -146,7 +146,7 @@ def test_an_overview_has_the_accuracies_of_its_boards(place, tmp_path):
             for method, row in shown.items():
                 mean = means.get(method)
                 assert row[column] == (
-                    None if mean is None else pytest.approx(100 * mean, abs=0.0051)
+                    None if mean is None else pytest.approx(100 * mean, abs=1e-9)
                 )
 
 

@@ -56,13 +56,14 @@ TOKENS = Defaults(group=768, drift=4.0, jump=1.0, together=False)
 class PEA(TorchMethod):
     """Align the output F of every block: F + w (Y - F), Y = (F - μ_t) Σ_t^-½ Σ_s^½ + μ_s.
 
-    Xiao et al. 2026. μ_s and Σ_s are the source's moments over all positions of the first `samples`
-    source images, μ_t and Σ_t running means of the batches' with `momentum`, taken where all
-    earlier blocks are aligned. A first pass, without alignment, gives the weights: distances of
-    mean and of variances to the source's, scaled to [0, 1] over the blocks. A block whose mean
-    moves more than `drift` times as far as usual restarts from the batch; if the mean entropy of
-    the answers rises by more than `jump`, all of them do. Logits are averaged over the image and
-    `views` others: cropped, flipped, and both.
+    Xiao et al., "Architecture-Agnostic Test-Time Adaptation via Backprop-Free Embedding Alignment",
+    ICLR 2026. μ_s and Σ_s are the source's moments over all positions of the first `samples` source
+    images, μ_t and Σ_t running means of the batches' with `momentum`, taken where all earlier
+    blocks are aligned. A first pass, without alignment, gives the weights: distances of mean and of
+    variances to the source's, scaled to [0, 1] over the blocks. A block whose mean moves more than
+    `drift` times as far as usual restarts from the batch; if the mean entropy of the answers rises
+    by more than `jump`, all of them do. Logits are averaged over the image and `views` others:
+    cropped, flipped, and both.
 
     Needs a network of residual blocks and source images; no BatchNorm, no gradients. Two passes for
     each view. Keeps a covariance per block, in groups of `group` channels. By default `group`,

@@ -286,7 +286,7 @@ def _overview(
         f"says otherwise. A cell is {extent}.",
         (Column("method"), *columns),
         tuple(
-            (method, *(_rounded(found.get(column)) for column in range(len(columns))))
+            (method, *(_percent(found.get(column)) for column in range(len(columns))))
             for method, found in rows
         ),
     )
@@ -302,9 +302,13 @@ def _kind(board: Board, usual: int) -> str:
     return order if board.batch_size == usual else f"{order}, B = {board.batch_size}"
 
 
-def _rounded(accuracy: float | None) -> float | None:
-    """Percent to two digits, as other tables have them, so that a second rounding agrees too."""
-    return None if accuracy is None else round(100 * accuracy, 2)
+def _percent(accuracy: float | None) -> float | None:
+    """Percent without floating-point noise, so that ties round as those of CSV tables do.
+
+    >>> 100 * 0.1145, _percent(0.1145)
+    (11.450000000000001, 11.45)
+    """
+    return None if accuracy is None else round(100 * accuracy, 9)
 
 
 def whole_table(rankings: Sequence[Ranking]) -> Table:

@@ -400,7 +400,7 @@ class LayerTransport:
             last = first
         features, logits = last
         p = host_probabilities(logits)
-        answers, labels = labels.answers(p), labels.advance(p)
+        answers, labels = labels.answer(p)
         scores = logits
         if answers is not None:
             scores = like(np.log(answers.clip(min=MIN_PROBABILITY)), logits, logits.dtype)

@@ -46,12 +46,12 @@ def demo(
 def _table(results: Results) -> Table:
     from caster.report.digits_demo import ANSWERS
 
-    numbers = ("frozen", "adapted", "returned", "accepted")
+    numbers = ("frozen", "ungated", "returned", "accepted")
     table = new_table(
         "stream",
         *numbers,
         numbers=numbers,
-        title="Accuracy in percent; returned: adapted where accepted",
+        title="Accuracy in percent; returned: ungated where accepted, else frozen",
     )
     for title, stream in ((story.title, story.stream) for story in results.acts):
         accuracies = (f"{100 * stream.accuracy(name):.1f}" for name in ANSWERS)

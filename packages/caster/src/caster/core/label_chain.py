@@ -70,7 +70,8 @@ class LabelChain:
     >>> chain.is_correlated
     True
     >>> unsure = np.array([[0.35, 0.3, 0.2, 0.15]])
-    >>> chain.advance(run).posterior(unsure).round(1)
+    >>> posterior, chain = chain.advance(run).smooth(unsure)
+    >>> posterior.round(1)
     array([[0.1, 0.1, 0. , 0.8]])
     """
 
@@ -151,25 +152,25 @@ class LabelChain:
             mixture = np.asarray(runs.mean(axis=0))
         return replace(seen, sums=sums, entropies=float(entropies), mixture=mixture)
 
-    def posterior(self, p: NDArray[Any]) -> Floats:  # (n, C) -> (n, C)
-        """Smoothed label probabilities, given the whole batch and the past."""
+    def smooth(self, p: NDArray[Any]) -> tuple[Floats, Self]:  # (n, C) -> (n, C)
+        """Label probabilities given the whole batch and the past; and the advanced chain."""
         used, weights = self._used()
-        return np.asarray(np.tensordot(weights, self._smoothed(p, used), 1))
+        likelihoods, filtered = self._filtered(p, used)
+        smoothed = self._smoothed(likelihoods, filtered, used)
+        return np.asarray(np.tensordot(weights, smoothed, 1)), self._advanced(filtered, used)
 
     def in_runs(self, p: NDArray[Any]) -> Floats:  # (n, C) -> (n, C)
         """Smoothed label probabilities given that the stream is correlated, rho > 0."""
         used, weights = self._used()
         sticky = weights[1:] / weights[1:].sum()
-        return np.asarray(np.tensordot(sticky, self._smoothed(p, used)[1:], 1))
+        smoothed = self._smoothed(*self._filtered(p, used), used)
+        return np.asarray(np.tensordot(sticky, smoothed[1:], 1))
 
     def advance(self, p: NDArray[Any]) -> Self:  # (n, C)
         """Filter the batch, so that its last label becomes the past of the next batch."""
         used, _ = self._used()
-        likelihoods = _likelihoods(np.asarray(p, np.float64), self.prior, EPSILON[used])
-        filtered, _ = _filter(likelihoods, self.last[used], RHO[used], self.prior)
-        last = np.tile(self.prior, (len(RHO), 1))
-        last[used] = filtered[:, -1]
-        return replace(self, last=last)
+        _, filtered = self._filtered(p, used)
+        return self._advanced(filtered, used)
 
     def _gains(self, p: Floats, frequencies: Floats) -> Floats:  # (n, C), (C,) -> (G, n)
         """Log likelihood ratio of each sample: runs against independent labels."""
@@ -186,12 +187,25 @@ class LabelChain:
         weights = self.weights[used]
         return used, weights / weights.sum()
 
-    def _smoothed(self, p: NDArray[Any], used: NDArray[np.bool_]) -> Floats:  # (G', n, C)
-        """Forward-backward label probabilities under each of the pairs."""
+    def _filtered(
+        self, p: NDArray[Any], used: NDArray[np.bool_]
+    ) -> tuple[Floats, Floats]:  # (G', n, C) both
+        """Likelihoods and filtered label probabilities under each of the pairs."""
         likelihoods = _likelihoods(np.asarray(p, np.float64), self.prior, EPSILON[used])
         filtered, _ = _filter(likelihoods, self.last[used], RHO[used], self.prior)
+        return likelihoods, filtered
+
+    def _smoothed(
+        self, likelihoods: Floats, filtered: Floats, used: NDArray[np.bool_]
+    ) -> Floats:  # (G', n, C)
+        """Forward-backward label probabilities under each of the pairs."""
         found = filtered * _future(likelihoods, RHO[used], self.prior)
         return np.asarray(found / found.sum(axis=2, keepdims=True))
+
+    def _advanced(self, filtered: Floats, used: NDArray[np.bool_]) -> Self:
+        last = np.tile(self.prior, (len(RHO), 1))
+        last[used] = filtered[:, -1]
+        return replace(self, last=last)
 
 
 def _likelihoods(p: Floats, prior: Floats, epsilon: Floats) -> Floats:  # (n, C) -> (G, n, C)

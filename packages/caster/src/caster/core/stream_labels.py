@@ -30,10 +30,10 @@ class StreamLabels:
 
     >>> labels = StreamLabels.start(np.full(4, 0.25))
     >>> shuffled = np.eye(4)[np.arange(64) * 7 % 4] * 0.6 + 0.1
-    >>> labels.observe(shuffled).answers(shuffled) is None
+    >>> labels.observe(shuffled).answer(shuffled)[0] is None
     True
     >>> in_runs = shuffled[np.argsort(shuffled.argmax(axis=1))]
-    >>> labels.observe(in_runs).answers(in_runs) is None
+    >>> labels.observe(in_runs).answer(in_runs)[0] is None
     False
     """
 
@@ -79,11 +79,13 @@ class StreamLabels:
         assert self.chain.mixture is not None, "a resumed stream has no last batch"
         return self.chain.mixture
 
-    def answers(self, p: NDArray[Any]) -> Floats | None:  # (n, C)
-        """Corrected label probabilities of a batch; None if p needs no correction."""
+    def answer(self, p: NDArray[Any]) -> tuple[Floats | None, Self]:  # (n, C)
+        """Corrected label probabilities, None if p needs no correction; and the advanced labels."""
         if self.kind == "runs":
-            return self.chain.posterior(p)
-        return corrected(p, self.prior, self.chain.prior) if self.kind == "prior" else None
+            posterior, chain = self.chain.smooth(p)
+            return posterior, self._advanced(chain)
+        answers = corrected(p, self.prior, self.chain.prior) if self.kind == "prior" else None
+        return answers, self.advance(p)
 
     @property
     def correction(self) -> Floats:  # (C,)
@@ -92,7 +94,10 @@ class StreamLabels:
 
     def advance(self, p: NDArray[Any]) -> Self:  # (n, C)
         """Make the batch part of the past."""
-        moved = replace(self, chain=self.chain.advance(p))
+        return self._advanced(self.chain.advance(p))
+
+    def _advanced(self, chain: LabelChain) -> Self:
+        moved = replace(self, chain=chain)
         found = {name: value for name, value in vars(self).items() if name in ("_believed", "kind")}
         vars(moved).update(found)  # the same samples: keep the results of EM
         return moved

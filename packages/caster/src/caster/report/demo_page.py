@@ -136,7 +136,7 @@ def three_streams(canvas: Canvas, results: Results, ink: str) -> None:
 
 def _accuracy_in_words(results: Results) -> str:
     return "Accuracy against severity for each shift. At severity 5: " + "; ".join(
-        f"{s.shift}, frozen {s.accuracy('frozen'):.0%}, adapted {s.accuracy('ungated'):.0%}, "
+        f"{s.shift}, frozen {s.accuracy('frozen'):.0%}, ungated {s.accuracy('ungated'):.0%}, "
         f"returned {s.accuracy('gated'):.0%}"
         for s in results.streams
         if s.severity == 5

@@ -46,7 +46,7 @@ SMALL = 4  # fewer than the classes: earlier batches make up for what such a bat
 SEVERITIES = (1, 2, 3, 4, 5)
 ANSWERS = {  # keys of `Batch.right`, and their names in the demo
     "frozen": "frozen",
-    "ungated": "adapted, whatever the verdict",
+    "ungated": "ungated: adapted, whatever the verdict",
     "gated": "returned: adapted if accepted",
 }
 
@@ -392,7 +392,7 @@ class Results:
         frozen, ungated, gated = (mean(s.accuracy(name) for s in plain) for name in ANSWERS)
         return (
             f"Mean over the {len(plain)} shuffled streams in batches of {size}: "
-            f"frozen {frozen:.1%}, adapted whatever the verdict {ungated:.1%}, "
+            f"frozen {frozen:.1%}, ungated {ungated:.1%}, "
             f"returned {gated:.1%}."
         )
 
@@ -402,10 +402,10 @@ class Results:
         difference = stream.accuracy(better) - stream.accuracy(worse)
         if difference <= 0:
             return None
-        frozen, adapted, returned = (f"{stream.accuracy(name):.1%}" for name in ANSWERS)
+        frozen, ungated, returned = (f"{stream.accuracy(name):.1%}" for name in ANSWERS)
         sentence = (
             f"{title} {100 * difference:.1f} points on {stream.words}, in batches of "
-            f"{stream.batch_size}: it {_decisions(stream)}. Frozen {frozen}, adapted {adapted}, "
+            f"{stream.batch_size}: it {_decisions(stream)}. Frozen {frozen}, ungated {ungated}, "
             f"returned {returned}."
         )
         return Story(title, stream, sentence)
