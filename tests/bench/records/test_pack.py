@@ -32,6 +32,8 @@ from caster_bench.records.store import (
     write,
     write_admission,
 )
+from caster_bench.studies.provenance import provenance_tables
+from caster_bench.studies.results import load
 from caster_bench.sweeps import Spec
 from tests.support.consistent_records import Consistent
 from tests.support.consistent_records import sweep_of as every_study
@@ -309,31 +311,56 @@ def test_a_later_revision_of_a_method_replaces_its_cells(out, pack, tmp_path):
     assert (earlier.folder / path).read_bytes() == (later.folder / path).read_bytes()
 
 
-def test_a_new_revision_is_packed_with_all_of_its_family(tmp_path):
+def record_again(sweep, out, method, family=None):
+    """Another revision beside the first, made with another file of the same weights."""
+    found = [
+        record
+        for record in map(read, scan(out).cells)
+        if record.spec.method == method
+        and family in (None, sweep.backbones[record.spec.backbone].family)
+    ]
+    for record in found:
+        identity = record.cell.identity | {"revision": 7, "checkpoint": "a" * 64}
+        cell = replace(record.cell, identity=identity)
+        write(cells_of(out), cell, record.samples, record.batches)
+    return len(found)
+
+
+def test_a_new_revision_is_packed_with_its_ungated_form(tmp_path):
     sweep = every_study(tmp_path)
     out = Consistent(sweep, n=64, classes=4).make(tmp_path / "out")
     packed = Pack(tmp_path / "pack")
     assert pack_run(sweep, out, packed)[1] == []
-
-    def record_again(method: str) -> int:
-        """Another revision beside the first, made with another file of the same weights."""
-        found = [r for r in map(read, scan(out).cells) if r.spec.method == method]
-        for record in found:
-            identity = record.cell.identity | {"revision": 7, "checkpoint": "a" * 64}
-            cell = replace(record.cell, identity=identity)
-            write(cells_of(out), cell, record.samples, record.batches)
-        return len(found)
-
-    gated = record_again("caster")
+    gated = record_again(sweep, out, "caster")
     done, problems = pack_run(sweep, out, packed)
     assert done is None
     assert {problem.kind for problem in problems} == {
         "the revision of a method differs between cells"
     }
-    ungated = record_again("caster-ungated")
+    ungated = record_again(sweep, out, "caster-ungated")
     done, problems = pack_run(sweep, out, packed)
     assert problems == []
     assert (done.cells, done.new, done.replaced) == (len(sweep.cells), 0, gated + ungated)
+
+
+def test_families_of_backbones_may_have_different_revisions_and_the_report_lists_them(tmp_path):
+    sweep = every_study(tmp_path)
+    out = Consistent(sweep, n=64, classes=4).make(tmp_path / "out")
+    packed = Pack(tmp_path / "pack")
+    assert pack_run(sweep, out, packed)[1] == []
+    again = sum(record_again(sweep, out, name, "layer") for name in ("caster", "caster-ungated"))
+    done, problems = pack_run(sweep, out, packed)
+    assert (problems, done.replaced) == ([], again)
+    results, problems = load(sweep, packed)
+    assert problems == []
+    *_, table = provenance_tables(results)
+    assert table.name == "revisions"
+    families = {name: backbone.family for name, backbone in sweep.backbones.items()}
+    assert {(method, families[name], number) for method, name, number in table.rows} >= {
+        ("caster", "batch", 1),
+        ("caster", "layer", 7),
+    }
+    assert {row[0] for row in table.rows} == {"caster", "caster-ungated"}
 
 
 def test_a_cell_that_was_made_otherwise_is_rejected(out, pack, tmp_path):

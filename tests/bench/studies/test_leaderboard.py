@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -11,7 +12,7 @@ import pytest
 
 from caster_bench.engine.pack import pack
 from caster_bench.records.store import Pack
-from caster_bench.studies.leaderboard import Ranking, merge, overview_tables, rank
+from caster_bench.studies.leaderboard import Ranking, board_table, merge, overview_tables, rank
 from caster_bench.studies.results import load_recorded
 from caster_bench.sweeps import read
 from tests.bench.studies.conftest import REFUSED
@@ -116,6 +117,20 @@ def test_streams_that_a_submission_adds_change_nothing_for_others(place, tmp_pat
     kept = [standing for standing in after.standings if standing.method != "roid"]
     assert [s.entry for s in kept] == [s.entry for s in before.standings]
     assert len(after.standings) == len(before.standings) + 1
+
+
+def test_a_board_names_methods_of_which_another_has_a_later_revision(place):
+    sweep = read(place / "every.toml")
+    recorded, _ = load_recorded(sweep, Pack(place / "records" / sweep.name))
+    results = recorded.results
+    for spec, own in results.provenance.items():
+        if spec.method == "sar" and sweep.backbones[spec.backbone].family == "layer":
+            results.provenance[spec] = replace(own, revision=2)
+    rankings = [r for r in rank(merge([results])) if "sar" in [s.method for s in r.standings]]
+    assert {each.board.family for each in rankings} == {"BN", "LN"}
+    for each in rankings:
+        named = "Earlier revisions: sar (1)." in board_table(each).caption
+        assert named == (each.board.family == "BN") == (each.earlier == ("sar (1)",))
 
 
 def test_the_published_protocol_is_first(place, tmp_path):

@@ -41,6 +41,7 @@ from caster_bench.studies.check_cells import (
     check_cells,
     check_files,
 )
+from caster_bench.studies.provenance import revision_of
 from caster_bench.studies.results import load
 from caster_bench.studies.verify import Progress, foreign_streams
 from caster_bench.sweeps import Sweep
@@ -246,9 +247,9 @@ def _part(path: Path, out: Records, ours: Cells) -> Part:
                 f"{spec.full} in {where} was run with other settings or inputs than "
                 f"{row}: delete {path} if it is out of date, and pack again"
             )
-        if _revision(cell) > _revision(old):
+        if revision_of(cell) > revision_of(old):
             added[spec] = cell, where
-        elif _revision(cell) == _revision(old):
+        elif revision_of(cell) == revision_of(old):
             both[spec] = cell, where
     kept = {spec: own for spec, own in theirs.items() if spec not in added}
     outdated = len(ours) - len(added) - len(both)
@@ -259,10 +260,6 @@ def _same_inputs(one: Cell, other: Cell) -> bool:
     """Whether two cells differ at most in the revision of their method and in checkpoint files."""
     ignored = {"revision": None, "checkpoint": None}
     return key_of(one.identity | ignored) == key_of(other.identity | ignored)
-
-
-def _revision(cell: Cell) -> int:
-    return int(cell.identity.get("revision", 1))
 
 
 def _packed(path: Path) -> Cells:
@@ -278,9 +275,9 @@ def _packed(path: Path) -> Cells:
 def _put(found: Cells, spec: Spec, cell: Cell, where: Location) -> None:
     """Add a cell; of two revisions, which a run may hold, the later one counts."""
     if spec in found and _same_inputs(cell, found[spec][0]):
-        if _revision(cell) < _revision(found[spec][0]):
+        if revision_of(cell) < revision_of(found[spec][0]):
             return
-        if _revision(cell) > _revision(found[spec][0]):
+        if revision_of(cell) > revision_of(found[spec][0]):
             del found[spec]
     if spec in found:
         raise CasterError(

@@ -14,6 +14,7 @@ from caster_bench.records.schema import DONE, Admission, Cell
 from caster_bench.records.store import Records, admission_path, read_admission
 from caster_bench.studies.check_gates import CONSTANTS
 from caster_bench.studies.naming import CERTIFICATE, OWN, inner_and_gate
+from caster_bench.studies.provenance import revision_of
 from caster_bench.sweeps import Spec, Sweep
 from caster_bench.sweeps.spec import CLASS_ORDERED, GATE, PRESET, frozen_value
 
@@ -129,7 +130,7 @@ def check_cells(cells: Cells, admissions: Admissions, sweep: Sweep) -> Iterator[
         if admission is not None:  # its absence is reported separately
             for kind in _disagreements(cell, admission):
                 yield Problem(kind, spec.full)
-    yield from _differences(cells, frozenset(sweep.of("cost")))
+    yield from _differences(cells, sweep)
 
 
 def _cell_faults(spec: Spec, cell: Cell, constants: Settings) -> Iterator[str]:
@@ -217,15 +218,20 @@ def _disagreements(cell: Cell, admission: Admission) -> Iterator[str]:
         yield "admission differs from the source's"
 
 
-def _differences(cells: Cells, timed: frozenset[Spec]) -> Iterator[Problem]:
-    """Report cells that differ from the first with the same backbone, data, method or timing."""
+def _differences(cells: Cells, sweep: Sweep) -> Iterator[Problem]:
+    """Report cells that differ from the first with the same backbone, data, method or timing.
+
+    A method has one revision on all backbones of a family: their results are pooled.
+    """
     first: dict[tuple[Any, ...], Any] = {}
+    timed = frozenset(sweep.of("cost"))
     for spec, cell in cells.items():
         hardware = cell.hardware if cell.status == DONE else None
+        family = sweep.backbones[spec.backbone].family
         pairs: dict[tuple[Any, ...], Any] = {
             ("the version of caster",): cell.software.get("caster"),
             ("the choice of settings", spec.method, spec.settings): _resolved(cell),
-            ("the revision of a method", _family(spec.method)): cell.identity.get("revision", 1),
+            ("the revision of a method", _method(spec), family): revision_of(cell),
             ("the hardware of the cost study",): hardware if spec in timed else None,
             ("the source data", spec.data): cell.identity.get("source"),
             ("the target data", spec.data): cell.identity.get("target"),
@@ -239,13 +245,13 @@ def _differences(cells: Cells, timed: frozenset[Spec]) -> Iterator[Problem]:
                 yield Problem(f"{key[0]} differs between cells", spec.full)
 
 
-def _family(method: str) -> str:
+def _method(spec: Spec) -> str:
     """A method with or without its gate, or behind another one: they share their revision.
 
-    >>> _family("mixture-transport-ungated"), _family("tent+referee")
-    ('mixture-transport', 'tent')
+    >>> _method(Spec("resnet18", "cifar10", "mixture-transport-ungated"))
+    'mixture-transport'
     """
-    return inner_and_gate(method)[0].removesuffix("-ungated")
+    return inner_and_gate(spec.method)[0].removesuffix("-ungated")
 
 
 def _defaults(spec: Spec, cell: Cell) -> dict[tuple[Any, ...], Any]:

@@ -93,6 +93,7 @@ class Ranking:
     board: Board
     standings: tuple[Standing, ...]
     left_out: str  # a sentence; empty if there are none
+    earlier: tuple[str, ...]  # methods with their revision, if another board has a later one
 
     @property
     def streams(self) -> int:
@@ -141,6 +142,10 @@ def rank(pool: Pool) -> tuple[Ranking, ...]:
     scores = [score for spec, score in results.scores.items() if _counts(spec, score)]
     method_of = names(score.spec for score in scores)
     costs = measure_cost(results)
+    revision = {score.spec: results.provenance[score.spec].revision for score in scores}
+    latest: dict[str, int] = defaultdict(int)
+    for spec, number in revision.items():
+        latest[spec.method] = max(latest[spec.method], number)
     found = []
     for board, group in _boards(scores, pool).items():
         methods = defaultdict(list)
@@ -162,7 +167,12 @@ def rank(pool: Pool) -> tuple[Ranking, ...]:
             for method, each in whole.items()
         ]
         standings.sort(key=lambda standing: (-standing.entry.mean.value, standing.method))
-        found.append(Ranking(board, tuple(standings), unequal(entries)))
+        earlier = [
+            f"{method} ({revision[own[0].spec]})"
+            for method, own in methods.items()
+            if method in whole and revision[own[0].spec] < latest[own[0].spec.method]
+        ]
+        found.append(Ranking(board, tuple(standings), unequal(entries), tuple(earlier)))
     return _in_order(found)
 
 
@@ -244,16 +254,24 @@ def board_table(ranking: Ranking) -> Table:
     """Tabulate one board, without columns that no method has a value for."""
     board, rows = ranking.board, [_values(standing) for standing in ranking.standings]
     kept = [i for i in range(len(RESULTS)) if any(row[i] is not None for row in rows)]
+    extent = f"batches of {board.batch_size}: {ranking.streams:,} streams."
     caption = (
-        f"{board.family}, {board.order}, batches of {board.batch_size}: {ranking.streams:,} "
-        f"streams. {ranking.left_out}"
+        f"{board.family}, {board.order}, {extent}",
+        ranking.left_out,
+        _outdated([ranking]),
     )
     return Table(
         f"{ranking.networks} on {board.data}",
-        caption.strip(),
+        " ".join(filter(None, caption)),
         tuple(RESULTS[i] for i in kept),
         tuple(tuple(row[i] for i in kept) for row in rows),
     )
+
+
+def _outdated(rankings: Sequence[Ranking]) -> str:
+    """Name the methods of which another board has a later revision; empty if there are none."""
+    names = dict.fromkeys(name for ranking in rankings for name in ranking.earlier)
+    return f"Earlier revisions: {', '.join(names)}." if names else ""
 
 
 def overview_tables(rankings: Sequence[Ranking]) -> list[Table]:
@@ -283,7 +301,7 @@ def _overview(
     return Table(
         f"{networks} on {data}: {protocol}",
         f"{family}. Top-1 accuracy in percent by kind of stream, in batches of {usual} unless it "
-        f"says otherwise. A cell is {extent}.",
+        f"says otherwise. A cell is {extent}. {_outdated(rankings)}".rstrip(),
         (Column("method"), *columns),
         tuple(
             (method, *(_percent(found.get(column)) for column in range(len(columns))))

@@ -26,6 +26,7 @@ class Provenance:
     checkpoint: str | None  # digest of the file
     weights: str | None  # digest of the weights in memory; None if rejected
     moments: str | None
+    revision: int  # of the method
     accuracy: float | None  # on clean images
     source: str | None  # name and digest; None if refused before its data were read
     target: str | None
@@ -42,12 +43,18 @@ class Provenance:
             checkpoint=identity["checkpoint"],
             weights=cell.frozen.get("before"),
             moments=identity["moments"],
+            revision=revision_of(cell),
             accuracy=cell.admission["accuracy"],
             source=_data(identity["source"]),
             target=_data(identity["target"]),
             software=tuple((name, str(value)) for name, value in sorted(cell.software.items())),
             hardware=tuple((name, str(value)) for name, value in sorted(cell.hardware.items())),
         )
+
+
+def revision_of(cell: Cell) -> int:
+    """Revision of the method that made a cell; the first is not stated."""
+    return int(cell.identity.get("revision", 1))
 
 
 def _data(data: dict[str, object] | None) -> str | None:
@@ -82,7 +89,23 @@ def provenance_tables(results: Results) -> list[Table]:
         ),
         _machines("software", counts),
         _machines("hardware", counts),
+        *_mixed_revisions(results),
     ]
+
+
+def _mixed_revisions(results: Results) -> list[Table]:
+    """Tabulate the methods that have several revisions, if any."""
+    found = {(spec.method, spec.backbone): own.revision for spec, own in results.provenance.items()}
+    several = {
+        method
+        for method in {method for method, _ in found}
+        if len({number for (name, _), number in found.items() if name == method}) > 1
+    }
+    rows = [(*key, number) for key, number in sorted(found.items()) if key[0] in several]
+    if not rows:
+        return []
+    caption = "Methods recorded in several revisions. Rows for all backbones together mix them."
+    return [Table.of("revisions", caption, "method | backbone | revision:d", rows)]
 
 
 def _files(own: Provenance, all_of: Iterable[Provenance]) -> str | None:
