@@ -156,9 +156,9 @@ def test_the_standard_error_accounts_for_both_samples():
 shapes = st.tuples(st.integers(1, 12), st.integers(1, 12))
 
 
-@given(seeds, shapes)
-def test_the_nuclear_norm_is_the_sum_of_singular_values(seed, shape):
-    p = softmax(3 * np.random.default_rng(seed).normal(size=shape), axis=1)
+@given(seeds, shapes, st.sampled_from([3.0, 30.0, 300.0]))
+def test_the_nuclear_norm_is_the_sum_of_singular_values(seed, shape, scale):
+    p = softmax(scale * np.random.default_rng(seed).normal(size=shape), axis=1)
     singular = np.linalg.svd(p, compute_uv=False)
     assert nuclear_norm(p) == pytest.approx(singular.sum(), rel=1e-6)
     assert nuclear_norm(p.astype(np.float32)) == pytest.approx(singular.sum(), rel=1e-5)

@@ -124,13 +124,13 @@ def test_a_board_names_methods_of_which_another_has_a_later_revision(place):
     recorded, _ = load_recorded(sweep, Pack(place / "records" / sweep.name))
     results = recorded.results
     for spec, own in results.provenance.items():
-        if spec.method == "sar" and sweep.backbones[spec.backbone].family == "layer":
+        if spec.method == "caster" and sweep.backbones[spec.backbone].family == "layer":
             results.provenance[spec] = replace(own, revision=2)
-    rankings = [r for r in rank(merge([results])) if "sar" in [s.method for s in r.standings]]
+    rankings = [r for r in rank(merge([results])) if "caster" in [s.method for s in r.standings]]
     assert {each.board.family for each in rankings} == {"BN", "LN"}
     for each in rankings:
-        named = "Earlier revisions: sar (1)." in board_table(each).caption
-        assert named == (each.board.family == "BN") == (each.earlier == ("sar (1)",))
+        named = "Earlier revisions: caster (1)." in board_table(each).caption
+        assert named == (each.board.family == "BN") == (each.earlier == ("caster (1)",))
 
 
 def test_the_published_protocol_is_first(place, tmp_path):

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caster.adapt.layer_certificate import ERROR_TOLERANCE, NORM
-from caster.core.confidence import FLAT
+from caster.core.confidence import FLAT, TINY
 from caster.core.verdict import Reason
 from caster.export import graph_arrays as xp
 from caster.export.graph_arrays import GraphArray
@@ -88,6 +88,7 @@ def spread(logits: GraphArray) -> GraphArray:  # (n, C) float64 -> ()
 def nuclear_norm(p: GraphArray, n_classes: int) -> GraphArray:  # (n, C) -> ()
     """Sum of singular values: the trace of the root of the smaller Gram matrix."""
     wide = p.astype(np.float64)
+    wide = xp.where(wide < TINY, 0.0, wide)
     gram = xp.choose_one(
         xp.length(p) < n_classes,
         lambda: wide @ wide.transposed(1, 0),
