@@ -1,0 +1,121 @@
+"""Train and record all networks of sweeps with one command (benchmarks/record.py)."""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from caster_bench.sweeps import read
+
+ROOT = Path(__file__).parents[3]
+sys.path.append(str(ROOT / "benchmarks"))
+
+record = import_module("record")
+
+# Stands in for `caster bench`: logs its words, and trains, fails or is interrupted as a file says.
+FAKE = r"""
+import pathlib, sys
+words = sys.argv[1:]
+with open("calls", "a") as file:
+    file.write(" ".join(words) + "\n")
+if words[0] == "train":
+    seed = words[words.index("--seed") + 1]
+    pathlib.Path(f"checkpoints/{words[1]}-{words[3]}-{seed}.safetensors").touch()
+sys.exit(int(pathlib.Path("code").read_text()) if words[0] == "run" else 0)
+"""
+SWEEP = """
+name = "{name}"
+title = "A sweep"
+[backbones.small]
+family = "batch"
+checkpoint = "checkpoints/resnet18-cifar10-0.safetensors"
+{more}
+[data.cifar10]
+source = "cifar10:train"
+target = "cifar10:test"
+[[grid]]
+study = "corruption"
+methods = ["frozen", "tent"]
+"""
+PUBLISHED = """
+[backbones.published]
+family = "batch"
+checkpoint = "checkpoints/keras_resnet50.safetensors"
+"""
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(record, "BENCH", [sys.executable, "-c", FAKE])
+    monkeypatch.setattr(record, "STOPPED", record.Event())
+    monkeypatch.setattr(record.shutil, "which", lambda name: None)
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "code").write_text("0")
+    (tmp_path / "first.toml").write_text(SWEEP.format(name="first", more=""))
+    (tmp_path / "second.toml").write_text(SWEEP.format(name="second", more=PUBLISHED))
+    return tmp_path
+
+
+def called(place: Path, monkeypatch, *words: str) -> tuple[object, list[str]]:
+    monkeypatch.setattr(sys, "argv", ["record.py", *words])
+    with pytest.raises(SystemExit) as stopped:
+        record.main()
+    calls = place / "calls"
+    return stopped.value.code, calls.read_text().splitlines() if calls.exists() else []
+
+
+def test_a_network_is_trained_once_and_recorded_in_every_sweep(place, monkeypatch, capsys):
+    words = ("first.toml", "second.toml", "--backbone", "small", "--method", "tent")
+    code, calls = called(place, monkeypatch, *words)
+    run = "--backbone small --workers 4 --method tent"
+    assert calls == [
+        "train resnet18 --data cifar10 --seed 0 --epochs 80",
+        f"run first.toml --out runs/first--small {run}",
+        "pack first.toml --out runs/first--small -o packs/first",
+        f"run second.toml --out runs/second--small {run}",
+        "pack second.toml --out runs/second--small -o packs/second",
+    ]
+    assert code == 0
+    _, again = called(place, monkeypatch, *words)
+    assert again[5:] == calls[1:]  # the checkpoint is there
+
+
+def test_a_missing_published_checkpoint_stops_no_other_network(place, monkeypatch, capsys):
+    code, calls = called(place, monkeypatch, "second.toml")
+    assert code == 1
+    assert "left out: there is no checkpoints/keras_resnet50.safetensors" in capsys.readouterr().out
+    assert [line.split()[0] for line in calls] == ["train", "run", "pack"]
+
+
+@pytest.mark.parametrize(("code", "steps"), [(1, 5), (130, 2)])
+def test_a_failed_run_is_packed_and_an_interrupt_ends_everything(place, monkeypatch, code, steps):
+    (place / "code").write_text(str(code))
+    words = ("first.toml", "second.toml", "--backbone", "small")
+    exit_code, calls = called(place, monkeypatch, *words)
+    assert (exit_code, len(calls)) == (1, steps)
+
+
+def test_an_unknown_backbone_is_an_error(place, monkeypatch, capsys):
+    code, calls = called(place, monkeypatch, "first.toml", "--backbone", "resnet")
+    assert (code, calls) == (2, [])
+    assert "no sweep has resnet: there are small" in capsys.readouterr().err
+
+
+def test_epochs_are_those_of_the_documentation():
+    text = (ROOT / "docs" / "benchmark.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (\d+).*? \| (\d+)", text, re.MULTILINE)
+    found = {name: (int(first), int(second)) for name, first, second in rows}
+    assert found.pop("convnext_tiny") == (40, 36)  # one of the records has an older recipe
+    assert found == {k: v for k, v in record.EPOCHS.items() if k != "convnext_tiny"}
+
+
+def test_every_trained_network_of_the_sweeps_has_a_recipe():
+    for path in (ROOT / "reproduction" / "sweeps").glob("*.toml"):
+        for backbone in read(path).backbones.values():
+            if re.search(r"cifar100?-\d+\.safetensors", backbone.checkpoint):
+                assert record.training(backbone.checkpoint), backbone
