@@ -4,11 +4,11 @@
     python benchmarks/record.py reproduction/sweeps/field.toml --backbone resnet18-cifar10 \\
         --method mixture-transport --method mixture-transport-ungated   # after a new revision
 
-Every network is trained as `docs/benchmark.md` says, unless its checkpoint is there, and recorded
-as soon as it is: `caster bench run` for one sweep after the other, into RUNS/SWEEP--BACKBONE, and
-`caster bench pack` into PACKS/SWEEP. Networks do not wait for each other. NVIDIA's MPS is started
-where it is installed, and sweeps get less priority than training. Published ImageNet weights must
-be there (`benchmarks/real/published.py`).
+Every network is trained as `docs/benchmark.md` says, from $CASTER_DATA to `checkpoints/`, unless
+its checkpoint is there, and recorded as soon as it is: `caster bench run` for one sweep after the
+other, into RUNS/SWEEP--BACKBONE, and `caster bench pack` into PACKS/SWEEP. Networks do not wait for
+each other. NVIDIA's MPS is started where it is installed, and sweeps get less priority than
+training. Published ImageNet weights must be there (`benchmarks/real/published.py`).
 
 The same command continues after an interrupt. Merge the packs into others with `caster bench pack
 SWEEP --records PACKS/SWEEP -o DIR`.
@@ -29,8 +29,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event, Lock
+from typing import Any, NamedTuple
 
-from caster_bench.sweeps import read
+from caster.errors import CasterError
+from caster_bench.sweeps import Sweep, read
 
 BENCH = [sys.executable, "-m", "caster", "bench"]
 EPOCHS = {  # on CIFAR-10 and on CIFAR-100
@@ -46,8 +48,16 @@ NAME = re.compile(
 )
 LESS = {"CUDA_MPS_CLIENT_PRIORITY": "1"}
 PACKING = Lock()  # packs of one sweep share a folder
-Use = tuple[Path, str, str]  # file and name of a sweep, and of a backbone in it
 STOPPED = Event()  # by an interrupt, which reaches all processes
+
+
+class Use(NamedTuple):
+    """A network in a sweep."""
+
+    path: Path
+    sweep: str
+    backbone: str
+    methods: list[str]  # empty: all
 
 
 def training(checkpoint: str) -> list[str] | None:
@@ -78,8 +88,26 @@ def step(log: Path, what: str, words: Sequence[object], environment: dict[str, s
         code = subprocess.run(command, stdout=file, stderr=file, env=environment).returncode
     if code in (-signal.SIGINT, 128 + signal.SIGINT):
         STOPPED.set()
-    say(what, "done" if code == 0 else "stopped" if STOPPED.is_set() else f"failed: see {log}")
+    if code == 0 or STOPPED.is_set():
+        say(what, "done" if code == 0 else "stopped")
+    else:
+        last = log.read_text().strip().rpartition("\n")[2]
+        say(f"{what} failed: {last} ({log})")
     return code == 0
+
+
+def by_checkpoint(
+    sweeps: dict[Path, Sweep], backbones: Sequence[str], methods: Sequence[str]
+) -> dict[str, list[Use]]:
+    """Where every network is to be recorded; without backbones or methods, with all of them."""
+    found: dict[str, list[Use]] = defaultdict(list)
+    for path, sweep in sweeps.items():
+        for name, backbone in sweep.backbones.items():
+            has = {spec.method for spec in sweep.cells if spec.backbone == name}
+            chosen = [method for method in methods if method in has]
+            if (chosen or not methods) and (name in backbones or not backbones):
+                found[backbone.checkpoint].append(Use(path, sweep.name, name, chosen))
+    return found
 
 
 def record(checkpoint: str, uses: Sequence[Use], args: argparse.Namespace) -> bool:
@@ -93,9 +121,9 @@ def record(checkpoint: str, uses: Sequence[Use], args: argparse.Namespace) -> bo
             return False
         if not step(log, f"training {checkpoint}", ["train", *words], environment):
             return False
-    methods = [word for method in args.method for word in ("--method", method)]
     recorded = []
-    for path, sweep, name in uses:
+    for path, sweep, name, chosen in uses:
+        methods = [word for method in chosen for word in ("--method", method)]
         out = args.runs / f"{sweep}--{name}"
         run = ["run", path, "--out", out, "--backbone", name, "--workers", args.workers, *methods]
         recorded.append(step(log, f"recording {sweep}, {name}", run, environment | LESS))
@@ -107,24 +135,29 @@ def record(checkpoint: str, uses: Sequence[Use], args: argparse.Namespace) -> bo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("sweeps", nargs="+", type=Path)
-    parser.add_argument("--backbone", action="append", default=[], help="only this one; repeat it")
-    parser.add_argument("--method", action="append", default=[], help="only this one; repeat it")
-    parser.add_argument("--workers", type=int, default=4, help="processes per network [4]")
-    parser.add_argument("--runs", type=Path, default=Path("runs"))
-    parser.add_argument("--packs", type=Path, default=Path("packs"))
+    parser.add_argument("sweeps", nargs="+", type=Path, metavar="SWEEP", help="TOML file")
+    some: dict[str, Any] = {"action": "append", "default": [], "metavar": "NAME"}
+    parser.add_argument("--backbone", **some, help="only this backbone; may be repeated")
+    parser.add_argument("--method", **some, help="only this method; may be repeated")
+    counts: dict[str, Any] = {"type": int, "choices": range(1, 65), "metavar": "N"}
+    parser.add_argument("--workers", **counts, default=4, help="processes per network [4]")
+    folders: dict[str, Any] = {"type": Path, "metavar": "DIR"}
+    parser.add_argument("--runs", **folders, default=Path("runs"), help="runs and logs [runs]")
+    parser.add_argument("--packs", **folders, default=Path("packs"), help="packed records [packs]")
     args = parser.parse_args()
-    networks: dict[str, list[Use]] = defaultdict(list)
-    known = []
-    for path in args.sweeps:
-        sweep = read(path)
-        known += sweep.backbones
-        for name, backbone in sweep.backbones.items():
-            if name in args.backbone or not args.backbone:
-                networks[backbone.checkpoint].append((path, sweep.name, name))
-    if unknown := set(args.backbone) - set(known):
-        there = ", ".join(dict.fromkeys(known))
-        parser.error(f"no sweep has {', '.join(sorted(unknown))}: there are {there}")
+    try:
+        sweeps = {path: read(path) for path in args.sweeps}
+    except CasterError as error:
+        parser.error(str(error))
+    for kind, given in (("backbone", args.backbone), ("method", args.method)):
+        known = {getattr(spec, kind) for sweep in sweeps.values() for spec in sweep.cells}
+        for name in given:
+            if name not in known:
+                there = ", ".join(sorted(known))
+                parser.error(f"no sweep has the {kind} {name}: there are {there}")
+    networks = by_checkpoint(sweeps, args.backbone, args.method)
+    if not networks:
+        parser.error("no sweep has these methods on these backbones")
     for folder in (args.runs, args.packs):
         folder.mkdir(parents=True, exist_ok=True)
     if shutil.which("nvidia-cuda-mps-control"):

@@ -25,7 +25,9 @@ with open("calls", "a") as file:
 if words[0] == "train":
     seed = words[words.index("--seed") + 1]
     pathlib.Path(f"checkpoints/{words[1]}-{words[3]}-{seed}.safetensors").touch()
-sys.exit(int(pathlib.Path("code").read_text()) if words[0] == "run" else 0)
+if words[0] == "run":
+    print("running\nno such thing")
+    sys.exit(int(pathlib.Path("code").read_text()))
 """
 SWEEP = """
 name = "{name}"
@@ -93,17 +95,52 @@ def test_a_missing_published_checkpoint_stops_no_other_network(place, monkeypatc
 
 
 @pytest.mark.parametrize(("code", "steps"), [(1, 5), (130, 2)])
-def test_a_failed_run_is_packed_and_an_interrupt_ends_everything(place, monkeypatch, code, steps):
+def test_a_failed_run_is_packed_and_an_interrupt_ends_everything(
+    place, monkeypatch, capsys, code, steps
+):
     (place / "code").write_text(str(code))
     words = ("first.toml", "second.toml", "--backbone", "small")
     exit_code, calls = called(place, monkeypatch, *words)
     assert (exit_code, len(calls)) == (1, steps)
+    why = "failed: no such thing (runs/resnet18-cifar10-0.log)" if code == 1 else "stopped"
+    assert f"recording first, small {why}" in capsys.readouterr().out
 
 
-def test_an_unknown_backbone_is_an_error(place, monkeypatch, capsys):
-    code, calls = called(place, monkeypatch, "first.toml", "--backbone", "resnet")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["first.toml", "--backbone", "resnet"],
+            "no sweep has the backbone resnet: there are small",
+        ),
+        (
+            ["first.toml", "--method", "nope"],
+            "no sweep has the method nope: there are frozen, tent",
+        ),
+        (["first.toml", "--workers", "0"], "--workers: invalid choice: 0"),
+        (["third.toml"], "cannot read third.toml"),
+        (["first.toml", "fourth.toml", "--backbone", "small", "--method", "eata"], "on these"),
+    ],
+)
+def test_bad_input_is_an_error_before_anything_is_trained(
+    place, monkeypatch, capsys, words, message
+):
+    other = SWEEP.format(name="fourth", more="").replace(".small]", ".other]")
+    (place / "fourth.toml").write_text(other.replace("tent", "eata"))
+    code, calls = called(place, monkeypatch, *words)
     assert (code, calls) == (2, [])
-    assert "no sweep has resnet: there are small" in capsys.readouterr().err
+    assert message in capsys.readouterr().err
+
+
+def test_a_sweep_without_the_method_is_left_out(place, monkeypatch):
+    text = SWEEP.format(name="fourth", more="")
+    (place / "fourth.toml").write_text(text.replace("tent", "eata"))
+    words = ("first.toml", "fourth.toml", "--method", "eata", "--method", "tent")
+    _, calls = called(place, monkeypatch, *words)
+    assert [line.partition(" --workers 4 ")[2] for line in calls if line.startswith("run")] == [
+        "--method tent",
+        "--method eata",
+    ]
 
 
 def test_epochs_are_those_of_the_documentation():
