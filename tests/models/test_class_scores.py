@@ -115,7 +115,9 @@ def test_few_classes_many_directions_and_double_precision_use_no_kernel(monkeypa
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
-@pytest.mark.parametrize(("samples", "k"), [(20, 9), (70, 17), (3, 31), (64, 63), (130, 70)])
+@pytest.mark.parametrize(
+    ("samples", "k"), [(20, 9), (70, 17), (3, 31), (64, 63), (130, 64), (5, 128)]
+)
 def test_the_kernel_gives_the_reference(monkeypatch, samples, k):
     """On a GPU or, without one, by Triton's interpreter."""
     if not torch.cuda.is_available():
@@ -126,5 +128,14 @@ def test_the_kernel_gives_the_reference(monkeypatch, samples, k):
     placed = SourceMoments(*(part.to(where) for part in parts))
     found = class_scores._by_kernel(z.to(where), placed, ridge.to(where)).cpu()
     close(found, reference(z, moments, ridge))
+    z[0] = torch.nan  # affects its own row only
+    found = class_scores._by_kernel(z.to(where), placed, ridge.to(where)).cpu()
+    assert found[0].isnan().all()
+    assert found[1:].isfinite().all()
+    z[0] = 0.0
+    last = torch.eye(k)
+    last[-1, -1] = -2.0  # found in the last panel
+    placed.covariances[1] = last
+    assert class_scores._by_kernel(z.to(where), placed, ridge.to(where))[:, 1].isnan().all()
     placed.covariances[1] = -torch.eye(k)
     assert class_scores._by_kernel(z.to(where), placed, ridge.to(where))[:, 1].isnan().all()

@@ -221,7 +221,8 @@ def _disagreements(cell: Cell, admission: Admission) -> Iterator[str]:
 def _differences(cells: Cells, sweep: Sweep) -> Iterator[Problem]:
     """Report cells that differ from the first with the same backbone, data, method or timing.
 
-    A method has one revision on all backbones of a family: their results are pooled.
+    A method has one revision on all backbones of a family, because tables pool a family. Reports
+    name methods that have several revisions in a sweep.
     """
     first: dict[tuple[Any, ...], Any] = {}
     timed = frozenset(sweep.of("cost"))

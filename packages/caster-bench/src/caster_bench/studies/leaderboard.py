@@ -8,7 +8,7 @@ drops the others by adding one.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -35,6 +35,7 @@ RESULTS = (
     *(Column("method"), Column("top-1", ".2f"), Column("95 %", ".2f"), Column("gain", "+.2f")),
     *(Column("harm, %", ".2f"), Column("worst loss", ".2f"), Column("backward pass")),
     *(Column("speed, %", ".0f"), Column("memory, %", ".0f"), Column("cost on")),
+    Column("revision"),
 )
 
 
@@ -84,6 +85,7 @@ class Standing:
     gain: float
     backward: bool
     cost: Cost | None  # None: not measured
+    revisions: tuple[int, ...]  # of the method, in these records
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,6 @@ class Ranking:
     board: Board
     standings: tuple[Standing, ...]
     left_out: str  # a sentence; empty if there are none
-    earlier: tuple[str, ...]  # methods with their revision, if another board has a later one
 
     @property
     def streams(self) -> int:
@@ -142,10 +143,6 @@ def rank(pool: Pool) -> tuple[Ranking, ...]:
     scores = [score for spec, score in results.scores.items() if _counts(spec, score)]
     method_of = names(score.spec for score in scores)
     costs = measure_cost(results)
-    revision = {score.spec: results.provenance[score.spec].revision for score in scores}
-    latest: dict[str, int] = defaultdict(int)
-    for spec, number in revision.items():
-        latest[spec.method] = max(latest[spec.method], number)
     found = []
     for board, group in _boards(scores, pool).items():
         methods = defaultdict(list)
@@ -163,16 +160,12 @@ def rank(pool: Pool) -> tuple[Ranking, ...]:
                 each.mean.value - whole[FROZEN].mean.value,
                 any(score.backward for score in methods[method]),
                 costs.get((board.family, method)),
+                tuple(sorted({results.provenance[s.spec].revision for s in methods[method]})),
             )
             for method, each in whole.items()
         ]
         standings.sort(key=lambda standing: (-standing.entry.mean.value, standing.method))
-        earlier = [
-            f"{method} ({revision[own[0].spec]})"
-            for method, own in methods.items()
-            if method in whole and revision[own[0].spec] < latest[own[0].spec.method]
-        ]
-        found.append(Ranking(board, tuple(standings), unequal(entries), tuple(earlier)))
+        found.append(Ranking(board, tuple(standings), unequal(entries)))
     return _in_order(found)
 
 
@@ -254,24 +247,16 @@ def board_table(ranking: Ranking) -> Table:
     """Tabulate one board, without columns that no method has a value for."""
     board, rows = ranking.board, [_values(standing) for standing in ranking.standings]
     kept = [i for i in range(len(RESULTS)) if any(row[i] is not None for row in rows)]
-    extent = f"batches of {board.batch_size}: {ranking.streams:,} streams."
     caption = (
-        f"{board.family}, {board.order}, {extent}",
-        ranking.left_out,
-        _outdated([ranking]),
+        f"{board.family}, {board.order}, batches of {board.batch_size}: {ranking.streams:,} "
+        f"streams. {ranking.left_out}"
     )
     return Table(
         f"{ranking.networks} on {board.data}",
-        " ".join(filter(None, caption)),
+        caption.strip(),
         tuple(RESULTS[i] for i in kept),
         tuple(tuple(row[i] for i in kept) for row in rows),
     )
-
-
-def _outdated(rankings: Sequence[Ranking]) -> str:
-    """Name the methods of which another board has a later revision; empty if there are none."""
-    names = dict.fromkeys(name for ranking in rankings for name in ranking.earlier)
-    return f"Earlier revisions: {', '.join(names)}." if names else ""
 
 
 def overview_tables(rankings: Sequence[Ranking]) -> list[Table]:
@@ -290,9 +275,11 @@ def _overview(
     protocol: str, data: str, family: str, networks: str, rankings: Sequence[Ranking]
 ) -> Table:
     accuracy: dict[str, dict[int, float]] = defaultdict(dict)  # method: column: top-1
+    revisions: dict[str, list[int]] = defaultdict(list)
     for column, ranking in enumerate(rankings):
         for standing in ranking.standings:
             accuracy[standing.method][column] = standing.entry.mean.value
+            revisions[standing.method] += standing.revisions
     rows = sorted(accuracy.items(), key=lambda row: (-len(row[1]), -fmean(row[1].values()), row[0]))
     (usual, _), *_ = Counter(each.board.batch_size for each in rankings).most_common()
     columns = [Column(_kind(each.board, usual), ".1f") for each in rankings]
@@ -301,10 +288,14 @@ def _overview(
     return Table(
         f"{networks} on {data}: {protocol}",
         f"{family}. Top-1 accuracy in percent by kind of stream, in batches of {usual} unless it "
-        f"says otherwise. A cell is {extent}. {_outdated(rankings)}".rstrip(),
-        (Column("method"), *columns),
+        f"says otherwise. A cell is {extent}.",
+        (Column("method"), *columns, Column("revision")),
         tuple(
-            (method, *(_percent(found.get(column)) for column in range(len(columns))))
+            (
+                method,
+                *(_percent(found.get(column)) for column in range(len(columns))),
+                _numbers(revisions[method]),
+            )
             for method, found in rows
         ),
     )
@@ -349,8 +340,12 @@ def _values(standing: Standing) -> tuple[Value, ...]:
     return (
         *(standing.method, *shown(found.mean), points(standing.gain), points(found.harm)),
         *(points(max(0.0, *found.worst.values())), standing.backward),
-        *(points(cost.speed), points(cost.memory), cost.network),
+        *(points(cost.speed), points(cost.memory), cost.network, _numbers(standing.revisions)),
     )
+
+
+def _numbers(revisions: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(set(revisions))))
 
 
 def write_leaderboard(recorded: Sequence[Recorded], files: Sequence[str], folder: Path) -> None:

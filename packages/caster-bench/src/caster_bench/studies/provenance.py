@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -89,23 +89,23 @@ def provenance_tables(results: Results) -> list[Table]:
         ),
         _machines("software", counts),
         _machines("hardware", counts),
-        *_mixed_revisions(results),
     ]
 
 
-def _mixed_revisions(results: Results) -> list[Table]:
-    """Tabulate the methods that have several revisions, if any."""
-    found = {(spec.method, spec.backbone): own.revision for spec, own in results.provenance.items()}
-    several = {
-        method
-        for method in {method for method, _ in found}
-        if len({number for (name, _), number in found.items() if name == method}) > 1
-    }
-    rows = [(*key, number) for key, number in sorted(found.items()) if key[0] in several]
-    if not rows:
-        return []
-    caption = "Methods recorded in several revisions. Rows for all backbones together mix them."
-    return [Table.of("revisions", caption, "method | backbone | revision:d", rows)]
+def mixed_revisions(results: Results, study: str) -> list[str]:
+    """Sentences on methods of a study that were recorded in several revisions."""
+    found: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for spec in results.scores:
+        if study in results.sweep.cells[spec]:
+            title = results.sweep.backbones[spec.backbone].title
+            found[spec.method][results.provenance[spec].revision].add(title)
+    return [
+        f"{method} has "
+        + " and ".join(f"revision {n} on {'; '.join(sorted(own))}" for n, own in sorted(by.items()))
+        + ". Rows for all backbones together mix them."
+        for method, by in sorted(found.items())
+        if len(by) > 1
+    ]
 
 
 def _files(own: Provenance, all_of: Iterable[Provenance]) -> str | None:

@@ -30,7 +30,7 @@ from caster_bench.studies import (
     tuning,
 )
 from caster_bench.studies.naming import STAR, STAR_NOTE
-from caster_bench.studies.provenance import provenance_tables
+from caster_bench.studies.provenance import mixed_revisions, provenance_tables
 from caster_bench.studies.results import Results
 from caster_bench.studies.tables import (
     Section,
@@ -65,8 +65,8 @@ def sections(results: Results) -> list[Section]:
     for study in STUDIES:
         section = study.section(results)
         if section is not None:
-            refused = results.refusals(section.name)
-            found.append(explain_star(replace(section, found=(*section.found, *refused))))
+            notes = (*results.refusals(section.name), *mixed_revisions(results, section.name))
+            found.append(explain_star(replace(section, found=(*section.found, *notes))))
     if not found:
         raise CasterError(f"no study of {results.sweep.name} has a cell that can be reported")
     return found

@@ -21,7 +21,7 @@ from caster.core.linalg import Array
 
 FLAT = 1e-6  # smallest standard deviation of a sample's logits
 # Smaller probabilities count as 0: their products would be subnormal numbers, which some processors
-# multiply far more slowly than others.
+# multiply far more slowly than normal ones.
 TINY = 1e-100
 
 
@@ -105,7 +105,8 @@ def nuclear_norm(p: NDArray[Any]) -> float:  # (n, C)
     >>> nuclear_norm(np.eye(4)), nuclear_norm(np.eye(4)[[0, 0, 0, 0]])
     (4.0, 2.0)
     """
-    wide = np.where(p < TINY, 0.0, p).astype(np.float64)
+    wide = np.asarray(p, np.float64)
+    wide = np.where(wide < TINY, 0.0, wide)
     gram = wide @ wide.T if len(wide) < wide.shape[1] else wide.T @ wide
     squares = np.linalg.eigvalsh(gram)
     return float(np.sqrt(squares.clip(min=0.0)).sum())

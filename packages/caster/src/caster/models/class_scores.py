@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from caster.core import discriminant
@@ -30,8 +31,8 @@ def ridged_scores(
     The first batch of every shape is scored both ways and compared. It runs before any CUDA graph
     is captured.
     """
-    too_large = z.element_size() != 4 or z.shape[1] > MAX_DIRECTIONS
-    if too_large or moments.n_classes < MIN_CLASSES:
+    supported = z.dtype == torch.float32 and z.shape[1] <= MAX_DIRECTIONS
+    if not supported or moments.n_classes < MIN_CLASSES:
         return _defined(z, moments, ridge)
     key = z.device, z.shape, moments.n_classes
     if key not in _works:

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PANELS = 4  # into which the scoring kernel splits the columns of a covariance
+PANELS = 4  # of a covariance's columns: `_scores` is written out for exactly four
 VALUES = 2048  # activations per program of the mapping kernel
 
 
@@ -26,7 +26,7 @@ def _tile(z, means, covariances, ridge, c, B, k, panel, K: tl.constexpr, P: tl.c
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _rows(tile, panel, P: tl.constexpr):  # type: ignore[no-untyped-def]
+def _diagonal_rows(tile, panel, P: tl.constexpr):  # type: ignore[no-untyped-def]
     """The P rows of a tile that meet the diagonal in this panel."""
     N: tl.constexpr = tile.shape[0] // P
     parts = tl.reshape(tile, (N, P, P))
@@ -34,16 +34,17 @@ def _rows(tile, panel, P: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _less(tile, factor, panel, P: tl.constexpr, precision: tl.constexpr):  # type: ignore[no-untyped-def]
+def _without_panel(tile, factor, panel, P: tl.constexpr, precision: tl.constexpr):  # type: ignore[no-untyped-def]
     """Subtract the part of a tile that an earlier panel of the factor explains."""
-    return tile - tl.dot(factor, tl.trans(_rows(factor, panel, P)), input_precision=precision)
+    rows = tl.trans(_diagonal_rows(factor, panel, P))
+    return tile - tl.dot(factor, rows, input_precision=precision)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _factored(tile, panel, P: tl.constexpr, precision: tl.constexpr):  # type: ignore[no-untyped-def]
+def _factor_panel(tile, panel, P: tl.constexpr, precision: tl.constexpr):  # type: ignore[no-untyped-def]
     """Turn a tile into a panel of the factor: also its squared rows plus the log determinant."""
     i = tl.arange(0, P)
-    D = _rows(tile, panel, P)
+    D = _diagonal_rows(tile, panel, P)
     E = tl.where(i[:, None] == i[None, :], 1.0, 0.0)  # becomes the inverse of D's unit factor
     pivots = tl.zeros((P,), tl.float32)
     for j in range(P):
@@ -78,19 +79,19 @@ def _scores(  # type: ignore[no-untyped-def]
 ):
     c = tl.program_id(0).to(tl.int64)
     tile = _tile(z, means, covariances, ridge, c, B, k, 0, K, P)
-    first, total = _factored(tile, 0, P, precision)
+    first, total = _factor_panel(tile, 0, P, precision)
     tile = _tile(z, means, covariances, ridge, c, B, k, 1, K, P)
-    tile = _less(tile, first, 1, P, precision)
-    second, more = _factored(tile, 1, P, precision)
+    tile = _without_panel(tile, first, 1, P, precision)
+    second, more = _factor_panel(tile, 1, P, precision)
     total += more
     tile = _tile(z, means, covariances, ridge, c, B, k, 2, K, P)
-    tile = _less(_less(tile, first, 2, P, precision), second, 2, P, precision)
-    third, more = _factored(tile, 2, P, precision)
+    tile = _without_panel(_without_panel(tile, first, 2, P, precision), second, 2, P, precision)
+    third, more = _factor_panel(tile, 2, P, precision)
     total += more
     tile = _tile(z, means, covariances, ridge, c, B, k, 3, K, P)
-    tile = _less(_less(tile, first, 3, P, precision), second, 3, P, precision)
-    tile = _less(tile, third, 3, P, precision)
-    total += _factored(tile, 3, P, precision)[1]
+    tile = _without_panel(_without_panel(tile, first, 3, P, precision), second, 3, P, precision)
+    tile = _without_panel(tile, third, 3, P, precision)
+    total += _factor_panel(tile, 3, P, precision)[1]
     row = tl.arange(0, 2 * K)
     sample = tl.program_id(1) * K + row - K
     score = tl.load(offsets + c) - 0.5 * total
@@ -106,10 +107,11 @@ def gaussian_scores(
 ) -> Tensor:  # (B, C)
     """g_c(z) with covariances Sigma_c + ridge (Eq. 5); NaN where one is not positive definite.
 
-    One program per class runs a Cholesky factorization of its covariance, with the centred samples
-    as extra rows, which become whitened samples. It goes panel by panel: a panel's diagonal block
-    is eliminated column by column, and matrix products do the rest. Everything stays in registers,
-    whereas cuSOLVER and cuBLAS read and write all matrices a dozen times.
+    One program per class and K samples runs a Cholesky factorization of the class's covariance,
+    with the centred samples as extra rows, which become whitened samples. It goes panel by panel: a
+    panel's diagonal block is inverted column by column, and matrix products do the rest, which
+    triangular solves would do one column after the other. Everything stays in registers, whereas
+    cuSOLVER and cuBLAS read and write all matrices a dozen times.
     """
     (B, k), C = z.shape, len(means)
     inputs = [part.contiguous() for part in (z, means, covariances, ridge, priors.log())]
