@@ -299,6 +299,19 @@ def test_every_command_and_option_named_in_the_documents_exists():
         assert option in known | {"--help"}, option
 
 
+def test_only_the_command_that_rejects_backbones_speaks_of_it():
+    bench = get_command(app).commands["bench"].commands
+    assert "rejected" in bench["run"].help
+    shared = [
+        param.help
+        for command in bench.values()
+        for param in command.params
+        if "--backbone" in param.opts
+    ]
+    assert len(shared) >= 4
+    assert not any("reject" in text for text in shared)
+
+
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 @pytest.mark.parametrize("image_files", [True, False])
 def test_columns_of_predict_come_in_the_documented_order(tmp_path, suffix, image_files):

@@ -43,7 +43,7 @@ Backbones = Annotated[
         "--backbone",
         metavar="NAME",
         help="Only the cells of this backbone, by its name in the sweep; repeat it for several. "
-        "The others need not exist and are not rejected.",
+        "Checkpoints and records of the others need not exist.",
     ),
 ]
 Methods = Annotated[
@@ -118,9 +118,9 @@ def run(
     """Run the cells of a sweep that have no record yet.
 
     Backbones are admitted first; the cells of a checkpoint that is missing, damaged or inaccurate
-    on clean images are recorded as rejected. Run the same command again to continue a run that was
-    stopped; damaged records are made again. Cells that fail are listed at the end, and the exit
-    status is then 1.
+    on clean images are recorded as rejected. With --backbone, only the named ones are admitted or
+    rejected. Run the same command again to continue a run that was stopped; damaged records are
+    made again. Cells that fail are listed at the end, and the exit status is then 1.
     """
     from caster_bench.engine.run import run as run_sweep
 
