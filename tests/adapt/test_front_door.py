@@ -166,7 +166,8 @@ def test_a_head_that_is_seldom_right_is_warned_of(caplog):
     rng = np.random.default_rng(0)
     batches = [(images, rng.permutation(labels)) for images, labels in source("batch").batches]
     caster.fit(model("batch"), batches)
-    assert "the order of its classes (`--classes`)" in caplog.text
+    (message,) = (line for line in caplog.messages if "the model's head is right on only" in line)
+    assert "--" not in message  # Python has no such options
 
 
 def test_a_head_whose_outputs_are_mixed_up_is_warned_of(caplog):

@@ -299,6 +299,27 @@ def test_every_command_and_option_named_in_the_documents_exists():
         assert option in known | {"--help"}, option
 
 
+@pytest.mark.parametrize("group", ["bench", "data"])
+def test_the_commands_of_caster_bench_are_all_listed(group):
+    text = (ROOT / "docs/command-line.md").read_text().split("## Commands of caster-bench")[1]
+    (listed,) = re.findall(rf"^- \*\*`caster {group} (.*?)\*\*", text, re.MULTILINE)
+    named = re.findall(r"`(\w+)[^`]*`", f"`{listed}")
+    assert sorted(named) == sorted(get_command(app).commands[group].commands)
+
+
+def test_only_the_command_that_rejects_backbones_speaks_of_it():
+    bench = get_command(app).commands["bench"].commands
+    assert "rejected" in bench["run"].help
+    shared = [
+        param.help
+        for command in bench.values()
+        for param in command.params
+        if "--backbone" in param.opts
+    ]
+    assert len(shared) >= 4
+    assert not any("reject" in text for text in shared)
+
+
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 @pytest.mark.parametrize("image_files", [True, False])
 def test_columns_of_predict_come_in_the_documented_order(tmp_path, suffix, image_files):

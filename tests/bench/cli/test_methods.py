@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from caster_bench.methods.registry import entries, names
-from tests.support.command_line import cli
+from tests.support.command_line import cli, refusal
 
 
 def test_methods_are_listed_with_needs_and_gradients():
@@ -36,7 +36,7 @@ def test_settings_presets_and_gate_of_one_method():
     assert "gate agreement = 0." in words
 
 
-def test_unknown_method_gives_a_one_line_error():
-    done = cli("methods", "tnet")
-    assert done.exit_code == 1
-    assert done.stderr.strip() == "caster: there is no method 'tnet': did you mean 'tent'?"
+@pytest.mark.parametrize(("typed", "meant"), [("tnet", "tent"), ("PEA", "pea"), ("Tnet", "tent")])
+def test_unknown_method_gives_a_one_line_error(typed, meant):
+    line = refusal(cli("methods", typed))
+    assert line == f"there is no method {typed!r}: did you mean {meant!r}?"

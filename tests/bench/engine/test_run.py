@@ -321,11 +321,58 @@ def test_missing_data_fail_only_their_own_cells(tmp_path, checkpoints, monkeypat
     assert sum(spec.data == "digits" for spec in there) == 2
 
 
-def test_data_that_cannot_be_opened_are_not_counted(tmp_path, checkpoints):
+def test_data_that_cannot_be_opened_are_tried_once(tmp_path, checkpoints, monkeypatch):
     sweep = sweep_of(tmp_path, SMALL.replace("digits:test", "digits:tset"))
     costs = Costs(make_plan(sweep, RunContext.of(sweep, tmp_path / "out", checkpoints)))
+    tried = []
+
+    def noted(source, root=None):
+        tried.append(source)
+        return open_data(source, root)
+
+    monkeypatch.setattr("caster_bench.engine.plan.open_data", noted)
+    assert not any(map(costs.is_known, sweep.cells))
     assert sum(map(costs.cell, sweep.cells)) == 0
     assert list(costs.unopened) == ["digits"]
+    assert tried == ["digits:tset"]
+
+
+def test_a_plan_without_data_says_that_costs_are_unknown(tmp_path, monkeypatch):
+    monkeypatch.delenv("CASTER_DATA", raising=False)
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL.replace("digits:test", "cifar10:test"))
+    words = ["bench", "plan", str(path), "--out", str(tmp_path / "out")]
+    for options in ([], ["--cells"]):
+        result = cli(*words, *options)
+        assert result.exit_code == 0, result.output
+        rows = [line for line in result.output.splitlines() if line.startswith(" resnet")]
+        assert rows
+        assert {row.split()[-1] for row in rows} == {"-"}
+        assert "for one worker" not in result.output
+        assert "the cost of 6 cells is unknown" in result.output
+        assert "set CASTER_DATA or give --data-root" in result.output
+
+
+def test_a_plan_with_some_of_its_data_counts_those(tmp_path, monkeypatch):
+    monkeypatch.delenv("CASTER_DATA", raising=False)
+    digits = SMALL[SMALL.index("[data.") : SMALL.index("[[grid]]")]
+    other = digits.replace("data.digits", "data.other").replace("digits:test", "cifar10:test")
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL.replace(digits, digits + other))
+    result = cli("bench", "plan", str(path), "--out", str(tmp_path / "out"))
+    rows = [line.split() for line in result.output.splitlines() if line.startswith(" resnet")]
+    assert {row[1] for row in rows if row[-1] == "-"} == {"other"}
+    assert {row[1] for row in rows if row[-1] == "s"} == {"digits"}
+    assert "for one worker" in result.output
+    assert "the cost of 6 cells is unknown" in result.output
+
+
+def test_a_plan_counts_streams_not_groups_of_cells(tmp_path):
+    rates = ", ".join(f'{{method = "tent", lr = 0.00{digit}}}' for digit in range(1, 8))
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL.replace('"tent"', rates))
+    result = cli("bench", "plan", str(path), "--out", str(tmp_path / "out"))
+    assert "18 missing in 2 streams" in result.output
 
 
 def test_another_checkpoint_or_constant_makes_other_cells(tmp_path, checkpoints, small):

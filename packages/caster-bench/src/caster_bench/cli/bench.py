@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from caster.cli.console import PlainConsole, counted, errors, new_table, output, say
+from caster.cli.console import PlainConsole, counted, errors, new_table, option_of, output, say
 from caster.cli.options import DataRoot
 from caster.errors import CasterError
 
@@ -43,7 +43,7 @@ Backbones = Annotated[
         "--backbone",
         metavar="NAME",
         help="Only the cells of this backbone, by its name in the sweep; repeat it for several. "
-        "The others need not exist and are not rejected.",
+        "Checkpoints and records of the others need not exist.",
     ),
 ]
 Methods = Annotated[
@@ -118,9 +118,9 @@ def run(
     """Run the cells of a sweep that have no record yet.
 
     Backbones are admitted first; the cells of a checkpoint that is missing, damaged or inaccurate
-    on clean images are recorded as rejected. Run the same command again to continue a run that was
-    stopped; damaged records are made again. Cells that fail are listed at the end, and the exit
-    status is then 1.
+    on clean images are recorded as rejected. With --backbone, only the named ones are admitted or
+    rejected. Run the same command again to continue a run that was stopped; damaged records are
+    made again. Cells that fail are listed at the end, and the exit status is then 1.
     """
     from caster_bench.engine.run import run as run_sweep
 
@@ -171,26 +171,31 @@ def show_plan(plan: Plan, costs: Costs, groups: list[tuple[Spec, ...]], by_cell:
     from caster_bench.data.sets.dataset import first_few
 
     console = output if output.is_terminal else PlainConsole(width=WIDE)
-    console.print((cells_table if by_cell else methods_table)(plan, costs.cell))
+    console.print((cells_table if by_cell else methods_table)(plan, costs))
     missing, rejected = len(plan.missing), len(plan.rejected)
     done = len(plan.wanted) - missing - rejected
     say(
         f"{counted(len(plan.wanted), 'cell')}: {done:,} done, {rejected:,} rejected, "
-        f"{missing:,} missing in {counted(len(groups), 'stream')}"
+        f"{missing:,} missing in {counted(len({spec.stream for spec in plan.missing}), 'stream')}"
     )
-    if missing:
-        seconds = duration(sum(map(costs.group, groups)))
+    known = [group for group in groups if costs.is_known(group[0])]
+    if known:
+        seconds = duration(sum(map(costs.group, known)))
         basis = "from the times of this run" if costs.measured else "a guess: nothing measured yet"
         say(f"about {seconds} for one worker, including shared frozen passes ({basis})")
-    for data, why in costs.unopened.items():
-        say(f"not counted: {data}: {why}")
+    if len(known) < len(groups):
+        unknown = missing - sum(map(len, known))
+        cells = counted(unknown, "cell")
+        say(f"the cost of {cells} is unknown because these data cannot be opened:")
+    for data, error in costs.unopened.items():
+        say(f"  {data}: {error.phrased(option_of(error.argument))}")
     if plan.damaged:
         say(f"damaged, to be run again: {', '.join(sorted(plan.damaged))}")
     if plan.undecided:
         say(f"to be admitted first: {first_few([' on '.join(pair) for pair in plan.undecided])}")
 
 
-def methods_table(plan: Plan, cost: Callable[[Spec], float]) -> Table:
+def methods_table(plan: Plan, costs: Costs) -> Table:
     """Return a row for every method on a backbone and data."""
     rows: dict[tuple[str, str, str], list[Spec]] = {}
     for spec in plan.wanted:
@@ -199,12 +204,11 @@ def methods_table(plan: Plan, cost: Callable[[Spec], float]) -> Table:
     for names, specs in rows.items():
         missing = [spec for spec in specs if not plan.has_record(spec)]
         counts = (len(specs), len(specs) - len(missing), len(missing))
-        expected = duration(sum(map(cost, missing))) if missing else "-"
-        table.add_row(*map(Text, (*names, *map(str, counts), expected)))
+        table.add_row(*map(Text, (*names, *map(str, counts), _expected(missing, costs))))
     return table
 
 
-def cells_table(plan: Plan, cost: Callable[[Spec], float]) -> Table:
+def cells_table(plan: Plan, costs: Costs) -> Table:
     """Return a row for every cell."""
     table = _table("cell", "stream", "state", "expected")
     rejected = set(plan.rejected)
@@ -213,9 +217,15 @@ def cells_table(plan: Plan, cost: Callable[[Spec], float]) -> Table:
         state = "rejected" if spec in rejected else "done" if recorded else "missing"
         stream = f"{spec.order}, B {spec.batch_size}, seed {spec.seed}"
         stream += ", alone" if spec.alone else ""
-        expected = "-" if recorded else duration(cost(spec))
+        expected = _expected([] if recorded else [spec], costs)
         table.add_row(*map(Text, (spec.title, stream, state, expected)))
     return table
+
+
+def _expected(missing: list[Spec], costs: Costs) -> str:
+    """Format what cells of one backbone and data cost; "-" if there are none or it is unknown."""
+    known = missing and costs.is_known(missing[0])
+    return duration(sum(map(costs.cell, missing))) if known else "-"
 
 
 def _table(*headings: str) -> Table:

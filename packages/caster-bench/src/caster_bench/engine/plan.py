@@ -6,8 +6,6 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 
 from caster.errors import CasterError
 from caster_bench.data import open_data
@@ -160,7 +158,8 @@ class Costs:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._cells: dict[Spec, float] = {}
-        self.unopened: dict[str, str] = {}  # data whose images cannot be counted, and why
+        self.unopened: dict[str, CasterError] = {}  # data whose images cannot be counted, and why
+        self._lengths: dict[str, int] = {}  # images of data that were opened
         self._rates = _measured_rates(plan)  # (backbone, data, label): seconds per image
         self._default = DEFAULT_RATE["cuda" if plan.context.on_gpu else "cpu"]
 
@@ -175,14 +174,24 @@ class Costs:
         if admission is not None and admission.target is not None:
             once = int(admission.target["n"])
         else:
-            data = self._plan.context.data[spec.data]
-            try:
-                once = _length(data.target, self._plan.context.data_root)
-            except CasterError as error:
-                self.unopened[spec.data] = str(error)
-                return 0
-            once = min(once, data.target_limit or once)
+            once = self._length(spec.data)
         return once * max(1, len(spec.conditions))
+
+    def is_known(self, spec: Spec) -> bool:
+        """Whether a cell's images can be counted; its cost is unknown otherwise."""
+        return self.images(spec) > 0
+
+    def _length(self, name: str) -> int:
+        """Open data once, whether that succeeds or not: a sweep has thousands of cells on them."""
+        if name not in self._lengths and name not in self.unopened:
+            data = self._plan.context.data[name]
+            try:
+                found = len(open_data(data.target, self._plan.context.data_root))
+            except CasterError as error:
+                self.unopened[name] = error
+            else:
+                self._lengths[name] = min(found, data.target_limit or found)
+        return 0 if name in self.unopened else self._lengths[name]
 
     def frozen(self, spec: Spec) -> float:
         """Return the cost of one frozen pass through a cell's stream."""
@@ -234,8 +243,3 @@ def _passes(entry: Entry) -> float:
     """Estimate a method's cost in frozen passes; a backward pass counts as two."""
     name = entry.name.partition("+")[0]
     return PASSES.get(name, 3.5 if entry.gradients else 1.1) + (entry.gate is not None)
-
-
-@cache
-def _length(target: str, root: Path | None) -> int:
-    return len(open_data(target, root))

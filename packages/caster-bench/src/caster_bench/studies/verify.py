@@ -78,9 +78,12 @@ def examine(
     """
     there = scan(out)
     if not any((there.cells, there.admissions, there.leftovers, there.foreign)):
-        raise CasterError(
-            f"{out} has no records of {sweep.name}: run it first with `caster bench run`"
+        remedy = (
+            "write them with `caster bench pack`"
+            if isinstance(out, Pack)
+            else "run it first with `caster bench run`, or give packed records with `--records DIR`"
         )
+        raise CasterError(f"{out} has no records of {sweep.name}: {remedy}")
     problems = [Problem("foreign", str(path)) for path in there.foreign]
     problems += [Problem("left by a killed run", str(path)) for path in there.leftovers]
     problems += foreign_admissions(there.admissions, sweep)

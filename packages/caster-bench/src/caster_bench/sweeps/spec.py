@@ -57,7 +57,7 @@ PRESET = "preset"  # the setting that stands for several others
 
 
 def known(name: object, names: Iterable[str], what: str) -> str:
-    """Return the name if it is one of these, else raise with the closest one.
+    """Return the name if it is one of these, else raise with the closest one in any case.
 
     >>> known("foggy", ["fog", "snow"], "corruption")
     Traceback (most recent call last):
@@ -67,7 +67,8 @@ def known(name: object, names: Iterable[str], what: str) -> str:
     names = list(names)
     if isinstance(name, str) and name in names:
         return name
-    near = get_close_matches(str(name), names, n=1)
+    folded = {each.casefold(): each for each in names}
+    near = [folded[each] for each in get_close_matches(str(name).casefold(), folded, n=1)]
     hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(names) or 'none'}"
     raise CasterError(f"there is no {what} {name!r}: {hint}")
 

@@ -182,8 +182,7 @@ def warn_of_poor_head(check: SourceCheck | None) -> None:
     if check is not None and check.head is not None and check.head < DOUBTFUL:
         log.warning(
             "the model's head is right on only %.1f%% of the source: check its preprocessing and "
-            "the order of its classes (`--classes`), or fit without the head if it has other "
-            "classes (`--no-head`)",
+            "the order of its classes, or fit without the head if it has other classes",
             100 * check.head,
         )
 
