@@ -1,17 +1,17 @@
-"""Train the networks of sweeps and record them, all at once on one GPU.
+"""Train the networks of sweeps and record them, several at once on one GPU.
 
     python benchmarks/record.py reproduction/sweeps/field.toml reproduction/sweeps/mixture.toml
-    python benchmarks/record.py reproduction/sweeps/field.toml --backbone resnet18-cifar10 \\
-        --method mixture-transport --method mixture-transport-ungated   # after a new revision
+    python benchmarks/record.py reproduction/sweeps/field.toml --method mixture-transport \\
+        --method mixture-transport-ungated      # after a new revision of a method
 
-Every network is trained as `docs/benchmark.md` says, from $CASTER_DATA to `checkpoints/`, unless
-its checkpoint is there, and recorded as soon as it is: `caster bench run` for one sweep after the
-other, into RUNS/SWEEP--BACKBONE, and `caster bench pack` into PACKS/SWEEP. Networks do not wait for
-each other. NVIDIA's MPS is started where it is installed, and sweeps get less priority than
-training. Published ImageNet weights must be there (`benchmarks/real/published.py`).
+Every network is trained as `docs/benchmark.md` says, from $CASTER_DATA, unless its checkpoint is
+there, and recorded as soon as it is: `caster bench run` for one sweep after the other, into
+RUNS/SWEEP--BACKBONE, and `caster bench pack` into PACKS/SWEEP--BACKBONE. When all networks are
+done, their packs are merged into PACKS/SWEEP, because a method must have one revision on all
+networks of a family. Sweeps get less priority than training where NVIDIA's MPS is installed; it is
+started and ended here. Published ImageNet weights must be there (`benchmarks/real/published.py`).
 
-The same command continues after an interrupt. Merge the packs into others with `caster bench pack
-SWEEP --records PACKS/SWEEP -o DIR`.
+The same command continues after an interrupt.
 """
 
 from __future__ import annotations
@@ -25,16 +25,18 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from threading import Event, Lock
 from typing import Any, NamedTuple
 
 from caster.errors import CasterError
 from caster_bench.sweeps import Sweep, read
 
 BENCH = [sys.executable, "-m", "caster", "bench"]
+MPS = "nvidia-cuda-mps-control"
+LOW_PRIORITY = {"CUDA_MPS_CLIENT_PRIORITY": "1"}
 EPOCHS = {  # on CIFAR-10 and on CIFAR-100
     "resnet18": (80, 40),
     "resnet50": (24, 24),
@@ -46,9 +48,6 @@ EPOCHS = {  # on CIFAR-10 and on CIFAR-100
 NAME = re.compile(
     r"(?P<architecture>\w+)(?P<plain>-plain)?-(?P<data>cifar100?)-(?P<seed>\d+)\.safetensors"
 )
-LESS = {"CUDA_MPS_CLIENT_PRIORITY": "1"}
-PACKING = Lock()  # packs of one sweep share a folder
-STOPPED = Event()  # by an interrupt, which reaches all processes
 
 
 class Use(NamedTuple):
@@ -63,7 +62,7 @@ class Use(NamedTuple):
 def training(checkpoint: str) -> list[str] | None:
     """Arguments of `caster bench train` for a checkpoint, by its name; None if it is not ours.
 
-    >>> training("checkpoints/resnet18-plain-cifar10-0.safetensors")
+    >>> training("checkpoints/resnet18-plain-cifar10-0.safetensors")[:6]
     ['resnet18', '--data', 'cifar10', '--seed', '0', '--plain']
     """
     found = NAME.fullmatch(Path(checkpoint).name)
@@ -71,29 +70,8 @@ def training(checkpoint: str) -> list[str] | None:
         return None
     epochs = EPOCHS[found["architecture"]][found["data"] == "cifar100"]
     recipe = ["--plain"] if found["plain"] else ["--epochs", str(epochs)]
-    return [found["architecture"], "--data", found["data"], "--seed", found["seed"], *recipe]
-
-
-def say(*words: object) -> None:
-    """Print a line with the time of day."""
-    print(time.strftime("%T"), *words, flush=True)
-
-
-def step(log: Path, what: str, words: Sequence[object], environment: dict[str, str]) -> bool:
-    """Run a command with its output in a log; return whether it succeeded."""
-    if STOPPED.is_set():
-        return False
-    with log.open("a") as file:
-        command = [*BENCH, *map(str, words)]
-        code = subprocess.run(command, stdout=file, stderr=file, env=environment).returncode
-    if code in (-signal.SIGINT, 128 + signal.SIGINT):
-        STOPPED.set()
-    if code == 0 or STOPPED.is_set():
-        say(what, "done" if code == 0 else "stopped")
-    else:
-        last = log.read_text().strip().rpartition("\n")[2]
-        say(f"{what} failed: {last} ({log})")
-    return code == 0
+    arguments = [found["architecture"], "--data", found["data"], "--seed", found["seed"], *recipe]
+    return [*arguments, "--out", checkpoint]
 
 
 def by_checkpoint(
@@ -110,27 +88,112 @@ def by_checkpoint(
     return found
 
 
-def record(checkpoint: str, uses: Sequence[Use], args: argparse.Namespace) -> bool:
-    """Train one network, and record it in every sweep that has it."""
-    log = args.runs / f"{Path(checkpoint).stem}.log"
-    environment = dict(os.environ)
-    if not Path(checkpoint).exists():
-        words = training(checkpoint)
-        if words is None:
-            say(f"left out: there is no {checkpoint}")
+class Recorder:
+    """Runs the steps of all networks, several at a time, and ends them together."""
+
+    def __init__(self, runs: Path, packs: Path, workers: int) -> None:
+        self.runs, self.packs, self.workers = runs, packs, workers
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._stopped = False
+
+    def __call__(self, networks: dict[str, list[Use]], at_once: int) -> bool:
+        """Record all networks, and merge their packs; return whether everything succeeded."""
+        with ThreadPoolExecutor(at_once) as pool:
+            try:
+                recorded = list(pool.map(self._record, networks, networks.values()))
+            except KeyboardInterrupt:
+                self._stop()
+                raise
+        uses = [use for own in networks.values() for use in own]
+        return all([*recorded, *map(self._merge, {use.sweep: use.path for use in uses}.items())])
+
+    def _record(self, checkpoint: str, uses: Sequence[Use]) -> bool:
+        """Train one network, and record it in every sweep that has it."""
+        log = self.runs / f"{Path(checkpoint).stem}.log"
+        if not Path(checkpoint).exists():
+            arguments = training(checkpoint)
+            if arguments is None:
+                say(f"left out: there is no {checkpoint}")
+                return False
+            if not self._step(log, f"training {checkpoint}", ["train", *arguments]):
+                return False
+        recorded = []
+        for path, sweep, name, chosen in uses:
+            out, pack = (folder / f"{sweep}--{name}" for folder in (self.runs, self.packs))
+            methods = [word for method in chosen for word in ("--method", method)]
+            run = ["run", path, "--out", out, "--backbone", name, "--workers", self.workers]
+            packing = ["pack", path, "--out", out, "-o", pack]  # also what a failed run recorded
+            recorded += [
+                self._step(log, f"recording {sweep}, {name}", [*run, *methods], low_priority=True),
+                self._step(log, f"packing {sweep}, {name}", packing),
+            ]
+        return all(recorded)
+
+    def _merge(self, of: tuple[str, Path]) -> bool:
+        """Merge the packs of a sweep's networks into a new one."""
+        sweep, path = of
+        whole = self.packs / sweep
+        shutil.rmtree(whole, ignore_errors=True)
+        merged = [
+            self._step(
+                self.runs / f"{sweep}.log",
+                f"merging {pack.name}",
+                ["pack", path, "--records", pack, "-o", whole],
+            )
+            for pack in sorted(self.packs.glob(f"{sweep}--*"))
+        ]
+        return all(merged)
+
+    def _step(
+        self, log: Path, what: str, arguments: Sequence[object], low_priority: bool = False
+    ) -> bool:
+        """Run a command with its output in a log; return whether it succeeded."""
+        if self._stopped:
             return False
-        if not step(log, f"training {checkpoint}", ["train", *words], environment):
-            return False
-    recorded = []
-    for path, sweep, name, chosen in uses:
-        methods = [word for method in chosen for word in ("--method", method)]
-        out = args.runs / f"{sweep}--{name}"
-        run = ["run", path, "--out", out, "--backbone", name, "--workers", args.workers, *methods]
-        recorded.append(step(log, f"recording {sweep}, {name}", run, environment | LESS))
-        with PACKING:  # also what a run has recorded that failed
-            pack = ["pack", path, "--out", out, "-o", args.packs / sweep]
-            recorded.append(step(log, f"packing {sweep}, {name}", pack, environment))
-    return all(recorded)
+        with log.open("a") as file:
+            process = subprocess.Popen(
+                [*BENCH, *map(str, arguments)],
+                stdout=file,
+                stderr=file,
+                env=os.environ | (LOW_PRIORITY if low_priority else {}),
+                start_new_session=True,  # only `_stop` interrupts it, and once
+            )
+            self._running.add(process)
+            code = process.wait()
+            self._running.discard(process)
+        if code in (-signal.SIGINT, 128 + signal.SIGINT):
+            self._stopped = True
+        if code == 0 or self._stopped:
+            say(f"{what} {'done' if code == 0 else 'stopped'}")
+        else:
+            last = log.read_text().strip().rpartition("\n")[2]
+            say(f"{what} failed: {last} ({log})")
+        return code == 0
+
+    def _stop(self) -> None:
+        """Interrupt all commands; they store their work."""
+        self._stopped = True
+        for process in list(self._running):
+            process.send_signal(signal.SIGINT)
+
+
+def say(text: str) -> None:
+    """Print a line with the time of day."""
+    print(f"{time.strftime('%T')} {text}\n", end="", flush=True)
+
+
+@contextmanager
+def mps() -> Iterator[None]:
+    """Let kernels of several processes run at once, where NVIDIA's MPS is installed."""
+    if shutil.which(MPS) is None:
+        yield
+        return
+    started = subprocess.run([MPS, "-d"], capture_output=True).returncode == 0
+    try:
+        yield
+    finally:
+        if started:  # not by somebody else
+            subprocess.run([MPS], input=b"quit\n", capture_output=True)
 
 
 def main() -> None:
@@ -139,11 +202,12 @@ def main() -> None:
     some: dict[str, Any] = {"action": "append", "default": [], "metavar": "NAME"}
     parser.add_argument("--backbone", **some, help="only this backbone; may be repeated")
     parser.add_argument("--method", **some, help="only this method; may be repeated")
-    counts: dict[str, Any] = {"type": int, "choices": range(1, 65), "metavar": "N"}
-    parser.add_argument("--workers", **counts, default=4, help="processes per network [4]")
-    folders: dict[str, Any] = {"type": Path, "metavar": "DIR"}
-    parser.add_argument("--runs", **folders, default=Path("runs"), help="runs and logs [runs]")
-    parser.add_argument("--packs", **folders, default=Path("packs"), help="packed records [packs]")
+    count: dict[str, Any] = {"type": int, "choices": range(1, 65), "metavar": "N", "default": 4}
+    parser.add_argument("--workers", **count, help="processes per network [4]")
+    parser.add_argument("--at-once", **count, help="networks at once [4]")
+    folder: dict[str, Any] = {"type": Path, "metavar": "DIR"}
+    parser.add_argument("--runs", **folder, default=Path("runs"), help="runs and logs [runs]")
+    parser.add_argument("--packs", **folder, default=Path("packs"), help="packs [packs]")
     args = parser.parse_args()
     try:
         sweeps = {path: read(path) for path in args.sweeps}
@@ -158,17 +222,14 @@ def main() -> None:
     networks = by_checkpoint(sweeps, args.backbone, args.method)
     if not networks:
         parser.error("no sweep has these methods on these backbones")
-    for folder in (args.runs, args.packs):
-        folder.mkdir(parents=True, exist_ok=True)
-    if shutil.which("nvidia-cuda-mps-control"):
-        subprocess.run(["nvidia-cuda-mps-control", "-d"], capture_output=True)
-    with ThreadPoolExecutor(len(networks)) as pool:
-        try:
-            recorded = list(pool.map(lambda own: record(*own, args), networks.items()))
-        except KeyboardInterrupt:
-            STOPPED.set()
-            sys.exit("stopped: the same command continues")
-    sys.exit(not all(recorded))
+    for made in (args.runs, args.packs):
+        made.mkdir(parents=True, exist_ok=True)
+    try:
+        with mps():
+            recorded = Recorder(args.runs, args.packs, args.workers)(networks, args.at_once)
+    except KeyboardInterrupt:
+        sys.exit("stopped: the same command continues")
+    sys.exit(not recorded)
 
 
 if __name__ == "__main__":

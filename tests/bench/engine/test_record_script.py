@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import signal
+import subprocess
 import sys
+import time
 from importlib import import_module
 from pathlib import Path
 
@@ -23,8 +26,9 @@ words = sys.argv[1:]
 with open("calls", "a") as file:
     file.write(" ".join(words) + "\n")
 if words[0] == "train":
-    seed = words[words.index("--seed") + 1]
-    pathlib.Path(f"checkpoints/{words[1]}-{words[3]}-{seed}.safetensors").touch()
+    pathlib.Path(words[-1]).touch()
+if words[0] == "pack":
+    pathlib.Path(words[-1]).mkdir(exist_ok=True)
 if words[0] == "run":
     print("running\nno such thing")
     sys.exit(int(pathlib.Path("code").read_text()))
@@ -43,6 +47,11 @@ target = "cifar10:test"
 study = "corruption"
 methods = ["frozen", "tent"]
 """
+SECOND = """
+[backbones.other]
+family = "batch"
+checkpoint = "checkpoints/resnet18-cifar10-1.safetensors"
+"""
 PUBLISHED = """
 [backbones.published]
 family = "batch"
@@ -51,10 +60,9 @@ checkpoint = "checkpoints/keras_resnet50.safetensors"
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch) -> Path:
+def workdir(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(record, "BENCH", [sys.executable, "-c", FAKE])
-    monkeypatch.setattr(record, "STOPPED", record.Event())
     monkeypatch.setattr(record.shutil, "which", lambda name: None)
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "code").write_text("0")
@@ -63,44 +71,85 @@ def place(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def called(place: Path, monkeypatch, *words: str) -> tuple[object, list[str]]:
+def called(workdir: Path, monkeypatch, *words: str) -> tuple[object, list[str]]:
     monkeypatch.setattr(sys, "argv", ["record.py", *words])
     with pytest.raises(SystemExit) as stopped:
         record.main()
-    calls = place / "calls"
+    calls = workdir / "calls"
     return stopped.value.code, calls.read_text().splitlines() if calls.exists() else []
 
 
-def test_a_network_is_trained_once_and_recorded_in_every_sweep(place, monkeypatch, capsys):
+def test_a_network_is_trained_once_and_recorded_in_every_sweep(workdir, monkeypatch, capsys):
     words = ("first.toml", "second.toml", "--backbone", "small", "--method", "tent")
-    code, calls = called(place, monkeypatch, *words)
+    code, calls = called(workdir, monkeypatch, *words)
     run = "--backbone small --workers 4 --method tent"
+    checkpoint = "checkpoints/resnet18-cifar10-0.safetensors"
     assert calls == [
-        "train resnet18 --data cifar10 --seed 0 --epochs 80",
+        f"train resnet18 --data cifar10 --seed 0 --epochs 80 --out {checkpoint}",
         f"run first.toml --out runs/first--small {run}",
-        "pack first.toml --out runs/first--small -o packs/first",
+        "pack first.toml --out runs/first--small -o packs/first--small",
         f"run second.toml --out runs/second--small {run}",
-        "pack second.toml --out runs/second--small -o packs/second",
+        "pack second.toml --out runs/second--small -o packs/second--small",
+        "pack first.toml --records packs/first--small -o packs/first",
+        "pack second.toml --records packs/second--small -o packs/second",
     ]
     assert code == 0
-    _, again = called(place, monkeypatch, *words)
-    assert again[5:] == calls[1:]  # the checkpoint is there
+    _, again = called(workdir, monkeypatch, *words)
+    assert again[7:] == calls[1:]  # the checkpoint is there
 
 
-def test_a_missing_published_checkpoint_stops_no_other_network(place, monkeypatch, capsys):
-    code, calls = called(place, monkeypatch, "second.toml")
+def test_packs_are_merged_into_a_new_one_when_all_networks_are_done(workdir, monkeypatch):
+    (workdir / "packs" / "first").mkdir(parents=True)
+    (workdir / "packs" / "first" / "of-an-earlier-revision").touch()
+    (workdir / "first.toml").write_text(SWEEP.format(name="first", more=SECOND))
+    _, calls = called(workdir, monkeypatch, "first.toml")
+    *others, one, two = calls
+    assert sorted([one, two]) == [
+        "pack first.toml --records packs/first--other -o packs/first",
+        "pack first.toml --records packs/first--small -o packs/first",
+    ]
+    assert sorted(line.split()[0] for line in others) == [
+        "pack",
+        "pack",
+        "run",
+        "run",
+        "train",
+        "train",
+    ]
+    assert list((workdir / "packs" / "first").iterdir()) == []
+
+
+def test_an_interrupt_of_this_process_alone_ends_its_commands(workdir, tmp_path):
+    fake = FAKE.replace('if words[0] == "run":', 'if words[0] == "run":\n    time.sleep(60)')
+    script = (
+        f"import sys; sys.path.append({str(ROOT / 'benchmarks')!r}); import record; "
+        f"record.BENCH = [sys.executable, '-c', {'import time' + fake!r}]; record.main()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, "first.toml"], stderr=subprocess.PIPE, text=True
+    )
+    while not (workdir / "calls").exists() or "run " not in (workdir / "calls").read_text():
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert error.strip() == "stopped: the same command continues"
+
+
+def test_a_missing_published_checkpoint_stops_no_other_network(workdir, monkeypatch, capsys):
+    code, calls = called(workdir, monkeypatch, "second.toml")
     assert code == 1
     assert "left out: there is no checkpoints/keras_resnet50.safetensors" in capsys.readouterr().out
-    assert [line.split()[0] for line in calls] == ["train", "run", "pack"]
+    assert [line.split()[0] for line in calls] == ["train", "run", "pack", "pack"]
 
 
-@pytest.mark.parametrize(("code", "steps"), [(1, 5), (130, 2)])
+@pytest.mark.parametrize(("code", "steps"), [(1, 7), (130, 2)])
 def test_a_failed_run_is_packed_and_an_interrupt_ends_everything(
-    place, monkeypatch, capsys, code, steps
+    workdir, monkeypatch, capsys, code, steps
 ):
-    (place / "code").write_text(str(code))
+    (workdir / "code").write_text(str(code))
     words = ("first.toml", "second.toml", "--backbone", "small")
-    exit_code, calls = called(place, monkeypatch, *words)
+    exit_code, calls = called(workdir, monkeypatch, *words)
     assert (exit_code, len(calls)) == (1, steps)
     why = "failed: no such thing (runs/resnet18-cifar10-0.log)" if code == 1 else "stopped"
     assert f"recording first, small {why}" in capsys.readouterr().out
@@ -123,20 +172,20 @@ def test_a_failed_run_is_packed_and_an_interrupt_ends_everything(
     ],
 )
 def test_bad_input_is_an_error_before_anything_is_trained(
-    place, monkeypatch, capsys, words, message
+    workdir, monkeypatch, capsys, words, message
 ):
     other = SWEEP.format(name="fourth", more="").replace(".small]", ".other]")
-    (place / "fourth.toml").write_text(other.replace("tent", "eata"))
-    code, calls = called(place, monkeypatch, *words)
+    (workdir / "fourth.toml").write_text(other.replace("tent", "eata"))
+    code, calls = called(workdir, monkeypatch, *words)
     assert (code, calls) == (2, [])
     assert message in capsys.readouterr().err
 
 
-def test_a_sweep_without_the_method_is_left_out(place, monkeypatch):
+def test_a_sweep_without_the_method_is_left_out(workdir, monkeypatch):
     text = SWEEP.format(name="fourth", more="")
-    (place / "fourth.toml").write_text(text.replace("tent", "eata"))
+    (workdir / "fourth.toml").write_text(text.replace("tent", "eata"))
     words = ("first.toml", "fourth.toml", "--method", "eata", "--method", "tent")
-    _, calls = called(place, monkeypatch, *words)
+    _, calls = called(workdir, monkeypatch, *words)
     assert [line.partition(" --workers 4 ")[2] for line in calls if line.startswith("run")] == [
         "--method tent",
         "--method eata",

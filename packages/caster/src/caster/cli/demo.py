@@ -51,7 +51,7 @@ def _table(results: Results) -> Table:
         "stream",
         *numbers,
         numbers=numbers,
-        title="Accuracy in percent; returned: ungated where accepted, else frozen",
+        title="Accuracy in percent; returned: adapted where accepted, else frozen",
     )
     for title, stream in ((story.title, story.stream) for story in results.acts):
         accuracies = (f"{100 * stream.accuracy(name):.1f}" for name in ANSWERS)
