@@ -53,7 +53,7 @@ def subset(sample: Sample, each: int) -> Sample | None:
 
 
 def gains(clf: Caster, target: Sample, ordered: bool) -> tuple[float, NDArray[np.float64]]:
-    """Accuracy of the head in percent, and points gained by the default, the paper's gate, and ungated."""
+    """Accuracy of the head, and points gained by the default, by the paper's gate, and ungated."""
     h, y, logits = target
     rows = np.random.default_rng(0).permutation(len(y))
     rows = rows[np.argsort(y[rows], kind="stable")] if ordered else rows
