@@ -29,12 +29,13 @@ TEXT, PAGE = "leaderboard.md", "leaderboard.html"
 PUBLISHED = 10_000  # images of a stream in most published tables
 HARDEST = 5  # their severity
 MANY = 5  # methods besides the frozen model that a board needs to appear in the text
+COST_ON = "cost on"  # the network that speed and memory were measured on
 PLACE = (Column("protocol"), Column("stream"), Column("B", "d"), Column("family"), Column("data"))
 EXTENT = (Column("networks"), Column("streams", "d"))
 RESULTS = (
     *(Column("method"), Column("top-1", ".2f"), Column("95 %", ".2f"), Column("gain", "+.2f")),
     *(Column("harm, %", ".2f"), Column("worst loss", ".2f"), Column("backward pass")),
-    *(Column("speed, %", ".0f"), Column("memory, %", ".0f"), Column("cost on")),
+    *(Column("speed, %", ".0f"), Column("memory, %", ".0f"), Column(COST_ON)),
     Column("revision"),
 )
 
@@ -244,9 +245,13 @@ def measure_cost(results: Results) -> dict[tuple[str, str], Cost]:
 
 
 def board_table(ranking: Ranking) -> Table:
-    """Tabulate one board, without columns that no method has a value for."""
+    """Tabulate one board, without empty columns and, for its width, the network of the cost."""
     board, rows = ranking.board, [_values(standing) for standing in ranking.standings]
-    kept = [i for i in range(len(RESULTS)) if any(row[i] is not None for row in rows)]
+    kept = [
+        i
+        for i, column in enumerate(RESULTS)
+        if any(row[i] is not None for row in rows) and column.title != COST_ON
+    ]
     caption = (
         f"{board.family}, {board.order}, batches of {board.batch_size}: {ranking.streams:,} "
         f"streams. {ranking.left_out}"
@@ -384,7 +389,7 @@ def summarise(
         if each.results is None:
             found.append(f"{file} is not recorded yet.")
         elif pending:
-            found.append(f"{file}: {', '.join(pending)} not fully recorded yet and not ranked.")
+            found.append(f"{file}: not ranked, because not fully recorded: {', '.join(pending)}.")
     return found
 
 
