@@ -161,6 +161,41 @@ def test_figures_of_streams_in_sentences_are_those_of_the_records(streams):
     assert f"where Tent falls to {tent[0]} and {tent[1]} %" in guide
 
 
+def test_weak_places_in_sentences_are_those_of_the_records(streams):
+    """Rejected batches, points that the certificate costs, long tails, and the worst losses."""
+    mixed, loose = ("CIFAR-10", "shuffled, mixed", "64"), ("CIFAR-100", KINDS["Dirichlet 1"], "64")
+    tails = "CIFAR-10", KINDS["long-tailed"], "64"
+
+    def rejected(key):
+        return f"{100 - float(streams[key]['mixture-transport']['accepted, %']):.0f}"
+
+    def points(key, better, worse):
+        return float(streams[key][better]["top-1"]) - float(streams[key][worse]["top-1"])
+
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert f"it rejects {rejected(loose)} and {rejected(mixed)} % of the batches" in readme
+    text = " ".join((ROOT / "docs" / "mixture-transport.md").read_text().split())
+    gated, ungated = "mixture-transport", "mixture-transport-ungated"
+    costs = points(mixed, ungated, gated)
+    assert (
+        f"rejects {rejected(mixed)} % of the batches, where alignment would add {costs:.0f}" in text
+    )
+    assert f"would add {points(loose, ungated, gated):.0f} points" in text
+    behind = [points(tails, "layer-transport", own) for own in (gated, ungated)]
+    assert f"{behind[0]:.1f} points behind plain layer transport, {behind[1]:.1f} ungated" in text
+    worst: dict[str, tuple[float, ...]] = {}
+    for sweep in ("mixture", "field"):
+        with (ROOT / f"reproduction/report/{sweep}/tables/mixture-kept.csv").open() as file:
+            (row,) = (row for row in csv.DictReader(file) if row["backbone"] == "all")
+        names = ("streams", "worst loss, gated", "worst loss, ungated")
+        worst[sweep] = tuple(float(row[name]) for name in names)
+    count, loss, largest = worst["mixture"]
+    assert f"None of these {count:.0f} streams loses more than {loss:.2f} points" in text
+    assert f"Ungated, the largest loss is {largest:.1f} points" in text
+    assert worst["field"][:2] == (60, 0)
+    assert f"more than {loss:.2f} points" in (ROOT / "docs" / "limits.md").read_text()
+
+
 def test_the_kept_share_of_the_gain_is_that_of_the_records():
     text = " ".join((ROOT / "docs" / "mixture-transport.md").read_text().split())
     with (ROOT / "reproduction/report/field/tables/mixture-kept.csv").open() as file:

@@ -128,7 +128,9 @@ def test_an_interrupt_of_this_process_alone_ends_its_commands(workdir, tmp_path)
     process = subprocess.Popen(
         [sys.executable, "-c", script, "first.toml"], stderr=subprocess.PIPE, text=True
     )
-    while not (workdir / "calls").exists() or "run " not in (workdir / "calls").read_text():
+    calls, deadline = workdir / "calls", time.monotonic() + 30
+    while not (calls.exists() and "run " in calls.read_text()):
+        assert time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=30)

@@ -41,7 +41,6 @@ from caster_bench.studies.check_cells import (
     check_cells,
     check_files,
 )
-from caster_bench.studies.provenance import revision_of
 from caster_bench.studies.results import load
 from caster_bench.studies.verify import Progress, foreign_streams
 from caster_bench.sweeps import Sweep
@@ -247,9 +246,9 @@ def _part(path: Path, out: Records, ours: Cells) -> Part:
                 f"{spec.full} in {where} was run with other settings or inputs than "
                 f"{row}: delete {path} if it is out of date, and pack again"
             )
-        if revision_of(cell) > revision_of(old):
+        if cell.revision > old.revision:
             added[spec] = cell, where
-        elif revision_of(cell) == revision_of(old):
+        elif cell.revision == old.revision:
             both[spec] = cell, where
     kept = {spec: own for spec, own in theirs.items() if spec not in added}
     outdated = len(ours) - len(added) - len(both)
@@ -275,9 +274,9 @@ def _packed(path: Path) -> Cells:
 def _put(found: Cells, spec: Spec, cell: Cell, where: Location) -> None:
     """Add a cell; of two revisions, which a run may hold, the later one counts."""
     if spec in found and _same_inputs(cell, found[spec][0]):
-        if revision_of(cell) < revision_of(found[spec][0]):
+        if cell.revision < found[spec][0].revision:
             return
-        if revision_of(cell) > revision_of(found[spec][0]):
+        if cell.revision > found[spec][0].revision:
             del found[spec]
     if spec in found:
         raise CasterError(

@@ -109,6 +109,11 @@ class Cell:
     files: dict[str, str] = field(default_factory=dict)  # name: SHA-256 of its bytes
     format: int = FORMAT
 
+    @property
+    def revision(self) -> int:
+        """Revision of the method; the first is not stated."""
+        return int(self.identity.get("revision", 1))
+
 
 @dataclass(frozen=True)
 class Admission:

@@ -14,7 +14,6 @@ from caster_bench.records.schema import DONE, Admission, Cell
 from caster_bench.records.store import Records, admission_path, read_admission
 from caster_bench.studies.check_gates import CONSTANTS
 from caster_bench.studies.naming import CERTIFICATE, OWN, inner_and_gate
-from caster_bench.studies.provenance import revision_of
 from caster_bench.sweeps import Spec, Sweep
 from caster_bench.sweeps.spec import CLASS_ORDERED, GATE, PRESET, frozen_value
 
@@ -232,7 +231,7 @@ def _differences(cells: Cells, sweep: Sweep) -> Iterator[Problem]:
         pairs: dict[tuple[Any, ...], Any] = {
             ("the version of caster",): cell.software.get("caster"),
             ("the choice of settings", spec.method, spec.settings): _resolved(cell),
-            ("the revision of a method", _method(spec), family): revision_of(cell),
+            ("the revision of a method", _method(spec), family): cell.revision,
             ("the hardware of the cost study",): hardware if spec in timed else None,
             ("the source data", spec.data): cell.identity.get("source"),
             ("the target data", spec.data): cell.identity.get("target"),

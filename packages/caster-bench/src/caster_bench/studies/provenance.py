@@ -43,18 +43,13 @@ class Provenance:
             checkpoint=identity["checkpoint"],
             weights=cell.frozen.get("before"),
             moments=identity["moments"],
-            revision=revision_of(cell),
+            revision=cell.revision,
             accuracy=cell.admission["accuracy"],
             source=_data(identity["source"]),
             target=_data(identity["target"]),
             software=tuple((name, str(value)) for name, value in sorted(cell.software.items())),
             hardware=tuple((name, str(value)) for name, value in sorted(cell.hardware.items())),
         )
-
-
-def revision_of(cell: Cell) -> int:
-    """Revision of the method that made a cell; the first is not stated."""
-    return int(cell.identity.get("revision", 1))
 
 
 def _data(data: dict[str, object] | None) -> str | None:

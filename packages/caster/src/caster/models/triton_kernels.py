@@ -34,14 +34,14 @@ def _diagonal_rows(tile, panel, P: tl.constexpr):  # type: ignore[no-untyped-def
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _without_panel(tile, factor, panel, P: tl.constexpr, precision: tl.constexpr):  # type: ignore[no-untyped-def]
+def _without_panel(tile, factor, panel, P: tl.constexpr):  # type: ignore[no-untyped-def]
     """Subtract the part of a tile that an earlier panel of the factor explains."""
     rows = tl.trans(_diagonal_rows(factor, panel, P))
-    return tile - tl.dot(factor, rows, input_precision=precision)
+    return tile - tl.dot(factor, rows, input_precision="tf32x3")
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _factor_panel(tile, panel, P: tl.constexpr, precision: tl.constexpr):  # type: ignore[no-untyped-def]
+def _factor_panel(tile, panel, P: tl.constexpr):  # type: ignore[no-untyped-def]
     """Turn a tile into a panel of the factor: also its squared rows plus the log determinant."""
     i = tl.arange(0, P)
     D = _diagonal_rows(tile, panel, P)
@@ -58,7 +58,7 @@ def _factor_panel(tile, panel, P: tl.constexpr, precision: tl.constexpr):  # typ
         E -= step * unit[None, :]
         pivots = tl.where(i == j, pivot, pivots)
     E /= tl.sqrt(pivots)[:, None]
-    factor = tl.dot(tile, tl.trans(E), input_precision=precision)
+    factor = tl.dot(tile, tl.trans(E), input_precision="tf32x3")
     return factor, tl.sum(factor * factor, 1) + tl.sum(tl.log(pivots), 0)
 
 
@@ -75,23 +75,22 @@ def _scores(  # type: ignore[no-untyped-def]
     k,
     K: tl.constexpr,
     P: tl.constexpr,
-    precision: tl.constexpr,
 ):
     c = tl.program_id(0).to(tl.int64)
     tile = _tile(z, means, covariances, ridge, c, B, k, 0, K, P)
-    first, total = _factor_panel(tile, 0, P, precision)
+    first, total = _factor_panel(tile, 0, P)
     tile = _tile(z, means, covariances, ridge, c, B, k, 1, K, P)
-    tile = _without_panel(tile, first, 1, P, precision)
-    second, more = _factor_panel(tile, 1, P, precision)
+    tile = _without_panel(tile, first, 1, P)
+    second, more = _factor_panel(tile, 1, P)
     total += more
     tile = _tile(z, means, covariances, ridge, c, B, k, 2, K, P)
-    tile = _without_panel(_without_panel(tile, first, 2, P, precision), second, 2, P, precision)
-    third, more = _factor_panel(tile, 2, P, precision)
+    tile = _without_panel(_without_panel(tile, first, 2, P), second, 2, P)
+    third, more = _factor_panel(tile, 2, P)
     total += more
     tile = _tile(z, means, covariances, ridge, c, B, k, 3, K, P)
-    tile = _without_panel(_without_panel(tile, first, 3, P, precision), second, 3, P, precision)
-    tile = _without_panel(tile, third, 3, P, precision)
-    total += _factor_panel(tile, 3, P, precision)[1]
+    tile = _without_panel(_without_panel(tile, first, 3, P), second, 3, P)
+    tile = _without_panel(tile, third, 3, P)
+    total += _factor_panel(tile, 3, P)[1]
     row = tl.arange(0, 2 * K)
     sample = tl.program_id(1) * K + row - K
     score = tl.load(offsets + c) - 0.5 * total
@@ -117,9 +116,7 @@ def gaussian_scores(
     inputs = [part.contiguous() for part in (z, means, covariances, ridge, priors.log())]
     out = torch.empty((B, C), dtype=z.dtype, device=z.device)
     K = max(16 * PANELS, triton.next_power_of_2(k))
-    _scores[C, triton.cdiv(B, K)](
-        *inputs, out, B, C, k, K=K, P=K // PANELS, precision="tf32x3", num_warps=K // 16
-    )
+    _scores[C, triton.cdiv(B, K)](*inputs, out, B, C, k, K=K, P=K // PANELS, num_warps=K // 16)
     return out
 
 
