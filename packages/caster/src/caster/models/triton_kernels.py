@@ -109,8 +109,9 @@ def gaussian_scores(
     One program per class and K samples runs a Cholesky factorization of the class's covariance,
     with the centred samples as extra rows, which become whitened samples. It goes panel by panel: a
     panel's diagonal block is inverted column by column, and matrix products do the rest, which
-    triangular solves would do one column after the other. Everything stays in registers, whereas
-    cuSOLVER and cuBLAS read and write all matrices a dozen times.
+    triangular solves would do one column after the other. Up to 64 directions everything stays in
+    registers, whereas cuSOLVER and cuBLAS read and write all matrices a dozen times. Products are
+    3xTF32: with plain TF32 scores were off by 2e-3 of the largest.
     """
     (B, k), C = z.shape, len(means)
     inputs = [part.contiguous() for part in (z, means, covariances, ridge, priors.log())]
