@@ -7,44 +7,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PANELS = 4  # of a covariance's columns: `_scores` is written out for exactly four
+PANEL = 16  # columns of a covariance that are factored together, the least that products take
+SAMPLES = 64  # per program of the scoring kernel
 VALUES = 2048  # activations per program of the mapping kernel
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _tile(z, means, covariances, ridge, c, B, k, panel, K: tl.constexpr, P: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A panel of columns of the class's covariance, over the same columns of centred samples."""
-    row, column = tl.arange(0, 2 * K)[:, None], panel * P + tl.arange(0, P)[None, :]
-    at = row * k + column
-    square = (row < k) & (column < k)
-    S = tl.load(covariances + c * k * k + at, square, 0.0) + tl.load(ridge + at, square, 0.0)
-    S = tl.where((row == column) & (column >= k), 1.0, S)  # pad with an identity
-    sample = tl.program_id(1) * K + row - K
-    x = tl.load(z + sample * k + column, (row >= K) & (sample < B) & (column < k), 0.0)
-    x -= tl.load(means + c * k + column, column < k, 0.0)
-    return tl.where(row < K, S, x)
+def _block(values, index, P: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The P rows of (K, P) values that begin at row `index` P."""
+    N: tl.constexpr = values.shape[0] // P
+    blocks = tl.reshape(values, (N, P, P))
+    return tl.sum(tl.where(tl.arange(0, N)[:, None, None] == index, blocks, 0.0), 0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _diagonal_rows(tile, panel, P: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The P rows of a tile that meet the diagonal in this panel."""
-    N: tl.constexpr = tile.shape[0] // P
-    parts = tl.reshape(tile, (N, P, P))
-    return tl.sum(tl.where(tl.arange(0, N)[:, None, None] == panel, parts, 0.0), 0)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _without_panel(tile, factor, panel, P: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Subtract the part of a tile that an earlier panel of the factor explains."""
-    rows = tl.trans(_diagonal_rows(factor, panel, P))
-    return tile - tl.dot(factor, rows, input_precision="tf32x3")
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _factor_panel(tile, panel, P: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Turn a tile into a panel of the factor: also its squared rows plus the log determinant."""
+def _inverse_factor(D, P: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Inverse of the Cholesky factor of D, and the log determinant of D."""
     i = tl.arange(0, P)
-    D = _diagonal_rows(tile, panel, P)
     E = tl.where(i[:, None] == i[None, :], 1.0, 0.0)  # becomes the inverse of D's unit factor
     pivots = tl.zeros((P,), tl.float32)
     for j in range(P):
@@ -57,17 +36,42 @@ def _factor_panel(tile, panel, P: tl.constexpr):  # type: ignore[no-untyped-def]
         D -= step * row[None, :]
         E -= step * unit[None, :]
         pivots = tl.where(i == j, pivot, pivots)
-    E /= tl.sqrt(pivots)[:, None]
-    factor = tl.dot(tile, tl.trans(E), input_precision="tf32x3")
-    return factor, tl.sum(factor * factor, 1) + tl.sum(tl.log(pivots), 0)
+    return E / tl.sqrt(pivots)[:, None], tl.sum(tl.log(pivots), 0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _factor(covariances, ridge, factors, determinants, k, K: tl.constexpr, P: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Factor the covariance of a class: panels below the diagonal, and inverses of its blocks."""
+    c = tl.program_id(0).to(tl.int64)
+    i, row = tl.arange(0, P), tl.arange(0, K)[:, None]
+    block, tall = i[:, None] * P + i[None, :], row * P + i[None, :]  # places in a panel
+    panels = factors + c * K * K
+    determinant = 0.0
+    for p in range(K // P):
+        column = p * P + i[None, :]
+        at, known = row * k + column, (row < k) & (column < k)
+        tile = tl.load(covariances + c * k * k + at, known, 0.0) + tl.load(ridge + at, known, 0.0)
+        tile = tl.where((row == column) & (column >= k), 1.0, tile)  # pad with an identity
+        for q in range(p):
+            earlier = panels + q * K * P
+            L = tl.load(earlier + tall, row >= p * P, 0.0)
+            own = tl.load(earlier + p * P * P + block)
+            tile -= tl.dot(L, tl.trans(own), input_precision="tf32x3")
+        E, more = _inverse_factor(_block(tile, p, P), P)
+        determinant += more
+        panel = tl.dot(tile, tl.trans(E), input_precision="tf32x3")
+        tl.store(panels + p * K * P + tall, panel, row >= (p + 1) * P)
+        tl.store(panels + p * K * P + p * P * P + block, E)
+        tl.debug_barrier()  # the next panel reads this one
+    tl.store(determinants + c, determinant)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _scores(  # type: ignore[no-untyped-def]
     z,
     means,
-    covariances,
-    ridge,
+    factors,
+    determinants,
     offsets,
     out,
     B,
@@ -75,26 +79,28 @@ def _scores(  # type: ignore[no-untyped-def]
     k,
     K: tl.constexpr,
     P: tl.constexpr,
+    R: tl.constexpr,
 ):
+    """Whiten R samples with the factor of a class, and score them."""
     c = tl.program_id(0).to(tl.int64)
-    tile = _tile(z, means, covariances, ridge, c, B, k, 0, K, P)
-    first, total = _factor_panel(tile, 0, P)
-    tile = _tile(z, means, covariances, ridge, c, B, k, 1, K, P)
-    tile = _without_panel(tile, first, 1, P)
-    second, more = _factor_panel(tile, 1, P)
-    total += more
-    tile = _tile(z, means, covariances, ridge, c, B, k, 2, K, P)
-    tile = _without_panel(_without_panel(tile, first, 2, P), second, 2, P)
-    third, more = _factor_panel(tile, 2, P)
-    total += more
-    tile = _tile(z, means, covariances, ridge, c, B, k, 3, K, P)
-    tile = _without_panel(_without_panel(tile, first, 3, P), second, 3, P)
-    tile = _without_panel(tile, third, 3, P)
-    total += _factor_panel(tile, 3, P)[1]
-    row = tl.arange(0, 2 * K)
-    sample = tl.program_id(1) * K + row - K
-    score = tl.load(offsets + c) - 0.5 * total
-    tl.store(out + sample * C + c, score, (row >= K) & (sample < B))
+    N: tl.constexpr = K // P
+    i, direction = tl.arange(0, P), tl.arange(0, K)
+    sample = tl.program_id(1) * R + tl.arange(0, R)
+    known = (sample < B)[:, None] & (direction < k)[None, :]
+    x = tl.load(z + sample[:, None] * k + direction[None, :], known, 0.0)
+    x -= tl.load(means + c * k + direction, direction < k, 0.0)[None, :]
+    total = tl.load(determinants + c) + tl.zeros((R,), tl.float32)
+    for p in range(N):
+        panel = factors + (c * N + p) * K * P
+        E = tl.load(panel + p * P * P + i[:, None] * P + i[None, :])
+        parts = tl.reshape(x, (R, N, P))
+        own = tl.sum(tl.where(tl.arange(0, N)[None, :, None] == p, parts, 0.0), 1)
+        whitened = tl.dot(own, tl.trans(E), input_precision="tf32x3")
+        total += tl.sum(whitened * whitened, 1)
+        below = (direction >= (p + 1) * P)[:, None]
+        L = tl.load(panel + direction[:, None] * P + i[None, :], below, 0.0)
+        x -= tl.dot(whitened, tl.trans(L), input_precision="tf32x3")
+    tl.store(out + sample * C + c, tl.load(offsets + c) - 0.5 * total, sample < B)
 
 
 def gaussian_scores(
@@ -106,18 +112,22 @@ def gaussian_scores(
 ) -> Tensor:  # (B, C)
     """g_c(z) with covariances Sigma_c + ridge (Eq. 5); NaN where one is not positive definite.
 
-    One program per class and K samples runs a Cholesky factorization of the class's covariance,
-    with the centred samples as extra rows, which become whitened samples. It goes panel by panel: a
-    panel's diagonal block is inverted column by column, and matrix products do the rest, which
-    triangular solves would do one column after the other. Up to 64 directions everything stays in
-    registers, whereas cuSOLVER and cuBLAS read and write all matrices a dozen times. Products are
-    3xTF32: with plain TF32 scores were off by 2e-3 of the largest.
+    The first kernel factors one covariance per warp, panel by panel: a panel's diagonal block is
+    inverted column by column, where several warps would wait for each other at every column, and
+    matrix products do the rest. The second whitens the samples by products with those blocks.
+    cuSOLVER and cuBLAS read and write all matrices a dozen times. Products are 3xTF32: with plain
+    TF32 scores were off by 2e-3 of the largest.
     """
     (B, k), C = z.shape, len(means)
-    inputs = [part.contiguous() for part in (z, means, covariances, ridge, priors.log())]
+    K = max(PANEL, triton.next_power_of_2(k))
+    factors = torch.empty((C, K, K), dtype=z.dtype, device=z.device)
+    determinants = torch.empty(C, dtype=z.dtype, device=z.device)  # their logarithms
+    inputs = [part.contiguous() for part in (covariances, ridge)]
+    _factor[C,](*inputs, factors, determinants, k, K=K, P=PANEL, num_warps=max(1, K // 64))
     out = torch.empty((B, C), dtype=z.dtype, device=z.device)
-    K = max(16 * PANELS, triton.next_power_of_2(k))
-    _scores[C, triton.cdiv(B, K)](*inputs, out, B, C, k, K=K, P=K // PANELS, num_warps=K // 16)
+    inputs = [z.contiguous(), means.contiguous(), factors, determinants, priors.log()]
+    sizes = {"K": K, "P": PANEL, "R": SAMPLES}
+    _scores[C, triton.cdiv(B, SAMPLES)](*inputs, out, B, C, k, **sizes, num_warps=4)
     return out
 
 
