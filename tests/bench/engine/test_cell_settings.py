@@ -172,6 +172,19 @@ def test_all_rivals_meet_the_published_protocol():
     assert all(methods >= everyone | {"lame", "t3a", "pea"} for methods in rivals.values())
 
 
+def test_the_continual_protocol_has_the_settings_of_the_published_one():
+    """The fifteen corruptions in one stream without a reset; not in tables of corruptions."""
+    sweep = read(SWEEP.with_name("field.toml"))
+    continual = [spec for spec in sweep.cells if spec.schedule != "each"]
+    assert {spec.backbone for spec in continual} == {"resnet18-cifar10", "resnet18-cifar100"}
+    alone = {(s.backbone, s.method, s.settings) for s in sweep.of("corruption")}
+    for spec in continual:
+        assert sweep.cells[spec] == {"layers"}
+        assert spec.conditions == tuple((name, 5) for name in REPORTED)
+        assert (spec.batch_size, spec.schedule_name, spec.order) == (200, "continual", "shuffled")
+        assert (spec.backbone, spec.method, spec.settings) in alone
+
+
 def test_the_documents_say_how_large_the_sweep_of_mixture_transport_is():
     sweep = read(SWEEP.with_name("mixture.toml"))
     text = (SWEEP.parents[2] / "docs" / "benchmark.md").read_text()

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from caster.errors import CasterError
 from caster_bench.engine.pack import differences, parts_of, write_parts
 from caster_bench.engine.pack import pack as pack_run
+from caster_bench.methods.registry import find
 from caster_bench.records import parquet
 from caster_bench.records.digest import FormatError, key_of
 from caster_bench.records.parquet import as_batches, as_samples, delta_decode
@@ -32,7 +33,8 @@ from caster_bench.records.store import (
     write,
     write_admission,
 )
-from caster_bench.studies.provenance import mixed_revisions
+from caster_bench.studies.check_cells import check_cells, read_admissions
+from caster_bench.studies.provenance import Provenance, mixed_revisions
 from caster_bench.studies.results import load
 from caster_bench.sweeps import Spec
 from tests.support.consistent_records import Consistent
@@ -362,6 +364,65 @@ def test_families_of_backbones_may_have_different_revisions_and_the_report_lists
     batch, layer = ("; ".join(sorted(titles[family])) for family in ("batch", "layer"))
     assert gated.startswith(f"caster has revision 1 on {batch} and revision 7 on {layer}.")
     assert ungated.startswith("caster-ungated has")
+
+
+def identities(sweep, out, change):
+    """Cells of a run and their admissions, with changes to the identity by cell."""
+    found = {}
+    for record in map(read, scan(out).cells):
+        identity = record.cell.identity | change(record)
+        method = record.cell.method | {"settings": identity["settings"]}
+        found[record.spec] = replace(record.cell, identity=identity, method=method)
+    pairs = {(spec.backbone, spec.data) for spec in found}
+    return found, read_admissions(out, pairs)[0]
+
+
+def test_a_family_may_be_recorded_with_other_settings_and_constants(tmp_path):
+    """As if a later version had another default, a new revision, and one constant less."""
+    sweep = every_study(tmp_path)
+    out = Consistent(sweep, n=64, classes=4).make(tmp_path / "out")
+    families = {name: backbone.family for name, backbone in sweep.backbones.items()}
+
+    def kinds(old, revision=2):
+        def change(record):
+            own = record.cell.identity
+            if record.spec.backbone in old:
+                return {"constants": own["constants"] | {"scatter_ridge": 1e-4}}
+            if record.spec.method.startswith("tent"):
+                return {"settings": own["settings"] | {"norms": ["other"]}, "revision": revision}
+            return {}
+
+        return {problem.kind for problem in check_cells(*identities(sweep, out, change), sweep)}
+
+    layer = {name for name, family in families.items() if family == "layer"}
+    assert kinds(layer) == set()
+    (kind,) = kinds(layer, revision=1)
+    assert kind == "the choice of settings differs between cells"
+    batch = families.keys() - layer
+    assert len(batch) > 1
+    assert kinds(layer | {min(batch)}) >= {
+        "the revision of a method differs between cells",
+        "the set of constants differs between cells",
+    }
+
+
+def test_the_report_names_methods_that_were_fitted_with_a_retired_constant(tmp_path):
+    sweep = every_study(tmp_path)
+    out = Consistent(sweep, n=64, classes=4).make(tmp_path / "out")
+    results, problems = load(sweep, out)
+    assert problems == []
+    assert mixed_revisions(results, "corruption") == []
+    layer = {name for name, backbone in sweep.backbones.items() if backbone.family == "layer"}
+    for record in map(read, scan(out).cells):
+        if record.spec in results.scores and record.spec.backbone in layer:
+            constants = record.cell.identity["constants"] | {"scatter_ridge": 1e-4}
+            cell = replace(record.cell, identity=record.cell.identity | {"constants": constants})
+            results.provenance[record.spec] = Provenance.of(cell)
+    sentences = mixed_revisions(results, "corruption")
+    named = {sentence.split()[0] for sentence in sentences}
+    methods = {s.method for s in sweep.of("corruption")}
+    assert named == {name for name in methods if "state" in find(name).needs}
+    assert all("and revision 1 with the retired constant scatter_ridge on" in s for s in sentences)
 
 
 def test_a_cell_that_was_made_otherwise_is_rejected(out, pack, tmp_path):

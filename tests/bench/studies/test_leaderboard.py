@@ -33,6 +33,9 @@ methods = ["frozen", "roid"]
 EXTRA = GRID.replace("seeds = [0, 1]", "seeds = [0, 1, 2]")  # streams that the board does not have
 PARTIAL = GRID.replace("seeds = [0, 1]", "seeds = [0]")
 ORDERS = GRID.replace("seeds = [0, 1]", 'orders = ["shuffled", "by-class"]')
+CONTINUAL = GRID.replace("[5]", "[4, 5]").replace(
+    "seeds = [0, 1]", 'schedule = "continual"\nbackbones = ["vit"]'
+)
 LONG = GRID.replace('"cifar10"', '"imagenet"').replace("seeds = [0, 1]", 'backbones = ["vit"]')
 
 
@@ -143,6 +146,22 @@ def test_the_published_protocol_is_first(place, tmp_path):
     assert [standing.method for standing in first.standings].count("frozen") == 1
     assert len(first.standings) == 2 < max(len(each.standings) for each in others)
     assert not any(each.board.is_published for each in others)
+
+
+def test_a_continual_stream_has_a_board_of_its_own(place, tmp_path):
+    both = with_submission(place, tmp_path, CONTINUAL)
+    before = [(each.board, each.standings) for each in all_ranked(place, "every.toml")]
+    rankings = all_ranked(both, "every.toml", "mine.toml")
+    (found,) = [each for each in rankings if each.board.order == "shuffled, continual"]
+    assert [each for each in rankings if each is not found and each.streams == 1] == []
+    assert {standing.method for standing in found.standings} == {"frozen", "roid"}
+    table = board_table(found)
+    assert table.name == f"{found.networks} on {found.board.data}, continual"
+    assert table.caption == "LN, shuffled, continual, batches of 16: one stream."
+    others = [each for each in rankings if each is not found]
+    assert [(each.board, each.standings) for each in others] == before
+    names = [board_table(each).name for each in others]
+    assert not any("continual" in name for name in names)
 
 
 def test_an_overview_has_the_accuracies_of_its_boards(place, tmp_path):

@@ -13,7 +13,7 @@ from caster.io.files import file_digest
 from caster_bench.records.schema import DONE, Admission, Cell
 from caster_bench.records.store import Records, admission_path, read_admission
 from caster_bench.studies.check_gates import CONSTANTS
-from caster_bench.studies.naming import CERTIFICATE, OWN, inner_and_gate
+from caster_bench.studies.naming import CERTIFICATE, OWN, inner_and_gate, uses_state
 from caster_bench.sweeps import Spec, Sweep
 from caster_bench.sweeps.spec import CLASS_ORDERED, GATE, PRESET, frozen_value
 
@@ -220,8 +220,9 @@ def _disagreements(cell: Cell, admission: Admission) -> Iterator[str]:
 def _differences(cells: Cells, sweep: Sweep) -> Iterator[Problem]:
     """Report cells that differ from the first with the same backbone, data, method or timing.
 
-    A method has one revision on all backbones of a family, because tables pool a family. Reports
-    name methods that have several revisions in a sweep.
+    A method has one revision on all backbones of a family, because tables pool a family, and a
+    revision has the same settings everywhere. Reports name methods that have several revisions in a
+    sweep, or were fitted with constants that caster no longer has.
     """
     first: dict[tuple[Any, ...], Any] = {}
     timed = frozenset(sweep.of("cost"))
@@ -230,8 +231,9 @@ def _differences(cells: Cells, sweep: Sweep) -> Iterator[Problem]:
         family = sweep.backbones[spec.backbone].family
         pairs: dict[tuple[Any, ...], Any] = {
             ("the version of caster",): cell.software.get("caster"),
-            ("the choice of settings", spec.method, spec.settings): _resolved(cell),
+            ("the choice of settings", spec.method, spec.settings, cell.revision): _resolved(cell),
             ("the revision of a method", _method(spec), family): cell.revision,
+            ("the set of constants", family): _retired(spec, cell),
             ("the hardware of the cost study",): hardware if spec in timed else None,
             ("the source data", spec.data): cell.identity.get("source"),
             ("the target data", spec.data): cell.identity.get("target"),
@@ -254,13 +256,28 @@ def _method(spec: Spec) -> str:
     return inner_and_gate(spec.method)[0].removesuffix("-ungated")
 
 
+def _retired(spec: Spec, cell: Cell) -> tuple[str, ...] | None:
+    """Retired constants of a cell that depends on them; None if it does not."""
+    if cell.status != DONE or not uses_state(spec.method):
+        return None
+    constants = cell.identity.get("constants")
+    return cell.retired if isinstance(constants, dict) else None  # else reported separately
+
+
 def _defaults(spec: Spec, cell: Cell) -> dict[tuple[Any, ...], Any]:
-    """Settings that the sweep leaves at their defaults, which must be the same in all cells."""
+    """Settings that the sweep leaves at their defaults.
+
+    They must be the same in all cells of a method's revision; those of a gate, which has none, in
+    all cells.
+    """
     inner, gate = inner_and_gate(spec.method)
     settings = _resolved(cell) or {}
     own = settings.get(GATE)
-    parts = [(inner, spec.given, settings)] if PRESET not in spec.given else []
-    parts += [(gate, spec.given.get(GATE, {}), own)] if isinstance(own, dict) else []
+    parts: list[tuple[Any, ...]] = []
+    if PRESET not in spec.given:
+        parts.append(((inner, cell.revision), spec.given, settings))
+    if isinstance(own, dict):
+        parts.append((gate, spec.given.get(GATE, {}), own))
     return {
         ("the default of a setting", owner, name): value
         for owner, given, resolved in parts

@@ -246,7 +246,11 @@ def _table(convention: Convention, setting: str, paper: str | None) -> Table:
 def averaged(convention: Convention, setting: str | None = None) -> str:
     """Say what is averaged over, for one setting or all."""
     entries = [e for (p, _, _), e in convention.entries.items() if setting in (None, p)]
-    met = {frozenset(group) for entry in entries for group in entry.conditions.values()}
+    met = {  # pairs: a continual stream has all of its pairs in one
+        frozenset((pair,) for conditions in group for pair in conditions)
+        for entry in entries
+        for group in entry.conditions.values()
+    }
     alike = len(met) == 1
     shared = next(iter(met)) if alike else frozenset()
     if convention.name == FIFTEEN:
@@ -257,8 +261,7 @@ def averaged(convention: Convention, setting: str | None = None) -> str:
     if shared == PAPER:
         return "all nineteen corruptions at five severities, as in the paper"
     if alike:
-        count = len({pair for conditions in shared for pair in conditions})
-        return f"{count} of the paper's 95 pairs of corruption and severity"
+        return f"{len(shared)} of the paper's 95 pairs of corruption and severity"
     return "varying pairs of corruption and severity"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from caster.errors import CasterError
 from caster_bench.studies.certificate import Certificate, of_cells, setting_table, summary_table
 from caster_bench.studies.gate_policies import Gate, Policies, policies
 from caster_bench.studies.naming import ALIGNING, LAYERS, MIXTURE, names, order_of, titles
@@ -353,7 +354,12 @@ def measure_gating(results: Results, method: str = LAYERS) -> Gating | None:
     ]
     if not pairs:
         return None
-    tau = pairs[0][1].tau  # the same for all: verified records agree on settings
+    tau, *others = {gated.tau for _, gated in pairs}
+    if others:  # its default may differ between families, which have their own revisions
+        raise CasterError(
+            f"the threshold of {method} differs between backbones: report one family at a time, "
+            "with --backbone"
+        )
     group = [with_gate_ratios(always) for always, _ in pairs]
     settings = defaultdict(list)
     for score in group:

@@ -19,6 +19,7 @@ from caster_bench.studies import runtime_cost
 from caster_bench.studies.corruption import FAMILIES, FROZEN, Entry, entry, unequal
 from caster_bench.studies.layers_streams import is_other, is_spare
 from caster_bench.studies.naming import STAR, STAR_NOTE, names, order_of, titles
+from caster_bench.studies.provenance import Version
 from caster_bench.studies.report import as_html
 from caster_bench.studies.results import Recorded, Results, shown
 from caster_bench.studies.score import Score
@@ -28,6 +29,7 @@ from caster_bench.sweeps import Spec, Sweep
 TEXT, PAGE = "leaderboard.md", "leaderboard.html"
 PUBLISHED = 10_000  # images of a stream in most published tables
 HARDEST = 5  # their severity
+SHUFFLED = "shuffled"  # their order
 MANY = 5  # methods besides the frozen model that a board needs to appear in the text
 COST_ON = "cost on"  # the network that speed and memory were measured on
 PLACE = (Column("protocol"), Column("stream"), Column("B", "d"), Column("family"), Column("data"))
@@ -86,7 +88,7 @@ class Standing:
     gain: float
     backward: bool
     cost: Cost | None  # None: not measured
-    revisions: tuple[int, ...]  # of the method, in these records
+    versions: tuple[Version, ...]  # of the method, in these records
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,7 @@ def rank(pool: Pool) -> tuple[Ranking, ...]:
                 each.mean.value - whole[FROZEN].mean.value,
                 any(score.backward for score in methods[method]),
                 costs.get((board.family, method)),
-                tuple(sorted({results.provenance[s.spec].revision for s in methods[method]})),
+                tuple(sorted({results.provenance[s.spec].version for s in methods[method]})),
             )
             for method, each in whole.items()
         ]
@@ -185,7 +187,7 @@ def _in_order(rankings: Sequence[Ranking]) -> tuple[Ranking, ...]:
         easier = board.severities != (HARDEST,)
         return (
             *(not board.is_published, -most[board.protocol], -board.images, easier, board.protocol),
-            *(board.order != "shuffled", board.order, -methods, -board.batch_size),
+            *(board.order != SHUFFLED, board.order, -methods, -board.batch_size),
             *(board.data, board.family),
         )
 
@@ -245,19 +247,24 @@ def measure_cost(results: Results) -> dict[tuple[str, str], Cost]:
 
 
 def board_table(ranking: Ranking) -> Table:
-    """Tabulate one board, without empty columns and, for its width, the network of the cost."""
+    """Tabulate one board, without empty columns and, for its width, the network of the cost.
+
+    Its name has the kind of its streams unless they are plainly shuffled.
+    """
     board, rows = ranking.board, [_values(standing) for standing in ranking.standings]
     kept = [
         i
         for i, column in enumerate(RESULTS)
         if any(row[i] is not None for row in rows) and column.title != COST_ON
     ]
+    streams = "one stream" if ranking.streams == 1 else f"{ranking.streams:,} streams"
     caption = (
-        f"{board.family}, {board.order}, batches of {board.batch_size}: {ranking.streams:,} "
-        f"streams. {ranking.left_out}"
+        f"{board.family}, {board.order}, batches of {board.batch_size}: {streams}. "
+        f"{ranking.left_out}"
     )
+    kind = "" if board.order == SHUFFLED else f", {board.order.removeprefix(f'{SHUFFLED}, ')}"
     return Table(
-        f"{ranking.networks} on {board.data}",
+        f"{ranking.networks} on {board.data}{kind}",
         caption.strip(),
         tuple(RESULTS[i] for i in kept),
         tuple(tuple(row[i] for i in kept) for row in rows),
@@ -280,11 +287,11 @@ def _overview(
     protocol: str, data: str, family: str, networks: str, rankings: Sequence[Ranking]
 ) -> Table:
     accuracy: dict[str, dict[int, float]] = defaultdict(dict)  # method: column: top-1
-    revisions: dict[str, list[int]] = defaultdict(list)
+    versions: dict[str, list[Version]] = defaultdict(list)
     for column, ranking in enumerate(rankings):
         for standing in ranking.standings:
             accuracy[standing.method][column] = standing.entry.mean.value
-            revisions[standing.method] += standing.revisions
+            versions[standing.method] += standing.versions
     rows = sorted(accuracy.items(), key=lambda row: (-len(row[1]), -fmean(row[1].values()), row[0]))
     (usual, _), *_ = Counter(each.board.batch_size for each in rankings).most_common()
     columns = [Column(_kind(each.board, usual), ".1f") for each in rankings]
@@ -299,7 +306,7 @@ def _overview(
             (
                 method,
                 *(_percent(found.get(column)) for column in range(len(columns))),
-                _numbers(revisions[method]),
+                _numbers(versions[method]),
             )
             for method, found in rows
         ),
@@ -345,12 +352,18 @@ def _values(standing: Standing) -> tuple[Value, ...]:
     return (
         *(standing.method, *shown(found.mean), points(standing.gain), points(found.harm)),
         *(points(max(0.0, *found.worst.values())), standing.backward),
-        *(points(cost.speed), points(cost.memory), cost.network, _numbers(standing.revisions)),
+        *(points(cost.speed), points(cost.memory), cost.network, _numbers(standing.versions)),
     )
 
 
-def _numbers(revisions: Iterable[int]) -> str:
-    return ", ".join(map(str, sorted(set(revisions))))
+def _numbers(versions: Iterable[Version]) -> str:
+    """Revisions, with retired constants in brackets.
+
+    >>> _numbers([(6, ()), (1, ("scatter_ridge",)), (6, ())])
+    '1 (scatter_ridge), 6'
+    """
+    found = sorted(set(versions))
+    return ", ".join(f"{n} ({', '.join(own)})" if own else str(n) for n, own in found)
 
 
 def write_leaderboard(recorded: Sequence[Recorded], files: Sequence[str], folder: Path) -> None:
@@ -394,7 +407,7 @@ def summarise(
 
 
 def _listed(words: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
 def _markdown(
