@@ -119,6 +119,7 @@ def test_the_readme_table_has_the_figures_of_single_networks():
 
 KINDS = {  # in documents, and in records
     "sorted by class": "by-class",
+    "clean, sorted by class": "clean, by-class",
     "turning: shuffled, then sorted": "turning",
     "Dirichlet 0.1": "dirichlet, concentration 0.1",
     "Dirichlet 1": "dirichlet, concentration 1.0",
@@ -130,11 +131,11 @@ KINDS = {  # in documents, and in records
 
 @pytest.fixture(scope="module")
 def streams() -> dict[tuple[str, str, str], dict[str, dict[str, str]]]:
-    """Rows of the records by data, kind of stream and batch size, and then by method."""
+    """Rows of the records by network, kind of stream and batch size, and then by method."""
     found: dict[tuple[str, str, str], dict[str, dict[str, str]]] = {}
     with (ROOT / "reproduction/report/mixture/tables/layers-methods.csv").open() as file:
         for row in csv.DictReader(file):
-            key = row["backbone"].rpartition(" ")[2], row["stream"], row["B"]
+            key = row["backbone"].partition(" on ")[0], row["stream"], row["B"]
             found.setdefault(key, {})[row["method"].partition(" (")[0]] = row
     return found
 
@@ -151,7 +152,8 @@ def top1(row: dict[str, str]) -> str:
 
 def test_figures_of_streams_in_sentences_are_those_of_the_records(streams):
     def both(kind, method):
-        return [top1(streams[data, kind, "64"][method]) for data in ("CIFAR-10", "CIFAR-100")]
+        names = ("ResNet-18, CIFAR-10", "ResNet-18, CIFAR-100")
+        return [top1(streams[name, kind, "64"][method]) for name in names]
 
     guide = " ".join((ROOT / "docs" / "correlated-streams.md").read_text().split())
     frozen, ours, tent = (both("by-class", own) for own in ("frozen", "mixture-transport", "tent"))
@@ -163,8 +165,9 @@ def test_figures_of_streams_in_sentences_are_those_of_the_records(streams):
 
 def test_weak_places_in_sentences_are_those_of_the_records(streams):
     """Rejected batches, points that the certificate costs, long tails, and the worst losses."""
-    mixed, loose = ("CIFAR-10", "shuffled, mixed", "64"), ("CIFAR-100", KINDS["Dirichlet 1"], "64")
-    tails = "CIFAR-10", KINDS["long-tailed"], "64"
+    mixed = "ResNet-18, CIFAR-10", "shuffled, mixed", "64"
+    loose = "ResNet-18, CIFAR-100", KINDS["Dirichlet 1"], "64"
+    tails = "ResNet-18, CIFAR-10", KINDS["long-tailed"], "64"
 
     def rejected(key):
         return f"{100 - float(streams[key]['mixture-transport']['accepted, %']):.0f}"
@@ -183,17 +186,40 @@ def test_weak_places_in_sentences_are_those_of_the_records(streams):
     assert f"would add {points(loose, ungated, gated):.0f} points" in text
     behind = [points(tails, "layer-transport", own) for own in (gated, ungated)]
     assert f"{behind[0]:.1f} points behind plain layer transport, {behind[1]:.1f} ungated" in text
-    worst: dict[str, tuple[float, ...]] = {}
+
+
+def test_the_worst_losses_in_sentences_are_those_of_the_records(streams):
+    """On CIFAR, on ImageNet, and under the field's protocol."""
+    kept: dict[str, dict[str, tuple[float, ...]]] = {}
     for sweep in ("mixture", "field"):
         with (ROOT / f"reproduction/report/{sweep}/tables/mixture-kept.csv").open() as file:
-            (row,) = (row for row in csv.DictReader(file) if row["backbone"] == "all")
-        names = ("streams", "worst loss, gated", "worst loss, ungated")
-        worst[sweep] = tuple(float(row[name]) for name in names)
-    count, loss, largest = worst["mixture"]
-    assert f"None of these {count:.0f} streams loses more than {loss:.2f} points" in text
-    assert f"Ungated, the largest loss is {largest:.1f} points" in text
-    assert worst["field"][:2] == (60, 0)
-    assert f"more than {loss:.2f} points" in (ROOT / "docs" / "limits.md").read_text()
+            names = ("streams", "worst loss, gated", "worst loss, ungated")
+            kept[sweep] = {
+                row["backbone"]: tuple(float(row[name]) for name in names)
+                for row in csv.DictReader(file)
+            }
+    assert kept["field"]["all"][:2] == (60, 0)
+    small, large = (
+        [own for name, own in kept["mixture"].items() if name.endswith(data)]
+        for data in (("CIFAR-10", "CIFAR-100"), "ImageNet")
+    )
+    text, limits = (
+        " ".join((ROOT / "docs" / page).read_text().split())
+        for page in ("mixture-transport.md", "limits.md")
+    )
+    count, loss = sum(own[0] for own in small), max(own[1] for own in small)
+    assert f"None of the {count:.0f} streams of CIFAR loses more than {loss:.2f} points" in text
+    assert f"more than {loss:.2f} points" in limits
+    ungated = [max(own[2] for own in part) for part in (large, small)]
+    assert f"losses are {ungated[0]:.1f} points on ImageNet and {ungated[1]:.1f} on CIFAR" in text
+    worst, clean = (max(own[1] for own in large), "clean, shuffled")
+    lite = streams["EfficientNet-Lite0, ImageNet", "clean, by-class", "64"]["mixture-transport"]
+    fifty = streams["ResNet-50, ImageNet", clean, "64"]["mixture-transport"]
+    assert f"loses {worst:.1f} points to the frozen model under shot noise" in text
+    assert f"and {-float(lite['gain']):.1f} on clean images sorted by class" in text
+    assert f"ResNet-50 {-float(fifty['gain']):.1f} on clean ones" in text
+    for page in (limits, " ".join((ROOT / "README.md").read_text().split())):
+        assert f"{worst:.1f} points" in page
 
 
 def test_the_kept_share_of_the_gain_is_that_of_the_records():
@@ -206,14 +232,23 @@ def test_the_kept_share_of_the_gain_is_that_of_the_records():
     assert f"it keeps {first}, {second}, {third} and {last} % of the gain" in text
 
 
-@pytest.mark.parametrize(("data", "kinds"), [("CIFAR-10", 13), ("CIFAR-100", 11)])
-def test_the_table_of_every_kind_of_stream_has_the_figures_of_the_records(streams, data, kinds):
+@pytest.mark.parametrize(
+    ("network", "kinds"),
+    [
+        ("ResNet-18, CIFAR-10", 13),
+        ("ResNet-18, CIFAR-100", 11),
+        ("ViT-B, CIFAR-10", 4),
+        ("ResNet-50, ImageNet", 3),
+        ("EfficientNet-Lite0, ImageNet", 3),
+    ],
+)
+def test_the_table_of_every_kind_of_stream_has_the_figures_of_the_records(streams, network, kinds):
     text = (ROOT / "docs" / "mixture-transport.md").read_text()
-    rows = table_after(text, f"| {data} | frozen | best other |")
+    rows = table_after(text, f"| {network} | frozen | best other |")
     assert len(rows) == kinds
     for title, *cells in rows:
         kind, _, size = title.partition(", B = ")
-        found = streams[data, KINDS.get(kind, kind), size or "64"]
+        found = streams[network, KINDS.get(kind, kind), size or "64"]
         others = [m for m in found if m != "frozen" and "-transport" not in m]
         best = max(others, key=lambda method: float(found[method]["top-1"]))
         gated = found["mixture-transport"]

@@ -45,6 +45,7 @@ HOW = (
     "stable; its own figures are those of the streams. Intervals are bootstrapped over cells."
 )
 OWN = (*ALIGNING, *ALIGNING.values())
+MAX_PANELS = 6  # settings in a figure of the page's width
 
 
 def section(results: Results) -> Section | None:
@@ -93,13 +94,16 @@ def _about(method: str, sentences: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _of_accuracy(found: Accuracy) -> Part:
+    """Tables and, for few settings, what they say in sentences and a figure."""
+    drawn = found.conventions[0].comparable()
+    if len(drawn.settings()) > MAX_PANELS:
+        return (), _accuracy_tables(found), ()
     sentences = tuple(
         f"{lead.setting}, {lead.convention}: {called(lead.method)} is "
         f"{100 * lead.gated.value:+.2f} points from the best gradient-based method, {lead.best}."
         for lead in found.leads
         if lead.gated is not None
     )
-    drawn = found.conventions[0].comparable()
     plot = StudyFigure(
         "layers-accuracy",
         "Mean over corrupted cells, by backbone and data set.",
