@@ -224,6 +224,8 @@ def main() -> None:
         parser.error("no sweep has these methods on these backbones")
     for made in (args.runs, args.packs):
         made.mkdir(parents=True, exist_ok=True)
+    # Background jobs of a script ignore interrupts, and so would the commands started here.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with mps():
             recorded = Recorder(args.runs, args.packs, args.workers)(networks, args.at_once)

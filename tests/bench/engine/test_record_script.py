@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -119,14 +120,19 @@ def test_packs_are_merged_into_a_new_one_when_all_networks_are_done(workdir, mon
     assert list((workdir / "packs" / "first").iterdir()) == []
 
 
-def test_an_interrupt_of_this_process_alone_ends_its_commands(workdir, tmp_path):
+@pytest.mark.parametrize("start", [None, partial(signal.signal, signal.SIGINT, signal.SIG_IGN)])
+def test_an_interrupt_of_this_process_alone_ends_its_commands(workdir, start):
+    """Also if it was started by a script, in the background."""
     fake = FAKE.replace('if words[0] == "run":', 'if words[0] == "run":\n    time.sleep(60)')
     script = (
         f"import sys; sys.path.append({str(ROOT / 'benchmarks')!r}); import record; "
         f"record.BENCH = [sys.executable, '-c', {'import time' + fake!r}]; record.main()"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", script, "first.toml"], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", script, "first.toml"],
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=start,
     )
     calls, deadline = workdir / "calls", time.monotonic() + 30
     while not (calls.exists() and "run " in calls.read_text()):
