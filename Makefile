@@ -33,7 +33,7 @@ demo: .venv/dev  ## run the demo and write caster-demo.html
 
 reproduction: .venv/dev  ## rewrite reproduction/README.md and report, and the leaderboard, from the records
 	$(BIN)/caster bench claims reproduction/claims.toml
-	$(BIN)/caster bench leaderboard reproduction/sweeps/field.toml reproduction/sweeps/mixture.toml reproduction/sweeps/reproduction.toml reproduction/sweeps/layers.toml --records reproduction/records -o docs
+	$(BIN)/caster bench leaderboard reproduction/sweeps/field.toml reproduction/sweeps/mixture.toml reproduction/sweeps/reproduction.toml --records reproduction/records -o docs
 
 docs: .venv/docs  ## build the site into build/site, and run its examples
 	$(BIN)/python -m sphinx -W --keep-going -q -c docs . build/site

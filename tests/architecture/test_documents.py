@@ -232,6 +232,40 @@ def test_the_kept_share_of_the_gain_is_that_of_the_records():
     assert f"it keeps {first}, {second}, {third} and {last} % of the gain" in text
 
 
+def test_the_tables_of_layer_transport_have_the_figures_of_the_records():
+    text = (ROOT / "docs" / "layer-transport.md").read_text()
+    tables = ROOT / "reproduction/report/mixture/tables"
+    kept: dict[str, list[str]] = {}
+    for method in ("layers", "mixture"):
+        with (tables / f"{method}-kept.csv").open() as file:
+            for row in csv.DictReader(file):
+                gains = [f"{float(row[name]):+.2f}" for name in ("ungated", "gated")]
+                losses = [f"{float(row[f'worst loss, {own}']):.2f}" for own in ("ungated", "gated")]
+                share = f"{float(row['kept, %']):.0f} %"
+                own = [row["streams"], *gains, share, *losses]
+                title = row["backbone"].partition(" on ")[0]
+                kept[title] = own if method == "layers" else [*kept[title], gains[1]]
+    rows = table_after(text, "| | streams | gain, ungated |")
+    assert {title: cells for title, *cells in rows} == {k: v for k, v in kept.items() if k != "all"}
+    found: dict[tuple[str, str], str] = {}
+    with (tables / "layers-streams.csv").open() as file:
+        for row in csv.DictReader(file):
+            if row["B"] == "64":
+                accuracies = [f"{float(row[own]):.1f}" for own in ("frozen", "ungated", "gated")]
+                key = row["backbone"].partition(" on ")[0], row["stream"]
+                found[key] = " / ".join(accuracies)
+    kinds = {
+        "long-tailed, 20": KINDS["long-tailed"],
+        "mixed within batches, shuffled": "shuffled, mixed",
+        "mixed within batches, Dirichlet 0.1": KINDS["Dirichlet 0.1, mixed"],
+        "clean, sorted by class": "clean, by-class",
+    }
+    networks = ("ResNet-18, CIFAR-10", "ResNet-18, CIFAR-100", "ViT-B, CIFAR-10")
+    for title, *cells in table_after(text, "in batches of 64: frozen / ungated / gated.\n\n"):
+        kind = kinds.get(title, KINDS.get(title, title))
+        assert cells == [found.get((network, kind), "") for network in networks], title
+
+
 @pytest.mark.parametrize(
     ("network", "kinds"),
     [

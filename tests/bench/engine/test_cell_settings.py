@@ -6,7 +6,6 @@ import inspect
 import json
 import subprocess
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -111,29 +110,6 @@ def test_sweeps_of_the_project_can_be_planned(path, tmp_path):
     assert len(plan.undecided) == len(dict.fromkeys((s.backbone, s.data) for s in sweep.cells))
 
 
-def test_layer_transport_is_gated_by_the_report_where_its_certificate_is_studied():
-    """Every cell without a gate has the registered method and the frozen model on its stream."""
-    sweep = read(SWEEP.with_name("layers.toml"))
-    opens = [s for s in sweep.cells if "gated" in s.given]
-    assert {s.batch_size for s in opens} == {1, 8, 16, 64, 200}
-    assert {s.schedule for s in opens} == {"each", "continual", "mixed", "gradual"}
-    assert {s.order for s in opens} == {"shuffled", "by-class", "dirichlet", "long-tailed"}
-    for spec in opens:
-        assert dict(spec.settings) == {"gated": False, "every": 1}
-        assert replace(spec, settings=()) in sweep.cells
-        assert spec.stream in sweep.cells
-        assert not {name for name, _ in spec.conditions} & set(SPARE)
-    gated = [s for s in sweep.cells if s.settings == (("every", 1),) and not s.alone]
-    streams = {s.stream for s in opens}
-    compared = {s.batch_size for s in gated if s.stream in streams}
-    assert compared == {8, 16}  # compared with the cell without a gate, image by image
-    spare = [s for s in sweep.of("layers") if {name for name, _ in s.conditions} & set(SPARE)]
-    assert {s.method for s in spare if s.settings and s.method != "eata"} == {
-        "layer-transport",
-        "layer-transport-ungated",
-    }
-
-
 def test_mixture_transport_meets_every_kind_of_stream():
     sweep = read(SWEEP.with_name("mixture.toml"))
     own = {"frozen", "layer-transport", "mixture-transport"}
@@ -170,19 +146,6 @@ def test_all_rivals_meet_the_published_protocol():
     assert all(conditions == {(name, 5) for name in REPORTED} for conditions in met.values())
     everyone = {"frozen", "caster", "layer-transport", "mixture-transport", "tent", "eata", "sar"}
     assert all(methods >= everyone | {"lame", "t3a", "pea"} for methods in rivals.values())
-
-
-def test_the_continual_protocol_has_the_settings_of_the_published_one():
-    """The fifteen corruptions in one stream without a reset; not in tables of corruptions."""
-    sweep = read(SWEEP.with_name("field.toml"))
-    continual = [spec for spec in sweep.cells if spec.schedule != "each"]
-    assert {spec.backbone for spec in continual} == {"resnet18-cifar10", "resnet18-cifar100"}
-    alone = {(s.backbone, s.method, s.settings) for s in sweep.of("corruption")}
-    for spec in continual:
-        assert sweep.cells[spec] == {"layers"}
-        assert spec.conditions == tuple((name, 5) for name in REPORTED)
-        assert (spec.batch_size, spec.schedule_name, spec.order) == (200, "continual", "shuffled")
-        assert (spec.backbone, spec.method, spec.settings) in alone
 
 
 def test_the_documents_say_how_large_the_sweep_of_mixture_transport_is():
