@@ -42,6 +42,7 @@ def some_chain(rng, n_classes, count=100.0):
         count,
         count / 2 * rng.dirichlet(np.ones(n_classes), 2),
         0.4 * count,
+        count * np.array([0.3, 0.2]),
     )
 
 
@@ -185,6 +186,23 @@ def test_pairs_of_negligible_weight_are_left_out():
     assert (last[1:][~kept[1:]] == chain.prior).all()
 
 
+def test_agreement_is_the_faded_sum_of_products_with_labels_in_runs():
+    rng = np.random.default_rng(4)
+    chain, p = some_chain(rng, 3), rng.dirichlet(np.ones(3), 5)
+    chain = replace(chain, evidence=9.0 * (np.arange(G) > 0))
+    seen = chain.observe(p)
+    assert seen.is_evident
+    labels, expected = seen.in_runs(p), list(chain.agreement)
+    for row, label in zip(p, labels, strict=True):
+        for i, other in enumerate((label, row)):
+            product = sum(row[c] * other[c] for c in range(3))
+            expected[i] = (1 - 1 / WINDOW) * expected[i] + product
+    close(seen.agreement, np.array(expected), 1e-12)
+    shuffled = replace(chain, evidence=-chain.evidence).observe(p)
+    assert not shuffled.is_evident
+    close(shuffled.agreement, (1 - 1 / WINDOW) ** 5 * chain.agreement, 1e-12)
+
+
 # Laws
 
 
@@ -217,6 +235,7 @@ def test_permuting_the_classes_permutes_everything(seed, order):
     close(other.last, one.last[:, order], 1e-12)
     close(other.frequencies, one.frequencies[order], 1e-12)
     close(other.surplus, one.surplus, 1e-11)
+    close(other.agreement, one.agreement, 1e-11)
 
 
 @given(seeds, st.integers(1, 15))

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from caster.core.label_chain import SOURCE_WEIGHT
 from caster.core.stream_labels import (
     PRIOR_WINDOW,
     SAME,
@@ -73,6 +74,49 @@ def test_a_long_tail_is_answered_under_its_prior():
     np.testing.assert_allclose(labels.answer(p)[0], expected, rtol=1e-12)
     assert (labels.answer(p)[0].argmax(axis=1) == y).mean() > (p.argmax(axis=1) == y).mean()
     assert labels.mixture is labels.prior  # of a stream, not of a batch
+
+
+MANY = 400
+
+
+def sticky(n, accuracy, seed=1):
+    """Runs of eight samples of a class among many, by a network that is 60 % sure of its answer."""
+    rng = np.random.default_rng(seed)
+    y = np.repeat(rng.permutation(MANY), 8)[:n]
+    said = np.where(rng.random(n) < accuracy, y, rng.integers(0, MANY, n))
+    return 0.6 * np.eye(MANY)[said] + 0.4 / MANY
+
+
+def test_with_many_classes_runs_must_be_confirmed_until_each_had_its_sample():
+    """By answers that are right as often as they claim; a confused network's runs are in doubt."""
+    start = StreamLabels.start(np.full(MANY, 1 / MANY))
+    p = sticky(MANY, accuracy=0.75)
+    assert start.observe(p[:64]).kind == "runs"
+    labels, kinds = start, {}
+    p = sticky(MANY, accuracy=0.4)
+    for i in range(0, MANY, 80):
+        labels = labels.observe(p[i : i + 80]).advance(p[i : i + 80])
+        kinds[labels.chain.count] = labels.kind
+        assert labels.chain.is_evident
+    assert {count for count, kind in kinds.items() if kind == "doubted"} == {
+        count for count in kinds if count + SOURCE_WEIGHT < MANY
+    }
+    assert kinds[MANY] == "runs"
+
+
+def test_few_classes_need_no_confirmation():
+    labels = StreamLabels.start(UNIFORM).observe(probabilities(np.sort(drawn(64, 1))))
+    assert labels.kind == "runs"
+    contradicted = replace(labels.chain, agreement=np.array([0.0, 1.0]))
+    assert replace(labels, chain=contradicted).kind == "runs"
+
+
+@pytest.mark.parametrize(("n", "kind"), [(MANY - 8, "doubted"), (MANY, "prior")])
+def test_a_prior_of_many_classes_is_believed_once_each_could_have_had_its_sample(n, kind):
+    rng = np.random.default_rng(1)
+    y = rng.integers(0, 4, n)  # a hundredth of the classes
+    labels = after(0.9 * np.eye(MANY)[y] + 0.1 / MANY, np.full(MANY, 1 / MANY), size=8)
+    assert labels.kind == kind
 
 
 @given(st.lists(st.integers(1, 200), min_size=1, max_size=6), st.integers(0, 9))

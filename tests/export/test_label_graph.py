@@ -17,7 +17,7 @@ from tests.support.sampling import sampled
 C = 5
 PRIOR = np.array([0.3, 0.25, 0.2, 0.15, 0.1])
 LEANING = np.array([0.1, 0.1, 0.1, 0.1, 0.6])  # a preference of the network
-CHAIN = ("last", "evidence", "totals", "count", "sums", "entropies")
+CHAIN = stream_labels.STORED
 
 
 def probabilities(n, order="shuffled", seed=0):
@@ -142,6 +142,32 @@ def test_labels_of_a_stream_are_those_of_core(order, size):
         np.testing.assert_allclose(correction, labels.correction, atol=1e-9)
         labels = after
     assert kinds[-1] == EXPECTED[order]
+
+
+@pytest.mark.parametrize("accuracy", [0.4, 0.75])
+def test_runs_of_many_classes_are_confirmed_as_in_core(accuracy):
+    """In batches of 40: until there is about one sample per class, and after that."""
+    n_classes, rng = 160, np.random.default_rng(1)
+    prior, y = np.full(n_classes, 1 / n_classes), np.repeat(rng.permutation(n_classes), 8)[:160]
+    said = np.where(rng.random(160) < accuracy, y, rng.integers(0, n_classes, 160))
+    p = 0.6 * np.eye(n_classes)[said] + 0.4 / n_classes
+
+    def function(rows, *parts):
+        seen, mixture = label_graph.LabelGraph.of(constant(prior), parts).observe(rows)
+        return [mixture, *seen.advance(rows).parts()]
+
+    labels, kinds = stream_labels.StreamLabels.start(prior), []
+    state = list(label_graph.initial_labels(prior).values())
+    run = compiled(function, p[:40], *state)
+    for start in range(0, len(p), 40):
+        batch = p[start : start + 40]
+        labels = labels.observe(batch)
+        mixture, *state = run(batch, *state)
+        kinds.append(label_graph.KINDS[state[-1]])
+        assert kinds[-1] == labels.kind
+        np.testing.assert_allclose(mixture, labels.mixture, atol=1e-9)
+        labels = labels.advance(batch)
+    assert kinds == (["doubted"] * 2 if accuracy < 0.5 else ["runs"] * 2) + ["runs"] * 2
 
 
 @pytest.mark.parametrize("step", [0.01, 0.1])

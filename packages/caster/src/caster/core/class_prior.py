@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 ROUNDS = 20  # of EM, at most
 CONVERGED = 1e-3  # L1 change of the prior below which EM stops
 FEWEST = 64  # samples needed to doubt the source's prior
-ENOUGH = 256  # samples needed to believe another one
+ENOUGH = 256  # samples needed to believe another one, or one per class if there are more classes
 # Held-out gain in log likelihood per sample, in units of log C, from which the source's prior is
 # doubted and from which the new one is believed: a single class would gain 1. Chosen on the spare
 # corruptions with two ResNet-18s (C = 10), whose class bias gains at most 0.06, tails of 20 : 1
@@ -107,7 +107,7 @@ def believed_prior(p: NDArray[Any], pi_s: Floats) -> Floats | None:  # (n, C), (
     gain = float(np.mean(gains)) / math.log(C)
     if gain < MIN_GAIN_DOUBTED:
         return pi_s
-    if gain < MIN_GAIN_BELIEVED or len(p) < ENOUGH:
+    if gain < MIN_GAIN_BELIEVED or len(p) < max(ENOUGH, C):
         return None
     pi = estimated_prior(p, pi_s, C)
     return None if information(p) > entropy(pi) + PRIOR_SURPLUS * math.log(C) else pi

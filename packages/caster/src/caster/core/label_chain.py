@@ -18,7 +18,8 @@ so far. A strong bias would still look like runs: among ten classes, one that re
 of the predictions of an uncertain network, or almost two thirds of those of a confident one. The
 information in the predictions can reveal such a bias: if they distinguish samples that the runs
 assign to one class, the runs are doubted. A long run that the network often misclassifies is
-doubted too.
+doubted too. With many classes a weak bias looks like runs, until the frequencies rest on about one
+sample per class; until then, runs are doubted unless the predictions confirm them.
 
 Everything runs in NumPy: n x C probabilities are few, and the recursion is sequential.
 """
@@ -82,6 +83,7 @@ class LabelChain:
     count: float  # samples in `totals`, fractional once older ones are discounted
     sums: Floats  # (2, C) decayed sums of p and of smoothed labels, of batches with evident runs
     entropies: float  # decayed sum of the entropies of p over the same samples
+    agreement: Floats  # (2,) likewise of the products of p with smoothed labels, and with itself
     mixture: Floats | None = None  # (C,) of smoothed labels in the last batch, if runs are evident
 
     @classmethod
@@ -90,7 +92,7 @@ class LabelChain:
         pi = np.asarray(prior, np.float64)
         nothing = np.zeros(len(RHO))
         last, none = np.tile(pi, (len(RHO), 1)), np.zeros((2, len(pi)))
-        return cls(pi, last, nothing, np.zeros(len(pi)), 0.0, none, 0.0)
+        return cls(pi, last, nothing, np.zeros(len(pi)), 0.0, none, 0.0, np.zeros(2))
 
     @cached_property
     def weights(self) -> Floats:  # (G,)
@@ -107,7 +109,8 @@ class LabelChain:
     @property
     def is_doubted(self) -> bool:
         """Whether the predictions contradict the evident runs, which may then be a class bias."""
-        return self.is_evident and self.surplus >= RUN_SURPLUS
+        unsupported = not (self.knows_frequencies or self.is_confirmed)
+        return self.is_evident and (self.surplus >= RUN_SURPLUS or unsupported)
 
     @property
     def is_correlated(self) -> bool:
@@ -122,6 +125,20 @@ class LabelChain:
             return 0.0
         answers, labels = entropy(self.sums / n)
         return float((answers - self.entropies / n - labels) / math.log(len(self.prior)))
+
+    @property
+    def knows_frequencies(self) -> bool:
+        """Whether the class frequencies rest on about one sample per class."""
+        return self.count + SOURCE_WEIGHT >= min(len(self.prior), HISTORY)
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether predictions support the labels in runs as much as a calibrated network would.
+
+        Such a network gives the true label the probability sum_c p_c^2 on average. Labels in runs
+        that are a class bias, or similar classes side by side, get less.
+        """
+        return bool(self.agreement[0] >= self.agreement[1])
 
     @property
     def frequencies(self) -> Floats:  # (C,)
@@ -145,12 +162,15 @@ class LabelChain:
         evidence = decay[0] * self.evidence + gains @ decay[1:]
         seen = replace(seen, evidence=np.clip(evidence, -MAX_EVIDENCE, MAX_EVIDENCE))
         sums, entropies, mixture = decay[0] * self.sums, decay[0] * self.entropies, None
+        agreement = decay[0] * self.agreement
         if seen.is_evident:
             runs = seen.in_runs(p)
             sums = sums + np.stack([decay[1:] @ p, decay[1:] @ runs])
             entropies = entropies + float(decay[1:] @ entropy(p))
+            agreement = agreement + np.array([(p * r).sum(axis=1) @ decay[1:] for r in (runs, p)])
             mixture = np.asarray(runs.mean(axis=0))
-        return replace(seen, sums=sums, entropies=float(entropies), mixture=mixture)
+        found = {"sums": sums, "entropies": float(entropies), "agreement": agreement}
+        return replace(seen, **found, mixture=mixture)
 
     def smooth(self, p: NDArray[Any]) -> tuple[Floats, Self]:  # (n, C) -> (n, C)
         """Label probabilities given the whole batch and the past; and the advanced chain."""

@@ -52,6 +52,7 @@ class ChainGraph:
     count: GraphArray  # ()
     sums: GraphArray  # (2, C)
     entropies: GraphArray  # ()
+    agreement: GraphArray  # (2,)
 
     @cached_property
     def weights(self) -> GraphArray:  # (G,)
@@ -64,6 +65,14 @@ class ChainGraph:
     def is_evident(self) -> GraphArray:  # ()
         """Whether rho > 0, that is runs of equal labels, explains the stream better."""
         return self.weights[0] < 0.5
+
+    @property
+    def is_doubted(self) -> GraphArray:  # ()
+        """Whether the predictions contradict runs, if these are evident."""
+        knows_frequencies = self.count + SOURCE_WEIGHT >= min(self.prior.shape[0], HISTORY)
+        is_confirmed = self.agreement[0] >= self.agreement[1]
+        found: GraphArray = (self.surplus >= RUN_SURPLUS) | ~(knows_frequencies | is_confirmed)
+        return found
 
     @property
     def surplus(self) -> GraphArray:  # ()
@@ -101,16 +110,19 @@ class ChainGraph:
         evidence = faded * self.evidence + fading @ gains
         seen = replace(seen, evidence=xp.minimum(xp.maximum(evidence, -MAX_EVIDENCE), MAX_EVIDENCE))
         sums, entropies = faded * self.sums, faded * self.entropies
+        agreement = faded * self.agreement
 
         def grown() -> list[GraphArray]:
             runs = seen._runs(p)
             new = xp.stack([fading @ p, fading @ runs])
-            return [sums + new, entropies + fading @ entropy(p), runs.mean(0)]
+            agree = xp.stack([fading @ (p * labels).sum(1) for labels in (runs, p)])
+            information = entropies + fading @ entropy(p)
+            return [sums + new, information, agreement + agree, runs.mean(0)]
 
-        sums, entropies, mixture = xp.choose(
-            seen.is_evident, grown, lambda: [sums, entropies, self.prior + 0.0]
+        sums, entropies, agreement, mixture = xp.choose(
+            seen.is_evident, grown, lambda: [sums, entropies, agreement, self.prior + 0.0]
         )
-        return replace(seen, sums=sums, entropies=entropies), mixture
+        return replace(seen, sums=sums, entropies=entropies, agreement=agreement), mixture
 
     def posterior(self, p: GraphArray) -> GraphArray:  # (n, C) -> (n, C)
         """Posterior of the labels, given all samples of the batch and the past."""
@@ -224,7 +236,7 @@ def believed_prior(
 ) -> list[GraphArray]:  # (C,), ()
     """The estimated prior of these samples if believed, else pi_s, and its kind."""
     n_classes = pi_s.shape[0]
-    log_C = math.log(n_classes)
+    log_C, enough = math.log(n_classes), max(class_prior.ENOUGH, n_classes)
     source, doubted, prior = (number_of(kind) for kind in ("source", "doubted", "prior"))
 
     def tested() -> list[GraphArray]:
@@ -243,7 +255,7 @@ def believed_prior(
 
         small = gain < class_prior.MIN_GAIN_DOUBTED
         return xp.choose(
-            (gain < class_prior.MIN_GAIN_BELIEVED) | (xp.length(p) < class_prior.ENOUGH),
+            (gain < class_prior.MIN_GAIN_BELIEVED) | (xp.length(p) < enough),
             lambda: [pi_s + 0.0, xp.where(small, source, doubted)],
             estimated,
         )
@@ -272,15 +284,13 @@ class LabelGraph:
         parts: Iterable[GraphArray],  # in the order of `parts`
     ) -> Self:
         """Restore the labels of a stream from its state tensors."""
-        last, evidence, totals, count, sums, entropies, *rest = parts
-        return cls(ChainGraph(source, last, evidence, totals, count, sums, entropies), *rest)
+        held, size = list(parts), len(stream_labels.STORED)
+        return cls(ChainGraph(source, *held[:size]), *held[size:])
 
     def parts(self) -> list[GraphArray]:
         """The state tensors, in the order of `initial_labels`."""
-        chain = self.chain
-        remembered = (chain.last, chain.evidence, chain.totals, chain.count)
-        known = (self.recent, self.count, self.prior, self.kind)
-        return [*remembered, chain.sums, chain.entropies, *known]
+        remembered = [getattr(self.chain, name) for name in stream_labels.STORED]
+        return [*remembered, self.recent, self.count, self.prior, self.kind]
 
     def is_kind(self, kind: Kind) -> GraphArray:  # ()
         """Whether the stream is of this kind."""
@@ -299,7 +309,7 @@ class LabelGraph:
             return [prior, xp.where(is_doubted, number_of("doubted"), kind)]
 
         prior, kind = xp.choose(
-            is_evident & (chain.surplus < RUN_SURPLUS),
+            is_evident & ~chain.is_doubted,
             lambda: [chain.prior + 0.0, number_of("runs") + 0],
             shuffled,
         )
@@ -328,12 +338,7 @@ def initial_labels(prior: Floats) -> dict[str, NDArray[np.generic]]:
     """The state of the labels before the first sample."""
     chain = LabelChain.start(prior)
     return {
-        "last": chain.last,
-        "evidence": chain.evidence,
-        "totals": chain.totals,
-        "count": np.array(chain.count),
-        "sums": chain.sums,
-        "entropies": np.array(chain.entropies),
+        **{name: np.array(getattr(chain, name)) for name in stream_labels.STORED},
         "recent": np.zeros((stream_labels.PRIOR_WINDOW, len(prior))),
         "recent.count": np.array(0),
         "prior": prior,
