@@ -123,6 +123,10 @@ def test_streams_of_something_else_are_rejected(fitted, batches, tmp_path):
     fitted.save(tmp_path / "state.caster")
     with pytest.raises(CasterError, match="not a saved stream"):
         fitted.resume(tmp_path / "state.caster")
+    old = tmp_path / "old.caster"
+    old.write_bytes((tmp_path / "stream.caster").read_bytes().replace(b"stream 2", b"stream 1"))
+    with pytest.raises(CasterError, match="saved by another version of caster: start a new stream"):
+        fitted.resume(old)
 
 
 REMEMBERED = [

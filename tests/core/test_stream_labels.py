@@ -92,6 +92,7 @@ def test_with_many_classes_runs_must_be_confirmed_until_each_had_its_sample():
     start = StreamLabels.start(np.full(MANY, 1 / MANY))
     p = sticky(MANY, accuracy=0.75)
     assert start.observe(p[:64]).kind == "runs"
+    assert start.observe(np.eye(MANY)[np.repeat([3, 1, 4, 2], 16)]).kind == "runs"  # sure
     labels, kinds = start, {}
     p = sticky(MANY, accuracy=0.4)
     for i in range(0, MANY, 80):

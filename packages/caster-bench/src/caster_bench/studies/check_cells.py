@@ -267,8 +267,8 @@ def _retired(spec: Spec, cell: Cell) -> tuple[str, ...] | None:
 def _defaults(spec: Spec, cell: Cell) -> dict[tuple[Any, ...], Any]:
     """Settings that the sweep leaves at their defaults.
 
-    They must be the same in all cells of a method's revision; those of a gate, which has none, in
-    all cells.
+    They must be the same in all cells of a method's revision. Gates have no revision, so theirs
+    must be the same in all cells.
     """
     inner, gate = inner_and_gate(spec.method)
     settings = _resolved(cell) or {}

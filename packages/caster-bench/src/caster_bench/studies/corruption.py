@@ -246,7 +246,7 @@ def _table(convention: Convention, setting: str, paper: str | None) -> Table:
 def averaged(convention: Convention, setting: str | None = None) -> str:
     """Say what is averaged over, for one setting or all."""
     entries = [e for (p, _, _), e in convention.entries.items() if setting in (None, p)]
-    met = {  # pairs: a continual stream has all of its pairs in one
+    met = {  # single pairs, of which a continual stream has many
         frozenset((pair,) for conditions in group for pair in conditions)
         for entry in entries
         for group in entry.conditions.values()

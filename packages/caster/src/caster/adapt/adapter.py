@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from caster.models.cuda import GraphRunner
 
 Mechanism = Literal["auto", "layers", "features"]
-STREAM_FORMAT = "caster-stream 1"
+STREAM_FORMAT = "caster-stream 2"
 HOST_WORK = 2**14  # C k^2 multiplications per sample, about two microseconds on a CPU
 
 Recordable = tuple[Sequence[Array], object]  # outputs of recorded work, and the tensors it reads
@@ -607,7 +607,13 @@ def _load_stream(path: str | os.PathLike[str]) -> StreamState:
     """Read a file written by `Stream.save`."""
 
     def check(metadata: dict[str, str]) -> None:
-        if metadata.get("format") != STREAM_FORMAT:
+        found = metadata.get("format", "")
+        if found.split()[:1] == STREAM_FORMAT.split()[:1] and found != STREAM_FORMAT:
+            raise CasterError(
+                f"{path} was saved by another version of caster: start a new stream, or use that "
+                "version"
+            )
+        if found != STREAM_FORMAT:
             raise CasterError(f"{path} is a safetensors file, but not a saved stream")
 
     return signed_tensors.read(path, "a saved stream", "Stream.save", check)[0]

@@ -21,7 +21,9 @@ Floats = NDArray[np.float64]
 ROUNDS = 20  # of EM, at most
 CONVERGED = 1e-3  # L1 change of the prior below which EM stops
 FEWEST = 64  # samples needed to doubt the source's prior
-ENOUGH = 256  # samples needed to believe another one, or one per class if there are more classes
+# Samples needed to believe another one, or one per class if that is more. So with more classes than
+# `stream_labels.PRIOR_WINDOW` none is believed.
+ENOUGH = 256
 # Held-out gain in log likelihood per sample, in units of log C, from which the source's prior is
 # doubted and from which the new one is believed: a single class would gain 1. Chosen on the spare
 # corruptions with two ResNet-18s (C = 10), whose class bias gains at most 0.06, tails of 20 : 1

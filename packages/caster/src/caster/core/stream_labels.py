@@ -17,8 +17,9 @@ Kind = Literal["runs", "doubted", "source", "prior"]
 
 PRIOR_WINDOW = 512  # samples from which the prior of a shuffled stream is estimated
 SAME = 0.02  # total variation below which two mixtures count as equal: estimation noise
-# Parts of the chain
-STORED = ("last", "evidence", "totals", "count", "sums", "entropies", "agreement")
+# Parts of the chain that are saved with a stream, the second group being no less than 0
+NON_NEGATIVE = ("totals", "count", "sums", "entropies", "agreement")
+STORED = ("last", "evidence", *NON_NEGATIVE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +116,7 @@ class StreamLabels:
         found = {part: np.asarray(state[f"{name}.{part}"], np.float64) for part in STORED}
         fits = all(found[part].shape == np.shape(getattr(chain, part)) for part in STORED)
         fits = fits and recent.ndim == 2 and recent.shape[1] == len(chain.prior)
-        fits = fits and all((found[p] >= 0).all() for p in STORED[2:])
+        fits = fits and all((found[p] >= 0).all() for p in NON_NEGATIVE)
         if not fits or not all(np.isfinite(part).all() for part in (*found.values(), recent)):
             raise ValueError("impossible labels")
         parts: dict[str, Any] = {p: x if x.ndim else float(x) for p, x in found.items()}

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from caster.core import class_prior, stream_labels
 from caster.core.label_chain import (
+    CONFIRMED,
     EPSILON,
     HISTORY,
     LOG_PRIOR,
@@ -67,10 +68,10 @@ class ChainGraph:
         return self.weights[0] < 0.5
 
     @property
-    def is_doubted(self) -> GraphArray:  # ()
-        """Whether the predictions contradict runs, if these are evident."""
+    def is_contradicted(self) -> GraphArray:  # ()
+        """Whether the predictions contradict runs, evident or not."""
         knows_frequencies = self.count + SOURCE_WEIGHT >= min(self.prior.shape[0], HISTORY)
-        is_confirmed = self.agreement[0] >= self.agreement[1]
+        is_confirmed = self.agreement[0] >= CONFIRMED * self.agreement[1]
         found: GraphArray = (self.surplus >= RUN_SURPLUS) | ~(knows_frequencies | is_confirmed)
         return found
 
@@ -284,8 +285,9 @@ class LabelGraph:
         parts: Iterable[GraphArray],  # in the order of `parts`
     ) -> Self:
         """Restore the labels of a stream from its state tensors."""
-        held, size = list(parts), len(stream_labels.STORED)
-        return cls(ChainGraph(source, *held[:size]), *held[size:])
+        held, names = list(parts), stream_labels.STORED
+        chain = dict(zip(names, held[: len(names)], strict=True))
+        return cls(ChainGraph(source, **chain), *held[len(names) :])
 
     def parts(self) -> list[GraphArray]:
         """The state tensors, in the order of `initial_labels`."""
@@ -309,7 +311,7 @@ class LabelGraph:
             return [prior, xp.where(is_doubted, number_of("doubted"), kind)]
 
         prior, kind = xp.choose(
-            is_evident & ~chain.is_doubted,
+            is_evident & ~chain.is_contradicted,
             lambda: [chain.prior + 0.0, number_of("runs") + 0],
             shuffled,
         )

@@ -1,4 +1,4 @@
-"""Gaussian class scores on a GPU, computed by a custom Triton kernel where it works."""
+"""Gaussian class scores on a GPU, computed by custom Triton kernels where they work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from caster.core.types import SourceMoments
 from caster.models.protocol import error_line
 
 MIN_CLASSES = 128  # below this, compiling the kernel, which takes seconds, does not pay off
-MAX_DIRECTIONS = 128  # more would not fit a GPU's registers
+MAX_DIRECTIONS = 128  # beyond that a panel no longer fits the registers of a few warps
 TOLERANCE = 1e-5  # largest error of the kernel, relative to the largest score
 
 log = logging.getLogger("caster")
@@ -26,7 +26,7 @@ def ridged_scores(
     moments: SourceMoments,  # restricted to the same k
     ridge: Tensor,  # (k, k)
 ) -> Tensor:  # (B, C)
-    """Compute `caster.core.discriminant.ridged_scores` with one kernel if it agrees.
+    """Compute `caster.core.discriminant.ridged_scores` with custom kernels if they agree.
 
     The first batch of every shape is scored both ways and compared. It runs before any CUDA graph
     is captured.

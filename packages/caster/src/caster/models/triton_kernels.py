@@ -112,11 +112,11 @@ def gaussian_scores(
 ) -> Tensor:  # (B, C)
     """g_c(z) with covariances Sigma_c + ridge (Eq. 5); NaN where one is not positive definite.
 
-    The first kernel factors one covariance per warp, panel by panel: a panel's diagonal block is
-    inverted column by column, where several warps would wait for each other at every column, and
-    matrix products do the rest. The second whitens the samples by products with those blocks.
-    cuSOLVER and cuBLAS read and write all matrices a dozen times. Products are 3xTF32: with plain
-    TF32 scores were off by 2e-3 of the largest.
+    The first kernel factors one covariance per warp (two above 64 directions), panel by panel: a
+    panel's diagonal block is inverted column by column, where more warps would wait for each other
+    at every column, and matrix products do the rest. The second whitens the samples by products
+    with those blocks. By contrast, cuSOLVER and cuBLAS read and write all matrices a dozen times.
+    Products are 3xTF32: with plain TF32 scores were off by 2e-3 of the largest.
     """
     (B, k), C = z.shape, len(means)
     K = max(PANEL, triton.next_power_of_2(k))
