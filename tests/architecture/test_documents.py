@@ -24,6 +24,7 @@ from caster.cli.app import app
 from caster.core import certificate, discriminant, moments, proposal, subspace, transport, verdict
 from caster_bench import methods
 from caster_bench.methods import checks
+from caster_bench.records.store import Pack, described, read, scan
 from tests.support import problem
 from tests.support.colours import CAST, NAMES, TOML, patches, write_folder, write_model
 from tests.support.command_line import cli
@@ -220,6 +221,23 @@ def test_the_worst_losses_in_sentences_are_those_of_the_records(streams):
     assert f"ResNet-50 {-float(fifty['gain']):.1f} on clean ones" in text
     for page in (limits, " ".join((ROOT / "README.md").read_text().split())):
         assert f"{worst:.1f} points" in page
+
+
+def test_the_collapse_of_many_classes_is_that_of_the_records():
+    """Batches answered with few classes, and the ratios at which they were accepted."""
+    for where in scan(Pack(ROOT / "reproduction/records/mixture")).records:
+        _, spec = described(where)
+        names = spec.backbone, spec.method, spec.conditions
+        if names == ("efficientnet_lite0", "mixture-transport", (("shot_noise", 5),)):
+            record = read(where)
+    ratios = record.batches.ratio
+    samples = record.samples
+    classes = [len(set(samples.prediction[samples.batch == i])) for i in range(len(ratios))]
+    few = [ratio for ratio, count in zip(ratios, classes, strict=True) if count <= 3]
+    assert (len(few), len(ratios), record.cell.revision) == (11, 16, 6)
+    text = " ".join((ROOT / "docs" / "mixture-transport.md").read_text().split())
+    assert f"at ratios of {min(few):.2f} to {max(few):.2f}." in text
+    assert "eleven of sixteen batches under shot noise with one to three classes" in text
 
 
 def test_the_kept_share_of_the_gain_is_that_of_the_records():
