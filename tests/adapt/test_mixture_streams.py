@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from functools import cache
 from itertools import product
 
@@ -14,6 +15,7 @@ from torch import nn
 
 import caster
 from caster import Adapter, CasterError, wrap
+from caster.adapt import layer_transport
 from caster.adapt.alignment import Alignment
 from caster.adapt.layer_passes import LayerSettings
 from caster.adapt.layer_transport import LayerTransport
@@ -21,6 +23,7 @@ from caster.core.arrays import to_numpy
 from caster.models.heads import Columns
 from caster.models.protocol import Outputs
 from caster.models.torch import TorchModel
+from tests.support import mixture_problem
 from tests.support.answers import same_answer, same_state
 from tests.support.messages import error_line
 from tests.support.problem import N_CLASSES, make_images, model, site_moments, source
@@ -148,6 +151,19 @@ def test_another_shift_is_a_fresh_start(monkeypatch):
         if i == 9:
             assert len(made) == 3
             assert {m.count for m in stream._layers._alignment.target.past.values()} == {SIZE}
+
+
+def test_runs_that_the_past_suggests_must_be_seen_without_it(monkeypatch):
+    """A small change of the shift can make all samples look alike; then the past is out of date."""
+    monkeypatch.setattr(layer_transport, "CHANGED", math.inf)
+    stream = caster.fit(mixture_problem.model(), mixture_problem.source_batches()).new_stream()
+    passes = Passes(monkeypatch)
+    batches, labels = mixture_problem.changing(-0.6, 1.2)
+    found = [labels_of(stream(batch)) for batch in batches]
+    assert np.mean(found[-1] == labels[-1]) >= 0.7
+    assert stream._layers._labels.kind == "source"
+    assert sum(how.fresh for how in passes.taken()) == 2  # one to look, one to answer
+    assert stream._layers._alignment.target.samples == 2 * 64
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import caster
+from caster.adapt import layer_transport
 from caster.adapt.layer_passes import LayerSettings
 from caster.adapt.layer_transport import LayerTransport
 from caster.export import compiler as compiling
@@ -110,6 +111,22 @@ def test_streams_are_those_of_python(fitted, kind, size, batches):
         in_batches(stream_of(kind, size * batches), size), CompiledStream(fitted.path()), theirs
     )
     assert len(reasons) == batches
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kind", "samples"),
+    [(-0.6, 1.2, "source", 2 * 64), (0.3, -1.2, "runs", 12 * 64)],
+)
+def test_new_runs_are_confirmed_as_in_python(
+    fitted, tmp_path, monkeypatch, before, after, kind, samples
+):
+    """By the batch alone: in the first stream, only maps of another shift suggest them."""
+    monkeypatch.setattr(layer_transport, "CHANGED", 1e9)
+    batches, _ = problem.changing(before, after)
+    ours, theirs = CompiledStream(cut(fitted, tmp_path)), in_python(fitted)
+    same_streams(batches, ours, theirs)
+    assert label_graph.KINDS[ours.state["labels.kind"]] == theirs._labels.kind == kind
+    assert float(ours.state["past.count"]) == theirs._alignment.target.samples == samples
 
 
 @pytest.mark.parametrize("maps", ["diagonal", "full"])

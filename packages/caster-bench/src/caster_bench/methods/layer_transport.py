@@ -21,7 +21,7 @@ from caster_bench.methods.network import TorchMethod
 from caster_bench.methods.protocol import Prediction, Retained, inert_prediction, warn_inert
 from caster_bench.methods.source import Source, moment_bytes, unguarded_adapter
 
-REVISION = 7
+REVISION = 8
 Maps = Literal["diagonal", "full"]
 
 

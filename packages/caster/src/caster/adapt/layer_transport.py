@@ -52,10 +52,11 @@ from caster.models.protocol import Outputs
 
 SHUFFLED = ("source", "prior")  # kinds of shuffled streams whose class mixture is known
 UNCHECKED = math.nan  # the ratio of a batch that was not compared
-# The next three were chosen on the four spare corruptions with ResNet-18 on CIFAR-10.
+# The next four were chosen on the four spare corruptions with ResNet-18 on CIFAR-10.
 FIRST_PASS = 0.5  # fraction of the sites that the first pass aligns
 ENOUGH_PAST = 256  # past samples from which one pass per batch is enough
 CHANGED = 0.05  # mean KL divergence, in nats, of recent samples from the past: a new shift
+SUSPECT = 0.01  # the same, from which new runs may be an effect of the shift
 # Smallest class prior, relative to a uniform one. The prior inside a network is rarely as uneven as
 # the class counts of a small source, and dividing by a tiny prior would favour a rare class.
 MIN_CLASS_PRIOR = 0.5
@@ -377,22 +378,27 @@ class LayerTransport:
         rare = self._schedule.every > 1 and self._can_rest(len(batch))
         how = Pass(full=wanted is None, mixture=wanted, past_only=True, in_parts=rare)
         shallow = Pass(self._shallow)  # the mixture of the batch is not known yet
-        first = self._aligned(batch, how if settled else shallow)
+        alone = replace(shallow, fresh=True)
+        first, seen = self._seen(batch, how if settled else shallow, labels)
         fresh = alignment.target.change() > CHANGED
         if fresh:
-            kept, settled = 0.0, False
-            first = self._aligned(batch, replace(shallow, fresh=True))
-        p = host_probabilities(first[1])
-        seen = labels.observe(p)
-        if settled and labels.kind != seen.kind:
+            settled = False
+            first, seen = self._seen(batch, alone, labels)
+        elif settled and seen.kind != labels.kind:
             settled = False  # shallow layers must confirm the new kind
-            first = self._aligned(batch, shallow)
-            p = host_probabilities(first[1])
-            seen = labels.observe(p)
+            first, seen = self._seen(batch, shallow, labels)
+        suspect = not fresh and alignment.target.change() > SUSPECT
+        if suspect and seen.kind == "runs" != labels.kind:
+            # Maps of another shift can make all samples look alike, so the batch alone must confirm
+            # new runs; if it does not, the past is out of date.
+            by_itself = self._seen(batch, alone, labels)
+            if by_itself[1].kind != "runs":
+                fresh, (first, seen) = True, by_itself
         if labels.kind == "doubted" and seen.kind in ("runs", "prior"):
-            kept, fresh = 0.0, True  # the past was aligned with the wrong mixture, the source's
+            fresh = True  # the past was aligned with the wrong mixture, the source's
+        kept = 0.0 if fresh else kept
         labels, batch_mixture = seen, seen.mixture
-        mixture = merged_mixture(mixture, kept, batch_mixture, len(p))
+        mixture = merged_mixture(mixture, kept, batch_mixture, len(batch))
         last = first
         if not settled:
             last = self._aligned(batch, Pass(mixture=as_reference(mixture, source), fresh=fresh))
@@ -406,6 +412,13 @@ class LayerTransport:
             scores = like(np.log(answers.clip(min=MIN_PROBABILITY)), logits, logits.dtype)
         known = batch_mixture if labels.kind in ("runs", "prior") else None
         return _Proposal(features, logits, scores, labels, mixture, known, settled, fresh)
+
+    def _seen(
+        self, batch: Array, how: Pass, labels: StreamLabels
+    ) -> tuple[tuple[Array, Array], StreamLabels]:
+        """Features and logits of a pass, and the labels after observing its predictions."""
+        found = self._aligned(batch, how)
+        return found, labels.observe(host_probabilities(found[1]))
 
     def _is_settled(self, labels: StreamLabels, kept: float, samples: int) -> bool:
         """Whether the statistics of the past, without the batch, are enough to align it."""

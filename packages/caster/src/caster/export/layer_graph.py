@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 Floats = NDArray[Any]
-PASSES = 6  # per batch, besides pieces: three aligned, two for checks and others, one at rest
+PASSES = 7  # per batch, besides pieces: four aligned, two for checks and others, one at rest
 NETWORK = "network"  # name of the embedded twin
 # Input values that a copy of a resting network takes at once, two images of 224 x 224, so that
 # activations fit in the caches. A settled pass takes twice as many. No other pass can be split,
@@ -73,9 +73,10 @@ class Phase(IntEnum):
     SHALLOW = 3  # align the first sites by the batch, to find its classes and changes of shift
     FRESH = 4  # the same without the past, which belongs to another shift
     CONFIRM = 5  # the same after a settled pass that suggested other classes
-    WHOLE = 6  # align all sites by the batch and its mixture; in doubt, only to update the memory
-    OTHERS = 7  # run the frozen copy on samples that no image could have produced
-    DONE = 8
+    ALONE = 6  # the same without the past, which may be why samples look like runs
+    WHOLE = 7  # align all sites by the batch and its mixture; in doubt, only to update the memory
+    OTHERS = 8  # run the frozen copy on samples that no image could have produced
+    DONE = 9
 
 
 def pieces_of(shape: Sequence[int | None]) -> Pieces:
@@ -199,7 +200,7 @@ class Carry(NamedTuple):
     phase: GraphArray  # () int64, of the next pass
     rested: GraphArray  # (), whether the batch was answered at rest
     kept: GraphArray  # (n,), which samples could be images
-    fresh: GraphArray  # (), whether to discard the past: the shift changed, or a doubt was settled
+    fresh: GraphArray  # (), whether to discard the past: another shift, or a doubt was settled
     frozen: GraphArray  # (k, C) frozen logits, once `has_frozen`
     has_frozen: GraphArray  # ()
     scored: GraphArray  # (k, C) aligned logits: of shallow layers, or those behind `scores`
@@ -538,20 +539,33 @@ class _Step:
     ) -> tuple[Carry, GraphArray]:
         """Derive the answer, if this pass completes one, and the next phase."""
         settled, whole, checks = (is_phase[p] for p in (Phase.SETTLED, Phase.WHOLE, Phase.CHECK))
+        fresh, alone = (is_phase[p] for p in (Phase.FRESH, Phase.ALONE))
         measured = _measures(is_phase) & ~has_more
         finite = measured & xp.is_finite(current.logits)
         first = settled | is_phase[Phase.SHALLOW]
-        changed = finite & first & self._has_changed(current.moments, batch.samples)
+        change = self._change(current.moments, batch.samples)
+        changed = finite & first & (change > layer_transport.CHANGED)
         observes = finite & ~whole & ~changed
-        labels, mixture = self._updated_labels(observes, current.logits, before, batch)
+        labels, mixture = self._updated_labels(observes, current.logits, before, batch, alone)
+        # Without the past the batch shows runs too, so what was seen with it stands.
+        confirmed = observes & alone & labels.is_kind("runs")
+        outdated = observes & alone & ~confirmed
+        mixture, *parts = xp.choose(
+            confirmed,
+            lambda: [before.mixture, *before.labels.parts()],
+            lambda: [mixture, *labels.parts()],
+        )
+        labels = LabelGraph.of(self._pi_s, parts)
         turned = observes & ~labels.kind.equals(self._labels.kind)
         decided = turned & self._in_doubt & ~labels.is_kind("source")
+        doubtful = turned & labels.is_kind("runs") & (change > layer_transport.SUSPECT)
+        doubtful = doubtful & ~(settled | fresh | alone)
         turned = turned & settled
         ends = finite & (whole | (settled & ~changed & ~turned))
         rested, scored, scores, last = self._answered(
             is_phase[Phase.REST] & ~has_more,
             ends,
-            observes & ~settled,
+            observes & ~settled & ~confirmed,
             current.logits,
             current.features,
             labels,
@@ -559,7 +573,7 @@ class _Step:
         )
         found = current._replace(
             rested=rested,
-            fresh=before.fresh | changed | decided,
+            fresh=before.fresh | changed | decided | outdated,
             scored=scored,
             scores=scores,
             has_scores=before.has_scores | ends,
@@ -568,7 +582,7 @@ class _Step:
             mixture=mixture,
             labels=replace(labels, chain=replace(labels.chain, last=last)),
         )
-        return found, self._next_phase(found, is_phase, changed, turned)
+        return found, self._next_phase(found, is_phase, changed, turned, doubtful)
 
     def _at_once(self, rests: GraphArray) -> GraphArray:  # ()
         """Rows per pass of a phase in pieces."""
@@ -611,11 +625,13 @@ class _Step:
         is_phase: Mapping[Phase, GraphArray],
         changed: GraphArray,
         turned: GraphArray,
+        doubtful: GraphArray,  # (), whether the batch alone must confirm new runs
     ) -> GraphArray:  # ()
         """The phase after this pass."""
         batch = _Kept(self._images, found.kept, self._state)
         following = xp.where(is_phase[Phase.CHECK], self._first_phase(batch), Phase.WHOLE)
         following = xp.where(turned, Phase.CONFIRM, following)
+        following = xp.where(doubtful, Phase.ALONE, following)
         following = xp.where(changed, Phase.FRESH, following)
         answered = found.has_scores | found.failed
         last = xp.where(found.has_others, xp.constant(Phase.DONE), Phase.OTHERS)
@@ -695,7 +711,8 @@ class _Step:
         D, sites = self._source.moments.shape[1], len(self._source.widths)
         untouched = xp.constant(np.stack([np.ones(D), np.zeros(D)]), np.float32)
         shallow = xp.constant(np.arange(sites) < math.ceil(layer_transport.FIRST_PASS * sites))
-        kept = xp.where(before.fresh, 0.0, batch.past(self._settings.memory))
+        without_past = before.fresh | is_phase[Phase.ALONE]
+        kept = xp.where(without_past, 0.0, batch.past(self._settings.memory))
         behind = kept + batch.samples
         shares = xp.stack([batch.samples / behind, behind / (behind + self._settings.prior)])
         given = xp.where(by_past, xp.where(known, before.given, found), untouched)
@@ -830,18 +847,23 @@ class _Step:
         shallow = moments[:, : sum(_compared_widths(self._source))]
         return moment_graph.merged(self._state["recent"], shallow, share), count
 
-    def _has_changed(self, moments: GraphArray, samples: GraphArray) -> GraphArray:  # (2, D) -> ()
-        """Whether recent samples have another shift than the past."""
+    def _change(self, moments: GraphArray, samples: GraphArray) -> GraphArray:  # (2, D) -> ()
+        """Mean divergence of recent samples from the past; 0 while the past has no others."""
         widths = _compared_widths(self._source)
         recent, count = self._recent(moments, xp.constant(False), samples)
         found = moment_graph.change(recent, self._state["past"][:, : sum(widths)], widths)
-        return (count < self._state["past.count"]) & (found > layer_transport.CHANGED)
+        return xp.where(count < self._state["past.count"], found, 0.0)
 
     def _updated_labels(
-        self, observes: GraphArray, logits: GraphArray, before: Carry, batch: _Kept
+        self,
+        observes: GraphArray,
+        logits: GraphArray,
+        before: Carry,
+        batch: _Kept,
+        alone: GraphArray,  # (), whether the pass ignored the past
     ) -> tuple[LabelGraph, GraphArray]:
         """Labels after observing a batch, and the class mixture behind the merged moments."""
-        kept = xp.where(before.fresh, 0.0, batch.past(self._settings.memory))
+        kept = xp.where(before.fresh | alone, 0.0, batch.past(self._settings.memory))
 
         def observed() -> list[GraphArray]:
             p = xp.softmax(logits.astype(np.float64))
