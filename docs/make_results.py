@@ -25,6 +25,7 @@ METHODS = {  # rows of the table: methods of the records, one of which a network
     "EATA": re.compile(r"eata( \(preset [\w-]+\))?"),
     "Tent": re.compile(r"tent( \(preset [\w-]+\))?"),
     "PEA": re.compile(r"pea"),
+    "CoTTA": re.compile(r"cotta( \(preset [\w-]+\))?"),
     "ROID": re.compile(r"roid( \(preset [\w-]+\))?"),
     "ROID, tuned": re.compile(r"roid \(lr .*\)"),
     "caster, `features`": re.compile(r"caster"),
