@@ -107,7 +107,7 @@ def test_a_covariance_that_is_not_positive_definite_must_be_noticed(monkeypatch)
 
 def test_few_classes_many_directions_and_double_precision_use_no_kernel(monkeypatch):
     with_kernel(monkeypatch, lambda *args: pytest.fail("compiled"))
-    for args in (problem(dtype=torch.float64), problem(k=65)):
+    for args in (problem(dtype=torch.float64), problem(k=129)):
         close(class_scores.ridged_scores(*args), reference(*args))
     monkeypatch.setattr(class_scores, "MIN_CLASSES", CLASSES + 1)
     args = problem()
@@ -115,7 +115,9 @@ def test_few_classes_many_directions_and_double_precision_use_no_kernel(monkeypa
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
-@pytest.mark.parametrize(("samples", "k"), [(20, 9), (70, 17), (3, 31), (64, 63), (130, 64)])
+@pytest.mark.parametrize(
+    ("samples", "k"), [(20, 9), (70, 17), (3, 31), (64, 63), (130, 64), (70, 65), (40, 128)]
+)
 def test_the_kernel_gives_the_reference(monkeypatch, samples, k):
     """On a GPU or, without one, by Triton's interpreter."""
     if not torch.cuda.is_available():

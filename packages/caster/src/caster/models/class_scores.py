@@ -13,7 +13,7 @@ from caster.core.types import SourceMoments
 from caster.models.protocol import error_line
 
 MIN_CLASSES = 128  # below this, compiling the kernel, which takes seconds, does not pay off
-MAX_DIRECTIONS = 64  # to which the kernels pad; no other size has run on a GPU
+MAX_DIRECTIONS = 128  # beyond that a panel no longer fits the registers of two warps
 TOLERANCE = 1e-5  # largest error of the kernel, relative to the largest score
 
 log = logging.getLogger("caster")

@@ -7,8 +7,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from caster.models.class_scores import MAX_DIRECTIONS
-
 PANEL = 16  # columns of a covariance that are factored together, the least that products take
 SAMPLES = 64  # per program of the scoring kernel
 VALUES = 2048  # activations per program of the mapping kernel
@@ -114,18 +112,18 @@ def gaussian_scores(
 ) -> Tensor:  # (B, C)
     """g_c(z) with covariances Sigma_c + ridge (Eq. 5); NaN where one is not positive definite.
 
-    The first kernel factors one covariance per warp, panel by panel: a panel's diagonal block is
-    inverted column by column, where several warps would wait for each other at every column, and
-    matrix products do the rest. The second whitens the samples by products with those blocks. By
-    contrast, cuSOLVER and cuBLAS read and write all matrices a dozen times. Products are 3xTF32:
-    with plain TF32 scores were off by 2e-3 of the largest.
+    The first kernel factors one covariance per warp (two above 64 directions), panel by panel: a
+    panel's diagonal block is inverted column by column, where more warps would wait for each other
+    at every column, and matrix products do the rest. The second whitens the samples by products
+    with those blocks. By contrast, cuSOLVER and cuBLAS read and write all matrices a dozen times.
+    Products are 3xTF32: with plain TF32 scores were off by 2e-3 of the largest.
     """
     (B, k), C = z.shape, len(means)
-    K = MAX_DIRECTIONS
+    K = 64 if k <= 64 else 128  # no other sizes have run on a GPU
     factors = torch.empty((C, K, K), dtype=z.dtype, device=z.device)
     determinants = torch.empty(C, dtype=z.dtype, device=z.device)  # their logarithms
     inputs = [part.contiguous() for part in (covariances, ridge)]
-    _factor[C,](*inputs, factors, determinants, k, K=K, P=PANEL, num_warps=1)
+    _factor[C,](*inputs, factors, determinants, k, K=K, P=PANEL, num_warps=K // 64)
     out = torch.empty((B, C), dtype=z.dtype, device=z.device)
     inputs = [z.contiguous(), means.contiguous(), factors, determinants, priors.log()]
     sizes = {"K": K, "P": PANEL, "R": SAMPLES}
