@@ -114,19 +114,19 @@ def test_streams_are_those_of_python(fitted, kind, size, batches):
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "kind", "samples"),
-    [(-0.6, 1.2, "source", 2 * 64), (0.3, -1.2, "runs", 12 * 64)],
+    ("before", "after", "sort"), [(-0.6, 1.2, False), (0.3, -1.2, False), (0.3, 0.5, True)]
 )
-def test_new_runs_are_confirmed_as_in_python(
-    fitted, tmp_path, monkeypatch, before, after, kind, samples
-):
-    """By the batch alone: in the first stream, only maps of another shift suggest them."""
-    monkeypatch.setattr(layer_transport, "CHANGED", 1e9)
-    batches, _ = problem.changing(before, after)
+def test_new_runs_are_confirmed_as_in_python(fitted, tmp_path, monkeypatch, before, after, sort):
+    """By the batch alone: maps of another shift suggest those of the first two streams."""
+    if not sort:
+        monkeypatch.setattr(layer_transport, "CHANGED", 1e9)
+    batches, _ = problem.changing(before, after, sort)
     ours, theirs = CompiledStream(cut(fitted, tmp_path)), in_python(fitted)
     same_streams(batches, ours, theirs)
-    assert label_graph.KINDS[ours.state["labels.kind"]] == theirs._labels.kind == kind
-    assert float(ours.state["past.count"]) == theirs._alignment.target.samples == samples
+    assert label_graph.KINDS[ours.state["labels.kind"]] == theirs._labels.kind
+    assert (theirs._labels.kind == "runs") == sort
+    assert float(ours.state["past.count"]) == theirs._alignment.target.samples
+    assert (theirs._alignment.target.samples == 12 * 64) == sort
 
 
 @pytest.mark.parametrize("maps", ["diagonal", "full"])

@@ -40,9 +40,11 @@ def shuffled(n: int, seed: int, weights=None):
     return np.random.default_rng(seed).choice(N_CLASSES, size=n, p=p / p.sum())
 
 
-def changing(before: float, after: float):
-    """Eight batches of 64 under one shift and four under another, and their labels."""
+def changing(before: float, after: float, sort: bool = False):
+    """Eight batches of 64 under one shift and four, perhaps sorted, under another; their labels."""
     labels = shuffled(12 * 64, seed=5)
+    if sort:
+        labels[512:] = np.sort(labels[512:])
     parts = make_images(labels[:512], 9, before), make_images(labels[512:], 10, after)
     return np.split(np.concatenate(parts), 12), np.split(labels, 12)
 

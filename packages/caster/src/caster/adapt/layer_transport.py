@@ -387,11 +387,12 @@ class LayerTransport:
         elif settled and seen.kind != labels.kind:
             settled = False  # shallow layers must confirm the new kind
             first, seen = self._seen(batch, shallow, labels)
-        suspect = not fresh and alignment.target.change() > SUSPECT
-        if suspect and seen.kind == "runs" != labels.kind:
+        new_runs = seen.kind == "runs" != labels.kind and not fresh
+        if new_runs and alignment.target.change() > SUSPECT:
             # Maps of another shift can make all samples look alike, so the batch alone must confirm
-            # new runs; if it does not, the past is out of date.
-            by_itself = self._seen(batch, alone, labels)
+            # new runs; if it does not, the past is out of date, and so is what it said of labels.
+            assert self._start is not None
+            by_itself = self._seen(batch, alone, self._start)
             if by_itself[1].kind != "runs":
                 fresh, (first, seen) = True, by_itself
         if labels.kind == "doubted" and seen.kind in ("runs", "prior"):

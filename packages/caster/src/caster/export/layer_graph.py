@@ -867,7 +867,12 @@ class _Step:
 
         def observed() -> list[GraphArray]:
             p = xp.softmax(logits.astype(np.float64))
-            seen, mixture = self._labels.observe(p)
+            initial = initial_labels(self._source.prior).values()
+            parts = [  # an array of zeros would be stored whole
+                xp.where(alone, value if value.any() else value.dtype.type(0), each)
+                for value, each in zip(initial, self._labels.parts(), strict=True)
+            ]
+            seen, mixture = LabelGraph.of(self._pi_s, parts).observe(p)
             known = seen.is_kind("runs") | seen.is_kind("prior")
             decided = self._in_doubt & known  # the past assumed the source's mixture, so drop it
             past = xp.where(decided, 0.0, kept)
