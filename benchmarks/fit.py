@@ -26,18 +26,25 @@ from caster.core.threads import parallel_map
 from measure import machine
 
 PIECE = 8192  # rows of a product
+FACTORS = 32  # that features share, as much of their variance as their own noise has
 Sizes = tuple[int, int, int]
 Statistics = tuple[NDArray[Any], NDArray[Any]]  # (C, k), (C, k, k)
 
 
 def data(N: int, D: int, C: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Gaussian classes, created in place: a temporary would hide the fit's memory peak."""
+    """Gaussian classes with correlated features, as a network's are.
+
+    Created in place: a temporary would hide the fit's memory peak.
+    """
     rng = np.random.default_rng(0)
     y = rng.integers(C, size=N)
     means = 0.3 * rng.standard_normal((C, D), dtype=np.float32)
+    loadings = rng.standard_normal((FACTORS, D), dtype=np.float32) / np.sqrt(np.float32(FACTORS))
     h = rng.standard_normal((N, D), dtype=np.float32)
     for start in range(0, N, 1000):
-        h[start : start + 1000] += means[y[start : start + 1000]]
+        rows = slice(start, start + 1000)
+        factors = rng.standard_normal((len(y[rows]), FACTORS), dtype=np.float32)
+        h[rows] += means[y[rows]] + factors @ loadings
     return h, y
 
 

@@ -94,7 +94,7 @@ def test_the_file_is_hardly_larger_than_model_and_state(made):
     """Beside them it has the graph itself, which no network makes larger."""
     sizes = {name: (made.folder / name).stat().st_size for name in ("adaptive.onnx", "model.onnx")}
     rest = sizes["adaptive.onnx"] - sizes["model.onnx"]
-    assert rest < (made.folder / "model.caster").stat().st_size + 950_000
+    assert rest < (made.folder / "model.caster").stat().st_size + 970_000
 
 
 def without_classes(layers):
