@@ -129,6 +129,21 @@ def test_new_runs_are_confirmed_as_in_python(fitted, tmp_path, monkeypatch, befo
     assert (theirs._alignment.target.samples == 12 * 64) == sort
 
 
+def test_runs_that_end_a_doubt_are_confirmed_as_in_python(fitted):
+    """The batch alone is asked, because the shift changes too, and the memory starts afresh."""
+    tail = problem.shuffled(128, seed=5, weights=[30, 4, 2, 1, 1, 1])
+    parts = (tail, 0.6), (np.sort(problem.shuffled(256, seed=5)), 0.8)
+    images = np.concatenate([problem.make_images(part, 9, shift) for part, shift in parts])
+    ours, theirs, kinds = CompiledStream(fitted.path()), in_python(fitted), []
+    for batch in in_batches(images, 64):
+        same_streams([batch], ours, theirs)
+        kinds.append(theirs._labels.kind)
+        assert label_graph.KINDS[ours.state["labels.kind"]] == kinds[-1]
+        assert float(ours.state["past.count"]) == theirs._alignment.target.samples
+    assert kinds == ["doubted"] * 2 + ["runs"] * 4
+    assert theirs._alignment.target.samples == 4 * 64
+
+
 @pytest.mark.parametrize("maps", ["diagonal", "full"])
 def test_maps_of_a_settled_stream_are_those_of_python(fitted, maps):
     theirs, ours = in_python(fitted, maps=maps), CompiledStream(fitted.path(maps=maps))
