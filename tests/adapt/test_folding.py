@@ -15,6 +15,7 @@ from torch import nn
 
 import caster
 from caster.adapt import alignment as module
+from caster.adapt import folding
 from caster.adapt.folding import FoldedModule, foldable_convolutions
 from caster.adapt.layer_passes import Pass
 from caster.models.sites import find_sites
@@ -374,3 +375,38 @@ def test_a_fold_that_disagrees_is_made_with_hooks(monkeypatch):
         aligned.fold(batch, how, 1)
         errors.append(float((aligned.folded(batch, both)[1] - expected).abs().max()))
     assert errors[0] < 1e-4 < 0.1 < errors[1]
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_long_rest_records_the_network_only_if_the_model_is_recorded(recorded, monkeypatch):
+    """Else the graph would reserve its memory, and replays would not call the user's hooks."""
+    given = []
+
+    class Runner:
+        is_used = True
+
+        def __init__(self, device, multiplies):
+            assert multiplies == recorded
+
+        def run(self, first, work, settings):
+            inputs = first()
+            given.append([tuple(tensor.shape) for tensor in inputs])
+            return list(work(*inputs)[0]), None
+
+        def release(self):
+            pass
+
+    monkeypatch.setattr(folding, "GraphRunner", Runner)
+    monkeypatch.setattr(folding, "runs_on_gpu", lambda model: True)
+    model, batch = network("convolutional"), batch_of("convolutional")
+    model = TorchModel(model.module, cuda_graph=recorded)
+    maps = random_maps("convolutional", "diagonal")
+    folded = FoldedModule(model, sites_of("convolutional"))
+    folded.fold(maps, batches=folding.RECORDED)
+    features, logits = folded(batch)
+    close(logits, expected_logits("convolutional", maps))
+    outputs = [tuple(features.shape), tuple(logits.shape)]
+    assert given == [[tuple(batch.shape)] if recorded else outputs]
+    folded.fold(maps, batches=folding.RECORDED - 1)
+    close(folded(batch)[1], logits)
+    assert len(given) == 1

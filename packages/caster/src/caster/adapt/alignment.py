@@ -428,9 +428,9 @@ class Alignment:
         return maps
 
     def folded(self, batch: Any, answer: Answer) -> tuple[Array, ...]:
-        """Run a batch with the folded maps, and apply `answer` to its features and logits."""
+        """Run a placed batch with the folded maps; apply `answer` to its features and logits."""
         assert self._folded is not None
-        return self._folded(self.model.placed(batch), answer)
+        return self._folded(batch, answer)
 
     def unfold(self) -> None:
         """Free the CUDA graph of the folded network."""

@@ -58,8 +58,7 @@ class FoldedModule:
         module = self._twin.module
         self._maps = {site: SiteMap(module, site, name) for site, name in sites.items()}
         self._twin.compiles = model.compiles
-        # Replaying a CUDA graph would not call the user's hooks.
-        self._can_record = (model.cuda_graph or not model.has_hooks) and runs_on_gpu(model)
+        self._can_record = runs_on_gpu(model)
         self._records = False
         self._runner: GraphRunner | None = None
 
@@ -72,7 +71,7 @@ class FoldedModule:
         if self._tensors != before:
             self._twin.recompile()  # the compiled copy still has the old tensors
         self._records = self._can_record and batches >= RECORDED
-        self._twin.cuda_graph = self._records
+        self._twin.cuda_graph = self._records and self._model.cuda_graph
 
     def map_in_place(self, placed: Tensor) -> bool:
         """Let hooks map in place from now on, if the outputs for a batch stay bit for bit the same.
@@ -102,16 +101,20 @@ class FoldedModule:
     def __call__(self, placed: Tensor, answer: Answer = _outputs) -> tuple[Tensor, ...]:
         """Run a batch from `TorchModel.placed`, and apply `answer` to its features and logits.
 
-        Both are recorded as one CUDA graph if that pays off.
+        On a GPU a long rest records `answer` as a CUDA graph. It includes the network if the model
+        is to be recorded: a graph of the network reserves as much memory as a pass needs.
         """
         if not self._records:
             return answer(*self._run(placed))
+        whole = self._twin.cuda_graph
         if self._runner is None:
-            self._runner = GraphRunner(placed.device)
-        if not self._runner.is_used:
+            self._runner = GraphRunner(placed.device, multiplies=whole)
+        if whole and not self._runner.is_used:
             torch.cuda.empty_cache()  # the graph cannot reuse the memory of earlier passes
+        first = (lambda: (placed,)) if whole else partial(self._twin.run_placed, placed)
+        work = partial(self._answer_batch if whole else self._answer_outputs, answer)
         try:
-            found, _ = self._runner.run(lambda: (placed,), partial(self._work, answer), answer)
+            found, _ = self._runner.run(first, work, answer)
         except RuntimeError:  # the module synchronises, which a CUDA graph cannot
             self._can_record = self._records = False
             self.release()
@@ -119,7 +122,7 @@ class FoldedModule:
         return tuple(found)
 
     def release(self) -> None:
-        """Free the CUDA graph, which holds as much memory as a pass needs."""
+        """Free the CUDA graph."""
         if self._runner is not None:
             self._runner.release()
 
@@ -132,9 +135,15 @@ class FoldedModule:
         features, logits = self._twin.run_placed(placed)
         return features.float(), logits.float()
 
-    def _work(self, answer: Answer, placed: Tensor) -> tuple[list[Tensor], object]:
+    def _answer_batch(self, answer: Answer, placed: Tensor) -> tuple[list[Tensor], object]:
         """Compute what a CUDA graph records; also return the tensors it reads."""
         return [*answer(*self._run(placed))], (self._twin.values(), self._maps, answer)
+
+    def _answer_outputs(
+        self, answer: Answer, features: Tensor, logits: Tensor
+    ) -> tuple[list[Tensor], object]:
+        """The same, for a graph without the network."""
+        return [*answer(features.float(), logits.float())], answer
 
 
 class SiteMap:

@@ -134,7 +134,7 @@ class AlignedNetwork(Protocol):
         """
 
     def folded(self, batch: Any, answer: Answer) -> tuple[Array, ...]:
-        """Run a batch with the folded maps, and apply `answer` to its features and logits."""
+        """Run a placed batch with the folded maps; apply `answer` to its features and logits."""
 
     def unfold(self) -> None:
         """Free the folded network."""

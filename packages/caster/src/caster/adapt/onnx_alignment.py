@@ -227,9 +227,9 @@ class OnnxAlignment:
         return True
 
     def folded(self, batch: Any, answer: Answer) -> tuple[Array, ...]:
-        """Run a batch with the folded maps, and apply `answer` to its features and logits."""
+        """Run a placed batch with the folded maps; apply `answer` to its features and logits."""
         assert self._folded is not None
-        outputs = self._folded(self.model.placed(batch))
+        outputs = self._folded(batch)
         return answer(outputs.features, outputs.logits)
 
     def unfold(self) -> None:

@@ -31,11 +31,16 @@ class GraphRunner:
     32 MiB for every stream that multiplies matrices, a model and its recordings share one stream.
     """
 
-    def __init__(self, device: torch.device, first: bool = False) -> None:
-        # With `first`, the stream has a higher priority than others.
+    def __init__(
+        self,
+        device: torch.device,
+        first: bool = False,  # its stream has a higher priority than others
+        multiplies: bool = True,  # the work multiplies matrices
+    ) -> None:
         self.stream = torch.cuda.Stream(device, -1 if first else 0)  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(self.stream):  # allocate the workspace now, not during a batch
-            torch.ones((2, 2), device=device).mm(torch.ones((2, 2), device=device))
+        if multiplies:
+            with torch.cuda.stream(self.stream):  # allocate the workspace now, not during a batch
+                torch.ones((2, 2), device=device).mm(torch.ones((2, 2), device=device))
         self._begun, self._done = torch.cuda.Event(), torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._caller = self.stream  # of the previous run
         self._settings: object = None
