@@ -154,7 +154,7 @@ class FeatureTransport:
             return self._untransported(batch, attempt.fallback, "numerical")
         if settings.safeguards and not self.supported:
             verdict = replace(verdict, accepted=False, reason="source_check")
-        elif settings.safeguards and is_ordered(*self._order(indices[1])):
+        elif settings.safeguards and is_ordered(*order_evidence(indices[1], self._priors)):
             verdict = replace(verdict, accepted=False, reason="class_order")
         proposal = attempt.proposal
         # Labels that are not numbers are looked up on the host.
@@ -176,11 +176,6 @@ class FeatureTransport:
             features=batch,
             indices=indices,
         )
-
-    def _order(self, chosen: NDArray[np.int64]) -> list[float]:  # (B,)
-        """`order_evidence` on the host, which is faster than a GPU for so few numbers."""
-        found: list[float] = order_evidence(chosen, self._priors).tolist()
-        return found
 
     def source_scores(self, batch: Any, settings: Settings) -> Array:  # (B, d) -> (B, C)
         """Source-GDA in all retained directions; log priors for rows that overflow."""

@@ -267,7 +267,7 @@ class _Simulator:
             return replace(verdict, accepted=False, reason="source_check")
         if self.settings.safeguards and verdict.has_proposal:
             priors = self.moments.priors.astype(float)
-            if is_ordered(*order_evidence(classes, priors).tolist()):
+            if is_ordered(*order_evidence(classes, priors)):
                 return replace(verdict, accepted=False, reason="class_order")
         return verdict
 
