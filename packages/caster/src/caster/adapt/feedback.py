@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, get_args
 
@@ -23,14 +24,17 @@ class Feedback:
 
     def __init__(self, alpha: float) -> None:
         self.test = BettingTest(alpha)
-        self._disputed: dict[int, tuple[int, int]] = {}  # adapted and frozen class, by id
+        # Adapted and frozen class, by id. Finding the first key of a plain dict takes the longer,
+        # the more have been deleted before it.
+        self._disputed: OrderedDict[int, tuple[int, int]] = OrderedDict()
 
     def remember(self, out: Adaptation, first: int) -> None:
         """Store the disagreements of a batch whose first sample has this id."""
         if out.adapted is not None and out.frozen is not None:
             adapted, frozen = out.class_indices()
-            for i in np.flatnonzero(adapted != frozen).tolist():
-                self._disputed[first + i] = int(adapted[i]), int(frozen[i])
+            found = np.flatnonzero(adapted != frozen)
+            answers = zip(adapted[found].tolist(), frozen[found].tolist(), strict=True)
+            self._disputed.update(zip((first + found).tolist(), answers, strict=True))
         horizon = first + len(out.labels) - MEMORY
         while self._disputed and (oldest := next(iter(self._disputed))) < horizon:
             del self._disputed[oldest]
@@ -81,7 +85,7 @@ class Feedback:
             raise ValueError("impossible ids")
         if (answers < 0).any() or (answers >= n_classes).any():
             raise ValueError("impossible classes")
-        self._disputed = {i: (adapted, frozen) for i, adapted, frozen in rows.tolist()}
+        self._disputed = OrderedDict((i, (adapted, frozen)) for i, adapted, frozen in rows.tolist())
 
 
 def _checked(ids: Any, samples: int) -> list[int]:
