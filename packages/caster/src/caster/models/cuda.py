@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,6 +45,7 @@ class GraphRunner:
         self._caller = self.stream  # of the previous run
         self._settings: object = None
         self._recorder = Recorder()
+        self._in_flight: deque[tuple[torch.cuda.Event, list[Tensor]]] = deque()
         self._lock = Lock()  # callers share the memory of the recordings
 
     def run(
@@ -64,20 +65,32 @@ class GraphRunner:
         with self._lock, torch.cuda.device(index):
             if settings != self._settings:
                 self._settings, self._recorder = settings, Recorder()
+            while self._in_flight and self._in_flight[0][0].query():  # type: ignore[no-untyped-call]
+                self._in_flight.popleft()
             inputs = first()
             self._enter(caller)
             try:
                 packed = self._recorder(work, *inputs)
-                copies = packed.copies() if overlap else []
+                copies = self._copies_for(caller, packed) if overlap else []
             finally:
                 self._leave(caller, overlap)
             if not overlap:
                 return packed.copies(), partial(fetch, stream=caller)
-        for tensor in inputs:  # do not reuse their memory before the work has read them
-            tensor.record_stream(self.stream)
-        for tensor in copies:
-            tensor.record_stream(caller)
+            self._in_flight.append((self.stream.record_event(), [*inputs, *copies]))
         return copies, self._fetch
+
+    def _copies_for(self, caller: torch.cuda.Stream, packed: Packed) -> list[Tensor]:
+        """Copy outputs, on this stream, to memory of the caller's stream.
+
+        Inputs and outputs stay referenced until this stream is done with them. That is cheaper than
+        `record_stream`, after which every allocation asks the driver whether memory is free again.
+        """
+        torch.cuda.set_stream(caller)
+        memory = packed.empty()
+        torch.cuda.set_stream(self.stream)
+        self._begun.record(caller)  # the caller's pending work may still use this memory
+        self.stream.wait_event(self._begun)
+        return packed.copies(memory)
 
     def _fetch(self, tensor: Tensor) -> Callable[[], NDArray[Any]]:
         with torch.cuda.stream(self.stream):
@@ -93,6 +106,7 @@ class GraphRunner:
         with self._lock:
             self.stream.synchronize()  # a replay may still be running
             self._settings, self._recorder = None, Recorder()
+            self._in_flight.clear()
         torch.cuda.empty_cache()
 
     def _enter(self, caller: torch.cuda.Stream) -> None:
@@ -182,10 +196,16 @@ class Packed:
             row.append(tensor.view(-1))
         return cls({dtype: torch.cat(row) for dtype, row in rows.items()}, layout)
 
-    def copies(self) -> list[Tensor]:
-        """Copy the tensors, allocating on the current stream."""
-        copied = {dtype: block.clone() for dtype, block in self.blocks.items()}
-        return [copied[dtype].as_strided(*view) for dtype, view in self.layout]
+    def empty(self) -> dict[torch.dtype, Tensor]:
+        """Allocate memory for copies of the blocks, on the current stream."""
+        return {dtype: torch.empty_like(block) for dtype, block in self.blocks.items()}
+
+    def copies(self, memory: dict[torch.dtype, Tensor] | None = None) -> list[Tensor]:
+        """Copy the tensors, to new memory by default."""
+        memory = self.empty() if memory is None else memory
+        for dtype, block in self.blocks.items():
+            memory[dtype].copy_(block)
+        return [memory[dtype].as_strided(*view) for dtype, view in self.layout]
 
 
 @contextmanager
