@@ -378,15 +378,17 @@ def test_a_fold_that_disagrees_is_made_with_hooks(monkeypatch):
 
 
 @pytest.mark.parametrize("recorded", [False, True])
-def test_a_long_rest_records_the_network_only_if_the_model_is_recorded(recorded, monkeypatch):
-    """Else the graph would reserve its memory, and replays would not call the user's hooks."""
-    given = []
+@pytest.mark.parametrize("bound", [False, True])
+@pytest.mark.parametrize("hooked", [False, True])
+def test_a_long_rest_records_the_network_if_that_helps(recorded, bound, hooked, monkeypatch):
+    """Its graph reserves memory, gains only if launches are slow, and skips the user's hooks."""
+    given, whole = [], recorded or (bound and not hooked)
 
     class Runner:
         is_used = True
 
         def __init__(self, device, multiplies):
-            assert multiplies == recorded
+            assert multiplies == whole
 
         def run(self, first, work, settings):
             inputs = first()
@@ -396,17 +398,27 @@ def test_a_long_rest_records_the_network_only_if_the_model_is_recorded(recorded,
         def release(self):
             pass
 
+    def is_launch_bound(work, device):
+        assert len(work()) == 2
+        asked.append(device)
+        return bound
+
+    asked = []
     monkeypatch.setattr(folding, "GraphRunner", Runner)
+    monkeypatch.setattr(folding, "is_launch_bound", is_launch_bound)
     monkeypatch.setattr(folding, "runs_on_gpu", lambda model: True)
-    model, batch = network("convolutional"), batch_of("convolutional")
-    model = TorchModel(model.module, cuda_graph=recorded)
+    module, batch = network("convolutional").module, batch_of("convolutional")
+    if hooked:
+        module.register_forward_hook(lambda module, args, output: None)
     maps = random_maps("convolutional", "diagonal")
-    folded = FoldedModule(model, sites_of("convolutional"))
+    folded = FoldedModule(TorchModel(module, cuda_graph=recorded), sites_of("convolutional"))
     folded.fold(maps, batches=folding.RECORDED)
     features, logits = folded(batch)
     close(logits, expected_logits("convolutional", maps))
+    folded(batch)
     outputs = [tuple(features.shape), tuple(logits.shape)]
-    assert given == [[tuple(batch.shape)] if recorded else outputs]
+    assert given == 2 * [[tuple(batch.shape)] if whole else outputs]
+    assert len(asked) == (not recorded and not hooked)
     folded.fold(maps, batches=folding.RECORDED - 1)
     close(folded(batch)[1], logits)
-    assert len(given) == 1
+    assert len(given) == 2

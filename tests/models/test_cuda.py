@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from caster.models import cuda
-from caster.models.cuda import GraphRunner
+from caster.models.cuda import GraphRunner, is_launch_bound
 
 
 class Stream:
@@ -100,3 +100,40 @@ def test_memory_stays_referenced_until_the_work_is_done(streams):
     events[0].is_done = events[2].is_done = True
     runner.run(lambda: [torch.ones(3)], doubled, "settings", overlap=True)
     assert [event for event, _ in runner._in_flight][:2] == events[1:]  # in order
+
+
+@pytest.mark.parametrize(
+    ("host", "gpu", "bound"), [(4.1, 5.3, False), (1.6, 1.7, True), (4.0, 0.5, True)]
+)
+def test_work_is_launch_bound_if_the_gpu_waits_for_the_host(monkeypatch, host, gpu, bound):
+    """Milliseconds; one timing of each is disturbed."""
+    clock, disturbed = [0.0], iter([3.0, 1.0, 1.0])
+
+    class Timed:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            pass
+
+        def synchronize(self):
+            pass
+
+        def elapsed_time(self, end):
+            return gpu * factor[0]
+
+    def work():
+        factor[0] = next(disturbed)
+        clock[0] += host / 1000 * factor[0]
+
+    factor = [1.0]
+    monkeypatch.setattr(torch.cuda, "Event", Timed)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: Idle())
+    monkeypatch.setattr(cuda.time, "perf_counter", lambda: clock[0])
+    assert is_launch_bound(work, torch.device("cuda", 0)) is bound
+
+
+class Idle:
+    def synchronize(self):
+        pass

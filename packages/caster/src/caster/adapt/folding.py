@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from caster.adapt.layer_passes import Answer
 from caster.core.channels import Site
 from caster.models.activation_statistics import hook_on, is_batchnorm
-from caster.models.cuda import GraphRunner
+from caster.models.cuda import GraphRunner, is_launch_bound
 from caster.models.protocol import runs_on_gpu
 from caster.models.sites import convolutions_before
 from caster.models.torch import TorchModel
@@ -59,7 +59,8 @@ class FoldedModule:
         self._maps = {site: SiteMap(module, site, name) for site, name in sites.items()}
         self._twin.compiles = model.compiles
         self._can_record = runs_on_gpu(model)
-        self._records = False
+        self._records = False  # long rests record at least what follows the network
+        self._undecided = False  # whether this rest records the network too
         self._runner: GraphRunner | None = None
 
     def fold(self, maps: Mapping[Site, Map], batches: int = 1) -> None:
@@ -72,6 +73,8 @@ class FoldedModule:
             self._twin.recompile()  # the compiled copy still has the old tensors
         self._records = self._can_record and batches >= RECORDED
         self._twin.cuda_graph = self._records and self._model.cuda_graph
+        # Replaying a CUDA graph would not call the user's hooks.
+        self._undecided = not self._twin.cuda_graph and not self._model.has_hooks
 
     def map_in_place(self, placed: Tensor) -> bool:
         """Let hooks map in place from now on, if the outputs for a batch stay bit for bit the same.
@@ -102,10 +105,15 @@ class FoldedModule:
         """Run a batch from `TorchModel.placed`, and apply `answer` to its features and logits.
 
         On a GPU a long rest records `answer` as a CUDA graph. It includes the network if the model
-        is to be recorded: a graph of the network reserves as much memory as a pass needs.
+        is to be recorded, or if the GPU would wait for its launches. Otherwise a graph of the
+        network gains little, and it reserves as much memory as a pass needs.
         """
         if not self._records:
             return answer(*self._run(placed))
+        if self._undecided:
+            self._undecided = False
+            run = partial(self._twin.run_placed, placed)
+            self._twin.cuda_graph = is_launch_bound(run, placed.device)
         whole = self._twin.cuda_graph
         if self._runner is None:
             self._runner = GraphRunner(placed.device, multiplies=whole)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ Fetch = Callable[[Tensor], Callable[[], NDArray[Any]]]
 
 RECORD_AT = 2  # the first batch of a shape runs directly, so a ragged last batch is never captured
 MAX_RECORDINGS = 4  # one per shape
+TIMINGS = 3  # of work, to compare the host's time with the GPU's
+SLACK = 1.1  # the GPU's time over the host's, up to which launches hold up the GPU
 
 
 class GraphRunner:
@@ -206,6 +209,27 @@ class Packed:
         for dtype, block in self.blocks.items():
             memory[dtype].copy_(block)
         return [memory[dtype].as_strided(*view) for dtype, view in self.layout]
+
+
+def is_launch_bound(work: Callable[[], object], device: torch.device) -> bool:
+    """Whether launching work takes the host about as long as the work takes the GPU, or longer.
+
+    Of several timings the shortest count, because other processes can only prolong them.
+    """
+    host: list[float] = []
+    gpu: list[float] = []
+    with torch.cuda.device(device):
+        for _ in range(TIMINGS):
+            begun, done = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            torch.cuda.current_stream().synchronize()
+            start = time.perf_counter()
+            begun.record()
+            work()
+            done.record()
+            host.append(time.perf_counter() - start)
+            done.synchronize()
+            gpu.append(begun.elapsed_time(done) / 1000)
+    return min(gpu) < SLACK * min(host)
 
 
 @contextmanager
