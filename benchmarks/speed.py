@@ -371,13 +371,20 @@ def profile(runs: dict[str, Run], memory: dict[str, dict[str, float]]) -> None:
             rows.append((more / 20, (event.count - (base.count if base else 0)) / 20, key))
         for more, count, key in sorted(rows, reverse=True)[:KERNELS]:
             report(f"  {more:8.1f} {count:6.1f}  {key[:110]}")
-    window = cProfile.Profile()
-    window.enable()
-    begin_rest(runs["layers"])
-    settle()
-    window.disable()
     report("The compared window between two rests, and four batches of the next one:")
-    pstats.Stats(window, stream=sys.stderr).strip_dirs().sort_stats("cumtime").print_stats(25)
+    profile_host(lambda: begin_rest(runs["layers"]), "cumtime")
+    report("100 batches with features:")
+    profile_host(lambda: runs["features"](100), "tottime")
+
+
+def profile_host(work: Callable[[], None], order: str) -> None:
+    """Print the functions in which the host spends most of its time."""
+    found = cProfile.Profile()
+    found.enable()
+    work()
+    settle()
+    found.disable()
+    pstats.Stats(found, stream=sys.stderr).strip_dirs().sort_stats(order).print_stats(25)
 
 
 def measure(network: str, way: str, rounds: int, path: Path, profiled: bool, alone: bool) -> None:
