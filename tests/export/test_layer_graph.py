@@ -114,7 +114,8 @@ def test_streams_are_those_of_python(fitted, kind, size, batches):
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "sort"), [(-0.6, 1.2, False), (0.3, -1.2, False), (0.3, 0.5, True)]
+    ("before", "after", "sort"),
+    [(-0.6, 1.2, False), (0.3, -1.2, False), (0.3, 0.5, True), (0.3, 0.3, True)],
 )
 def test_new_runs_are_confirmed_as_in_python(fitted, tmp_path, monkeypatch, before, after, sort):
     """By the batch alone: maps of another shift suggest those of the first two streams."""
@@ -127,6 +128,24 @@ def test_new_runs_are_confirmed_as_in_python(fitted, tmp_path, monkeypatch, befo
     assert (theirs._labels.kind == "runs") == sort
     assert float(ours.state["past.count"]) == theirs._alignment.target.samples
     assert (theirs._alignment.target.samples == 12 * 64) == sort
+
+
+@pytest.mark.parametrize(("before", "after", "stays"), [(0.3, 0.5, True), (0.0, 1.2, False)])
+def test_doubt_after_a_change_of_shift_is_confirmed_as_in_python(
+    fitted, tmp_path, monkeypatch, before, after, stays
+):
+    """Under the first shift the batch alone is in doubt too; under the second, the past is why."""
+    monkeypatch.setattr(layer_transport, "CHANGED", 1e9)
+    labels = problem.shuffled(512, 5), problem.shuffled(256, 7, weights=[30, 4, 2, 1, 1, 1])
+    parts = zip(labels, (9, 10), (before, after), strict=True)
+    images = np.concatenate([problem.make_images(*part) for part in parts])
+    ours, theirs = CompiledStream(cut(fitted, tmp_path)), in_python(fitted)
+    for batch in in_batches(images, 64):
+        same_streams([batch], ours, theirs)
+        assert label_graph.KINDS[ours.state["labels.kind"]] == theirs._labels.kind
+        assert float(ours.state["past.count"]) == theirs._alignment.target.samples
+    assert theirs._labels.kind == "doubted"
+    assert (theirs._alignment.target.samples == 12 * 64) == stays
 
 
 def test_runs_that_end_a_doubt_are_confirmed_as_in_python(fitted):

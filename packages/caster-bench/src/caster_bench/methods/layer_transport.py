@@ -21,7 +21,7 @@ from caster_bench.methods.network import TorchMethod
 from caster_bench.methods.protocol import Prediction, Retained, inert_prediction, warn_inert
 from caster_bench.methods.source import Source, moment_bytes, unguarded_adapter
 
-REVISION = 8
+REVISION = 9
 Maps = Literal["diagonal", "full"]
 
 

@@ -43,7 +43,7 @@ from caster.core.arrays import DeviceCopies, as_real_array, like, to_numpy
 from caster.core.channels import ChannelMoments, Site
 from caster.core.discriminant import host_probabilities
 from caster.core.linalg import Array
-from caster.core.stream_labels import StreamLabels, as_reference, merged_mixture
+from caster.core.stream_labels import Kind, StreamLabels, as_reference, merged_mixture
 from caster.core.threads import SingleThread
 from caster.core.verdict import Verdict
 from caster.errors import CasterError
@@ -51,15 +51,17 @@ from caster.models.heads import Columns
 from caster.models.protocol import Outputs
 
 SHUFFLED = ("source", "prior")  # kinds of shuffled streams whose class mixture is known
+UNSHUFFLED = ("runs", "doubted")  # kinds of streams in runs, or of a network that prefers classes
 UNCHECKED = math.nan  # the ratio of a batch that was not compared
 # The next three were chosen on the four spare corruptions with ResNet-18 on CIFAR-10.
 FIRST_PASS = 0.5  # fraction of the sites that the first pass aligns
 ENOUGH_PAST = 256  # past samples from which one pass per batch is enough
 CHANGED = 0.05  # mean KL divergence, in nats, of recent samples from the past: a new shift
-# The same, from which new runs may be an effect of the shift. Chosen below two changes between
-# reported corruptions, 0.02 and 0.03, after which answers collapsed, and above what streams of
-# spare ones show in batches of 8, up to 0.007.
+# The same, from which the shift has probably changed. Chosen below two changes between reported
+# corruptions, 0.02 and 0.03, after which answers collapsed, and above what streams of spare ones
+# show in batches of 8, up to 0.007.
 SUSPECT = 0.01
+CONFIRMS = 32  # samples that can tell by themselves whether they are shuffled
 # Smallest class prior, relative to a uniform one. The prior inside a network is rarely as uneven as
 # the class counts of a small source, and dividing by a tiny prior would favour a rare class.
 MIN_CLASS_PRIOR = 0.5
@@ -390,13 +392,11 @@ class LayerTransport:
         elif settled and seen.kind != labels.kind:
             settled = False  # shallow layers must confirm the new kind
             first, seen = self._seen(batch, shallow, labels)
-        new_runs = seen.kind == "runs" != labels.kind and not fresh
-        if new_runs and alignment.target.change() > SUSPECT:
-            # Maps of another shift can make all samples look alike, so the batch alone must confirm
-            # new runs; if it does not, the past is out of date, and so is what it said of labels.
+        if not fresh and self._must_confirm(labels.kind, seen.kind, len(batch)):
+            # If the batch alone does not, the past is out of date, and so are its labels.
             assert self._start is not None
             by_itself = self._seen(batch, alone, self._start)
-            if by_itself[1].kind != "runs":
+            if by_itself[1].kind not in ("runs", seen.kind):
                 fresh, (first, seen) = True, by_itself
         if labels.kind == "doubted" and seen.kind in ("runs", "prior"):
             fresh = True  # the past was aligned with the wrong mixture, the source's
@@ -416,6 +416,20 @@ class LayerTransport:
             scores = like(np.log(answers.clip(min=MIN_PROBABILITY)), logits, logits.dtype)
         known = batch_mixture if labels.kind in ("runs", "prior") else None
         return _Proposal(features, logits, scores, labels, mixture, known, settled, fresh)
+
+    def _must_confirm(self, before: Kind, now: Kind, samples: int) -> bool:
+        """Whether the batch alone, without the past, must confirm that it is not shuffled.
+
+        Maps of another shift can make all samples look alike, and a run of one class, once
+        believed, confirms itself. So a batch that can tell is always asked when a shuffled stream
+        turns into runs; other batches, and about doubt, if the shift has probably changed.
+        """
+        if now not in UNSHUFFLED or before in (now, "runs"):
+            return False
+        target = self._alignment.target
+        turns = before in SHUFFLED and now == "runs"
+        can_tell = samples >= CONFIRMS and target.samples > 0
+        return (turns and can_tell) or target.change() > SUSPECT
 
     def _seen(
         self, batch: Array, how: Pass, labels: StreamLabels

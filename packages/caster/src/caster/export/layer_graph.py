@@ -73,7 +73,7 @@ class Phase(IntEnum):
     SHALLOW = 3  # align the first sites by the batch, to find its classes and changes of shift
     FRESH = 4  # the same without the past, which belongs to another shift
     CONFIRM = 5  # the same after a settled pass that suggested other classes
-    ALONE = 6  # the same without the past, which may be why samples look like runs
+    ALONE = 6  # the same without the past, which may be why samples look alike
     WHOLE = 7  # align all sites by the batch and its mixture; in doubt, only to update the memory
     OTHERS = 8  # run the frozen copy on samples that no image could have produced
     DONE = 9
@@ -286,7 +286,8 @@ class _Step:
         self._schedule = ScheduleGraph(state["schedule"], settings.every, settings.window)
         self._monitor = MonitorGraph(**_parts(state, "monitor"))
         self._in_doubt = self._labels.is_kind("doubted")
-        self._shuffled = ~(self._labels.is_kind("runs") | self._in_doubt)
+        self._in_runs = self._labels.is_kind("runs")
+        self._shuffled = ~(self._in_runs | self._in_doubt)
         self._may_rest = self._is_resting()
         stats, rows, count = (state[name] for name in CERTIFICATE)
         certificate = CertificateGraph(stats, rows, count, settings.window)
@@ -481,7 +482,7 @@ class _Step:
         """Start with a settled pass if the past is long and trusted, else with a shallow one."""
         enough = xp.maximum(2.0 * batch.samples, float(layer_transport.ENOUGH_PAST))
         settled = (batch.past(self._settings.memory) >= enough) & self._schedule.accepted
-        full_runs = self._labels.is_kind("runs") & self._is_full(batch.samples)
+        full_runs = self._in_runs & self._is_full(batch.samples)
         settled = settled & (self._shuffled | full_runs)
         return xp.where(settled, xp.constant(Phase.SETTLED), Phase.SHALLOW)
 
@@ -547,8 +548,9 @@ class _Step:
         changed = finite & first & (change > layer_transport.CHANGED)
         observes = finite & ~whole & ~changed
         labels, mixture = self._updated_labels(observes, current.logits, before, batch, alone)
-        # Without the past the batch shows runs too, so what was seen with it stands.
-        confirmed = observes & alone & labels.is_kind("runs")
+        # If the batch looks the same without the past, what was seen with it stands.
+        same = labels.kind.equals(before.labels.kind)
+        confirmed = observes & alone & (labels.is_kind("runs") | same)
         outdated = observes & alone & ~confirmed
         mixture, *parts = xp.choose(
             confirmed,
@@ -558,8 +560,13 @@ class _Step:
         labels = LabelGraph.of(self._pi_s, parts)
         turned = observes & ~labels.kind.equals(self._labels.kind)
         decided = turned & self._in_doubt & ~labels.is_kind("source")
-        doubtful = turned & labels.is_kind("runs") & (change > layer_transport.SUSPECT)
-        doubtful = doubtful & ~(settled | fresh | alone)
+        can_tell = batch.samples >= float(layer_transport.CONFIRMS)
+        can_tell = can_tell & (self._state["past.count"] > 0.0)
+        unshuffled = labels.is_kind("runs") | (labels.is_kind("doubted") & ~self._in_runs)
+        suspect = change > layer_transport.SUSPECT
+        turns = self._shuffled & labels.is_kind("runs")
+        asked = turned & unshuffled & ((turns & can_tell) | suspect)
+        asked = asked & ~(settled | fresh | alone)
         turned = turned & settled
         ends = finite & (whole | (settled & ~changed & ~turned))
         rested, scored, scores, last = self._answered(
@@ -582,7 +589,7 @@ class _Step:
             mixture=mixture,
             labels=replace(labels, chain=replace(labels.chain, last=last)),
         )
-        return found, self._next_phase(found, is_phase, changed, turned, doubtful)
+        return found, self._next_phase(found, is_phase, changed, turned, asked)
 
     def _at_once(self, rests: GraphArray) -> GraphArray:  # ()
         """Rows per pass of a phase in pieces."""
@@ -625,13 +632,13 @@ class _Step:
         is_phase: Mapping[Phase, GraphArray],
         changed: GraphArray,
         turned: GraphArray,
-        doubtful: GraphArray,  # (), whether the batch alone must confirm new runs
+        asked: GraphArray,  # (), whether the batch alone must confirm that it is not shuffled
     ) -> GraphArray:  # ()
         """The phase after this pass."""
         batch = _Kept(self._images, found.kept, self._state)
         following = xp.where(is_phase[Phase.CHECK], self._first_phase(batch), Phase.WHOLE)
         following = xp.where(turned, Phase.CONFIRM, following)
-        following = xp.where(doubtful, Phase.ALONE, following)
+        following = xp.where(asked, Phase.ALONE, following)
         following = xp.where(changed, Phase.FRESH, following)
         answered = found.has_scores | found.failed
         last = xp.where(found.has_others, xp.constant(Phase.DONE), Phase.OTHERS)
