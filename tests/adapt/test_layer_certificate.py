@@ -83,17 +83,18 @@ def test_verdicts_that_change_within_a_window_never_rest():
     st.integers(1, 12),
 )
 def test_by_counting_from_the_whole_past(batches, every, window):
-    """Of any sizes and verdicts, and where any resting batch may be compared after all."""
+    """Of any sizes and verdicts, and where outputs may change in any rest."""
     schedule = ComparisonSchedule(every, window)
-    past = []  # of every batch: its size, the verdict it was answered by, whether it was compared
+    past = []  # of every batch: size, verdict it was answered by, whether compared, and by a change
     for size, verdict, wakes in batches:
         assert schedule.skips is is_at_rest(past, every, window)
+        changed = schedule.skips and wakes
         rests = schedule.skips and not wakes
         if rests:
             schedule.skipped(size)
         else:
-            schedule.compared(size, verdict)
-        past.append((size, schedule.accepted if rests else verdict, not rests))
+            schedule.compared(size, verdict, changed)
+        past.append((size, schedule.accepted if rests else verdict, not rests, changed))
         assert schedule.accepted is past[-1][1]
 
 
@@ -104,8 +105,10 @@ def is_at_rest(past, every, window):
         if batch[1] is not past[-1][1]:
             break
         stood.insert(0, batch)
+        if batch[3]:
+            break
     total = compared = rest = 0
-    for size, _, held in stood:
+    for size, _, held, _ in stood:
         total += size
         if not held:
             rest -= size

@@ -125,31 +125,33 @@ def test_windows_are_those_of_the_certificate(size):
 
 
 def test_the_schedule_is_that_of_python():
-    def step(accepted, samples, state, skips):
+    def step(accepted, changed, samples, state, skips):
         schedule = ScheduleGraph(state, every=4, window=WINDOW)
         from caster.export.graph_arrays import where
 
-        after = where(
-            skips, schedule.skipped(samples).state, schedule.compared(samples, accepted[0]).state
-        )
+        compared = schedule.compared(samples, accepted[0], changed[0])
+        after = where(skips, schedule.skipped(samples).state, compared.state)
         return [after, schedule.skips, schedule.accepted]
 
     rng = np.random.default_rng(0)
     expected, state = ComparisonSchedule(4, WINDOW), np.zeros(4, np.int64)
-    run = compiled(step, np.array([True]), np.array(3), state, np.array(True))
+    flag = np.array([True])
+    run = compiled(step, flag, flag, np.array(3), state, np.array(True))
     skipped = 0
     for i in range(120):
         accepted, samples = (
             bool(rng.random() < (0.9 if i % 40 < 30 else 0.2)),
             int(rng.integers(1, 9)),
         )
-        skips = expected.skips
+        changed = bool(rng.random() < 0.1)
+        may_skip = expected.skips
+        skips = may_skip and not changed
         if skips:
             expected.skipped(samples)
         else:
-            expected.compared(samples, accepted)
-        state, found, _ = run(np.array([accepted]), samples, state, skips)
-        assert found == skips
+            expected.compared(samples, accepted, changed)
+        state, found, _ = run(np.array([accepted]), np.array([changed]), samples, state, skips)
+        assert found == may_skip
         np.testing.assert_array_equal(state, expected.state())
         skipped += skips
     assert 20 < skipped < 100

@@ -183,7 +183,7 @@ class ComparisonSchedule:
     def reset(self) -> None:
         """Forget the stream."""
         self.accepted = False  # the last verdict
-        self._stable = 0  # samples since it last changed
+        self._stable = 0  # samples since it or the outputs last changed
         self._compared = 0  # of these, compared since the last skip
         self._to_skip = 0  # samples
 
@@ -202,9 +202,12 @@ class ComparisonSchedule:
         self._to_skip -= samples
         self._stable += samples
 
-    def compared(self, samples: int, accepted: bool) -> bool:
-        """Count a compared batch; return whether the next comparison is skipped."""
-        if accepted != self.accepted:
+    def compared(self, samples: int, accepted: bool, changed: bool = False) -> bool:
+        """Count a compared batch; return whether the next comparison is skipped.
+
+        It was compared early if the outputs `changed`: then the stable part begins with it.
+        """
+        if changed or accepted != self.accepted:
             self.accepted, self._stable, self._compared = accepted, 0, 0
         self._stable += samples
         self._compared += samples

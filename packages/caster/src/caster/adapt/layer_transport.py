@@ -224,6 +224,7 @@ class LayerTransport:
             resting = begun.resting
             if resting is not None and resting.rest is not self._rest:  # that rest has ended
                 resting = self._launch(begun.batch)
+            changed = resting is not None
             if resting is not None:
                 if resting.is_usual():
                     self._schedule.skipped(len(begun.batch))
@@ -231,7 +232,8 @@ class LayerTransport:
                     return
                 self._monitor.begin()
             self._end_rest()
-            begun.answer = self._answer_plausible(begun.batch, begun.frozen, self._gated)
+            work = partial(self._gated, changed=changed)
+            begun.answer = self._answer_plausible(begun.batch, begun.frozen, work)
         except Exception as error:  # raised again for the caller that waits for this batch
             begun.error = error
 
@@ -331,10 +333,11 @@ class LayerTransport:
         gone = {"features": None, "frozen_features": None}  # known for plausible samples only
         return replace(answer, **filled, **gone, implausible=implausible)  # type: ignore[arg-type]
 
-    def _gated(self, batch: Array, frozen: Outputs | None) -> LayerAnswer:
+    def _gated(self, batch: Array, frozen: Outputs | None, changed: bool) -> LayerAnswer:
         """Compare with the frozen model; without mixtures, skip this while the verdict is stable.
 
-        A skipped batch must be about as confident as the batches of the last comparison.
+        A skipped batch must be about as confident as the batches of the last comparison. If outputs
+        `changed` in a rest, the next rests are short, so that the memory can follow.
         """
         proposal = None
         rests = self._labels is not None  # such a stream skips comparisons in its rests instead
@@ -357,7 +360,7 @@ class LayerTransport:
         logits = self._frozen_logits(frozen, proposal)
         self._accept(proposal)  # only now: a batch that fails before leaves the stream unchanged
         answer = replace(self._compared(proposal, logits), frozen_features=frozen.features)
-        if self._schedule.compared(len(batch), answer.verdict.accepted) and not rests:
+        if self._schedule.compared(len(batch), answer.verdict.accepted, changed) and not rests:
             self._certificate.settle()
             if not answer.verdict.accepted:
                 self._alignment.reset()  # the next comparison covers a later part of the stream

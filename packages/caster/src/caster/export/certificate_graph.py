@@ -194,9 +194,9 @@ class ScheduleGraph:
         accepted, stable, compared, to_skip = (self.state[i] for i in range(4))
         return self._with(accepted, stable + samples, compared, to_skip - samples)
 
-    def compared(self, samples: GraphArray, accepted: GraphArray) -> Self:
-        """Record the verdict of a comparison."""
-        same = accepted.equals(self.accepted)
+    def compared(self, samples: GraphArray, accepted: GraphArray, changed: GraphArray) -> Self:
+        """Record the verdict of a comparison, which was early if outputs `changed`."""
+        same = accepted.equals(self.accepted) & ~changed
         stable = xp.where(same, self.state[1], 0) + samples
         compared = xp.where(same, self.state[2], 0) + samples
         whole = compared >= self.window

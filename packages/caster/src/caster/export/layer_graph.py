@@ -388,7 +388,8 @@ class _Step:
         compares = found.has_scores & found.has_frozen
         rested = self._schedule.skipped(xp.length(self._images)).state
         unmeasured = xp.where(found.rested, rested, self._schedule.state)
-        schedule = xp.where(compares, self._schedule.compared(batch.n, fits).state, unmeasured)
+        compared = self._schedule.compared(batch.n, fits, self._may_rest & ~found.rested)
+        schedule = xp.where(compares, compared.state, unmeasured)
         kept = xp.where(found.fresh, 0.0, batch.past(self._settings.memory))
         share = (batch.samples / (kept + batch.samples)).astype(np.float32)
         recent, recent_count = self._recent(found.moments, found.fresh, batch.samples)
