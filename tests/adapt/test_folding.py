@@ -389,6 +389,7 @@ def test_a_long_rest_records_the_network_if_that_helps(recorded, bound, hooked, 
 
         def __init__(self, device, multiplies):
             assert multiplies == whole
+            self.multiplies = multiplies
 
         def run(self, first, work, settings):
             inputs = first()
@@ -422,3 +423,33 @@ def test_a_long_rest_records_the_network_if_that_helps(recorded, bound, hooked, 
     folded.fold(maps, batches=folding.RECORDED - 1)
     close(folded(batch)[1], logits)
     assert len(given) == 2
+
+
+def test_if_the_network_cannot_be_recorded_what_follows_it_still_is(monkeypatch):
+    """A network that synchronises is tried once."""
+    tried = []
+
+    class Runner:
+        is_used = True
+
+        def __init__(self, device, multiplies):
+            self.multiplies = multiplies
+
+        def run(self, first, work, settings):
+            tried.append(self.multiplies)
+            if self.multiplies:
+                raise RuntimeError("operation not permitted when stream is capturing")
+            return list(work(*first())[0]), None
+
+        def release(self):
+            pass
+
+    monkeypatch.setattr(folding, "GraphRunner", Runner)
+    monkeypatch.setattr(folding, "runs_on_gpu", lambda model: True)
+    module, batch = network("convolutional").module, batch_of("convolutional")
+    maps = random_maps("convolutional", "diagonal")
+    folded = FoldedModule(TorchModel(module, cuda_graph=True), sites_of("convolutional"))
+    for _ in range(2):
+        folded.fold(maps, batches=folding.RECORDED)
+        close(folded(batch)[1], expected_logits("convolutional", maps))
+    assert tried == [True, False, False]

@@ -221,10 +221,11 @@ def test_classes_that_alignment_hides_are_left_to_the_frozen_model(name, every):
         pytest.param("layer", "tailed", 0.0, marks=pytest.mark.slow),  # its prior stays in doubt
         pytest.param("group", "shuffled", 0.0, marks=pytest.mark.slow),
         pytest.param("group", "in runs", 0.05, marks=pytest.mark.slow),
-        pytest.param("group", "tailed", -0.02, marks=pytest.mark.slow),  # likewise
+        # Neither runs nor its prior are believed, and the shallow answers lose a little.
+        pytest.param("group", "tailed", -0.02, marks=pytest.mark.slow),
     ],
 )
-def test_it_gains_on_streams_of_any_order(kind, name, gain):
+def test_it_gains_or_hardly_loses_on_streams_of_any_order(kind, name, gain):
     images, labels = STREAMS[name]()
     stream = fitted(kind).new_stream()
     adapted, frozen = [], []
@@ -466,8 +467,8 @@ def test_known_frozen_outputs_may_have_another_precision(dtype):
         assert out.verdict.ratio == pytest.approx(expected.verdict.ratio, rel=0.02)
 
 
-@pytest.mark.parametrize("kind", first_fast(["swin", "vit"]))
-def test_windows_and_class_tokens_are_aligned(kind):
+@pytest.mark.parametrize(("kind", "samples"), first_fast([("swin", 64), ("vit", 160)]))
+def test_windows_and_class_tokens_are_aligned(kind, samples):
     frozen, images, labels = known(kind)
     adapter = caster.fit(frozen, [(images, labels)])
     for order in (np.argsort(labels, kind="stable"), np.arange(160)):
@@ -478,7 +479,8 @@ def test_windows_and_class_tokens_are_aligned(kind):
             assert not torch.equal(out.adapted, out.frozen)
     past = stream._layers._alignment.target.past
     assert past.keys() == adapter.state.layers.keys()
-    assert len({found.count for found in past.values()}) == 1
+    # Images, not windows or tokens. The Swin prefers some classes, which restarts its memory.
+    assert {found.count for found in past.values()} == {samples}
 
 
 @pytest.mark.slow

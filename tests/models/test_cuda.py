@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import nullcontext
 
 import pytest
@@ -22,6 +23,9 @@ class Stream:
 
     def wait_stream(self, stream):
         self.log.append(("wait", stream.name))
+
+    def synchronize(self):
+        self.log.append("synchronize")
 
     def record_event(self):
         event = Event()
@@ -102,12 +106,35 @@ def test_memory_stays_referenced_until_the_work_is_done(streams):
     assert [event for event, _ in runner._in_flight][:2] == events[1:]  # in order
 
 
+def test_a_runner_that_is_dropped_waits_for_its_work(streams):
+    """Else the caller could reuse memory that its stream still writes to."""
+    runner = GraphRunner(torch.device("cuda", 0), multiplies=False)
+    runner.run(lambda: [torch.ones(3)], doubled, "settings", overlap=True)
+    assert "synchronize" not in streams["own"].log
+    del runner
+    gc.collect()
+    assert "synchronize" in streams["own"].log
+
+
+def test_the_caller_waits_for_work_that_fails(streams):
+    """What was launched before the error still uses its memory."""
+
+    def failing(tensor):
+        raise ValueError("no kernel")
+
+    runner = GraphRunner(torch.device("cuda", 0), multiplies=False)
+    with pytest.raises(ValueError, match="no kernel"):
+        runner.run(lambda: [torch.ones(3)], failing, "settings", overlap=True)
+    assert streams["caller"].log == [("wait", "own")]
+    assert torch.cuda.current_stream() is streams["caller"]
+
+
 @pytest.mark.parametrize(
     ("host", "gpu", "bound"), [(4.1, 5.3, False), (1.6, 1.7, True), (4.0, 0.5, True)]
 )
 def test_work_is_launch_bound_if_the_gpu_waits_for_the_host(monkeypatch, host, gpu, bound):
-    """Milliseconds; one timing of each is disturbed."""
-    clock, disturbed = [0.0], iter([3.0, 1.0, 1.0])
+    """Milliseconds; one timing of each is three times as long."""
+    clock, delays = [0.0], iter([(3.0, 1.0), (1.0, 1.0), (1.0, 3.0)])  # of host and GPU
 
     class Timed:
         def __init__(self, enable_timing):
@@ -120,13 +147,13 @@ def test_work_is_launch_bound_if_the_gpu_waits_for_the_host(monkeypatch, host, g
             pass
 
         def elapsed_time(self, end):
-            return gpu * factor[0]
+            return gpu * delay[1]
 
     def work():
-        factor[0] = next(disturbed)
-        clock[0] += host / 1000 * factor[0]
+        delay[:] = next(delays)
+        clock[0] += host / 1000 * delay[0]
 
-    factor = [1.0]
+    delay = [1.0, 1.0]
     monkeypatch.setattr(torch.cuda, "Event", Timed)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: Idle())

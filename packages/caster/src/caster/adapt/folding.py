@@ -59,8 +59,9 @@ class FoldedModule:
         self._maps = {site: SiteMap(module, site, name) for site, name in sites.items()}
         self._twin.compiles = model.compiles
         self._can_record = runs_on_gpu(model)
-        self._records = False  # long rests record at least what follows the network
-        self._undecided = False  # whether this rest records the network too
+        self._can_record_network = True
+        self._records = False  # whether this rest replays a CUDA graph
+        self._undecided = False  # whether that graph includes the network
         self._runner: GraphRunner | None = None
 
     def fold(self, maps: Mapping[Site, Map], batches: int = 1) -> None:
@@ -72,9 +73,10 @@ class FoldedModule:
         if self._tensors != before:
             self._twin.recompile()  # the compiled copy still has the old tensors
         self._records = self._can_record and batches >= RECORDED
-        self._twin.cuda_graph = self._records and self._model.cuda_graph
+        network = self._records and self._can_record_network
+        self._twin.cuda_graph = network and self._model.cuda_graph
         # Replaying a CUDA graph would not call the user's hooks.
-        self._undecided = not self._twin.cuda_graph and not self._model.has_hooks
+        self._undecided = network and not self._model.cuda_graph and not self._model.has_hooks
 
     def map_in_place(self, placed: Tensor) -> bool:
         """Let hooks map in place from now on, if the outputs for a batch stay bit for bit the same.
@@ -115,7 +117,7 @@ class FoldedModule:
             run = partial(self._twin.run_placed, placed)
             self._twin.cuda_graph = is_launch_bound(run, placed.device)
         whole = self._twin.cuda_graph
-        if self._runner is None:
+        if self._runner is None or self._runner.multiplies != whole:
             self._runner = GraphRunner(placed.device, multiplies=whole)
         if whole and not self._runner.is_used:
             torch.cuda.empty_cache()  # the graph cannot reuse the memory of earlier passes
@@ -124,8 +126,11 @@ class FoldedModule:
         try:
             found, _ = self._runner.run(first, work, answer)
         except RuntimeError:  # the module synchronises, which a CUDA graph cannot
-            self._can_record = self._records = False
             self.release()
+            if whole:
+                self._can_record_network = self._twin.cuda_graph = False
+            else:
+                self._can_record = self._records = False
             return self(placed, answer)
         return tuple(found)
 

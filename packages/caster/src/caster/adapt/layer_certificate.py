@@ -205,7 +205,7 @@ class ComparisonSchedule:
     def compared(self, samples: int, accepted: bool, changed: bool = False) -> bool:
         """Count a compared batch; return whether the next comparison is skipped.
 
-        It was compared early if the outputs `changed`: then the stable part begins with it.
+        If outputs `changed`, the comparison came early, and the stable part starts with this batch.
         """
         if changed or accepted != self.accepted:
             self.accepted, self._stable, self._compared = accepted, 0, 0

@@ -51,7 +51,7 @@ from caster.models.heads import Columns
 from caster.models.protocol import Outputs
 
 SHUFFLED = ("source", "prior")  # kinds of shuffled streams whose class mixture is known
-UNSHUFFLED = ("runs", "doubted")  # kinds of streams in runs, or of a network that prefers classes
+UNSHUFFLED = ("runs", "doubted")  # kinds of streams that do not look shuffled
 UNCHECKED = math.nan  # the ratio of a batch that was not compared
 # The next three were chosen on the four spare corruptions with ResNet-18 on CIFAR-10.
 FIRST_PASS = 0.5  # fraction of the sites that the first pass aligns
@@ -61,7 +61,8 @@ CHANGED = 0.05  # mean KL divergence, in nats, of recent samples from the past: 
 # corruptions, 0.02 and 0.03, after which answers collapsed, and above what streams of spare ones
 # show in batches of 8, up to 0.007.
 SUSPECT = 0.01
-CONFIRMS = 32  # samples that can tell by themselves whether they are shuffled
+# Smallest batch whose own statistics can show whether it is shuffled; never compared with others.
+CONFIRMS = 32
 # Smallest class prior, relative to a uniform one. The prior inside a network is rarely as uneven as
 # the class counts of a small source, and dividing by a tiny prior would favour a rare class.
 MIN_CLASS_PRIOR = 0.5
@@ -396,7 +397,7 @@ class LayerTransport:
             settled = False  # shallow layers must confirm the new kind
             first, seen = self._seen(batch, shallow, labels)
         if not fresh and self._must_confirm(labels.kind, seen.kind, len(batch)):
-            # If the batch alone does not, the past is out of date, and so are its labels.
+            # If the batch alone does not confirm it, the past and its labels are out of date.
             assert self._start is not None
             by_itself = self._seen(batch, alone, self._start)
             if by_itself[1].kind not in ("runs", seen.kind):
@@ -424,8 +425,9 @@ class LayerTransport:
         """Whether the batch alone, without the past, must confirm that it is not shuffled.
 
         Maps of another shift can make all samples look alike, and a run of one class, once
-        believed, confirms itself. So a batch that can tell is always asked when a shuffled stream
-        turns into runs; other batches, and about doubt, if the shift has probably changed.
+        believed, confirms itself. A batch of enough samples is always asked when a shuffled stream
+        turns into runs. Smaller batches, and any batch where a doubt is involved, are asked only if
+        the shift has probably changed.
         """
         if now not in UNSHUFFLED or before in (now, "runs"):
             return False

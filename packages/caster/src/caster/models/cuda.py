@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from torch import Tensor
 # Returns its outputs, and the tensors that it reads besides its inputs.
 Work = Callable[..., tuple[Sequence[Tensor], object]]
 Fetch = Callable[[Tensor], Callable[[], NDArray[Any]]]
+InFlight = deque[tuple[torch.cuda.Event, list[Tensor]]]  # tensors in use until the event
 
 RECORD_AT = 2  # the first batch of a shape runs directly, so a ragged last batch is never captured
 MAX_RECORDINGS = 4  # one per shape
@@ -41,6 +43,7 @@ class GraphRunner:
         multiplies: bool = True,  # the work multiplies matrices
     ) -> None:
         self.stream = torch.cuda.Stream(device, -1 if first else 0)  # type: ignore[no-untyped-call]
+        self.multiplies = multiplies
         if multiplies:
             with torch.cuda.stream(self.stream):  # allocate the workspace now, not during a batch
                 torch.ones((2, 2), device=device).mm(torch.ones((2, 2), device=device))
@@ -48,7 +51,8 @@ class GraphRunner:
         self._caller = self.stream  # of the previous run
         self._settings: object = None
         self._recorder = Recorder()
-        self._in_flight: deque[tuple[torch.cuda.Event, list[Tensor]]] = deque()
+        self._in_flight: InFlight = deque()
+        weakref.finalize(self, _drain, self.stream, self._in_flight).atexit = False
         self._lock = Lock()  # callers share the memory of the recordings
 
     def run(
@@ -75,6 +79,9 @@ class GraphRunner:
             try:
                 packed = self._recorder(work, *inputs)
                 copies = self._copies_for(caller, packed) if overlap else []
+            except BaseException:
+                overlap = False  # the caller must not reuse memory of work that was launched
+                raise
             finally:
                 self._leave(caller, overlap)
             if not overlap:
@@ -107,9 +114,8 @@ class GraphRunner:
     def release(self) -> None:
         """Free the recordings and their memory."""
         with self._lock:
-            self.stream.synchronize()  # a replay may still be running
+            _drain(self.stream, self._in_flight)  # a replay may still be running
             self._settings, self._recorder = None, Recorder()
-            self._in_flight.clear()
         torch.cuda.empty_cache()
 
     def _enter(self, caller: torch.cuda.Stream) -> None:
@@ -127,6 +133,12 @@ class GraphRunner:
         if not overlap:
             self._done.record(self.stream)
             caller.wait_event(self._done)
+
+
+def _drain(stream: torch.cuda.Stream, in_flight: InFlight) -> None:
+    """Wait for a stream, and drop the tensors that it used."""
+    stream.synchronize()
+    in_flight.clear()
 
 
 class Recorder:
