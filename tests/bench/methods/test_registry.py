@@ -26,7 +26,7 @@ PAPER = {
 LATER = {"lame", "note", "rotta", "deyo", "roid", "pea"}
 
 REVISED = {
-    "caster_bench.methods.layer_transport": 8,
+    "caster_bench.methods.layer_transport": 9,
     "caster_bench.methods.knn": 3,
     "caster_bench.methods.eata": 2,
 }
