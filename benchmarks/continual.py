@@ -13,6 +13,7 @@ order of most published tables.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 
 import caster
 from caster.core.arrays import to_numpy
+from caster.errors import CasterError
 from caster_bench.data.corruptions import REPORTED, SPARE, corrupt
 from caster_bench.engine.train.checkpoint import model_of
 from caster_bench.engine.train.images import read
@@ -96,4 +98,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except CasterError as error:
+        sys.exit(str(error))
