@@ -62,7 +62,7 @@ from caster.models.torch_channels import (
 )
 
 FOLDING_ERROR = 0.05  # tolerance relative to the largest logit: above the rounding of bf16
-PART = 8 * 3 * 224 * 224  # input values per part of a batch: fewer are bound by kernel launches
+PART = 16 * 3 * 224 * 224  # input values per part of a batch: fewer are bound by kernel launches
 LEAVE_OUT = "leave it out with sites=, or adapt the last features only"
 
 log = logging.getLogger("caster")
