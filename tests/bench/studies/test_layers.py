@@ -132,7 +132,7 @@ def test_accuracy_and_the_lead_over_those_that_learn(results, streams):
 
 
 def test_streams_by_order_and_batch_size(results, streams):
-    found = layers_streams.measure_streams(results)
+    found = layers_streams.measure_streams(results, LAYERS)
     pairs = [(m[LAYERS_ALWAYS], m[LAYERS]) for m in streams if LAYERS in m]
     rows = {(r.policies.backbone, r.policies.setting, r.size): r for r in found.rows}
     assert {kind for _, kind, _ in rows} == {

@@ -14,6 +14,7 @@ from caster_bench.studies.layers_streams import (
     OnStreams,
     _loss,
     called,
+    is_other,
     kind_of,
     measure_methods,
     measure_streams,
@@ -36,7 +37,6 @@ HOW = (
     "rows and count nowhere else. Kept: sum of the gated gains divided by the sum of the ungated "
     "gains, on shuffled corrupted streams of one condition. Intervals are bootstrapped over cells."
 )
-OWN = (*ALIGNING, *ALIGNING.values())
 MAX_PANELS = 6  # settings in a figure of the page's width
 
 
@@ -230,9 +230,10 @@ def measure_accuracy(results: Results) -> Accuracy | None:
     scores = [
         score
         for score in results.of("layers")
-        if score.spec.conditions and not (score.spec.method in OWN and score.spec.settings)
+        if score.spec.conditions and not is_other(score.spec)
     ]
-    shared = {s.spec.stream for s in scores if s.spec.method not in (*OWN, "frozen")}
+    ours = (*ALIGNING, *ALIGNING.values(), "frozen")
+    shared = {s.spec.stream for s in scores if s.spec.method not in ours}
     scores = [score for score in scores if score.spec.stream in shared]
     if not scores:
         return None
@@ -310,12 +311,13 @@ class AblationRow:
 
 def measure_ablation(results: Results) -> tuple[AblationRow, ...]:
     """Compare other settings with the registered ones; empty if no stream has both."""
-    scores = {s.spec: s for s in results.of("layers") if s.spec.method in OWN and not s.spec.alone}
-    plain = {(s.method, s.stream): scores[s] for s in scores if not s.settings}
+    scores = [score for score in results.of("layers") if not score.spec.alone]
+    plain = {(s.spec.method, s.spec.stream): s for s in scores if not s.spec.settings}
     groups = defaultdict(list)
-    for spec, score in scores.items():
+    for score in scores:
+        spec = score.spec
         registered = plain.get((spec.method, spec.stream))
-        if spec.settings and registered is not None:
+        if is_other(spec) and registered is not None:
             kind = f"{kind_of(spec)}, batches of {spec.batch_size}"
             groups[label(spec), setting_of(results, spec), kind].append((score, registered))
     return tuple(

@@ -53,7 +53,7 @@ class OnStreams:
     kinds: Gate  # over backbones, for the figure
 
 
-def measure_streams(results: Results, method: str = LAYERS) -> OnStreams | None:
+def measure_streams(results: Results, method: str) -> OnStreams | None:
     """Compare a method with and without its gate; None if no stream has both."""
     pairs = gated_pairs(results, method)
     if not pairs:
