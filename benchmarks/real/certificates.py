@@ -53,7 +53,7 @@ def show_losing(scores: Sequence[Score]) -> None:
 
 def shares(scores: Sequence[Score], tau: float) -> list[float]:
     """The share of accepted batches of every cell."""
-    return [float((score.batches.opens <= tau).mean()) for score in scores]
+    return [float((score.batches.min_tau <= tau).mean()) for score in scores]
 
 
 def show_thresholds(transport: Sequence[Score], tent: Sequence[Score]) -> None:

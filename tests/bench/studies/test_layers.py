@@ -6,10 +6,8 @@ from collections import defaultdict
 from dataclasses import replace
 from statistics import mean
 
-import numpy as np
 import pytest
 
-from caster_bench.methods.registry import find
 from caster_bench.records.store import read
 from caster_bench.studies import layers, layers_streams
 from caster_bench.studies import report as reporting
@@ -51,7 +49,7 @@ corruptions = ["clean", "fog", "snow"]
 severities = [5]
 batch_sizes = [8, 16]
 orders = ["shuffled", "by-class"]
-methods = ["frozen", "layer-transport", {EACH}, {OPEN}]
+methods = ["frozen", "layer-transport", "layer-transport-ungated", {EACH}, {OPEN}]
 
 [[grid]]
 study = "layers"
@@ -59,7 +57,7 @@ corruptions = ["fog", "snow"]
 severities = [5]
 batch_sizes = [16]
 schedule = "continual"
-methods = ["layer-transport", {EACH}, {OPEN}]
+methods = ["layer-transport", "layer-transport-ungated", {EACH}, {OPEN}]
 
 [[grid]]
 study = "layers"
@@ -102,17 +100,6 @@ ASKED = "layer-transport (every 1, gated False)"
 TRIED = "layer-transport (every 1)"
 
 
-def gated_by_hand(record: Raw, tau: float) -> float:
-    """Gain if batches with a ratio of at most tau are taken, the first one among them."""
-    hits = 0
-    for batch in record.batches["batch"]:
-        rows = record.batch == batch
-        taken = record.batches["ratio"][batch] <= tau
-        answers = record.prediction if taken else record.frozen
-        hits += (answers == record.label)[rows].sum() - (record.frozen == record.label)[rows].sum()
-    return hits / len(record.label)
-
-
 def is_spare(record: Raw) -> bool:
     return any(name == "saturate" for name, _ in record.spec["conditions"])
 
@@ -145,8 +132,8 @@ def test_accuracy_and_the_lead_over_those_that_learn(results, streams):
 
 
 def test_streams_by_order_and_batch_size(results, streams):
-    found = layers_streams.measure_streams(results)
-    pairs = [(m.get(ASKED, m.get(LAYERS_ALWAYS)), m[LAYERS]) for m in streams if LAYERS in m]
+    found = layers_streams.measure_streams(results, LAYERS)
+    pairs = [(m[LAYERS_ALWAYS], m[LAYERS]) for m in streams if LAYERS in m]
     rows = {(r.policies.backbone, r.policies.setting, r.size): r for r in found.rows}
     assert {kind for _, kind, _ in rows} == {
         *("shuffled", "by-class", "clean, shuffled", "clean, by-class", "spare, shuffled"),
@@ -177,47 +164,11 @@ def test_streams_by_order_and_batch_size(results, streams):
     assert together["all"].worst_always == pytest.approx(min(a.gain for a, _ in counted))
 
 
-def test_the_certificate_against_the_gain_and_every_threshold(results, streams):
-    found = layers_streams.measure_gating(results)
-    cells = [met[ASKED] for met in streams if ASKED in met]
-    assert found.certificate.pooled.cells == len(cells) == 26
-    assert found.certificate.tau == 1.0
-    medians = {r.stream: float(np.median(r.batches["ratio"])) for r in cells}
-    assert sorted(p.certificate for p in found.certificate.points) == pytest.approx(
-        sorted(medians.values())
-    )
-    losing = [medians[r.stream] for r in cells if r.gain < -0.1]
-    assert found.certificate.pooled.lowest_losing == pytest.approx(min(losing))
-    shuffled = [
-        r
-        for r in cells
-        if r.spec["order"] == "shuffled" and r.spec["schedule"] == "each" and r.spec["conditions"]
-    ]
-    whole = sum(r.gain for r in shuffled)
-    rows = {at.tau: at for at in found.thresholds if at.setting == "all"}
-    assert [tau for tau, at in rows.items() if at.registered] == [1.0]
-    own = find("layer-transport").options()["tau"]
-    assert min(rows) < own < max(rows)
-    assert {own, 1.0} <= rows.keys()
-    for tau, at in rows.items():
-        gains = [gated_by_hand(r, tau) for r in cells]
-        assert at.gain == pytest.approx(mean(gains))
-        assert at.gain == pytest.approx(found.certificate.curve.at(tau))
-        assert at.worst == pytest.approx(min(gains))
-        frozen = [float((r.frozen == r.label).mean()) for r in cells]
-        assert at.accuracy == pytest.approx(mean(np.add(gains, frozen)))
-        part = sum(gated_by_hand(r, tau) for r in shuffled)
-        assert at.kept == (pytest.approx(part / whole) if whole > 0 else None)
-        enough = at.kept is None or at.kept >= 0.9
-        assert at.good == (enough and min(gains) >= -0.01)
-    kept = [met[TRIED].gain for met in streams if ASKED in met]
-    assert rows[1.0].gain == pytest.approx(mean(kept))  # the recorded gated cells
-
-
 def test_other_settings_beside_the_registered(results, streams):
     found = layers.measure_ablation(results)
-    rows = {row.method: row for row in found if row.method != TRIED}
-    assert sum(row.accuracy.cells for row in found if row.method == TRIED) == 26
+    rows = {row.method: row for row in found if row.method not in (TRIED, ASKED)}
+    for method in (TRIED, ASKED):
+        assert sum(row.accuracy.cells for row in found if row.method == method) == 26
     pairs = {
         "layer-transport (window 64)": LAYERS,
         "layer-transport (every 4)": LAYERS,
@@ -279,9 +230,7 @@ def test_ratios_are_compared_between_the_same_updates_alone(run, setting, value,
 def test_the_report_has_it_all(results, tmp_path):
     section = layers.section(results)
     assert [table.name for table in section.tables] == [
-        *("layers-accuracy", "layers-lead", "layers-streams", "layers-kept"),
-        *("layers-certificate", "layers-certificate-streams", "layers-thresholds"),
-        "layers-ablation",
+        *("layers-accuracy", "layers-lead", "layers-streams", "layers-kept", "layers-ablation"),
     ]
     (made,) = reporting.write_report(results, tmp_path / "report")
     assert made.name == "layers"
@@ -289,13 +238,13 @@ def test_the_report_has_it_all(results, tmp_path):
         for ending in ("md", "tex", "csv"):
             assert (tmp_path / "report" / "tables" / f"{table.name}.{ending}").stat().st_size
     figures = {path.name for path in (tmp_path / "report" / "figures").iterdir()}
-    for name in ("layers-accuracy", "layers-streams", "layers-certificate", "layers-threshold"):
+    for name in ("layers-accuracy", "layers-streams"):
         assert {f"{name}.pdf", f"{name}.svg", f"{name}.png"} <= figures
 
 
 @pytest.mark.parametrize("kept", [0, 1, 3])
 def test_a_sweep_with_a_part_has_that_part(tmp_path, kept):
-    """Comparison alone, streams with an open gate alone, settings with nothing beside them."""
+    """Comparison alone, streams with settings alone, settings with nothing beside them."""
     head, *grids = TEXT.split("[[grid]]")
     sweep = sweep_of(tmp_path, f"{head}[[grid]]{grids[kept]}")
     found, problems = load(sweep, Layered(sweep).make(tmp_path / "run"))
@@ -303,8 +252,7 @@ def test_a_sweep_with_a_part_has_that_part(tmp_path, kept):
     section = layers.section(found)
     names = [] if section is None else [table.name for table in section.tables]
     accuracy, streams = ["layers-accuracy", "layers-lead"], ["layers-streams", "layers-kept"]
-    gate = ["layers-certificate", "layers-certificate-streams", "layers-thresholds"]
-    assert names == {0: [*accuracy, *streams], 1: [*streams, *gate, "layers-ablation"], 3: []}[kept]
+    assert names == {0: [*accuracy, *streams], 1: [*streams, "layers-ablation"], 3: []}[kept]
 
 
 MIXTURES = (
@@ -325,7 +273,7 @@ severities = [5]
 batch_sizes = [16]
 schedule = "continual"
 rounds = 2
-methods = ["frozen", "{MIXTURE}", {{method = "{MIXTURE}", gated = false, every = 1}}]
+methods = ["frozen", "{MIXTURE}", "{MIXTURE_ALWAYS}"]
 
 [[grid]]
 study = "layers" # not of every stream of its kind
@@ -353,7 +301,7 @@ def test_all_methods_beside_mixture_transport(mixtures):
     six = ("frozen", "tent", LAYERS, LAYERS_ALWAYS, MIXTURE, MIXTURE_ALWAYS)
     assert {key[1:] for key in rows} == {
         *((kind, method) for kind in ("shuffled", "runs", "turning") for method in six),
-        *(("shuffled, recurring", method) for method in ("frozen", MIXTURE)),
+        *(("shuffled, recurring", method) for method in ("frozen", MIXTURE, MIXTURE_ALWAYS)),
     }
     for (setting, kind, method), row in rows.items():
         held = [
@@ -387,7 +335,6 @@ def test_each_method_has_its_own_tables(mixtures):
     assert [table.name for table in section.tables] == [
         *("layers-accuracy", "layers-lead", "mixture-lead", "layers-methods"),
         *("layers-streams", "layers-kept", "mixture-streams", "mixture-kept"),
-        *("mixture-certificate", "mixture-certificate-streams", "mixture-thresholds"),
     ]
     assert any("mixture transport is" in sentence for sentence in section.found)
     leads = layers.measure_accuracy(results).leads

@@ -141,7 +141,7 @@ def test_the_best_threshold_of_every_data_set(results):
         taus = {0.0, *(float(tau) for s in scores for tau in s.batches.min_tau if tau < math.inf)}
         gains = [mean(gated_gain(score, tau) for score in scores) for tau in taus]
         assert found.best[place] == pytest.approx(max(gains), abs=1e-12)
-    table = certificate.setting_table(found)
+    table = certificate.data_table(found)
     columns = [column.title for column in table.columns]
     told = [row[columns.index("best")] for row in table.rows]
     assert told == [pytest.approx(100 * best) for best in found.best.values()]

@@ -6,7 +6,6 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -154,19 +153,7 @@ def _of_transport(
     for other in (gate for gate in gates if gate.spec.method == MIXED):
         gain = transports[transport_of(other.spec)].gain
         wrong[label(other.spec)].append(Point("", other.certificate, gain, other.gain))
-    found = of_cells(name, always, data_of, always[0].tau)
-    return replace(
-        found,
-        mixed={method: bands(group) for method, group in wrong.items()},
-        ranks=ranks(always, backbone_of),
-        taus=tuple(sorted({gate.tau for gate in gates if gate.spec.method == GATED})),
-    )
-
-
-def of_cells(
-    name: str, always: Sequence[Score], data_of: Mapping[Spec, str], tau: float
-) -> Certificate:
-    """Relate certificates to the gains of ungated cells, and apply a gate at `tau`."""
+    tau = always[0].tau
     marks = tuple(Point(data_of[s.spec], s.certificate, s.gain, gated_gain(s, tau)) for s in always)
     curve, pooled = Curve.of(always), bands(marks)
     regime = in_regime(marks, pooled.lowest_losing)
@@ -184,10 +171,10 @@ def of_cells(
             setting: bands([mark for mark in marks if mark.setting == setting]) for setting in group
         },
         best={setting: Curve.of(scores).best for setting, scores in group.items()},
-        mixed={},
-        ranks={},
+        mixed={method: bands(group) for method, group in wrong.items()},
+        ranks=ranks(always, backbone_of),
         tau=tau,
-        taus=(),
+        taus=tuple(sorted({gate.tau for gate in gates if gate.spec.method == GATED})),
         curve=curve,
         plateau=curve.plateau(),
     )
@@ -256,17 +243,17 @@ def section(results: Results) -> Section | None:
     endings = [f"-{as_filename(found.method)}" if several else "" for found in every]
     both = list(zip(every, endings, strict=True))
     made = tuple(table for found, ending in both for table in all_tables(found, ending))
-    drawn = tuple(plot for found, ending in both for plot in figures(found, "", ending))
+    drawn = tuple(plot for found, ending in both for plot in figures(found, ending))
     return Section("certificate", TITLE, sentences, HOW, made, drawn)
 
 
-def figures(found: Certificate, beginning: str, ending: str) -> tuple[StudyFigure, ...]:
-    """Figures of gain against certificate and against threshold, with a name prefix and suffix."""
+def figures(found: Certificate, ending: str) -> tuple[StudyFigure, ...]:
+    """Figures of gain against certificate and against threshold, with a suffix of their names."""
     first, second = sentences_of(found)
     of = f"{found.method}. " if ending else ""
     return (
         StudyFigure(
-            f"{beginning}certificate{ending}",
+            f"certificate{ending}",
             f"{of}One point per cell. The dashed line is the default threshold, the dotted line "
             "the lowest certificate of a cell that loses more than 10 points.",
             f"Gain of transport against the certificate. {first}",
@@ -274,7 +261,7 @@ def figures(found: Certificate, beginning: str, ending: str) -> tuple[StudyFigur
             lambda figure, ink: draw_gain(figure, found, ink),
         ),
         StudyFigure(
-            f"{beginning}threshold{ending}",
+            f"threshold{ending}",
             f"{of}Mean gain of the gate over the frozen head by threshold. Shaded: within 0.3 "
             "points of the best.",
             f"Gain by threshold. {second}",
@@ -310,10 +297,9 @@ def sentences_of(found: Certificate) -> tuple[str, str]:
 
 def all_tables(found: Certificate, ending: str) -> tuple[Table, ...]:
     """All tables of the study; `ending` distinguishes transports with other settings."""
-    paper = printed("certificate")
     tables = (
-        summary_table(found, "certificate-summary", paper),
-        setting_table(found),
+        _summary_table(found),
+        data_table(found),
         _rank_table(found),
         _thresholds(found),
     )
@@ -324,8 +310,9 @@ def all_tables(found: Certificate, ending: str) -> tuple[Table, ...]:
     )
 
 
-def summary_table(found: Certificate, name: str, paper: Mapping[str, Any] | None = None) -> Table:
-    """Our figures with intervals, those of the mixed metric, and the paper's if given."""
+def _summary_table(found: Certificate) -> Table:
+    """Our figures with intervals, those of the mixed metric, and the paper's."""
+    paper = printed("certificate")
     ours = _summary_rows(found.pooled)
     wrong = [_summary_rows(bands) for bands in found.mixed.values()]
     correlation = found.pooled.correlation, found.correlation_interval
@@ -344,10 +331,9 @@ def summary_table(found: Certificate, name: str, paper: Mapping[str, Any] | None
         "plateau, highest over lowest": ENDLESS if endless else width,
     }
     rows += [(title, value, None, *([None] * len(wrong))) for title, value in plateau.items()]
-    if paper:
-        low, high = paper["plateau"]
-        theirs = *(paper.get(key) for key in _KEYS), paper["best"], low, high, high / low
-        rows = [(*row, value) for row, value in zip(rows, theirs, strict=True)]
+    low, high = paper["plateau"]
+    theirs = *(paper.get(key) for key in _KEYS), paper["best"], low, high, high / low
+    rows = [(*row, value) for row, value in zip(rows, theirs, strict=True)]
     titles = list(found.mixed) if len(found.mixed) > 1 else ["mixed metric"] * len(found.mixed)
     mixed = (
         " Mixed metric: the same for a Euclidean residual over a Mahalanobis margin, on the cells "
@@ -355,12 +341,11 @@ def summary_table(found: Certificate, name: str, paper: Mapping[str, Any] | None
         if titles
         else ""
     )
-    others = "".join(f" | {title}:.4g" for title in (*titles, *(("paper",) if paper else ())))
-    source = f" Paper: {paper['where']}." if paper else ""
+    others = "".join(f" | {title}:.4g" for title in (*titles, "paper"))
     return Table.of(
-        name,
+        "certificate-summary",
         f"What the certificate separates, with the gate at {found.tau:g}; gains in points."
-        f"{mixed} Plateau: within 0.3 points of the best threshold.{source}",
+        f"{mixed} Plateau: within 0.3 points of the best threshold. Paper: {paper['where']}.",
         f"figure | ours:.4g | 95 %:+.2f{others}",
         rows,
     )
@@ -388,13 +373,13 @@ def _summary_rows(bands: Bands) -> dict[str, tuple[Value, Value]]:
     }
 
 
-def setting_table(found: Certificate, name: str = "certificate-data", what: str = "data") -> Table:
-    """The summary by data, or by whatever else groups the cells."""
+def data_table(found: Certificate) -> Table:
+    """The summary by data."""
     return Table.of(
-        name,
-        f"The same by {what}; gains in points, with the gate at {found.tau:g} and at the threshold "
+        "certificate-data",
+        f"The same by data; gains in points, with the gate at {found.tau:g} and at the threshold "
         "that is best in hindsight.",
-        f"{what} | cells:d | always:+.2f | always, 95 %:+.2f | gated:+.2f | gated, 95 %:+.2f | "
+        "data | cells:d | always:+.2f | always, 95 %:+.2f | gated:+.2f | gated, 95 %:+.2f | "
         "over always:+.2f | over always, 95 %:+.2f | best:+.2f | losing:d | lowest losing:.3g | "
         "highest harmless:.3g | regime:d | rank correlation:+.2f",
         (

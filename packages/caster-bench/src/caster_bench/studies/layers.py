@@ -7,16 +7,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from caster_bench.studies import certificate, corruption, gate_policies
+from caster_bench.studies import corruption, gate_policies
 from caster_bench.studies.corruption import Convention, Entry, averaged, conventions
 from caster_bench.studies.layers_streams import (
     PREFIXES,
     OnStreams,
     _loss,
     called,
-    gate_tables,
+    is_other,
     kind_of,
-    measure_gating,
     measure_methods,
     measure_streams,
     method_table,
@@ -25,7 +24,7 @@ from caster_bench.studies.layers_streams import (
 )
 from caster_bench.studies.naming import ALIGNING, LAYERS, data_labels, label, names
 from caster_bench.studies.results import Mean, Results, Streams, by_stream, matched, mean, shown
-from caster_bench.studies.score import Score, is_ungated
+from caster_bench.studies.score import Score
 from caster_bench.studies.tables import Section, StudyFigure, Table, Value, cells, points
 from caster_bench.sweeps.spec import Spec
 
@@ -33,18 +32,11 @@ TITLE = "Aligned layers"
 HOW = (
     "Accuracy: corrupted streams that another method ran on too; seeds are averaged first, then "
     "conditions, and methods are compared only on the same cells. Streams: layer and mixture "
-    "transport with their default settings against the same update always applied, taken from the "
-    "cell without a gate if there is one, else from the ungated method. Accepted: share of "
-    "batches. Streams of only spare corruptions, on which constants are chosen, have separate rows "
-    "and count nowhere else. Kept: sum of the gated gains divided by the sum of the ungated gains, "
-    "on shuffled corrupted streams of one condition. Certificate: median ratio of the batches of a "
-    "cell without a gate; the gain is that of the same cell. Thresholds are applied batch by batch "
-    "to those cells, in which every batch is compared with the frozen model, so no ratio depends "
-    "on earlier verdicts; gated cells that also compare every batch are checked to agree, "
-    "prediction by prediction. The registered method compares fewer batches while its verdict is "
-    "stable; its own figures are those of the streams. Intervals are bootstrapped over cells."
+    "transport with their default settings against the same update always applied. Accepted: share "
+    "of batches. Streams of only spare corruptions, on which constants are chosen, have separate "
+    "rows and count nowhere else. Kept: sum of the gated gains divided by the sum of the ungated "
+    "gains, on shuffled corrupted streams of one condition. Intervals are bootstrapped over cells."
 )
-OWN = (*ALIGNING, *ALIGNING.values())
 MAX_PANELS = 6  # settings in a figure of the page's width
 
 
@@ -74,15 +66,10 @@ def _parts(results: Results) -> Iterator[Part]:
     methods = measure_methods(results)
     if methods:
         yield (), (method_table(methods),), ()
-    for method, prefix in PREFIXES.items():
+    for method in PREFIXES:
         met = measure_streams(results, method)
         if met is not None:
             yield _of_streams(met)
-        gated = measure_gating(results, method)
-        if gated is not None:
-            found = gated.certificate
-            plots = certificate.figures(found, f"{prefix}-", "")
-            yield _about(method, certificate.sentences_of(found)), gate_tables(gated), plots
     other = measure_ablation(results)
     if other:
         yield (), (_ablation_table(other),), ()
@@ -243,9 +230,10 @@ def measure_accuracy(results: Results) -> Accuracy | None:
     scores = [
         score
         for score in results.of("layers")
-        if score.spec.conditions and not (score.spec.method in OWN and score.spec.settings)
+        if score.spec.conditions and not is_other(score.spec)
     ]
-    shared = {s.spec.stream for s in scores if s.spec.method not in (*OWN, "frozen")}
+    ours = (*ALIGNING, *ALIGNING.values(), "frozen")
+    shared = {s.spec.stream for s in scores if s.spec.method not in ours}
     scores = [score for score in scores if score.spec.stream in shared]
     if not scores:
         return None
@@ -323,12 +311,13 @@ class AblationRow:
 
 def measure_ablation(results: Results) -> tuple[AblationRow, ...]:
     """Compare other settings with the registered ones; empty if no stream has both."""
-    scores = {s.spec: s for s in results.of("layers") if s.spec.method in OWN and not s.spec.alone}
-    plain = {(s.method, s.stream): scores[s] for s in scores if not s.settings}
+    scores = [score for score in results.of("layers") if not score.spec.alone]
+    plain = {(s.spec.method, s.spec.stream): s for s in scores if not s.spec.settings}
     groups = defaultdict(list)
-    for spec, score in scores.items():
+    for score in scores:
+        spec = score.spec
         registered = plain.get((spec.method, spec.stream))
-        if spec.settings and not is_ungated(score) and registered is not None:
+        if is_other(spec) and registered is not None:
             kind = f"{kind_of(spec)}, batches of {spec.batch_size}"
             groups[label(spec), setting_of(results, spec), kind].append((score, registered))
     return tuple(

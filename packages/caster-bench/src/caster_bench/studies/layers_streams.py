@@ -1,4 +1,4 @@
-"""Layer and mixture transport never, always and gated by a certificate, and its threshold."""
+"""Layer and mixture transport never, always and gated by a certificate."""
 
 from __future__ import annotations
 
@@ -7,21 +7,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from caster.errors import CasterError
-from caster_bench.studies.certificate import Certificate, of_cells, setting_table, summary_table
 from caster_bench.studies.gate_policies import Gate, Policies, policies
 from caster_bench.studies.naming import ALIGNING, LAYERS, MIXTURE, names, order_of, titles
 from caster_bench.studies.results import Mean, Results, mean, shown
-from caster_bench.studies.score import Score, gated_gain, is_ungated, with_gate_ratios
+from caster_bench.studies.score import Score
 from caster_bench.studies.tables import Table, points
 from caster_bench.sweeps.spec import SPARE, Spec
 
 Pair = tuple[Score, Score]  # of one stream: ungated, gated
 ALL = "all"
 PREFIXES = {LAYERS: "layers", MIXTURE: "mixture"}  # of tables and figures
-TAUS = (0.9, 0.95, 0.98, 0.99, 1.0, 1.01, 1.02, 1.05, 1.1, 1.2, 1.5)
-KEEP = 0.9  # share of the gain on shuffled streams that a threshold should keep
-LOSE = 0.01  # largest accuracy loss that a threshold should allow
 
 
 @dataclass(frozen=True)
@@ -58,7 +53,7 @@ class OnStreams:
     kinds: Gate  # over backbones, for the figure
 
 
-def measure_streams(results: Results, method: str = LAYERS) -> OnStreams | None:
+def measure_streams(results: Results, method: str) -> OnStreams | None:
     """Compare a method with and without its gate; None if no stream has both."""
     pairs = gated_pairs(results, method)
     if not pairs:
@@ -91,22 +86,14 @@ def measure_streams(results: Results, method: str = LAYERS) -> OnStreams | None:
 
 
 def gated_pairs(results: Results, method: str) -> dict[Spec, Pair]:
-    """Pair a method with its default settings and the same update always applied.
-
-    The latter is the cell without a gate if there is one, since it records ratios, else the ungated
-    method.
-    """
-    group = [score for score in results.of("layers") if not score.spec.alone]
-    plain = {(s.spec.method, s.spec.stream): s for s in group if not s.spec.settings}
-    opens = [score for score in group if score.spec.method == method and is_ungated(score)]
-    only_gated = [s for s in opens if dict(s.spec.settings).keys() <= {"gated", "every"}]
-    min_tau = {score.spec.stream: score for score in only_gated}
-    found = {}
-    for (own, stream), gated in plain.items():
-        always = min_tau.get(stream, plain.get((ALIGNING[method], stream)))
-        if own == method and always is not None:
-            found[gated.spec] = always, gated
-    return found
+    """Pair a method with its default settings and the same update always applied."""
+    group = [s for s in results.of("layers") if not (s.spec.alone or s.spec.settings)]
+    plain = {(score.spec.method, score.spec.stream): score for score in group}
+    return {
+        gated.spec: (plain[ALIGNING[method], stream], gated)
+        for (own, stream), gated in plain.items()
+        if own == method and (ALIGNING[method], stream) in plain
+    }
 
 
 def called(method: str) -> str:
@@ -292,102 +279,3 @@ def method_table(found: Sequence[MethodRow]) -> Table:
 def _loss(gain: float) -> float:
     """Loss of accuracy; zero for a gain."""
     return max(0.0, -gain)
-
-
-def gate_tables(found: Gating) -> tuple[Table, ...]:
-    """What the certificate separates, by kind of stream, and every threshold."""
-    prefix = PREFIXES[found.certificate.method]
-    return (
-        summary_table(found.certificate, f"{prefix}-certificate"),
-        setting_table(found.certificate, f"{prefix}-certificate-streams", "stream"),
-        Table.of(
-            f"{prefix}-thresholds",
-            "The gate by threshold: accuracy in percent and mean gain in points over all streams, "
-            "share kept of the ungated gain on shuffled corrupted streams, and largest loss of any "
-            f"stream. Good: at least {100 * KEEP:g} % kept and at most {100 * LOSE:g} point lost.",
-            "backbone | τ:g | gated:.2f | gain:+.2f | accepted, %:.1f | kept, %:.0f | "
-            "worst loss:.2f | good | registered",
-            (
-                (
-                    *(at.setting, at.tau, points(at.accuracy), points(at.gain), points(at.accept)),
-                    *(points(at.kept), points(_loss(at.worst)), at.good, at.registered),
-                )
-                for at in found.thresholds
-            ),
-        ),
-    )
-
-
-@dataclass(frozen=True)
-class AtThreshold:
-    """A gate at some threshold, over the streams of a backbone on a data set."""
-
-    setting: str
-    tau: float
-    accuracy: float
-    gain: float
-    kept: float | None  # share of the gain on shuffled streams
-    worst: float  # smallest gain on any stream
-    accept: float  # share of batches
-    registered: bool  # whether it is the method's default
-
-    @property
-    def good(self) -> bool:
-        """Whether it keeps enough gain and loses little."""
-        return (self.kept is None or self.kept >= KEEP) and self.worst >= -LOSE - 1e-12
-
-
-@dataclass(frozen=True, eq=False)
-class Gating:
-    """Certificates by kind of stream, and thresholds by backbone and data set."""
-
-    certificate: Certificate
-    thresholds: tuple[AtThreshold, ...]
-
-
-def measure_gating(results: Results, method: str = LAYERS) -> Gating | None:
-    """Evaluate the certificate; None if no stream has the method with and without its gate."""
-    pairs = [
-        (always, gated)
-        for spec, (always, gated) in gated_pairs(results, method).items()
-        if is_ungated(always) and not is_spare(spec)
-    ]
-    if not pairs:
-        return None
-    tau, *others = {gated.tau for _, gated in pairs}
-    if others:  # its default may differ between families, which have their own revisions
-        raise CasterError(
-            f"the threshold of {method} differs between backbones: report one family at a time, "
-            "with --backbone"
-        )
-    group = [with_gate_ratios(always) for always, _ in pairs]
-    settings = defaultdict(list)
-    for score in group:
-        settings[setting_of(results, score.spec)].append(score)
-    pooled = dict(settings) if len(settings) == 1 else {**settings, ALL: group}
-    return Gating(
-        of_cells(method, group, {score.spec: kind_of(score.spec) for score in group}, tau),
-        tuple(
-            at_threshold(setting, some, each, each == tau)
-            for setting, some in pooled.items()
-            for each in sorted({*TAUS, tau})
-        ),
-    )
-
-
-def at_threshold(
-    setting: str, scores: Sequence[Score], tau: float, registered: bool = False
-) -> AtThreshold:
-    """Apply a gate at `tau` to ungated cells."""
-    gains = [gated_gain(score, tau) for score in scores]
-    shuffled = [at for at, score in enumerate(scores) if is_shuffled(score.spec)]
-    return AtThreshold(
-        setting,
-        tau,
-        accuracy=fmean(s.accuracy - s.gain + g for s, g in zip(scores, gains, strict=True)),
-        gain=fmean(gains),
-        kept=_share((gains[at] for at in shuffled), (scores[at].gain for at in shuffled)),
-        worst=min(gains),
-        accept=fmean(float((score.batches.min_tau <= tau).mean()) for score in scores),
-        registered=registered,
-    )

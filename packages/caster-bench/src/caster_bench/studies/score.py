@@ -18,7 +18,7 @@ from caster_bench.records.schema import Batches as Raw
 from caster_bench.records.store import Record
 from caster_bench.studies.check_gates import constants_of
 from caster_bench.studies.check_rows import NO_HEAD
-from caster_bench.studies.naming import ALIGNING, ALWAYS
+from caster_bench.studies.naming import ALWAYS
 from caster_bench.sweeps.spec import Spec
 
 PLATEAU = 0.003  # accuracy within this of the best counts as the plateau
@@ -48,7 +48,6 @@ class Score:
     harmed: float | None  # share of samples only the frozen model gets right
     batches: Batches
     tau: float  # from the cell's constants and settings
-    settings: dict[str, Any]  # all settings of the method
     retained: int  # bytes
     gradients: bool  # whether the method is gradient-based
     inert: bool
@@ -100,11 +99,6 @@ def score(record: Record) -> Score:
     kept = samples.frozen == samples.label
     headless = bool((samples.frozen == NO_HEAD).any())
     count = len(batches.batch)
-    own = cell.identity["settings"]
-    if spec.method in ALIGNING:
-        tau, min_tau = own["tau"], np.where(np.isnan(batches.ratio), math.inf, batches.ratio)
-    else:
-        tau, min_tau = settings.tau, _min_tau(batches, settings, cell.identity["classes"])
     return Score(
         spec=spec,
         n=len(right),
@@ -117,11 +111,10 @@ def score(record: Record) -> Score:
             frozen=np.bincount(samples.batch[kept], minlength=count),
             accepted=batches.accepted,
             ratio=batches.ratio,
-            min_tau=min_tau,
+            min_tau=_min_tau(batches, settings, cell.identity["classes"]),
             seconds=batches.seconds,
         ),
-        tau=tau,
-        settings=own,
+        tau=settings.tau,
         retained=sum(cell.method["retained"].values()),
         gradients=cell.method["gradients"],
         inert=cell.method["inert"],
@@ -153,16 +146,6 @@ def transport_of(spec: Spec) -> Spec:
     """The ungated counterpart of a gated cell."""
     settings = tuple((name, value) for name, value in spec.settings if name != "tau")
     return replace(spec, method=ALWAYS, settings=settings)
-
-
-def is_ungated(score: Score) -> bool:
-    """Whether a cell that aligns layers accepts every update while recording the gate's ratios."""
-    return score.spec.method in ALIGNING and not score.settings["gated"]
-
-
-def with_gate_ratios(score: Score) -> Score:
-    """An ungated cell with the ratios a gate would use: infinite where none was measured."""
-    return replace(score, batches=replace(score.batches, ratio=score.batches.min_tau))
 
 
 @dataclass(frozen=True, eq=False)

@@ -377,12 +377,12 @@ class Results:
     @property
     def costs(self) -> Story | None:
         """The stream on which the verdict loses most against adapting anyway."""
-        return self._mistake("The verdict costs", "ungated", "gated")
+        return self._mistake("The verdict costs", "ungated")
 
     @property
     def misses(self) -> Story | None:
         """The stream on which returned answers lose most against frozen ones."""
-        return self._mistake("The verdict does not prevent a loss of", "frozen", "gated")
+        return self._mistake("The verdict does not prevent a loss of", "frozen")
 
     @property
     def summary(self) -> str:
@@ -396,10 +396,10 @@ class Results:
             f"returned {gated:.1%}."
         )
 
-    def _mistake(self, title: str, better: str, worse: str) -> Story | None:
-        """The stream with the largest difference between two answers, if there is any."""
-        stream = max(self.streams, key=lambda s: s.accuracy(better) - s.accuracy(worse))
-        difference = stream.accuracy(better) - stream.accuracy(worse)
+    def _mistake(self, title: str, better: str) -> Story | None:
+        """The stream on which gated answers lose most against others, if any."""
+        stream = max(self.streams, key=lambda s: s.accuracy(better) - s.accuracy("gated"))
+        difference = stream.accuracy(better) - stream.accuracy("gated")
         if difference <= 0:
             return None
         frozen, ungated, returned = (f"{stream.accuracy(name):.1%}" for name in ANSWERS)

@@ -21,6 +21,7 @@ from caster_bench.engine.train.augmentation import Pool
 from caster_bench.engine.train.recipe import Recipe
 
 SGD_MOMENTUM = 0.9
+EVALUATED = 1000  # images at once
 NO_DECAY = ("cls_token", "pos_embed", "relative_position_bias_table")  # though not vectors
 
 log = logging.getLogger("caster")
@@ -142,13 +143,12 @@ def accuracy(
     labels: Tensor,  # (N,)
     pool: Pool,
     bf16: bool = False,
-    batch_size: int = 1000,
 ) -> float:
     """Return the accuracy of a network on images normalised like the pool's."""
     correct = torch.zeros((), dtype=torch.int64, device=labels.device)
     with torch.inference_mode(), torch.autocast(labels.device.type, torch.bfloat16, bf16):
-        for start in range(0, len(labels), batch_size):
-            part = slice(start, start + batch_size)
+        for start in range(0, len(labels), EVALUATED):
+            part = slice(start, start + EVALUATED)
             batch = pixels[part].permute(0, 3, 1, 2) * pool.scale + pool.shift
             correct += (net(batch).argmax(dim=1) == labels[part]).sum()
     return int(correct) / len(labels)

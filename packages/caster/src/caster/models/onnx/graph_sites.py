@@ -440,11 +440,11 @@ class _Network:
             elif self._works_on_last(node, len(axes)):
                 yield axes[-1]
             elif kind == "ReduceMean":
-                reduced = {axis % len(axes) for axis in self._ints_of(node, "axes", 1)}
+                reduced = {axis % len(axes) for axis in self._ints_of(node, "axes")}
                 yield axes[1] if reduced in ({1}, {2, 3}) and len(axes) == 4 else axes[-1]
         for node in self._readers.get(tensor, []):
             if operator_of(node) == "Transpose":
-                order = self._ints_of(node, "perm", 1)
+                order = self._ints_of(node, "perm")
                 yield from self._read_axes(node.output[0], [axes[i] for i in order])
             elif operator_of(node) in ELEMENTWISE and self._has_rank(node.output[0], len(axes)):
                 yield from self._read_axes(node.output[0], axes)
@@ -461,7 +461,7 @@ class _Network:
         elif self._works_on_last(node, len(axes)):
             yield axes[-1]
         elif kind == "Transpose":
-            order = self._ints_of(node, "perm", 1)
+            order = self._ints_of(node, "perm")
             yield from self._written_axes(
                 node.input[0], [axes[order.index(i)] for i in range(len(order))]
             )
@@ -480,14 +480,14 @@ class _Network:
             return first in (-1, rank - 1)
         return operator_of(node) in LINEAR and self._is_weighted(node)
 
-    def _ints_of(self, node: NodeProto, name: str, position: int) -> list[int]:
-        """Read integers from an attribute of a node, or from a constant among its inputs."""
+    def _ints_of(self, node: NodeProto, name: str) -> list[int]:
+        """Read integers from an attribute of a node, or from its second input if constant."""
         from onnx import numpy_helper
 
         for attribute in node.attribute:
             if attribute.name == name:
                 return list(attribute.ints)
-        given = node.input[position] if len(node.input) > position else ""
+        given = node.input[1] if len(node.input) > 1 else ""
         made = self._made_by(given, {"Constant"})
         tensor = self._constants.get(given) if made is None else made.attribute[0].t
         return [] if tensor is None else [int(number) for number in numpy_helper.to_array(tensor)]
