@@ -324,14 +324,14 @@ def one_batch_later(state):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e9, 60.0])
 def test_samples_that_are_no_images_are_answered_as_frozen(fitted, value):
-    """The others are answered as if they had come alone."""
+    """The others are answered, and remembered by a settled stream, as if they had come alone."""
     images = stream_of("shuffled", 64)
     mixed = np.insert(images, [0, 3, 9, 40, 64], value, axis=0).astype(np.float32)
     odd = np.isin(np.arange(69), [0, 4, 11, 43, 68])
     np.testing.assert_array_equal(mixed[~odd], images)
     theirs, alone = in_python(fitted), CompiledStream(fitted.path())
     stream = CompiledStream(fitted.path())
-    for _ in range(3):
+    for _ in range(6):
         found, expected = stream(mixed), alone(images)
         np.testing.assert_array_equal(found.probabilities[~odd], expected.probabilities)
         assert (found.accepted, found.reason, found.ratio) == (

@@ -525,7 +525,7 @@ class _Step:
             has_others=before.has_others | is_others | (checks & kept.all()),
             rows=xp.where(has_more, rows, 0),
             logits=logits,
-            features=features,
+            features=xp.choose_one(is_others, lambda: before.features, lambda: features),
             given=xp.where(in_pieces, given, before.given),
             moments=xp.where(measures, moments, before.moments),
             covariances=xp.where(measures, covariances, before.covariances),
