@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 Floats = NDArray[Any]
-PASSES = 7  # per batch, besides pieces: four aligned, two for checks and others, one at rest
+PASSES = 6  # per batch, besides pieces: at rest, to check samples, and four aligned ones
 NETWORK = "network"  # name of the embedded twin
 # Input values that a copy of a resting network takes at once, two images of 224 x 224, so that
 # activations fit in the caches. A settled pass takes twice as many. No other pass can be split,
@@ -68,15 +68,14 @@ class Phase(IntEnum):
     """The purpose of a pass through the twin."""
 
     REST = 0  # run the resting copies, with constant maps
-    CHECK = 1  # run no copy; find out which samples could be images
+    CHECK = 1  # run the frozen copy on samples that no image could have produced
     SETTLED = 2  # align all sites with maps from the past
     SHALLOW = 3  # align the first sites by the batch, to find its classes and changes of shift
     FRESH = 4  # the same without the past, which belongs to another shift
     CONFIRM = 5  # the same after a settled pass that suggested other classes
     ALONE = 6  # the same without the past, which may be why samples look alike
     WHOLE = 7  # align all sites by the batch and its mixture; in doubt, only to update the memory
-    OTHERS = 8  # run the frozen copy on samples that no image could have produced
-    DONE = 9
+    DONE = 8
 
 
 def pieces_of(shape: Sequence[int | None]) -> Pieces:
@@ -208,8 +207,7 @@ class Carry(NamedTuple):
     has_scores: GraphArray  # ()
     settled: GraphArray  # (), whether the scores come from maps of the past alone
     failed: GraphArray  # (), whether aligned logits were not finite, or no sample was plausible
-    others: GraphArray  # (m, C) frozen logits of implausible samples, once `has_others`
-    has_others: GraphArray  # ()
+    others: GraphArray  # (m, C) frozen logits of implausible samples
     rows: GraphArray  # () int64, rows done so far by a pass in pieces
     logits: GraphArray  # (rows, C), of those rows
     features: GraphArray  # (rows, d), of those rows
@@ -233,7 +231,7 @@ class Carry(NamedTuple):
 
 def _measures(is_phase: Mapping[Phase, GraphArray]) -> GraphArray:  # ()
     """Whether a pass measures its sites."""
-    return ~(is_phase[Phase.REST] | is_phase[Phase.CHECK] | is_phase[Phase.OTHERS])
+    return ~(is_phase[Phase.REST] | is_phase[Phase.CHECK])
 
 
 class _Kept:
@@ -242,7 +240,7 @@ class _Kept:
     def __init__(
         self, images: GraphArray, kept: GraphArray, state: Mapping[str, GraphArray]
     ) -> None:
-        self._images, self._all, self.none = images, kept.all(), ~kept.any()
+        self._images, self.all, self.none = images, kept.all(), ~kept.any()
         # Passes need at least one row: if no sample is plausible, use the first.
         self._rows = kept | (self.none & xp.arange(xp.length(images)).equals(0))
         self.n = self._rows.astype(np.int64).sum()
@@ -256,7 +254,7 @@ class _Kept:
     def __getitem__(self, rows: slice) -> GraphArray:
         """Slice the plausible images, without a copy if all are plausible."""
         return xp.choose_one(
-            self._all,
+            self.all,
             lambda: self._images[rows],
             lambda: xp.selected(self._images, self._rows)[rows],
         )
@@ -467,7 +465,6 @@ class _Step:
             settled=no,
             failed=no,
             others=nothing,
-            has_others=no,
             rows=xp.constant(0),
             logits=nothing,
             features=xp.filled(0.0, [none, d], np.float32),
@@ -491,7 +488,10 @@ class _Step:
         """Run the twin once and decide the next phase."""
         before = Carry.of(self._pi_s, carried)
         is_phase = {phase: before.phase.equals(phase) for phase in Phase}
-        batch = _Kept(self._images, before.kept, self._state)
+        kept = xp.choose_one(
+            is_phase[Phase.CHECK], lambda: self._is_plausible(self._images), lambda: before.kept
+        )
+        before, batch = before._replace(kept=kept), _Kept(self._images, kept, self._state)
         current, has_more = self._forward(before, is_phase, batch)
         found, phase = self._conclude(before, current, is_phase, batch, has_more)
         phase = xp.where(has_more, before.phase, phase)
@@ -501,31 +501,28 @@ class _Step:
         self, before: Carry, is_phase: Mapping[Phase, GraphArray], batch: _Kept
     ) -> tuple[Carry, GraphArray]:
         """Run the twin and collect its outputs; also return whether more pieces follow."""
-        checks, is_others, rests = (is_phase[p] for p in (Phase.CHECK, Phase.OTHERS, Phase.REST))
-        kept = xp.choose_one(checks, lambda: self._is_plausible(self._images), lambda: before.kept)
-        measures = _measures(is_phase)
+        rests, measures = is_phase[Phase.REST], _measures(is_phase)
+        has_others = is_phase[Phase.CHECK] & ~batch.all
         shows_frozen = measures & ~before.has_frozen
         n = xp.where(rests, xp.length(self._images), batch.n)
         in_pieces = rests | is_phase[Phase.SETTLED]
         rows = xp.where(in_pieces, xp.minimum(before.rows + self._at_once(rests), n), 0)
         given, logits_frozen, *outputs = self._call_twin(
-            before, batch, is_phase, shows_frozen, rows
+            before, batch, is_phase, shows_frozen, has_others, rows
         )
         logits, features, moments, covariances = xp.choose(
             in_pieces, lambda: self._appended(before, rests, rows, *outputs), lambda: outputs
         )
         frozen = xp.choose_one(shows_frozen, lambda: logits_frozen, lambda: before.frozen)
-        others = xp.choose_one(is_others, lambda: logits_frozen, lambda: before.others)
+        others = xp.choose_one(has_others, lambda: logits_frozen, lambda: before.others)
         has_more = in_pieces & (rows < n)
         return before._replace(
-            kept=kept,
             frozen=frozen,
             has_frozen=before.has_frozen | shows_frozen,
             others=others,
-            has_others=before.has_others | is_others | (checks & kept.all()),
             rows=xp.where(has_more, rows, 0),
             logits=logits,
-            features=xp.choose_one(is_others, lambda: before.features, lambda: features),
+            features=features,
             given=xp.where(in_pieces, given, before.given),
             moments=xp.where(measures, moments, before.moments),
             covariances=xp.where(measures, covariances, before.covariances),
@@ -586,11 +583,11 @@ class _Step:
             scores=scores,
             has_scores=before.has_scores | ends,
             settled=before.settled | (ends & settled),
-            failed=before.failed | (measured & ~finite) | (checks & ~current.kept.any()),
+            failed=before.failed | (measured & ~finite) | (checks & batch.none),
             mixture=mixture,
             labels=replace(labels, chain=replace(labels.chain, last=last)),
         )
-        return found, self._next_phase(found, is_phase, changed, turned, asked)
+        return found, self._next_phase(found, is_phase, batch, changed, turned, asked)
 
     def _at_once(self, rests: GraphArray) -> GraphArray:  # ()
         """Rows per pass of a phase in pieces."""
@@ -631,19 +628,18 @@ class _Step:
         self,
         found: Carry,
         is_phase: Mapping[Phase, GraphArray],
+        batch: _Kept,
         changed: GraphArray,
         turned: GraphArray,
         asked: GraphArray,  # (), whether the batch alone must confirm that it is not shuffled
     ) -> GraphArray:  # ()
         """The phase after this pass."""
-        batch = _Kept(self._images, found.kept, self._state)
         following = xp.where(is_phase[Phase.CHECK], self._first_phase(batch), Phase.WHOLE)
         following = xp.where(turned, Phase.CONFIRM, following)
         following = xp.where(asked, Phase.ALONE, following)
         following = xp.where(changed, Phase.FRESH, following)
         answered = found.has_scores | found.failed
-        last = xp.where(found.has_others, xp.constant(Phase.DONE), Phase.OTHERS)
-        following = xp.where(answered | is_phase[Phase.OTHERS], last, following)
+        following = xp.where(answered, Phase.DONE, following)
         after_rest = xp.where(found.rested, xp.constant(Phase.DONE), Phase.CHECK)
         return xp.where(is_phase[Phase.REST], after_rest, following)
 
@@ -699,6 +695,7 @@ class _Step:
         batch: _Kept,
         is_phase: Mapping[Phase, GraphArray],
         shows_frozen: GraphArray,
+        has_others: GraphArray,
         rows: GraphArray,  # () int64, rows done after this piece
     ) -> list[GraphArray]:  # (2, D), then (n or less, C) twice, (.., d), (2, D), (sum of c^2,)
         """Call the twin; return given maps, frozen and aligned logits, features and moments.
@@ -727,7 +724,7 @@ class _Step:
         outputs = call(
             NETWORK,
             self._twin,
-            self._frozen_rows(batch, before.kept, shows_frozen, is_phase[Phase.OTHERS]),
+            self._frozen_rows(batch, before.kept, shows_frozen, has_others),
             self._aligned_rows(batch, is_phase, before.rows, rows),
             given,
             (shallow | whole) & ~settled,  # caster.measured
@@ -819,7 +816,7 @@ class _Step:
     def _frozen_rows(
         self, batch: _Kept, kept: GraphArray, wanted: GraphArray, others: GraphArray
     ) -> GraphArray:
-        """Rows for the frozen copy: plausible ones or, in a separate pass, implausible ones."""
+        """Rows for the frozen copy: plausible ones or, once they are found, implausible ones."""
         return xp.choose_one(
             others,
             lambda: xp.selected(self._images, ~kept),
