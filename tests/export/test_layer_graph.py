@@ -306,9 +306,12 @@ def test_a_rejected_batch_is_the_frozen_answer_bit_for_bit(fitted):
         np.testing.assert_array_equal(found.probabilities, expected)
 
 
-def test_logits_that_are_not_finite_leave_no_trace(fitted):
+@pytest.mark.parametrize("batches", [1, 17])
+def test_logits_that_are_not_finite_leave_no_trace(fitted, batches):
+    """Neither in a new stream nor in a settled one."""
     stream, batch = CompiledStream(fitted.path()), stream_of("shuffled", 16)
-    stream(batch)
+    for _ in range(batches):
+        stream(batch)
     stream.state["past"] = np.full_like(stream.state["past"], np.nan)
     before = stream.state
     found = stream(batch)
