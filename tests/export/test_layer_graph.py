@@ -306,9 +306,12 @@ def test_a_rejected_batch_is_the_frozen_answer_bit_for_bit(fitted):
         np.testing.assert_array_equal(found.probabilities, expected)
 
 
-def test_logits_that_are_not_finite_leave_no_trace(fitted):
+@pytest.mark.parametrize("batches", [1, 17])
+def test_logits_that_are_not_finite_leave_no_trace(fitted, batches):
+    """Neither in a new stream nor in a settled one."""
     stream, batch = CompiledStream(fitted.path()), stream_of("shuffled", 16)
-    stream(batch)
+    for _ in range(batches):
+        stream(batch)
     stream.state["past"] = np.full_like(stream.state["past"], np.nan)
     before = stream.state
     found = stream(batch)
@@ -324,14 +327,14 @@ def one_batch_later(state):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e9, 60.0])
 def test_samples_that_are_no_images_are_answered_as_frozen(fitted, value):
-    """The others are answered as if they had come alone."""
+    """The others are answered, and remembered by a settled stream, as if they had come alone."""
     images = stream_of("shuffled", 64)
     mixed = np.insert(images, [0, 3, 9, 40, 64], value, axis=0).astype(np.float32)
     odd = np.isin(np.arange(69), [0, 4, 11, 43, 68])
     np.testing.assert_array_equal(mixed[~odd], images)
     theirs, alone = in_python(fitted), CompiledStream(fitted.path())
     stream = CompiledStream(fitted.path())
-    for _ in range(3):
+    for _ in range(6):
         found, expected = stream(mixed), alone(images)
         np.testing.assert_array_equal(found.probabilities[~odd], expected.probabilities)
         assert (found.accepted, found.reason, found.ratio) == (

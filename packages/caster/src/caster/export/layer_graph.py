@@ -2,20 +2,20 @@
 
 The graph takes a batch and the state of a stream, and returns an answer and the next state. It
 follows `adapt.layer_transport`. Each pass through the network is one iteration of a Loop. The body
-of the Loop is a state machine: the result of a pass decides the phase of the next one. The body
-contains the twin (`models.onnx.twin`) together with its weights, because ONNX Runtime optimises a
-network only if its weights are in the same (sub)graph. Copies of the network that a pass does not
-need get no images.
+of the Loop is a state machine: `TRANSITIONS` states which pass follows which. The body contains the
+twin (`models.onnx.twin`) together with its weights, because ONNX Runtime optimises a network only
+if its weights are in the same (sub)graph. Copies of the network that a pass does not need get no
+images.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 Floats = NDArray[Any]
-PASSES = 7  # per batch, besides pieces: four aligned, two for checks and others, one at rest
+PASSES = 6  # per batch, besides pieces: at rest, to check samples, and four aligned ones
 NETWORK = "network"  # name of the embedded twin
 # Input values that a copy of a resting network takes at once, two images of 224 x 224, so that
 # activations fit in the caches. A settled pass takes twice as many. No other pass can be split,
@@ -65,18 +65,63 @@ AT_REST = 32  # images that all copies of a resting network take together, at le
 
 
 class Phase(IntEnum):
-    """The purpose of a pass through the twin."""
+    """The purpose of a pass through the twin and, from `RESTED` on, the outcome of the batch."""
 
     REST = 0  # run the resting copies, with constant maps
-    CHECK = 1  # run no copy; find out which samples could be images
+    CHECK = 1  # run the frozen copy on samples that no image could have produced
     SETTLED = 2  # align all sites with maps from the past
-    SHALLOW = 3  # align the first sites by the batch, to find its classes and changes of shift
+    SHALLOW = 3  # align the first sites with past and batch, to find classes and changes of shift
     FRESH = 4  # the same without the past, which belongs to another shift
-    CONFIRM = 5  # the same after a settled pass that suggested other classes
-    ALONE = 6  # the same without the past, which may be why samples look alike
-    WHOLE = 7  # align all sites by the batch and its mixture; in doubt, only to update the memory
-    OTHERS = 8  # run the frozen copy on samples that no image could have produced
-    DONE = 9
+    CONFIRM = 5  # the same as `SHALLOW`, after a settled pass that suggested other classes
+    ALONE = 6  # the same without the past and its labels, which may be why samples look alike
+    WHOLE = 7  # align all sites with the batch's mixture; in doubt, only to update the memory
+    RESTED = 8  # answered by the resting copies
+    ALIGNED_BY_PAST = 9  # answered by a settled pass, from which the monitor may learn
+    ALIGNED = 10  # answered by a whole pass or, in doubt, by the shallow one before it
+    FAILED = 11  # no sample could be an image, or aligned logits are not finite
+
+
+Event = Literal[
+    "more",  # pieces of the batch are left
+    "usual",  # the outputs at rest look as they did before
+    "implausible",  # no sample could be an image
+    "settled",  # the past alone is enough to align the batch
+    "not finite",  # logits are not
+    "changed",  # the shift is another one
+    "turned",  # the stream looks to be of another kind than before
+    "must confirm",  # the batch alone must confirm that
+    "otherwise",
+]
+
+# What follows a pass: the first event of its phase that occurred decides. `LayerTransport` asks in
+# the same order: in `_answer_first` after `REST`, in `_answer_plausible` after `CHECK`, and in
+# `_adapted` after all others, where `_NotFiniteError` stands for "not finite".
+TRANSITIONS: tuple[tuple[Phase, Event, Phase], ...] = (
+    (Phase.REST, "more", Phase.REST),
+    (Phase.REST, "usual", Phase.RESTED),
+    (Phase.REST, "otherwise", Phase.CHECK),
+    (Phase.CHECK, "implausible", Phase.FAILED),
+    (Phase.CHECK, "settled", Phase.SETTLED),
+    (Phase.CHECK, "otherwise", Phase.SHALLOW),
+    (Phase.SETTLED, "more", Phase.SETTLED),
+    (Phase.SETTLED, "not finite", Phase.FAILED),
+    (Phase.SETTLED, "changed", Phase.FRESH),
+    (Phase.SETTLED, "turned", Phase.CONFIRM),
+    (Phase.SETTLED, "otherwise", Phase.ALIGNED_BY_PAST),
+    (Phase.SHALLOW, "not finite", Phase.FAILED),
+    (Phase.SHALLOW, "changed", Phase.FRESH),
+    (Phase.SHALLOW, "must confirm", Phase.ALONE),
+    (Phase.SHALLOW, "otherwise", Phase.WHOLE),
+    (Phase.FRESH, "not finite", Phase.FAILED),
+    (Phase.FRESH, "otherwise", Phase.WHOLE),
+    (Phase.CONFIRM, "not finite", Phase.FAILED),
+    (Phase.CONFIRM, "must confirm", Phase.ALONE),
+    (Phase.CONFIRM, "otherwise", Phase.WHOLE),
+    (Phase.ALONE, "not finite", Phase.FAILED),
+    (Phase.ALONE, "otherwise", Phase.WHOLE),
+    (Phase.WHOLE, "not finite", Phase.FAILED),
+    (Phase.WHOLE, "otherwise", Phase.ALIGNED),
+)
 
 
 def pieces_of(shape: Sequence[int | None]) -> Pieces:
@@ -85,6 +130,58 @@ def pieces_of(shape: Sequence[int | None]) -> Pieces:
         return Pieces()  # batches of images with a dynamic size are not split
     rows = max(1, AT_ONCE // math.prod(size or 1 for size in shape))
     return Pieces(math.ceil(AT_REST / rows), rows)
+
+
+def compile_layers(
+    twin: ModelProto,
+    source: Source,
+    columns: Sequence[int],  # of the state's classes among the logits
+    settings: LayerSettings,
+    is_plausible: PlausibilityGraph,
+    pieces: Pieces,  # of the twin's resting copies
+    idle_rows: int,  # rows for a copy in a pass that does not need it
+) -> ModelProto:
+    """Build the graph that adapts to one batch of a stream.
+
+    Inputs: the images, under the model's own name, and the state, which starts as zeros. Outputs:
+    `probabilities` (n, C), `labels` (n,) as indices of the state's classes, `accepted`, `ratio`,
+    `reason` as an index into `REASONS`, and the next state.
+    """
+    from onnx.helper import tensor_dtype_to_np_dtype
+
+    images = twin.graph.input[0]
+    kind = images.type.tensor_type
+    shape = tuple(size.dim_value or None for size in kind.shape.dim)
+    initial = initial_state(source, settings.window)
+    with xp.under_construction():
+        inputs = {
+            images.name: argument(Tensor(tensor_dtype_to_np_dtype(kind.elem_type), shape)),
+            **{name: argument(Tensor(each.dtype, each.shape)) for name, each in initial.items()},
+        }
+        state = _initialised({name: GraphArray(inputs[name]) for name in initial}, initial)
+        batch = GraphArray(inputs[images.name])
+        step = _Step(twin, source, columns, settings, is_plausible, batch, state, idle_rows, pieces)
+        # A graph must declare the shapes of its outputs, and spox loses them in branches.
+        shapes: dict[str, tuple[int, ...]] = {
+            **{"probabilities": (-1, len(source.prior)), "labels": (-1,)},
+            **{f"{NEXT}{name}": each.shape for name, each in initial.items()},
+        }
+        found = {name: each.reshape(*shapes.get(name, ())) for name, each in step.answer().items()}
+        model = build(inputs, {name: each.var for name, each in found.items()})
+    embed(model, {NETWORK: twin, FIRST_LAYERS: is_plausible.first_layers})
+    _name_open_sizes(model)
+    return model
+
+
+def _name_open_sizes(model: ModelProto) -> None:
+    """Name the batch size `n` in all inputs and outputs, and name all other dynamic sizes."""
+    for value in (*model.graph.input, *model.graph.output):
+        for axis, size in enumerate(value.type.tensor_type.shape.dim):
+            if not size.HasField("dim_value"):
+                size.dim_param = f"size{axis}" if axis else "n"
+
+
+# --- source ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,28 +294,20 @@ def _parts(state: Mapping[str, GraphArray], name: str) -> dict[str, GraphArray]:
 class Carry(NamedTuple):
     """Loop variables: carried from pass to pass, and finally turned into the answer."""
 
-    phase: GraphArray  # () int64, of the next pass
-    rested: GraphArray  # (), whether the batch was answered at rest
+    phase: GraphArray  # () int64, of the next pass, or the outcome
     kept: GraphArray  # (n,), which samples could be images
-    fresh: GraphArray  # (), whether to discard the past: another shift, or a doubt was settled
-    frozen: GraphArray  # (k, C) frozen logits, once `has_frozen`
-    has_frozen: GraphArray  # ()
-    scored: GraphArray  # (k, C) aligned logits: of shallow layers, or those behind `scores`
-    scores: GraphArray  # (k, C), aligned logits corrected for the classes of the stream
-    has_scores: GraphArray  # ()
-    settled: GraphArray  # (), whether the scores come from maps of the past alone
-    failed: GraphArray  # (), whether aligned logits were not finite, or no sample was plausible
-    others: GraphArray  # (m, C) frozen logits of implausible samples, once `has_others`
-    has_others: GraphArray  # ()
+    frozen: GraphArray  # (k, C) frozen logits of these, from the first measured pass
+    others: GraphArray  # (m, C) frozen logits of all other samples
     rows: GraphArray  # () int64, rows done so far by a pass in pieces
-    logits: GraphArray  # (rows, C), of those rows
-    features: GraphArray  # (rows, d), of those rows
+    logits: GraphArray  # (rows or k, C), of these rows or those that answer the batch so far
+    features: GraphArray  # (rows or k, d), of the last pass
     given: GraphArray  # (2, D), scales and shifts from the past
     matrices: GraphArray  # (sum of c^2,), of full maps
-    moments: GraphArray  # (2, D), of the batch in the last aligned pass
+    moments: GraphArray  # (2, D), of the batch in the last pass
     covariances: GraphArray  # (sum of c^2,), of the batch in the same pass
-    mixture: GraphArray  # (C,), behind the merged moments
-    labels: LabelGraph  # after observing the batch
+    fresh: GraphArray  # (), whether the memory restarts: another shift, or a doubt was settled
+    mixture: GraphArray  # (C,), of the batch, once its classes were observed
+    labels: LabelGraph  # likewise
 
     @classmethod
     def of(cls, source: GraphArray, arrays: Sequence[GraphArray]) -> Self:
@@ -231,32 +320,32 @@ class Carry(NamedTuple):
         return [*self[:-1], *self.labels.parts()]
 
 
-def _measures(is_phase: Mapping[Phase, GraphArray]) -> GraphArray:  # ()
-    """Whether a pass measures its sites."""
-    return ~(is_phase[Phase.REST] | is_phase[Phase.CHECK] | is_phase[Phase.OTHERS])
+Phases = Mapping[Phase, GraphArray]  # whether a pass is of this phase
 
 
 class _Kept:
     """The plausible samples of a batch, the only ones that are aligned and measured."""
 
     def __init__(
-        self, images: GraphArray, kept: GraphArray, state: Mapping[str, GraphArray]
+        self, images: GraphArray, kept: GraphArray, past_count: GraphArray, memory: int
     ) -> None:
-        self._images, self._all, self.none = images, kept.all(), ~kept.any()
+        self.all, self.none = kept.all(), ~kept.any()
         # Passes need at least one row: if no sample is plausible, use the first.
-        self._rows = kept | (self.none & xp.arange(xp.length(images)).equals(0))
-        self.n = self._rows.astype(np.int64).sum()
+        rows = kept | (self.none & xp.arange(xp.length(images)).equals(0))
+        self._images, self._rows = images, rows
+        self.n = rows.astype(np.int64).sum()
         self.samples = self.n.astype(np.float64)
-        self._past_count = state["past.count"]
+        # Samples of the past that fit into the memory beside the batch:
+        self.room = xp.minimum(past_count, xp.maximum(memory - self.samples, 0.0))
 
-    def past(self, memory: int) -> GraphArray:  # ()
-        """Weight of the past, in samples, once the batch is added."""
-        return xp.minimum(self._past_count, xp.maximum(memory - self.samples, 0.0))
+    def past(self, fresh: GraphArray) -> GraphArray:  # ()
+        """Weight of the past, in samples, once the batch is added; 0 if `fresh`."""
+        return xp.where(fresh, 0.0, self.room)
 
     def __getitem__(self, rows: slice) -> GraphArray:
         """Slice the plausible images, without a copy if all are plausible."""
         return xp.choose_one(
-            self._all,
+            self.all,
             lambda: self._images[rows],
             lambda: xp.selected(self._images, self._rows)[rows],
         )
@@ -316,139 +405,61 @@ class _Step:
         pieces = xp.length(self._images) / max(1, self._pieces.rows) + 1  # integers: an upper bound
         passed = xp.repeat(2 * pieces + PASSES, self._start().arrays(), self._pass)
         found = Carry.of(self._pi_s, passed)
-        compares = found.has_scores & found.has_frozen
-        certificate = self._certificate
-        unmeasured = xp.where(found.failed & ~found.rested, xp.constant(math.inf), math.nan)
-        names = [name for name in self._state if name.startswith("frozen_labels.")]
-        ratio, *measured = xp.choose(
-            compares,
-            lambda: self._comparison(found),
-            lambda: [unmeasured, *(self._state[name] for name in names), *certificate.parts],
-        )
-        names += CERTIFICATE
-        following = dict(zip(names, measured, strict=True))
-        fits = compares & (ratio <= self._settings.tau)
-        accepted = fits | found.rested
-        none = _Kept(self._images, found.kept, self._state).none
-        reason = xp.where(none, reason_code("implausible"), reason_code("numerical"))
-        reason = xp.where(
-            compares, xp.where(fits, reason_code("accepted"), reason_code("ratio")), reason
-        )
-        reason = xp.where(found.rested, reason_code("rest"), reason)
-        after = self._next_state(found, fits, following)
-        scores = xp.choose_one(accepted, lambda: found.scores, lambda: found.frozen)
+        batch = self._plausible(found.kept)
+        rested, failed = (found.phase.equals(end) for end in (Phase.RESTED, Phase.FAILED))
+        aligned = ~(rested | failed)
         scores = xp.choose_one(
-            found.rested,
-            lambda: scores,
-            lambda: self._in_order(scores, found.others, found.kept),
+            aligned, lambda: self._scores(found), lambda: self._resting_scores(found.logits)
         )
+        labels = [name for name in self._state if name.startswith("frozen_labels.")]
+        ratio, *compared = xp.choose(
+            aligned,
+            lambda: self._comparison(found, scores),
+            lambda: [
+                xp.where(failed, xp.constant(math.inf), math.nan),
+                *(self._state[name] for name in labels),
+                *self._certificate.parts,
+            ],
+        )
+        fits = aligned & (ratio <= self._settings.tau)
+        accepted = fits | rested
+        gated = xp.choose_one(accepted, lambda: scores, lambda: found.frozen)
+        answers = xp.choose_one(
+            batch.all, lambda: gated, lambda: _in_order(gated, found.others, found.kept)
+        )
+        reason = xp.where(batch.none, reason_code("implausible"), reason_code("numerical"))
+        reason = xp.where(aligned, reason_code("ratio"), reason)
+        reason = xp.where(fits, reason_code("accepted"), reason)
+        reason = xp.where(rested, reason_code("rest"), reason)
+        after = {
+            "batches": self._state["batches"] + 1,
+            **self._next_memory(found, batch, aligned),
+            **dict(zip([*labels, *CERTIFICATE], compared, strict=True)),
+            "schedule": self._next_schedule(batch, aligned, fits, rested),
+            **self._next_monitor(found, scores, aligned, rested),
+            "rest": rested,
+            "rest.maps": xp.where(rested, found.given, 0.0),
+            "rest.matrices": xp.where(rested, found.matrices, 0.0),
+        }
         return {
-            "probabilities": xp.softmax(scores),
-            "labels": scores.argmax(1),
+            "probabilities": xp.softmax(answers),
+            "labels": answers.argmax(1),
             "accepted": accepted,
             "ratio": ratio.astype(np.float32),
             "reason": reason,
             **{f"{NEXT}{name}": after[name] for name in self._state},
         }
 
-    def _comparison(self, found: Carry) -> list[GraphArray]:
-        """Compare aligned and frozen answers; return ratio, frozen labels and certificate."""
-        answered = found.labels
+    def _plausible(self, kept: GraphArray) -> _Kept:
+        return _Kept(self._images, kept, self._state["past.count"], self._settings.memory)
 
-        def in_runs() -> list[GraphArray]:
-            certificate, errors = self._certificate.update(found.scores, found.frozen)
-            return [errors, xp.constant(math.nan) + 0.0, *certificate.parts]  # norms are unused
-
-        def shuffled() -> list[GraphArray]:
-            certificate, errors, norms = self._certificate.update_shuffled(
-                found.scored, found.frozen, answered.correction
-            )
-            return [errors, norms, *certificate.parts]
-
-        errors, norms, *certificate = xp.choose(answered.is_kind("runs"), in_runs, shuffled)
-        labels = LabelGraph.of(self._pi_s, _parts(self._state, "frozen_labels").values())
-
-        def observed() -> list[GraphArray]:
-            p = xp.softmax(found.frozen.astype(np.float64))
-            return labels.observe(p)[0].advance(p).parts()
-
-        after = xp.choose(xp.is_finite(found.frozen), observed, labels.parts)
-        frozen = LabelGraph.of(self._pi_s, after)
-        ratio = gating_ratio(errors, norms, answered.is_kind("source"), frozen.is_kind("source"))
-        return [ratio, *after, *certificate]
-
-    def _next_state(
-        self,
-        found: Carry,
-        fits: GraphArray,
-        following: Mapping[str, GraphArray],  # frozen labels and certificate after the comparison
-    ) -> dict[str, GraphArray]:
-        """The state after a batch; a failed batch does not change what the stream has learnt."""
-        batch = _Kept(self._images, found.kept, self._state)
-        compares = found.has_scores & found.has_frozen
-        rested = self._schedule.skipped(xp.length(self._images)).state
-        unmeasured = xp.where(found.rested, rested, self._schedule.state)
-        compared = self._schedule.compared(batch.n, fits, self._may_rest & ~found.rested)
-        schedule = xp.where(compares, compared.state, unmeasured)
-        kept = xp.where(found.fresh, 0.0, batch.past(self._settings.memory))
-        share = (batch.samples / (kept + batch.samples)).astype(np.float32)
-        recent, recent_count = self._recent(found.moments, found.fresh, batch.samples)
-        labels = (name for name in self._state if name.startswith("labels."))
-        joined = {
-            "past": moment_graph.merged(self._state["past"], found.moments, share),
-            "past.count": kept + batch.samples,
-            "recent": recent,
-            "recent.count": recent_count,
-            "mixture": found.mixture,
-            **dict(zip(labels, found.labels.parts(), strict=True)),
-        }
-        if self._source.full:
-            step = found.moments[0] - self._state["past"][0]
-            joined["past.covariances"] = merged_covariances(
-                self._source.full, self._state["past.covariances"], found.covariances, step, share
-            )
-        chosen = xp.choose(
-            found.has_scores,
-            lambda: list(joined.values()),
-            lambda: [self._state[name] for name in joined],
-        )
-        return {
-            **dict(zip(joined, chosen, strict=True)),
-            "batches": self._state["batches"] + 1,
-            **following,
-            "schedule": schedule,
-            **{f"monitor.{name}": each for name, each in self._next_monitor(found).items()},
-            "rest": found.rested,
-            "rest.maps": xp.where(found.rested, found.given, 0.0),
-            "rest.matrices": xp.where(found.rested, found.matrices, 0.0),
-        }
-
-    def _next_monitor(self, found: Carry) -> dict[str, GraphArray]:
-        """The output monitor after a batch."""
-        before = self._monitor.begin(self._may_rest & ~found.rested)
-        before = before.reset(found.has_scores & found.fresh)
-        parts = before.parts()
-        learns = found.has_scores & found.settled & self._shuffled
-        outputs = found.features, found.scores
-
-        def unlearnt() -> list[GraphArray]:
-            return xp.choose(
-                found.rested,
-                lambda: list(before.wait(*outputs).parts().values()),
-                lambda: list(parts.values()),
-            )
-
-        after = xp.choose(learns, lambda: list(before.learn(*outputs).parts().values()), unlearnt)
-        return dict(zip(parts, after, strict=True))
-
-    # --- passes ---
+    # --- from pass to pass ---
 
     def _start(self) -> Carry:
         """Loop variables before the first pass."""
         C, d, D = len(self._source.prior), self._source.features, self._source.moments.shape[1]
         none = xp.minimum(xp.length(self._images), 0)  # a constant would fix the size in all passes
         nothing = xp.filled(0.0, [none, C], np.float32)
-        no = xp.constant(False)
         given, matrices = xp.choose(
             self._has_rest_maps,
             lambda: [self._state["rest.maps"], self._state["rest.matrices"]],
@@ -456,18 +467,9 @@ class _Step:
         )
         return Carry(
             phase=xp.where(self._may_rest, xp.constant(Phase.REST), Phase.CHECK),
-            rested=no,
             kept=xp.filled(1.0, [xp.length(self._images)], np.float32) > 0.0,
-            fresh=no,
             frozen=nothing,
-            has_frozen=no,
-            scored=nothing,
-            scores=nothing,
-            has_scores=no,
-            settled=no,
-            failed=no,
             others=nothing,
-            has_others=no,
             rows=xp.constant(0),
             logits=nothing,
             features=xp.filled(0.0, [none, d], np.float32),
@@ -475,177 +477,222 @@ class _Step:
             matrices=matrices,
             moments=xp.constant(np.zeros((2, D), np.float32)),
             covariances=xp.constant(np.zeros(self._squares, np.float32)),
+            fresh=xp.constant(False),
             mixture=self._state["mixture"],
             labels=self._labels,
         )
 
-    def _first_phase(self, batch: _Kept) -> GraphArray:  # ()
-        """Start with a settled pass if the past is long and trusted, else with a shallow one."""
-        enough = xp.maximum(2.0 * batch.samples, float(layer_transport.ENOUGH_PAST))
-        settled = (batch.past(self._settings.memory) >= enough) & self._schedule.accepted
-        full_runs = self._in_runs & self._is_full(batch.samples)
-        settled = settled & (self._shuffled | full_runs)
-        return xp.where(settled, xp.constant(Phase.SETTLED), Phase.SHALLOW)
-
     def _pass(self, *carried: GraphArray) -> tuple[GraphArray, list[GraphArray]]:
-        """Run the twin once and decide the next phase."""
+        """Run the twin once; return whether a pass follows, and what it needs."""
         before = Carry.of(self._pi_s, carried)
-        is_phase = {phase: before.phase.equals(phase) for phase in Phase}
-        batch = _Kept(self._images, before.kept, self._state)
-        current, has_more = self._forward(before, is_phase, batch)
-        found, phase = self._conclude(before, current, is_phase, batch, has_more)
-        phase = xp.where(has_more, before.phase, phase)
-        return ~phase.equals(Phase.DONE), found._replace(phase=phase).arrays()
+        now = {phase: before.phase.equals(phase) for phase, *_ in TRANSITIONS}
+        kept = xp.choose_one(
+            now[Phase.CHECK], lambda: self._is_plausible(self._images), lambda: before.kept
+        )
+        batch = self._plausible(kept)
+        found, more = self._forward(before._replace(kept=kept), now, batch)
+        finite = xp.is_finite(found.logits)
+        labels, mixture, stands = self._seen(found, now, finite & ~more)
+        change = self._change(found.moments, batch.samples)
+        events: dict[Event, GraphArray] = {
+            "more": more,
+            "usual": self._is_usual(found, now[Phase.REST] & ~more),
+            "implausible": batch.none,
+            "settled": self._is_settled(batch),
+            "not finite": ~finite,
+            "changed": change > layer_transport.CHANGED,
+            "turned": ~labels.kind.equals(self._labels.kind),
+            "must confirm": self._must_confirm(labels, change, batch.samples),
+            "otherwise": xp.constant(True),
+        }
+        phase = _next_phase(now, events)
+        outdated = phase.equals(Phase.FRESH) | (now[Phase.ALONE] & ~stands)
+        # The past of a doubt was aligned with the wrong mixture, the source's.
+        decided = self._in_doubt & (labels.is_kind("runs") | labels.is_kind("prior"))
+        # In doubt, the shallow pass is the answer.
+        keeps_answer = stands | (now[Phase.WHOLE] & labels.is_kind("doubted"))
+        found = found._replace(
+            phase=phase,
+            logits=xp.choose_one(keeps_answer, lambda: before.logits, lambda: found.logits),
+            fresh=before.fresh | outdated | decided,
+            mixture=mixture,
+            labels=labels,
+        )
+        return phase < Phase.RESTED, found.arrays()
 
-    def _forward(
-        self, before: Carry, is_phase: Mapping[Phase, GraphArray], batch: _Kept
-    ) -> tuple[Carry, GraphArray]:
-        """Run the twin and collect its outputs; also return whether more pieces follow."""
-        checks, is_others, rests = (is_phase[p] for p in (Phase.CHECK, Phase.OTHERS, Phase.REST))
-        kept = xp.choose_one(checks, lambda: self._is_plausible(self._images), lambda: before.kept)
-        measures = _measures(is_phase)
-        shows_frozen = measures & ~before.has_frozen
+    def _seen(
+        self, found: Carry, now: Phases, complete: GraphArray
+    ) -> tuple[LabelGraph, GraphArray, GraphArray]:  # labels, (C,), ()
+        """The labels after observing a pass, and the class mixture of the batch.
+
+        Also returns whether earlier ones stand, because the batch looks the same without the past.
+        """
+        alone = now[Phase.ALONE]
+        observes = complete & ~(now[Phase.REST] | now[Phase.CHECK] | now[Phase.WHOLE])
+
+        def observed() -> list[GraphArray]:
+            initial = initial_labels(self._source.prior).values()
+            parts = [  # an array of zeros would be stored whole
+                xp.where(alone, value if value.any() else value.dtype.type(0), each)
+                for value, each in zip(initial, self._labels.parts(), strict=True)
+            ]
+            seen, mixture = LabelGraph.of(self._pi_s, parts).observe(_probabilities(found.logits))
+            same = seen.is_kind("runs") | seen.kind.equals(found.labels.kind)
+            return [alone & same, mixture, *seen.parts()]
+
+        earlier = [found.mixture, *found.labels.parts()]
+        stands, *new = xp.choose(observes, observed, lambda: [xp.constant(False), *earlier])
+        mixture, *parts = xp.choose(stands, lambda: earlier, lambda: new)
+        return LabelGraph.of(self._pi_s, parts), mixture, stands
+
+    def _is_usual(self, found: Carry, rested: GraphArray) -> GraphArray:  # ()
+        """Whether the outputs look unchanged, if all of the batch has `rested`."""
+        return xp.choose_one(
+            rested,
+            lambda: self._monitor.is_usual(found.features, self._resting_scores(found.logits)),
+            lambda: xp.constant(False),
+        )
+
+    def _is_settled(self, batch: _Kept) -> GraphArray:  # ()
+        """Whether the past is trusted, and enough to align a batch without its own statistics."""
+        enough = xp.maximum(2.0 * batch.samples, float(layer_transport.ENOUGH_PAST))
+        full_runs = self._in_runs & self._is_full(batch.samples)
+        return self._schedule.accepted & (batch.room >= enough) & (self._shuffled | full_runs)
+
+    def _must_confirm(
+        self, now: LabelGraph, change: GraphArray, samples: GraphArray
+    ) -> GraphArray:  # ()
+        """Whether the batch alone, without the past, must confirm that it is not shuffled."""
+        runs = now.is_kind("runs")
+        stays = self._in_runs | now.kind.equals(self._labels.kind)
+        can_tell = samples >= float(layer_transport.CONFIRMS)
+        can_tell = can_tell & (self._state["past.count"] > 0.0)
+        reason = (self._shuffled & runs & can_tell) | (change > layer_transport.SUSPECT)
+        return (runs | now.is_kind("doubted")) & ~stays & reason
+
+    def _change(self, moments: GraphArray, samples: GraphArray) -> GraphArray:  # (2, D) -> ()
+        """Mean divergence of recent samples from the past; 0 while the past has no others."""
+        widths = _compared_widths(self._source)
+        recent, count = self._recent(moments, xp.constant(False), samples)
+        found = moment_graph.change(recent, self._state["past"][:, : sum(widths)], widths)
+        return xp.where(count < self._state["past.count"], found, 0.0)
+
+    def _recent(
+        self, moments: GraphArray, fresh: GraphArray, samples: GraphArray
+    ) -> tuple[GraphArray, GraphArray]:
+        """Moments of recent samples including the batch, at the sites that are compared."""
+        known = self._state["recent.count"]
+        room = xp.maximum(layer_passes.CHANGE_WINDOW - samples, 0.0)
+        kept = xp.where(fresh, 0.0, xp.minimum(known, room))
+        count = kept + samples
+        share = (samples / count).astype(np.float32)
+        shallow = moments[:, : sum(_compared_widths(self._source))]
+        return moment_graph.merged(self._state["recent"], shallow, share), count
+
+    # --- one pass ---
+
+    def _forward(self, before: Carry, now: Phases, batch: _Kept) -> tuple[Carry, GraphArray]:
+        """Run the twin and collect its outputs; also return whether pieces of the batch are left.
+
+        The frozen copy runs in the first pass that aligns, beside it. Idle copies get few rows.
+        """
+        rests, settled, whole = (now[p] for p in (Phase.REST, Phase.SETTLED, Phase.WHOLE))
+        measures = ~(rests | now[Phase.CHECK])
+        has_others = now[Phase.CHECK] & ~batch.all
+        is_first = now[Phase.SHALLOW] | (settled & before.rows.equals(0))
         n = xp.where(rests, xp.length(self._images), batch.n)
-        in_pieces = rests | is_phase[Phase.SETTLED]
-        rows = xp.where(in_pieces, xp.minimum(before.rows + self._at_once(rests), n), 0)
-        given, logits_frozen, *outputs = self._call_twin(
-            before, batch, is_phase, shows_frozen, rows
+        stop = xp.minimum(before.rows + self._at_once(now), n)
+        given, reference, shares = self._maps(before, now, batch)
+        D, sites = self._source.moments.shape[1], len(self._source.widths)
+        untouched = xp.constant(np.stack([np.ones(D), np.zeros(D)]), np.float32)
+        shallow = xp.constant(np.arange(sites) < math.ceil(layer_transport.FIRST_PASS * sites))
+        frozen, *outputs = self._run_twin(
+            rests,
+            xp.choose_one(
+                has_others,
+                lambda: xp.selected(self._images, ~before.kept),
+                lambda: batch[: xp.where(is_first, n, self._idle_rows)],
+            ),
+            batch[before.rows : xp.where(measures, stop, self._idle_rows)],
+            xp.where(rests | settled, given, untouched),
+            (shallow | whole) & ~settled,  # caster.measured
+            self._state["past"],
+            reference,
+            shares,
+            settled & self._uses_full_maps,
+            self._resting_matrices(rests, given, before.matrices),
+            self._images[before.rows : xp.where(rests, stop, self._idle_rows)],
         )
         logits, features, moments, covariances = xp.choose(
-            in_pieces, lambda: self._appended(before, rests, rows, *outputs), lambda: outputs
+            before.rows > 0,
+            lambda: self._appended(before, rests, stop, *outputs),
+            lambda: outputs,
         )
-        frozen = xp.choose_one(shows_frozen, lambda: logits_frozen, lambda: before.frozen)
-        others = xp.choose_one(is_others, lambda: logits_frozen, lambda: before.others)
-        has_more = in_pieces & (rows < n)
-        return before._replace(
-            kept=kept,
-            frozen=frozen,
-            has_frozen=before.has_frozen | shows_frozen,
-            others=others,
-            has_others=before.has_others | is_others | (checks & kept.all()),
-            rows=xp.where(has_more, rows, 0),
+        more = stop < n
+        found = before._replace(
+            frozen=xp.choose_one(is_first, lambda: frozen, lambda: before.frozen),
+            others=xp.choose_one(has_others, lambda: frozen, lambda: before.others),
+            rows=xp.where(more, stop, 0),
             logits=logits,
             features=features,
-            given=xp.where(in_pieces, given, before.given),
-            moments=xp.where(measures, moments, before.moments),
-            covariances=xp.where(measures, covariances, before.covariances),
-        ), has_more
+            given=given,
+            moments=moments,
+            covariances=covariances,
+        )
+        return found, more
 
-    def _conclude(
-        self,
-        before: Carry,
-        current: Carry,
-        is_phase: Mapping[Phase, GraphArray],
-        batch: _Kept,
-        has_more: GraphArray,
-    ) -> tuple[Carry, GraphArray]:
-        """Derive the answer, if this pass completes one, and the next phase."""
-        settled, whole, checks = (is_phase[p] for p in (Phase.SETTLED, Phase.WHOLE, Phase.CHECK))
-        fresh, alone = (is_phase[p] for p in (Phase.FRESH, Phase.ALONE))
-        measured = _measures(is_phase) & ~has_more
-        finite = measured & xp.is_finite(current.logits)
-        first = settled | is_phase[Phase.SHALLOW]
-        change = self._change(current.moments, batch.samples)
-        changed = finite & first & (change > layer_transport.CHANGED)
-        observes = finite & ~whole & ~changed
-        labels, mixture = self._updated_labels(observes, current.logits, before, batch, alone)
-        # If the batch looks the same without the past, what was seen with it stands.
-        same = labels.kind.equals(before.labels.kind)
-        confirmed = observes & alone & (labels.is_kind("runs") | same)
-        outdated = observes & alone & ~confirmed
-        mixture, *parts = xp.choose(
-            confirmed,
-            lambda: [before.mixture, *before.labels.parts()],
-            lambda: [mixture, *labels.parts()],
-        )
-        labels = LabelGraph.of(self._pi_s, parts)
-        turned = observes & ~labels.kind.equals(self._labels.kind)
-        decided = turned & self._in_doubt & ~labels.is_kind("source")
-        can_tell = batch.samples >= float(layer_transport.CONFIRMS)
-        can_tell = can_tell & (self._state["past.count"] > 0.0)
-        unshuffled = labels.is_kind("runs") | (labels.is_kind("doubted") & ~self._in_runs)
-        suspect = change > layer_transport.SUSPECT
-        turns = self._shuffled & labels.is_kind("runs")
-        asked = turned & unshuffled & ((turns & can_tell) | suspect)
-        asked = asked & ~(settled | fresh | alone)
-        turned = turned & settled
-        ends = finite & (whole | (settled & ~changed & ~turned))
-        rested, scored, scores, last = self._answered(
-            is_phase[Phase.REST] & ~has_more,
-            ends,
-            observes & ~settled & ~confirmed,
-            current.logits,
-            current.features,
-            labels,
-            before,
-        )
-        found = current._replace(
-            rested=rested,
-            fresh=before.fresh | changed | decided | outdated,
-            scored=scored,
-            scores=scores,
-            has_scores=before.has_scores | ends,
-            settled=before.settled | (ends & settled),
-            failed=before.failed | (measured & ~finite) | (checks & ~current.kept.any()),
-            mixture=mixture,
-            labels=replace(labels, chain=replace(labels.chain, last=last)),
-        )
-        return found, self._next_phase(found, is_phase, changed, turned, asked)
+    def _run_twin(self, rests: GraphArray, *inputs: GraphArray) -> list[GraphArray]:
+        """Call the twin; return frozen logits, and (m, C), (m, d), (2, D), (sum of c^2,) aligned.
 
-    def _at_once(self, rests: GraphArray) -> GraphArray:  # ()
-        """Rows per pass of a phase in pieces."""
+        If the stream `rests`, logits and features are those of the resting copies.
+        """
+        outputs = call(NETWORK, self._twin, *inputs)
+        names = [output.name for output in self._twin.graph.output]
+        named = dict(zip(names, outputs, strict=True))
+        logits, features = xp.choose(
+            rests,
+            lambda: [named["caster.resting_logits"], named["caster.resting_features"]],
+            lambda: [named["caster.logits"], named["caster.features"]],
+        )
+        columns = xp.constant(np.array(self._columns))  # the state's classes among the logits
+        return [
+            xp.taken(outputs[1], columns, axis=1),  # the model's own name for its logits varies
+            xp.taken(logits, columns, axis=1),
+            features.reshape(-1, self._source.features),
+            named["caster.moments"],
+            named["caster.covariances"],
+        ]
+
+    def _at_once(self, now: Phases) -> GraphArray:  # ()
+        """Rows per pass; `LARGEST` for one that needs the whole batch."""
         rows = self._pieces.rows
         if not rows:
             return xp.constant(LARGEST)
-        return xp.where(rests, xp.constant(self._pieces.copies * rows), 2 * rows)
+        found = xp.where(now[Phase.SETTLED], xp.constant(2 * rows), LARGEST)
+        return xp.where(now[Phase.REST], self._pieces.copies * rows, found)
 
-    def _answered(
-        self,
-        rests: GraphArray,  # (), whether the resting copies have processed all samples
-        ends: GraphArray,  # (), whether these are the final logits of a measured batch
-        is_first: GraphArray,  # (), whether these are from shallow layers, the answer if in doubt
-        logits: GraphArray,
-        features: GraphArray,
-        labels: LabelGraph,
-        before: Carry,
-    ) -> list[GraphArray]:
-        """Whether the batch was answered at rest; logits, scores, posterior of the last label."""
+    def _maps(
+        self, before: Carry, now: Phases, batch: _Kept
+    ) -> tuple[GraphArray, GraphArray, GraphArray]:  # (2, D), (3, D), (2,)
+        """Maps from the past; reference and weights of the maps that include the batch."""
+        whole = now[Phase.WHOLE]
+        mixture = xp.where(whole, self._mixture(before, batch), self._state["mixture"])
+        known = self._has_rest_maps | self._uses_full_maps | (before.rows > 0)
+        needed = (now[Phase.REST] | now[Phase.SETTLED]) & ~known
+        mixed = (needed | whole) & ~is_reference(mixture, self._pi_s)
+        reference = xp.choose_one(  # in a branch, because the class moments are large
+            mixed, lambda: self._source.reference(mixture), lambda: self._source.reference(None)
+        )
+        given = xp.where(needed, self._to_reference(reference)[1], before.given)
+        past = batch.past(before.fresh | now[Phase.ALONE])
+        behind = past + batch.samples
+        shares = xp.stack([batch.samples / behind, behind / (behind + self._settings.prior)])
+        return given, reference, shares.astype(np.float32)
 
-        def rested() -> list[GraphArray]:
-            scores = logits + self._labels.correction.astype(np.float32)
-            usual = self._monitor.is_usual(features, scores)
-            return [usual, logits, scores, labels.chain.last]
-
-        def measured() -> list[GraphArray]:
-            answers = is_first | (ends & ~labels.is_kind("doubted"))
-            kept = xp.choose_one(answers, lambda: logits, lambda: before.scored)
-            return xp.choose(
-                ends,
-                lambda: [before.rested, kept, *self._final_scores(kept, labels)],
-                lambda: [before.rested, kept, before.scores, labels.chain.last],
-            )
-
-        return xp.choose(rests, rested, measured)
-
-    def _next_phase(
-        self,
-        found: Carry,
-        is_phase: Mapping[Phase, GraphArray],
-        changed: GraphArray,
-        turned: GraphArray,
-        asked: GraphArray,  # (), whether the batch alone must confirm that it is not shuffled
-    ) -> GraphArray:  # ()
-        """The phase after this pass."""
-        batch = _Kept(self._images, found.kept, self._state)
-        following = xp.where(is_phase[Phase.CHECK], self._first_phase(batch), Phase.WHOLE)
-        following = xp.where(turned, Phase.CONFIRM, following)
-        following = xp.where(asked, Phase.ALONE, following)
-        following = xp.where(changed, Phase.FRESH, following)
-        answered = found.has_scores | found.failed
-        last = xp.where(found.has_others, xp.constant(Phase.DONE), Phase.OTHERS)
-        following = xp.where(answered | is_phase[Phase.OTHERS], last, following)
-        after_rest = xp.where(found.rested, xp.constant(Phase.DONE), Phase.CHECK)
-        return xp.where(is_phase[Phase.REST], after_rest, following)
+    def _mixture(self, found: Carry, batch: _Kept) -> GraphArray:  # (C,)
+        """Class mixture behind the merged moments of past and batch."""
+        past = batch.past(found.fresh)
+        return merged_mixture(self._state["mixture"], past, found.mixture, batch.samples)
 
     def _maps_of_past(self) -> list[GraphArray]:  # (2, D), (sum of c^2,)
         """Scales, shifts and matrices from the past, for a settled pass with full maps.
@@ -663,114 +710,6 @@ class _Step:
         own = (count / (count + self._settings.prior)).astype(np.float32)
         target = moment_graph.blended(self._state["past"], reference[:2], own)
         return target, moment_graph.to_source(target, reference)
-
-    def _appended(
-        self,
-        before: Carry,
-        rests: GraphArray,
-        rows: GraphArray,  # () int64, including this piece
-        logits: GraphArray,  # (m, C)
-        features: GraphArray,  # (m, d)
-        moments: GraphArray,  # (2, D)
-        covariances: GraphArray,  # (sum of c^2,)
-    ) -> list[GraphArray]:  # (rows, C), (rows, d), (2, D), (sum of c^2,)
-        """Append the outputs of a piece and merge its moments, which a rest does not have."""
-        joined = [
-            xp.concat([old[: before.rows], new])
-            for old, new in ((before.logits, logits), (before.features, features))
-        ]
-        share = ((rows - before.rows).astype(np.float64) / rows.astype(np.float64)).astype(
-            np.float32
-        )
-
-        def merged() -> list[GraphArray]:
-            found = moment_graph.merged(before.moments, moments, share)
-            if not self._source.full:
-                return [found, covariances]
-            step = moments[0] - before.moments[0]
-            parts = self._source.full, before.covariances, covariances, step, share
-            return [found, merged_covariances(*parts)]
-
-        return [*joined, *xp.choose(rests, lambda: [before.moments, before.covariances], merged)]
-
-    def _call_twin(
-        self,
-        before: Carry,
-        batch: _Kept,
-        is_phase: Mapping[Phase, GraphArray],
-        shows_frozen: GraphArray,
-        rows: GraphArray,  # () int64, rows done after this piece
-    ) -> list[GraphArray]:  # (2, D), then (n or less, C) twice, (.., d), (2, D), (sum of c^2,)
-        """Call the twin; return given maps, frozen and aligned logits, features and moments.
-
-        Idle copies get one row or none.
-        """
-        settled, whole, rests = (is_phase[p] for p in (Phase.SETTLED, Phase.WHOLE, Phase.REST))
-        by_past = settled | rests
-        mixture = xp.where(whole, before.mixture, self._state["mixture"])
-        # Maps from the past are known after the first piece, or if a rest ended in this batch.
-        known = self._has_rest_maps | self._uses_full_maps
-        known = known | (by_past & (before.rows > 0)) | (settled & self._may_rest)
-        mixed = ((by_past & ~known) | whole) & ~is_reference(mixture, self._pi_s)
-        reference = xp.choose_one(  # in a branch, because the class moments are large
-            mixed, lambda: self._source.reference(mixture), lambda: self._source.reference(None)
-        )
-        _, found = self._to_reference(reference)
-        D, sites = self._source.moments.shape[1], len(self._source.widths)
-        untouched = xp.constant(np.stack([np.ones(D), np.zeros(D)]), np.float32)
-        shallow = xp.constant(np.arange(sites) < math.ceil(layer_transport.FIRST_PASS * sites))
-        without_past = before.fresh | is_phase[Phase.ALONE]
-        kept = xp.where(without_past, 0.0, batch.past(self._settings.memory))
-        behind = kept + batch.samples
-        shares = xp.stack([batch.samples / behind, behind / (behind + self._settings.prior)])
-        given = xp.where(by_past, xp.where(known, before.given, found), untouched)
-        outputs = call(
-            NETWORK,
-            self._twin,
-            self._frozen_rows(batch, before.kept, shows_frozen, is_phase[Phase.OTHERS]),
-            self._aligned_rows(batch, is_phase, before.rows, rows),
-            given,
-            (shallow | whole) & ~settled,  # caster.measured
-            self._state["past"],
-            reference,
-            shares.astype(np.float32),
-            settled & self._uses_full_maps,
-            self._resting_matrices(rests, given, before.matrices),
-            self._resting_rows(rests, before.rows, rows),
-        )
-        names = [output.name for output in self._twin.graph.output]
-        named = dict(zip(names[2:], outputs[2:], strict=True))
-        parts = ("logits", "features")
-        logits, features = xp.choose(
-            rests,
-            lambda: [named[f"caster.resting_{part}"] for part in parts],
-            lambda: [named[f"caster.{part}"] for part in parts],
-        )
-        return [
-            given,
-            self._of_classes(outputs[1]),
-            self._of_classes(logits),
-            features.reshape(-1, self._source.features),
-            named["caster.moments"],
-            named["caster.covariances"],
-        ]
-
-    def _resting_matrices(
-        self, rests: GraphArray, given: GraphArray, matrices: GraphArray
-    ) -> GraphArray:  # (sum of c^2,)
-        """Matrices of the full sites; diagonal ones in a rest without full maps."""
-        if not self._source.full:
-            return matrices
-
-        def diagonal() -> GraphArray:
-            scales = (given[0][site.channels].reshape(-1, 1) for site in self._source.full)
-            each = (
-                s * xp.constant(np.eye(f.width), np.float32)
-                for s, f in zip(scales, self._source.full, strict=True)
-            )
-            return xp.concat([matrix.reshape(-1) for matrix in each])
-
-        return xp.choose_one(rests & ~self._uses_full_maps, diagonal, lambda: matrices)
 
     def _full_maps(
         self,
@@ -799,156 +738,176 @@ class _Step:
 
         return xp.choose(full, found, lambda: [by_past[1], zeros])
 
-    def _aligned_rows(
+    def _resting_matrices(
+        self, rests: GraphArray, given: GraphArray, matrices: GraphArray
+    ) -> GraphArray:  # (sum of c^2,)
+        """Matrices of the full sites; diagonal ones in a rest without full maps."""
+        if not self._source.full:
+            return matrices
+
+        def diagonal() -> GraphArray:
+            scales = (given[0][site.channels].reshape(-1, 1) for site in self._source.full)
+            each = (
+                s * xp.constant(np.eye(f.width), np.float32)
+                for s, f in zip(scales, self._source.full, strict=True)
+            )
+            return xp.concat([matrix.reshape(-1) for matrix in each])
+
+        return xp.choose_one(rests & ~self._uses_full_maps, diagonal, lambda: matrices)
+
+    def _appended(
         self,
-        batch: _Kept,
-        is_phase: Mapping[Phase, GraphArray],
-        start: GraphArray,
-        stop: GraphArray,
-    ) -> GraphArray:
-        """Rows for the aligned copy: a piece of a settled pass, or all; few if it is idle."""
-        settled = is_phase[Phase.SETTLED]
-        end = xp.where(_measures(is_phase), batch.n, self._idle_rows)
-        end = xp.where(settled, stop, end)
-        return batch[xp.where(settled, start, 0) : end]
-
-    def _resting_rows(self, rests: GraphArray, start: GraphArray, stop: GraphArray) -> GraphArray:
-        """Rows for the resting copies, including implausible ones."""
-        return self._images[xp.where(rests, start, 0) : xp.where(rests, stop, self._idle_rows)]
-
-    def _frozen_rows(
-        self, batch: _Kept, kept: GraphArray, wanted: GraphArray, others: GraphArray
-    ) -> GraphArray:
-        """Rows for the frozen copy: plausible ones or, in a separate pass, implausible ones."""
-        return xp.choose_one(
-            others,
-            lambda: xp.selected(self._images, ~kept),
-            lambda: batch[: xp.where(wanted, batch.n, self._idle_rows)],
-        )
-
-    def _in_order(
-        self, scores: GraphArray, others: GraphArray, kept: GraphArray
-    ) -> GraphArray:  # (n, C)
-        """Interleave the scores of plausible and other samples in their original order.
-
-        Implausible samples with logits that are not finite get scores of 0.
-        """
-        broken = xp.is_nan((others - others).sum(1, keepdims=True))
-        both = xp.concat([scores, xp.where(~broken, others, 0.0)])
-        own = kept.astype(np.int64)
-        at = xp.where(kept, xp.running_sum(own), xp.length(scores) + xp.running_sum(1 - own)) - 1
-        return xp.taken(both, at)
-
-    def _of_classes(self, logits: GraphArray) -> GraphArray:  # (n, any) -> (n, C)
-        """Select the logits of the state's classes."""
-        return xp.taken(logits, xp.constant(np.array(self._columns)), axis=1)
-
-    def _recent(
-        self, moments: GraphArray, fresh: GraphArray, samples: GraphArray
-    ) -> tuple[GraphArray, GraphArray]:
-        """Moments of recent samples including the batch, at the sites that are compared."""
-        known = self._state["recent.count"]
-        room = xp.maximum(layer_passes.CHANGE_WINDOW - samples, 0.0)
-        kept = xp.where(fresh, 0.0, xp.minimum(known, room))
-        count = kept + samples
-        share = (samples / count).astype(np.float32)
-        shallow = moments[:, : sum(_compared_widths(self._source))]
-        return moment_graph.merged(self._state["recent"], shallow, share), count
-
-    def _change(self, moments: GraphArray, samples: GraphArray) -> GraphArray:  # (2, D) -> ()
-        """Mean divergence of recent samples from the past; 0 while the past has no others."""
-        widths = _compared_widths(self._source)
-        recent, count = self._recent(moments, xp.constant(False), samples)
-        found = moment_graph.change(recent, self._state["past"][:, : sum(widths)], widths)
-        return xp.where(count < self._state["past.count"], found, 0.0)
-
-    def _updated_labels(
-        self,
-        observes: GraphArray,
-        logits: GraphArray,
         before: Carry,
-        batch: _Kept,
-        alone: GraphArray,  # (), whether the pass ignored the past
-    ) -> tuple[LabelGraph, GraphArray]:
-        """Labels after observing a batch, and the class mixture behind the merged moments."""
-        kept = xp.where(before.fresh | alone, 0.0, batch.past(self._settings.memory))
+        rests: GraphArray,
+        rows: GraphArray,  # () int64, including this piece
+        logits: GraphArray,  # (m, C)
+        features: GraphArray,  # (m, d)
+        moments: GraphArray,  # (2, D)
+        covariances: GraphArray,  # (sum of c^2,)
+    ) -> list[GraphArray]:  # (rows, C), (rows, d), (2, D), (sum of c^2,)
+        """Append the outputs of a piece and merge its moments, which a rest does not have."""
 
-        def observed() -> list[GraphArray]:
-            p = xp.softmax(logits.astype(np.float64))
-            initial = initial_labels(self._source.prior).values()
-            parts = [  # an array of zeros would be stored whole
-                xp.where(alone, value if value.any() else value.dtype.type(0), each)
-                for value, each in zip(initial, self._labels.parts(), strict=True)
-            ]
-            seen, mixture = LabelGraph.of(self._pi_s, parts).observe(p)
-            known = seen.is_kind("runs") | seen.is_kind("prior")
-            decided = self._in_doubt & known  # the past assumed the source's mixture, so drop it
-            past = xp.where(decided, 0.0, kept)
-            merged = merged_mixture(self._state["mixture"], past, mixture, batch.samples)
-            return [merged, *seen.parts()]
+        def merged() -> list[GraphArray]:
+            share = ((rows - before.rows).astype(np.float64) / rows.astype(np.float64)).astype(
+                np.float32
+            )
+            found = moment_graph.merged(before.moments, moments, share)
+            if not self._source.full:
+                return [found, covariances]
+            step = moments[0] - before.moments[0]
+            parts = self._source.full, before.covariances, covariances, step, share
+            return [found, merged_covariances(*parts)]
 
-        mixture, *parts = xp.choose(
-            observes, observed, lambda: [before.mixture, *before.labels.parts()]
-        )
-        return LabelGraph.of(self._pi_s, parts), mixture
+        return [
+            xp.concat([before.logits, logits]),
+            xp.concat([before.features, features]),
+            *xp.choose(rests, lambda: [moments, covariances], merged),
+        ]
 
-    def _final_scores(self, logits: GraphArray, labels: LabelGraph) -> list[GraphArray]:
-        """The scores that answer a batch, and the posterior of its last label."""
-        p = xp.softmax(logits.astype(np.float64))
+    # --- the answer ---
+
+    def _resting_scores(self, logits: GraphArray) -> GraphArray:  # (n, C)
+        """The scores that answer a batch at rest."""
+        return logits + self._labels.correction.astype(np.float32)
+
+    def _scores(self, found: Carry) -> GraphArray:  # (n, C)
+        """The scores that answer any other batch, corrected for the classes of the stream."""
 
         def by_labels() -> GraphArray:
-            answers = xp.maximum(labels.answers(p), layer_transport.MIN_PROBABILITY)
-            return xp.log(answers).astype(np.float32)
+            answers = found.labels.answers(_probabilities(found.logits))
+            return xp.log(xp.maximum(answers, layer_transport.MIN_PROBABILITY)).astype(np.float32)
 
-        unchanged = labels.is_kind("source") | labels.is_kind("doubted")
-        scores = xp.choose_one(unchanged, lambda: logits, by_labels)
-        return [scores, labels.advance(p).chain.last]
+        unchanged = found.labels.is_kind("source") | found.labels.is_kind("doubted")
+        return xp.choose_one(unchanged, lambda: found.logits, by_labels)
+
+    def _comparison(self, found: Carry, scores: GraphArray) -> list[GraphArray]:
+        """Compare aligned and frozen answers; return ratio, frozen labels and certificate."""
+        answered = found.labels
+
+        def in_runs() -> list[GraphArray]:
+            certificate, errors = self._certificate.update(scores, found.frozen)
+            return [errors, xp.constant(math.nan) + 0.0, *certificate.parts]  # norms are unused
+
+        def shuffled() -> list[GraphArray]:
+            certificate, errors, norms = self._certificate.update_shuffled(
+                found.logits, found.frozen, answered.correction
+            )
+            return [errors, norms, *certificate.parts]
+
+        errors, norms, *certificate = xp.choose(answered.is_kind("runs"), in_runs, shuffled)
+        labels = LabelGraph.of(self._pi_s, _parts(self._state, "frozen_labels").values())
+
+        def observed() -> list[GraphArray]:
+            p = _probabilities(found.frozen)
+            return labels.observe(p)[0].advance(p).parts()
+
+        after = xp.choose(xp.is_finite(found.frozen), observed, labels.parts)
+        frozen = LabelGraph.of(self._pi_s, after)
+        ratio = gating_ratio(errors, norms, answered.is_kind("source"), frozen.is_kind("source"))
+        return [ratio, *after, *certificate]
+
+    # --- the next state ---
+
+    def _next_memory(
+        self, found: Carry, batch: _Kept, aligned: GraphArray
+    ) -> dict[str, GraphArray]:
+        """What the stream remembers after a batch, unchanged unless the batch was `aligned`."""
+        past = batch.past(found.fresh)
+        share = (batch.samples / (past + batch.samples)).astype(np.float32)
+        recent, recent_count = self._recent(found.moments, found.fresh, batch.samples)
+        labels = found.labels.advance(_probabilities(found.logits)).parts()
+        names = (name for name in self._state if name.startswith("labels."))
+        joined = {
+            "past": moment_graph.merged(self._state["past"], found.moments, share),
+            "past.count": past + batch.samples,
+            "recent": recent,
+            "recent.count": recent_count,
+            "mixture": self._mixture(found, batch),
+            **dict(zip(names, labels, strict=True)),
+        }
+        if self._source.full:
+            step = found.moments[0] - self._state["past"][0]
+            joined["past.covariances"] = merged_covariances(
+                self._source.full, self._state["past.covariances"], found.covariances, step, share
+            )
+        chosen = xp.choose(
+            aligned,
+            lambda: list(joined.values()),
+            lambda: [self._state[name] for name in joined],
+        )
+        return dict(zip(joined, chosen, strict=True))
+
+    def _next_schedule(
+        self, batch: _Kept, aligned: GraphArray, fits: GraphArray, rested: GraphArray
+    ) -> GraphArray:  # (4,)
+        """When to compare next; an ended rest means that outputs changed."""
+        compared = self._schedule.compared(batch.n, fits, self._may_rest)
+        skipped = self._schedule.skipped(xp.length(self._images))
+        failed = self._schedule.state
+        return xp.where(aligned, compared.state, xp.where(rested, skipped.state, failed))
+
+    def _next_monitor(
+        self, found: Carry, scores: GraphArray, aligned: GraphArray, rested: GraphArray
+    ) -> dict[str, GraphArray]:
+        """The output monitor after a batch; it learns what is usual from settled passes."""
+        before = self._monitor.begin(self._may_rest & ~rested).reset(aligned & found.fresh)
+        learns = found.phase.equals(Phase.ALIGNED_BY_PAST) & self._shuffled
+        parts, outputs = before.parts(), (found.features, scores)
+
+        def unlearnt() -> list[GraphArray]:
+            return xp.choose(
+                rested,
+                lambda: list(before.wait(*outputs).parts().values()),
+                lambda: list(parts.values()),
+            )
+
+        after = xp.choose(learns, lambda: list(before.learn(*outputs).parts().values()), unlearnt)
+        return {f"monitor.{name}": each for name, each in zip(parts, after, strict=True)}
 
 
-def compile_layers(
-    twin: ModelProto,
-    source: Source,
-    columns: Sequence[int],  # of the state's classes among the logits
-    settings: LayerSettings,
-    is_plausible: PlausibilityGraph,
-    pieces: Pieces,  # of the twin's resting copies
-    idle_rows: int,  # rows for a copy in a pass that does not need it
-) -> ModelProto:
-    """Build the graph that adapts to one batch of a stream.
+def _next_phase(now: Phases, events: Mapping[Event, GraphArray]) -> GraphArray:  # ()
+    """Look up what follows in `TRANSITIONS`."""
+    found = xp.constant(Phase.FAILED)
+    for phase, event, following in reversed(TRANSITIONS):  # so that the first event wins
+        found = xp.where(now[phase] & events[event], following, found)
+    return found
 
-    Inputs: the images, under the model's own name, and the state, which starts as zeros. Outputs:
-    `probabilities` (n, C), `labels` (n,) as indices of the state's classes, `accepted`, `ratio`,
-    `reason` as an index into `REASONS`, and the next state.
+
+def _probabilities(logits: GraphArray) -> GraphArray:  # (n, C) -> (n, C) float64
+    return xp.softmax(logits.astype(np.float64))
+
+
+def _in_order(
+    scores: GraphArray,  # (k, C), of the kept samples
+    others: GraphArray,  # (n - k, C)
+    kept: GraphArray,  # (n,)
+) -> GraphArray:  # (n, C)
+    """Interleave the scores of plausible and other samples in their original order.
+
+    Implausible samples with logits that are not finite get scores of 0.
     """
-    from onnx.helper import tensor_dtype_to_np_dtype
-
-    images = twin.graph.input[0]
-    kind = images.type.tensor_type
-    shape = tuple(size.dim_value or None for size in kind.shape.dim)
-    initial = initial_state(source, settings.window)
-    with xp.under_construction():
-        inputs = {
-            images.name: argument(Tensor(tensor_dtype_to_np_dtype(kind.elem_type), shape)),
-            **{name: argument(Tensor(each.dtype, each.shape)) for name, each in initial.items()},
-        }
-        state = _initialised({name: GraphArray(inputs[name]) for name in initial}, initial)
-        batch = GraphArray(inputs[images.name])
-        step = _Step(twin, source, columns, settings, is_plausible, batch, state, idle_rows, pieces)
-        # A graph must declare the shapes of its outputs, and spox loses them in branches.
-        shapes: dict[str, tuple[int, ...]] = {
-            **{"probabilities": (-1, len(source.prior)), "labels": (-1,)},
-            **{f"{NEXT}{name}": each.shape for name, each in initial.items()},
-        }
-        found = {name: each.reshape(*shapes.get(name, ())) for name, each in step.answer().items()}
-        model = build(inputs, {name: each.var for name, each in found.items()})
-    embed(model, {NETWORK: twin, FIRST_LAYERS: is_plausible.first_layers})
-    _name_open_sizes(model)
-    return model
-
-
-def _name_open_sizes(model: ModelProto) -> None:
-    """Name the batch size `n` in all inputs and outputs, and name all other dynamic sizes."""
-    for value in (*model.graph.input, *model.graph.output):
-        for axis, size in enumerate(value.type.tensor_type.shape.dim):
-            if not size.HasField("dim_value"):
-                size.dim_param = f"size{axis}" if axis else "n"
+    broken = xp.is_nan((others - others).sum(1, keepdims=True))
+    both = xp.concat([scores, xp.where(~broken, others, 0.0)])
+    own = kept.astype(np.int64)
+    at = xp.where(kept, xp.running_sum(own), xp.length(scores) + xp.running_sum(1 - own)) - 1
+    return xp.taken(both, at)
