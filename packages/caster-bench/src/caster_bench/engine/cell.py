@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -29,6 +30,7 @@ from caster_bench.sweeps import Spec
 
 WARM_UP = 5  # batches before a timed cell
 MIB = 2**20
+RESET_PEAK, STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")  # of Linux
 
 
 @dataclass
@@ -126,7 +128,7 @@ class _Group:
         for _, images in zip(range(WARM_UP), self.batches, strict=False):
             method.predict(images)
         self.result.passes += perf_counter() - began
-        peak = _PeakMemory(self.cache.context.device)
+        peak = PeakMemory(self.cache.context.device)
         found = self._predict(spec, method, method.predict, self.batches)
         self._write(spec, method, found, frozen, peak.mib())
         self.cache.clear_methods()
@@ -236,25 +238,42 @@ def predict_stream(
     )
 
 
-class _PeakMemory:
-    """The peak memory of a device from now on."""
+class PeakMemory:
+    """The peak memory from now on: of torch on a GPU, or of this process on a CPU."""
 
     def __init__(self, device: str) -> None:
-        self.device = None if device == CPU else device
-        if self.device is not None:
-            import torch
+        self.device = device
+        gc.collect()
+        if device == CPU:
+            self._is_known = self._reset_resident()
+            return
+        import torch
 
-            gc.collect()
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(self.device)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
 
     def mib(self) -> float | None:
-        """Return the peak in MiB; None on a CPU."""
-        if self.device is None:
-            return None
+        """Return the peak in MiB; None if the system does not let a process measure its own."""
+        if self.device == CPU:
+            return self._resident() if self._is_known else None
         import torch
 
         return float(torch.cuda.max_memory_allocated(self.device) / MIB)
+
+    @staticmethod
+    def _reset_resident() -> bool:
+        """Reset the peak of the resident memory; False if the system cannot."""
+        try:
+            RESET_PEAK.write_text("5")
+        except OSError:
+            return False
+        return True
+
+    @staticmethod
+    def _resident() -> float:
+        """Return the peak of the resident memory in MiB."""
+        lines = dict(line.split(":", 1) for line in STATUS.read_text().splitlines())
+        return int(lines["VmHWM"].removesuffix("kB")) / 1024
 
 
 def one_line(error: BaseException) -> str:

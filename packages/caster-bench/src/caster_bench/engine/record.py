@@ -61,7 +61,7 @@ def write_done(
     method: Method,
     found: StreamPredictions,  # by the method
     frozen: NDArray[np.int64],  # (N,) classes that the frozen model predicts; -1 without a head
-    peak_memory: float | None = None,  # MiB, for a timed cell on a GPU
+    peak_memory: float | None = None,  # MiB, for a timed cell
 ) -> None:
     """Verify that the frozen model is unchanged, and write the record of a completed cell."""
     backbone.guard.verify()

@@ -103,7 +103,7 @@ class Cell:
     method: dict[str, Any]  # inert, gradients, settings, retained bytes by kind
     frozen: dict[str, Any]  # digest of the frozen weights: before, after
     stream: dict[str, Any]  # relative_diversity, class_ordered
-    memory: dict[str, Any]  # peak: MiB on the device; null on a CPU
+    memory: dict[str, Any]  # peak, MiB: of torch on a GPU, else of the process; null if unknown
     software: dict[str, str]  # versions: python, numpy, torch, caster, ...
     hardware: dict[str, Any]  # device, ...
     counts: dict[str, int] = field(default_factory=dict)  # samples, batches
