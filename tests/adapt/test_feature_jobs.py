@@ -268,6 +268,11 @@ def test_no_share_of_changes_without_adapted_rows_or_a_head():
     assert not Summary(rows=9, adapted=9).changed_too_many
 
 
+@pytest.mark.parametrize(("adapted", "many"), [(63, False), (64, True)])
+def test_changes_in_few_rows_are_not_too_many(adapted, many):
+    assert Summary(rows=adapted, adapted=adapted, changed=adapted).changed_too_many == many
+
+
 @pytest.mark.parametrize(
     ("answers", "source", "found"),
     [
@@ -338,11 +343,15 @@ def test_the_doctor_says_that_the_source_turns_transport_off(files):
     assert found.acceptance == 0
     text = "\n".join(found.sentences())
     assert off.sentences()[0] in text
-    assert "Main reason `source_check`" in text
+    assert "Every batch gets the frozen model's answer" in text
+    assert "simulated batches" not in text
+    assert "Layers still adapt" not in text  # the state has none
     assert "N = 920 source samples, d = 12 features, C = 5 classes: N/d = 76.7, enough" in text
     forced = replace(state, source_check=off, settings=replace(state.settings, safeguards=False))
     states.save(forced, files / "forced.caster")
-    assert diagnose(files / "forced.caster", 64).acceptance > 0.9
+    found = diagnose(files / "forced.caster", 64)
+    assert found.acceptance > 0.9
+    assert "simulated batches" in "\n".join(found.sentences())
 
 
 def test_the_doctor_says_when_there_are_few_samples_a_feature(tmp_path):

@@ -76,7 +76,13 @@ def test_no_logits_no_columns():
 def test_other_labels_are_taken_in_order_if_the_counts_match(classes):
     assert head_columns(as_labels(classes), 2) == (0, 1)
     message = rejection(as_labels(classes), 3)
-    assert message.startswith("the model has 3 logits and the data has 2 classes: list the")
+    named = ", ".join(map(str, classes))
+    expected = f"the model has 3 logits and the data has 2 classes ({named}): list the"
+    assert message.startswith(expected)
+
+
+def test_a_rejection_names_the_first_of_many_classes():
+    assert "(a, b, c, ...)" in rejection(as_labels(list("abcde")), 3)
 
 
 @pytest.mark.parametrize("classes", [[-1, 0], [0, 10], [10], [7, 1000]], ids=str)

@@ -80,7 +80,7 @@ def stated_preprocessing(model: FrozenModel) -> Preprocessing:
         raise CasterError(
             f"{model.name} does not define its preprocessing: give {{argument}} FILE.toml, which "
             f"states {', '.join(REQUIRED)} and perhaps resize and crop, or in-graph if the model "
-            "resizes and normalises itself",
+            "resizes and normalizes itself",
             argument="preprocessing",
         )
     return model.preprocessing

@@ -102,7 +102,10 @@ class OnnxAlignment:
         found = {each.site: each for each in model.sites}
         for site in layers:
             if site not in found:
-                raise CasterError(f"{model.name} has no tensor of the state's site {site}")
+                raise CasterError(
+                    f"{model.name} has no tensor of the state's site {site}: it has other layers; "
+                    "fit again, or adapt features only"
+                )
         if settings.maps == "full" and not settings.mixture:
             raise CasterError(
                 f"full maps of {model.name} come from a stream's past, which needs {{argument}}",

@@ -50,7 +50,7 @@ log = logging.getLogger("caster")
 
 DIGITS = 6  # decimals of probabilities in a table
 LOPSIDED = 0.5  # warn if a class exceeds its frequency in the source by this fraction of all rows
-FEWEST = 64  # rows needed for that warning
+FEWEST = 64  # rows needed for these two warnings
 MANY_CHANGED = 0.3  # fraction of changed answers in adapted batches above which to advise a check
 SNAPSHOT_EVERY = 5.0  # seconds of work that a crash may cost
 FORMAT = "caster-predict 1"
@@ -105,7 +105,8 @@ class Summary:
         """
         check = self.source_check
         error = 0.0 if check is None or check.head is None else 1.0 - check.head
-        return (self.changed_share or 0.0) > max(MANY_CHANGED, 2 * error)
+        found = (self.changed_share or 0.0) > max(MANY_CHANGED, 2 * error)
+        return found and self.adapted >= FEWEST
 
 
 def predict_file(

@@ -234,12 +234,14 @@ def _say_outcome(summary: Summary, table: Path, gate: bool, shuffle: int | None)
     if summary.resumed:
         say(f"Continued an interrupted run, after {counted(summary.resumed, 'row')}.")
     changed = "no frozen head: rejected batches got Source-GDA's answer"
+    batches = "accepted batches" if gate else "adapted batches"
     if summary.changed is not None:
         verb = "differs" if summary.changed == 1 else "differ"
-        changed = f"{counted(summary.changed, 'prediction')} {verb} from the frozen head's"
-    batches = "accepted batches" if gate else "adapted batches"
+        of = f" of {summary.adapted:,}" if summary.changed_share is not None else ""
+        predictions = counted(summary.changed, "prediction")
+        changed = f"{predictions}{of} in {batches} {verb} from the frozen head's"
     if summary.changed_share is not None:
-        changed += f", {summary.changed_share:.1%} of those in {batches}"
+        changed += f" ({summary.changed_share:.1%})"
     say(f"Median ratio {summary.median_ratio:.3g}; {changed}.")
     if summary.changed_too_many:
         say(

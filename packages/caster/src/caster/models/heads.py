@@ -20,7 +20,7 @@ NAME_CLASSES = (
     "its head (`--no-head`)"
 )
 MIXED_UP = 0.1  # gain in accuracy from which a renaming is suggested
-SHOWN = 3  # outputs named in a message
+SHOWN = 3  # outputs or classes named in a message
 
 
 def head_columns(
@@ -54,9 +54,11 @@ def head_columns(
             )
         return tuple(numbers)
     if len(classes) != n_logits:
+        shown = ", ".join(map(str, classes[:SHOWN].tolist()))
+        more = ", ..." if len(classes) > SHOWN else ""
         raise CasterError(
-            f"the model has {n_logits} logits and the data has {len(classes)} classes: "
-            f"{NAME_CLASSES}",
+            f"the model has {n_logits} logits and the data has {len(classes)} classes "
+            f"({shown}{more}): {NAME_CLASSES}",
             argument="classes",
         )
     return tuple(range(n_logits))

@@ -136,7 +136,7 @@ def _from_onnx(path: str | os.PathLike[str], options: Options) -> Any:
         if options.keys() & {"head", "preprocessing"}:
             raise CasterError(
                 f"{path} is compiled and adapts itself: it takes no state and no model options; "
-                "name the original model, or run it alone (docs/compile.md)"
+                "name the original model, or run it in Python: caster.wrap(FILE).stream(batches)"
             )
         return CompiledModel(path, content=content, **options)
     return OnnxModel(Path(path), content=content, **options)

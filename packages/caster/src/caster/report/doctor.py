@@ -125,9 +125,19 @@ class Diagnosis:
 
     def sentences(self) -> list[str]:
         """Say in plain words what to expect from feature transport."""
-        return [
+        source = [
             self._source_words(),
             *([] if self.source_check is None else self.source_check.sentences()),
+        ]
+        size = (
+            f"State: {self.state_bytes:,} bytes; a k-NN bank of the same source in float32: "
+            f"{self.bank_bytes:,} bytes, {self.bank_bytes / self.state_bytes:.1f} times as large."
+        )
+        if self.reasons["source_check"]:
+            off = "Every batch gets the frozen model's answer, whatever its size."
+            return [*source, off if self.layers is None else f"{off} Layers still adapt.", size]
+        return [
+            *source,
             self._map_words(),
             f"An i.i.d. batch has about {self.expected_classes:.1f} of {self.n_classes} classes.",
             self._gate_words(),
@@ -138,8 +148,7 @@ class Diagnosis:
                 else "."
             ),
             self._size_words(),
-            f"State: {self.state_bytes:,} bytes; a k-NN bank of the same source in float32: "
-            f"{self.bank_bytes:,} bytes, {self.bank_bytes / self.state_bytes:.1f} times as large.",
+            size,
         ]
 
     def _source_words(self) -> str:
