@@ -14,11 +14,12 @@ and weighed as such a stream has them; `rest` is the share of rests alone. Image
 random pattern per class, and weights are random but for the classifier's, which are the features of
 those patterns: a network that answers all alike would look like a stream of one class. Every
 verdict is accepted, as on a long stream that gains. Memory is the peak that torch reserved, one
-contender at a time, over compared windows and rests; on a CPU `processor` is the share by processor
-time, of layers in a rest, which other work on the machine disturbs less. Every network and way has
-its own process. On a GPU all networks are fitted, and those to be compiled are compiled into
-torch's cache, at once beforehand. `--profile` also prints, as errors, where the time and the memory
-of a batch and of a compared window go.
+contender at a time, over compared windows and rests. How much more that is than torch allocated
+depends on what ran before, by tens of MiB, so the ratio of allocated peaks is printed too. On a CPU
+`processor` is the share by processor time, of layers in a rest, which other work on the machine
+disturbs less. Every network and way has its own process. On a GPU all networks are fitted, and
+those to be compiled are compiled into torch's cache, at once beforehand. `--profile` also prints,
+as errors, where the time and the memory of a batch and of a compared window go.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cache, partial
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -316,8 +317,20 @@ def seconds(run: Run, count: int) -> float:
     return (time.perf_counter() - start) / count
 
 
-def peak(make: Callable[[list[Tensor]], Run], batches: list[Tensor]) -> dict[str, float]:
-    """Peak MiB reserved by every phase while one contender runs alone, after warm-up."""
+class Peak(NamedTuple):
+    """Peak memory of a phase, in MiB."""
+
+    reserved: float
+    allocated: float
+
+    @classmethod
+    def of_all(cls, phases: Iterable[Peak]) -> Self:
+        """The highest of several phases, each number on its own."""
+        return cls(*map(max, zip(*phases, strict=True)))
+
+
+def peaks(make: Callable[[list[Tensor]], Run], batches: list[Tensor]) -> dict[str, Peak]:
+    """Peak memory of every phase while one contender runs alone, after warm-up."""
     torch._C._cuda_clearCublasWorkspaces()  # of the contender before
     run = make(batches)
     rests = id(run) in STREAMS
@@ -328,21 +341,28 @@ def peak(make: Callable[[list[Tensor]], Run], batches: list[Tensor]) -> dict[str
     if rests:
         more: dict[str, Callable[[], None]] = {"compared": lambda: compare_window(run)}
         phases = more | {"folded and recorded": lambda: run(4)} | phases
-    found = dict.fromkeys(phases, 0.0)
+    found = dict.fromkeys(phases, Peak(0.0, 0.0))
     for _ in range(2):
         for name, phase in phases.items():
             torch.cuda.reset_peak_memory_stats()
             phase()
             settle()
-            found[name] = max(found[name], torch.cuda.max_memory_reserved() / 2**20)
+            reserved, allocated = (
+                torch.cuda.max_memory_reserved(),
+                torch.cuda.max_memory_allocated(),
+            )
+            found[name] = Peak.of_all((found[name], Peak(reserved / 2**20, allocated / 2**20)))
     return found
 
 
-def profile(runs: dict[str, Run], memory: dict[str, dict[str, float]]) -> None:
+def profile(runs: dict[str, Run], memory: dict[str, dict[str, Peak]]) -> None:
     """Print the milliseconds of a batch, and where a compared window spends them."""
     report = partial(print, file=sys.stderr, flush=True)
     for name, phases in memory.items():
-        report(f"{name}: MiB reserved", {key: round(mib) for key, mib in phases.items()})
+        for phase, mib in phases.items():
+            report(
+                f"{name}, {phase}: {mib.reserved:.0f} MiB reserved, {mib.allocated:.0f} allocated"
+            )
     from torch.profiler import ProfilerActivity
 
     frozen: dict[str, Any] = {}
@@ -391,11 +411,11 @@ def measure(network: str, way: str, rounds: int, path: Path, profiled: bool, alo
     state = fitted(network, module(network), path)
     made = contenders(network, way, state, alone)
     ours = ("layers", "features")
-    memory: dict[str, dict[str, float]] = {}
+    memory: dict[str, dict[str, Peak]] = {}
     if ON_GPU:
         one = [images(network, BATCH, 7)[0]]
         for name in ("frozen", *ours, *(("tent",) if "tent" in made else ())):
-            memory[name] = peak(made[name], one)
+            memory[name] = peaks(made[name], one)
             STREAMS.clear()
             gc.collect()
             torch.cuda.empty_cache()
@@ -431,8 +451,9 @@ def measure(network: str, way: str, rounds: int, path: Path, profiled: bool, alo
             own, theirs = (statistics.median(busy[other]) for other in ("frozen", name))
             columns.append(f"{own / theirs:.1%}")
         if name in memory:
-            own, theirs = (max(memory[other].values()) for other in (name, "frozen"))
-            columns += [f"{own:.0f}", f"{own / theirs:.3f}"]
+            own, theirs = (Peak.of_all(memory[other].values()) for other in (name, "frozen"))
+            columns += [f"{own.reserved:.0f}", f"{own.reserved / theirs.reserved:.3f}"]
+            columns.append(f"{own.allocated / theirs.allocated:.3f}")
         print(f"| {' | '.join(columns)} |", flush=True)
     if profiled:
         print(f"\n{network}, {way}", file=sys.stderr)
@@ -488,9 +509,9 @@ def main() -> None:
     place = torch.cuda.get_device_name() if ON_GPU else "CPU"
     print(f"{place}, torch {torch.__version__}; {machine()}")
     print(f"Batches of {BATCH}; medians and ranges of {args.rounds} rounds of {LONG} batches.\n")
-    more = " reserved, MiB | of frozen |" if ON_GPU else " processor |"
+    more = " reserved, MiB | of frozen | allocated |" if ON_GPU else " processor |"
     print(f"| network | way | | images/s | of frozen | range | rest |{more}")
-    print("|---|---|---|--:|--:|--:|--:|" + ("--:|--:|" if ON_GPU else "--:|"), flush=True)
+    print("|---|---|---|--:|--:|--:|--:|" + ("--:|--:|--:|" if ON_GPU else "--:|"), flush=True)
     with tempfile.TemporaryDirectory() as folder:
 
         def command(network: str, way: str, *options: str) -> list[str]:
