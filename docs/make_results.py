@@ -27,6 +27,7 @@ METHODS = {  # rows of the table: methods of the records, one of which a network
     "PEA": re.compile(r"pea"),
     "CoTTA": re.compile(r"cotta( \(preset [\w-]+\))?"),
     "ROID": re.compile(r"roid( \(preset [\w-]+\))?"),
+    "DeYO, tuned": re.compile(r"deyo \(lr .*\)"),
     "ROID, tuned": re.compile(r"roid \(lr .*\)"),
     "caster, `features`": re.compile(r"caster"),
     "caster, `layers`": re.compile(r"mixture-transport"),

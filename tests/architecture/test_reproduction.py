@@ -27,6 +27,7 @@ from tests.support.report_files import files
 ROOT = Path(__file__).parents[2]
 CLAIMS = read_claims(ROOT / "reproduction" / "claims.toml")
 CONDITIONS = {("fog", 5)}  # enough for every row that claims name
+NUMBERS = {2: "two", 4: "four", 6: "six", 7: "seven", 8: "eight", 12: "twelve"}
 
 
 def first_difference(committed: Path, made: Path, name: str) -> str:
@@ -173,7 +174,7 @@ def test_a_difference_is_one_line(tmp_path):
 
 
 def test_counts_typed_in_a_note_are_those_of_its_table():
-    """E1 is the one note with figures that no table has a cell for."""
+    """E1 counts settings, for which no table has a cell."""
     table = ROOT / CLAIMS.reports / "reproduction" / "tables" / "estimators.csv"
     with table.open() as file:
         rows = [
@@ -183,14 +184,34 @@ def test_counts_typed_in_a_note_are_those_of_its_table():
     lost = [margin for *_, margin in rows if margin < 0]
     lost_own = [margin for margin in own if margin < 0]
     others, won = len(rows) - len(own), len(rows) - len(own) - (len(lost) - len(lost_own))
-    words = {6: "six", 8: "eight"}
-    (note,) = (c.note for part in CLAIMS.parts for c in part.claims if c.id == "E1")
-    text = " ".join(note.split())
-    assert f"k-NN wins {words[len(lost)]} settings, none by three points" in text
+    text = text_of("E1", "note")
+    assert f"k-NN wins {NUMBERS[len(lost)]} settings, none by three points" in text
     assert min(lost) > -3
-    assert f"and {words[len(lost_own)]} of them on the very data" in text
+    assert f"and {NUMBERS[len(lost_own)]} of them on the very data" in text
     assert f"Of the {others} settings on other data" in text
-    assert f"Source-GDA wins {won}:" in text
+    assert f"Source-GDA wins {won}: all but one" in text
+    assert others - won == 1
+    assert "wins all settings but one" in text_of("E1", "core")
+
+
+def test_counts_typed_in_limits_and_notes_are_those_of_the_sweep():
+    """Which backbones have clean streams, and how many stand behind a deviation."""
+    sweep = read(ROOT / CLAIMS.sweeps["reproduction"])
+    judged = [spec for spec in sweep.cells if spec.data in ("cifar10", "cifar100")]
+    names = {spec.backbone for spec in judged}
+    clean = {spec.backbone for spec in judged if not spec.conditions}
+    among = f"{NUMBERS[len(clean)]} of the {NUMBERS[len(names)]} checkpoints only"
+    assert among in text_of("T11", "limits")
+    for data in ("cifar10", "cifar100"):
+        own = {spec.backbone for spec in judged if spec.data == data}
+        batch = [name for name in own if sweep.backbones[name].family == "batch"]
+        assert f"that of {NUMBERS[len(batch)]} networks" in text_of("T12", "note")
+
+
+def text_of(claim: str, kind: str) -> str:
+    """A text of a claim, on one line."""
+    (found,) = (each for part in CLAIMS.parts for each in part.claims if each.id == claim)
+    return " ".join(getattr(found, kind).split())
 
 
 def trained_on(backbone: str) -> str:
