@@ -6,9 +6,10 @@
 
 Every network is trained as `docs/benchmark.md` says, from $CASTER_DATA, unless its checkpoint is
 there, and recorded as soon as it is: `caster bench run` for one sweep after the other, into
-RUNS/SWEEP--BACKBONE, and `caster bench pack` into PACKS/SWEEP--BACKBONE. When all networks are
-done, their packs are merged into PACKS/SWEEP, because a method must have one revision on all
-networks of a family. Sweeps get less priority than training where NVIDIA's MPS is installed; it is
+RUNS/SWEEP--BACKBONE, and `caster bench pack` into PACKS/SWEEP--BACKBONE. Studies with cells that
+are timed alone wait until all networks are done, and then run one by one on the idle device. At
+last the packs are merged into PACKS/SWEEP, because a method must have one revision on all networks
+of a family. Sweeps get less priority than training where NVIDIA's MPS is installed; it is
 started and ended here. Published ImageNet weights must be there (`benchmarks/real/published.py`).
 
 The same command continues after an interrupt.
@@ -32,7 +33,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from caster.errors import CasterError
-from caster_bench.sweeps import Sweep, read
+from caster_bench.sweeps import STUDIES, Sweep, part_of, read
 
 BENCH = [sys.executable, "-m", "caster", "bench"]
 MPS = "nvidia-cuda-mps-control"
@@ -57,6 +58,8 @@ class Use(NamedTuple):
     sweep: str
     backbone: str
     methods: list[str]  # empty: all
+    shared: list[str]  # studies whose cells may run beside other work
+    timed: list[str]  # those with cells that are timed alone
 
 
 def training(checkpoint: str) -> list[str] | None:
@@ -81,10 +84,13 @@ def by_checkpoint(
     found: dict[str, list[Use]] = defaultdict(list)
     for path, sweep in sweeps.items():
         for name, backbone in sweep.backbones.items():
-            has = {spec.method for spec in sweep.cells if spec.backbone == name}
-            chosen = [method for method in methods if method in has]
-            if (chosen or not methods) and (name in backbones or not backbones):
-                found[backbone.checkpoint].append(Use(path, sweep.name, name, chosen))
+            part = part_of(sweep, backbones=[name], methods=methods or None)
+            if part.cells and (name in backbones or not backbones):
+                chosen = [m for m in methods if any(spec.method == m for spec in part.cells)]
+                timed = {s for spec, own in part.cells.items() if spec.alone for s in own}
+                studies = [study for study in STUDIES if part.of(study)]
+                parts = ([s for s in studies if (s in timed) is last] for last in (False, True))
+                found[backbone.checkpoint].append(Use(path, sweep.name, name, chosen, *parts))
     return found
 
 
@@ -105,29 +111,42 @@ class Recorder:
                 self._stop()
                 raise
         uses = [use for own in networks.values() for use in own]
+        for checkpoint, own in networks.items():
+            if Path(checkpoint).exists():
+                recorded += [self._run(checkpoint, use, use.timed, 1) for use in own if use.timed]
         return all([*recorded, *map(self._merge, {use.sweep: use.path for use in uses}.items())])
 
     def _record(self, checkpoint: str, uses: Sequence[Use]) -> bool:
         """Train one network, and record it in every sweep that has it."""
-        log = self.runs / f"{Path(checkpoint).stem}.log"
         if not Path(checkpoint).exists():
             arguments = training(checkpoint)
             if arguments is None:
                 say(f"left out: there is no {checkpoint}")
                 return False
-            if not self._step(log, f"training {checkpoint}", ["train", *arguments]):
+            if not self._step(
+                self._log(checkpoint), f"training {checkpoint}", ["train", *arguments]
+            ):
                 return False
-        recorded = []
-        for path, sweep, name, chosen in uses:
-            out, pack = (folder / f"{sweep}--{name}" for folder in (self.runs, self.packs))
-            methods = [word for method in chosen for word in ("--method", method)]
-            run = ["run", path, "--out", out, "--backbone", name, "--workers", self.workers]
-            packing = ["pack", path, "--out", out, "-o", pack]  # also what a failed run recorded
-            recorded += [
-                self._step(log, f"recording {sweep}, {name}", [*run, *methods], low_priority=True),
-                self._step(log, f"packing {sweep}, {name}", packing),
-            ]
+        recorded = [
+            self._run(checkpoint, use, use.shared if use.timed else [], self.workers)
+            for use in uses
+            if use.shared
+        ]
         return all(recorded)
+
+    def _run(self, checkpoint: str, use: Use, only: Sequence[str], workers: int) -> bool:
+        """Record and pack some studies of a network, by default all of them."""
+        log, name = self._log(checkpoint), f"{use.sweep}, {use.backbone}"
+        out, pack = (f / f"{use.sweep}--{use.backbone}" for f in (self.runs, self.packs))
+        words = [word for study in only for word in ("--only", study)]
+        words += [word for method in use.methods for word in ("--method", method)]
+        run = ["run", use.path, "--out", out, "--backbone", use.backbone, "--workers", workers]
+        packing = ["pack", use.path, "--out", out, "-o", pack]  # also what a failed run recorded
+        recorded = self._step(log, f"recording {name}", [*run, *words], low_priority=True)
+        return self._step(log, f"packing {name}", packing) and recorded
+
+    def _log(self, checkpoint: str) -> Path:
+        return self.runs / f"{Path(checkpoint).stem}.log"
 
     def _merge(self, of: tuple[str, Path]) -> bool:
         """Merge the packs of a sweep's networks into a new one."""

@@ -38,7 +38,7 @@ def largest_file(size: int) -> Iterator[None]:
 
 def test_a_sweep_stops_in_one_line_and_continues_where_it_stopped(tmp_path, checkpoints):
     sweep, out = sweep_of(tmp_path), tmp_path / "out"
-    run_inline(sweep, out, checkpoints, only="corruption")
+    run_inline(sweep, out, checkpoints, only=["corruption"])
     wanted = len(scan(out).cells)
     for folder in scan(out).cells[::2]:
         for file in folder.iterdir():

@@ -99,6 +99,24 @@ def test_a_network_is_trained_once_and_recorded_in_every_sweep(workdir, monkeypa
     assert again[7:] == calls[1:]  # the checkpoint is there
 
 
+def test_timed_cells_wait_until_all_networks_are_done(workdir, monkeypatch):
+    grid = '[[grid]]\nstudy = "cost"\nmethods = ["frozen", "tent"]\nalone = true\n'
+    text = SWEEP.format(name="first", more=SECOND).replace("tent", "eata") + grid
+    (workdir / "first.toml").write_text(text)
+    code, calls = called(workdir, monkeypatch, "first.toml", "--at-once", "2")
+    assert code == 0
+    *beside, first, second, third, fourth, _, _ = calls
+    runs = [line for line in beside if line.startswith("run")]
+    assert len(runs) == 2
+    assert all(line.endswith("--workers 4 --only corruption") for line in runs)
+    for (run, pack), name in zip(
+        [(first, second), (third, fourth)], ("small", "other"), strict=True
+    ):
+        out = f"--out runs/first--{name}"
+        assert run == f"run first.toml {out} --backbone {name} --workers 1 --only cost"
+        assert pack == f"pack first.toml {out} -o packs/first--{name}"
+
+
 def test_packs_are_merged_into_a_new_one_when_all_networks_are_done(workdir, monkeypatch):
     (workdir / "packs" / "first").mkdir(parents=True)
     (workdir / "packs" / "first" / "of-an-earlier-revision").touch()

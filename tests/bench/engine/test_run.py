@@ -57,9 +57,9 @@ def test_one_frozen_pass_serves_the_methods_of_a_stream(small):
 def test_the_cells_of_a_study_alone(tmp_path, checkpoints, small):
     sweep, _, _ = small
     with pytest.raises(CasterError, match="no study 'corruptions'"):
-        run_inline(sweep, tmp_path / "out", checkpoints, only="corruptions")
+        run_inline(sweep, tmp_path / "out", checkpoints, only=["corruptions"])
     with pytest.raises(CasterError, match="small has no cells of the study cost"):
-        run_inline(sweep, tmp_path / "out", checkpoints, only="cost")
+        run_inline(sweep, tmp_path / "out", checkpoints, only=["cost"])
 
 
 ABSENT = """

@@ -138,7 +138,7 @@ def test_images_are_kept_until_every_study_is_complete(tmp_path, checkpoints):
         '"frozen", "caster", "tent"', '"frozen", "caster-ungated"'
     )
     sweep, out = sweep_of(tmp_path, text), tmp_path / "out"
-    summary, _ = run_inline(sweep, out, checkpoints, only="corruption")
+    summary, _ = run_inline(sweep, out, checkpoints, only=["corruption"])
     assert summary.cells == 6
     assert any((out / "images").iterdir())
     summary, _ = run_inline(sweep, out, checkpoints)

@@ -36,7 +36,10 @@ Root = Annotated[
         help="Folder that checkpoint paths are relative to. [default: the current folder]",
     ),
 ]
-Only = Annotated[str | None, typer.Option(metavar="STUDY", help="Only the cells of one study.")]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(metavar="STUDY", help="Only the cells of this study; repeat it for several."),
+]
 Backbones = Annotated[
     list[str] | None,
     typer.Option(
@@ -85,7 +88,7 @@ def plan(
     from caster_bench.engine.plan import Costs, groups_of, make_plan
 
     known, context = _open(sweep, out, root, data_root, select_devices(None)[0])
-    made = make_plan(known, context, only, backbones=backbone or (), methods=method or ())
+    made = make_plan(known, context, only or (), backbones=backbone or (), methods=method or ())
     show_plan(made, Costs(made), list(groups_of(made.missing)), by_cell=cells)
 
 
@@ -130,7 +133,7 @@ def run(
     known, context = _open(sweep, out, root, data_root, first)
     with live_progress() as watch:
         summary = run_sweep(
-            known, context, lambda: start(context), watch, only, backbone or (), method or ()
+            known, context, lambda: start(context), watch, only or (), backbone or (), method or ()
         )
     show_summary(summary, context.out)
     if summary.failures:

@@ -203,14 +203,14 @@ def _verified(
     out: Path | None,
     packed: Path | None,
     root: Path | None,
-    only: str | None,
+    only: list[str] | None,
     backbones: list[str] | None,
 ) -> Results:
     """Load the results of a run, or of a part; problems in its records end the command."""
     from caster_bench.studies.results import load, restrict
     from caster_bench.sweeps import select
 
-    part = select(sweep, only, backbones or ())
+    part = select(sweep, only or (), backbones or ())
     location = _location(sweep, out, packed)
     with progress_bar() as progress:
         results, problems = load(sweep, location, root, progress, part.cells)

@@ -71,9 +71,9 @@ class Plan:
 def make_plan(
     sweep: Sweep,
     context: RunContext,
-    only: str | None = None,  # a study
+    only: Sequence[str] = (),  # studies; empty: all
     known: Mapping[Pair, Admission | None] | None = None,  # admissions decided before
-    backbones: Sequence[str] = (),  # empty: all
+    backbones: Sequence[str] = (),  # likewise
     methods: Sequence[str] = (),  # likewise
 ) -> Plan:
     """Compare a sweep with the folder of its run, without running or writing anything."""

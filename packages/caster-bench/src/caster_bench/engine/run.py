@@ -67,8 +67,8 @@ def run(
     context: RunContext,
     start: Callable[[], Executor],
     watch: Watch,
-    only: str | None = None,  # a study
-    backbones: Sequence[str] = (),  # empty: all
+    only: Sequence[str] = (),  # studies; empty: all
+    backbones: Sequence[str] = (),  # likewise
     methods: Sequence[str] = (),  # likewise
 ) -> Summary:
     """Run the missing cells of a sweep; cells that fail are in the summary and have no record."""

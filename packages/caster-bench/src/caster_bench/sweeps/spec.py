@@ -269,20 +269,23 @@ def without(sweep: Sweep, left_out: Mapping[str, Collection[str]]) -> Sweep:
 
 def select(
     sweep: Sweep,
-    only: str | None,  # a study; None means all
-    backbones: Sequence[str] = (),  # empty means all
+    only: Sequence[str] = (),  # studies; empty means all
+    backbones: Sequence[str] = (),  # likewise
     methods: Sequence[str] = (),  # likewise
 ) -> Sweep:
     """Apply the options `--only`, `--backbone` and `--method` to a sweep."""
-    if only is not None and only not in STUDIES:
-        raise CasterError(f"there is no study {only!r}: choose from {', '.join(STUDIES)}")
+    for name in only:
+        if name not in STUDIES:
+            raise CasterError(f"there is no study {name!r}: choose from {', '.join(STUDIES)}")
     for name in backbones:
         known(name, sweep.backbones, f"backbone of {sweep.name} called")
     for name in methods:
         known(name, sorted({spec.method for spec in sweep.cells}), f"method of {sweep.name} called")
-    part = part_of(sweep, None if only is None else {only}, backbones or None, methods or None)
+    part = part_of(sweep, only or None, backbones or None, methods or None)
     if not part.cells:
-        study = "" if only is None else f" of the study {only}"
+        study = (
+            f" of the {'study' if len(only) == 1 else 'studies'} {', '.join(only)}" if only else ""
+        )
         named = (*backbones, *methods)
         of = f" for {', '.join(named)}" if named else ""
         raise CasterError(f"{sweep.name} has no cells{study}{of}")
