@@ -509,7 +509,7 @@ def main() -> None:
     place = torch.cuda.get_device_name() if ON_GPU else "CPU"
     print(f"{place}, torch {torch.__version__}; {machine()}")
     print(f"Batches of {BATCH}; medians and ranges of {args.rounds} rounds of {LONG} batches.\n")
-    more = " reserved, MiB | of frozen | allocated |" if ON_GPU else " processor |"
+    more = " reserved, MiB | of frozen | allocated, of frozen |" if ON_GPU else " processor |"
     print(f"| network | way | | images/s | of frozen | range | rest |{more}")
     print("|---|---|---|--:|--:|--:|--:|" + ("--:|--:|--:|" if ON_GPU else "--:|"), flush=True)
     with tempfile.TemporaryDirectory() as folder:

@@ -346,6 +346,7 @@ def test_the_doctor_says_that_the_source_turns_transport_off(files):
     assert "Every batch gets the frozen model's answer" in text
     assert "simulated batches" not in text
     assert "Layers still adapt" not in text  # the state has none
+    assert "simulated batches" not in "\n".join(diagnose(files / "off.caster", 1).sentences())
     assert "N = 920 source samples, d = 12 features, C = 5 classes: N/d = 76.7, enough" in text
     forced = replace(state, source_check=off, settings=replace(state.settings, safeguards=False))
     states.save(forced, files / "forced.caster")

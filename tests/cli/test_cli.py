@@ -46,7 +46,10 @@ def test_predict_summarises_and_writes(folder):
     result = run("predict", folder / "s.caster", folder / "target.npz", "-o", folder / "out.csv")
     assert result.exit_code == 0
     assert "150 rows in 3 batches" in result.stdout
-    assert "predictions of 150 in accepted batches differ from the frozen head's" in result.stdout
+    assert (
+        "predictions of 150 in compared and accepted batches differ from the frozen head's"
+        in result.stdout
+    )
     assert len((folder / "out.csv").read_text().splitlines()) == 151
 
 
@@ -57,7 +60,7 @@ def test_predict_warns_of_answers_that_changed_for_no_reason_it_knows(folder, tm
     np.savez(tmp_path / "wrong.npz", features=given["features"], logits=wrong)
     result = run("predict", folder / "s.caster", tmp_path / "wrong.npz", "-o", tmp_path / "o.csv")
     assert result.exit_code == 0
-    assert "in accepted batches differ from the frozen head's (" in result.stdout
+    assert "in compared and accepted batches differ from the frozen head's (" in result.stdout
     assert "check on labelled data with `caster evaluate`" in result.stderr
     result = run("predict", folder / "s.caster", folder / "target.npz", "-o", tmp_path / "o.csv")
     assert result.stderr == ""

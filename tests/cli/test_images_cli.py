@@ -135,7 +135,7 @@ def test_predict_warns_of_sorted_images_and_mixes_them_if_told_to(typed):
     assert len(rows) == 80
     assert np.mean([row[1].split("/")[0] == row[3] for row in rows]) > 0.9
     changed = sum(row[3] != row[5] for row in rows)
-    assert f"{changed} predictions of 80 in accepted batches differ" in mixed.stdout
+    assert f"{changed} predictions of 80 in compared and accepted batches differ" in mixed.stdout
 
 
 def test_one_batch_of_everything_is_no_cause_for_a_warning(typed):

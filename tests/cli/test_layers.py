@@ -303,7 +303,9 @@ def test_predictions_are_those_of_the_method(typed, made, kind, state, tau, site
     line = f"predict {state} @{state}.caster @target --shuffle 0 --batch-size 32 -o out.csv{more}"
     result = typed(line)
     assert result.exit_code == 0, result.output
-    assert "of the answers in accepted batches differ" in result.stderr  # the shift is strong
+    assert (
+        "of the answers in compared and accepted batches differ" in result.stderr
+    )  # the shift is strong
     order = np.random.default_rng(0).permutation(len(TARGET))
     expected = by_hand(made, kind, order, **({} if tau is None else {"tau": tau}))
     rows = rows_of()

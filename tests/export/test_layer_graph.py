@@ -32,6 +32,19 @@ from tests.support.sampling import sampled
 C = problem.N_CLASSES
 
 
+def test_every_pass_has_a_successor_whatever_occurs():
+    """The rows of a phase are together, and the last one holds if no event occurred."""
+    rows = layer_graph.TRANSITIONS
+    passes = [phase for phase in layer_graph.Phase if phase < layer_graph.Phase.RESTED]
+    assert list(dict.fromkeys(phase for phase, *_ in rows)) == passes
+    last = {phase: (event, at) for at, (phase, event, _) in enumerate(rows)}
+    assert {event for event, _ in last.values()} == {"otherwise"}
+    assert [at for _, at in last.values()] == sorted(at for _, at in last.values())
+    assert len({(phase, event) for phase, event, _ in rows}) == len(rows)
+    reached = {following for *_, following in rows}
+    assert reached | {layer_graph.Phase.REST, layer_graph.Phase.CHECK} == {*layer_graph.Phase}
+
+
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory):
     """An ONNX model and its state, and compiled files by their settings."""

@@ -150,7 +150,7 @@ def test_layer_transport_without_a_gate_records_what_its_gate_would_decide(recor
     each = (("every", 1),)
     gated = {s.stream: r for s, r in records.items() if (s.method, s.settings) == (LAYERS, each)}
     opens = [r for s, r in records.items() if s.method == LAYERS and "gated" in s.given]
-    assert {record.spec.order for record in opens} == {"by-class", "dirichlet"}
+    assert {record.spec.order for record in opens} == {"shuffled", "by-class", "dirichlet"}
     verdicts = []
     for record in opens:
         other = gated[record.spec.stream]
@@ -168,8 +168,10 @@ def test_layer_transport_without_a_gate_records_what_its_gate_would_decide(recor
 
 
 def test_layer_transport_without_a_gate_is_the_ungated_method(records):
-    for order in ("by-class", "dirichlet"):
-        wanted = {"backbone": "convnext", "data": "digits", "order": order, "batch_size": 16}
+    shuffled = {"backbone": "resnet", "order": "shuffled", "conditions": (("contrast", 5),)}
+    others = ({"backbone": "convnext", "order": order} for order in ("by-class", "dirichlet"))
+    for kind in (shuffled, *others):
+        wanted = {**kind, "data": "digits", "batch_size": 64 if kind is shuffled else 16}
         record = one(records, **wanted, method=LAYERS, settings=(("every", 1), ("gated", False)))
         other = one(records, **wanted, method=f"{LAYERS}-ungated", settings=())
         np.testing.assert_array_equal(record.samples.prediction, other.samples.prediction)

@@ -42,17 +42,13 @@ def test_every_setting_is_one_that_there_is(sweep):
 def test_backbones_are_what_they_say(sweep):
     for backbone in sweep.backbones.values():
         assert find(backbone.architecture).family == backbone.family
-    groups = defaultdict(list)
-    for backbone in sweep.backbones.values():
-        groups[backbone.group].append(backbone.name)
-    sizes = {group: len(names) for group, names in groups.items() if len(names) > 1}
-    assert sizes == {"ResNet-50, CIFAR-10": 3, "ResNet-50, CIFAR-100": 3}
-    assert len(groups) == 6 * 2 + 2
+    groups = {backbone.group for backbone in sweep.backbones.values()}
+    assert len(groups) == len(sweep.backbones) == 6 * 2 + 2
 
 
 def test_every_backbone_meets_ninety_five_corruptions(sweep):
     found = streams(sweep, "corruption")
-    assert len(found) == 16
+    assert len(found) == 6 * 2
     for (backbone, data), met in found.items():
         assert backbone.split("-")[1] == data
         assert {stream.conditions for stream in met} == conditions(1, 2, 3, 4, 5)

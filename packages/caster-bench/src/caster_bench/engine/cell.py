@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -262,10 +263,12 @@ class PeakMemory:
 
     @staticmethod
     def _reset_resident() -> bool:
-        """Reset the peak of the resident memory; False if the system cannot."""
+        """Return free memory and reset the peak of the resident; False if the system cannot."""
         try:
+            trim = ctypes.CDLL(None).malloc_trim  # of glibc
+            trim(0)
             RESET_PEAK.write_text("5")
-        except OSError:
+        except (OSError, AttributeError):
             return False
         return True
 

@@ -25,10 +25,9 @@ HOW = (
     "One method at a time on an otherwise idle device, with its own forward passes. Images/s: "
     "median over full batches of size divided by seconds, without warm-up batches, synchronising "
     "the device after every batch. Memory: peak of what torch allocates on a GPU, or on a CPU of "
-    "the whole process, which may keep memory that earlier methods needed; it includes a copy of "
-    "the weights that is used to check that nothing changed them. Retained: what the method keeps "
-    "between batches in addition to the frozen model. Intervals are bootstrapped over batches, of "
-    "both methods for a ratio."
+    "the whole process; it includes a copy of the weights that is used to check that nothing "
+    "changed them. Retained: what the method keeps between batches in addition to the frozen "
+    "model. Intervals are bootstrapped over batches, of both methods for a ratio."
 )
 MIB = 2**20
 

@@ -234,7 +234,7 @@ def _say_outcome(summary: Summary, table: Path, gate: bool, shuffle: int | None)
     if summary.resumed:
         say(f"Continued an interrupted run, after {counted(summary.resumed, 'row')}.")
     changed = "no frozen head: rejected batches got Source-GDA's answer"
-    batches = "accepted batches" if gate else "adapted batches"
+    batches = "compared and accepted batches" if gate else "adapted batches"
     if summary.changed is not None:
         verb = "differs" if summary.changed == 1 else "differ"
         of = f" of {summary.adapted:,}" if summary.changed_share is not None else ""

@@ -72,7 +72,7 @@ class Phase(IntEnum):
     SETTLED = 2  # align all sites with maps from the past
     SHALLOW = 3  # align the first sites with past and batch, to find classes and changes of shift
     FRESH = 4  # the same without the past, which belongs to another shift
-    CONFIRM = 5  # the same as `SHALLOW`, after a settled pass that suggested other classes
+    CONFIRM = 5  # the same as `SHALLOW`, after a settled pass that suggested another kind of stream
     ALONE = 6  # the same without the past and its labels, which may be why samples look alike
     WHOLE = 7  # align all sites with the batch's mixture; in doubt, only to update the memory
     RESTED = 8  # answered by the resting copies
@@ -94,8 +94,8 @@ Event = Literal[
 ]
 
 # What follows a pass: the first event of its phase that occurred decides. `LayerTransport` asks in
-# the same order: in `_answer_first` after `REST`, in `_answer_plausible` after `CHECK`, and in
-# `_adapted` after all others, where `_NotFiniteError` stands for "not finite".
+# the same order: in `_answer_first` after `REST`, in `_answer_plausible` whether a sample is
+# plausible, and in `_adapted` everything else, where `_NotFiniteError` stands for "not finite".
 TRANSITIONS: tuple[tuple[Phase, Event, Phase], ...] = (
     (Phase.REST, "more", Phase.REST),
     (Phase.REST, "usual", Phase.RESTED),
@@ -485,7 +485,7 @@ class _Step:
     def _pass(self, *carried: GraphArray) -> tuple[GraphArray, list[GraphArray]]:
         """Run the twin once; return whether a pass follows, and what it needs."""
         before = Carry.of(self._pi_s, carried)
-        now = {phase: before.phase.equals(phase) for phase, *_ in TRANSITIONS}
+        now = {phase: before.phase.equals(phase) for phase in Phase if phase < Phase.RESTED}
         kept = xp.choose_one(
             now[Phase.CHECK], lambda: self._is_plausible(self._images), lambda: before.kept
         )

@@ -117,6 +117,7 @@ class Diagnosis:
     bank_bytes: int
     layers: LayerSummary | None  # None: the state has none
     source_check: SourceCheck | None  # None: the state was built from moments alone
+    is_off: bool  # whether the source check turned feature transport off
 
     @property
     def acceptance(self) -> float:
@@ -133,7 +134,7 @@ class Diagnosis:
             f"State: {self.state_bytes:,} bytes; a k-NN bank of the same source in float32: "
             f"{self.bank_bytes:,} bytes, {self.bank_bytes / self.state_bytes:.1f} times as large."
         )
-        if self.reasons["source_check"]:
+        if self.is_off:
             off = "Every batch gets the frozen model's answer, whatever its size."
             return [*source, off if self.layers is None else f"{off} Layers still adapt.", size]
         return [
@@ -220,7 +221,7 @@ def diagnose(
     with threads_for(moments.n_classes):
         verdicts = list(simulate(batch_size))
         alone = list(simulate(batch_size, one_class=True))
-        smallest = _smallest_batch(simulate, tick)
+        smallest = None if simulate.turned_off else _smallest_batch(simulate, tick)
     return Diagnosis(
         batch_size=batch_size,
         samples=int(moments.counts.sum()),
@@ -238,6 +239,7 @@ def diagnose(
         state_bytes=path.stat().st_size,
         layers=None if state.layers is None else LayerSummary.of(state.layers),
         source_check=state.source_check,
+        is_off=simulate.turned_off,
         bank_bytes=int(moments.counts.sum()) * moments.U.shape[0] * 4,
     )
 
