@@ -323,7 +323,9 @@ def test_a_module_that_gives_no_values_any_more_is_named():
     x = torch.randn(32, 5, 8)
     method = ungated(wrap(net), Source(batches=[(x, np.zeros(32, int))]))
     method.transport._alignment._twin.module.blocks[0].forward = lambda x: "nothing"
-    with pytest.raises(CasterError, match=r"no activations at blocks\.0:out.* it out with sites="):
+    with pytest.raises(
+        CasterError, match=r"no activations at blocks\.0:out.*: adapt the last features only"
+    ):
         method.predict(x)
 
 

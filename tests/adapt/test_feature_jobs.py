@@ -77,11 +77,12 @@ def test_fitting_holds_a_fraction_of_the_file(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("columns", "compared"), [(5, True), (9, False)])
-def test_logits_of_these_classes_are_held_against_transport(tmp_path, columns, compared):
+def test_logits_of_these_classes_are_held_against_transport(tmp_path, caplog, columns, compared):
     h, y = problem()
     np.savez(tmp_path / "s.npz", features=h, labels=y, logits=np.eye(columns)[y])
     clf = fit_file(tmp_path / "s.npz", tmp_path / "s.caster", Settings())
     assert (clf.source_check_.head is not None) is compared
+    assert ("there are 9 per sample, and the labels name 5 classes" in caplog.text) is not compared
 
 
 def test_a_failed_fit_writes_nothing_and_keeps_the_old_state(files, source):
@@ -169,6 +170,7 @@ def test_a_batch_that_cannot_be_computed_keeps_the_frozen_answer(files, source, 
     out = files / "out.csv"
     summary = predict_file(files / "s.caster", files / "far.npz", out, batch_size=50, gate=gate)
     assert summary.reasons == {"accepted": 2, "numerical": 1}
+    assert summary.accepted == 2
     failed = rows_of(out)[50:100]
     assert [row["prediction"] for row in failed] == [row["frozen"] for row in failed]
     assert {(row["ratio"], row["method"]) for row in failed} == {("inf", "frozen")}

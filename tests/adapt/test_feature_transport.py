@@ -103,6 +103,7 @@ def test_an_adapter_on_a_lane_gives_the_same(
     assert adapter._adapts_on_host == (by_host and head is not None)
     batches = [(1 + i) * h[:batch_size] + i for i in range(3)]
     found = list(adapter.stream(torch.asarray(batch) for batch in batches))
+    assert np.concatenate([out.ids for out in found]).tolist() == list(range(3 * batch_size))
     for batch, out in zip(batches, found, strict=True):
         outputs = model.run(torch.asarray(batch))
         logits = None if head is None else outputs[1].numpy()[:, list(head)]

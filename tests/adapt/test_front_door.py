@@ -50,6 +50,14 @@ def test_a_rejected_batch_gets_the_frozen_answer_bit_for_bit(fitted, batches):
         assert not torch.equal(out.adapted, out.scores)
 
 
+def test_logits_must_come_with_every_batch():
+    rng, logits = np.random.default_rng(0), iter([None, np.eye(3)[np.arange(30) % 3]])
+    net = caster.wrap(lambda batch: caster.Outputs(batch, next(logits)))
+    chunks = [(rng.normal(size=(30, 4)), np.arange(30) % 3) for _ in range(2)]
+    with pytest.raises(CasterError, match="logits must come with every batch"):
+        caster.fit(net, chunks)
+
+
 @pytest.mark.parametrize("mechanism", ["layers", "features"])
 def test_a_call_is_a_stream_of_one_batch(fitted, batches, mechanism):
     adapter = Adapter(fitted.model, fitted.state, mechanism=mechanism)

@@ -354,6 +354,8 @@ def test_by_default_layers_are_aligned_as_by_hand(made, tmp_path):
     summary, rows = predict(made, tmp_path, images, adapter=adapter)
     assert sorted(images.reads) == list(range(64, 128))
     assert (summary.method, summary.sites, summary.resumed) == ("mixture-transport", 1, 64)
+    accepted = {row["batch"] for row in rows if row["verdict"] == "accepted"}
+    assert (summary.accepted, summary.batches) == (len(accepted), 2)
     stream, paths = adapter.new_stream(), target_paths(made)
     for start in (0, 64):
         out, part = stream(decoded(paths[start : start + 64])), rows[start : start + 64]

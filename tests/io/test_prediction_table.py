@@ -54,6 +54,14 @@ def test_numbers_stay_numbers(tmp_path):
     assert written(tmp_path / "a.csv", [-1, 2.5], spreadsheet_safe=True) == ["-1", "2.5"]
 
 
+def test_a_column_may_be_empty_in_a_later_batch(tmp_path):
+    path = tmp_path / "o.parquet"
+    with open_table(path) as table:
+        for frozen in (["cat", "dog"], [None, None], ["dog", "cat"]):
+            table.write({"row": [0, 1], "frozen": frozen})
+    assert pq.read_table(path)["frozen"].to_pylist() == ["cat", "dog", None, None, "dog", "cat"]
+
+
 def test_parquet_needs_no_escaping(tmp_path):
     with pytest.raises(CasterError, match=r"is for \.csv"):
         check_table(tmp_path / "a.parquet", True)

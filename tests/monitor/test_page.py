@@ -92,6 +92,13 @@ def test_the_table_names_streams_and_alarms(folder):
     assert "without a sketch" in done.output
 
 
+def test_a_stream_may_have_no_batch_yet(tmp_path):
+    StreamLog(tmp_path, "starting", adapter().state)
+    result = invoke("monitor", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert "starting" in result.output
+
+
 def test_json_is_the_data_of_the_page(folder):
     data = json.loads(invoke("monitor", folder, "--stream", "turning", "--json").output)
     assert [stream["name"] for stream in data["streams"]] == ["turning"]

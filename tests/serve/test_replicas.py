@@ -165,6 +165,43 @@ def test_a_lost_replica_costs_what_its_snapshots_lack(files, tmp_path):
     assert set(launched[1].streams) == set(lost + kept)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("lost_by", ["maintain", "verify"])
+def test_maintenance_outlives_replicas_that_are_lost_in_it(files, tmp_path, lost_by):
+    """Both replicas are lost during one round, the second while the first is being asked."""
+    launched, started = [], threading.Event()
+    started.set()
+
+    def launch():
+        launched.append(Local(files, tmp_path, started))
+        return launched[-1]
+
+    async def run():
+        options = {"name": "m", "batch": 64, "wait": 0.0, "queue": 9, "verify_seconds": 0.01}
+        service = ReplicatedService(files.adapter, launch, **options)
+        await service.start(2)
+        loop, verified = asyncio.get_running_loop(), threading.Event()
+
+        def lose_both():
+            for name, lane in list(service._lanes.items()):
+                loop.call_soon_threadsafe(service._lose, name, lane)
+            time.sleep(0.1)  # until both are gone
+            raise WorkerLostError
+
+        setattr(launched[0], lost_by, lose_both)
+        task = asyncio.create_task(service.maintain())
+        while len(launched) < 4 or len(service._lanes) < 2:
+            await asyncio.sleep(0.01)
+        launched[2].verify = lambda: verified.set()
+        while not verified.is_set():  # maintenance goes on
+            assert not task.done()
+            await asyncio.sleep(0.01)
+        task.cancel()
+        await service.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
 def test_replicas_need_a_cluster(files):
     result = cli("serve", *files.arguments, "--replicas", "2")
     assert result.stderr == "caster: --replicas requires --ray\n"

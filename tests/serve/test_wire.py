@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import deserialize_bytes_tensor, np_to_triton_dtype, serialize_byte_tensor
 
+import caster
+from caster.models.preprocessing import Preprocessing
 from caster.serve.grpc_api import CLASSES, METHODS, SERVICE
 from caster.serve.tensors import (
     DTYPES,
@@ -19,6 +21,7 @@ from caster.serve.tensors import (
     to_bytes,
     to_json,
 )
+from caster.serve.worker import input_signature
 
 
 def fields(message):
@@ -103,3 +106,16 @@ def test_damaged_text_is_an_error_or_text(raw, count):
 def test_values_of_another_type_are_rejected(datatype, values):
     with pytest.raises(RequestError):
         from_values("x", datatype, [1], values)
+
+
+@pytest.mark.parametrize(
+    ("layout", "channels", "shape"),
+    [("NCHW", "RGB", (None, 3, 8, 9)), ("NCHW", "grey", (None, 1, 8, 9)),
+     ("NHWC", "BGR", (None, 8, 9, 3)), ("NHWC", "grey", (None, 8, 9, 1))],
+)  # fmt: skip
+def test_the_input_of_a_function_is_that_of_its_preprocessing(layout, channels, shape):
+    depth = 1 if channels == "grey" else 3
+    mean, std = (0.0,) * depth, (1.0,) * depth
+    read = Preprocessing(255, mean, std, layout, crop=(8, 9), channels=channels)
+    model = caster.wrap(lambda batch: batch, preprocessing=read)
+    assert input_signature(model) == ("images", shape, np.float32)

@@ -177,14 +177,14 @@ class Adapter:
         >>> [out.labels.tolist() for out in adapter.stream(batches)]
         [[0, 1], [1]]
         """
+        stream = self.new_stream()
         if not runs_on_gpu(self.model):
-            yield from map(self.new_stream(), batches)
+            yield from map(stream, batches)
             return
-        begin = self._begin if self._layers is None else self.new_stream().begin
         finish: Callable[[], Adaptation] | None = None
         for batch in batches:
             try:
-                following = begin(inputs_of(batch))
+                following = stream.begin(batch)
             except CasterError:
                 if finish is not None:  # the previous batch still gets its answer
                     yield finish()

@@ -63,7 +63,7 @@ from caster.models.torch_channels import (
 
 FOLDING_ERROR = 0.05  # tolerance relative to the largest logit: above the rounding of bf16
 PART = 16 * 3 * 224 * 224  # input values per part of a batch: fewer are bound by kernel launches
-LEAVE_OUT = "leave it out with sites=, or adapt the last features only"
+ADVICE = "adapt the last features only"
 
 log = logging.getLogger("caster")
 
@@ -124,7 +124,7 @@ class Alignment:
                 self._mapped.append(AlignedSite(site, found))
         self._position = {site: i for i, site in enumerate(sites)}
         for aligned in self._sites:
-            hook_on(self._twin.module, aligned.site, partial(self._align, aligned), LEAVE_OUT)
+            hook_on(self._twin.module, aligned.site, partial(self._align, aligned), ADVICE)
 
     @classmethod
     def of(
@@ -480,7 +480,7 @@ class Alignment:
         return sum(nbytes(aligned.source) for aligned in self._sites if aligned.is_measured)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copy and pickle without recordings and other results of batches."""
+        """Copy without recordings and other results of batches."""
         derived = (
             *("_called_twice", "_runner", "_order", "_classes", "_limits"),
             *("_shape", "_plausible", "_folded", "_ready"),

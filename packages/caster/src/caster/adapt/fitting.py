@@ -92,6 +92,8 @@ def fit(
         raise CasterError("there are no batches to fit")
     known = index.classes
     head = head_columns(known, columns, classes) if use_head else None
+    if head is not None and any(logits is None for _, _, logits in chunks):
+        raise CasterError("logits must come with every batch or with none")
     warn_of_missing_classes(head, columns)
     labelled = [
         (features, labels, *([] if head is None else [class_logits(logits, head)]))
@@ -330,7 +332,13 @@ def has_logits(file: FeatureFile, n_classes: int) -> bool:
     if "logits" not in file.names:
         return False
     (first,) = next(file.chunks(("logits",), 1))
-    return tuple(first.shape[1:]) == (n_classes,)
+    if first.shape[1:] == (n_classes,):
+        return True
+    log.warning(
+        "the logits of %s are ignored: there are %s per sample, and the labels name %d classes",
+        *(file.path, "x".join(map(str, first.shape[1:])) or "1", n_classes),
+    )
+    return False
 
 
 def _check_output(output: Path, model: FrozenModel, images: Images) -> None:

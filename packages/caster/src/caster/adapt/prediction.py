@@ -66,6 +66,7 @@ class Summary:
     method: str = "caster"  # name of the method for accepted batches
     rows: int = 0
     batches: int = 0
+    accepted: int = 0  # batches
     reasons: Counter[Reason] = field(default_factory=Counter)  # batches by verdict
     ratios: list[float] = field(default_factory=list)  # one per compared batch
     changed: int | None = None  # predictions that differ from the frozen head's; None: no head
@@ -318,6 +319,7 @@ class _Writer:
         summary = self.summary
         summary.rows += len(scores)
         summary.batches += 1
+        summary.accepted += out.verdict.accepted
         summary.reasons[out.verdict.reason] += 1
         if not np.isnan(out.verdict.ratio):
             summary.ratios.append(out.verdict.ratio)

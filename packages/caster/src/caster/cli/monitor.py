@@ -72,7 +72,7 @@ def _table(data: dict[str, Any]) -> Table:
             Text(each["name"]),
             ", ".join(each["active"]) or "none",
             f"{each['samples']:,}",
-            f"{each['acceptance']:.0%}",
+            "" if each["acceptance"] is None else f"{each['acceptance']:.0%}",
             _ratio(each["ratio"]),
             "" if drift is None else f"{drift['given_mixture']['wasserstein']:.2f}",
             "" if served is None else _span(served),

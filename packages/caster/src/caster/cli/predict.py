@@ -270,8 +270,8 @@ def _streams_table(found: dict[Path, Summary]) -> Table:
     numbers = ("rows", "batches", "accepted", "median ratio")
     table = new_table("stream", *numbers, numbers=numbers, title=counted(len(found), "stream"))
     for path, summary in found.items():
-        accepted = summary.reasons["accepted"] + summary.reasons["rest"]
-        cells = (f"{summary.rows:,}", f"{summary.batches:,}", f"{accepted / summary.batches:.1%}")
+        share = f"{summary.accepted / summary.batches:.1%}"
+        cells = (f"{summary.rows:,}", f"{summary.batches:,}", share)
         table.add_row(path.stem, *cells, f"{summary.median_ratio:.3g}")
     return table
 

@@ -97,7 +97,7 @@ class _ParquetTable:
             as_utf8(name): [as_utf8(value) if isinstance(value, str) else value for value in column]
             for name, column in columns.items()
         }
-        table = pyarrow.table(texts)
+        table = pyarrow.table(texts, schema=self.writer and self.writer.schema)
         if self.writer is None:
             self.writer = parquet.ParquetWriter(self.path, table.schema, write_page_checksum=True)
         self.writer.write_table(table)

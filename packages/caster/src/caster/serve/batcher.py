@@ -119,6 +119,8 @@ class Batcher:
 
     async def call(self, function: Callable[[], T]) -> T:
         """Run a function on the worker thread, between batches."""
+        if self._lost is not None:
+            raise self._lost
         return await asyncio.get_running_loop().run_in_executor(self._worker, function)
 
     def close(self) -> None:

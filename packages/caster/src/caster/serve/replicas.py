@@ -147,6 +147,8 @@ class ReplicatedService(Service):
         names = [*self._lanes, name]
         released = True
         for other, lane in list(self._lanes.items()):
+            if self._lanes.get(other) is not lane:
+                continue  # lost in the meantime
             release = partial(self._replicas[other].release, other, names)
             try:
                 released &= await lane.batcher.call(release)

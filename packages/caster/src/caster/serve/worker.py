@@ -292,5 +292,5 @@ def input_signature(model: Any) -> tuple[str, tuple[int | None, ...] | None, np.
     if made is None:
         return "images", None, np.dtype(np.float32)
     size = made.crop or (made.resize if isinstance(made.resize, tuple) else (None, None))
-    shape = (None, 3, *size) if made.layout == "NCHW" else (None, *size, 3)
+    shape = (None, made.depth, *size) if made.layout == "NCHW" else (None, *size, made.depth)
     return "images", shape, np.dtype(made.dtype)
