@@ -366,7 +366,7 @@ def test_a_model_without_logits(net):
 def test_too_few_logits(net, adapter):
     narrow = wrap(lambda images: (by_hand(net, images)[0], by_hand(net, images)[1][:, :3]))
     silent = wrap(lambda images: by_hand(net, images)[0])
-    for model, said in ((narrow, "has 3 logits, and the state needs 4"), (silent, "no logits")):
+    for model, said in ((narrow, "at least 4 per sample, and there are"), (silent, "no logits")):
         other = Adapter(model, adapter.clf._state, allow_other_model=True)
         with pytest.raises(CasterError, match=said):
             other(SHIFTED)

@@ -12,7 +12,7 @@ from scipy.optimize import linear_sum_assignment
 
 from caster import CasterError
 from caster.io.labels import as_labels
-from caster.models.heads import MIXED_UP, better_names, class_logits, head_columns
+from caster.models.heads import MIXED_UP, Columns, better_names, head_columns
 from tests.support.messages import error_line
 
 # NumPy drops a trailing NUL, so two texts that differ only by it are equal.
@@ -123,10 +123,10 @@ def test_folders_named_by_numbers_are_columns():
 
 def test_select_the_logits_of_classes():
     logits = np.arange(6.0).reshape(2, 3)
-    assert class_logits(logits, None) is logits
-    assert class_logits(logits, (2, 0)).tolist() == [[2.0, 0.0], [5.0, 3.0]]
-    with pytest.raises(CasterError, match="at least 4 per image"):
-        class_logits(logits, (3, 0))
+    assert Columns(None)(logits) is Columns((0, 1, 2))(logits) is logits
+    assert Columns((2, 0))(logits).tolist() == [[2.0, 0.0], [5.0, 3.0]]
+    with pytest.raises(CasterError, match="at least 4 per sample"):
+        Columns((3, 0))(logits)
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(2, 12), st.floats(0.6, 1.0))

@@ -108,7 +108,7 @@ def test_columns_are_the_states_classes():
     given = create("frozen", frozen, known).predict(images[:4])
     np.testing.assert_array_equal(given.logits, images[:4, [1, 3]])
     narrow = wrap(lambda batch: (batch, batch[:, :2]), version="columns-1")
-    with pytest.raises(CasterError, match="has 2 logits, and the state needs 4"):
+    with pytest.raises(CasterError, match="at least 4 per sample, and there are"):
         create("frozen", narrow, known).predict(images[:4])
 
 

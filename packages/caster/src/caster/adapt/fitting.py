@@ -27,7 +27,7 @@ from caster.io.labels import LabelIndex, Labels, as_labels, encode, unique_label
 from caster.io.layer_arrays import Layers
 from caster.io.signed_tensors import Key, key_bytes
 from caster.io.subset import check_limit, over_classes, some_features, some_images
-from caster.models.heads import class_logits, head_columns
+from caster.models.heads import Columns, head_columns
 from caster.models.protocol import FrozenModel, has_layers, preprocessing_sha256
 from caster.models.site_sums import rounded
 from caster.state import State
@@ -95,8 +95,9 @@ def fit(
     if head is not None and any(logits is None for _, _, logits in chunks):
         raise CasterError("logits must come with every batch or with none")
     warn_of_missing_classes(head, columns)
+    select = Columns(head)
     labelled = [
-        (features, labels, *([] if head is None else [class_logits(logits, head)]))
+        (features, labels, *([] if head is None else [select(logits)]))
         for features, labels, logits in chunks
     ]
     clf = Caster(**settings).fit_stream(labelled, known, sketch=sketch)
@@ -374,7 +375,7 @@ class _Passes:
     def __init__(
         self, file: FeatureFile, with_logits: bool, head: Head, progress: Progress
     ) -> None:
-        self.file, self.head, self.progress = file, head, progress
+        self.file, self.columns, self.progress = file, Columns(head), progress
         self.names = ("features", "labels", *(("logits",) if with_logits else ()))
         self.started = 0
 
@@ -386,6 +387,6 @@ class _Passes:
         done = 0
         self.progress(stage, done, self.file.rows)
         for features, labels, *logits in self.file.chunks(self.names, rows):
-            yield (features, labels, *(class_logits(part, self.head) for part in logits))
+            yield (features, labels, *(self.columns(part) for part in logits))
             done += len(labels)
             self.progress(stage, done, self.file.rows)

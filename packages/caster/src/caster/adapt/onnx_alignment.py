@@ -7,6 +7,7 @@ supplies the moments of the past and the reference, and stores those of the batc
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -268,5 +269,4 @@ class OnnxAlignment:
 
 
 def _in_float64(moments: ChannelMoments) -> ChannelMoments:
-    parts = (moments.mean, moments.variance, moments.covariance)
-    return ChannelMoments(moments.count, *(np.asarray(part, np.float64) for part in parts))
+    return replace(moments, classes=None).map(lambda part: np.asarray(part, np.float64))

@@ -41,7 +41,7 @@ from caster.io.labels import Labels
 from caster.io.prediction_table import Columns, CsvTable, Table, check_table, open_table
 from caster.io.signed_tensors import Key
 from caster.io.subset import at_random, check_limit, first, some_features, some_images
-from caster.models.heads import class_logits
+from caster.models import heads
 from caster.models.protocol import Outputs, preprocessing_sha256
 from caster.state import State
 from caster.state.source_check import SourceCheck
@@ -138,7 +138,10 @@ def predict_file(
     check_batch_size(batch_size)
     check_table(output, spreadsheet_safe, state, target)
     loaded = states.load(state, key)
-    clf = feature_classifier(loaded, mechanism, tau, safeguards)
+    clf, columns = (
+        feature_classifier(loaded, mechanism, tau, safeguards),
+        heads.Columns(loaded.head),
+    )
     file = open_features(target, "features", limits=limits)
     file = some_features(file, first(file.rows, limit))
     names = ("features", "logits") if "logits" in file.names else ("features",)
@@ -148,7 +151,7 @@ def predict_file(
         for features, *logits in file.chunks(names, batch_size):
             start = summary.rows
             try:
-                head_logits = class_logits(logits[0], loaded.head) if logits else None
+                head_logits = columns(logits[0]) if logits else None
                 out = clf.adapt(features, head_logits)
             except CasterError as error:
                 where = f"rows {start} to {start + len(features) - 1} of {target}"

@@ -26,7 +26,7 @@ from caster.io.image_files import FileImages
 from caster.io.labels import Labels, as_labels, encode
 from caster.io.layer_arrays import Layers
 from caster.models.batches import named
-from caster.models.heads import class_logits
+from caster.models.heads import Columns
 
 BLOCKS, FEWEST_ROWS, MOST_ROWS = 64, 1024, 65536  # blocks of a source; bounds on rows of a block
 
@@ -100,7 +100,7 @@ class ImageBlock:
         names = ("features", "labels", *(() if head is None else ("logits",)))
         rows = max(1, CHUNK_ELEMENTS // features.outputs.features.shape[1])
         for values, labels, *logits in features.chunks(names, rows):
-            yield (values, labels, *(class_logits(part, head) for part in logits))
+            yield (values, labels, *(Columns(head)(part) for part in logits))
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class DatasetBlock:
             labels = named(batch, LABELS)
             logits = batch.get("logits")
             found.columns = None if logits is None else int(logits.shape[1])
-            more = () if head is None else (class_logits(logits, head),)
+            more = () if head is None else (Columns(head)(logits),)
             yield (batch["features"], labels, *more)
             return
         inputs, labels = pair(batch)
@@ -164,21 +164,11 @@ class DatasetBlock:
             else:
                 outputs = statistics(inputs[some], encode(as_labels(labels[some]), self.classes))
             found.columns = outputs.columns
-            more = () if head is None else (class_logits(to_numpy(outputs.logits), head),)
+            more = () if head is None else (Columns(head)(to_numpy(outputs.logits)),)
             yield (to_numpy(outputs.features), labels[some], *more)
         if statistics is not None:
-            found.layers = {site: _on_host(sums) for site, sums in statistics.sums.items()}
+            found.layers = {site: sums.map(to_numpy) for site, sums in statistics.sums.items()}
             found.ends = statistics.input_range
-
-
-def _on_host(sums: Any) -> Any:
-    """Copy moments to NumPy, for machines without a GPU."""
-    parts = {name: getattr(sums, name) for name in ("mean", "variance", "covariance")}
-    found = {name: None if part is None else to_numpy(part) for name, part in parts.items()}
-    if sums.classes is not None:
-        each = (sums.classes.counts, sums.classes.means, sums.classes.variances)
-        found["classes"] = type(sums.classes)(*map(to_numpy, each))
-    return replace(sums, **found)
 
 
 def block_rows(total: int) -> int:

@@ -10,7 +10,7 @@ of these functions; tests compare them with this module.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -111,6 +111,16 @@ class ChannelMoments:
             return cls(float(values.shape[0]), mean, variance)
         rows = xp.reshape(xp.moveaxis(values, axis, -1), (-1, values.shape[axis])) - mean
         return cls(float(values.shape[0]), mean, variance, rows.T @ rows / rows.shape[0])
+
+    def map(self, function: Callable[[Array], Array]) -> Self:
+        """Apply a function to every array, such as a conversion to another namespace."""
+        return replace(
+            self,
+            mean=function(self.mean),
+            variance=function(self.variance),
+            covariance=None if self.covariance is None else function(self.covariance),
+            classes=None if self.classes is None else self.classes.map(function),
+        )
 
     def __add__(self, other: Self) -> Self:
         count = self.count + other.count

@@ -6,6 +6,7 @@ Per-class moments of the source give the reference moments for the batch's own c
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
@@ -93,6 +94,10 @@ class ClassChannelMoments:
         chunk = type(self).of_samples(means, variances, own, int(classes.shape[0]))
         update_rows(total, classes, chunk)
         return total
+
+    def map(self, function: Callable[[Array], Array]) -> Self:
+        """Apply a function to every array."""
+        return type(self)(*map(function, (self.counts, self.means, self.variances)))
 
     def __add__(self, other: Self) -> Self:
         n_classes = max(self.counts.shape[0], other.counts.shape[0])

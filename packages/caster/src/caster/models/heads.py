@@ -64,23 +64,6 @@ def head_columns(
     return tuple(range(n_logits))
 
 
-def class_logits(logits: Any, head: tuple[int, ...] | None) -> Any:  # (B, n) -> (B, C)
-    """Select the logits of a state's classes in NumPy; without a head, return all of them.
-
-    >>> import numpy as np
-    >>> class_logits(np.array([[1.0, 2.0, 3.0]]), head=(2, 0))
-    array([[3., 1.]])
-    """
-    if head is None:
-        return logits
-    if logits.ndim != 2 or logits.shape[1] <= max(head):
-        raise CasterError(
-            f"the state needs the model's own logits, at least {max(head) + 1} per image, and the "
-            f"file has {tuple(logits.shape)}"
-        )
-    return logits[:, list(head)]
-
-
 @dataclass(frozen=True)
 class Renaming:
     """A renaming of a model's outputs that makes it far more accurate."""
@@ -139,7 +122,7 @@ def better_names(
 
 
 class Columns:
-    """`class_logits` in any array namespace, with the indices cached per device.
+    """Selects the logits of a state's classes, with the indices cached per device.
 
     >>> Columns((2, 0))(np.array([[1.0, 2.0, 3.0]]))
     array([[3., 1.]])
@@ -151,12 +134,15 @@ class Columns:
 
     def __call__(self, logits: Array) -> Array:  # (B, n) -> (B, C)
         """Select the columns; return the same array if that is all of them, in order."""
-        width = int(logits.shape[1])
-        if self.head is None or self.head == tuple(range(width)):
+        if self.head is None:
             return logits
-        if width <= max(self.head):
-            needed = max(self.head) + 1
-            raise CasterError(f"the model has {width} logits, and the state needs {needed}")
+        if logits.ndim != 2 or logits.shape[1] <= max(self.head):
+            raise CasterError(
+                f"the state needs the model's own logits, at least {max(self.head) + 1} per "
+                f"sample, and there are {tuple(logits.shape)}"
+            )
+        if self.head == tuple(range(logits.shape[1])):
+            return logits
         return array_namespace(logits).take(logits, self._indices(logits), axis=1)
 
 

@@ -39,9 +39,7 @@ def as_tensors(moments: ChannelMoments, like: Tensor | torch.device) -> ChannelM
     >>> as_tensors(ChannelMoments(2.0, [1.0], [2.0]), torch.zeros(0, dtype=torch.float64)).mean
     tensor([1.], dtype=torch.float64)
     """
-    parts = (moments.mean, moments.variance, moments.covariance)
-    tensors = (None if part is None else torch.as_tensor(part).to(like) for part in parts)
-    return ChannelMoments(moments.count, *tensors)
+    return all_tensors(replace(moments, classes=None), like)
 
 
 def class_tensors(classes: ClassChannelMoments, like: Tensor | torch.device) -> ClassChannelMoments:
@@ -50,8 +48,7 @@ def class_tensors(classes: ClassChannelMoments, like: Tensor | torch.device) -> 
     >>> class_tensors(ClassChannelMoments([2.0], [[1.0]], [[3.0]]), torch.device("cpu")).means
     tensor([[1.]])
     """
-    parts = (classes.counts, classes.means, classes.variances)
-    return ClassChannelMoments(*(torch.as_tensor(part).to(like) for part in parts))
+    return classes.map(lambda part: torch.as_tensor(part).to(like))
 
 
 def on_device(moments: ChannelMoments, device: torch.device) -> ChannelMoments:
@@ -67,10 +64,9 @@ def on_device(moments: ChannelMoments, device: torch.device) -> ChannelMoments:
     return replace(found, classes=classes)
 
 
-def all_tensors(moments: ChannelMoments, device: torch.device) -> ChannelMoments:
-    """Convert moments to tensors on a device, including class moments."""
-    classes = None if moments.classes is None else class_tensors(moments.classes, device)
-    return replace(as_tensors(moments, device), classes=classes)
+def all_tensors(moments: ChannelMoments, like: Tensor | torch.device) -> ChannelMoments:
+    """Convert moments to tensors, including class moments."""
+    return moments.map(lambda part: torch.as_tensor(part).to(like))
 
 
 # --- moments -------------------------------------------------------------------------------------

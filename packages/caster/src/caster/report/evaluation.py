@@ -42,7 +42,7 @@ from caster.io.images import Images
 from caster.io.labels import Labels, as_labels, encode, unique_labels
 from caster.io.signed_tensors import Key
 from caster.io.subset import Rows, at_random, check_limit, some_features, some_images
-from caster.models.heads import better_names, class_logits
+from caster.models.heads import Columns, better_names
 from caster.models.protocol import preprocessing_sha256
 from caster.report import check_can_draw, metrics
 from caster.report.evaluation_results import Batch, ClassScore, Evaluation, Score
@@ -189,10 +189,10 @@ def _feature_chunks(
     """Yield batches of features, with the head's logits if there are any."""
     features = file.read("features")
     logits = file.read("logits") if "logits" in file.names and not headless else None
-    order = _order(file.rows, seed)
+    order, columns = _order(file.rows, seed), Columns(head)
     for start in range(0, len(order), batch_size):
         rows = order[start : start + batch_size]
-        own = None if logits is None else class_logits(logits[rows], head)
+        own = None if logits is None else columns(logits[rows])
         yield features[rows], labels[rows], own
         progress("adapting", start + len(rows), len(order))
 
