@@ -285,6 +285,25 @@ def test_a_claim_that_needs_unknown_data_stops_it(place, tmp_path):
     assert "G1: data of every called 'cifar'" in " ".join(done.output.split())
 
 
+@pytest.mark.parametrize(
+    ("rules", "verdict"),
+    [
+        ("least = -100 | least = 100", "partly reproduced"),
+        ("least = -100 | least = 100, main = true", "not reproduced"),
+        ("least = -100, main = true | least = 100", "partly reproduced"),
+    ],
+)
+def test_a_claim_needs_its_main_figure(place, tmp_path, rules, verdict):
+    cell = 'table = "gate", row = {data = "pooled"}, column = "over never"'
+    tests = ", ".join(f'{{what = "x", {cell}, {rule}}}' for rule in rules.split(" | "))
+    claim = f'[[part.claim]]\nid = "M1"\nsays = "Both."\nwhere = "Sec. 1"\ntests = [{tests}]\n'
+    linked(place, tmp_path, f"{CLAIMS}\n{claim}")
+    assert invoke(tmp_path, "-o", tmp_path).exit_code == 0
+    text = (tmp_path / "CLAIMS.md").read_text()
+    assert f"### M1: {verdict}" in text
+    assert ("; main figure |" in text) == ("main" in rules)
+
+
 def test_a_part_may_have_words_and_no_claims(place, tmp_path):
     more = '[[part]]\ntitle = "More"\nsweep = "every"\ntables = ["cost"]\n'
     linked(place, tmp_path, f'{CLAIMS}\n{more}text = "Also {{gain}}."\n')
@@ -292,6 +311,11 @@ def test_a_part_may_have_words_and_no_claims(place, tmp_path):
     text = (tmp_path / "CLAIMS.md").read_text().partition("## More")[2]
     assert "caster bench run every.toml --only cost" in text
     assert "| method |" in text
+    other = f'{CLAIMS}\n{more}text = "x"\n'.replace('tables = ["cost"]\n', "")
+    (tmp_path / "claims.toml").write_text(other)
+    assert invoke(tmp_path, "-o", tmp_path).exit_code == 0
+    text = (tmp_path / "CLAIMS.md").read_text().partition("## More")[2]
+    assert "```\ncaster bench run every.toml\n```" in text
     (tmp_path / "claims.toml").write_text(CLAIMS + more)
     assert "there is no [[claim]]" in " ".join(invoke(tmp_path, "-o", tmp_path).output.split())
 

@@ -86,6 +86,7 @@ def test_a_file_is_read(tmp_path):
         ('id = "A2"', 'id = "A1"', "there are two claims A1"),
         ("near = 1", "near = 1, least = 2", "a test has exactly one rule of"),
         ("near = 1, ", "", "a test has exactly one rule of"),
+        ("near = 1, ", "near = 1, main = 1, ", "'main' can only be true"),
         ('"gated"], ', '"gatde"], ', "the paper's figures have no certificate.gatde"),
         ('paper = ["certificate", "gated"], ', "", "needs a figure of the paper"),
         ("near = 1", 'near = "one"', "must be a number"),

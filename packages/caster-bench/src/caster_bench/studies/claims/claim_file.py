@@ -30,7 +30,7 @@ PART_KEYS = ("title", "sweep", "text", "tables", "figures", "claim")
 CELL_KEYS = ("sweep", "table", "row", "column", "interval", "take")
 FIGURE_KEYS = (*CELL_KEYS, "less", "over")
 PAPER_KEYS = ("paper", "paper_less", "paper_over")
-TEST_KEYS = ("what", *FIGURE_KEYS, *PAPER_KEYS, *KINDS, "partly", "direction", "null")
+TEST_KEYS = ("what", *FIGURE_KEYS, *PAPER_KEYS, *KINDS, "partly", "direction", "null", "main")
 TYPED = re.compile(r"\d[.,]\d|\d ?%")  # a typed figure: decimals, thousands or percent
 FREE = re.compile(  # settings, named figures and sections of the paper may contain digits
     r"`[^`]*`|\{[^}]*\}|Secs?\. \d\.\d"
@@ -185,7 +185,9 @@ def _comparison(table: Any, sweep: str, sweeps: dict[str, str]) -> Comparison:
         for name in ("partly", "direction", "null")
         if name in table
     }
-    rule = Rule(kinds[0], _bound(kinds[0], table[kinds[0]]), **more)
+    if table.get("main", True) is not True:
+        raise CasterError("'main' can only be true")
+    rule = Rule(kinds[0], _bound(kinds[0], table[kinds[0]]), **more, main="main" in table)
     paper = _printed(table)
     if paper is None and rule.needs_paper:
         raise CasterError(f"the rule '{rule.kind}' needs a figure of the paper in 'paper'")

@@ -32,17 +32,17 @@ HOW = """\
 Our figures come with bootstrapped 95 % intervals over cells where possible. Extremes, counts, \
 standard deviations and exact values have none, nor do differences and ratios of unpaired cells.
 
-- *Within*: our figure is that close to the paper's; if only its interval reaches that far, the \
-claim is partly reproduced.
+- *Within*: our figure and its whole interval are that close to the paper's; if only the figure \
+or a part of its interval is, the claim is partly reproduced.
 - *At least*, *at most*, *positive*, *negative*: the figure and its whole interval are.
 - *Partly* and *direction* are judged by the figure alone.
 - *Direction only*: the sign is the paper's, or the figure is on the paper's side of a bound that \
-is too wide to show more.
+is too wide to show more; or some figures of a claim show more, but fewer than half.
 - *No effect*: the figure of a method that does nothing; if it would pass too, the verdict is \
 partly at best.
 - A claim of several figures is reproduced if all of them are, and not reproduced if none shows \
-even the direction. Otherwise it is partly reproduced if at least half of them are so or better, \
-and direction only if fewer are.
+even the direction, or its *main figure* does not. Otherwise it is partly reproduced if at least \
+half of them are so or better, and direction only if fewer are.
 - *Not testable here* gives the reason."""
 NOT_RUN_MEANS = "- *Not run yet*: its cells are not recorded, or not on the data it needs."
 SO_FAR_MEANS = (
@@ -158,7 +158,7 @@ class Writer:
         lines = [
             f"caster bench run {self.claims.sweeps[sweep]} --only {study}"
             for sweep, study in _studies(part)
-        ]
+        ] or [f"caster bench run {self.claims.sweeps[part.sweep]}"]
         return "\n".join(["```", *lines, "```"])
 
     def _awaited(self, part: Part) -> Iterable[str]:

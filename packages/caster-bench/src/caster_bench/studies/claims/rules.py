@@ -28,7 +28,8 @@ Reports = Mapping[str, Mapping[str, Table]]  # sweep: tables by name
 class Rule:
     """A way to judge a figure.
 
-    near: our figure is within `bound` of the paper's; if only its interval is, partly.
+    near: our figure and its whole interval are within `bound` of the paper's; if only part of the
+        interval is, partly.
     factor: the same, within that factor of the paper's figure.
     least, most: our figure and its whole interval are at least, at most `bound`.
     sign: our figure and its whole interval have the sign of `bound`.
@@ -40,6 +41,7 @@ class Rule:
     partly: float | None = None  # a wider bound
     direction: float | str | None = None  # a bound so wide that it shows a direction; or "sign"
     null: float | None = None  # a figure with no effect: if it passes, passing means little
+    main: bool = False  # without this figure, the claim is not reproduced
 
     def __post_init__(self) -> None:
         wide = self.kind in ("near", "factor", "least", "most")
@@ -67,7 +69,9 @@ class Rule:
             words += "; direction: same sign"
         elif self.direction is not None:
             words += f"; direction: {_bounded(self.kind, self.direction)}"
-        return words if self.null is None else f"{words}; no effect is {self.null:g}"
+        if self.null is not None:
+            words += f"; no effect is {self.null:g}"
+        return f"{words}; main figure" if self.main else words
 
 
 def _bounded(kind: str, bound: float | str) -> str:
@@ -86,8 +90,10 @@ def _bounded(kind: str, bound: float | str) -> str:
 def judge(rule: Rule, ours: Value, interval: Interval | None, paper: float | None) -> str:
     """Judge one figure.
 
-    >>> judge(Rule("near", 0.5), 1.4, Interval(0.8, 2.0), 1.69)
+    >>> judge(Rule("near", 0.5), 1.4, Interval(1.2, 1.6), 1.69)
     'reproduced'
+    >>> judge(Rule("near", 0.5), 1.4, Interval(0.8, 2.0), 1.69)
+    'partly reproduced'
     >>> judge(Rule("near", 3.0, direction="sign"), 0.8, None, 13.7)
     'direction only'
     >>> judge(Rule("sign", 1.0), 1.0, Interval(-0.1, 2.0), None)
@@ -111,15 +117,14 @@ def judge(rule: Rule, ours: Value, interval: Interval | None, paper: float | Non
 def _verdict(rule: Rule, ours: float, ends: Interval, paper: float | None) -> str:
     low, high = _allowed(rule, rule.bound, paper)
     within = low <= ours <= high
-    if rule.needs_paper:
-        if within:
-            return REPRODUCED
-        partly = ends.low <= high and ends.high >= low
-    else:
-        if within and low <= ends.low and ends.high <= high:
-            return REPRODUCED
-        partly = within
-    if partly or (rule.partly is not None and _inside(ours, _allowed(rule, rule.partly, paper))):
+    if within and low <= ends.low and ends.high <= high:
+        return REPRODUCED
+    touches = rule.needs_paper and ends.low <= high and ends.high >= low
+    if (
+        within
+        or touches
+        or (rule.partly is not None and _inside(ours, _allowed(rule, rule.partly, paper)))
+    ):
         return PARTLY
     if rule.direction == SAME_SIGN:
         return DIRECTION if ours * (paper or 0.0) > 0 else NOT

@@ -15,6 +15,7 @@ from caster_bench.records.store import Pack
 from caster_bench.studies.check_cells import Problem
 from caster_bench.studies.claims.claim_file import Claim, Claims, Comparison
 from caster_bench.studies.claims.rules import (
+    NOT,
     NOT_RUN,
     REPRODUCED,
     UNTESTABLE,
@@ -151,7 +152,9 @@ def judged(claim: Claim, evidence: Mapping[str, Evidence], reports: Reports) -> 
     else:
         each = tuple(_judged(claim, test, evidence, reports) for test in claim.tests)
     is_pending = any(_cell_pending(cell, evidence[cell.sweep]) for cell in cells)
-    return Outcome(claim, each, together([one.verdict for one in each]), is_pending)
+    is_refuted = any(one.test.rule.main and one.verdict == NOT for one in each)
+    verdict = NOT if is_refuted else together([one.verdict for one in each])
+    return Outcome(claim, each, verdict, is_pending)
 
 
 def _check_needs(claim: Claim, evidence: Evidence) -> None:
