@@ -12,7 +12,14 @@ import pytest
 
 from caster_bench.engine.pack import pack
 from caster_bench.records.store import Pack
-from caster_bench.studies.leaderboard import Ranking, board_table, merge, overview_tables, rank
+from caster_bench.studies.leaderboard import (
+    Ranking,
+    board_table,
+    measure_cost,
+    merge,
+    overview_tables,
+    rank,
+)
 from caster_bench.studies.results import load_recorded
 from caster_bench.sweeps import read
 from tests.bench.studies.conftest import REFUSED
@@ -111,6 +118,41 @@ def test_a_method_that_lacks_streams_is_named_and_not_ranked(place, tmp_path):
     ranking = ranked(both, "every.toml", "mine.toml")["LN"]
     assert "roid" not in [standing.method for standing in ranking.standings]
     assert "roid (1 cell)" in ranking.left_out
+
+
+def test_a_submission_with_another_checkpoint_is_on_no_board(place, tmp_path):
+    """The digest of the weights decides; the page and the command say so."""
+    shutil.copytree(place, tmp_path, dirs_exist_ok=True)
+    other = re.sub(r"^(\S+) = {family", r"own-\1 = {family", submission(GRID), flags=re.MULTILINE)
+    (tmp_path / "mine.toml").write_text(other)
+    sweep = read(tmp_path / "mine.toml")
+    made = Consistent(sweep, n=96).make(tmp_path / "run")
+    assert pack(sweep, made, Pack(tmp_path / "records" / "mine"))[1] == []
+    done = invoke(tmp_path, "every.toml", "mine.toml")
+    assert done.exit_code == 0, done.output
+    expected = "mine.toml: on no board, because none has these streams"
+    assert expected in " ".join(done.output.split())
+    text = (tmp_path / "leaderboard.md").read_text()
+    assert expected in " ".join(text.split())
+    assert "| roid |" not in text
+
+
+def test_costs_are_relative_to_the_frozen_model_of_the_same_sweep(place, tmp_path):
+    """Another machine's submission, ten times as slow, keeps its share."""
+    alone = GRID.replace('"corruption"', '"cost"').replace("seeds = [0, 1]", "alone = true")
+    both = with_submission(place, tmp_path, alone)
+    found = []
+    for name in ("every.toml", "mine.toml"):
+        sweep = read(both / name)
+        found.append(load_recorded(sweep, Pack(both / "records" / sweep.name))[0].results)
+    own = {key: cost for key, cost in measure_cost(found[1]).items() if key[1] == "roid"}
+    for spec, score in found[1].scores.items():
+        slow = replace(score.batches, seconds=10 * score.batches.seconds)
+        found[1].scores[spec] = replace(score, batches=slow)
+    pooled = merge(found).costs
+    assert own
+    for key, cost in own.items():
+        assert pooled[key].speed == pytest.approx(cost.speed)
 
 
 def test_streams_that_a_submission_adds_change_nothing_for_others(place, tmp_path):

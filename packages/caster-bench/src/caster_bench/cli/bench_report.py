@@ -194,7 +194,8 @@ def leaderboard(
         if problems:
             raise _listed(problems, pack)
         recorded.append(found)
-    write_leaderboard(recorded, [file.as_posix() for file in sweeps], folder)
+    for sentence in write_leaderboard(recorded, [file.as_posix() for file in sweeps], folder):
+        say(sentence)
     say(f"Written: {folder / TEXT} and {folder / PAGE}")
 
 

@@ -112,20 +112,24 @@ class Ranking:
 
 @dataclass(frozen=True)
 class Pool:
-    """The results of several sweeps, and which of them has a stream first."""
+    """The results of several sweeps."""
 
     results: Results
-    homes: dict[Spec, int]  # stream: number of the sweep
+    homes: dict[Spec, int]  # stream: number of the first sweep that has it
+    costs: dict[tuple[str, str], Cost]  # by family and method, each within its own sweep
 
 
 def merge(recorded: Sequence[Results]) -> Pool:
     """Pool sweeps by the digests of weights and test sets, regardless of their names.
 
-    Of a cell that several sweeps have, the first one counts, so that none replaces another's.
+    Of a cell that several sweeps have, the first one counts, so that none replaces another's. Costs
+    are relative to the frozen model of the same sweep, which ran on the same machine.
     """
     whole = Sweep("leaderboard", "Leaderboard", {}, {}, {}, {}, "")
-    pool = Pool(Results(whole, whole, {}, {}, {}), {})
+    pool = Pool(Results(whole, whole, {}, {}, {}), {}, {})
     for number, results in enumerate(recorded):
+        for key, cost in measure_cost(results).items():
+            pool.costs.setdefault(key, cost)
         sweep, title = results.sweep, titles(results.sweep)
         for spec, score in results.scores.items():
             own = results.provenance[spec]
@@ -145,7 +149,6 @@ def rank(pool: Pool) -> tuple[Ranking, ...]:
     results = pool.results
     scores = [score for spec, score in results.scores.items() if _counts(spec, score)]
     method_of = names(score.spec for score in scores)
-    costs = measure_cost(results)
     found = []
     for board, group in _boards(scores, pool).items():
         methods = defaultdict(list)
@@ -162,7 +165,7 @@ def rank(pool: Pool) -> tuple[Ranking, ...]:
                 each,
                 each.mean.value - whole[FROZEN].mean.value,
                 any(score.backward for score in methods[method]),
-                costs.get((board.family, method)),
+                pool.costs.get((board.family, method)),
                 tuple(sorted({results.provenance[s.spec].version for s in methods[method]})),
             )
             for method, each in whole.items()
@@ -366,8 +369,10 @@ def _numbers(versions: Iterable[Version]) -> str:
     return ", ".join(f"{n} ({', '.join(own)})" if own else str(n) for n, own in found)
 
 
-def write_leaderboard(recorded: Sequence[Recorded], files: Sequence[str], folder: Path) -> None:
-    """Write the page and its text to a folder, replacing earlier ones."""
+def write_leaderboard(
+    recorded: Sequence[Recorded], files: Sequence[str], folder: Path
+) -> list[str]:
+    """Write the page and its text to a folder, replacing earlier ones; return what is missing."""
     results = [each.results for each in recorded if each.results is not None]
     rankings = rank(merge(results)) if results else ()
     if not rankings:
@@ -382,6 +387,7 @@ def write_leaderboard(recorded: Sequence[Recorded], files: Sequence[str], folder
         table=as_html(whole_table(rankings)),
     )
     html.write(page, folder / PAGE)
+    return summary
 
 
 def summarise(
@@ -401,9 +407,29 @@ def summarise(
         pending = sorted({name for names in each.pending.values() for name in names})
         if each.results is None:
             found.append(f"{file} is not recorded yet.")
-        elif pending:
+            continue
+        if pending:
             found.append(f"{file}: not ranked, because not fully recorded: {', '.join(pending)}.")
+        counted = {
+            spec.method for spec, score in each.results.scores.items() if _counts(spec, score)
+        }
+        nowhere = sorted(method for method in counted if not _is_named(method, rankings))
+        if nowhere:
+            found.append(
+                f"{file}: on no board, because none has these streams (the same checkpoint, test "
+                f"set, order and batch size): {', '.join(nowhere)}."
+            )
     return found
+
+
+def _is_named(method: str, rankings: Sequence[Ranking]) -> bool:
+    """Whether a board ranks a method with any settings, or says what it lacks."""
+    start = f"{method} ("
+    return any(
+        start in ranking.left_out
+        or any(f"{standing.method} (".startswith(start) for standing in ranking.standings)
+        for ranking in rankings
+    )
 
 
 def _listed(words: Sequence[str]) -> str:
