@@ -31,7 +31,7 @@ from caster.core.confidence import nuclear_norm
 from caster.core.discriminant import confidence, probabilities
 from caster.core.stream_labels import StreamLabels
 from caster_bench.data.corruptions import corrupt
-from measure import machine
+from measure import complete_torchvision, machine
 from mixture_ablation import SPARE
 
 IMAGES, BATCH = 2048, 64
@@ -157,4 +157,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    complete_torchvision()
     main()

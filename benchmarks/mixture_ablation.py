@@ -2,8 +2,8 @@
 
     python benchmarks/mixture_ablation.py MODEL SOURCE.npz TARGET.npz --preprocessing P.toml
 
-MODEL is anything that `caster --model` takes; the .npz files hold `images` (uint8) and `labels`.
-SOURCE should be images that the network was not trained on; all of them are fitted. TARGET is met
+MODEL is a torch model that `caster --model` takes; the .npz files hold `images` (uint8) and
+`labels`. SOURCE should be images that the network was not trained on; all are fitted. TARGET is met
 clean and under the four spare corruptions at severity 5, shuffled, in runs of one class, sorted by
 class and long-tailed (100 : 1), in batches of 64; `--sizes` names other sizes. Columns: accuracy in
 percent if every batch is accepted (ungated) and behind the certificate (gated), and the share of

@@ -45,7 +45,7 @@ class Agreeing(Consistent):
 
     def transported(self, spec: Spec) -> Tables:
         """Of a cell that always transports."""
-        return self.agreeing(spec, super().adapted(spec))
+        return self.agreeing(spec, super().transported(spec))
 
     def agreeing(self, spec: Spec, tables: Tables) -> Tables:
         """The frozen model's answer where the method agrees with it."""

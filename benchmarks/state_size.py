@@ -21,7 +21,7 @@ import caster
 from caster import state as states
 from caster.state.sketch import Sketch, sketch_size
 from caster_bench.engine.networks import find
-from measure import machine
+from measure import complete_torchvision, machine
 
 CASES = ("resnet18:10:32", "resnet18:100:32", "vit_base:100:32", "keras_resnet50:1000:64")
 EACH, BATCH = 2, 50
@@ -81,4 +81,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    complete_torchvision()
     main()

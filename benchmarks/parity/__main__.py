@@ -32,7 +32,9 @@ def images(options: argparse.Namespace) -> None:
         source = open_images(options.data)
         rows = np.random.default_rng(0).permutation(len(source))[: options.count]
         raw = [source.read(int(row)) for row in rows]
-        found = np.stack(raw if options.side == 32 else [IMAGENET.fitted(one) for one in raw])
+        found = np.stack(
+            raw if options.side == 32 else [IMAGENET.resize_and_crop(one) for one in raw]
+        )
     np.savez(options.images, images=found, constants=json.dumps(CIFAR))
 
 

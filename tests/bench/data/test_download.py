@@ -34,8 +34,7 @@ def server():
 
 
 def load(server, folder: Path, digest: str = md5(CONTENT), size: int | None = None) -> Path:
-    download(server.url("a.tar"), folder / "a.tar", digest, size, quiet)
-    return folder / "a.tar"
+    return download(server.url("a.tar"), folder / "a.tar", digest, size, quiet)
 
 
 @pytest.mark.parametrize("size", [None, len(CONTENT)])
@@ -43,14 +42,17 @@ def test_a_whole_file(server, tmp_path, size):
     seen = []
     path = tmp_path / "a.tar"
     digest = "sha256:" + hashlib.sha256(CONTENT).hexdigest()
-    assert download(server.url("a.tar"), path, digest, size, lambda *a: seen.append(a))
-    assert path.read_bytes() == CONTENT
-    assert os.listdir(tmp_path) == ["a.tar"]
+    part = download(server.url("a.tar"), path, digest, size, lambda *a: seen.append(a))
+    assert part.read_bytes() == CONTENT
+    assert os.listdir(tmp_path) == ["a.tar.part"]
     assert ("downloading a.tar", 0, len(CONTENT)) in seen
     assert ("downloading a.tar", len(CONTENT), len(CONTENT)) in seen
     assert server.asked == [None]
-    assert not download(server.url("a.tar"), path, digest, size, quiet)
-    assert server.asked == [None]  # an existing file is not requested
+    assert download(server.url("a.tar"), path, digest, size, quiet) == part
+    part.rename(path)
+    assert download(server.url("a.tar"), path, digest, size, quiet) == path
+    if size is not None:
+        assert server.asked == [None]  # a complete file is not requested
 
 
 @pytest.mark.parametrize("size", [None, len(CONTENT)])
@@ -65,7 +67,6 @@ def test_a_broken_download_resumes_in_another_run(server, tmp_path):
     with pytest.raises(CasterError, match="broke off after 3,000,000 bytes: run it again"):
         load(server, tmp_path)
     assert (tmp_path / "a.tar.part").read_bytes() == CONTENT[:3_000_000]
-    assert not (tmp_path / "a.tar").exists()
     assert load(server, tmp_path).read_bytes() == CONTENT
     assert server.asked[2] == "bytes=3000000-"
 
@@ -329,7 +330,7 @@ def test_an_archive_of_something_else_changes_nothing(server, tmp_path):
     archive = made(server, "set.tar", tar({"other/a": b""}), ("set",))
     with pytest.raises(CasterError, match="does not contain set"):
         obtain(archive, tmp_path, quiet)
-    assert os.listdir(tmp_path) == ["set.tar"]
+    assert os.listdir(tmp_path) == ["set.tar.part"]
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
@@ -337,7 +338,21 @@ def test_a_hostile_archive_leaves_no_folder(server, tmp_path, kind):
     archive = made(server, "set.tar", HOSTILE[kind], ("set",))
     with pytest.raises(CasterError, match="is rejected"):
         obtain(archive, tmp_path, quiet)
-    assert os.listdir(tmp_path) == ["set.tar"]
+    assert os.listdir(tmp_path) == ["set.tar.part"]
+
+
+def test_an_interruption_while_unpacking_leaves_nothing_for_good(server, tmp_path):
+    archive = made(server, "set.tar", tar(FILES), ("set",))
+
+    def stop(stage: str, _done: int, _total: int) -> None:
+        if stage.startswith("unpacking"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        obtain(archive, tmp_path, stop)
+    assert os.listdir(tmp_path) == ["set.tar.part"]
+    assert obtain(archive, tmp_path, quiet)
+    assert os.listdir(tmp_path) == ["set"]
 
 
 def test_an_archive_put_there_by_hand_is_used_and_kept(server, tmp_path):

@@ -195,7 +195,11 @@ GRID = '[[grid]]\nstudy = "gate"\nmethods = ["caster"]\n'
         (GRID + 'orders = ["random"]', "there is no order 'random'"),
         (GRID + 'orders = [{order = "file", slots = 3}]', "no setting of the order 'file'"),
         (GRID + 'schedule = "mixt"', "there is no schedule 'mixt': did you mean 'mixed'?"),
-        (GRID + 'schedule = "mixed"', "the schedule 'mixed' takes corruptions only"),
+        (GRID + 'schedule = "mixed"', "'schedule' needs 'corruptions'"),
+        (
+            GRID + 'schedule = "mixed"\ncorruptions = ["clean", "fog"]',
+            "the schedule 'mixed' takes corruptions only: remove 'clean'",
+        ),
         (GRID + 'corruptions = "all"\nrounds = 2', "'rounds' needs the schedule 'continual'"),
         (GRID + "rounds = 0", "'rounds' is an integer from 1 up, not 0"),
         (GRID + 'last = "kept"', "there is no choice of 'last' 'kept': did you mean 'keep'?"),

@@ -57,8 +57,8 @@ def corrupt(
     """
     names, severities = _names(corruption or ["all"]), _severities(severity)
     limits = limits_of(larger)
+    from caster.core.threads import available_cores
     from caster_bench.data.corrupt_job import corrupt_images
-    from caster_bench.data.worker_processes import available_cores
 
     with progress_bar() as progress:
         try:

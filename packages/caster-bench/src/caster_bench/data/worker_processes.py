@@ -53,11 +53,6 @@ def run_in_order(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def available_cores() -> int:
-    """Count the cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def end_with_parent() -> None:
     """End this process at once when its parent is gone, however the parent ended."""
     parent = multiprocessing.parent_process()

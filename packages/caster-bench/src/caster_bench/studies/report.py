@@ -88,7 +88,7 @@ def check_folder(folder: Path) -> None:
 
 
 def write_report(results: Results, folder: Path) -> list[Section]:
-    """Write the report, replacing an earlier one atomically."""
+    """Write the report beside its folder first, then replace an earlier one."""
     check_folder(folder)
     made = sections(results)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:

@@ -6,7 +6,6 @@ sweep, their sources and one another.
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -19,6 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from caster.core.threads import available_cores
 from caster.errors import CasterError
 from caster_bench.records.digest import FormatError
 from caster_bench.records.schema import DONE, Cell
@@ -207,7 +207,7 @@ def parallel_map(
     >>> list(parallel_map(abs, [-1, 2], few=True))
     [1, 2]
     """
-    workers = min(MAX_WORKERS, os.cpu_count() or 1)
+    workers = min(MAX_WORKERS, available_cores())
     if few or workers == 1:
         yield from map(function, things)
         return

@@ -251,8 +251,9 @@ def _conditions(table: dict[str, Any], schedule: str) -> tuple[Conditions, ...]:
         given = list(GROUPS[given])
     named = _names(given, (*GROUPS["all"], CLEAN), "corruption")
     corruptions = [name for name in named if name != CLEAN]
-    if "severities" in table and not corruptions:
-        raise CasterError("'severities' needs 'corruptions'")
+    for name in ("severities", "schedule"):
+        if name in table and table[name] != "each" and not corruptions:
+            raise CasterError(f"'{name}' needs 'corruptions'")
     severities = _integers(table.get("severities", list(SEVERITIES)), "severities", 1)
     if max(severities) > max(SEVERITIES):
         raise CasterError(f"severities go from 1 to {max(SEVERITIES)}, not to {max(severities)}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,13 +15,14 @@ from numpy.typing import NDArray
 
 from caster.config import IMAGES_AT_ONCE
 from caster.core.arrays import to_numpy
+from caster.core.threads import available_cores
 from caster.errors import CasterError, LimitError
 from caster.io.image_files import ImageArray, UnreadableImage
 from caster.io.images import Images
 from caster.models.preprocessing import REQUIRED, Preprocessing
 from caster.models.protocol import FrozenModel, Outputs
 
-THREADS = min(8, os.cpu_count() or 1)
+THREADS = min(8, available_cores())
 
 # Run the model on a batch, given with the rows of its images, and collect layer statistics.
 Through = Callable[[NDArray[Any], list[int]], Outputs]

@@ -68,22 +68,22 @@ def obtain(archive: Archive, root: Path, progress: Progress) -> bool:
     lacking = [piece for piece in archive.contents if not os.path.exists(root / piece)]
     if not lacking:
         return False
-    packed, staged = root / archive.file_name, root / f".{archive.file_name}.unpacking"
-    downloaded = download(archive.url, packed, archive.digest, archive.size, progress)
+    local, staged = root / archive.file_name, root / f".{archive.file_name}.unpacking"
+    packed = download(archive.url, local, archive.digest, archive.size, progress)
     shutil.rmtree(staged, ignore_errors=True)  # left by an interrupted run
     staged.mkdir()
     try:
         if archive.file_name.endswith(PACKED):
             unpack(packed, staged, progress)
         else:
-            shutil.copyfile(packed, staged / packed.name)
-        found = {piece: _find_piece(staged, packed.name, Path(piece).name) for piece in lacking}
+            shutil.copyfile(packed, staged / local.name)
+        found = {piece: _find_piece(staged, local.name, Path(piece).name) for piece in lacking}
         for piece, path in found.items():
             (root / piece).parent.mkdir(parents=True, exist_ok=True)
             move_into_place(path, root / piece)
     finally:
         shutil.rmtree(staged, ignore_errors=True)
-    if downloaded:  # keep what the user put there
+    if packed != local:  # keep what the user put there
         packed.unlink()
     return True
 
@@ -100,11 +100,11 @@ def _find_piece(staged: Path, archive: str, name: str) -> Path:
 # Download
 
 
-def download(url: str, path: Path, digest: str, size: int | None, progress: Progress) -> bool:
-    """Download a file, resuming from `path`.part.
+def download(url: str, path: Path, digest: str, size: int | None, progress: Progress) -> Path:
+    """Return a file with this digest, "md5:..." or "sha256:...": the one at `path`, if it exists.
 
-    The path appears when the file is complete and has the digest, "md5:..." or "sha256:...". A
-    file that exists already is verified and not downloaded; return whether it was downloaded.
+    Otherwise the URL is downloaded to `path`.part, which a later call continues, and that is
+    returned: a file without the suffix is always the user's own.
     """
     kind = digest.partition(":")[0]
     if path.exists():
@@ -112,7 +112,7 @@ def download(url: str, path: Path, digest: str, size: int | None, progress: Prog
             raise CasterError(
                 f"{path} has the digest {found} instead of {digest}: remove it to download it again"
             )
-        return False
+        return path
     part = path.with_name(f"{path.name}.part")
     _complete(url, part, size, progress)
     if (found := digest_of(part, kind, progress)) != digest:
@@ -121,8 +121,7 @@ def download(url: str, path: Path, digest: str, size: int | None, progress: Prog
             f"{url} has the digest {found} instead of {digest}: the download was removed; try "
             "again, and if that fails too the published file has changed"
         )
-    move_into_place(part, path)
-    return True
+    return part
 
 
 def digest_of(path: Path, kind: str, progress: Progress) -> str:

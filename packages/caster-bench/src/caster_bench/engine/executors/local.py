@@ -12,8 +12,9 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from caster.core.threads import available_cores
 from caster.errors import CasterError
-from caster_bench.data.worker_processes import available_cores, end_with_parent
+from caster_bench.data.worker_processes import end_with_parent
 from caster_bench.engine.executors import DIED, WORKERS_PER_GPU, Finished, Task, failed, perform
 from caster_bench.engine.run_context import CPU, CUDA, RunContext
 
