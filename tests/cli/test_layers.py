@@ -460,7 +460,8 @@ def test_evaluate_scores_layer_transport(typed, made):
         }
     lines = result.stdout.splitlines()
     assert any(line.strip().startswith("mixture transport, gated") for line in lines)
-    assert lines[0].startswith("Use it here: mixture transport gains")
+    expected = "4 batches cannot tell whether to use it: on these, mixture transport gains"
+    assert lines[0].startswith(expected)
     table = lines[1 : lines.index(next(line for line in lines if line.startswith("On ")))]
     assert max(map(len, table)) <= 80
     assert "mixture transport without the gate" in found["summary"]

@@ -78,7 +78,10 @@ def test_every_number_matches_a_recomputation(size, headless):
         expected = reference.calibration_error(probabilities.max(axis=1), right)
         assert score.calibration_error == pytest.approx(expected, abs=1e-9)
         assert sum(b.count for b in score.reliability) == len(labels)
-        assert score.interval.low <= score.accuracy <= score.interval.high
+        if size == 1019:  # two batches
+            assert score.interval is found.gain_interval is None
+        else:
+            assert score.interval.low <= score.accuracy <= score.interval.high
     gated = np.array(answers["gated"]) == labels
     for c in found.classes:
         members = labels == c.label
@@ -282,7 +285,13 @@ def test_the_summary_has_the_numbers():
         (50, -0.004, 0.006, "It makes no difference here: ", "gains 0.0 points over"),
         (50, 0.0001, 0.006, "It makes no difference here: ", "+0.0 to +0.6"),
         (60, -0.02, 0.15, "It is not clear whether to use it here: ", "-2.0 to +15.0"),
-        (60, None, None, "One batch cannot tell whether to use it: ", "gains 15.6 points"),
+        (
+            60,
+            None,
+            None,
+            "One batch cannot tell whether to use it: on this one, ",
+            "gains 15.6 points",
+        ),
     ],
 )
 def test_the_conclusion_says_whether_to_use_it(right, low, high, opening, gain):
@@ -294,6 +303,16 @@ def test_the_conclusion_says_whether_to_use_it(right, low, high, opening, gain):
     assert found.conclusion.startswith(opening)
     assert gain in found.conclusion
     assert found.to_json()["conclusion"] == found.conclusion
+
+
+@pytest.mark.parametrize("n", [2, 7, 8])
+def test_few_batches_have_no_interval(n):
+    """Two of them resample to three values, and two equal ones to a single one."""
+    clf, target, labels, logits = stage()
+    size = 40
+    found = evaluate(clf, cut(target[: n * size], labels[: n * size], logits[: n * size], size))
+    few = f"{n} batches cannot tell whether to use it: on these, "
+    assert found.conclusion.startswith(few) == (found.gain_interval is None) == (n < 8)
 
 
 @pytest.mark.parametrize(

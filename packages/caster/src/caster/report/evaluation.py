@@ -45,7 +45,7 @@ from caster.io.subset import Rows, at_random, check_limit, some_features, some_i
 from caster.models.heads import Columns, better_names
 from caster.models.protocol import preprocessing_sha256
 from caster.report import check_can_draw, metrics
-from caster.report.evaluation_results import Batch, ClassScore, Evaluation, Score
+from caster.report.evaluation_results import MIN_BATCHES, Batch, ClassScore, Evaluation, Score
 from caster.report.intervals import Interval, bootstrap
 from caster.report.mechanism import TRANSPORT, Mechanism, aligned_layers
 from caster.report.metrics import Flags, Floats
@@ -446,12 +446,18 @@ def _score(answers: Answers, baseline: Answers, interval: Interval | None) -> Sc
 
 
 def _intervals(batches: list[Batch], classifiers: list[str]) -> dict[str, Interval | None]:
-    """Intervals of all accuracies, and of the gain of gated adaptation over the baseline."""
+    """Intervals of all accuracies, and of the gain of gated adaptation over the baseline.
+
+    None for fewer than `MIN_BATCHES`: resampling so few gives intervals that are far too narrow.
+    """
+    names = [*classifiers, "gain"]
+    if len(batches) < MIN_BATCHES:
+        return dict.fromkeys(names)
     counts = np.array([[batch.right[c] for c in classifiers] for batch in batches])
     gained = counts[:, -1] - counts[:, 0]  # the baseline comes first, the gated classifier last
     sizes = np.array([batch.size for batch in batches])
     found = bootstrap(np.column_stack([counts, gained]), sizes)
-    return dict(zip([*classifiers, "gain"], found, strict=True))
+    return dict(zip(names, found, strict=True))
 
 
 def _by_class(

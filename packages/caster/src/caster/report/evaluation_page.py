@@ -17,7 +17,14 @@ from numpy.typing import NDArray
 
 from caster._version import __version__
 from caster.report import figures, html, noun
-from caster.report.evaluation_results import Batch, ClassScore, Evaluation, Score, in_points
+from caster.report.evaluation_results import (
+    MIN_BATCHES,
+    Batch,
+    ClassScore,
+    Evaluation,
+    Score,
+    in_points,
+)
 from caster.report.figures import (
     BLUE,
     LINE_STYLES,
@@ -59,6 +66,7 @@ def render(found: Evaluation) -> str:
         label=label,
         n=n,
         rough=ROUGH,
+        min_batches=MIN_BATCHES,
         most=MOST,
         bins=BINS,
         listed=LISTED,

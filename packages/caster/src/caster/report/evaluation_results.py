@@ -26,6 +26,7 @@ from caster.report.metrics import Bin, expected_classes
 # the expected 1.5.
 FEW = 0.6
 SAFEGUARDS: frozenset[Reason] = frozenset({"class_order", "source_check"})
+MIN_BATCHES = 8  # for intervals and a conclusion: few batches resample to few values
 LARGEST_TAU = 10.0  # a threshold above this hardly rejects anything
 SMALL = 0.01  # accuracy; a gain whose interval stays within it makes no difference
 MOST = 0.5  # share of rejected batches above which the gate gets a sentence of its own
@@ -178,9 +179,11 @@ class Evaluation(VerdictSummary):
         verb = "loses" if in_points(self.gain).startswith("-") else "gains"
         over = "to" if verb == "loses" else "over"
         if interval is None:
+            n = len(self.batches)
+            few, on_these = ("One batch", "this one") if n == 1 else (f"{n} batches", "these")
             return (
-                f"One batch cannot tell whether to use it: on this one, {adapted} {verb} {size} "
-                f"{over} {baseline}. Evaluate more batches."
+                f"{few} cannot tell whether to use it: on {on_these}, {adapted} {verb} {size} "
+                f"{over} {baseline}. Evaluate {MIN_BATCHES} batches or more."
             )
         low, high = in_points(interval.low), in_points(interval.high)
         change = f"{adapted} {verb} {size} {over} {baseline} (95% interval {low} to {high})"
