@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import resource
 import subprocess
 import sys
@@ -220,8 +221,17 @@ def test_clear_rejections(files, tmp_path, monkeypatch):
     short = tmp_path / "token"
     short.write_text("short")
     assert "16 to 4,096" in refused(files, "--token-file", short)
+    (tmp_path / "lines").write_text("0123456789abcdef\n0123456789abcdef\n")
+    assert "white space" in refused(files, "--token-file", tmp_path / "lines")
+    assert f"{tmp_path / 'absent'}" in refused(
+        files, "--tls-cert", tmp_path / "absent", "--tls-key", short
+    )
+    done = cli("serve", *files.arguments, "--host", "no.invalid", "--folder", tmp_path / "none")
+    assert done.exit_code == 1
+    assert "name an address of this machine with --host" in " ".join(done.stderr.split())
     assert "certificate and its key" in refused(files, "--tls-cert", short)
-    assert "not a certificate" in refused(files, "--tls-cert", short, "--tls-key", short)
+    said = refused(files, "--tls-cert", short, "--tls-key", short)
+    assert re.search(r"in PEM format(: [A-Z_]+)?$", said)
     folder = tmp_path / "streams"
     folder.mkdir()
     (folder / "source").write_text("0" * 64)

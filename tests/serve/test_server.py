@@ -173,12 +173,13 @@ def test_the_monitor_shows_every_stream_and_its_labels(files, server):
     assert server.metric('caster_stream_samples_total{stream="watched"}') == 3 * SIZE
 
 
-def request(tensor, *, encoding=None, header=True, model="model", tail=b"", **changed):
+def request(tensor, *, encoding=None, header=True, model="model", tail=b"", outputs=(), **changed):
     """The parts of a raw request: path, body and headers."""
     about = {"name": "x", "datatype": "FP32", "shape": list(tensor.shape)}
     raw = tensor.tobytes() + tail
     about |= {"parameters": {"binary_data_size": len(raw)}} | changed
-    text = json.dumps({"inputs": [about], "parameters": {"stream": "guarded"}}).encode()
+    content = {"inputs": [about], "parameters": {"stream": "guarded"}}
+    text = json.dumps(content | {"outputs": [{"name": name} for name in outputs]}).encode()
     headers = {LENGTH: str(len(text))} if header is True else header
     body = text + raw
     if encoding:
@@ -204,6 +205,8 @@ def bad_requests():
         "dtype": (400, *request(good.astype(np.float64), datatype="FP64")),
         "no such datatype": (400, *request(good, datatype="FP31")),
         "unknown input": (400, *request(good, name="y")),
+        "unknown output": (400, *request(good, outputs=["nope"])),
+        "one unknown output": (400, *request(good, outputs=["labels", "probability"])),
         "too many bytes": (400, *request(good, tail=b"more")),
         "size beyond the body": (400, *request(good, parameters={"binary_data_size": 10**9})),
         "a length that is none": (400, *request(good, header={LENGTH: "x"})),
@@ -237,10 +240,12 @@ def test_bad_requests_get_an_error_and_change_no_stream(files, server):
             connection.close()
     connection.close()
     ahead = {"stream": "guarded", "position": 999}
+    nope = tritonclient.grpc.InferRequestedOutput("nope")
     for codes, arrays, options in (
         ("INVALID_ARGUMENT", {"x": np.full((2, 3, 8, 8), np.inf, np.float32)}, {}),
         ("INVALID_ARGUMENT", {"x": images[0], "y": images[0]}, {}),
         ("INVALID_ARGUMENT", {"x": images[0]}, {"parameters": {"stream": 3}}),
+        ("INVALID_ARGUMENT", {"x": images[0]}, {"outputs": [nope]}),
         ("RESOURCE_EXHAUSTED", {"x": np.zeros((1000, 3, 8, 8), np.float32)}, {}),
         ("NOT_FOUND", {"x": images[0]}, {"model_version": "2"}),
         ("FAILED_PRECONDITION", {"x": images[0]}, {"parameters": ahead}),

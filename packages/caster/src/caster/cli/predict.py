@@ -196,9 +196,9 @@ def predict(
             images = opened(
                 target[0] if len(target) == 1 else several, data_root, limits, labelled=False
             )
-            if reading.shuffle is None and adapter.mechanism == "features":
+            if reading.shuffle is None:
                 size = reading.batch_size
-                _warn_of_order(images, min(size, reading.limit or size))
+                _warn_of_order(images, min(size, reading.limit or size), adapter.mechanism)
             observe = None if log is None else _logger(log, stream, adapter.state)
             summary = predict_images(
                 adapter, images, table, observe=observe, progress=progress, **vars(reading)
@@ -216,11 +216,15 @@ def _logger(folder: Path, stream: str, state: State) -> Observe:
     return lambda out, position: log.append(out, position=position, time=time.time())
 
 
-def _warn_of_order(images: Images, batch_size: int) -> None:
+def _warn_of_order(images: Images, batch_size: int, mechanism: str) -> None:
+    effect = {
+        "features": "and batches with few classes mislead feature transport",
+        "layers": "which aligned layers use: other data are answered less accurately",
+    }
     if images.by_class and len(images) > batch_size:
         say(
-            f"caster: {images.name} is sorted by class, and batches with few classes mislead "
-            "feature transport: shuffle with --shuffle 0",
+            f"caster: {images.name} is sorted by class, {effect[mechanism]}: shuffle with "
+            "--shuffle 0",
             errors,
         )
 

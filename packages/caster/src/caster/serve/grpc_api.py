@@ -195,9 +195,9 @@ class _Methods:
             for name, value in request.parameters.items()
         }
         asked = InferRequest.of(_inputs(request), parameters, header)
-        answer = await self._service.infer(asked)
-        wanted = {output.name for output in request.outputs} or answer.outputs.keys()
-        outputs = {name: a for name, a in answer.outputs.items() if name in wanted}
+        wanted = {output.name for output in request.outputs}
+        answer = await self._service.infer(asked, wanted)
+        outputs = {name: a for name, a in answer.outputs.items() if not wanted or name in wanted}
         return CLASSES["ModelInferResponse"](
             model_name=self._service.name,
             model_version="1",

@@ -28,6 +28,7 @@ from caster.serve.tensors import (
     to_bytes,
     to_json,
 )
+from caster.serve.worker import COUNTED
 
 STREAM_HEADER = "caster-stream"
 JSON_LENGTH = "inference-header-content-length"  # bytes of JSON before binary tensors
@@ -71,8 +72,10 @@ def rest_app(
         given, inputs = _parsed(body, request.headers.get(JSON_LENGTH))
         parameters = _object(given.get("parameters", {}))
         asked = InferRequest.of(inputs, parameters, request.headers.get(STREAM_HEADER))
-        wanted = _wanted(given, parameters)
-        return _response(service.name, given.get("id"), await service.infer(asked), wanted)
+        wanted = _wanted(given)
+        binary = parameters.get(ALL_BINARY) is True
+        answer = await service.infer(asked, wanted)
+        return _response(service.name, given.get("id"), answer, wanted, binary)
 
     async def feedback(request: Request) -> Response:
         _check_model(service, request)
@@ -86,7 +89,7 @@ def rest_app(
         }
         asked = InferRequest.of(inputs, given, request.headers.get(STREAM_HEADER))
         answer = await service.infer(asked)
-        return JSONResponse({**answer.parameters, "counted": int(answer.outputs["counted"][0])})
+        return JSONResponse({**answer.parameters, "counted": int(answer.outputs[COUNTED][0])})
 
     def metrics(_: Request) -> Response:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
@@ -225,33 +228,32 @@ def _parsed(body: bytes, header: str | None) -> tuple[dict[str, Any], Tensors]:
     return given, inputs
 
 
-def _wanted(given: dict[str, Any], parameters: dict[str, Any]) -> Callable[[str], bool | None]:
-    """Parse the requested outputs: True for binary, False for JSON, None if not requested."""
-    binary = parameters.get(ALL_BINARY) is True
-    asked: dict[Any, bool] = {}
+def _wanted(given: dict[str, Any]) -> dict[str, Any]:
+    """Parse the requested outputs: whether each is binary, None if it does not say."""
     outputs = given.get("outputs", [])
     if not isinstance(outputs, list):
         raise RequestError("the `outputs` of a request must be a list")
-    for output in map(_object, outputs):
-        how = _object(output.get("parameters", {})).get(BINARY, binary)
-        asked[str(output.get("name"))] = how is True
-    return lambda name: asked.get(name) if asked else binary
+    return {
+        str(output.get("name")): _object(output.get("parameters", {})).get(BINARY)
+        for output in map(_object, outputs)
+    }
 
 
 def _response(
-    model: str, request_id: Any, answer: InferAnswer, wanted: Callable[[str], bool | None]
+    model: str, request_id: Any, answer: InferAnswer, wanted: dict[str, Any], binary: bool
 ) -> Response:
+    """Answer with the wanted outputs, or with all; `binary` unless an output says otherwise."""
     outputs, parts = [], []
     for name, array in answer.outputs.items():
-        binary = wanted(name)
-        if binary is None:
+        if wanted and name not in wanted:
             continue
+        own = wanted.get(name)
         tensor: dict[str, Any] = {
             "name": name,
             "datatype": datatype_of(array.dtype),
             "shape": list(array.shape),
         }
-        if binary:
+        if binary if own is None else own is True:
             parts.append(to_bytes(array))
             tensor["parameters"] = {BINARY_SIZE: len(parts[-1])}
         else:

@@ -218,6 +218,12 @@ def _bound(host: str, port: int) -> socket.socket:
         found.listen(2048)  # only now does another server fail to bind the port
     except OSError as error:
         found.close()
+        if isinstance(error, socket.gaierror):
+            raise CasterError(
+                f"cannot listen on {host}: {error.strerror}: name an address of this machine with "
+                "{argument}",
+                argument="host",
+            ) from None
         raise _port_error(host, port, "http_port", error.strerror) from None
     return found
 
@@ -246,13 +252,15 @@ def _tls_files(certificate: AnyPath | None, key: AnyPath | None) -> tuple[bytes,
         return None
     if certificate is None or key is None:
         raise CasterError("TLS needs a certificate and its key: pass --tls-cert and --tls-key")
+    contents = read_regular(certificate), read_regular(key)  # also names a file that is missing
     try:
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
     except ssl.SSLError as error:
         raise CasterError(
-            f"{certificate} and {key} are not a certificate and its key: {error.reason}"
+            f"{certificate} and {key} are not a certificate and its key in PEM format"
+            + (f": {error.reason}" if error.reason else "")
         ) from None
-    return read_regular(certificate), read_regular(key)
+    return contents
 
 
 def _token_check(file: Path | None) -> CheckToken:
@@ -260,6 +268,8 @@ def _token_check(file: Path | None) -> CheckToken:
     if file is None:
         return lambda header: None
     token = read_regular(file).strip()
+    if len(token.split()) > 1:
+        raise CasterError(f"the token in {file} has white space, which a request cannot send")
     if len(token) not in TOKEN_LENGTHS:
         raise CasterError(
             f"the token in {file} has {len(token)} characters, and needs {TOKEN_LENGTHS[0]} to "

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -27,7 +27,15 @@ from prometheus_client import (
 from caster.adapt.adapter import Adapter
 from caster.serve.batcher import Batcher, InferAnswer, InferRequest, Outcome, WorkerLostError
 from caster.serve.tensors import Failure, RequestError, Tensor, datatype_of
-from caster.serve.worker import Answered, BatchReport, Status, input_signature, label_dtype
+from caster.serve.worker import (
+    COUNTED,
+    NEXT,
+    Answered,
+    BatchReport,
+    Status,
+    input_signature,
+    label_dtype,
+)
 
 FEEDBACK = {"ids", "labels"}  # inputs of a request with true labels
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -198,11 +206,19 @@ class Service:
             message = f"there is no model {wanted}: this is {self.name!r}, version '1'"
             raise RequestError(message, Failure.UNKNOWN)
 
-    async def infer(self, request: InferRequest) -> InferAnswer:
-        """Answer a request for predictions, or learn from one with labels."""
+    async def infer(self, request: InferRequest, outputs: Collection[str] = ()) -> InferAnswer:
+        """Answer a request for predictions, or learn from one with labels.
+
+        All `outputs` must exist; they are checked before a stream changes.
+        """
         if self.broken is not None:
             raise RequestError(self.broken, Failure.UNAVAILABLE)
-        if request.inputs.keys() == FEEDBACK:
+        feeds_back = request.inputs.keys() == FEEDBACK
+        known = [COUNTED] if feeds_back else [each["name"] for each in self.signature()[1]]
+        for name in outputs:
+            if name not in known and not name.startswith(NEXT):
+                raise RequestError(f"there is no output {name!r}: choose from {', '.join(known)}")
+        if feeds_back:
             if request.stream is None:
                 raise RequestError("labels belong to a stream: name it with the parameter `stream`")
             answer = await self._submit(request)

@@ -27,6 +27,7 @@ from caster.serve.streams import ServedStream, StreamStore, count_batches, split
 from caster.serve.tensors import Failure, RequestError, Tensor, Tensors
 from caster.serve.watch import StreamLogs
 
+COUNTED = "counted"  # output of a request with labels
 NEXT = "next."  # prefix of state tensors among the outputs, as in compiled graphs
 NO_POSITION = -1  # position of samples that are not part of their stream
 
@@ -205,7 +206,7 @@ class Worker:
         self._notify(labelled, served.id, ids, labels, served.stream.betting)
         decision = served.stream.betting.position
         return InferAnswer(
-            {"counted": np.array([counted])}, self._about(served.id, decision=decision)
+            {COUNTED: np.array([counted])}, self._about(served.id, decision=decision)
         )
 
     def _stateless(self, request: InferRequest) -> InferAnswer:
