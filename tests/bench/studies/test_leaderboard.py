@@ -246,7 +246,7 @@ def test_the_command_writes_both_pages_or_nothing(place, tmp_path):
     shutil.rmtree(tmp_path / "records")
     done = invoke(tmp_path, "every.toml")
     assert done.exit_code == 1
-    assert "there is nothing to rank" in " ".join(done.output.split())
+    assert "has no folder of packed records named every" in " ".join(done.output.split())
 
 
 SORTED = """(() => {

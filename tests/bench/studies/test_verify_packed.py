@@ -440,8 +440,9 @@ def test_the_folder_may_be_a_link(made, packed, tmp_path):
 def test_nothing_to_pack(made, tmp_path):
     with pytest.raises(CasterError, match="no records in"):
         pack(made[0], tmp_path / "nowhere", Pack(tmp_path / "records"))
-    with pytest.raises(CasterError, match="there is no folder"):
-        pack(*made, Pack(tmp_path / "no" / "folder"))
+    with pytest.raises(CasterError, match="no records in"):
+        pack(made[0], tmp_path / "nowhere", Pack(tmp_path / "new" / "folder"))
+    assert not (tmp_path / "new").exists()
     (tmp_path / "file").write_text("!")
     with pytest.raises(CasterError, match="not a folder"):
         pack(*made, Pack(tmp_path / "file"))

@@ -183,11 +183,13 @@ def leaderboard(
     from caster_bench.studies.results import load_recorded
     from caster_bench.sweeps import read
 
-    if not folder.is_dir():  # before the records are verified, which takes minutes
-        raise CasterError(f"cannot write to {folder}: there is no such folder", argument="folder")
+    folder.mkdir(parents=True, exist_ok=True)  # before records are verified, which takes minutes
     recorded = []
-    for file in sweeps:
-        sweep = read(file)
+    read_sweeps = [read(file) for file in sweeps]
+    if not any((records / sweep.name).is_dir() for sweep in read_sweeps):
+        names = ", ".join(sweep.name for sweep in read_sweeps)
+        raise CasterError(f"{records} has no folder of packed records named {names}")
+    for sweep in read_sweeps:
         pack = Pack(records / sweep.name)
         with progress_bar() as progress:
             found, problems = load_recorded(sweep, pack, root, progress)

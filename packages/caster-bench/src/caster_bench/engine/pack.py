@@ -156,10 +156,8 @@ def _held(into: Pack) -> Iterator[Pack]:
     folder = into.folder
     if folder.exists() and not folder.is_dir():
         raise CasterError(f"cannot write {into}: not a folder")
-    if not folder.absolute().parent.is_dir():
-        raise CasterError(f"cannot write {into}: there is no folder {folder.parent}")
     new = not folder.exists()
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     try:
         with locked(
             folder / LOCK, f"another `caster bench pack` is writing to {into}: wait for it"

@@ -567,7 +567,8 @@ class Stream:
 def check_frozen(model: Any) -> None:
     """Raise an error unless this is a frozen model."""
     if hasattr(model, "new_stream"):
-        raise CasterError(f"{getattr(model, 'name', 'an Adapter')} adapts itself: call it instead")
+        name = getattr(model, "name", "an Adapter")
+        raise CasterError(f"{name} adapts itself, without a state: call it, or name its own model")
     if not hasattr(model, "verify"):
         raise CasterError(f"{type(model).__name__} is not a frozen model: use caster.wrap first")
 

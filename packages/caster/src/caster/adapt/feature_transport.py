@@ -272,6 +272,8 @@ def _check_finite(batch: Array, sound_head: bool = True) -> None:
     """Raise for NaN or infinity in features, and for NaN in logits."""
     xp = array_namespace(batch)
     if not bool(xp.all(xp.isfinite(batch))):
-        raise CasterError("the batch holds NaN or infinity: drop or repair such rows")
+        rows = to_numpy(~xp.all(xp.isfinite(batch), axis=1)).nonzero()[0]
+        where = f"first in row {rows[0]} of the batch"
+        raise CasterError(f"the batch holds NaN or infinity, {where}: drop or repair such rows")
     if not sound_head:
         raise CasterError("head_logits hold NaN: the frozen model's answer is undefined")

@@ -162,8 +162,8 @@ class Diagnosis:
             return f"{line}, enough to estimate the directions and the class covariances."
         return (
             f"{line}, but at least {SAMPLES_PER_FEATURE:g} is recommended: the directions and the "
-            "class covariances are rough. Fit with more source images, or with --layers, whose "
-            "moments need fewer."
+            "class covariances are rough. Fit with more source images"
+            + (", or with --layers, whose moments need fewer." if self.layers is None else ".")
         )
 
     def _map_words(self) -> str:

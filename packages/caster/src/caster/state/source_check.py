@@ -53,7 +53,7 @@ class SourceCheck:
         sentences = [f"Feature transport is {state}: {accuracies}."]
         if self.head >= MEMORIZED:
             sentences.append(
-                "The head is almost always right on these images, so it was probably trained on "
+                "The head is almost always right on these samples, so it was probably trained on "
                 "them: use held-out images for unbiased statistics."
             )
         return sentences
