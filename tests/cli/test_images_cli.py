@@ -277,6 +277,7 @@ def test_an_npz_of_images_without_a_model(refusal, made):
         ("fit @features.npz -o s --provider CPUExecutionProvider", "--provider"),
         ("fit @features.npz -o s --channels-last", "--channels-last"),
         ("fit @features.npz -o s --no-head", "--no-head"),
+        ("fit M @some --no-head --classes @names.txt -o s", "--classes names the model's outputs"),
         ("fit @features.npz -o s --classes @names.txt", "--classes"),
         ("fit @features.npz -o s --batch-size 8", "--batch-size"),
         ("fit @features.npz -o s --cache .", "--cache"),

@@ -32,7 +32,7 @@ from caster.core.adaptation import Adaptation
 from caster.core.arrays import as_real_array, to_numpy
 from caster.core.discriminant import host_probabilities
 from caster.core.verdict import Reason
-from caster.errors import CasterError
+from caster.errors import CasterError, is_disk_full
 from caster.io import Progress, signed_tensors, silent
 from caster.io.feature_files import open_features
 from caster.io.files import check_writable, locked, move_into_place
@@ -57,6 +57,10 @@ FORMAT = "caster-predict 1"
 STAGE = "adapting"
 
 Observe = Callable[[Adaptation, int], None]  # takes a batch and the position of its first sample
+
+
+class OtherRunError(CasterError):
+    """An interrupted run whose rows would be lost."""
 
 
 @dataclass
@@ -415,7 +419,7 @@ def _resumable(
         identity = _identity(adapter, images, order, options)
         found = _interrupted(adapter, snapshot, partial, identity, summary)
         if found is None and partial.exists():
-            log.warning("%s belongs to another run, or is damaged: starting again", shown)
+            log.warning("%s cannot be continued: starting again", shown)
         stream, seen, size = found or (adapter.new_stream(), 0, 0)
         if found is None:
             snapshot.unlink(missing_ok=True)  # before the rows that it counts
@@ -438,6 +442,8 @@ def _resumable(
             try:
                 yield job
             except BaseException as error:
+                if isinstance(error, OSError) and is_disk_full(error) and error.filename is None:
+                    error.filename = str(partial)  # a failed write does not name its file
                 if job.between_batches and job.seen > job.saved:
                     job.save()
                 if job.saved == 0:
@@ -470,11 +476,21 @@ def _identity(adapter: Adapter, images: Images, order: NDArray[np.intp], options
 def _interrupted(
     adapter: Adapter, snapshot: Path, partial: Path, identity: str, summary: Summary
 ) -> tuple[Stream, int, int] | None:
-    """Restore an interrupted run: stream, images seen and bytes written; None if there is none."""
+    """Restore an interrupted run: stream, images seen and bytes written.
+
+    None if there is none or it is damaged; an error for an intact one with other options or images,
+    which may have taken hours.
+    """
 
     def check(metadata: Mapping[str, str]) -> None:
-        if metadata.get("format") != FORMAT or metadata.get("identity") != identity:
-            raise CasterError("it belongs to another run")
+        if metadata.get("format") != FORMAT:
+            raise CasterError("another version wrote it")
+        if metadata.get("identity") != identity:
+            raise OtherRunError(
+                f"{partial} has the {int(metadata['seen']):,} answers of an interrupted run with "
+                "other options or images: repeat its command to continue it, remove it, or write "
+                "to another file"
+            )
 
     if adapter.model.sha256 is None or not (snapshot.is_file() and partial.is_file()):
         return None
@@ -488,6 +504,8 @@ def _interrupted(
             setattr(summary, name, Counter(value) if name in ("reasons", "answers") else value)
         summary.resumed = summary.rows
         return stream, int(metadata["seen"]), size
+    except OtherRunError:
+        raise
     except (CasterError, KeyError, ValueError):
         return None  # another run's, or damaged: start again
 

@@ -110,6 +110,8 @@ def fit(
     measured = None
     if workers is not None and ray is None:
         raise CasterError("--workers requires --ray")
+    if no_head and classes is not None:
+        raise CasterError("--classes names the model's outputs, which --no-head ignores: omit one")
     cluster = nullcontext() if ray is None else ray_pool(ray, workers, make_model, model)
     with cluster as pool, progress_bar() as progress:
         if model is None:
