@@ -277,7 +277,6 @@ def test_an_npz_of_images_without_a_model(refusal, made):
         ("fit @features.npz -o s --provider CPUExecutionProvider", "--provider"),
         ("fit @features.npz -o s --channels-last", "--channels-last"),
         ("fit @features.npz -o s --no-head", "--no-head"),
-        ("fit M @some --no-head --classes @names.txt -o s", "--classes names the model's outputs"),
         ("fit @features.npz -o s --classes @names.txt", "--classes"),
         ("fit @features.npz -o s --batch-size 8", "--batch-size"),
         ("fit @features.npz -o s --cache .", "--cache"),
@@ -290,6 +289,11 @@ def test_an_npz_of_images_without_a_model(refusal, made):
 )
 def test_options_of_images_without_a_model(refusal, line, option):
     assert refusal(line) == f"{option} requires --model"
+
+
+def test_names_of_outputs_that_are_ignored_are_rejected(refusal):
+    said = refusal("fit M @some --no-head --classes @names.txt -o s")
+    assert said == "--classes names the model's outputs, which --no-head ignores: omit one"
 
 
 def test_comparisons_are_for_layers_only(refusal):
